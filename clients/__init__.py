@@ -1,0 +1,1 @@
+"""The clients' side: training, client state on disk, the Flower ClientApp."""

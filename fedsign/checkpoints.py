@@ -1,0 +1,132 @@
+"""Checkpoints of the server: safetensors and JSON, never pickle; atomic; the last n are kept.
+
+    checkpoints/round-000010/
+        served.safetensors      what clients receive in the next round
+        evaluated.safetensors   only where it differs from the served model
+        strategy.safetensors    the strategy's state, if it has one
+        state.json              round, versions of the clients' states
+
+Client states are not here but with the clients, versioned (see [Note: versions of client state]).
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from fedsign.disk import replace_file, replace_folder
+from fedsign.errors import ResultsError
+from fedsign.records import Tensors
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """All that the server needs to go on after `round`."""
+
+    round: int
+    served: Tensors
+    evaluated: Tensors | None = None
+    strategy: Tensors = field(default_factory=dict)
+    client_versions: Mapping[int, int] = field(default_factory=dict)
+
+
+def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> None:
+    """Write a checkpoint, then remove all but the newest `keep`."""
+
+    def fill(target: Path) -> None:
+        _save(target / "served.safetensors", checkpoint.served)
+        if checkpoint.evaluated is not None:
+            _save(target / "evaluated.safetensors", checkpoint.evaluated)
+        if checkpoint.strategy:
+            _save(target / "strategy.safetensors", checkpoint.strategy)
+        state = {
+            "format": FORMAT,
+            "round": checkpoint.round,
+            "client_versions": {str(key): value for key, value in sorted(checkpoint.client_versions.items())},
+        }
+        (target / "state.json").write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
+
+    replace_folder(folder / f"round-{checkpoint.round:06d}", fill)
+    for old in _paths(folder)[:-keep]:
+        _remove(old)
+
+
+def rounds_on_disk(folder: Path) -> list[int]:
+    """The rounds that can be resumed from, oldest first."""
+    return [int(path.name.removeprefix("round-")) for path in _paths(folder)]
+
+
+def load_latest(folder: Path) -> Checkpoint | None:
+    """The newest checkpoint, or None when there is none."""
+    paths = _paths(folder)
+    return load(paths[-1]) if paths else None
+
+
+def load(path: Path) -> Checkpoint:
+    """Read one checkpoint.
+
+    Raises:
+        ResultsError: it is damaged or of another format.
+    """
+    try:
+        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        if state["format"] != FORMAT:
+            raise ResultsError(
+                f"the checkpoint {path} has format {state['format']}, this version reads {FORMAT}; use the fedsign that wrote it."
+            )
+        evaluated = path / "evaluated.safetensors"
+        strategy = path / "strategy.safetensors"
+        return Checkpoint(
+            round=state["round"],
+            served=load_file(path / "served.safetensors"),
+            evaluated=load_file(evaluated) if evaluated.exists() else None,
+            strategy=load_file(strategy) if strategy.exists() else {},
+            client_versions={int(key): value for key, value in state["client_versions"].items()},
+        )
+    except (OSError, KeyError, ValueError, SafetensorError) as error:
+        raise ResultsError(
+            f"the checkpoint {path} is damaged ({error}); remove this folder to resume from the one before."
+        ) from error
+
+
+def save_model(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write one model as a plain state_dict in safetensors, in one step."""
+    replace_file(path, lambda partial: _save(partial, tensors))
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors; ENOSPC arrives as OSError, whatever safetensors makes of it."""
+    _save(path, tensors)
+
+
+def _save(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    # Clones, since safetensors refuses tensors that share memory (tied weights).
+    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    try:
+        save_file(plain, path)
+    except SafetensorError as error:
+        raise _as_os_error(error, path) from error
+
+
+def _as_os_error(error: SafetensorError, path: Path) -> Exception:
+    """safetensors hides the errno in its text: "... (os error 28)"."""
+    number = str(error).rpartition("os error ")[2].partition(")")[0]
+    return OSError(int(number), str(error), str(path)) if number.isdigit() else error
+
+
+def _paths(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("round-??????") if path.is_dir())
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint so that a kill in between never leaves one that looks whole."""
+    (path / "state.json").unlink()
+    for entry in path.iterdir():
+        entry.unlink()
+    path.rmdir()

@@ -1,0 +1,84 @@
+"""The one versioned table of tensor encodings: how a tensor becomes an array that can travel.
+
+Version 1 of the table holds `dense` (the values as they are) and `bf16` (NumPy has no bfloat16: the bits
+travel as uint16).  `partial` (only the tensors that were trained) and `packed` (values without indices,
+both sides derive the mask) have their names reserved, so that an old client answers with a sentence
+instead of nonsense.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedsign.errors import CodecError
+
+VERSION = 1
+
+
+class Encoding(StrEnum):
+    """Names on the wire; never reuse one."""
+
+    DENSE = "dense"
+    BF16 = "bf16"
+    PARTIAL = "partial"  # reserved
+    PACKED = "packed"  # reserved
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Encoded:
+    """A tensor ready to travel."""
+
+    encoding: Encoding
+    payload: npt.NDArray[np.generic]
+
+
+def _to_bf16(tensor: Tensor) -> npt.NDArray[np.generic]:
+    return tensor.view(torch.uint16).numpy()
+
+
+def _from_bf16(payload: npt.NDArray[np.generic]) -> Tensor:
+    return torch.from_numpy(payload).view(torch.bfloat16)
+
+
+_TABLE: dict[
+    Encoding,
+    tuple[Callable[[Tensor], npt.NDArray[np.generic]], Callable[[npt.NDArray[np.generic]], Tensor]],
+] = {
+    Encoding.DENSE: (lambda tensor: tensor.numpy(), torch.from_numpy),
+    Encoding.BF16: (_to_bf16, _from_bf16),
+}
+
+
+def encode(tensor: Tensor) -> Encoded:
+    """Choose the encoding for a tensor and apply it; the payload may share the tensor's memory.
+
+    >>> encode(torch.zeros(2, dtype=torch.bfloat16)).encoding
+    <Encoding.BF16: 'bf16'>
+    """
+    host = tensor.detach().cpu().contiguous()
+    encoding = Encoding.BF16 if host.dtype == torch.bfloat16 else Encoding.DENSE
+    to_array, _ = _TABLE[encoding]
+    try:
+        return Encoded(encoding=encoding, payload=to_array(host))
+    except TypeError as error:
+        raise CodecError(f"a tensor of type {tensor.dtype} has no encoding; send float, int, bool or bfloat16.") from error
+
+
+def decode(encoding: str, payload: npt.NDArray[np.generic]) -> Tensor:
+    """The tensor behind an array.
+
+    Raises:
+        CodecError: an encoding that this version does not read.
+    """
+    if encoding not in list(_TABLE):
+        known = ", ".join(_TABLE)
+        raise CodecError(
+            f"a tensor came in the encoding '{encoding}', but version {VERSION} of the codec reads {known}; "
+            "install the same version of fedsign on server and clients."
+        )
+    return _TABLE[Encoding(encoding)][1](payload)

@@ -1,0 +1,30 @@
+"""scikit-learn's digits: 1,797 scanned digits of 8x8 pixels that ship with the library."""
+
+from typing import Annotated
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from fedsign.data.base import Dataset, Samples
+from fedsign.seeding import Purpose, generator
+
+
+def digits(seed: int, *, test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2) -> Dataset:
+    """Features [n, 64] in [0, 1] (pixels / 16), split into train and test by the seed.
+
+    >>> len(digits(0).train), len(digits(0).test)
+    (1437, 360)
+    """
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    features = torch.from_numpy((pixels / 16.0).astype(np.float32))
+    samples = Samples(features=features, targets=torch.from_numpy(labels.astype(np.int64)))
+    order = generator(seed, Purpose.SPLIT).permutation(len(samples))
+    num_train = int((1 - test_fraction) * len(samples))
+    return Dataset(
+        train=samples[order[:num_train]],
+        test=samples[order[num_train:]],
+        class_names=tuple(str(digit) for digit in range(10)),
+    )

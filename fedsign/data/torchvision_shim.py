@@ -1,0 +1,44 @@
+"""torchvision, also beside a CPU-only torch.
+
+The usual torchvision wheel carries operators compiled for CUDA.  Beside a CPU-only torch they do not
+load, and `import torchvision` fails because it registers shape rules for two operators that are not
+there.  Declaring their schemas is all it needs; the operators themselves are for detection models,
+which nobody calls here.
+"""
+
+import importlib
+from types import ModuleType
+
+import torch
+
+_MISSING_SCHEMAS = {
+    "nms": "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms": "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+}
+
+
+def torchvision(module: str = "torchvision") -> ModuleType:
+    """Import torchvision or one of its modules.
+
+    >>> torchvision("torchvision.datasets").MNIST.__name__
+    'MNIST'
+    """
+    try:
+        return importlib.import_module(module)
+    except RuntimeError as error:
+        if "operator torchvision::" not in str(error):
+            raise
+    _declare_missing_schemas()
+    return importlib.import_module(module)
+
+
+def _declare_missing_schemas() -> None:
+    # DEF, not FRAGMENT: were the compiled part there after all, this would fail loudly.
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for name, schema in _MISSING_SCHEMAS.items():
+        if not hasattr(torch.ops.torchvision, name):
+            library.define(schema)
+    _KEEP_ALIVE.append(library)  # schemas vanish with the object that defined them
+
+
+_KEEP_ALIVE: list[torch.library.Library] = []

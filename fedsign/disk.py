@@ -1,0 +1,87 @@
+"""Writing files so that a crash at any moment leaves the old content or the new, never a part.
+
+`replace_file` and `replace_folder` write beside the target, force the bytes to the disk and rename.
+What a killed process left behind ends in `.partial` and is removed by the next writer.
+"""
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedsign.errors import DiskFullError
+
+PARTIAL = ".partial"
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn "no space left" into a sentence; other errors pass."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise disk_full(path) from error
+        raise
+
+
+def disk_full(path: Path) -> DiskFullError:
+    """The error for a full disk, with what to do."""
+    return DiskFullError(
+        f"the disk is full: {path} could not be written. What is there is whole: free some space, then go on "
+        "with 'fedsign run --resume' and the path of the run."
+    )
+
+
+def replace_file(path: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a file beside `path`, then put it in its place in one step."""
+    partial = path.with_name(path.name + PARTIAL)
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(partial)
+        sync(partial)
+        partial.replace(path)
+        sync(path.parent)
+
+
+def replace_folder(path: Path, fill: Callable[[Path], None]) -> None:
+    """Let `fill` fill a folder beside `path`, then put it in its place; an older one is removed."""
+    partial = path.with_name(path.name + PARTIAL)
+    with disk_errors(path):
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        fill(partial)
+        for entry in partial.iterdir():
+            sync(entry)
+        shutil.rmtree(path, ignore_errors=True)
+        partial.rename(path)
+        sync(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """`replace_file` for a text."""
+    replace_file(path, lambda partial: _write(partial, text))
+
+
+def remove_partials(folder: Path) -> None:
+    """Remove what killed processes left behind in a folder."""
+    for left in folder.glob("*" + PARTIAL):
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Force a file's bytes, or a folder's entries, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")

@@ -1,0 +1,53 @@
+"""The family of errors a user may meet.
+
+Every message says what was given, what was expected and what to do.  `exit_code` is what the command
+line returns: 2 for a mistake that the user can correct before a run, 1 for a run that failed.
+"""
+
+
+class FedSignError(Exception):
+    """Base of all errors raised on purpose by FedSign."""
+
+    exit_code = 1
+
+
+class ConfigError(FedSignError):
+    """The configuration, or a name in it, cannot be used."""
+
+    exit_code = 2
+
+
+class DataError(FedSignError):
+    """A dataset or a partition cannot be made from what is there."""
+
+    exit_code = 2
+
+
+class ResultsError(FedSignError):
+    """A run on disk is missing, damaged or in the way."""
+
+    exit_code = 2
+
+
+class DiskFullError(FedSignError):
+    """Nothing more can be written; what is on disk is whole and the run can be resumed."""
+
+
+class CodecError(FedSignError):
+    """A tensor arrived in an encoding that this version cannot read or write."""
+
+
+class ReplyError(FedSignError):
+    """A client's reply does not fit the request."""
+
+
+class ClientStateError(FedSignError):
+    """The state a client keeps on disk is not the one the server counts on."""
+
+
+class RoundError(FedSignError):
+    """A round ended with too few usable replies."""
+
+
+class EngineError(FedSignError):
+    """An engine (Ray, SuperLink) could not be started or stopped answering."""

@@ -1,0 +1,91 @@
+"""A Flower `Array` that holds a tensor and makes its bytes only when somebody asks.
+
+In process nothing is serialised.  Before an array leaves the process it has to become a plain one:
+Flower writes the class name as the header on the wire, and the other side knows only its own.
+Assign to an ArrayRecord key by key: `ArrayRecord({...})` rebuilds plain arrays, and serialises.
+"""
+
+from collections.abc import Mapping
+from io import BytesIO
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import Array, ArrayRecord
+from torch import Tensor
+
+from fedsign import codec
+from fedsign.records import Tensors
+
+_STYPE = "numpy.ndarray"
+
+
+class TensorArray(Array):
+    """`data` is computed on access and not kept; `tensor` is the value."""
+
+    tensor: Tensor
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.__dict__.update(
+            tensor=tensor.detach(),
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            shape=tuple(tensor.shape),
+            stype=_STYPE,
+        )
+
+    @property
+    def data(self) -> bytes:  # type: ignore[override]
+        """The array in NumPy's file format."""
+        return _npy(codec.encode(self.tensor).payload)
+
+    def numpy(self) -> npt.NDArray[Any]:
+        """A copy, since strategies may write into what they get."""
+        return codec.encode(self.tensor).payload.copy()
+
+
+def to_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
+    """Tensors as a record that holds them as they are."""
+    record = ArrayRecord()
+    for name, tensor in tensors.items():
+        record[name] = TensorArray(tensor)
+    return record
+
+
+def to_plain(record: ArrayRecord) -> tuple[ArrayRecord, dict[str, str]]:
+    """A record of plain arrays, ready for the wire, and the encoding of each."""
+    plain = ArrayRecord()
+    encodings = {}
+    for name, array in record.items():
+        if isinstance(array, TensorArray):
+            encoded = codec.encode(array.tensor)
+            encodings[name] = str(encoded.encoding)
+            plain[name] = Array(
+                dtype=str(encoded.payload.dtype),
+                shape=tuple(encoded.payload.shape),
+                stype=_STYPE,
+                data=_npy(encoded.payload),
+            )
+        else:
+            encodings[name] = str(codec.Encoding.DENSE)
+            plain[name] = array
+    return plain, encodings
+
+
+def to_tensors(record: ArrayRecord, encodings: Mapping[str, str] | None = None) -> Tensors:
+    """The tensors of a record, plain or not; plain ones are dense unless `encodings` says otherwise."""
+    return {
+        name: array.tensor
+        if isinstance(array, TensorArray)
+        else codec.decode((encodings or {}).get(name, codec.Encoding.DENSE), _writable(array))
+        for name, array in record.items()
+    }
+
+
+def _writable(array: Array) -> npt.NDArray[Any]:
+    return cast("npt.NDArray[Any]", array.numpy())
+
+
+def _npy(payload: npt.NDArray[Any]) -> bytes:
+    buffer = BytesIO()
+    np.save(buffer, payload, allow_pickle=False)
+    return buffer.getvalue()

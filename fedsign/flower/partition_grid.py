@@ -1,0 +1,293 @@
+"""A wrapper around any Grid in which a node id is a partition index.
+
+Flower's node ids are random, and every engine delivers replies in another order.  Seen through this
+grid, a strategy (ours or Flower's own, unmodified) samples from 0 ... N-1, gets replies in the order of
+its messages, and never sees one that would make it fail: errors, missing or wrong tensors, NaN and
+infinite values are taken out and written down as failures.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import prod
+from typing import cast
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from torch import Tensor
+
+from fedsign.aggregation import in_slot_order
+from fedsign.errors import EngineError, FedSignError, ReplyError
+from fedsign.flower import wire
+from fedsign.flower.array import TensorArray, to_plain
+from fedsign.flower.shims import ensure_task_identity, set_source
+from fedsign.records import Failure, Role, TrainReply
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.25
+
+
+@dataclass(slots=True)
+class ClientLedger:
+    """Which version of its state each client has that the server counts on (see fedsign.records)."""
+
+    versions: dict[int, int] = field(default_factory=dict)
+    durable_round: int = 0
+
+    def commit(self, round: int, partitions: Iterable[int]) -> None:
+        """The round is done: the accepted replies' states are the clients' states now."""
+        self.versions.update(dict.fromkeys(partitions, round))
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What happened to the messages of one round; bytes are those of the tensors."""
+
+    sent: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    bytes_down: int = 0
+    bytes_up: int = 0
+    weighted_losses: list[tuple[int, float]] = field(default_factory=list)
+
+    @property
+    def train_loss(self) -> float | None:
+        """Mean of the clients' training losses, weighted by samples."""
+        total = sum(num for num, _ in self.weighted_losses)
+        return sum(num * loss for num, loss in self.weighted_losses) / total if total else None
+
+
+class PartitionGrid(Grid):
+    """See the module.  `leaves_process`: messages are serialised by the engine underneath.
+
+    `roles` are the model's, which every reply has to confirm; `traffic` tells of the last round.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        *,
+        num_partitions: int,
+        roles: Mapping[str, Role],
+        ledger: ClientLedger | None = None,
+        leaves_process: bool = False,
+    ) -> None:
+        ensure_task_identity()
+        self._grid = grid
+        self._num_partitions = num_partitions
+        self._roles = {name: str(role) for name, role in roles.items()}
+        self._leaves_process = leaves_process
+        self._node_of: Callable[[int], int] = lambda partition: partition
+        self._shown: Sequence[int] = range(num_partitions)
+        self.ledger = ledger or ClientLedger()
+        self.traffic = Traffic()
+
+    def set_run(self, run: Run) -> None:
+        """Pass on."""
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        """The run's information."""
+        return self._grid.run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """Flower's older way to make a message."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """All partitions, in order, or those that are being shown."""
+        return self._shown
+
+    @contextmanager
+    def showing(self, partitions: Sequence[int]) -> Iterator[None]:
+        """Show only these partitions, so that a foreign strategy samples among them."""
+        self._shown = partitions
+        try:
+            yield
+        finally:
+            self._shown = range(self._num_partitions)
+
+    def roll_call(self, *, timeout_s: float) -> None:
+        """Ask every node which partitions it serves, until each partition has a node.
+
+        Raises:
+            EngineError: some partition has none in time, or two nodes claim the same one.
+        """
+        claimed: dict[int, int] = {}
+        asked: set[int] = set()
+        deadline = time.monotonic() + timeout_s
+        while len(claimed) < self._num_partitions:
+            new = set(self._grid.get_node_ids()) - asked
+            asked |= new
+            for node_id, partitions in self._ask(sorted(new), deadline):
+                for partition in partitions:
+                    if claimed.setdefault(partition, node_id) != node_id:
+                        raise EngineError(
+                            f"two nodes claim partition {partition}: give every node its own partition-id in --node-config."
+                        )
+            if time.monotonic() > deadline:
+                missing = sorted(set(range(self._num_partitions)) - claimed.keys())
+                raise EngineError(
+                    f"{len(missing)} of {self._num_partitions} partitions have no node after {timeout_s:g} s (first: "
+                    f"{missing[:5]}); start their nodes, or lower partition.num_clients."
+                )
+            time.sleep(0.0 if len(claimed) == self._num_partitions else _LONGEST_PAUSE_S)
+        self._node_of = claimed.__getitem__
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send messages that are addressed to partitions."""
+        plain: dict[int, tuple[ArrayRecord, dict[str, str]]] = {}
+        batch = [self._outgoing(message, plain) for message in messages]  # a list: HTTP walks it twice
+        return list(self._grid.push_messages(batch))
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Replies as they come, unchecked, from partitions."""
+        return self._grid.pull_messages(list(message_ids))
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
+        """Send now; yield the good replies in the order of the messages, as soon as that can be."""
+        batch = list(messages)
+        self.traffic = Traffic(sent=[message.metadata.dst_node_id for message in batch])
+        message_ids = list(self.push_messages(batch))
+        deadline = time.monotonic() + timeout if timeout is not None else float("inf")
+        return self._good_replies(batch, message_ids, deadline)
+
+    def _good_replies(self, batch: list[Message], message_ids: list[str], deadline: float) -> Iterator[Message]:
+        for reply in in_slot_order(self._arrivals(batch, message_ids, deadline)):
+            if isinstance(reply, Failure):
+                self.traffic.failures.append(reply)
+            else:
+                self._account(reply)
+                yield reply
+
+    def _arrivals(
+        self, batch: list[Message], message_ids: list[str], deadline: float
+    ) -> Iterator[tuple[int, Message | Failure]]:
+        """(slot, reply or failure), in order of arrival; every slot once."""
+        waiting: dict[str, int] = {}
+        for slot, message_id in enumerate(message_ids):
+            if message_id is None:  # HTTP grids mark in this way what could not be pushed
+                yield slot, self._failure(batch[slot], "the request could not be sent to the node")
+            else:
+                waiting[message_id] = slot
+        pause_s = _FIRST_PAUSE_S
+        while waiting:
+            arrived = list(self._grid.pull_messages(list(waiting)))
+            for reply in arrived:
+                slot = waiting.pop(reply.metadata.reply_to_message_id)
+                yield slot, self._checked(reply, batch[slot])
+            if arrived:
+                pause_s = _FIRST_PAUSE_S
+            elif time.monotonic() > deadline:
+                for slot in waiting.values():
+                    yield slot, self._failure(batch[slot], "no reply within server.round_timeout_s")
+                return
+            else:
+                time.sleep(pause_s)
+                pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
+
+    def _outgoing(self, message: Message, plain: dict[int, tuple[ArrayRecord, dict[str, str]]]) -> Message:
+        """The message for the node that serves the partition; arrays shared by messages are converted once."""
+        metadata, content = message.metadata, message.content
+        partition = metadata.dst_node_id
+        encodings: dict[str, str] = {}
+        if metadata.message_type == MessageType.TRAIN:
+            self.traffic.bytes_down += sum(_nbytes(array) for array in wire.arrays_of(content).values())
+        if self._leaves_process:
+            content = RecordDict(dict(content))
+            for key, record in list(content.array_records.items()):
+                content[key], encodings = plain.setdefault(id(record), to_plain(record))
+        routed = wire.route(
+            content,
+            partition=partition,
+            state_version=self.ledger.versions.get(partition, 0),
+            durable_round=self.ledger.durable_round,
+            encodings=encodings,
+        )
+        return Message(
+            routed, self._node_of(partition), metadata.message_type, ttl=metadata.ttl, group_id=metadata.group_id
+        )
+
+    def _checked(self, reply: Message, request: Message) -> Message | Failure:
+        """The reply, addressed from its partition, or why it cannot be used."""
+        if reply.has_error():
+            reason, _, details = (reply.error.reason or "the node gave no reason").partition("\n")
+            return self._failure(request, reason, details)
+        set_source(reply, request.metadata.dst_node_id)
+        if request.metadata.message_type == MessageType.TRAIN:
+            try:
+                self._check_train_reply(reply, request)
+            except FedSignError as error:
+                return self._failure(request, str(error))
+        return reply
+
+    def _check_train_reply(self, reply: Message, request: Message) -> None:
+        """Decode the reply's tensors, once, and compare them with the model's."""
+        expected, given = wire.arrays_of(request.content), wire.arrays_of(reply.content)
+        if expected.keys() != given.keys():
+            raise ReplyError(
+                f"the reply's tensors are not the model's: missing {sorted(expected.keys() - given.keys())}, "
+                f"unknown {sorted(given.keys() - expected.keys())}."
+            )
+        if wire.REPLY in reply.content.config_records:
+            self._check_own_reply(wire.unpack_reply(reply))
+        wire.decode_reply(reply)
+        for name, array in wire.arrays_of(reply.content).items():
+            if tuple(array.shape) != tuple(expected[name].shape) or array.dtype != expected[name].dtype:
+                raise ReplyError(
+                    f"tensor '{name}' came as {array.dtype}{list(array.shape)}, expected is "
+                    f"{expected[name].dtype}{list(expected[name].shape)}."
+                )
+            if not _is_finite(cast(TensorArray, array).tensor):
+                raise ReplyError(f"tensor '{name}' holds NaN or infinite values: the client's training diverged.")
+
+    def _check_own_reply(self, reply: TrainReply) -> None:
+        if {name: str(role) for name, role in reply.roles.items()} != self._roles:
+            raise ReplyError("the reply names other parameters and buffers than the model has.")
+        if reply.num_examples < 1:
+            raise ReplyError(f"the reply counts num-examples={reply.num_examples}; expected is 1 or more.")
+
+    def _account(self, reply: Message) -> None:
+        if reply.metadata.message_type != MessageType.TRAIN:
+            return
+        self.traffic.accepted.append(reply.metadata.src_node_id)
+        self.traffic.bytes_up += sum(_nbytes(array) for array in wire.arrays_of(reply.content).values())
+        metrics = next(iter(reply.content.metric_records.values()))
+        if "train-loss" in metrics and wire.NUM_EXAMPLES_KEY in metrics:
+            self.traffic.weighted_losses.append(
+                (int(cast(int, metrics[wire.NUM_EXAMPLES_KEY])), float(cast(float, metrics["train-loss"])))
+            )
+
+    def _failure(self, request: Message, reason: str, details: str = "") -> Failure:
+        return Failure(partition=request.metadata.dst_node_id, reason=reason, details=details)
+
+    def _ask(self, node_ids: list[int], deadline: float) -> Iterator[tuple[int, list[int]]]:
+        """The roll call's answers: (node id, partitions)."""
+        if not node_ids:
+            return
+        questions = [
+            Message(RecordDict({wire.CONFIG: ConfigRecord({})}), node_id, wire.ROLL_CALL) for node_id in node_ids
+        ]
+        waiting = dict(zip(self._grid.push_messages(questions), node_ids, strict=True))
+        while waiting and time.monotonic() < deadline:
+            for reply in self._grid.pull_messages(list(waiting)):
+                node_id = waiting.pop(reply.metadata.reply_to_message_id)
+                if reply.has_error():
+                    raise EngineError(f"a node cannot take part: {(reply.error.reason or '').partition(chr(10))[0]}")
+                yield node_id, list(cast("list[int]", reply.content.config_records[wire.REPLY]["partitions"]))
+            time.sleep(_FIRST_PAUSE_S)
+
+
+def _nbytes(array: Array) -> int:
+    itemsize = 2 if array.dtype == "bfloat16" else np.dtype(array.dtype).itemsize
+    return prod(array.shape) * itemsize
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())

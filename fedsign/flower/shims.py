@@ -1,0 +1,138 @@
+"""The names of Flower 1.41 that we need and that are not public, each with the reason.  Look here first
+when Flower moves.
+"""
+
+import logging
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
+from flwr.serverapp import Grid, ServerApp
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedsign.seeding import Purpose, integer
+
+IN_PROCESS_RUN_ID = 1
+PARTITION_KEY = "partition-id"  # Flower's names in a node's configuration
+NUM_PARTITIONS_KEY = "num-partitions"
+
+
+def ensure_task_identity() -> None:
+    """`Message(...)` reads who is speaking from a class that Flower fills only in its own processes."""
+    if TaskIdentity._run_id is None:
+        TaskIdentity.task_id = 1
+        TaskIdentity.run_id = IN_PROCESS_RUN_ID
+        TaskIdentity.node_id = SUPERLINK_NODE_ID
+
+
+def set_message_id(message: Message, message_id: str) -> None:
+    """Message ids are set by grids, through the metadata's dictionary (there is no setter)."""
+    message.metadata.__dict__["_message_id"] = message_id
+
+
+def set_source(message: Message, node_id: int) -> None:
+    """Who a reply comes from, likewise."""
+    message.metadata.__dict__["_src_node_id"] = node_id
+
+
+def client_error(reason: str) -> Error:
+    """The error a client answers with."""
+    return Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=reason)
+
+
+def empty_run() -> Run:
+    """A run for the grid in this process."""
+    return Run.create_empty(run_id=IN_PROCESS_RUN_ID)
+
+
+def make_context(node_id: int, *, node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Context:
+    """A context as Flower gives one to a ClientApp."""
+    return Context(
+        run_id=IN_PROCESS_RUN_ID,
+        node_id=node_id,
+        node_config=dict(node_config),
+        state=RecordDict(),
+        run_config=dict(run_config),
+    )
+
+
+@contextmanager
+def quiet_flower(level: int = logging.WARNING) -> Iterator[None]:
+    """Keep Flower's log off the terminal; warnings and errors still show."""
+    logger = logging.getLogger("flwr")
+    before = logger.level
+    logger.setLevel(level)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+@contextmanager
+def seeded_globals(seed: int, round: int) -> Iterator[None]:
+    """Foreign strategies sample with `random` and add noise with `numpy.random`: lend them seeded ones."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
+    stream = integer(seed, Purpose.FOREIGN, round=round)
+    random.seed(stream)
+    np.random.seed(stream % 2**32)  # noqa: NPY002
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)  # noqa: NPY002
+
+
+def run_on_ray(
+    server_main: Callable[[Grid, Context], None],
+    *,
+    app_folder: Path,
+    num_nodes: int,
+    backend_config: dict[str, Any],
+) -> None:
+    """Run a server function against Flower's simulation runtime (Ray), in this process.
+
+    The public `run_simulation` takes no run configuration and is deprecated; what it calls does, when
+    it is given an app's folder: clients then load the app's ClientApp and configuration from there.
+    """
+    from flwr.simulation.run_simulation import _run_simulation
+    from flwr.supercore.constant import NOOP_FEDERATION_ID
+    from flwr.supercore.telemetry import EventType
+
+    ensure_task_identity()
+    run = Run.create_empty(run_id=IN_PROCESS_RUN_ID)
+    run.primary_task_id = 1
+    run.federation_id = NOOP_FEDERATION_ID
+    server_app = ServerApp()
+    server_app.main()(server_main)
+    _run_simulation(
+        num_supernodes=num_nodes,
+        exit_event=EventType.PYTHON_API_RUN_SIMULATION_LEAVE,
+        client_app_attr="client_app:app",
+        server_app=server_app,
+        backend_name="ray",
+        backend_config=backend_config,
+        app_dir=str(app_folder),
+        is_app=True,
+        run=run,
+    )
+
+
+__all__ = [
+    "NUM_PARTITIONS_KEY",
+    "PARTITION_KEY",
+    "client_error",
+    "empty_run",
+    "ensure_task_identity",
+    "make_context",
+    "quiet_flower",
+    "run_on_ray",
+    "seeded_globals",
+    "set_message_id",
+    "set_source",
+]

@@ -1,0 +1,1 @@
+"""Metrics: functions of (outputs [n, ...], targets [n]) that return one number."""

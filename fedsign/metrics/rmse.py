@@ -1,0 +1,8 @@
+"""Root mean squared error."""
+
+from torch import Tensor
+
+
+def rmse(outputs: Tensor, targets: Tensor) -> float:
+    """sqrt(mean (outputs - targets)^2), in the targets' unit."""
+    return (outputs.squeeze(-1) - targets).double().square().mean().sqrt().item()

@@ -1,0 +1,1 @@
+"""Models.  A factory takes (input shape without the batch, number of outputs) and its settings."""

@@ -1,0 +1,23 @@
+"""Fully connected networks."""
+
+from math import prod
+
+from torch import nn
+
+
+def mlp(input_shape: tuple[int, ...], num_outputs: int, *, hidden: tuple[int, ...] = (128, 128)) -> nn.Module:
+    """Linear layers with ReLU between them; torch's default initialisation.
+
+    >>> [tuple(p.shape) for p in mlp((8, 8), 10, hidden=(32,)).parameters()]
+    [(32, 64), (32,), (10, 32), (10,)]
+    """
+    widths = (prod(input_shape), *hidden)
+    layers: list[nn.Module] = [nn.Flatten()] if len(input_shape) > 1 else []
+    for width_in, width_out in zip(widths, widths[1:], strict=False):
+        layers += [nn.Linear(width_in, width_out), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], num_outputs))
+
+
+def linear(input_shape: tuple[int, ...], num_outputs: int, *, bias: bool = True) -> nn.Module:
+    """One linear layer."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), num_outputs, bias=bias))

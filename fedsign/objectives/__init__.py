@@ -1,0 +1,1 @@
+"""Local objectives, one file each: what a client minimises besides the task's loss."""

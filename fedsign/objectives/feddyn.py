@@ -1,0 +1,50 @@
+"""FedDyn: the client's loss is tilted until its optimum is the joint one.
+
+Paper: Acar et al. 2021 (arXiv 2111.04263), Algorithm 1; symbols as in the authors' code, where the state
+h_k is -1/alpha times the paper's gradient term:
+
+    L_k(theta) + alpha <theta, h_k> + (alpha/2) ||theta - theta_t||^2,     h_k += theta_k - theta_t.
+
+At a fixed point theta_k = theta_t for all k and grad L_k = -alpha h_k; the server (strategies.feddyn)
+keeps mean(h) = 0 there, hence sum_k grad L_k = 0: the optimum of the sum, which FedAvg misses when
+clients differ and take many steps.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedsign.objectives.base import Objective
+from fedsign.records import Tensors
+
+
+class FedDynObjective(Objective):
+    """Task loss + alpha <theta, h_k> + (alpha/2) ||theta - theta_t||^2; h_k is kept by the client."""
+
+    has_state: ClassVar[bool] = True
+
+    def __init__(self, *, alpha: Annotated[float, Field(gt=0)] = 0.05) -> None:
+        self.alpha = alpha
+
+    def penalty(
+        self, parameters: Mapping[str, Tensor], *, received: Mapping[str, Tensor], state: Mapping[str, Tensor]
+    ) -> Tensor | None:
+        """alpha (<theta, h_k> + ||theta - theta_t||^2 / 2)."""
+        terms = [
+            (theta * state[name]).sum() + 0.5 * (theta - received[name]).square().sum()
+            for name, theta in parameters.items()
+        ]
+        return self.alpha * torch.stack(terms).sum()
+
+    def initial_state(self, received: Mapping[str, Tensor]) -> Tensors:
+        """h_k = 0."""
+        return {name: torch.zeros_like(theta) for name, theta in received.items()}
+
+    def next_state(
+        self, parameters: Mapping[str, Tensor], *, received: Mapping[str, Tensor], state: Mapping[str, Tensor]
+    ) -> Tensors:
+        """h_k += theta_k - theta_t."""
+        return {name: state[name] + (theta - received[name]) for name, theta in parameters.items()}

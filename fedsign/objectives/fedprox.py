@@ -1,0 +1,29 @@
+"""FedProx: a pull towards the received model.
+
+Paper: Li et al. 2020 (arXiv 1812.06127), Eq. 2:  h_k(w) = F_k(w) + (mu/2) ||w - w_t||^2.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedsign.objectives.base import Objective
+
+
+class FedProxObjective(Objective):
+    """Task loss + (mu/2) ||theta - theta_t||^2 over all parameters."""
+
+    def __init__(self, *, mu: Annotated[float, Field(ge=0)] = 0.01) -> None:
+        self.mu = mu
+
+    def penalty(
+        self, parameters: Mapping[str, Tensor], *, received: Mapping[str, Tensor], state: Mapping[str, Tensor]
+    ) -> Tensor | None:
+        """(mu/2) ||theta - theta_t||^2."""
+        if self.mu == 0:
+            return None  # not a term of zeros: FedProx(0) is FedAvg bit for bit
+        distances = [(parameters[name] - received[name]).square().sum() for name in parameters]
+        return 0.5 * self.mu * torch.stack(distances).sum()

@@ -1,0 +1,64 @@
+"""FedSign: clients are rewarded for keeping the signs of the received model.
+
+Paper: "Exploring and Exploiting the Asymmetric Valley of Deep Neural Networks" (arXiv 2405.12489),
+section 6.2, Eq. 1, with theta_t the received model, sgp(x) = 1 if x > 0 else 0, sigma the logistic function:
+
+    L_k - gamma * ( sgp(theta_t) sigma(theta) + sgp(-theta_t) sigma(-theta) )
+
+so that an element with theta_t = 0 has no term, and the gradient of the term is
+-gamma sign(theta_t) sigma(theta) (1 - sigma(theta)).  All parameters take part, BatchNorm's included;
+buffers never.
+
+The paper does not say how the elements are reduced to a scalar: `reduction` is an option.  With `sum`
+every weight feels a push of up to gamma/4, whatever the size of the network; `tensor_mean` (the mean of
+the tensors' means, as the authors' public FedProx code does it) and `mean` divide it by the number of
+elements, so that gamma would have to be larger by that factor to matter.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedsign.objectives.base import Objective
+
+Reduction = Literal["sum", "tensor_mean", "mean"]
+
+
+class FedSignObjective(Objective):
+    """Task loss - gamma * reduce(soft agreement of theta's signs with theta_t's)."""
+
+    def __init__(self, *, gamma: Annotated[float, Field(ge=0)] = 0.003, reduction: Reduction = "sum") -> None:
+        self.gamma = gamma
+        self.reduction = reduction
+
+    def penalty(
+        self, parameters: Mapping[str, Tensor], *, received: Mapping[str, Tensor], state: Mapping[str, Tensor]
+    ) -> Tensor | None:
+        """-gamma * reduce(sgp(theta_t) sigma(theta) + sgp(-theta_t) sigma(-theta))."""
+        if self.gamma == 0:
+            return None  # not a term of zeros: FedSign(0) is FedAvg bit for bit
+        sums = torch.stack([soft_agreement(theta, received[name]).sum() for name, theta in parameters.items()])
+        sizes = [theta.numel() for theta in parameters.values()]
+        match self.reduction:
+            case "sum":
+                reduced = sums.sum()
+            case "tensor_mean":
+                reduced = (sums / sums.new_tensor(sizes)).mean()
+            case "mean":
+                reduced = sums.sum() / sum(sizes)
+            case _:
+                raise ValueError(f"reduction={self.reduction!r}; expected sum, tensor_mean or mean.")
+        return -self.gamma * reduced
+
+
+def soft_agreement(theta: Tensor, received: Tensor) -> Tensor:
+    """sigma(sign(theta_t) theta) where theta_t is not 0, and 0 where it is; elementwise, in [0, 1).
+
+    >>> soft_agreement(torch.zeros(3), torch.tensor([2.0, -1.0, 0.0]))
+    tensor([0.5000, 0.5000, 0.0000])
+    """
+    sign = received.sign()
+    return torch.sigmoid(sign * theta) * sign.abs()

@@ -1,0 +1,76 @@
+"""What travels between server and clients, as frozen values; free of any transport.
+
+[Note: versions of client state] A client may keep state between rounds (FedDyn's h_k).  A *version* is
+the round that produced it; 0 is the initial state.  The server knows, for every partition, the version
+of the last reply that it accepted (`TrainRequest.state_version`), and the oldest round that it might be
+resumed from (`durable_round`).  A client starts from exactly the version asked for: a newer one belongs
+to a reply that was lost, or to a round that a killed server will run again, and is rolled back.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from torch import Tensor, nn
+
+Tensors = dict[str, Tensor]
+
+
+class Role(StrEnum):
+    """How the server treats a tensor of the model."""
+
+    PARAMETER = "parameter"  # trained; averaged, regularised, moved by the server's rule
+    BUFFER = "buffer"  # not trained, such as BatchNorm's statistics; averaged, integers kept
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ObjectiveSpec:
+    """The local loss to minimise: a name of the registry or "module:Name", and its settings."""
+
+    name: str = "plain"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainRequest:
+    """The server asks one client to train from `tensors`, the served model."""
+
+    round: int
+    partition: int
+    tensors: Tensors
+    objective: ObjectiveSpec
+    state_version: int
+    durable_round: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainReply:
+    """A client's trained model; `metrics` are plain numbers."""
+
+    round: int
+    partition: int
+    tensors: Tensors
+    roles: Mapping[str, Role]
+    num_examples: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """A client that gave no usable reply in a round, and why (one sentence; details may be long)."""
+
+    partition: int
+    reason: str
+    details: str = ""
+
+
+def roles_of(model: nn.Module) -> dict[str, Role]:
+    """The role of every tensor of a model's state_dict, in its order."""
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return {name: Role.PARAMETER if name in parameters else Role.BUFFER for name in model.state_dict()}
+
+
+def tensors_of(model: nn.Module) -> Tensors:
+    """A copy of a model's tensors, detached."""
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}

@@ -1,0 +1,190 @@
+"""A run on disk, and how to read it without torch or Flower.
+
+    runs/<experiment>/<id>/
+        config.toml        the complete configuration, with versions and git state in its header
+        environment.json   the same facts for programs
+        partition.json     samples of each class at each client
+        rounds.jsonl       one line a round: the same bits whenever the run is repeated or resumed
+        timings.jsonl      seconds per round (kept apart, since they never repeat)
+        failures.jsonl     what failed clients reported, in full
+        checkpoints/       see fedsign.checkpoints
+        clients/           what clients keep between rounds
+        outcome.json       how the run ended; missing while it runs and after a kill
+        report.html
+"""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from fedsign.disk import disk_errors, remove_partials, sync, write_text
+from fedsign.errors import ResultsError
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """One run's folder."""
+
+    path: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def clients(self) -> Path:
+        """Folder of the clients' states, for engines on this machine."""
+        return self.path / "clients"
+
+    @property
+    def config_toml(self) -> str:
+        """The configuration as text."""
+        return (self.path / "config.toml").read_text(encoding="utf-8")
+
+    @property
+    def environment(self) -> Line:
+        """Versions and git state of the program that wrote the run."""
+        return _read_json(self.path / "environment.json")
+
+    @property
+    def partition(self) -> Line:
+        """`{"class_names": [...], "counts": [clients][classes]}`."""
+        return _read_json(self.path / "partition.json")
+
+    @property
+    def outcome(self) -> Line:
+        """`{"status": "finished" | "failed" | "unfinished", ...}`."""
+        path = self.path / "outcome.json"
+        return _read_json(path) if path.exists() else {"status": "unfinished"}
+
+    def rounds(self) -> list[Line]:
+        """The lines of all complete rounds."""
+        return read_lines(self.path / "rounds.jsonl")
+
+    def timings(self) -> list[Line]:
+        """Seconds per round: `{"round", "train_s", "aggregate_s", "evaluate_s"}`."""
+        return read_lines(self.path / "timings.jsonl")
+
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        """Write a small JSON file in one step."""
+        write_text(self.path / name, json.dumps(value, indent=1) + "\n")
+
+    def append(self, name: str, line: Mapping[str, Any], *, durable: bool = False) -> None:
+        """Add one line to a .jsonl file and flush it; `durable` forces it to the disk."""
+        path = self.path / name
+        text = json.dumps({key: _finite(value) for key, value in line.items()}) + "\n"
+        with disk_errors(path):
+            with path.open("a", encoding="utf-8") as file:
+                file.write(text)
+            if durable:
+                sync(path)
+
+    def rewind(self, round: int) -> None:
+        """Drop what was written after a round, and the half line that a kill may have left."""
+        remove_partials(self.path)
+        remove_partials(self.checkpoints)
+        (self.path / "outcome.json").unlink(missing_ok=True)
+        for name in ("rounds.jsonl", "timings.jsonl", "failures.jsonl"):
+            path = self.path / name
+            if path.exists():
+                kept = [line for line in read_lines(path) if line["round"] <= round]
+                write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+
+
+def create(root: Path, *, experiment: str, seed: int, config_toml: str, environment: Line) -> RunFolder:
+    """Make a new run's folder `root`/experiment/<time>-seed<seed>."""
+    parent = root / experiment
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    with disk_errors(parent):
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            if isinstance(error, FileExistsError | NotADirectoryError | PermissionError):
+                raise ResultsError(
+                    f"results.root={root} cannot hold runs ({error.strerror}: {error.filename}); name a folder that can be "
+                    "written with --set results.root=PATH."
+                ) from error
+            raise
+        folder = RunFolder(_fresh(parent, f"{stamp}-seed{seed}"))
+    folder.write_json("environment.json", environment)
+    update_config(folder, config_toml)
+    return folder
+
+
+def update_config(folder: RunFolder, config_toml: str) -> None:
+    """Write the configuration, with the environment as its header."""
+    header = "".join(f"# {key}: {value}\n" for key, value in folder.environment.items())
+    write_text(folder.path / "config.toml", header + "\n" + config_toml)
+
+
+def open_run(path: Path) -> RunFolder:
+    """An existing run, by its folder or a file in it.
+
+    Raises:
+        ResultsError: there is no run.
+    """
+    folder = path if path.is_dir() else path.parent
+    if not (folder / "config.toml").is_file():
+        raise ResultsError(
+            f"{path} is not a run: there is no config.toml in it. 'fedsign runs' lists the runs under ./runs; "
+            "give the folder of one."
+        )
+    return RunFolder(folder)
+
+
+def find_runs(root: Path) -> list[RunFolder]:
+    """All runs under a folder, oldest first."""
+    return [RunFolder(config.parent) for config in sorted(root.glob("*/*/config.toml"))]
+
+
+def read_lines(path: Path) -> list[Line]:
+    """The complete lines of a .jsonl file; a last line without its end was cut off by a kill."""
+    if not path.exists():
+        return []
+    *complete, _cut_off = path.read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in complete if line]
+
+
+def final_value(lines: list[Line], key: str, *, last: int = 5) -> float | None:
+    """Mean of a figure over the last rounds, or None where it is missing.
+
+    >>> final_value([{"accuracy": 0.5}, {"accuracy": 1.0}], "accuracy")
+    0.75
+    """
+    values = [line.get(key) for line in lines[-last:]]
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(numbers) if numbers and len(numbers) == len(values) else None
+
+
+def _fresh(parent: Path, name: str) -> Path:
+    """Make a folder that was not there, counting up when it was."""
+    attempt = 1
+    while True:
+        path = parent / (name if attempt == 1 else f"{name}-{attempt}")
+        try:
+            os.mkdir(path)  # noqa: PTH102 - the one call that tells "made" from "was there"
+        except FileExistsError:
+            attempt += 1
+        else:
+            return path
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows no NaN and no infinity: a diverged loss is written as null."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _read_json(path: Path) -> Line:
+    try:
+        content: Line = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise ResultsError(f"{path} is missing or damaged ({error}); the run cannot be read.") from error
+    return content

@@ -1,0 +1,72 @@
+"""Every random stream of an experiment, derived from one seed.
+
+A stream belongs to (seed, purpose, round, partition): two engines, or two workers, that train the same
+client in the same round draw the same numbers, whatever else they did before.  No global generator is
+read or advanced.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Purpose(IntEnum):
+    """What a stream is for.  The numbers are part of every result: never reuse or renumber one."""
+
+    SPLIT = 1  # train/test split of a dataset
+    PARTITION = 2  # which client holds which sample
+    MODEL = 3  # initial parameters
+    SAMPLING = 4  # which clients take part in a round
+    BATCHES = 5  # order of a client's samples
+    TRAINING = 6  # dropout and the like inside a client
+    FOREIGN = 7  # the global generators that foreign strategies use
+    DATA = 8  # samples of synthetic datasets
+
+
+def _sequence(seed: int, purpose: Purpose, round: int, partition: int) -> np.random.SeedSequence:
+    return np.random.SeedSequence([seed, int(purpose), round, partition])
+
+
+def generator(
+    seed: int, purpose: Purpose, *, round: int = 0, partition: int = 0
+) -> np.random.Generator:
+    """A NumPy generator for one purpose.
+
+    >>> generator(0, Purpose.SAMPLING, round=3).integers(1000) == generator(
+    ...     0, Purpose.SAMPLING, round=3).integers(1000)
+    np.True_
+    """
+    return np.random.default_rng(_sequence(seed, purpose, round, partition))
+
+
+def integer(seed: int, purpose: Purpose, *, round: int = 0, partition: int = 0) -> int:
+    """A 63-bit integer for one purpose, to seed a generator of another library."""
+    state = _sequence(seed, purpose, round, partition).generate_state(1, np.uint64)
+    return int(state[0] >> np.uint64(1))
+
+
+@contextmanager
+def torch_stream(
+    seed: int,
+    purpose: Purpose,
+    *,
+    round: int = 0,
+    partition: int = 0,
+    device: "torch.device | None" = None,
+) -> Iterator[None]:
+    """Seed torch's generators inside the block and give them back as they were.
+
+    torch's initialisers and dropout know only the global generator, so it is lent, not used.
+    """
+    import torch
+
+    devices = [device] if device is not None and device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(integer(seed, purpose, round=round, partition=partition))
+        yield

@@ -1,0 +1,12 @@
+"""Regression: mean squared error between outputs [n, 1] and targets [n]."""
+
+from torch import Tensor
+from torch.nn import functional
+
+
+class Regression:
+    """Mean squared error."""
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """mean (outputs - targets)^2."""
+        return functional.mse_loss(outputs.squeeze(-1), targets)

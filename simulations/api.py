@@ -1,0 +1,207 @@
+"""The Python API: `run` an experiment, `load_run` what it left.
+
+>>> import tempfile
+>>> done = run({"rounds": 1, "callbacks": [], "results": {"root": tempfile.mkdtemp()}})
+>>> done.rounds[0]["round"], load_run(done.path).outcome["status"]
+(1, 'finished')
+"""
+
+import importlib.metadata
+import platform
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+import fedsign
+from fedsign import checkpoints, config as configs, plugins, results
+from fedsign.config import ExperimentConfig
+from fedsign.errors import ConfigError, FedSignError, ResultsError
+from fedsign.results import Line, RunFolder
+from fedsign.workload import Workload
+from simulations.callbacks.base import Callback
+
+_CHANGEABLE_ON_RESUME = frozenset({"rounds", "callbacks", "results"})
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run on disk."""
+
+    folder: RunFolder
+
+    @property
+    def path(self) -> Path:
+        """Its folder."""
+        return self.folder.path
+
+    @property
+    def outcome(self) -> Line:
+        """How it ended: `{"status": "finished" | "failed" | "unfinished", ...}`."""
+        return self.folder.outcome
+
+    @property
+    def rounds(self) -> list[Line]:
+        """One record per round: loss, metrics, clients, failures, bytes."""
+        return self.folder.rounds()
+
+    @cached_property
+    def config(self) -> ExperimentConfig:
+        """The complete configuration."""
+        return configs.from_toml(self.folder.config_toml)
+
+    def model(self) -> nn.Module:
+        """The evaluated model of the newest checkpoint, in evaluation mode.
+
+        Raises:
+            ResultsError: the run ended before its first checkpoint.
+        """
+        checkpoint = checkpoints.load_latest(self.folder.checkpoints)
+        if checkpoint is None:
+            raise ResultsError(f"{self.path} has no checkpoint yet; resume it with 'fedsign run --resume {self.path}'.")
+        model = Workload(self.config).make_model()
+        model.load_state_dict(checkpoint.evaluated or checkpoint.served)
+        return model.eval()
+
+    def final(self, metric: str, *, last: int = 5) -> float | None:
+        """Mean of a figure over the last rounds."""
+        return results.final_value(self.rounds, metric, last=last)
+
+
+def load_run(path: str | Path) -> Run:
+    """A run that is on disk."""
+    return Run(results.open_run(Path(path)))
+
+
+def run(
+    experiment: ExperimentConfig | Mapping[str, Any] | None = None,
+    *,
+    resume: str | Path | None = None,
+    callbacks: Iterable[Callback] = (),
+) -> Run:
+    """Run an experiment to its end and return it.
+
+    Args:
+        experiment: a configuration, or a tree of changes to the default one.
+        resume: the folder of a run to go on with; `experiment`, if given, may differ from that run's in
+            rounds, callbacks and results only.
+        callbacks: more callbacks, besides the configured ones.
+
+    Raises:
+        FedSignError: see the family in fedsign.errors.
+    """
+    if resume is None:
+        config = _as_config(experiment)
+        folder, workload = _start(config)
+    else:
+        folder = results.open_run(Path(resume))
+        config = _resumed_config(folder, experiment)
+        workload = Workload(config)
+        last = checkpoints.rounds_on_disk(folder.checkpoints)
+        folder.rewind(last[-1] if last else 0)
+    watchers = [plugins.build("callback", name, {}) for name in config.callbacks] + list(callbacks)
+    _execute(workload, folder, watchers)
+    return Run(folder)
+
+
+def environment() -> Line:
+    """Versions and git state, for the record."""
+    versions = {name: importlib.metadata.version(name) for name in ("torch", "flwr", "numpy")}
+    return {
+        "fedsign": fedsign.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        **versions,
+        "git": _git_state(),
+    }
+
+
+def _execute(workload: Workload, folder: RunFolder, callbacks: list[Callback]) -> None:
+    engine = workload.config.engine.build()
+    outcome: Line = {"status": "failed", "error": "stopped from outside"}
+
+    def on_round(line: Line) -> None:
+        for callback in callbacks:
+            callback.on_round(line)
+
+    for callback in callbacks:
+        callback.on_start(folder, workload.config, folder.rounds())
+    try:
+        engine.execute(workload, folder, on_round)
+        outcome = {"status": "finished", "rounds": len(folder.rounds())}
+    except FedSignError as error:
+        outcome = {"status": "failed", "error": str(error)}
+        raise
+    finally:
+        _conclude(folder, outcome, callbacks)
+
+
+def _conclude(folder: RunFolder, outcome: Line, callbacks: list[Callback]) -> None:
+    """Write how the run ended and tell the callbacks; on a full disk the first error is the one to see."""
+    try:
+        folder.write_json("outcome.json", outcome)
+    except FedSignError:
+        if outcome["status"] == "finished":
+            raise
+    for callback in callbacks:
+        try:
+            callback.on_end(outcome)
+        except FedSignError:
+            if outcome["status"] == "finished":
+                raise
+
+
+def _start(config: ExperimentConfig) -> tuple[RunFolder, Workload]:
+    """Make data and partition first, so that a mistake in them leaves no empty run behind."""
+    workload = Workload(config)
+    counts = workload.label_counts()
+    workload.make_model()
+    folder = results.create(
+        Path(config.results.root),
+        experiment=config.name,
+        seed=config.seed,
+        config_toml=config.to_toml(),
+        environment=environment(),
+    )
+    folder.write_json("partition.json", {"class_names": list(workload.dataset.class_names), "counts": counts})
+    return folder, workload
+
+
+def _as_config(experiment: ExperimentConfig | Mapping[str, Any] | None) -> ExperimentConfig:
+    return experiment if isinstance(experiment, ExperimentConfig) else configs.from_dict(experiment or {})
+
+
+def _resumed_config(folder: RunFolder, experiment: ExperimentConfig | Mapping[str, Any] | None) -> ExperimentConfig:
+    """The run's own configuration; what may change is taken from `experiment`."""
+    before = configs.from_toml(folder.config_toml)
+    if experiment is None:
+        return before
+    after = _as_config(experiment)
+    for section in ExperimentConfig.model_fields:
+        if section not in _CHANGEABLE_ON_RESUME and getattr(before, section) != getattr(after, section):
+            raise ConfigError(
+                f"the run in {folder.path} was started with another '{section}'; on resume only "
+                f"{', '.join(sorted(_CHANGEABLE_ON_RESUME))} may change. Start a new run instead."
+            )
+    if after.rounds < len(folder.rounds()):
+        raise ConfigError(
+            f"rounds={after.rounds} was given, but the run in {folder.path} has played {len(folder.rounds())} already; give more."
+        )
+    results.update_config(folder, after.to_toml())
+    return after
+
+
+def _git_state() -> str:
+    """Commit of the current folder's repository, with `+` for uncommitted changes; empty outside of one."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.SubprocessError):
+        return ""

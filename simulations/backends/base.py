@@ -1,0 +1,30 @@
+"""The contract of an engine."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+
+from fedsign.results import RunFolder
+from fedsign.workload import Workload
+from simulations.rounds import OnRound
+
+
+class Engine(Protocol):
+    """Plays all rounds of a run; its constructor's parameters are the settings of [engine]."""
+
+    def execute(self, workload: Workload, folder: RunFolder, on_round: OnRound) -> None:
+        """Run to the last round; `on_round` is called in this process after each."""
+        ...
+
+
+@contextmanager
+def intra_op_threads(num_threads: int) -> Iterator[None]:
+    """Lend torch a number of threads: the order of its sums depends on it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,28 @@
+"""In process: clients one after another, nothing serialised.  The fast default, and the reference."""
+
+from clients.app import in_process_handler
+from clients.state import ClientStore
+from clients.trainer import SequentialTrainer
+from fedsign.flower.in_process import InProcessGrid
+from fedsign.flower.partition_grid import PartitionGrid
+from fedsign.records import roles_of
+from fedsign.results import RunFolder
+from fedsign.workload import Workload
+from simulations.backends.base import intra_op_threads
+from simulations.rounds import OnRound, RoundLoop
+
+
+class InProcess:
+    """Takes no settings."""
+
+    def execute(self, workload: Workload, folder: RunFolder, on_round: OnRound) -> None:
+        """See Engine."""
+        config = workload.config
+        with intra_op_threads(config.engine.threads):
+            handler = in_process_handler(SequentialTrainer(workload), ClientStore(folder.clients))
+            grid = PartitionGrid(
+                InProcessGrid(config.partition.num_clients, handler),
+                num_partitions=config.partition.num_clients,
+                roles=roles_of(workload.make_model()),
+            )
+            RoundLoop(workload, grid, folder, on_round).run()

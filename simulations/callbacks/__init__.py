@@ -1,0 +1,1 @@
+"""Callbacks: what watches a run from the process that started it."""

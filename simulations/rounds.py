@@ -1,0 +1,216 @@
+"""The round loop: the same for every engine and every strategy.
+
+[Note: what is written when] In each round: the line of the round is appended and flushed; at a
+checkpoint it is first forced to the disk, then the checkpoint is put in place in one step.  So a
+checkpoint never knows of a round whose line is missing, and resuming drops the lines after it.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.serverapp.strategy import Strategy as FlowerStrategy
+
+from fedsign import checkpoints
+from fedsign.checkpoints import Checkpoint
+from fedsign.errors import ConfigError, ResultsError, RoundError
+from fedsign.flower.array import to_record, to_tensors
+from fedsign.flower.partition_grid import ClientLedger, PartitionGrid, Traffic
+from fedsign.flower.shims import seeded_globals
+from fedsign.records import Tensors, tensors_of
+from fedsign.results import Line, RunFolder
+from fedsign.seeding import Purpose, generator
+from fedsign.workload import Workload
+from strategies.base import COHORT_KEY, SEED_KEY, Strategy
+
+OnRound = Callable[[Line], None]
+_log = logging.getLogger("fedsign")
+
+
+@dataclass
+class RoundLoop:
+    """One run, from its folder's last checkpoint (or the start) to the last round."""
+
+    workload: Workload
+    grid: PartitionGrid
+    folder: RunFolder
+    on_round: OnRound = lambda line: None
+    round: int = 0
+    _served: ArrayRecord = field(default_factory=ArrayRecord)
+    _evaluated: Tensors = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._config = self.workload.config
+        self._model = self.workload.make_model()
+        self._strategy: FlowerStrategy = make_strategy(self.workload)
+        initial = {name: tensor.cpu() for name, tensor in tensors_of(self._model).items()}
+        self._served, self._evaluated = to_record(initial), initial
+        self._resume()
+
+    def run(self) -> None:
+        """All remaining rounds, then the final model."""
+        while self.round < self._config.rounds:
+            self.round += 1
+            self._play_round()
+        checkpoints.save_model(self.folder.path / "model.safetensors", self._evaluated)
+
+    def _play_round(self) -> None:
+        started_at = time.perf_counter()
+        traffic = self._train()
+        trained_at = time.perf_counter()
+        self._model.load_state_dict(self._evaluated)
+        values = self.workload.evaluate(self._model)
+        ended_at = time.perf_counter()
+        self.grid.ledger.commit(self.round, traffic.accepted)
+        timings = {"train_s": trained_at - started_at, "evaluate_s": ended_at - trained_at}
+        self._write(_line(self.round, values, traffic), timings)
+
+    def _train(self) -> Traffic:
+        """One round of the strategy; leaves the served and the evaluated model behind."""
+        server, strategy = self._config.server, self._strategy
+        request = ConfigRecord({SEED_KEY: self._config.seed, COHORT_KEY: server.cohort_size})
+        with ExitStack() as stack:
+            foreign = not isinstance(strategy, Strategy)
+            if foreign:
+                stack.enter_context(seeded_globals(self._config.seed, self.round))
+                stack.enter_context(self.grid.showing(self._cohort()))
+            messages = list(strategy.configure_train(self.round, self._served, request, self.grid))
+            replies: Iterable[Message] = self.grid.send_and_receive(messages, timeout=server.round_timeout_s)
+            if foreign:  # Flower's strategies walk over the replies more than once
+                replies = list(replies)
+                self._check_replies(self.grid.traffic)
+            served, _ = strategy.aggregate_train(self.round, replies)
+        traffic = self.grid.traffic
+        self._report_failures(traffic)
+        self._check_replies(traffic)
+        if served is None:
+            raise RoundError(f"the strategy made no model of the {len(traffic.accepted)} replies of round {self.round}.")
+        before = to_tensors(self._served)
+        tensors = {name: like(tensor, before[name]) for name, tensor in to_tensors(served).items()}
+        self._served = to_record(tensors)
+        evaluated = strategy.evaluated_model if isinstance(strategy, Strategy) else None
+        self._evaluated = tensors if evaluated is None else evaluated
+        return traffic
+
+    def _cohort(self) -> list[int]:
+        """The clients that a foreign strategy may choose from: the same that ours would sample."""
+        rng = generator(self._config.seed, Purpose.SAMPLING, round=self.round)
+        clients = range(self._config.partition.num_clients)
+        return Strategy().sample(self.round, clients, self._config.server.cohort_size, rng)
+
+    def _check_replies(self, traffic: Traffic) -> None:
+        if len(traffic.accepted) < self._config.server.min_replies:
+            self._report_failures(traffic)
+            first = traffic.failures[0] if traffic.failures else None
+            why = f" First failure: client {first.partition}: {first.reason}" if first else ""
+            raise RoundError(
+                f"round {self.round} ended with {len(traffic.accepted)} usable replies of {len(traffic.sent)}, expected are "
+                f"server.min_replies={self._config.server.min_replies} or more.{why} (in full in "
+                f"{self.folder.path / 'failures.jsonl'})"
+            )
+
+    def _report_failures(self, traffic: Traffic) -> None:
+        for failure in traffic.failures:
+            _log.warning("round %d: client %d failed: %s", self.round, failure.partition, failure.reason)
+            self.folder.append(
+                "failures.jsonl",
+                {
+                    "round": self.round,
+                    "partition": failure.partition,
+                    "reason": failure.reason,
+                    "details": failure.details,
+                },
+            )
+
+    def _write(self, line: Line, timings: dict[str, float]) -> None:
+        """See [Note: what is written when]."""
+        results = self._config.results
+        is_checkpoint = self.round % results.checkpoint_every == 0 or self.round == self._config.rounds
+        self.folder.append("timings.jsonl", {"round": self.round, **timings})
+        self.folder.append("rounds.jsonl", line, durable=is_checkpoint)
+        if is_checkpoint:
+            own = self._strategy if isinstance(self._strategy, Strategy) else None
+            checkpoints.save(
+                self.folder.checkpoints,
+                Checkpoint(
+                    round=self.round,
+                    served=to_tensors(self._served),
+                    evaluated=own.evaluated_model if own else None,
+                    strategy=own.state_dict() if own else {},
+                    client_versions=self.grid.ledger.versions,
+                ),
+                keep=results.keep_checkpoints,
+            )
+            self.grid.ledger.durable_round = checkpoints.rounds_on_disk(self.folder.checkpoints)[0]
+        self.on_round(line)
+
+    def _resume(self) -> None:
+        """Start after the folder's last checkpoint, if there is one."""
+        checkpoint = checkpoints.load_latest(self.folder.checkpoints)
+        if checkpoint is None:
+            return
+        if isinstance(self._strategy, Strategy):
+            self._strategy.load_state_dict(checkpoint.strategy)
+        elif not is_stateless(self._strategy):
+            raise ResultsError(
+                f"strategy.name={self._config.strategy.name} keeps a memory that is not checkpointed, so this run cannot be "
+                "resumed; start it again."
+            )
+        self.round = checkpoint.round
+        self._served = to_record(checkpoint.served)
+        self._evaluated = checkpoint.evaluated or checkpoint.served
+        self.grid.ledger = ClientLedger(
+            versions=dict(checkpoint.client_versions),
+            durable_round=checkpoints.rounds_on_disk(self.folder.checkpoints)[0],
+        )
+
+
+def make_strategy(workload: Workload) -> FlowerStrategy:
+    """The configured strategy, ours or Flower's.
+
+    Raises:
+        ConfigError: it is no strategy, or it would wait for ever for clients that are not sampled.
+    """
+    part, cohort_size = workload.config.strategy, workload.config.server.cohort_size
+    strategy = part.build()
+    if not isinstance(strategy, FlowerStrategy):
+        raise ConfigError(
+            f"strategy.name={part.name} gives a {type(strategy).__name__}; expected is a subclass of "
+            "strategies.base.Strategy or of Flower's Strategy."
+        )
+    for key in ("min_train_nodes", "min_available_nodes"):
+        if getattr(strategy, key, 0) > cohort_size:
+            raise ConfigError(
+                f"strategy.{key}={getattr(strategy, key)} exceeds server.cohort_size={cohort_size}: the strategy would "
+                f"wait for ever; lower strategy.{key} or raise server.cohort_size."
+            )
+    return strategy
+
+
+def is_stateless(strategy: FlowerStrategy) -> bool:
+    """Whether one of Flower's strategies keeps nothing between rounds: FedAvg itself."""
+    from flwr.serverapp.strategy import FedAvg
+
+    return type(strategy) is FedAvg
+
+
+def like(tensor: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
+    """A foreign strategy's tensor in the model's type; counters, which it averaged, stay the model's."""
+    return tensor.to(model.dtype) if model.is_floating_point() else model
+
+
+def _line(round: int, values: dict[str, float], traffic: Traffic) -> Line:
+    return {
+        "round": round,
+        **values,
+        "train_loss": traffic.train_loss,
+        "clients": traffic.sent,
+        "num_replies": len(traffic.accepted),
+        "failures": [{"client": failure.partition, "reason": failure.reason} for failure in traffic.failures],
+        "bytes_down": traffic.bytes_down,
+        "bytes_up": traffic.bytes_up,
+    }

@@ -1,0 +1,145 @@
+"""A strategy is four answers: who is sampled, what a client minimises, how replies weigh, how the server moves.
+
+It is a Flower `Strategy`, so it also runs in a ServerApp of your own; the rest of Flower's interface is
+answered here once.
+
+[Note: four kinds of state] The *served* model is what clients receive next (the arrays that
+`aggregate_train` returns).  The *evaluated* model is what is tested and kept at the end; it differs from
+the served one for FedDyn only.  The *strategy state* is the server's memory (`state_dict`).  The *client
+state* is the client's (`fedsign.objectives`), and stays there.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, cast
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy as FlowerStrategy
+
+from fedsign.aggregation import WeightedMean
+from fedsign.flower import wire
+from fedsign.flower.array import to_record, to_tensors
+from fedsign.records import ObjectiveSpec, Role, Tensors, TrainReply
+from fedsign.seeding import Purpose, generator
+
+Weighting = Literal["uniform", "examples"]
+SEED_KEY, COHORT_KEY = "seed", "cohort-size"
+
+_log = logging.getLogger("fedsign")
+
+
+class Strategy(FlowerStrategy):
+    """FedAvg's answers; subclasses give their own.
+
+    Used outside `simulations`, it samples all nodes with seed 0 unless the train config says otherwise
+    (keys `seed` and `cohort-size`).
+    """
+
+    def __init__(self, *, weighting: Weighting = "uniform") -> None:
+        self.weighting = weighting
+        self.num_clients = 0  # of the population; known from the first round on
+        self._served: Tensors = {}
+        self._evaluated: Tensors | None = None
+
+    # The four answers
+
+    def sample(self, round: int, clients: Sequence[int], cohort_size: int, rng: np.random.Generator) -> list[int]:
+        """Who takes part: `cohort_size` of `clients` without replacement, ascending."""
+        drawn = rng.choice(len(clients), size=cohort_size, replace=False)
+        return sorted(clients[index] for index in drawn)
+
+    def objective(self, round: int) -> ObjectiveSpec:
+        """What a client minimises: the task's loss alone."""
+        return ObjectiveSpec()
+
+    def weight(self, reply: TrainReply) -> float:
+        """A reply's weight in the mean: 1, or the client's number of samples."""
+        match self.weighting:
+            case "uniform":
+                return 1.0
+            case "examples":
+                return float(reply.num_examples)
+            case _:
+                raise ValueError(f"weighting={self.weighting!r}; expected uniform or examples.")
+
+    def move(self, served: Tensors, mean: Tensors, roles: Mapping[str, Role], num_replies: int) -> Tensors:
+        """The next served model, from the present one and the mean of the clients' models."""
+        return mean
+
+    def evaluated(self, mean: Tensors) -> Tensors | None:
+        """The model to test and keep, where that is not the served one."""
+        return None
+
+    # State
+
+    def state_dict(self) -> Tensors:
+        """The server's memory, to be checkpointed."""
+        return {}
+
+    def load_state_dict(self, state: Tensors) -> None:
+        """Take the memory back."""
+
+    @property
+    def evaluated_model(self) -> Tensors | None:
+        """The evaluated model after the last round; None where it is the served one."""
+        return self._evaluated
+
+    # Flower's interface
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """One train message per sampled node."""
+        nodes = grid.get_node_ids()
+        clients = nodes if isinstance(nodes, range) else sorted(nodes)  # a million nodes are not listed
+        self.num_clients = len(clients)
+        seed = int(cast(int, config.get(SEED_KEY, 0)))
+        cohort_size = int(cast(int, config.get(COHORT_KEY, len(clients))))
+        cohort = self.sample(server_round, clients, cohort_size, generator(seed, Purpose.SAMPLING, round=server_round))
+        self._served = to_tensors(arrays)
+        spec = wire.objective_entry(self.objective(server_round))
+        request = ConfigRecord({**config, wire.ROUND_KEY: server_round, wire.OBJECTIVE_KEY: spec})
+        content = RecordDict({wire.ARRAYS: arrays, wire.CONFIG: request})
+        return [Message(content, node_id, MessageType.TRAIN) for node_id in cohort]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Mean of the replies as they come, then the server's move; (None, None) without replies."""
+        total = WeightedMean()
+        roles: Mapping[str, Role] = {}
+        for message in replies:
+            if message.has_error():
+                _log.warning("node %s failed: %s", message.metadata.src_node_id, message.error.reason)
+                continue
+            reply = wire.unpack_reply(message)
+            roles = reply.roles
+            total.add(reply.tensors, self.weight(reply))
+        if not total.count:
+            return None, None
+        mean = keep_counters(total.result(), self._served)
+        self._evaluated = self.evaluated(mean)
+        return to_record(self.move(self._served, mean, roles, total.count)), None
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """No evaluation at the clients: the server has test samples."""
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Nothing to aggregate."""
+        return None
+
+    def summary(self) -> None:
+        """One line for Flower's log."""
+        _log.info("%s, %s weights", type(self).__name__, self.weighting)
+
+
+def keep_counters(mean: Tensors, served: Tensors) -> Tensors:
+    """The mean with the served model's integer tensors: a counter has no mean."""
+    return {
+        name: tensor if served[name].is_floating_point() else served[name] for name, tensor in mean.items()
+    }

@@ -1,0 +1,11 @@
+"""FedAvg: the server takes the mean of the clients' models.
+
+Paper: McMahan et al. 2017 (arXiv 1602.05629), Algorithm 1.  `weighting = uniform` is the average of the
+FedSign paper's listing, `examples` that of FedAvg's.
+"""
+
+from strategies.base import Strategy
+
+
+class FedAvg(Strategy):
+    """theta_{t+1} = mean_k theta_k."""

@@ -1,0 +1,55 @@
+"""FedDyn: the server keeps a memory of the clients' drift and serves a model that corrects for it.
+
+Paper: Acar et al. 2021 (arXiv 2111.04263), Algorithm 1, in the form of the authors' code:
+
+    h_k += theta_k - theta_t           at each sampled client (fedsign.objectives.feddyn)
+    mean of locals = mean_{k in S} theta_k                 evaluated
+    theta_{t+1} = mean of locals + (1/K) sum_{k=1..K} h_k  served; K is the whole population
+
+The server does not see the h_k, but since h_k changes only when k is sampled, their mean moves by
+(1/K) sum_{k in S} (theta_k - theta_t) = (|S|/K) (mean of locals - theta_t), with a uniform mean.
+`mean_h` exists for parameters only; buffers are averaged.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import torch
+from pydantic import Field
+
+from fedsign.records import ObjectiveSpec, Role, Tensors
+from strategies.base import Strategy
+
+
+class FedDyn(Strategy):
+    """Serves mean + mean_h, evaluates the mean; the clients' losses are tilted by h_k."""
+
+    def __init__(self, *, alpha: Annotated[float, Field(gt=0)] = 0.05) -> None:
+        super().__init__(weighting="uniform")
+        self.alpha = alpha
+        self.mean_h: Tensors = {}
+
+    def objective(self, round: int) -> ObjectiveSpec:
+        """Task loss with the client's linear term and the pull towards theta_t."""
+        return ObjectiveSpec(name="feddyn", settings={"alpha": self.alpha})
+
+    def move(self, served: Tensors, mean: Tensors, roles: Mapping[str, Role], num_replies: int) -> Tensors:
+        """mean + mean_h, after mean_h has taken in this round's drift."""
+        share = num_replies / self.num_clients
+        for name, role in roles.items():
+            if role is Role.PARAMETER:
+                h = self.mean_h.get(name, torch.zeros_like(mean[name]))
+                self.mean_h[name] = h + share * (mean[name] - served[name])
+        return {name: tensor + self.mean_h[name] if name in self.mean_h else tensor for name, tensor in mean.items()}
+
+    def evaluated(self, mean: Tensors) -> Tensors | None:
+        """The mean of the clients' models."""
+        return mean
+
+    def state_dict(self) -> Tensors:
+        """mean_h."""
+        return dict(self.mean_h)
+
+    def load_state_dict(self, state: Tensors) -> None:
+        """Take mean_h back."""
+        self.mean_h = dict(state)

@@ -1,0 +1,20 @@
+"""FedProx: FedAvg whose clients are held near the received model (Li et al. 2020, arXiv 1812.06127)."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from fedsign.records import ObjectiveSpec
+from strategies.base import Strategy, Weighting
+
+
+class FedProx(Strategy):
+    """Clients minimise L_k + (mu/2) ||theta - theta_t||^2; the server averages."""
+
+    def __init__(self, *, mu: Annotated[float, Field(ge=0)] = 0.01, weighting: Weighting = "uniform") -> None:
+        super().__init__(weighting=weighting)
+        self.mu = mu
+
+    def objective(self, round: int) -> ObjectiveSpec:
+        """Task loss plus the proximal term."""
+        return ObjectiveSpec(name="fedprox", settings={"mu": self.mu})

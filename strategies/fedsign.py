@@ -1,0 +1,32 @@
+"""FedSign: FedAvg whose clients are rewarded for keeping the signs of the received model.
+
+Paper: arXiv 2405.12489, section 6.2 and Appendix C; the loss stands in `fedsign.objectives.fedsign`.
+The server's side is the uniform average of the paper's listing.
+"""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from fedsign.objectives.fedsign import Reduction
+from fedsign.records import ObjectiveSpec
+from strategies.base import Strategy, Weighting
+
+
+class FedSign(Strategy):
+    """Clients minimise L_k - gamma * soft sign agreement with theta_t; the server averages."""
+
+    def __init__(
+        self,
+        *,
+        gamma: Annotated[float, Field(ge=0)] = 0.003,
+        reduction: Reduction = "sum",
+        weighting: Weighting = "uniform",
+    ) -> None:
+        super().__init__(weighting=weighting)
+        self.gamma = gamma
+        self.reduction = reduction
+
+    def objective(self, round: int) -> ObjectiveSpec:
+        """Task loss minus the sign term."""
+        return ObjectiveSpec(name="fedsign", settings={"gamma": self.gamma, "reduction": self.reduction})
