@@ -1,0 +1,242 @@
+"""SuperLink: a local deployment of Flower's, real processes and real messages on the loopback.
+
+Starts one SuperLink and some SuperNodes, each serving a share of the partitions, submits the generated
+app, follows the lines that the ServerApp writes into the run's folder, and ends every process that it
+started.  Flower's own home is a folder of the run: nothing of the user's is read or changed.
+"""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tomli_w
+from pydantic import Field
+
+from clients.app import PARTITIONS_KEY
+from fedsign import errors
+from fedsign.errors import EngineError, FedSignError
+from fedsign.results import Line, RunFolder
+from fedsign.workload import Workload
+from simulations.flower_app import write_app
+from simulations.rounds import OnRound
+from simulations.server_app import OUTCOME
+
+_CONNECTION = "fedsign"
+_LOOPBACK = "127.0.0.1"
+_POLL_S = 0.2
+_STATUS_EVERY_S = 15.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Place:
+    """Where the processes of one run live."""
+
+    logs: Path
+    environment: Mapping[str, str]
+    port: int
+
+    @property
+    def address(self) -> str:
+        return f"{_LOOPBACK}:{self.port}"
+
+
+class SuperLink:
+    """Settings: number of SuperNodes; `start_timeout_s`, until they have answered the roll call."""
+
+    def __init__(
+        self,
+        *,
+        num_supernodes: Annotated[int, Field(gt=0)] = 3,
+        start_timeout_s: Annotated[float, Field(gt=0)] = 300.0,
+    ) -> None:
+        self.num_supernodes = num_supernodes
+        self.start_timeout_s = start_timeout_s
+
+    def execute(self, workload: Workload, folder: RunFolder, on_round: OnRound) -> None:
+        """See Engine."""
+        num_clients = workload.config.partition.num_clients
+        (folder.path / OUTCOME).unlink(missing_ok=True)
+        app = write_app(folder.path / "app", workload.config, run_folder=folder.path, state_folder=folder.clients)
+        place = _make_place(folder)
+        with ExitStack() as stack:
+            link = stack.enter_context(_process("flower-superlink", _link_arguments(place), place))
+            _wait_for_port(place.port, link, place, self.start_timeout_s)
+            for index in range(min(self.num_supernodes, num_clients)):
+                served = range(index, num_clients, min(self.num_supernodes, num_clients))
+                arguments = _node_arguments(place, list(served))
+                stack.enter_context(_process("flower-supernode", arguments, place, f"supernode-{index}"))
+            run_id = _submit(app, place)
+            _follow(folder, on_round, lambda: _run_status(run_id, place))
+
+
+def _make_place(folder: RunFolder) -> _Place:
+    home, logs = (folder.path / "flower").resolve(), folder.path / "logs"
+    for path in (home, logs):
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir()
+    place = _Place(
+        logs=logs,
+        environment={
+            **os.environ,
+            "FLWR_HOME": str(home),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # Flower's default is one second
+            "PYTHONUNBUFFERED": "1",
+        },
+        port=_free_port(),
+    )
+    connection = {"superlink": {"default": _CONNECTION, _CONNECTION: {"address": place.address, "insecure": True}}}
+    (home / "config.toml").write_text(tomli_w.dumps(connection), encoding="utf-8")
+    return place
+
+
+def _link_arguments(place: _Place) -> list[str]:
+    return [
+        "--insecure", "--host", _LOOPBACK, "--port", str(place.port), "--disable-runtime-dependency-installation",
+    ]  # fmt: skip
+
+
+def _node_arguments(place: _Place, partitions: list[int]) -> list[str]:
+    served = ",".join(str(partition) for partition in partitions)
+    return [
+        "--insecure", "--superlink", place.address, "--host", _LOOPBACK, "--port", str(_free_port()),
+        "--node-config", f'{PARTITIONS_KEY}="{served}"',
+    ]  # fmt: skip
+
+
+@contextmanager
+def _process(
+    program: str, arguments: list[str], place: _Place, name: str = "superlink"
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """Start one of Flower's programs in a process group of its own, and end the whole group."""
+    with (place.logs / f"{name}.log").open("wb") as log:
+        process = subprocess.Popen(
+            [_program(program), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=dict(place.environment),
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        _end_group(process)
+
+
+def _end_group(process: "subprocess.Popen[bytes]") -> None:
+    """Ask the group to end, then insist."""
+    for number, patience_s in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            break
+        try:
+            process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            continue
+    process.wait()
+
+
+def _submit(app: Path, place: _Place) -> str:
+    """`flwr run`; returns the run's id."""
+    done = _flwr(["run", str(app), _CONNECTION, "--format", "json"], place)
+    try:
+        answer = json.loads(done.stdout[done.stdout.index("{") :])
+        return str(answer["run-id"])
+    except (ValueError, KeyError) as error:
+        raise EngineError(
+            f"Flower did not take the run: {(done.stderr or done.stdout).strip()[-500:]} (logs are in {place.logs})"
+        ) from error
+
+
+def _run_status(run_id: str, place: _Place) -> str:
+    """Flower's word for how the run is, such as `running` or `finished:failed`."""
+    done = _flwr(["list", "--run-id", run_id, "--format", "json"], place)
+    try:
+        answer = json.loads(done.stdout[done.stdout.index("{") :])
+        return str(answer["runs"][0]["status"])
+    except (ValueError, KeyError, IndexError):
+        return "unknown"
+
+
+def _follow(folder: RunFolder, on_round: OnRound, status: Callable[[], str]) -> None:
+    """Hand on the lines as they are written, until the ServerApp says how it ended."""
+    num_seen = len(folder.rounds())
+    asked_at = time.monotonic()
+    while True:
+        outcome_path = folder.path / OUTCOME
+        ended = outcome_path.exists()
+        for line in folder.rounds()[num_seen:]:
+            on_round(line)
+            num_seen += 1
+            asked_at = time.monotonic()
+        if ended:
+            _raise_failure(json.loads(outcome_path.read_text(encoding="utf-8")))
+            return
+        if time.monotonic() - asked_at > _STATUS_EVERY_S:
+            asked_at = time.monotonic()
+            if (word := status()).startswith("finished") and not outcome_path.exists():
+                raise EngineError(
+                    f"the ServerApp ended without a result (Flower says '{word}'); see {folder.path / 'logs'}."
+                )
+        time.sleep(_POLL_S)
+
+
+def _raise_failure(outcome: Line) -> None:
+    """The ServerApp's error, in the kind in which it was raised there."""
+    if outcome["status"] == "finished":
+        return
+    kind = getattr(errors, outcome["kind"], EngineError)
+    raise (kind if isinstance(kind, type) and issubclass(kind, FedSignError) else EngineError)(outcome["error"])
+
+
+def _flwr(arguments: list[str], place: _Place) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [_program("flwr"), *arguments],
+        capture_output=True,
+        text=True,
+        env=dict(place.environment),
+        stdin=subprocess.DEVNULL,
+        timeout=120,
+        check=False,
+    )
+
+
+def _program(name: str) -> str:
+    """One of Flower's console scripts: beside this interpreter, or on the path."""
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise EngineError(f"the program '{name}', which comes with flwr, was not found; reinstall flwr.")
+    return found
+
+
+def _wait_for_port(port: int, process: "subprocess.Popen[bytes]", place: _Place, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            log = (place.logs / "superlink.log").read_text(encoding="utf-8", errors="replace").strip()
+            raise EngineError(f"the SuperLink ended at once: {log[-500:]}")
+        with socket.socket() as probe:
+            probe.settimeout(1.0)
+            if probe.connect_ex((_LOOPBACK, port)) == 0:
+                return
+        time.sleep(_POLL_S)
+    raise EngineError(f"the SuperLink did not answer within {timeout_s:g} s; see {place.logs}.")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_LOOPBACK, 0))
+        return int(probe.getsockname()[1])

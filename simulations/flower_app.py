@@ -1,0 +1,96 @@
+"""The Flower app that engines outside this process need, generated from the installed package.
+
+It holds two stubs, the configuration as one string, and the modules of the user's own: everything that
+was imported from the current folder.  No clone of this project is needed, only its installation on the
+nodes.
+"""
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+import fedsign
+from clients.app import EXPERIMENT_KEY, STATE_KEY
+from fedsign.config import ExperimentConfig
+from fedsign.registry import PACKAGES
+
+FOLDER_KEY = "run-folder"
+
+_CLIENT_STUB = '''"""The ClientApp, from the installed package."""
+
+import clients.app
+
+app = clients.app.app
+'''
+_SERVER_STUB = '''"""The ServerApp, from the installed package."""
+
+import simulations.server_app
+
+app = simulations.server_app.app
+'''
+
+
+def write_app(target: Path, config: ExperimentConfig, *, run_folder: Path, state_folder: Path) -> Path:
+    """Write the app into a fresh folder `target` and return it."""
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    (target / "client_app.py").write_text(_CLIENT_STUB, encoding="utf-8")
+    (target / "server_app.py").write_text(_SERVER_STUB, encoding="utf-8")
+    for source in user_modules(Path.cwd()):
+        copy = target / source.relative_to(Path.cwd().resolve())
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, copy)
+    run_config = {
+        EXPERIMENT_KEY: config.to_toml(),
+        FOLDER_KEY: str(run_folder.resolve()),
+        STATE_KEY: str(state_folder.resolve()),
+    }
+    (target / "pyproject.toml").write_text(tomli_w.dumps(_pyproject(run_config)), encoding="utf-8")
+    return target
+
+
+def user_modules(folder: Path) -> list[Path]:
+    """The source files below `folder` that this process has imported and that no package brings."""
+    folder = folder.resolve()
+    found = set()
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file is None or name.partition(".")[0] in (*PACKAGES, "__main__"):
+            continue
+        path = Path(file)
+        if not path.is_absolute() or path.suffix != ".py" or not path.is_file():
+            continue  # some libraries make modules up
+        path = path.resolve()
+        if path.is_relative_to(folder) and not _is_installed(path, folder):
+            found.add(path)
+    return sorted(found)
+
+
+def _is_installed(path: Path, folder: Path) -> bool:
+    """Whether a file belongs to an environment (.venv) that lies in the user's folder."""
+    parents = [folder / part for part in path.relative_to(folder).parents]
+    return "site-packages" in path.parts or any((parent / "pyvenv.cfg").exists() for parent in parents)
+
+
+def _pyproject(run_config: dict[str, str]) -> dict[str, Any]:
+    return {
+        "project": {
+            "name": "fedsign-experiment",
+            "version": fedsign.__version__,
+            "description": "A FedSign experiment",
+            "license": "Apache-2.0",
+            "dependencies": [],
+        },
+        "tool": {
+            "flwr": {
+                "app": {
+                    "publisher": "fedsign",
+                    "components": {"serverapp": "server_app:app", "clientapp": "client_app:app"},
+                    "config": run_config,
+                }
+            }
+        },
+    }

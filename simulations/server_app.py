@@ -1,0 +1,54 @@
+"""The Flower ServerApp: the round loop where a SuperLink runs it, in a process of its own.
+
+How it ended is written to the run's folder as `served.json`, for the process that started the engine.
+"""
+
+from pathlib import Path
+
+import torch
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from clients.app import EXPERIMENT_KEY
+from fedsign.errors import FedSignError
+from fedsign.flower.partition_grid import PartitionGrid
+from fedsign.flower.shims import quiet_flower
+from fedsign.records import roles_of
+from fedsign.results import RunFolder
+from fedsign.workload import workload_of
+from simulations.flower_app import FOLDER_KEY
+from simulations.rounds import RoundLoop
+
+OUTCOME = "served.json"
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Play all rounds of the experiment in the run configuration."""
+    folder = RunFolder(Path(str(context.run_config[FOLDER_KEY])))
+    try:
+        with quiet_flower():
+            _play(grid, str(context.run_config[EXPERIMENT_KEY]), folder)
+    except FedSignError as error:
+        folder.write_json(OUTCOME, {"status": "failed", "kind": type(error).__name__, "error": str(error)})
+        raise
+    except Exception as error:
+        folder.write_json(OUTCOME, {"status": "failed", "kind": "", "error": f"{type(error).__name__}: {error}"})
+        raise
+    folder.write_json(OUTCOME, {"status": "finished"})
+
+
+def _play(grid: Grid, config_toml: str, folder: RunFolder) -> None:
+    workload = workload_of(config_toml)
+    config = workload.config
+    torch.set_num_threads(config.engine.threads)
+    partitions = PartitionGrid(
+        grid,
+        num_partitions=config.partition.num_clients,
+        roles=roles_of(workload.make_model()),
+        leaves_process=True,
+    )
+    partitions.roll_call(timeout_s=float(config.engine.settings.get("start_timeout_s", 300.0)))
+    RoundLoop(workload, partitions, folder).run()
