@@ -45,7 +45,7 @@ class SequentialTrainer:
 
     def train(self, request: TrainRequest, states: ClientStore) -> TrainReply:
         """One client's round: load, minimise, save its state, reply."""
-        model, workload = self._model, self._workload
+        model = self._model
         model.load_state_dict(request.tensors)
         objective: Objective = plugins.build("objective", request.objective.name, request.objective.settings)
         received = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
@@ -54,7 +54,9 @@ class SequentialTrainer:
         if objective.has_state:
             trained = {name: parameter.detach() for name, parameter in model.named_parameters()}
             states.save(
-                request.partition, request.round, objective.next_state(trained, received=received, state=state)
+                request.partition,
+                request.round,
+                objective.next_state(trained, received=received, state=state),
             )
         return TrainReply(
             round=request.round,
@@ -81,12 +83,19 @@ class SequentialTrainer:
         """All local epochs; returns the number of samples and the mean task loss of the last epoch."""
         workload, settings = self._workload, self._workload.config.client
         samples = workload.samples_of(request.partition)
-        features, targets = samples.features.to(workload.device), samples.targets.to(workload.device)
+        features, targets = (
+            samples.features.to(workload.device),
+            samples.targets.to(workload.device),
+        )
         optimizer = settings.optimizer.build(self._model.parameters(), settings.lr, settings.weight_decay)
         seed = workload.config.seed
         rng = generator(seed, Purpose.BATCHES, round=request.round, partition=request.partition)
         stream = torch_stream(
-            seed, Purpose.TRAINING, round=request.round, partition=request.partition, device=workload.device
+            seed,
+            Purpose.TRAINING,
+            round=request.round,
+            partition=request.partition,
+            device=workload.device,
         )
         self._model.train()
         with stream:

@@ -66,7 +66,9 @@ def encode(tensor: Tensor) -> Encoded:
     try:
         return Encoded(encoding=encoding, payload=to_array(host))
     except TypeError as error:
-        raise CodecError(f"a tensor of type {tensor.dtype} has no encoding; send float, int, bool or bfloat16.") from error
+        raise CodecError(
+            f"a tensor of type {tensor.dtype} has no encoding; send float, int, bool or bfloat16."
+        ) from error
 
 
 def decode(encoding: str, payload: npt.NDArray[np.generic]) -> Tensor:

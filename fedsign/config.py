@@ -168,9 +168,7 @@ def from_dict(data: Mapping[str, Any]) -> ExperimentConfig:
         raise ConfigError(plugins.sentence(error, section="", known=_known_keys(error))) from error
     complete = raw.model_copy(
         update={
-            "client": raw.client.model_copy(
-                update={"optimizer": raw.client.optimizer.completed("client.optimizer")}
-            ),
+            "client": raw.client.model_copy(update={"optimizer": raw.client.optimizer.completed("client.optimizer")}),
             **{
                 section: getattr(raw, section).completed(section)
                 for section, field in ExperimentConfig.model_fields.items()
@@ -273,6 +271,10 @@ def _known_keys(error: ValidationError) -> list[str]:
 
 
 def _check_names(config: ExperimentConfig) -> None:
-    for kind, names in (("task", [config.task]), ("metric", config.metrics), ("callback", config.callbacks)):
+    for kind, names in (
+        ("task", [config.task]),
+        ("metric", config.metrics),
+        ("callback", config.callbacks),
+    ):
         for name in names:
             plugins.complete(kind, name, {}, section=kind)

@@ -19,7 +19,7 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 def settings_model(kind: str, factory: Callable[..., Any]) -> type[BaseModel]:
     """A pydantic model of a factory's settings: every parameter after the given ones."""
-    target = factory.__init__ if inspect.isclass(factory) else factory  # type: ignore[misc]
+    target = factory.__init__ if inspect.isclass(factory) else factory
     hints = get_type_hints(target, include_extras=True)
     parameters = list(inspect.signature(factory).parameters.values())[KINDS[kind].num_given :]
     fields: dict[str, Any] = {}

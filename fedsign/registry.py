@@ -35,7 +35,10 @@ KINDS: dict[str, Kind] = {
         plural="datasets",
         num_given=1,
         table={
-            "digits": ("fedsign.data.digits:digits", "8x8 digits shipped with scikit-learn, 1,797 images"),
+            "digits": (
+                "fedsign.data.digits:digits",
+                "8x8 digits shipped with scikit-learn, 1,797 images",
+            ),
             "mnist": ("fedsign.data.mnist:mnist", "MNIST from a folder, 70,000 images of 28x28"),
             "fashion_mnist": ("fedsign.data.mnist:fashion_mnist", "Fashion-MNIST from a folder"),
         },
@@ -57,22 +60,34 @@ KINDS: dict[str, Kind] = {
         table={
             "mlp": ("fedsign.models.mlp:mlp", "fully connected, ReLU"),
             "cnn": ("fedsign.models.cnn:cnn", "two convolutions with BatchNorm, for small images"),
-            "linear": ("fedsign.models.mlp:linear", "one linear layer (logistic or linear regression)"),
+            "linear": (
+                "fedsign.models.mlp:linear",
+                "one linear layer (logistic or linear regression)",
+            ),
         },
     ),
     "task": Kind(
         plural="tasks",
         num_given=0,
         table={
-            "classification": ("fedsign.tasks.classification:Classification", "cross-entropy on class labels"),
-            "regression": ("fedsign.tasks.regression:Regression", "mean squared error on real targets"),
+            "classification": (
+                "fedsign.tasks.classification:Classification",
+                "cross-entropy on class labels",
+            ),
+            "regression": (
+                "fedsign.tasks.regression:Regression",
+                "mean squared error on real targets",
+            ),
         },
     ),
     "metric": Kind(
         plural="metrics",
         num_given=2,
         table={
-            "accuracy": ("fedsign.metrics.accuracy:accuracy", "share of samples whose class is right"),
+            "accuracy": (
+                "fedsign.metrics.accuracy:accuracy",
+                "share of samples whose class is right",
+            ),
             "rmse": ("fedsign.metrics.rmse:rmse", "root of the mean squared error"),
         },
     ),
@@ -81,9 +96,18 @@ KINDS: dict[str, Kind] = {
         num_given=0,
         table={
             "plain": ("fedsign.objectives.base:Objective", "the task's loss alone"),
-            "fedprox": ("fedsign.objectives.fedprox:FedProxObjective", "plus (mu/2) distance to the received model"),
-            "feddyn": ("fedsign.objectives.feddyn:FedDynObjective", "plus a linear term of the client's own and a pull"),
-            "fedsign": ("fedsign.objectives.fedsign:FedSignObjective", "minus gamma x soft sign agreement, Eq. 1"),
+            "fedprox": (
+                "fedsign.objectives.fedprox:FedProxObjective",
+                "plus (mu/2) distance to the received model",
+            ),
+            "feddyn": (
+                "fedsign.objectives.feddyn:FedDynObjective",
+                "plus a linear term of the client's own and a pull",
+            ),
+            "fedsign": (
+                "fedsign.objectives.fedsign:FedSignObjective",
+                "minus gamma x soft sign agreement, Eq. 1",
+            ),
         },
     ),
     "optimizer": Kind(
@@ -100,8 +124,14 @@ KINDS: dict[str, Kind] = {
         table={
             "fedavg": ("strategies.fedavg:FedAvg", "mean of the clients' models"),
             "fedprox": ("strategies.fedprox:FedProx", "FedAvg with a proximal term at the clients"),
-            "feddyn": ("strategies.feddyn:FedDyn", "dynamic regularisation, reaches the joint optimum"),
-            "fedsign": ("strategies.fedsign:FedSign", "clients keep the signs of the received model"),
+            "feddyn": (
+                "strategies.feddyn:FedDyn",
+                "dynamic regularisation, reaches the joint optimum",
+            ),
+            "fedsign": (
+                "strategies.fedsign:FedSign",
+                "clients keep the signs of the received model",
+            ),
             "flower_fedavg": ("flwr.serverapp.strategy:FedAvg", "Flower's own FedAvg, unmodified"),
         },
     ),
@@ -109,9 +139,18 @@ KINDS: dict[str, Kind] = {
         plural="engines",
         num_given=0,
         table={
-            "in_process": ("simulations.backends.in_process:InProcess", "clients one after another in this process"),
-            "ray": ("simulations.backends.ray:Ray", "Flower's simulation runtime: clients in Ray actors"),
-            "superlink": ("simulations.backends.superlink:SuperLink", "a local SuperLink with SuperNodes"),
+            "in_process": (
+                "simulations.backends.in_process:InProcess",
+                "clients one after another in this process",
+            ),
+            "ray": (
+                "simulations.backends.ray:Ray",
+                "Flower's simulation runtime: clients in Ray actors",
+            ),
+            "superlink": (
+                "simulations.backends.superlink:SuperLink",
+                "a local SuperLink with SuperNodes",
+            ),
         },
     ),
     "callback": Kind(

@@ -1,16 +1,16 @@
 """A run on disk, and how to read it without torch or Flower.
 
-    runs/<experiment>/<id>/
-        config.toml        the complete configuration, with versions and git state in its header
-        environment.json   the same facts for programs
-        partition.json     samples of each class at each client
-        rounds.jsonl       one line a round: the same bits whenever the run is repeated or resumed
-        timings.jsonl      seconds per round (kept apart, since they never repeat)
-        failures.jsonl     what failed clients reported, in full
-        checkpoints/       see fedsign.checkpoints
-        clients/           what clients keep between rounds
-        outcome.json       how the run ended; missing while it runs and after a kill
-        report.html
+runs/<experiment>/<id>/
+    config.toml        the complete configuration, with versions and git state in its header
+    environment.json   the same facts for programs
+    partition.json     samples of each class at each client
+    rounds.jsonl       one line a round: the same bits whenever the run is repeated or resumed
+    timings.jsonl      seconds per round (kept apart, since they never repeat)
+    failures.jsonl     what failed clients reported, in full
+    checkpoints/       see fedsign.checkpoints
+    clients/           what clients keep between rounds
+    outcome.json       how the run ended; missing while it runs and after a kill
+    report.html
 """
 
 import json

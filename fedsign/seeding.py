@@ -33,9 +33,7 @@ def _sequence(seed: int, purpose: Purpose, round: int, partition: int) -> np.ran
     return np.random.SeedSequence([seed, int(purpose), round, partition])
 
 
-def generator(
-    seed: int, purpose: Purpose, *, round: int = 0, partition: int = 0
-) -> np.random.Generator:
+def generator(seed: int, purpose: Purpose, *, round: int = 0, partition: int = 0) -> np.random.Generator:
     """A NumPy generator for one purpose.
 
     >>> generator(0, Purpose.SAMPLING, round=3).integers(1000) == generator(

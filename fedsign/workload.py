@@ -75,9 +75,7 @@ class Workload:
         model.eval()
         test = self.dataset.test
         with torch.no_grad():
-            batches = [
-                model(batch.to(self.device)).cpu() for batch in test.features.split(_EVALUATION_BATCH)
-            ]
+            batches = [model(batch.to(self.device)).cpu() for batch in test.features.split(_EVALUATION_BATCH)]
             outputs: Tensor = torch.cat(batches)
             values = {"loss": self.task.loss(outputs, test.targets).item()}
         for name in self.config.metrics:

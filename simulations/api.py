@@ -18,7 +18,8 @@ from typing import Any
 from torch import nn
 
 import fedsign
-from fedsign import checkpoints, config as configs, plugins, results
+from fedsign import checkpoints, plugins, results
+from fedsign import config as configs
 from fedsign.config import ExperimentConfig
 from fedsign.errors import ConfigError, FedSignError, ResultsError
 from fedsign.results import Line, RunFolder
@@ -199,7 +200,9 @@ def _git_state() -> str:
     """Commit of the current folder's repository, with `+` for uncommitted changes; empty outside of one."""
 
     def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        return subprocess.run(
+            ["git", *arguments], capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
 
     try:
         return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")

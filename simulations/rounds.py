@@ -88,7 +88,9 @@ class RoundLoop:
         self._report_failures(traffic)
         self._check_replies(traffic)
         if served is None:
-            raise RoundError(f"the strategy made no model of the {len(traffic.accepted)} replies of round {self.round}.")
+            raise RoundError(
+                f"the strategy made no model of the {len(traffic.accepted)} replies of round {self.round}."
+            )
         before = to_tensors(self._served)
         tensors = {name: like(tensor, before[name]) for name, tensor in to_tensors(served).items()}
         self._served = to_record(tensors)

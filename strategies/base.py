@@ -97,7 +97,12 @@ class Strategy(FlowerStrategy):
         self.num_clients = len(clients)
         seed = int(cast(int, config.get(SEED_KEY, 0)))
         cohort_size = int(cast(int, config.get(COHORT_KEY, len(clients))))
-        cohort = self.sample(server_round, clients, cohort_size, generator(seed, Purpose.SAMPLING, round=server_round))
+        cohort = self.sample(
+            server_round,
+            clients,
+            cohort_size,
+            generator(seed, Purpose.SAMPLING, round=server_round),
+        )
         self._served = to_tensors(arrays)
         spec = wire.objective_entry(self.objective(server_round))
         request = ConfigRecord({**config, wire.ROUND_KEY: server_round, wire.OBJECTIVE_KEY: spec})
@@ -140,6 +145,4 @@ class Strategy(FlowerStrategy):
 
 def keep_counters(mean: Tensors, served: Tensors) -> Tensors:
     """The mean with the served model's integer tensors: a counter has no mean."""
-    return {
-        name: tensor if served[name].is_floating_point() else served[name] for name, tensor in mean.items()
-    }
+    return {name: tensor if served[name].is_floating_point() else served[name] for name, tensor in mean.items()}

@@ -8,7 +8,18 @@ from fedsign.data.base import Dataset, Samples
 from fedsign.data.torchvision_shim import torchvision
 from fedsign.errors import DataError
 
-_FASHION = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
+_FASHION = (
+    "t-shirt",
+    "trouser",
+    "pullover",
+    "dress",
+    "coat",
+    "sandal",
+    "shirt",
+    "sneaker",
+    "bag",
+    "boot",
+)
 _MEAN, _STD = 0.1307, 0.3081  # of MNIST's training pixels, the customary normalisation
 
 

@@ -7,7 +7,7 @@ Assign to an ArrayRecord key by key: `ArrayRecord({...})` rebuilds plain arrays,
 
 from collections.abc import Mapping
 from io import BytesIO
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -76,13 +76,9 @@ def to_tensors(record: ArrayRecord, encodings: Mapping[str, str] | None = None) 
     return {
         name: array.tensor
         if isinstance(array, TensorArray)
-        else codec.decode((encodings or {}).get(name, codec.Encoding.DENSE), _writable(array))
+        else codec.decode((encodings or {}).get(name, codec.Encoding.DENSE), array.numpy())
         for name, array in record.items()
     }
-
-
-def _writable(array: Array) -> npt.NDArray[Any]:
-    return cast("npt.NDArray[Any]", array.numpy())
 
 
 def _npy(payload: npt.NDArray[Any]) -> bytes:

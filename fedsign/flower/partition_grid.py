@@ -95,7 +95,12 @@ class PartitionGrid(Grid):
         return self._grid.run
 
     def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
     ) -> Message:
         """Flower's older way to make a message."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
@@ -171,8 +176,9 @@ class PartitionGrid(Grid):
     ) -> Iterator[tuple[int, Message | Failure]]:
         """(slot, reply or failure), in order of arrival; every slot once."""
         waiting: dict[str, int] = {}
-        for slot, message_id in enumerate(message_ids):
-            if message_id is None:  # HTTP grids mark in this way what could not be pushed
+        pushed: list[str | None] = list(message_ids)  # HTTP grids mark with None what could not be pushed
+        for slot, message_id in enumerate(pushed):
+            if message_id is None:
                 yield slot, self._failure(batch[slot], "the request could not be sent to the node")
             else:
                 waiting[message_id] = slot
@@ -211,7 +217,11 @@ class PartitionGrid(Grid):
             encodings=encodings,
         )
         return Message(
-            routed, self._node_of(partition), metadata.message_type, ttl=metadata.ttl, group_id=metadata.group_id
+            routed,
+            self._node_of(partition),
+            metadata.message_type,
+            ttl=metadata.ttl,
+            group_id=metadata.group_id,
         )
 
     def _checked(self, reply: Message, request: Message) -> Message | Failure:
@@ -261,7 +271,10 @@ class PartitionGrid(Grid):
         metrics = next(iter(reply.content.metric_records.values()))
         if "train-loss" in metrics and wire.NUM_EXAMPLES_KEY in metrics:
             self.traffic.weighted_losses.append(
-                (int(cast(int, metrics[wire.NUM_EXAMPLES_KEY])), float(cast(float, metrics["train-loss"])))
+                (
+                    int(cast(int, metrics[wire.NUM_EXAMPLES_KEY])),
+                    float(cast(float, metrics["train-loss"])),
+                )
             )
 
     def _failure(self, request: Message, reason: str, details: str = "") -> Failure:
@@ -280,7 +293,10 @@ class PartitionGrid(Grid):
                 node_id = waiting.pop(reply.metadata.reply_to_message_id)
                 if reply.has_error():
                     raise EngineError(f"a node cannot take part: {(reply.error.reason or '').partition(chr(10))[0]}")
-                yield node_id, list(cast("list[int]", reply.content.config_records[wire.REPLY]["partitions"]))
+                yield (
+                    node_id,
+                    list(cast("list[int]", reply.content.config_records[wire.REPLY]["partitions"])),
+                )
             time.sleep(_FIRST_PAUSE_S)
 
 

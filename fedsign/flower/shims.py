@@ -25,7 +25,7 @@ NUM_PARTITIONS_KEY = "num-partitions"
 
 def ensure_task_identity() -> None:
     """`Message(...)` reads who is speaking from a class that Flower fills only in its own processes."""
-    if TaskIdentity._run_id is None:
+    if vars(TaskIdentity)["_run_id"] is None:
         TaskIdentity.task_id = 1
         TaskIdentity.run_id = IN_PROCESS_RUN_ID
         TaskIdentity.node_id = SUPERLINK_NODE_ID

@@ -30,7 +30,14 @@ def objective_entry(spec: ObjectiveSpec) -> str:
     return json.dumps({"name": spec.name, "settings": dict(spec.settings)})
 
 
-def route(content: RecordDict, *, partition: int, state_version: int, durable_round: int, encodings: Mapping[str, str]) -> RecordDict:
+def route(
+    content: RecordDict,
+    *,
+    partition: int,
+    state_version: int,
+    durable_round: int,
+    encodings: Mapping[str, str],
+) -> RecordDict:
     """A request's content with the record that tells a node what it serves."""
     routed = RecordDict(dict(content))
     routed[ROUTE] = ConfigRecord(
@@ -145,7 +152,11 @@ def failure_reply(error: Exception, request: Message) -> Message:
 
 def failure_of(partition: int, error: Exception) -> Failure:
     """A client's exception as a failure."""
-    return Failure(partition=partition, reason=describe(error), details="".join(traceback.format_exception(error)))
+    return Failure(
+        partition=partition,
+        reason=describe(error),
+        details="".join(traceback.format_exception(error)),
+    )
 
 
 def describe(error: Exception) -> str:

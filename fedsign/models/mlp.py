@@ -1,5 +1,6 @@
 """Fully connected networks."""
 
+from itertools import pairwise
 from math import prod
 
 from torch import nn
@@ -13,7 +14,7 @@ def mlp(input_shape: tuple[int, ...], num_outputs: int, *, hidden: tuple[int, ..
     """
     widths = (prod(input_shape), *hidden)
     layers: list[nn.Module] = [nn.Flatten()] if len(input_shape) > 1 else []
-    for width_in, width_out in zip(widths, widths[1:], strict=False):
+    for width_in, width_out in pairwise(widths):
         layers += [nn.Linear(width_in, width_out), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(widths[-1], num_outputs))
 

@@ -23,7 +23,11 @@ class Objective:
     has_state: ClassVar[bool] = False
 
     def penalty(
-        self, parameters: Mapping[str, Tensor], *, received: Mapping[str, Tensor], state: Mapping[str, Tensor]
+        self,
+        parameters: Mapping[str, Tensor],
+        *,
+        received: Mapping[str, Tensor],
+        state: Mapping[str, Tensor],
     ) -> Tensor | None:
         """What is added to the loss of every batch, a scalar; None for nothing."""
         return None
@@ -33,7 +37,11 @@ class Objective:
         return {}
 
     def next_state(
-        self, parameters: Mapping[str, Tensor], *, received: Mapping[str, Tensor], state: Mapping[str, Tensor]
+        self,
+        parameters: Mapping[str, Tensor],
+        *,
+        received: Mapping[str, Tensor],
+        state: Mapping[str, Tensor],
     ) -> Tensors:
         """The state after training, from the trained parameters."""
         return dict(state)

@@ -30,7 +30,11 @@ class FedDynObjective(Objective):
         self.alpha = alpha
 
     def penalty(
-        self, parameters: Mapping[str, Tensor], *, received: Mapping[str, Tensor], state: Mapping[str, Tensor]
+        self,
+        parameters: Mapping[str, Tensor],
+        *,
+        received: Mapping[str, Tensor],
+        state: Mapping[str, Tensor],
     ) -> Tensor | None:
         """alpha (<theta, h_k> + ||theta - theta_t||^2 / 2)."""
         terms = [
@@ -44,7 +48,11 @@ class FedDynObjective(Objective):
         return {name: torch.zeros_like(theta) for name, theta in received.items()}
 
     def next_state(
-        self, parameters: Mapping[str, Tensor], *, received: Mapping[str, Tensor], state: Mapping[str, Tensor]
+        self,
+        parameters: Mapping[str, Tensor],
+        *,
+        received: Mapping[str, Tensor],
+        state: Mapping[str, Tensor],
     ) -> Tensors:
         """h_k += theta_k - theta_t."""
         return {name: state[name] + (theta - received[name]) for name, theta in parameters.items()}

@@ -20,7 +20,11 @@ class FedProxObjective(Objective):
         self.mu = mu
 
     def penalty(
-        self, parameters: Mapping[str, Tensor], *, received: Mapping[str, Tensor], state: Mapping[str, Tensor]
+        self,
+        parameters: Mapping[str, Tensor],
+        *,
+        received: Mapping[str, Tensor],
+        state: Mapping[str, Tensor],
     ) -> Tensor | None:
         """(mu/2) ||theta - theta_t||^2."""
         if self.mu == 0:

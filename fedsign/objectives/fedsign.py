@@ -35,7 +35,11 @@ class FedSignObjective(Objective):
         self.reduction = reduction
 
     def penalty(
-        self, parameters: Mapping[str, Tensor], *, received: Mapping[str, Tensor], state: Mapping[str, Tensor]
+        self,
+        parameters: Mapping[str, Tensor],
+        *,
+        received: Mapping[str, Tensor],
+        state: Mapping[str, Tensor],
     ) -> Tensor | None:
         """-gamma * reduce(sgp(theta_t) sigma(theta) + sgp(-theta_t) sigma(-theta))."""
         if self.gamma == 0:

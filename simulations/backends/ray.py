@@ -55,7 +55,10 @@ class Ray:
                 app_folder=app,
                 num_nodes=config.partition.num_clients,
                 backend_config={
-                    "client_resources": {"num_cpus": self.cpus_per_client, "num_gpus": self.gpus_per_client},
+                    "client_resources": {
+                        "num_cpus": self.cpus_per_client,
+                        "num_gpus": self.gpus_per_client,
+                    },
                     "init_args": {"log_to_driver": False, "logging_level": "error"},
                 },
             )

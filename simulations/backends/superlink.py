@@ -66,7 +66,12 @@ class SuperLink:
         """See Engine."""
         num_clients = workload.config.partition.num_clients
         (folder.path / OUTCOME).unlink(missing_ok=True)
-        app = write_app(folder.path / "app", workload.config, run_folder=folder.path, state_folder=folder.clients)
+        app = write_app(
+            folder.path / "app",
+            workload.config,
+            run_folder=folder.path,
+            state_folder=folder.clients,
+        )
         place = _make_place(folder)
         with ExitStack() as stack:
             link = stack.enter_context(_process("flower-superlink", _link_arguments(place), place))
@@ -95,7 +100,12 @@ def _make_place(folder: RunFolder) -> _Place:
         },
         port=_free_port(),
     )
-    connection = {"superlink": {"default": _CONNECTION, _CONNECTION: {"address": place.address, "insecure": True}}}
+    connection = {
+        "superlink": {
+            "default": _CONNECTION,
+            _CONNECTION: {"address": place.address, "insecure": True},
+        }
+    }
     (home / "config.toml").write_text(tomli_w.dumps(connection), encoding="utf-8")
     return place
 
@@ -121,7 +131,7 @@ def _process(
     """Start one of Flower's programs in a process group of its own, and end the whole group."""
     with (place.logs / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(
-            [_program(program), *arguments],
+            [find_program(program), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -203,7 +213,7 @@ def _raise_failure(outcome: Line) -> None:
 
 def _flwr(arguments: list[str], place: _Place) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [_program("flwr"), *arguments],
+        [find_program("flwr"), *arguments],
         capture_output=True,
         text=True,
         env=dict(place.environment),
@@ -213,7 +223,7 @@ def _flwr(arguments: list[str], place: _Place) -> "subprocess.CompletedProcess[s
     )
 
 
-def _program(name: str) -> str:
+def find_program(name: str) -> str:
     """One of Flower's console scripts: beside this interpreter, or on the path."""
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)

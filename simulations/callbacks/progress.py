@@ -3,7 +3,8 @@
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress as Bar, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 
 from fedsign.config import ExperimentConfig
 from fedsign.results import Line, RunFolder

@@ -36,7 +36,9 @@ def dirichlet(
         DataError: too few samples for that many clients, or targets that are not classes.
     """
     if train.targets.is_floating_point():
-        raise DataError("the Dirichlet partition needs class labels, but the targets are real numbers; use partition.name=iid.")
+        raise DataError(
+            "the Dirichlet partition needs class labels, but the targets are real numbers; use partition.name=iid."
+        )
     if num_clients * min_partition_size > len(train):
         raise DataError(
             f"partition.num_clients={num_clients} clients with partition.min_partition_size={min_partition_size} samples "

@@ -1,0 +1,54 @@
+"""report.html: one run on one page, in one file.
+
+The page loads nothing: style and pictures stand in it, so that it can be mailed, archived and opened
+years later.  It is made from results on disk only, without torch, Flower or matplotlib, and looks the
+same whenever it is made again.
+"""
+
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from fedsign.disk import write_text
+from fedsign.report import summary
+from fedsign.results import RunFolder
+
+TEMPLATE = "page.html.jinja"
+
+
+def write_report(folder: RunFolder) -> Path:
+    """Write the page of a run into its folder and return its path.
+
+    Raises:
+        ResultsError: the run cannot be read.
+    """
+    path = folder.path / "report.html"
+    write_text(path, render(summary.read(folder)))
+    return path
+
+
+def render(run: summary.Run) -> str:
+    """The page as text."""
+    environment = Environment(
+        loader=PackageLoader("fedsign.report", package_path=""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    page = environment.get_template(TEMPLATE).render(
+        name=str(run.config.get("name", "run")),
+        seed=run.config.get("seed", 0),
+        outcome=run.outcome,
+        strategy=summary.strategy(run),
+        headline=summary.headline(run),
+        facts=summary.facts(run),
+        charts=summary.charts(run),
+        population=summary.population(run),
+        failures=summary.failures(run),
+        configuration=summary.configuration(run),
+        config_toml=run.config_toml,
+        environment=run.environment,
+    )
+    # a client's message may hold halves of characters, which no file can
+    return page.encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,222 @@
+"""The clients in one picture: how many samples each has, of which classes, and how often it took part.
+
+A column is a client.  Shades of one colour instead of a colour for each class: this reads the same
+for every kind of eye, in grey and with a hundred classes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from fedsign.report.svg import boxes, nice_ticks, number, picture, tag
+from fedsign.report.wording import middle, plural, tick_label
+
+MAX_COLUMNS = 60
+SHADES = 6
+
+_HEAD = 34.0  # room for the name of a panel
+_CHARACTER = 6.8  # of the 12-unit type
+_NAMED_CLASSES = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Population:
+    """What the clients hold: `counts` is [clients][classes]; `class_names` is empty for a regression."""
+
+    class_names: Sequence[str]
+    counts: Sequence[Sequence[int]]
+    times_sampled: Sequence[int]
+    num_rounds: int
+
+    @property
+    def sizes(self) -> list[int]:
+        """Samples of each client."""
+        return [sum(row) for row in self.counts]
+
+    def shown(self) -> list[int]:
+        """The clients to draw, in drawing order: evenly taken by size where there are too many."""
+        sizes = self.sizes
+        by_size = sorted(range(len(self.counts)), key=lambda client: -sizes[client])
+        if len(by_size) > MAX_COLUMNS:
+            last = len(by_size) - 1
+            by_size = [by_size[round(i * last / (MAX_COLUMNS - 1))] for i in range(MAX_COLUMNS)]
+        return sorted(by_size, key=self._main_class) if self.class_names else by_size
+
+    def _main_class(self, client: int) -> tuple[int, float]:
+        row = self.counts[client]
+        largest = max(row, default=0)
+        return (row.index(largest), -largest / sum(row)) if largest else (len(row), 0.0)
+
+    def size_sentence(self) -> str:
+        """Numbers of samples and classes."""
+        sizes = self.sizes
+        said = f"{plural(len(sizes), 'client')} with {plural(sum(sizes), 'training sample')} in all: "
+        said += f"the smallest has {min(sizes):,}, the median {middle(sizes)}, the largest {max(sizes):,}."
+        if self.class_names:
+            held = sum(sum(count > 0 for count in row) for row in self.counts) / len(sizes)
+            said += f" A client holds {held:.1f} of the {plural(len(self.class_names), 'class')} on average."
+        return said
+
+    def participation_sentence(self) -> str:
+        """How often clients were sampled."""
+        times = self.times_sampled
+        if not self.num_rounds:
+            return "No round was played."
+        fewest, most, never = min(times), max(times), sum(count == 0 for count in times)
+        span = f"{fewest:,} to {most:,} times" if fewest < most else plural(fewest, "time")
+        said = f"In {plural(self.num_rounds, 'round')} a client was sampled {span}, the median {middle(list(times))}."
+        return said + (f" {plural(never, 'client')} never took part." if never else "")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Panel:
+    top: float
+    height: float
+
+    @property
+    def bottom(self) -> float:
+        return self.top + self.height
+
+
+class _Drawing:
+    """The geometry of one picture of a given width."""
+
+    def __init__(self, population: Population, width: int) -> None:
+        self.population = population
+        self.width = width
+        self.clients = population.shown()
+        names = [_short(name, 12 if width > 600 else 7) for name in population.class_names]
+        longest = max(map(len, names), default=0)
+        self.names = names
+        self.left = 10 + _CHARACTER * max(longest, 5)
+        self.column = min(44.0, (width - self.left - 2) / len(self.clients))
+        self.gap = min(3.0, 0.16 * self.column)
+        self.row = min(18.0, max(3.0, 300.0 / len(names))) if names else 0.0
+        self.sizes = _Panel(top=_HEAD, height=90.0 if names else 150.0)
+        self.classes = _Panel(
+            top=self.sizes.bottom + (_HEAD if names else 0.0), height=self.row * len(names)
+        )
+        self.times = _Panel(top=self.classes.bottom + _HEAD, height=50.0)
+        self.largest_share = max(
+            (count / sum(row) for row in population.counts for count in row if sum(row)), default=1.0
+        )
+
+    @property
+    def right(self) -> float:
+        return self.left + self.column * len(self.clients)
+
+    @property
+    def edge(self) -> float:
+        """Where rules and names of panels end: a drawing of few clients still has its full head."""
+        return max(self.right, min(self.width - 2.0, self.left + 260))
+
+    def draw(self) -> Markup:
+        population = self.population
+        sizes, times = population.sizes, population.times_sampled
+        size_ticks = nice_ticks(0, max([sizes[client] for client in self.clients] + [1]), at_most=4)
+        time_ticks = nice_ticks(0, max([times[client] for client in self.clients] + [1]), at_most=3, min_step=1)
+        drawn = [
+            *self._bar_frame(self.sizes, "samples", size_ticks),
+            *(self._class_frame() if self.names else []),
+            *self._bar_frame(self.times, "times sampled", time_ticks),
+        ]
+        for index, client in enumerate(self.clients):
+            x = self.left + index * self.column
+            drawn.append(
+                tag(
+                    "g",
+                    tag("title", self._description(client)),
+                    tag("rect", x=x, y=_HEAD, width=self.column, height=self.times.bottom - _HEAD, class_="band"),
+                    self._bar(self.sizes, x, sizes[client] / size_ticks[-1]),
+                    *self._cells(x, population.counts[client] if self.names else []),
+                    self._bar(self.times, x, times[client] / time_ticks[-1], "often"),
+                    *self._client_name(index, x, client),
+                    class_="client",
+                )
+            )
+        return picture(
+            *drawn,
+            width=self.width,
+            height=self.times.bottom + 24,
+            label=f"{population.size_sentence()} {population.participation_sentence()}",
+            class_="picture " + ("wide" if self.width > 600 else "narrow"),
+        )
+
+    def _bar_frame(self, panel: _Panel, name: str, ticks: Sequence[float]) -> list[Markup]:
+        drawn = [tag("text", name, x=self.left, y=panel.top - 12, class_="panel")]
+        for tick in ticks:
+            y = panel.bottom - panel.height * tick / ticks[-1]
+            class_ = "grid" if tick else "grid base"
+            drawn.append(tag("path", d=f"M{number(self.left)} {number(y)}H{number(self.edge)}", class_=class_))
+            name = tick_label(tick, step=ticks[1] - ticks[0])
+            drawn.append(tag("text", name, x=self.left - 8, y=y, class_="tick left"))
+        return drawn
+
+    def _class_frame(self) -> list[Markup]:
+        """Names of the classes, as many as there is room for, and the key of the shades."""
+        y = self.classes.top - 12
+        drawn = [tag("text", "share of each class", x=self.left, y=y, class_="panel")]
+        stride = -(-14 // int(self.row)) if self.row < 14 else 1
+        for index in range(0, len(self.names), stride):
+            middle_of_row = self.classes.top + (index + 0.5) * self.row
+            drawn.append(tag("text", self.names[index], x=self.left - 8, y=middle_of_row, class_="tick left"))
+        most = f"{100 * self.largest_share:.0f}\u202f%"
+        x = self.edge - _CHARACTER * len(most) - 4
+        drawn.append(tag("text", most, x=self.edge, y=y, class_="panel last"))
+        for shade in range(SHADES, 0, -1):
+            x -= 13
+            drawn.append(tag("rect", x=x, y=y - 9, width=12, height=10, class_=f"cell s{shade}"))
+        drawn.append(tag("text", "0", x=x - 5, y=y, class_="panel last"))
+        return drawn
+
+    def _bar(self, panel: _Panel, x: float, share: float, class_: str = "") -> Markup:
+        height = share * panel.height
+        return tag(
+            "rect",
+            x=x + self.gap / 2,
+            y=panel.bottom - height,
+            width=self.column - self.gap,
+            height=height,
+            class_=f"bar {class_}".strip(),
+        )
+
+    def _cells(self, x: float, row: Sequence[int]) -> list[Markup]:
+        """One path for all cells of a shade, which keeps a page of a hundred classes small."""
+        by_shade: dict[int, list[tuple[float, float]]] = {}
+        for index, count in enumerate(row):
+            if count:
+                shade = max(1, round(SHADES * count / sum(row) / self.largest_share))
+                corner = (x + self.gap / 2, self.classes.top + index * self.row)
+                by_shade.setdefault(shade, []).append(corner)
+        height = self.row - min(1.5, 0.2 * self.row)
+        return [
+            tag("path", d=boxes(corners, self.column - self.gap, height), class_=f"cell s{shade}")
+            for shade, corners in sorted(by_shade.items())
+        ]
+
+    def _client_name(self, index: int, x: float, client: int) -> list[Markup]:
+        """The client's number, where it has room."""
+        if self.column < _CHARACTER * len(str(max(self.clients))) + 4:
+            return []
+        return [tag("text", str(client), x=x + self.column / 2, y=self.times.bottom + 16, class_="tick below")]
+
+    def _description(self, client: int) -> str:
+        row, times = self.population.counts[client], self.population.times_sampled[client]
+        said = f"client {client}: {plural(sum(row), 'sample')}, sampled {plural(times, 'time')}"
+        held = sorted(zip(row, self.population.class_names, strict=False), key=lambda pair: -pair[0])
+        held = [pair for pair in held if pair[0]]
+        if held:
+            said += "\n" + ", ".join(f"{name}: {count:,}" for count, name in held[:_NAMED_CLASSES])
+            rest = len(held) - _NAMED_CLASSES
+            said += f", {plural(rest, 'class')} more" if rest > 0 else ""
+        return said
+
+
+def draw_population(population: Population, *, width: int) -> Markup:
+    """Draw the clients in a picture of a width in units, which a browser scales."""
+    return _Drawing(population, width).draw()
+
+
+def _short(name: str, at_most: int) -> str:
+    return name if len(name) <= at_most else name[: at_most - 1] + "…"

@@ -1,0 +1,286 @@
+"""What the page says about a run, computed from its folder: plain values for the template."""
+
+import tomllib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from fedsign.errors import ResultsError
+from fedsign.report import wording
+from fedsign.report.curves import Curve, chart, trailing_mean
+from fedsign.report.population import MAX_COLUMNS, Population, draw_population
+from fedsign.results import Line, RunFolder, final_value, read_lines
+
+LAST = 5
+"""The headline is the mean of this many last rounds."""
+
+_MAX_FAILURES = 200
+_MAX_REASON = 600
+_MIN_ROUNDS_TO_SMOOTH = 10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """A run's files, read once."""
+
+    config: Line
+    config_toml: str
+    environment: Line
+    outcome: Line
+    partition: Line
+    rounds: Sequence[Line]
+    timings: Sequence[Line]
+    failures: Sequence[Line]
+
+    def section(self, name: str) -> Line:
+        """A table of the configuration; empty where there is none."""
+        table = self.config.get(name)
+        return table if isinstance(table, dict) else {}
+
+    @property
+    def metrics(self) -> list[str]:
+        """Names of the metrics, as the rounds carry them."""
+        return [str(name).rpartition(":")[2] for name in self.config.get("metrics", ())]
+
+    def values(self, key: str) -> list[float | None]:
+        """A figure of every round."""
+        return [line.get(key) for line in self.rounds]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fact:
+    """One number of the head, with its name and a remark."""
+
+    name: str
+    value: str
+    remark: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chart:
+    """A picture with its heading; `key` names the lines as (name, style)."""
+
+    title: str
+    svg: Markup
+    key: Sequence[tuple[str, str]]
+    note: str = ""
+
+
+def read(folder: RunFolder) -> Run:
+    """Read what the page is made of.
+
+    Raises:
+        ResultsError: a file is missing or damaged.
+    """
+    try:
+        config = tomllib.loads(folder.config_toml)
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ResultsError(f"{folder.path / 'config.toml'} cannot be read ({error}).") from error
+    # a run that was stopped at its very start has no partition yet
+    has_partition = (folder.path / "partition.json").exists()
+    return Run(
+        config=config,
+        config_toml=folder.config_toml,
+        environment=folder.environment,
+        outcome=folder.outcome,
+        partition=folder.partition if has_partition else {"class_names": [], "counts": []},
+        rounds=folder.rounds(),
+        timings=folder.timings(),
+        failures=read_lines(folder.path / "failures.jsonl"),
+    )
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric is a share of the samples and reads best in percent."""
+    return metric == "accuracy" or metric.endswith("_accuracy")
+
+
+def headline(run: Run) -> Fact:
+    """The first metric, or the loss, as mean of the last rounds."""
+    name = run.metrics[0] if run.metrics else "loss"
+    value = final_value(list(run.rounds), name, last=LAST)
+    remark = _last_rounds(run)
+    if value is None and run.rounds:
+        remark = f"no value in one of the {remark}" if len(run.rounds) > 1 else "no value"
+    return Fact(
+        name=f"test {name}", value=wording.figure(value, percent=is_share(name)), remark=remark
+    )
+
+
+def facts(run: Run) -> list[Fact]:
+    """The other numbers of the head."""
+    rounds, data, partition = run.rounds, run.section("data"), run.section("partition")
+    down, up = (sum(line.get(key) or 0 for line in rounds) for key in ("bytes_down", "bytes_up"))
+    seconds = sum(_seconds(line) for line in run.timings)
+    num_clients = partition.get("num_clients", len(run.partition["counts"]))
+    given = [Fact(name=f"test {name}", value=_final(run, name)) for name in run.metrics[1:]]
+    if run.metrics:
+        given.append(Fact(name="test loss", value=_final(run, "loss"), remark=_last_rounds(run)))
+    return [
+        *given,
+        Fact(name="rounds", value=f"{len(rounds):,}", remark=f"of {run.config.get('rounds', len(rounds)):,} planned"),
+        Fact(
+            name="clients per round",
+            value=wording.setting(run.section("server").get("cohort_size", "")),
+            remark=f"of {num_clients:,}",
+        ),
+        Fact(name="data", value=_part_name(data), remark=_named(partition, without={"num_clients"})),
+        Fact(name="model", value=_part_name(run.section("model")), remark=_settings(run.section("model"))),
+        Fact(name="bytes down", value=wording.byte_count(down), remark="server to clients"),
+        Fact(name="bytes up", value=wording.byte_count(up), remark="clients to server"),
+        Fact(
+            name="wall time",
+            value=wording.duration(seconds) if run.timings else wording.MISSING,
+            remark=f"{wording.duration(seconds / len(run.timings))} a round" if run.timings else "",
+        ),
+    ]
+
+
+def charts(run: Run) -> list[Chart]:
+    """The learning curves: every metric, then the losses."""
+    numbers = [int(line["round"]) for line in run.rounds]
+    drawn = []
+    for name in run.metrics:
+        values, percent = run.values(name), is_share(name)
+        curves, key = [Curve(name=name, values=values, style="first")], []
+        if len(numbers) >= _MIN_ROUNDS_TO_SMOOTH:
+            mean = Curve(name="mean", values=trailing_mean(values, last=LAST), style="first")
+            curves = [Curve(name=name, values=values, style="faint", is_labelled=False), mean]
+            key = [("each round", "faint"), (f"mean of {LAST} rounds", "first")]
+        drawn.append(
+            Chart(
+                title=f"Test {name}",
+                svg=chart(numbers, curves, label=_label(run, name, f"test {name}"), percent=percent),
+                key=key,
+                note=_diverged(run, name),
+            )
+        )
+    losses = [
+        Curve(name="test", values=run.values("loss"), style="first"),
+        Curve(name="train", values=run.values("train_loss"), style="second"),
+    ]
+    return [
+        *drawn,
+        Chart(
+            title="Loss",
+            svg=chart(numbers, losses, label=_label(run, "loss", "test loss and training loss")),
+            key=[("test", "first"), ("training, mean of the clients", "second")],
+            note=_diverged(run, "loss", "train_loss"),
+        ),
+    ]
+
+
+def population(run: Run) -> dict[str, Any] | None:
+    """Pictures and sentences about the clients; None without a partition."""
+    counts = run.partition["counts"]
+    if not counts:
+        return None
+    sampled = Counter(client for line in run.rounds for client in line.get("clients", ()))
+    clients = Population(
+        class_names=run.partition["class_names"],
+        counts=counts,
+        times_sampled=[sampled[client] for client in range(len(counts))],
+        num_rounds=len(run.rounds),
+    )
+    order = "their most common class" if clients.class_names else "size"
+    caption = f"Each column is a client; clients are sorted by {order}."
+    if len(counts) > MAX_COLUMNS:
+        caption += f" Shown are {MAX_COLUMNS} of the {len(counts):,}, taken evenly from the largest to the smallest."
+    return {
+        "pictures": [draw_population(clients, width=width) for width in (960, 340)],
+        "sizes": clients.size_sentence(),
+        "participation": clients.participation_sentence(),
+        "caption": caption,
+    }
+
+
+def failures(run: Run) -> dict[str, Any]:
+    """What failed, each failure once: it may stand in both files, and twice where it ended the run."""
+    found = [(line["round"], line.get("partition"), str(line.get("reason", ""))) for line in run.failures]
+    for line in run.rounds:
+        found += [
+            (line["round"], failure.get("client"), str(failure.get("reason", "")))
+            for failure in line.get("failures", ())
+        ]
+    unique = sorted(dict.fromkeys(found), key=lambda row: row[0])
+    rows = [
+        (round, client, reason if len(reason) <= _MAX_REASON else reason[:_MAX_REASON] + " …")
+        for round, client, reason in unique[:_MAX_FAILURES]
+    ]
+    return {"rows": rows, "total": len(unique)}
+
+
+def configuration(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The settings by section; a table within a table is a section of its own."""
+    sections: list[tuple[str, list[tuple[str, str]]]] = []
+
+    def add(title: str, table: Mapping[str, Any]) -> None:
+        leaves = [(key, wording.setting(value)) for key, value in table.items() if not isinstance(value, dict)]
+        if leaves:
+            sections.append((title, leaves))
+        for key, value in table.items():
+            if isinstance(value, dict):
+                add(f"{title}.{key}" if table is not run.config else key, value)
+
+    add("experiment", run.config)
+    return sections
+
+
+def strategy(run: Run) -> dict[str, Any]:
+    """Name and settings of the algorithm."""
+    part = run.section("strategy")
+    return {
+        "name": _part_name(part),
+        "settings": [(key, wording.setting(value)) for key, value in part.items() if key != "name"],
+    }
+
+
+def _final(run: Run, key: str) -> str:
+    return wording.figure(final_value(list(run.rounds), key, last=LAST), percent=is_share(key))
+
+
+def _last_rounds(run: Run) -> str:
+    if not run.rounds:
+        return "no round was played"
+    last = run.rounds[-LAST:]
+    if len(last) == 1:
+        return f"round {last[0]['round']:,}"
+    return f"mean of the last {len(last)} rounds"
+
+
+def _label(run: Run, key: str, name: str) -> str:
+    """What a screen reader says of a chart."""
+    values = [value for value in run.values(key) if value is not None]
+    if not values:
+        return f"{name}: no values"
+    first, last = (wording.figure(value, percent=is_share(key)) for value in (values[0], values[-1]))
+    return f"{name} over {wording.plural(len(run.rounds), 'round')}, from {first} to {last}"
+
+
+def _diverged(run: Run, *keys: str) -> str:
+    """A sentence where a value is null: it was not finite (see RunFolder.append)."""
+    for line in run.rounds:
+        missing = [key for key in keys if key in line and line[key] is None]
+        if missing:
+            return f"diverged in round {line['round']:,}: {missing[0].replace('_', ' ')} was not finite"
+    return ""
+
+
+def _seconds(timing: Line) -> float:
+    return sum(value or 0.0 for key, value in timing.items() if key.endswith("_s"))
+
+
+def _part_name(part: Line) -> str:
+    return str(part.get("name", wording.MISSING))
+
+
+def _settings(part: Line, *, without: frozenset[str] | set[str] = frozenset()) -> str:
+    chosen = {key: value for key, value in part.items() if key not in {"name", *without}}
+    return ", ".join(f"{key} {wording.setting(value)}" for key, value in chosen.items())
+
+
+def _named(part: Line, *, without: set[str]) -> str:
+    return " ".join(filter(None, [_part_name(part), _settings(part, without=without)]))

@@ -1,0 +1,125 @@
+"""Numbers as a reader wants to see them.
+
+Between a number and its unit stands a narrow no-break space (U+202F), so that they stay on one line.
+"""
+
+import math
+from statistics import median
+from typing import Any
+
+NARROW_SPACE = "\u202f"
+MISSING = "–"
+
+
+def figure(value: float | None, *, percent: bool = False) -> str:
+    """A result with the digits that mean something.
+
+    >>> figure(0.93344), figure(12.3456), figure(1234.5), figure(None)
+    ('0.933', '12.3', '1,234', '–')
+    >>> figure(0.93344, percent=True).replace(NARROW_SPACE, " ")
+    '93.3 %'
+    """
+    if value is None or not math.isfinite(value):
+        return MISSING
+    if percent:
+        return f"{100 * value:.1f}{NARROW_SPACE}%"
+    size = abs(value)
+    if value == 0:
+        return "0"
+    if size >= 1e6 or size < 1e-4:
+        mantissa, exponent = f"{value:.1e}".split("e")
+        return f"{mantissa}e{int(exponent)}"
+    decimals = max(0, 2 - math.floor(math.log10(size))) if size < 100 else 0
+    return f"{value:,.{decimals}f}"
+
+
+def tick_label(value: float, *, step: float, percent: bool = False) -> str:
+    """A number on an axis whose ticks are `step` apart: all ticks get the same decimals.
+
+    >>> tick_label(0.5, step=0.25), tick_label(20.0, step=10.0), tick_label(15000.0, step=5000.0)
+    ('0.50', '20', '15k')
+    """
+    unit = ""
+    if percent:
+        value, step, unit = 100 * value, 100 * step, f"{NARROW_SPACE}%"
+    elif step >= 1e9 or step < 1e-5:
+        return f"{value:.1e}".replace(".0e", "e").replace("e+0", "e").replace("e-0", "e-") if value else "0"
+    elif step >= 1e6:
+        value, step, unit = value / 1e6, step / 1e6, "M"
+    elif step >= 1e3:
+        value, step, unit = value / 1e3, step / 1e3, "k"
+    decimals = max(0, -math.floor(math.log10(step) + 1e-9))
+    if not math.isclose(step * 10**decimals, round(step * 10**decimals)):
+        decimals += 1  # a step of 2.5
+    return f"{value + 0.0:,.{decimals}f}{unit}"
+
+
+def byte_count(count: int) -> str:
+    """Bytes in decimal units.
+
+    >>> byte_count(41_795_200).replace(NARROW_SPACE, " "), byte_count(0).replace(NARROW_SPACE, " ")
+    ('41.8 MB', '0 B')
+    """
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if size < 999.5:
+            break
+        size /= 1000
+    else:
+        unit = "PB"
+    decimals = 0 if unit == "B" or size >= 100 else 1
+    return f"{size:,.{decimals}f}{NARROW_SPACE}{unit}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the two units that matter.
+
+    >>> [duration(value).replace(NARROW_SPACE, " ") for value in (0.0123, 3.46, 272.0, 7384.0, 180000.0)]
+    ['12 ms', '3.5 s', '4 min 32 s', '2 h 3 min', '2 d 2 h']
+    """
+    if seconds < 0.9995:
+        return f"{1000 * seconds:.0f}{NARROW_SPACE}ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f}{NARROW_SPACE}s"
+    whole = round(seconds)
+    for size, unit, smaller, part in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            rest = whole % size // smaller
+            return f"{whole // size}{NARROW_SPACE}{unit}" + (f" {rest}{NARROW_SPACE}{part}" if rest else "")
+    return f"{whole}{NARROW_SPACE}s"
+
+
+def setting(value: Any) -> str:
+    """A value of the configuration.
+
+    >>> setting([128, 128]), setting(False), setting(0.05), setting("")
+    ('128, 128', 'false', '0.05', '–')
+    """
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case list():
+            return ", ".join(setting(item) for item in value) or MISSING
+        case dict():
+            return ", ".join(f"{key} = {setting(item)}" for key, item in value.items()) or MISSING
+        case _:
+            return str(value) or MISSING
+
+
+def plural(count: int, noun: str) -> str:
+    """A count with its noun.
+
+    >>> plural(1, "client"), plural(1437, "class")
+    ('1 client', '1,437 classes')
+    """
+    ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
+    return f"{count:,} {noun}{ending}"
+
+
+def middle(values: list[int]) -> str:
+    """The median; half a sample is written as such.
+
+    >>> middle([1, 2]), middle([1000, 2000, 2001])
+    ('1.5', '2,000')
+    """
+    return f"{median(values):,.1f}".removesuffix(".0")

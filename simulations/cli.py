@@ -1,0 +1,264 @@
+"""The command line.
+
+Importing this module, and `fedsign --help`, import neither torch nor Flower nor NumPy: commands import
+what they need when they run.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import fedsign
+from fedsign.errors import ConfigError, FedSignError
+
+app = typer.Typer(
+    name="fedsign",
+    help="A federated-learning laboratory on Flower and PyTorch.\n\n"
+    "'fedsign run' trains FedSign on real images in a few seconds and draws a report.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change one setting, such as client.lr=0.1; may be repeated.",
+    ),
+]
+RootOption = Annotated[Path, typer.Option("--root", help="The folder that holds the runs.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fedsign {fedsign.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """Options of all commands."""
+
+
+@app.command()
+def run(
+    config: Annotated[
+        Path | None,
+        typer.Argument(help="A TOML file; without it, the default experiment: FedSign on digits."),
+    ] = None,
+    overrides: Overrides = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
+    show_config: Annotated[
+        bool, typer.Option("--show-config", help="Print the complete configuration and exit.")
+    ] = False,
+) -> None:
+    """Run an experiment: train, evaluate every round, write results and a report."""
+    from fedsign import config as configs
+    from simulations import api
+
+    if resume is not None:
+        if config is not None:
+            raise ConfigError(
+                "a configuration and --resume were both given; a run is resumed with its own: drop the file."
+            )
+        changed = _changed_on_resume(resume, overrides or [])
+        done = api.run(changed, resume=resume)
+    else:
+        experiment = configs.load(config, overrides or [])
+        if show_config:
+            typer.echo(experiment.to_toml(), nl=False)
+            return
+        done = api.run(experiment)
+    _print_summary(done)
+
+
+@app.command()
+def report(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+) -> None:
+    """Write report.html again from what is on disk."""
+    from fedsign.report.page import write_report
+    from fedsign.results import open_run
+
+    typer.echo(write_report(open_run(path)))
+
+
+@app.command()
+def runs(root: RootOption = Path("runs"), json: JsonOption = False) -> None:
+    """List the runs on disk."""
+    from fedsign.results import find_runs
+
+    rows = [_run_row(folder) for folder in find_runs(root)]
+    if json:
+        _print_json(rows)
+    elif not rows:
+        typer.echo(f"no runs under {root}; 'fedsign run' makes one.")
+    else:
+        _print_table(rows)
+
+
+@app.command("list")
+def list_names(
+    kind: Annotated[
+        str,
+        typer.Argument(help="strategies, datasets, models, partitions, ...; without it, all kinds."),
+    ] = "",
+    json: JsonOption = False,
+) -> None:
+    """List what can be named in a configuration."""
+    from fedsign.registry import KINDS, nearest
+
+    plurals = {entry.plural: entry for entry in KINDS.values()}
+    if kind and kind not in plurals:
+        raise ConfigError(f"'{kind}' cannot be listed;{nearest(kind, plurals)} Expected one of {', '.join(plurals)}.")
+    rows = [
+        {"kind": plural, "name": name, "what": what}
+        for plural, entry in plurals.items()
+        if kind in ("", plural)
+        for name, (_, what) in entry.table.items()
+    ]
+    _print_json(rows) if json else _print_table(rows)
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str, typer.Argument(help="The recipe; see --list.")] = "",
+    list_all: Annotated[bool, typer.Option("--list", help="List the recipes.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer seeds and rounds: a check, not a proof.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Check a claim: run it, compute the figures, compare with thresholds fixed beforehand."""
+    from simulations import recipes
+
+    if list_all or not name:
+        rows = [{"name": key, "claim": what} for key, what in recipes.table().items()]
+        _print_json(rows) if json else _print_table(rows)
+        return
+    finding = recipes.get(name).check(quick=quick)
+    if json:
+        _print_json(finding.as_json())
+    else:
+        _print_finding(finding)
+    if not finding.as_expected:
+        raise typer.Exit(1)
+
+
+@app.command()
+def doctor(json: JsonOption = False) -> None:
+    """Check what this machine has: versions, devices, engines, disk."""
+    from simulations.doctor import examine
+
+    rows = examine()
+    _print_json(rows) if json else _print_table(rows)
+    if any(row["state"] == "broken" for row in rows):
+        raise typer.Exit(1)
+
+
+def main() -> None:
+    """Entry point: a user's mistake is one sentence and exit code 2, never a traceback."""
+    import logging
+
+    from fedsign.guard import check_packages
+
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    try:
+        check_packages()
+        app(prog_name="fedsign")
+    except FedSignError as error:
+        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]Error:[/] {_escape(str(error))}")
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _changed_on_resume(folder: Path, overrides: list[str]) -> Any:
+    from fedsign import config as configs
+    from fedsign.results import open_run
+
+    return configs.load(open_run(folder).path / "config.toml", overrides) if overrides else None
+
+
+def _print_summary(done: Any) -> None:
+    config = done.config
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for metric in (*config.metrics, "loss"):
+        value = done.final(metric.rpartition(":")[2])
+        shown = "diverged" if value is None else f"{value:.4f}"
+        table.add_row(metric, f"[bold]{shown}[/]", f"mean of the last {min(5, config.rounds)} rounds")
+    failures = sum(len(line["failures"]) for line in done.rounds)
+    if failures:
+        table.add_row(
+            "failures",
+            f"[bold]{failures}[/]",
+            "client replies that could not be used, see failures.jsonl",
+        )
+    table.add_row("run", str(done.path))
+    report_path = done.path / "report.html"
+    if report_path.exists():
+        table.add_row("report", str(report_path))
+    Console(soft_wrap=True, highlight=False).print(table)
+
+
+def _run_row(folder: Any) -> dict[str, Any]:
+    from fedsign import config as configs
+    from fedsign.results import final_value
+
+    raw = configs.parse_toml(folder.config_toml, source=str(folder.path))
+    lines = folder.rounds()
+    metric = next(iter(raw.get("metrics", [])), "loss")
+    return {
+        "run": str(folder.path),
+        "strategy": raw["strategy"]["name"],
+        "data": raw["data"]["name"],
+        "rounds": f"{len(lines)}/{raw['rounds']}",
+        "status": folder.outcome["status"],
+        "metric": metric,
+        "value": final_value(lines, metric),
+    }
+
+
+def _print_finding(finding: Any) -> None:
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(f"[bold]{finding.name}[/]: {_escape(finding.claim)}")
+    table = Table("figure", "measured", "threshold", "", box=None, padding=(0, 2, 0, 0))
+    for row in finding.rows():
+        table.add_row(*(_escape(str(cell)) for cell in row))
+    console.print(table)
+    expected = "as expected" if finding.as_expected else f"expected was: {finding.expected}"
+    console.print(f"verdict: [bold]{finding.verdict}[/] ({expected})")
+
+
+def _print_table(rows: list[dict[str, Any]]) -> None:
+    table = Table(*rows[0], box=None, padding=(0, 2, 0, 0))
+    for row in rows:
+        table.add_row(*(_escape(f"{cell:.4f}" if isinstance(cell, float) else str(cell)) for cell in row.values()))
+    Console(soft_wrap=True, highlight=False).print(table)
+
+
+def _print_json(value: Any) -> None:
+    import json
+
+    typer.echo(json.dumps(value, indent=1))
+
+
+def _escape(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+if __name__ == "__main__":
+    main()

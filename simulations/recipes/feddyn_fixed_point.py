@@ -1,0 +1,84 @@
+"""FedDyn's fixed point is the joint optimum, FedAvg's is not.
+
+Two clients, f1(x) = (x - 1)^2 / 2 and f2(x) = 4 (x + 3)^2 / 2, all taking part, many local steps each.
+f1 + f2 has its minimum where (x - 1) + 4 (x + 3) = 0: x = -2.2.  Clients that solve their own problem
+return 1 and -3, so FedAvg stops at their mean, -1.0.
+
+The clients are regressions without a bias, y = w a with one sample each: (a, y) = (1, 1) and (2, -6) give
+half squared errors of f1 and f2.  They run through the same round loop, trainer and strategies as any
+other experiment.
+"""
+
+import tempfile
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsign.data.base import Dataset, Samples
+from simulations.recipes.base import Figures, Recipe, Threshold
+
+_ROUNDS = {0.1: 160, 0.5: 40, 1.0: 30}  # exact local solves need 137, 30 and 15 rounds
+_OPTIMUM, _MEAN_OF_MINIMISERS = -2.2, -1.0
+
+
+def two_parabolas(seed: int) -> Dataset:
+    """One sample per client; the test samples are not of interest."""
+    samples = Samples(features=torch.tensor([[1.0], [2.0]]), targets=torch.tensor([1.0, -6.0]))
+    return Dataset(train=samples, test=samples, class_names=())
+
+
+class HalfSquaredError:
+    """mean (output - target)^2 / 2."""
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Half of the mean squared error."""
+        return 0.5 * (outputs.squeeze(-1) - targets).square().mean()
+
+
+def measure(quick: bool) -> Figures:
+    """Where each algorithm ends."""
+    figures = {"fedavg": final_weight({"name": "fedavg"}, rounds=3)}
+    for alpha, rounds in _ROUNDS.items():
+        figures[f"feddyn_alpha_{alpha:g}"] = final_weight({"name": "feddyn", "alpha": alpha}, rounds=rounds)
+    return figures
+
+
+def final_weight(strategy: dict[str, Any], *, rounds: int) -> float:
+    """The one weight of the evaluated model after `rounds` rounds of 100 local steps."""
+    from simulations.api import run
+
+    here = __name__
+    with tempfile.TemporaryDirectory() as root:
+        done = run(
+            {
+                "name": "two-parabolas",
+                "rounds": rounds,
+                "task": f"{here}:HalfSquaredError",
+                "metrics": [],
+                "callbacks": [],
+                "data": {"name": f"{here}:two_parabolas"},
+                "partition": {"name": "iid", "num_clients": 2},
+                "model": {"name": "linear", "bias": False},
+                "client": {"local_epochs": 100, "lr": 0.1, "optimizer": {"momentum": 0.0}},
+                "strategy": strategy,
+                "server": {"cohort_size": 2},
+                "results": {"root": root, "checkpoint_every": rounds},
+            }
+        )
+        (weight,) = done.model().parameters()
+    return weight.item()
+
+
+RECIPE = Recipe(
+    name="feddyn-fixed-point",
+    claim="With many local steps FedDyn ends at the optimum of the sum, FedAvg at the mean of the minimisers.",
+    measure=measure,
+    thresholds=(
+        Threshold(figure="fedavg", bound="within", value=_MEAN_OF_MINIMISERS, tolerance=1e-3),
+        *(
+            Threshold(figure=f"feddyn_alpha_{alpha:g}", bound="within", value=_OPTIMUM, tolerance=1e-3)
+            for alpha in _ROUNDS
+        ),
+    ),
+)

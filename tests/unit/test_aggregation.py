@@ -1,0 +1,134 @@
+"""Means whose bits do not depend on who answered first."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsign.aggregation import WeightedMean, in_slot_order
+from fedsign.records import Tensors
+
+
+def mean_of(models: list[Tensors], weights: list[float] | None = None) -> Tensors:
+    total = WeightedMean()
+    for model, weight in zip(models, weights or [1.0] * len(models), strict=True):
+        total.add(model, weight)
+    return total.result()
+
+
+def random_models(num: int, size: int = 64) -> list[Tensors]:
+    """Models whose elements spread over six orders of magnitude, so that the order of a sum shows."""
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(num, size)) * 10.0 ** rng.integers(-3, 3, size=(num, size))
+    return [{"w": torch.from_numpy(row.astype(np.float32))} for row in values]
+
+
+@given(st.integers(0, 9).flatmap(lambda num: st.permutations(range(num))))
+def test_every_order_of_arrival_gives_the_order_of_the_slots(slots: list[int]) -> None:
+    assert list(in_slot_order((slot, f"reply {slot}") for slot in slots)) == [f"reply {k}" for k in range(len(slots))]
+
+
+def test_a_reply_goes_out_as_soon_as_its_slot_is_next() -> None:
+    def arrivals():  # type: ignore[no-untyped-def]
+        for slot in (1, 0, 2):
+            taken.append(slot)
+            yield slot, slot
+
+    taken: list[int] = []
+    ordered = in_slot_order(arrivals())
+    assert (next(ordered), taken) == (0, [1, 0])
+    assert (next(ordered), taken) == (1, [1, 0])
+
+
+def test_the_order_of_a_plain_sum_shows_in_its_bits() -> None:
+    """1 + 1e8 rounds to 1e8 in float32 (spacing 8 there), so the order decides between 0 and 1."""
+    one, large = torch.tensor(1.0), torch.tensor(1e8)
+    assert ((one + large) - large).item() == 0.0
+    assert ((large - large) + one).item() == 1.0
+    models = random_models(8)
+    assert not torch.equal(mean_of(models)["w"], mean_of(models[::-1])["w"])
+
+
+@given(st.permutations(range(8)), st.sampled_from([None, [3.0, 1.0, 7.0, 2.0, 5.0, 11.0, 4.0, 6.0]]))
+def test_the_mean_has_the_same_bits_whoever_answers_first(slots: list[int], weights: list[float] | None) -> None:
+    models = random_models(8)
+    expected = mean_of(models, weights)
+    total = WeightedMean()
+    for model, weight in in_slot_order((k, (models[k], (weights or [1.0] * 8)[k])) for k in slots):
+        total.add(model, weight)
+    assert torch.equal(total.result()["w"], expected["w"])
+
+
+def test_weights_count() -> None:
+    """(1 * 1 + 3 * 4) / (1 + 3) = 13/4, every step exact in binary."""
+    total = WeightedMean()
+    total.add({"w": torch.tensor([1.0])}, 1.0)
+    total.add({"w": torch.tensor([4.0])}, 3.0)
+    assert (total.count, total.total_weight) == (2, 4.0)
+    assert total.result()["w"].item() == 3.25
+
+
+@pytest.mark.parametrize("num", [2, 10, 100])
+def test_the_mean_is_the_float64_mean_up_to_float32_rounding(num: int) -> None:
+    """Each of the K terms passes at most K additions, one product and one division, each of relative error
+    u = 2^-24; to first order the error is below (K + 2) u sum_k w_k |x_k| / sum_k w_k (Higham 2002, 4.2)."""
+    models = random_models(num)
+    weights = np.arange(1.0, num + 1)
+    values = np.stack([model["w"].numpy() for model in models]).astype(np.float64)
+    exact = weights @ values / weights.sum()
+    bound = 1.01 * (num + 2) * 2.0**-24 * (weights @ np.abs(values)) / weights.sum()
+    mean = mean_of(models, weights.tolist())["w"]
+    assert mean.dtype == torch.float32
+    assert (np.abs(mean.double().numpy() - exact) <= bound).all()
+
+
+@pytest.mark.parametrize(("dtype", "num"), [(torch.float16, 4096), (torch.bfloat16, 512)], ids=str)
+def test_half_precision_is_summed_in_float32(dtype: torch.dtype, num: int) -> None:
+    """With p bits of significand, 2^p + 1 rounds to 2^p: the plain sum of ones stops at 2^11 (float16) or
+    2^8 (bfloat16), so that the mean of twice as many models of ones would be 1/2."""
+    one = torch.ones(1, dtype=dtype)
+    naive = torch.zeros(1, dtype=dtype)
+    for _ in range(num):
+        naive += one
+    assert (naive / num).item() == 0.5
+    mean = mean_of([{"w": one}] * num)["w"]
+    assert (mean.item(), mean.dtype) == (1.0, dtype)
+
+
+def test_a_half_precision_mean_does_not_overflow_on_the_way() -> None:
+    """60,000 + 60,000 exceeds float16's largest number, 65,504; their mean does not."""
+    model = {"w": torch.tensor([60_000.0], dtype=torch.float16)}
+    assert mean_of([model, model])["w"].item() == 60_000.0
+
+
+def test_float64_stays_float64() -> None:
+    """1 + 2^-40 needs 41 bits: float32 would lose it."""
+    models = [{"w": torch.tensor([1.0 + 2.0**-40], dtype=torch.float64)}] * 2
+    assert mean_of(models)["w"].item() == 1.0 + 2.0**-40
+
+
+def test_counters_are_kept_from_the_first_model() -> None:
+    first = {"n": torch.tensor(7), "flag": torch.tensor([True, False]), "w": torch.tensor(1.0)}
+    second = {"n": torch.tensor(100), "flag": torch.tensor([False, False]), "w": torch.tensor(3.0)}
+    mean = mean_of([first, second], [2.0, 2.0])
+    assert (mean["n"].item(), mean["n"].dtype) == (7, torch.int64)
+    assert (mean["flag"].tolist(), mean["flag"].dtype) == ([True, False], torch.bool)
+    assert mean["w"].item() == 2.0
+
+
+@pytest.mark.parametrize("weight", [1.0, 3.0, 29.0, 1437.0])
+def test_the_mean_of_one_model_is_that_model(weight: float) -> None:
+    (model,) = random_models(1, size=2000)
+    assert torch.equal(mean_of([model], [weight])["w"], model["w"])
+
+
+def test_models_that_are_added_are_not_changed() -> None:
+    models = [{"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])}]
+    mean_of(models)
+    assert [model["w"].item() for model in models] == [1.0, 2.0]
+
+
+def test_the_mean_of_nothing_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no models"):
+        WeightedMean().result()
