@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from clients.state import ClientStore
 from fedsign import plugins
+from fedsign.errors import DiskFullError
 from fedsign.flower.wire import failure_of
 from fedsign.objectives.base import Objective
 from fedsign.records import Failure, Tensors, TrainReply, TrainRequest, roles_of, tensors_of
@@ -40,6 +41,8 @@ class SequentialTrainer:
         for request in requests:
             try:
                 yield self.train(request, states)
+            except DiskFullError:
+                raise  # not this client's fault: going on would lose one client after another
             except Exception as error:  # noqa: BLE001 - a client's error is an answer, on every engine
                 yield failure_of(request.partition, error)
 

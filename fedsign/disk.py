@@ -14,6 +14,7 @@ from pathlib import Path
 from fedsign.errors import DiskFullError
 
 PARTIAL = ".partial"
+DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 @contextmanager
@@ -22,7 +23,7 @@ def disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in DISK_FULL:
             raise disk_full(path) from error
         raise
 

@@ -22,7 +22,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fedsign.disk import disk_errors, remove_partials, sync, write_text
+from fedsign.disk import DISK_FULL, disk_errors, remove_partials, sync, write_text
 from fedsign.errors import ResultsError
 
 Line = dict[str, Any]
@@ -106,14 +106,14 @@ def create(root: Path, *, experiment: str, seed: int, config_toml: str, environm
     with disk_errors(parent):
         try:
             parent.mkdir(parents=True, exist_ok=True)
+            folder = RunFolder(_fresh(parent, f"{stamp}-seed{seed}"))
         except OSError as error:
-            if isinstance(error, FileExistsError | NotADirectoryError | PermissionError):
-                raise ResultsError(
-                    f"results.root={root} cannot hold runs ({error.strerror}: {error.filename}); name a folder that can be "
-                    "written with --set results.root=PATH."
-                ) from error
-            raise
-        folder = RunFolder(_fresh(parent, f"{stamp}-seed{seed}"))
+            if error.errno in DISK_FULL:
+                raise
+            raise ResultsError(
+                f"results.root={root} cannot hold runs ({error.strerror}: {error.filename}); name a folder that can be "
+                "written with --set results.root=PATH."
+            ) from error
     folder.write_json("environment.json", environment)
     update_config(folder, config_toml)
     return folder

@@ -123,7 +123,6 @@ def environment() -> Line:
 
 def _execute(workload: Workload, folder: RunFolder, callbacks: list[Callback]) -> None:
     engine = workload.config.engine.build()
-    outcome: Line = {"status": "failed", "error": "stopped from outside"}
 
     def on_round(line: Line) -> None:
         for callback in callbacks:
@@ -133,12 +132,18 @@ def _execute(workload: Workload, folder: RunFolder, callbacks: list[Callback]) -
         callback.on_start(folder, workload.config, folder.rounds())
     try:
         engine.execute(workload, folder, on_round)
-        outcome = {"status": "finished", "rounds": len(folder.rounds())}
-    except FedSignError as error:
-        outcome = {"status": "failed", "error": str(error)}
+    except BaseException as error:
+        _conclude(folder, _failed(error), callbacks)
         raise
-    finally:
-        _conclude(folder, outcome, callbacks)
+    _conclude(folder, {"status": "finished"}, callbacks)
+
+
+def _failed(error: BaseException) -> Line:
+    if isinstance(error, FedSignError):
+        return {"status": "failed", "error": str(error)}
+    if isinstance(error, Exception):
+        return {"status": "failed", "error": f"{type(error).__name__}: {error}"}
+    return {"status": "unfinished", "error": "stopped from outside"}
 
 
 def _conclude(folder: RunFolder, outcome: Line, callbacks: list[Callback]) -> None:

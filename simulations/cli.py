@@ -4,6 +4,7 @@ Importing this module, and `fedsign --help`, import neither torch nor Flower nor
 what they need when they run.
 """
 
+import logging
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -169,11 +170,9 @@ def doctor(json: JsonOption = False) -> None:
 
 def main() -> None:
     """Entry point: a user's mistake is one sentence and exit code 2, never a traceback."""
-    import logging
-
     from fedsign.guard import check_packages
 
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    logging.getLogger("fedsign").addHandler(_Warnings())
     try:
         check_packages()
         app(prog_name="fedsign")
@@ -182,6 +181,15 @@ def main() -> None:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+class _Warnings(logging.Handler):
+    """Writes to whatever standard error is now: the progress bar replaces it while it is shown."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One line."""
+        if record.levelno >= logging.WARNING:
+            print(f"warning: {record.getMessage()}", file=sys.stderr)
 
 
 def _changed_on_resume(folder: Path, overrides: list[str]) -> Any:
@@ -193,23 +201,21 @@ def _changed_on_resume(folder: Path, overrides: list[str]) -> Any:
 
 def _print_summary(done: Any) -> None:
     config = done.config
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    rows = []
     for metric in (*config.metrics, "loss"):
         value = done.final(metric.rpartition(":")[2])
         shown = "diverged" if value is None else f"{value:.4f}"
-        table.add_row(metric, f"[bold]{shown}[/]", f"mean of the last {min(5, config.rounds)} rounds")
+        rows.append((metric, f"[bold]{shown}[/]  mean of the last {min(5, config.rounds)} rounds"))
     failures = sum(len(line["failures"]) for line in done.rounds)
     if failures:
-        table.add_row(
-            "failures",
-            f"[bold]{failures}[/]",
-            "client replies that could not be used, see failures.jsonl",
-        )
-    table.add_row("run", str(done.path))
-    report_path = done.path / "report.html"
-    if report_path.exists():
-        table.add_row("report", str(report_path))
-    Console(soft_wrap=True, highlight=False).print(table)
+        rows.append(("failures", f"[bold]{failures}[/]  client replies that could not be used, see failures.jsonl"))
+    rows.append(("run", _escape(str(done.path))))
+    if (done.path / "report.html").exists():
+        rows.append(("report", _escape(str(done.path / "report.html"))))
+    console = Console(soft_wrap=True, highlight=False)
+    width = max(len(name) for name, _ in rows)
+    for name, text in rows:
+        console.print(f"{name:<{width}}  {text}")
 
 
 def _run_row(folder: Any) -> dict[str, Any]:
@@ -233,7 +239,7 @@ def _run_row(folder: Any) -> dict[str, Any]:
 def _print_finding(finding: Any) -> None:
     console = Console(soft_wrap=True, highlight=False)
     console.print(f"[bold]{finding.name}[/]: {_escape(finding.claim)}")
-    table = Table("figure", "measured", "threshold", "", box=None, padding=(0, 2, 0, 0))
+    table = Table("figure", "measured", "threshold", "met", box=None, padding=(0, 2, 0, 0))
     for row in finding.rows():
         table.add_row(*(_escape(str(cell)) for cell in row))
     console.print(table)
@@ -242,7 +248,9 @@ def _print_finding(finding: Any) -> None:
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
-    table = Table(*rows[0], box=None, padding=(0, 2, 0, 0))
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in rows[0]:
+        table.add_column(column, overflow="fold")  # a path is folded, never cut
     for row in rows:
         table.add_row(*(_escape(f"{cell:.4f}" if isinstance(cell, float) else str(cell)) for cell in row.values()))
     Console(soft_wrap=True, highlight=False).print(table)

@@ -82,11 +82,11 @@ class RoundLoop:
             replies: Iterable[Message] = self.grid.send_and_receive(messages, timeout=server.round_timeout_s)
             if foreign:  # Flower's strategies walk over the replies more than once
                 replies = list(replies)
-                self._check_replies(self.grid.traffic)
+                self._judge(self.grid.traffic)
             served, _ = strategy.aggregate_train(self.round, replies)
         traffic = self.grid.traffic
-        self._report_failures(traffic)
-        self._check_replies(traffic)
+        if not foreign:
+            self._judge(traffic)
         if served is None:
             raise RoundError(
                 f"the strategy made no model of the {len(traffic.accepted)} replies of round {self.round}."
@@ -104,9 +104,10 @@ class RoundLoop:
         clients = range(self._config.partition.num_clients)
         return Strategy().sample(self.round, clients, self._config.server.cohort_size, rng)
 
-    def _check_replies(self, traffic: Traffic) -> None:
+    def _judge(self, traffic: Traffic) -> None:
+        """Write down which clients failed; stop when too few are left."""
+        self._report_failures(traffic)
         if len(traffic.accepted) < self._config.server.min_replies:
-            self._report_failures(traffic)
             first = traffic.failures[0] if traffic.failures else None
             why = f" First failure: client {first.partition}: {first.reason}" if first else ""
             raise RoundError(

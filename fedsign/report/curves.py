@@ -5,6 +5,7 @@ stylesheet shows the marks of the band under the pointer.  The viewBox is 520 wi
 stylesheet enlarges the type to 17 units, and the margins are wide enough for that.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -50,15 +51,13 @@ class Curve:
         return [None if value is None or abs(value) > LARGEST else value for value in self.values]
 
 
-def chart(
-    rounds: Sequence[int], curves: Sequence[Curve], *, label: str, percent: bool = False
-) -> Markup:
+def chart(rounds: Sequence[int], curves: Sequence[Curve], *, label: str, percent: bool = False) -> Markup:
     """Draw curves over the rounds."""
     values = [value for curve in curves for value in curve.drawable() if value is not None]
     y = value_axis(values, start=_HEIGHT - _BOTTOM, end=_TOP)
     names = [tick_label(tick, step=y.step, percent=percent) for tick in y.ticks]
     if y.is_log:
-        names = [f"{tick:.0e}".replace("e+0", "e").replace("e-0", "e-") for tick in y.ticks]
+        names = [f"1e{math.log10(tick):.0f}" for tick in y.ticks]
     left = 12 + _WIDE_CHARACTER * max(map(len, names))
     x = round_axis(rounds, start=left, end=_WIDTH - _RIGHT)
     if not values:
@@ -104,7 +103,8 @@ def _frame(x: Axis, y: Axis, names: Sequence[str]) -> list[Markup]:
         drawn.append(tag("text", name, x=x.start - 8, y=height, class_="tick left"))
     for tick in x.ticks:
         drawn.append(tag("text", f"{tick:,.0f}", x=x.at(tick), y=y.start + 20, class_="tick below"))
-    drawn.append(tag("text", "round", x=(x.start + x.end) / 2, y=y.start + 41, class_="name"))
+    name = "round (values on a logarithmic scale)" if y.is_log else "round"
+    drawn.append(tag("text", name, x=(x.start + x.end) / 2, y=y.start + 41, class_="name"))
     return drawn
 
 
@@ -116,17 +116,11 @@ def _line(rounds: Sequence[int], curve: Curve, x: Axis, y: Axis) -> Markup:
     return tag("path", d=polyline(thin(segments_of(points))), class_=f"line {curve.style}")
 
 
-def _end_labels(
-    rounds: Sequence[int], curves: Sequence[Curve], x: Axis, y: Axis, percent: bool
-) -> list[Markup]:
+def _end_labels(rounds: Sequence[int], curves: Sequence[Curve], x: Axis, y: Axis, percent: bool) -> list[Markup]:
     """The last value of each labelled curve beside its end, moved apart where two would touch."""
     ends: list[tuple[Point, str, Style]] = []
     for curve in curves:
-        present = [
-            (round, value)
-            for round, value in zip(rounds, curve.drawable(), strict=True)
-            if value is not None
-        ]
+        present = [(round, value) for round, value in zip(rounds, curve.drawable(), strict=True) if value is not None]
         if curve.is_labelled and present:
             round, value = present[-1]
             ends.append(((x.at(round), y.at(value)), figure(value, percent=percent), curve.style))
@@ -155,9 +149,7 @@ def _apart(heights: Sequence[float], *, low: float, high: float) -> list[float]:
     return moved
 
 
-def _bands(
-    rounds: Sequence[int], curves: Sequence[Curve], x: Axis, y: Axis, percent: bool
-) -> list[Markup]:
+def _bands(rounds: Sequence[int], curves: Sequence[Curve], x: Axis, y: Axis, percent: bool) -> list[Markup]:
     """One invisible band a round, with what shows when the pointer is on it."""
     stride = -(-len(rounds) // _MAX_BANDS)
     shown = range((len(rounds) - 1) % stride, len(rounds), stride)  # ends with the last round

@@ -15,7 +15,7 @@ from fedsign.report.wording import middle, plural, tick_label
 MAX_COLUMNS = 60
 SHADES = 6
 
-_HEAD = 34.0  # room for the name of a panel
+_FIRST_HEAD, _HEAD = 30.0, 46.0  # room for the name of a panel
 _CHARACTER = 6.8  # of the 12-unit type
 _NAMED_CLASSES = 5
 
@@ -93,14 +93,10 @@ class _Drawing:
         self.column = min(44.0, (width - self.left - 2) / len(self.clients))
         self.gap = min(3.0, 0.16 * self.column)
         self.row = min(18.0, max(3.0, 300.0 / len(names))) if names else 0.0
-        self.sizes = _Panel(top=_HEAD, height=90.0 if names else 150.0)
-        self.classes = _Panel(
-            top=self.sizes.bottom + (_HEAD if names else 0.0), height=self.row * len(names)
-        )
+        self.sizes = _Panel(top=_FIRST_HEAD, height=90.0 if names else 150.0)
+        self.classes = _Panel(top=self.sizes.bottom + (_HEAD if names else 0.0), height=self.row * len(names))
         self.times = _Panel(top=self.classes.bottom + _HEAD, height=50.0)
-        self.largest_share = max(
-            (count / sum(row) for row in population.counts for count in row if sum(row)), default=1.0
-        )
+        self.full_share, self.is_clipped = _full_share(population.counts)
 
     @property
     def right(self) -> float:
@@ -127,7 +123,14 @@ class _Drawing:
                 tag(
                     "g",
                     tag("title", self._description(client)),
-                    tag("rect", x=x, y=_HEAD, width=self.column, height=self.times.bottom - _HEAD, class_="band"),
+                    tag(
+                        "rect",
+                        x=x,
+                        y=_FIRST_HEAD,
+                        width=self.column,
+                        height=self.times.bottom - _FIRST_HEAD,
+                        class_="band",
+                    ),
                     self._bar(self.sizes, x, sizes[client] / size_ticks[-1]),
                     *self._cells(x, population.counts[client] if self.names else []),
                     self._bar(self.times, x, times[client] / time_ticks[-1], "often"),
@@ -161,8 +164,8 @@ class _Drawing:
         for index in range(0, len(self.names), stride):
             middle_of_row = self.classes.top + (index + 0.5) * self.row
             drawn.append(tag("text", self.names[index], x=self.left - 8, y=middle_of_row, class_="tick left"))
-        most = f"{100 * self.largest_share:.0f}\u202f%"
-        x = self.edge - _CHARACTER * len(most) - 4
+        most = f"{'≥ ' if self.is_clipped else ''}{100 * self.full_share:.0f}\u202f%"
+        x = self.edge - _CHARACTER * len(most) - 6
         drawn.append(tag("text", most, x=self.edge, y=y, class_="panel last"))
         for shade in range(SHADES, 0, -1):
             x -= 13
@@ -186,7 +189,7 @@ class _Drawing:
         by_shade: dict[int, list[tuple[float, float]]] = {}
         for index, count in enumerate(row):
             if count:
-                shade = max(1, round(SHADES * count / sum(row) / self.largest_share))
+                shade = min(SHADES, max(1, round(SHADES * count / sum(row) / self.full_share)))
                 corner = (x + self.gap / 2, self.classes.top + index * self.row)
                 by_shade.setdefault(shade, []).append(corner)
         height = self.row - min(1.5, 0.2 * self.row)
@@ -218,5 +221,20 @@ def draw_population(population: Population, *, width: int) -> Markup:
     return _Drawing(population, width).draw()
 
 
+def _full_share(counts: Sequence[Sequence[int]]) -> tuple[float, bool]:
+    """The share with the darkest shade, and whether a few clients exceed it, who would pale the rest."""
+    most = sorted(max(row) / sum(row) for row in counts if sum(row))
+    if not most:
+        return 1.0, False
+    full = most[int(0.9 * (len(most) - 1))]
+    return full, most[-1] > full
+
+
 def _short(name: str, at_most: int) -> str:
-    return name if len(name) <= at_most else name[: at_most - 1] + "…"
+    """Cut out of the middle: names often differ at their ends only.
+
+    >>> _short("class number 12", 9)
+    'clas…r 12'
+    """
+    half = (at_most - 1) // 2
+    return name if len(name) <= at_most else f"{name[:half]}…{name[-half:]}"

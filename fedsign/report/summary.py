@@ -100,14 +100,7 @@ def is_share(metric: str) -> bool:
 
 def headline(run: Run) -> Fact:
     """The first metric, or the loss, as mean of the last rounds."""
-    name = run.metrics[0] if run.metrics else "loss"
-    value = final_value(list(run.rounds), name, last=LAST)
-    remark = _last_rounds(run)
-    if value is None and run.rounds:
-        remark = f"no value in one of the {remark}" if len(run.rounds) > 1 else "no value"
-    return Fact(
-        name=f"test {name}", value=wording.figure(value, percent=is_share(name)), remark=remark
-    )
+    return _final(run, run.metrics[0] if run.metrics else "loss")
 
 
 def facts(run: Run) -> list[Fact]:
@@ -116,11 +109,9 @@ def facts(run: Run) -> list[Fact]:
     down, up = (sum(line.get(key) or 0 for line in rounds) for key in ("bytes_down", "bytes_up"))
     seconds = sum(_seconds(line) for line in run.timings)
     num_clients = partition.get("num_clients", len(run.partition["counts"]))
-    given = [Fact(name=f"test {name}", value=_final(run, name)) for name in run.metrics[1:]]
-    if run.metrics:
-        given.append(Fact(name="test loss", value=_final(run, "loss"), remark=_last_rounds(run)))
+    others = [*run.metrics[1:], "loss"] if run.metrics else []
     return [
-        *given,
+        *(_final(run, key) for key in others),
         Fact(name="rounds", value=f"{len(rounds):,}", remark=f"of {run.config.get('rounds', len(rounds)):,} planned"),
         Fact(
             name="clients per round",
@@ -238,14 +229,19 @@ def strategy(run: Run) -> dict[str, Any]:
     }
 
 
-def _final(run: Run, key: str) -> str:
-    return wording.figure(final_value(list(run.rounds), key, last=LAST), percent=is_share(key))
+def _final(run: Run, key: str) -> Fact:
+    value = final_value(list(run.rounds), key, last=LAST)
+    value_text = wording.figure(value, percent=is_share(key))
+    return Fact(name=f"test {key}", value=value_text, remark=_last_rounds(run, value))
 
 
-def _last_rounds(run: Run) -> str:
+def _last_rounds(run: Run, value: float | None) -> str:
+    """Over which rounds a final figure was taken, or why there is none."""
     if not run.rounds:
         return "no round was played"
     last = run.rounds[-LAST:]
+    if value is None:
+        return f"not finite in the last {wording.plural(len(last), 'round')}"
     if len(last) == 1:
         return f"round {last[0]['round']:,}"
     return f"mean of the last {len(last)} rounds"

@@ -27,16 +27,12 @@ def tag(name: str, *children: str, **attributes: str | float) -> Markup:
     >>> print(tag("text", "a < b", x=1.0, text_anchor="end"))
     <text x="1" text-anchor="end">a &lt; b</text>
     """
-    given = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{_attribute(value)}"' for key, value in attributes.items()
-    )
+    given = "".join(f' {key.rstrip("_").replace("_", "-")}="{_attribute(value)}"' for key, value in attributes.items())
     inner = "".join(child if isinstance(child, Markup) else _text(child) for child in children)
     return Markup(f"<{name}{given}>{inner}</{name}>" if inner else f"<{name}{given}/>")
 
 
-def picture(
-    *children: str, width: float, height: float, label: str, class_: str = "picture"
-) -> Markup:
+def picture(*children: str, width: float, height: float, label: str, class_: str = "picture") -> Markup:
     """The <svg> around a drawing; `label` is what a screen reader says."""
     return tag(
         "svg",
@@ -136,6 +132,9 @@ def decades(low: float, high: float, *, at_most: int = 6) -> list[float]:
     [0.1, 10.0, 1000.0, 100000.0]
     """
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    # the logarithm of a value next to a power of ten is rounded to that power
+    first -= float(f"1e{first}") > low
+    last += float(f"1e{last}") < high
     last = max(last, first + 1)
     stride = math.ceil((last - first) / (at_most - 1))
     last = first + stride * math.ceil((last - first) / stride)
@@ -181,14 +180,14 @@ def value_axis(values: Iterable[float], *, start: float, end: float, at_most: in
 
 def round_axis(rounds: Sequence[int], *, start: float, end: float) -> Axis:
     """An axis for rounds: whole numbers, ending with the data and not with a tick."""
-    low, high = (rounds[0], rounds[-1]) if rounds else (0, 1)
+    if not rounds:
+        return Axis(low=0, high=1, start=start, end=end, ticks=())
+    low, high = rounds[0], rounds[-1]
     if low == high:
         return Axis(low=low - 1, high=high + 1, start=start, end=end, ticks=(float(low),))
     ticks = nice_ticks(low, high, at_most=7, min_step=1.0)
     inside = ticks[bisect_left(ticks, low) :]
-    return Axis(
-        low=low, high=high, start=start, end=end, ticks=tuple(tick for tick in inside if tick <= high)
-    )
+    return Axis(low=low, high=high, start=start, end=end, ticks=tuple(tick for tick in inside if tick <= high))
 
 
 def _clean(value: float) -> float:

@@ -40,6 +40,8 @@ def tick_label(value: float, *, step: float, percent: bool = False) -> str:
     ('0.50', '20', '15k')
     """
     unit = ""
+    if value == 0 and step >= 1e3:
+        return "0"
     if percent:
         value, step, unit = 100 * value, 100 * step, f"{NARROW_SPACE}%"
     elif step >= 1e9 or step < 1e-5:
@@ -60,13 +62,10 @@ def byte_count(count: int) -> str:
     >>> byte_count(41_795_200).replace(NARROW_SPACE, " "), byte_count(0).replace(NARROW_SPACE, " ")
     ('41.8 MB', '0 B')
     """
-    size = float(count)
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if size < 999.5:
-            break
-        size /= 1000
-    else:
-        unit = "PB"
+    size, units = float(count), ["PB", "TB", "GB", "MB", "kB", "B"]
+    unit = units.pop()
+    while size >= 999.5 and units:
+        size, unit = size / 1000, units.pop()
     decimals = 0 if unit == "B" or size >= 100 else 1
     return f"{size:,.{decimals}f}{NARROW_SPACE}{unit}"
 

@@ -25,7 +25,8 @@ NUM_KILLS = 20
 ROUNDS = 12
 
 # Wraps what touches the disk or trains, to announce it; the program itself is the one users run.
-RUNNER = """
+RUNNER = (
+    """
 import os, sys, pathlib
 
 def announce(owner, name, label):
@@ -57,7 +58,9 @@ changes = {
 }
 done = run(resume=resume) if resume else run(changes)
 os.write(1, b"finished\\n")
-""" % ROUNDS
+"""
+    % ROUNDS
+)
 
 
 def start(root: Path, strategy: str, resume: str = "") -> "subprocess.Popen[bytes]":

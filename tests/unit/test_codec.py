@@ -14,7 +14,7 @@ INTEGERS = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torc
 
 def bits(tensor: Tensor) -> bytes:
     """The memory of a tensor, in the order of its elements."""
-    return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
 
 
 def random_bits(dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
@@ -24,7 +24,7 @@ def random_bits(dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
         return torch.from_numpy(rng.integers(2, size=shape).astype(bool))
     size = torch.empty((), dtype=dtype).element_size()
     raw = rng.integers(256, size=(*shape, size), dtype=np.uint8)
-    return torch.from_numpy(raw).view(dtype).reshape(shape)
+    return torch.from_numpy(raw).view(dtype).reshape(shape) if raw.size else torch.empty(shape, dtype=dtype)
 
 
 def assert_same(actual: Tensor, expected: Tensor) -> None:

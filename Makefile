@@ -1,0 +1,23 @@
+.PHONY: check format lint types imports test test-all
+
+check: lint types imports test  ## everything that a change has to pass, without the slow parts
+
+format:
+	ruff check --fix --quiet .
+	ruff format .
+
+lint:
+	ruff format --check .
+	ruff check .
+
+types:
+	mypy
+
+imports:
+	lint-imports
+
+test:
+	pytest -m "not slow and not engines" --durations=5
+
+test-all:  ## also kill -9, Ray, SuperLink and the recipes: about fifteen minutes on two cores
+	pytest --durations=15

@@ -1,0 +1,59 @@
+"""The command line's surface is held by a golden file, which is changed on purpose:
+
+python -m tests.contract.test_cli_surface --write
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import typer
+
+GOLDEN = Path(__file__).with_name("cli_surface.txt")
+
+
+def surface() -> str:
+    """Every command with its arguments and options, one a line."""
+    from simulations.cli import app
+
+    lines: list[str] = []
+    _describe(typer.main.get_command(app), "fedsign", lines)
+    return "\n".join(lines) + "\n"
+
+
+def _describe(command: click.Command, path: str, lines: list[str]) -> None:
+    lines.append(path)
+    for parameter in command.params:
+        names = ", ".join([*parameter.opts, *parameter.secondary_opts])
+        repeated = " (repeatable)" if parameter.multiple else ""
+        flag = "flag" if getattr(parameter, "is_flag", False) else parameter.type.name
+        lines.append(f"    {parameter.param_type_name} {names}: {flag}{repeated}")
+    for name in sorted(getattr(command, "commands", {})):
+        _describe(command.commands[name], f"{path} {name}", lines)  # type: ignore[attr-defined]
+
+
+def test_the_surface_is_the_one_in_the_golden_file() -> None:
+    assert surface() == GOLDEN.read_text(encoding="utf-8")
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """What a newcomer types first must answer at once, also through the console script's entry point."""
+    program = (
+        "import sys\n"
+        "sys.argv = ['fedsign', '--help']\n"
+        "from simulations.cli import main\n"
+        "try:\n"
+        "    main()\n"
+        "except SystemExit as end:\n"
+        "    assert not end.code, end.code\n"
+        "heavy = {'torch', 'flwr', 'numpy', 'matplotlib', 'scipy', 'sklearn', 'pydantic'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "reproduce" in done.stdout
+
+
+if __name__ == "__main__" and "--write" in sys.argv:
+    GOLDEN.write_text(surface(), encoding="utf-8")

@@ -1,0 +1,28 @@
+"""Every row of every table can be resolved, and says what it is."""
+
+import pytest
+
+from fedsign import plugins
+from fedsign.registry import KINDS, resolve
+
+ROWS = [(kind, name) for kind, entry in KINDS.items() for name in entry.table]
+
+
+@pytest.mark.parametrize(("kind", "name"), ROWS)
+def test_a_row_can_be_resolved_and_described(kind: str, name: str) -> None:
+    assert callable(resolve(kind, name))
+    assert KINDS[kind].table[name][1]
+
+
+@pytest.mark.parametrize(("kind", "name"), ROWS)
+def test_a_rows_settings_have_types_and_round_trip_through_toml(kind: str, name: str) -> None:
+    model = plugins.settings_model(kind, resolve(kind, name))
+    required = {key: 0.5 for key, field in model.model_fields.items() if field.is_required()}
+    settings = plugins.complete(kind, name, required, section=kind)
+    assert plugins.complete(kind, name, settings, section=kind) == settings
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_names_are_lower_case_words(kind: str) -> None:
+    for name in KINDS[kind].table:
+        assert name.isidentifier() and name == name.lower()

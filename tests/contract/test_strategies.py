@@ -1,0 +1,156 @@
+"""Every strategy of the table keeps the same promises, in process."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedsign.checkpoints import load_latest
+from fedsign.registry import KINDS
+from simulations import Run, run
+
+STRATEGIES = sorted(KINDS["strategy"].table)
+
+
+def play(root: Path, strategy: str | dict[str, Any], **changes: Any) -> Run:
+    """A small experiment with BatchNorm in it, so that buffers and counters are there."""
+    part = {"name": strategy} if isinstance(strategy, str) else strategy
+    return run(
+        {
+            "rounds": 4,
+            "callbacks": [],
+            "partition": {"num_clients": 6, "alpha": 1.0},
+            "server": {"cohort_size": 3},
+            "client": {"local_epochs": 1},
+            "model": {"name": "cnn", "channels": [4, 8]},
+            "strategy": part,
+            "results": {"root": str(root), "checkpoint_every": 2},
+            **changes,
+        }
+    )
+
+
+def served(done: Run) -> dict[str, torch.Tensor]:
+    checkpoint = load_latest(done.folder.checkpoints)
+    assert checkpoint is not None
+    return checkpoint.served
+
+
+def lines(done: Run) -> str:
+    return (done.path / "rounds.jsonl").read_text()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_strategy_learns(strategy: str, tmp_path: Path) -> None:
+    done = play(tmp_path, strategy, rounds=12)
+    assert done.rounds[-1]["accuracy"] > 0.6  # guessing gives 0.1
+    assert done.rounds[-1]["loss"] < done.rounds[0]["loss"]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(strategy: str, tmp_path: Path) -> None:
+    first, again, other = play(tmp_path, strategy), play(tmp_path, strategy), play(tmp_path, strategy, seed=1)
+    assert lines(first) == lines(again) != lines(other)
+    for name, tensor in served(first).items():
+        assert torch.equal(tensor, served(again)[name])
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_resumed_run_ends_like_one_that_was_not_stopped(strategy: str, tmp_path: Path) -> None:
+    whole = play(tmp_path, strategy)
+    half = play(tmp_path, strategy, rounds=2)
+    config = half.config.replace(rounds=4)
+    resumed = run(config, resume=half.path)
+    assert lines(resumed) == lines(whole)
+    for name, tensor in served(whole).items():
+        assert torch.equal(tensor, served(resumed)[name])
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_integer_buffers_stay_integers_and_types_are_kept(strategy: str, tmp_path: Path) -> None:
+    tensors = served(play(tmp_path, strategy))
+    counters = [name for name in tensors if name.endswith("num_batches_tracked")]
+    assert counters
+    for name, tensor in tensors.items():
+        assert tensor.dtype == (torch.int64 if name in counters else torch.float32), name
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_all_strategies_sample_the_same_clients_under_one_seed(strategy: str, tmp_path: Path) -> None:
+    chosen = [sorted(line["clients"]) for line in play(tmp_path, strategy).rounds]
+    assert chosen == [sorted(line["clients"]) for line in play(tmp_path, "fedavg").rounds]
+
+
+@pytest.mark.parametrize(
+    "strategy", [{"name": "fedsign", "gamma": 0.0}, {"name": "fedprox", "mu": 0.0}], ids=["fedsign", "fedprox"]
+)
+def test_with_coefficient_zero_it_is_fedavg_bit_for_bit(strategy: dict[str, Any], tmp_path: Path) -> None:
+    assert lines(play(tmp_path, strategy)) == lines(play(tmp_path, "fedavg"))
+
+
+@pytest.mark.parametrize(
+    "strategy", [{"name": "fedsign", "gamma": 0.003}, {"name": "fedprox", "mu": 0.01}], ids=["fedsign", "fedprox"]
+)
+def test_with_its_coefficient_it_is_not_fedavg(strategy: dict[str, Any], tmp_path: Path) -> None:
+    assert lines(play(tmp_path, strategy)) != lines(play(tmp_path, "fedavg"))
+
+
+def test_flowers_fedavg_agrees_with_ours_weighted_by_examples(tmp_path: Path) -> None:
+    """Two implementations of sum n_k theta_k / sum n_k: equal to float32 rounding after one round."""
+    ours = served(play(tmp_path, {"name": "fedavg", "weighting": "examples"}, rounds=1))
+    theirs = served(play(tmp_path, "flower_fedavg", rounds=1))
+    for name, tensor in ours.items():
+        torch.testing.assert_close(tensor, theirs[name], rtol=1e-5, atol=1e-6)
+
+
+def test_uniform_and_examples_weights_differ(tmp_path: Path) -> None:
+    uniform = play(tmp_path, "fedavg")
+    assert lines(uniform) != lines(play(tmp_path, {"name": "fedavg", "weighting": "examples"}))
+
+
+def test_feddyn_serves_mean_plus_h_and_evaluates_the_mean(tmp_path: Path) -> None:
+    checkpoint = load_latest(play(tmp_path, "feddyn").folder.checkpoints)
+    assert checkpoint is not None and checkpoint.evaluated is not None
+    assert checkpoint.strategy.keys() < checkpoint.served.keys()  # parameters only
+    for name, mean in checkpoint.evaluated.items():
+        expected = mean + checkpoint.strategy[name] if name in checkpoint.strategy else mean
+        assert torch.equal(checkpoint.served[name], expected)
+        assert name not in checkpoint.strategy or not torch.equal(checkpoint.served[name], mean)
+
+
+def test_feddyns_server_memory_is_the_mean_of_the_clients_states(tmp_path: Path) -> None:
+    """Conservation: the server never sees an h_k, yet mean_h = (1/K) sum over all clients of h_k."""
+    from clients.state import ClientStore
+
+    done = play(tmp_path, "feddyn", rounds=6)
+    checkpoint = load_latest(done.folder.checkpoints)
+    assert checkpoint is not None
+    store = ClientStore(done.folder.clients)
+    assert len(checkpoint.client_versions) > 3
+    total = {name: torch.zeros_like(tensor) for name, tensor in checkpoint.strategy.items()}
+    for partition, version in checkpoint.client_versions.items():
+        state = store.load(partition, version=version, durable_round=0)
+        assert state is not None
+        for name in total:
+            total[name] += state[name]
+    for name, mean_h in checkpoint.strategy.items():
+        assert mean_h.abs().max() > 0
+        torch.testing.assert_close(total[name] / 6, mean_h, rtol=1e-4, atol=1e-6)
+
+
+def test_buffers_and_received_zeros_get_no_sign_term(tmp_path: Path) -> None:
+    """With one client and one local step, FedSign moves exactly the parameters, and BatchNorm's are among them."""
+    one_step = {
+        "rounds": 1,
+        "partition": {"name": "iid", "num_clients": 1},
+        "server": {"cohort_size": 1},
+        "client": {"local_epochs": 1, "batch_size": 2000, "optimizer": {"momentum": 0.0}},
+    }
+    plain = served(play(tmp_path, "fedavg", **one_step))
+    signed = served(play(tmp_path, {"name": "fedsign", "gamma": 0.1}, **one_step))
+    moved = {name for name in plain if not torch.equal(plain[name], signed[name])}
+    zeros = {name for name in plain if name.endswith(("running_mean", "running_var", "num_batches_tracked"))}
+    biases = {name for name in plain if name.endswith("bias") and name.split(".")[0] in {"2", "6"}}
+    assert zeros and biases
+    assert moved == plain.keys() - zeros - biases  # BatchNorm's biases start at 0: no term there

@@ -1,0 +1,77 @@
+"""Recipes: verdicts are computed, thresholds stand in the docs, and the claims hold."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from simulations import recipes
+from simulations.recipes.base import Finding, NotDecidableHere, Recipe, Threshold, Verdict
+
+DOCS = Path(__file__).parents[2] / "docs" / "recipes.md"
+
+
+def recipe_of(figure: float, expected: Verdict = Verdict.HOLDS) -> Recipe:
+    return Recipe(
+        name="test",
+        claim="a figure is 1 or more",
+        measure=lambda quick: {"figure": figure},
+        thresholds=(Threshold(figure="figure", bound="at least", value=1.0),),
+        expected=expected,
+    )
+
+
+@pytest.mark.parametrize(
+    ("figure", "verdict"),
+    [(1.0, Verdict.HOLDS), (0.99, Verdict.DOES_NOT_HOLD), (float("nan"), Verdict.DOES_NOT_HOLD)],
+)
+def test_the_verdict_follows_from_the_figures(figure: float, verdict: Verdict) -> None:
+    assert recipe_of(figure).check().verdict is verdict
+
+
+def test_a_claim_expected_to_fail_is_as_expected_when_it_fails() -> None:
+    assert recipe_of(0.0, expected=Verdict.DOES_NOT_HOLD).check().as_expected
+    assert not recipe_of(2.0, expected=Verdict.DOES_NOT_HOLD).check().as_expected
+
+
+def test_what_cannot_be_measured_here_is_not_decidable() -> None:
+    def measure(quick: bool) -> dict[str, float]:
+        raise NotDecidableHere("needs a GPU")
+
+    finding = Recipe(name="test", claim="", measure=measure, thresholds=()).check()
+    assert finding.verdict is Verdict.NOT_DECIDABLE
+    assert finding.reason == "needs a GPU"
+
+
+def test_a_finding_as_json_says_figures_thresholds_and_verdict() -> None:
+    finding: Finding = recipe_of(0.5).check(quick=True)
+    assert json.loads(json.dumps(finding.as_json())) == {
+        "name": "test",
+        "claim": "a figure is 1 or more",
+        "quick": True,
+        "figures": {"figure": 0.5},
+        "thresholds": [{"figure": "figure", "condition": "at least 1", "met": False}],
+        "verdict": "does not hold",
+        "expected": "holds",
+        "reason": "",
+    }
+
+
+@pytest.mark.parametrize("name", recipes.table())
+def test_every_threshold_of_a_recipe_stands_in_the_docs(name: str) -> None:
+    recipe = recipes.get(name)
+    section = DOCS.read_text(encoding="utf-8").split(f"## {name}\n")[1].split("\n## ")[0]
+    for threshold in (*recipe.thresholds, *(recipe.quick_thresholds or ())):
+        assert f"| {threshold.figure} | {threshold} |" in section
+
+
+@pytest.mark.slow
+def test_feddyn_ends_at_the_joint_optimum_where_fedavg_does_not() -> None:
+    finding = recipes.get("feddyn-fixed-point").check()
+    assert finding.verdict is Verdict.HOLDS, finding.figures
+
+
+@pytest.mark.slow
+def test_fedsign_beats_fedavg_on_digits_over_a_few_seeds() -> None:
+    finding = recipes.get("fedsign-beats-fedavg-digits").check(quick=True)
+    assert finding.verdict is Verdict.HOLDS, finding.figures

@@ -1,0 +1,296 @@
+"""The page of a run: right numbers, well-formed pictures, nothing loaded, nothing believed."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsign.errors import ResultsError
+from fedsign.report.curves import Curve, chart
+from fedsign.report.page import write_report
+from fedsign.report.population import MAX_COLUMNS, Population
+from fedsign.report.svg import decades, nice_ticks, segments_of, thin
+from fedsign.report.wording import NARROW_SPACE
+from fedsign.results import Line, RunFolder
+
+SVG = "{http://www.w3.org/2000/svg}"
+DIGITS = [str(digit) for digit in range(10)]
+HOSTILE = '<script>alert("&")</script>'
+
+
+def a_line(round: int, *, loss: float | None = 0.5, num_clients: int = 4, **values: Any) -> Line:
+    """One line of rounds.jsonl."""
+    return {
+        "round": round,
+        "loss": loss,
+        "accuracy": 0.5,
+        "train_loss": loss,
+        "clients": [round % num_clients],
+        "num_replies": 1,
+        "failures": [],
+        "bytes_down": 1000,
+        "bytes_up": 500,
+        **values,
+    }
+
+
+def a_run(
+    path: Path,
+    rounds: Sequence[Line] = (),
+    *,
+    counts: Sequence[Sequence[int]] = ((5,) * 10,) * 4,
+    class_names: Sequence[str] = DIGITS,
+    metrics: Sequence[str] = ("accuracy",),
+    strategy: str = "fedsign",
+    outcome: Line | None = None,
+    failures: Sequence[Line] = (),
+) -> RunFolder:
+    """A run's folder as the program writes it."""
+    folder = RunFolder(path)
+    toml = f"""
+        name = "trial"
+        seed = 3
+        rounds = 40
+        metrics = {json.dumps(list(metrics))}
+        data = {{ name = "digits" }}
+        partition = {{ name = "dirichlet", num_clients = {len(counts)} }}
+        model = {{ name = "mlp", hidden = [8, 8] }}
+        strategy = {{ name = {json.dumps(strategy)}, gamma = 0.003 }}
+        server = {{ cohort_size = 1 }}
+        client = {{ lr = 0.05, optimizer = {{ name = "sgd" }} }}
+        """
+    (path / "config.toml").write_text(toml, encoding="utf-8")
+    folder.write_json("environment.json", {"fedsign": "0.1.0", "git": ""})
+    folder.write_json("partition.json", {"class_names": list(class_names), "counts": list(counts)})
+    if outcome is not None:
+        folder.write_json("outcome.json", outcome)
+    for name, lines in (("rounds", rounds), ("failures", failures)):
+        (path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    timings = [{"round": line["round"], "train_s": 1.5, "evaluate_s": 0.5} for line in rounds]
+    (path / "timings.jsonl").write_text("".join(json.dumps(line) + "\n" for line in timings))
+    return folder
+
+
+def page_of(folder: RunFolder) -> str:
+    return write_report(folder).read_text(encoding="utf-8")
+
+
+def pictures(page: str) -> list[ElementTree.Element]:
+    """Every <svg> of a page, parsed: fails where one is not well-formed."""
+    return [ElementTree.fromstring(text) for text in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
+
+
+def words(page: str) -> str:
+    """The page's text with single spaces."""
+    text = re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL)
+    return " ".join(re.sub(r"<[^>]+>", " ", text).replace(NARROW_SPACE, " ").split())
+
+
+EDGES: dict[str, dict[str, Any]] = {
+    "no round": {"rounds": []},
+    "one round": {"rounds": [a_line(1)]},
+    "only nulls": {"rounds": [a_line(n, loss=None, accuracy=None) for n in range(1, 13)]},
+    "a null in the middle": {"rounds": [a_line(n, loss=None if n == 3 else 1.0) for n in range(1, 6)]},
+    "an exploding loss": {"rounds": [a_line(n, loss=10.0 ** (n * 15)) for n in range(1, 21)]},
+    "constant values": {"rounds": [a_line(n, loss=0.0, accuracy=1.0) for n in range(1, 13)]},
+    "negative losses": {"rounds": [a_line(n, loss=-0.1 * n) for n in range(1, 13)]},
+    "5000 rounds": {"rounds": [a_line(n, loss=1 / n) for n in range(1, 5001)]},
+    "one client": {"rounds": [a_line(1)], "counts": [[7] * 10]},
+    "a client without samples": {"rounds": [a_line(1)], "counts": [[7] * 10, [0] * 10]},
+    "1000 clients": {"rounds": [a_line(1)], "counts": [[n, 1] + [0] * 8 for n in range(1000)]},
+    "100 classes": {
+        "rounds": [a_line(1)],
+        "class_names": [f"class {n}" for n in range(100)],
+        "counts": [[n % 7 for n in range(100)]] * 60,
+    },
+    "regression": {
+        "rounds": [a_line(n, rmse=3.21) for n in range(1, 4)],
+        "metrics": ["my.module:rmse"],
+        "class_names": [],
+        "counts": [[3], [400], [20]],
+    },
+    "no metric": {"rounds": [a_line(1)], "metrics": []},
+    "hostile names": {"class_names": [HOSTILE, "\x00\x1b[31m"], "counts": [[1, 2]], "strategy": HOSTILE},
+    "a long reason": {"failures": [{"round": 1, "partition": 3, "reason": "long" * 5000, "details": ""}]},
+    "half a character": {"failures": [{"round": 1, "partition": 3, "reason": "\ud800", "details": ""}]},
+}
+
+
+@pytest.mark.parametrize("edge", EDGES)
+def test_pictures_are_well_formed_named_and_inside_their_box(edge: str, tmp_path: Path) -> None:
+    drawn = pictures(page_of(a_run(tmp_path, **EDGES[edge])))
+    assert len(drawn) >= 3
+    for svg in drawn:
+        assert svg.get("role") == "img" and svg.get("aria-label")
+        _, _, width, height = map(float, str(svg.get("viewBox")).split())
+        for text in svg.iter(f"{SVG}text"):
+            assert 0 <= float(text.attrib["x"]) <= width and 0 <= float(text.attrib["y"]) <= height
+        for rect in svg.iter(f"{SVG}rect"):
+            assert float(rect.attrib["width"]) >= 0 and float(rect.attrib["height"]) >= 0
+        numbers = " ".join(value for path in svg.iter(f"{SVG}path") for value in path.attrib.values())
+        assert "nan" not in numbers and "inf" not in numbers
+
+
+@pytest.mark.parametrize("edge", EDGES)
+def test_nothing_is_loaded_and_no_script_runs(edge: str, tmp_path: Path) -> None:
+    page = page_of(a_run(tmp_path, **EDGES[edge]))
+    assert set(re.findall(r"https?://[^\"'\s<]*", page)) <= {"http://www.w3.org/2000/svg"}
+    assert set(re.findall(r"""(?:src|href|srcset|action)\s*=\s*["']([^"']*)""", page)) == {"data:,"}
+    assert "url(" not in page and "@import" not in page and "<script" not in page
+
+
+def test_names_reasons_and_configuration_are_escaped(tmp_path: Path) -> None:
+    failures = [{"round": 1, "partition": 0, "reason": HOSTILE, "details": ""}]
+    outcome = {"status": "failed", "error": HOSTILE}
+    names = {"class_names": [HOSTILE], "counts": [[3]], "strategy": HOSTILE}
+    page = page_of(a_run(tmp_path, [a_line(1)], failures=failures, outcome=outcome, **names))
+    assert HOSTILE not in page and "<script" not in page
+    assert page.count("&lt;script&gt;alert(") >= 4  # title and head, sentence, reason, configuration
+
+
+def test_numbers_are_those_of_the_lines(tmp_path: Path) -> None:
+    """Accuracies 0.10, 0.11, ... 0.29 end with (0.25 + ... + 0.29) / 5 = 0.27; losses 20/n for n = 16..20
+    have the mean 4 * (1/16 + 1/17 + 1/18 + 1/19 + 1/20) = 1.118; 20 rounds of 1.5 s + 0.5 s are 40 s."""
+    lines = [a_line(n, loss=20 / n, accuracy=0.09 + 0.01 * n) for n in range(1, 21)]
+    text = words(page_of(a_run(tmp_path, lines, outcome={"status": "finished", "rounds": 20})))
+    assert "finished" in text and "trial" in text and "gamma 0.003" in text
+    assert "test accuracy 27.0 % mean of the last 5 rounds" in text
+    assert "test loss 1.12 mean of the last 5 rounds" in text
+    assert "rounds 20 of 40 planned" in text and "clients per round 1 of 4" in text
+    assert "bytes down 20.0 kB" in text and "bytes up 10.0 kB" in text
+    assert "wall time 40.0 s 2.0 s a round" in text
+    assert "In 20 rounds a client was sampled 5 times" in text  # clients n % 4
+    assert "client.optimizer name sgd" in text and "hidden 8, 8" in text
+    assert "fedsign run config.toml" in text and "git no repository" in text
+
+
+def test_a_metric_that_is_no_share_is_not_in_percent(tmp_path: Path) -> None:
+    text = words(page_of(a_run(tmp_path, **EDGES["regression"])))
+    assert "test rmse 3.21 mean of the last 3 rounds" in text and "321" not in text
+    assert "smallest has 3, the median 20, the largest 400." in text and "classes on average" not in text
+
+
+def test_a_null_is_a_gap_and_is_named(tmp_path: Path) -> None:
+    page = page_of(a_run(tmp_path, **EDGES["a null in the middle"]))
+    assert "diverged in round 3: loss was not finite" in words(page)
+    loss = pictures(page)[1]
+    test_line = next(path for path in loss.iter(f"{SVG}path") if path.get("class") == "line first")
+    assert test_line.attrib["d"].count("M") == 2  # rounds 1-2 and 4-5
+
+
+def test_a_run_without_nulls_did_not_diverge(tmp_path: Path) -> None:
+    assert "diverged" not in page_of(a_run(tmp_path, [a_line(1), a_line(2)]))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        (None, "This run has not ended"),
+        ({"status": "failed", "error": "round 7 ended with 0 usable replies"}, "round 7 ended with 0"),
+        ({"status": "finished", "rounds": 0}, "finished"),
+    ],
+)
+def test_the_page_says_how_the_run_ended(outcome: Line | None, said: str, tmp_path: Path) -> None:
+    assert said in words(page_of(a_run(tmp_path, outcome=outcome)))
+
+
+def test_a_failure_in_both_files_is_listed_once(tmp_path: Path) -> None:
+    """rounds.jsonl has the failures of complete rounds; that of round 2, which failed, is in the other only."""
+    lines = [a_line(1, failures=[{"client": 3, "reason": "out of memory"}])]
+    both = {"round": 1, "partition": 3, "reason": "out of memory", "details": "..."}
+    last = {"round": 2, "partition": 1, "reason": "no reply", "details": ""}
+    page = page_of(a_run(tmp_path, lines, failures=[both, last, last]))
+    assert page.count("out of memory") == 1 and page.count("no reply") == 1
+
+
+def test_a_run_stopped_before_its_partition_has_a_page(tmp_path: Path) -> None:
+    folder = a_run(tmp_path)
+    (tmp_path / "partition.json").unlink()
+    assert "Learning curves" in page_of(folder) and "<h2>Clients</h2>" not in page_of(folder)
+
+
+def test_a_damaged_configuration_is_a_results_error(tmp_path: Path) -> None:
+    folder = a_run(tmp_path)
+    (tmp_path / "config.toml").write_text("name = ")
+    with pytest.raises(ResultsError, match=r"config\.toml"):
+        write_report(folder)
+
+
+def test_the_page_is_the_same_when_made_again(tmp_path: Path) -> None:
+    folder = a_run(tmp_path, [a_line(1), a_line(2)])
+    assert page_of(folder) == page_of(folder)
+
+
+def test_of_many_clients_an_even_choice_with_both_extremes_is_shown(tmp_path: Path) -> None:
+    population = Population(
+        class_names=[], counts=[[size] for size in range(1, 1001)], times_sampled=[0] * 1000, num_rounds=0
+    )
+    shown = population.shown()
+    assert len(set(shown)) == MAX_COLUMNS and {0, 999} <= set(shown)
+    assert "Shown are 60 of the 1,000" in words(page_of(a_run(tmp_path, **EDGES["1000 clients"])))
+
+
+def test_thousands_of_rounds_keep_their_spike(tmp_path: Path) -> None:
+    points = [(float(x), 100.0 if x == 3456 else 0.0) for x in range(10_000)]
+    [kept] = thin([points])
+    assert len(kept) <= 2001 and (3456.0, 100.0) in kept
+    assert kept[0] == points[0] and kept[-1] == points[-1] and kept == sorted(kept)
+    assert len(page_of(a_run(tmp_path, **EDGES["5000 rounds"]))) < 500_000
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(-1e6, 1e6)), max_size=50))
+def test_segments_hold_all_values_and_no_gap(values: list[float | None]) -> None:
+    segments = segments_of(enumerate(values))
+    joined = [point for segment in segments for point in segment]
+    assert joined == [(x, value) for x, value in enumerate(values) if value is not None]
+    for segment in segments:
+        assert [x for x, _ in segment] == list(range(int(segment[0][0]), int(segment[-1][0]) + 1))
+
+
+@given(
+    bounds=st.tuples(st.floats(-1e12, 1e12), st.floats(-1e12, 1e12)).map(sorted),
+    at_most=st.integers(3, 10),
+)
+def test_ticks_ascend_are_round_few_and_cover(bounds: list[float], at_most: int) -> None:
+    low, high = bounds
+    ticks = nice_ticks(low, high, at_most=at_most)
+    step = ticks[1] - ticks[0]
+    slack = 1e-6 * step + 1e-9 * max(abs(low), abs(high))
+    assert 2 <= len(ticks) <= at_most
+    assert all(a < b for a, b in pairwise(ticks))
+    assert ticks[0] <= low + slack and ticks[-1] >= high - slack
+    mantissa = float(f"{step:.6e}".split("e")[0])
+    assert min(abs(mantissa - nice) for nice in (1, 2, 2.5, 5, 10)) < 1e-2
+
+
+@given(st.floats(1e-12, 1e12), st.floats(1, 1e12))
+def test_decades_are_powers_of_ten_and_cover(low: float, ratio: float) -> None:
+    ticks = decades(low, low * ratio)
+    assert 2 <= len(ticks) <= 6 and ticks[0] <= low and ticks[-1] >= low * ratio
+    assert all(f"{tick:e}".startswith("1.000000e") for tick in ticks)
+
+
+def test_ticks_refuse_what_is_no_range() -> None:
+    with pytest.raises(ValueError, match="low <= high"):
+        nice_ticks(2, 1)
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(allow_nan=False, allow_infinity=False)), max_size=30))
+def test_any_finite_values_can_be_drawn(values: list[float | None]) -> None:
+    curves = [Curve(name="loss", values=values, style="first")]
+    ElementTree.fromstring(chart(range(1, len(values) + 1), curves, label="any"))
+
+
+def test_importing_the_page_pulls_in_nothing_heavy() -> None:
+    code = "import sys, fedsign.report.page; print({'torch', 'flwr', 'matplotlib', 'numpy'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
