@@ -17,7 +17,7 @@ from fedsign.errors import ConfigError
 from fedsign.flower import wire
 from fedsign.flower.in_process import Handler
 from fedsign.flower.shims import PARTITION_KEY
-from fedsign.records import Failure
+from fedsign.records import Failure, TrainReply
 from fedsign.workload import Workload, workload_of
 
 EXPERIMENT_KEY, STATE_KEY = "experiment", "state-folder"  # in the run configuration
@@ -80,9 +80,7 @@ def _workload(context: Context) -> Workload:
     return workload_of(str(context.run_config[EXPERIMENT_KEY]))
 
 
-def _as_message(result: object, request: Message) -> Message:
-    from fedsign.flower.shims import client_error
-
-    if isinstance(result, Failure):
-        return Message(client_error(f"{result.reason}\n{result.details}"), reply_to=request)
-    return wire.pack_reply(result, request)  # type: ignore[arg-type]
+def _as_message(result: TrainReply | Failure, request: Message) -> Message:
+    return (
+        wire.failure_reply(result, request) if isinstance(result, Failure) else wire.pack_reply(result, request)
+    )

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from clients.state import ClientStore
 from fedsign import plugins
 from fedsign.errors import DiskFullError
-from fedsign.flower.wire import failure_of
 from fedsign.objectives.base import Objective
-from fedsign.records import Failure, Tensors, TrainReply, TrainRequest, roles_of, tensors_of
+from fedsign.records import Failure, Tensors, TrainReply, TrainRequest, failure_of, roles_of, tensors_of
 from fedsign.seeding import Purpose, generator, torch_stream
 from fedsign.workload import Workload
 

@@ -7,6 +7,7 @@ resumed from (`durable_round`).  A client starts from exactly the version asked 
 to a reply that was lost, or to a round that a killed server will run again, and is rolled back.
 """
 
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -63,6 +64,12 @@ class Failure:
     partition: int
     reason: str
     details: str = ""
+
+
+def failure_of(partition: int, error: Exception) -> Failure:
+    """A client's exception as a failure: one line, and the traceback."""
+    reason = " ".join(f"{type(error).__name__}: {error}".split())
+    return Failure(partition=partition, reason=reason, details="".join(traceback.format_exception(error)))
 
 
 def roles_of(model: nn.Module) -> dict[str, Role]:

@@ -6,7 +6,6 @@ strategies expect, plus the record `reply`, which only we read.
 """
 
 import json
-import traceback
 from collections.abc import Mapping
 from typing import cast
 
@@ -16,7 +15,7 @@ from fedsign import codec
 from fedsign.errors import ReplyError
 from fedsign.flower.array import to_plain, to_record, to_tensors
 from fedsign.flower.shims import client_error
-from fedsign.records import Failure, ObjectiveSpec, Role, TrainReply, TrainRequest
+from fedsign.records import Failure, ObjectiveSpec, Role, TrainReply, TrainRequest, failure_of
 
 ROUTE, REPLY, ARRAYS, METRICS, CONFIG = "route", "reply", "arrays", "metrics", "config"
 ROUND_KEY = "server-round"  # Flower's strategies write it
@@ -144,24 +143,10 @@ def encode_reply(message: Message) -> Message:
     return message
 
 
-def failure_reply(error: Exception, request: Message) -> Message:
+def failure_reply(error: Exception | Failure, request: Message) -> Message:
     """An error message: a sentence in the first line, the traceback below it."""
-    text = "".join(traceback.format_exception(error))
-    return Message(client_error(f"{describe(error)}\n{text}"), reply_to=request)
-
-
-def failure_of(partition: int, error: Exception) -> Failure:
-    """A client's exception as a failure."""
-    return Failure(
-        partition=partition,
-        reason=describe(error),
-        details="".join(traceback.format_exception(error)),
-    )
-
-
-def describe(error: Exception) -> str:
-    """An exception in one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
+    failure = failure_of(0, error) if isinstance(error, Exception) else error
+    return Message(client_error(f"{failure.reason}\n{failure.details}"), reply_to=request)
 
 
 def _strategy_config(content: RecordDict) -> ConfigRecord:
