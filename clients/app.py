@@ -81,6 +81,4 @@ def _workload(context: Context) -> Workload:
 
 
 def _as_message(result: TrainReply | Failure, request: Message) -> Message:
-    return (
-        wire.failure_reply(result, request) if isinstance(result, Failure) else wire.pack_reply(result, request)
-    )
+    return wire.failure_reply(result, request) if isinstance(result, Failure) else wire.pack_reply(result, request)

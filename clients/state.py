@@ -12,7 +12,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from fedsign.checkpoints import save_tensors
-from fedsign.disk import replace_file
+from fedsign.disk import remove_partials, replace_file
 from fedsign.errors import ClientStateError
 from fedsign.records import Tensors
 
@@ -32,6 +32,7 @@ class ClientStore:
         Raises:
             ClientStateError: the version is not here.
         """
+        remove_partials(self._path(partition, version).parent)
         versions = self.versions(partition)
         if version and version not in versions:
             raise ClientStateError(

@@ -49,8 +49,12 @@ class WeightedMean:
         """Take one model in; `weight` > 0."""
         if not self.count:
             self._dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
-            self._sums = {name: _scaled_copy(tensor, weight) for name, tensor in tensors.items()}
+            self._sums = {name: _wide_copy(tensor) for name, tensor in tensors.items()}
         else:
+            if self.count == 1:
+                for total in self._sums.values():
+                    if total.is_floating_point():
+                        total.mul_(self.total_weight)
             for name, total in self._sums.items():
                 if total.is_floating_point():
                     total.add_(tensors[name], alpha=weight)
@@ -61,14 +65,14 @@ class WeightedMean:
         """The mean, in the dtypes of the models.  Ends the accumulation."""
         if not self.count:
             raise ValueError("the mean of no models was asked for; add at least one first.")
-        for total in self._sums.values():
-            if total.is_floating_point():
-                total.div_(self.total_weight)
+        if self.count > 1:  # the mean of one model is that model: w x / w would be rounded twice
+            for total in self._sums.values():
+                if total.is_floating_point():
+                    total.div_(self.total_weight)
         return {name: total.to(self._dtypes[name]) for name, total in self._sums.items()}
 
 
-def _scaled_copy(tensor: Tensor, weight: float) -> Tensor:
+def _wide_copy(tensor: Tensor) -> Tensor:
     if not tensor.is_floating_point():
         return tensor.clone()
-    wide = torch.promote_types(tensor.dtype, torch.float32)
-    return tensor.to(wide, copy=True).mul_(weight)
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32), copy=True)

@@ -53,8 +53,10 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> None:
         (target / "state.json").write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
 
     replace_folder(folder / f"round-{checkpoint.round:06d}", fill)
-    for old in _paths(folder)[:-keep]:
-        _remove(old)
+    kept = _paths(folder)[-keep:]
+    for old in folder.glob("round-??????"):
+        if old not in kept:
+            _remove(old)
 
 
 def rounds_on_disk(folder: Path) -> list[int]:
@@ -121,12 +123,13 @@ def _as_os_error(error: SafetensorError, path: Path) -> Exception:
 
 
 def _paths(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("round-??????") if path.is_dir())
+    """Whole checkpoints, oldest first; one that was being removed has no state.json any more."""
+    return sorted(path for path in folder.glob("round-??????") if (path / "state.json").exists())
 
 
 def _remove(path: Path) -> None:
     """Remove a checkpoint so that a kill in between never leaves one that looks whole."""
-    (path / "state.json").unlink()
+    (path / "state.json").unlink(missing_ok=True)
     for entry in path.iterdir():
         entry.unlink()
     path.rmdir()

@@ -37,6 +37,12 @@ class Encoded:
     payload: npt.NDArray[np.generic]
 
 
+_TYPES = frozenset(
+    {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool}
+    | {torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8}
+)
+
+
 def _to_bf16(tensor: Tensor) -> npt.NDArray[np.generic]:
     return tensor.view(torch.uint16).numpy()
 
@@ -54,21 +60,26 @@ _TABLE: dict[
 }
 
 
+_READABLE = {
+    Encoding.DENSE: frozenset(str(dtype).removeprefix("torch.") for dtype in _TYPES - {torch.bfloat16}),
+    Encoding.BF16: frozenset({"uint16"}),
+}  # NumPy's names; another byte order has another name, such as '>f4'
+
+
 def encode(tensor: Tensor) -> Encoded:
     """Choose the encoding for a tensor and apply it; the payload may share the tensor's memory.
 
     >>> encode(torch.zeros(2, dtype=torch.bfloat16)).encoding
     <Encoding.BF16: 'bf16'>
     """
+    if tensor.dtype not in _TYPES or tensor.layout != torch.strided:
+        raise CodecError(
+            f"a tensor of type {tensor.dtype} ({tensor.layout}) has no encoding; send dense float, int, bool or bfloat16."
+        )
     host = tensor.detach().cpu().contiguous()
     encoding = Encoding.BF16 if host.dtype == torch.bfloat16 else Encoding.DENSE
     to_array, _ = _TABLE[encoding]
-    try:
-        return Encoded(encoding=encoding, payload=to_array(host))
-    except TypeError as error:
-        raise CodecError(
-            f"a tensor of type {tensor.dtype} has no encoding; send float, int, bool or bfloat16."
-        ) from error
+    return Encoded(encoding=encoding, payload=to_array(host))
 
 
 def decode(encoding: str, payload: npt.NDArray[np.generic]) -> Tensor:
@@ -83,4 +94,7 @@ def decode(encoding: str, payload: npt.NDArray[np.generic]) -> Tensor:
             f"a tensor came in the encoding '{encoding}', but version {VERSION} of the codec reads {known}; "
             "install the same version of fedsign on server and clients."
         )
+    expected = "uint16" if encoding == Encoding.BF16 else "float16, float32, float64, int8 to int64, uint8 or bool"
+    if str(payload.dtype) not in _READABLE[Encoding(encoding)]:
+        raise CodecError(f"a tensor came as '{encoding}' of {payload.dtype}; expected is {expected}.")
     return _TABLE[Encoding(encoding)][1](payload)

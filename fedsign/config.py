@@ -47,7 +47,7 @@ class Part(BaseModel):
     def completed(self, section: str) -> Self:
         """The same part with every default written out, or ConfigError."""
         fixed = {key: getattr(self, key) for key in type(self).model_fields}
-        settings = plugins.complete(self.kind, self.name, self.settings, section=section)
+        settings = plugins.complete(self.kind, self.name, self.settings, section=section, fixed=fixed)
         return type(self)(**fixed, **settings)
 
     def build(self, *given: Any) -> Any:
@@ -151,8 +151,7 @@ class ExperimentConfig(Section):
     def replace(self, **changes: Any) -> "ExperimentConfig":
         """A changed copy, checked like any other: `config.replace(seed=3, **{"client.lr": 0.1})`."""
         data = self.model_dump(mode="json")
-        for path, value in changes.items():
-            _assign(data, path, value)
+        _assign_all(data, changes.items())
         return from_dict(data)
 
 
@@ -203,10 +202,10 @@ def load(path: Path | None = None, overrides: Iterable[str] = ()) -> ExperimentC
             text = path.read_text(encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"the configuration {path} cannot be read: {error.strerror}.") from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"the configuration {path} is not UTF-8 text ({error}); save it as UTF-8.") from error
         data = parse_toml(text, source=str(path))
-    for override in overrides:
-        key, value = parse_override(override)
-        _assign(data, key, value)
+    _assign_all(data, map(parse_override, overrides))
     return from_dict(data)
 
 
@@ -232,6 +231,12 @@ def parse_override(text: str) -> tuple[str, Any]:
         return key, tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return key, value
+
+
+def _assign_all(data: dict[str, Any], changes: Iterable[tuple[str, Any]]) -> None:
+    """Names first: naming a part must not drop settings that are given beside it."""
+    for path, value in sorted(changes, key=lambda change: change[0].rpartition(".")[2] != "name"):
+        _assign(data, path, value)
 
 
 def _assign(data: dict[str, Any], path: str, value: Any) -> None:

@@ -48,13 +48,16 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def replace_folder(path: Path, fill: Callable[[Path], None]) -> None:
-    """Let `fill` fill a folder beside `path`, then put it in its place; an older one is removed."""
+    """Let `fill` fill a folder beside `path`, then put it in its place.
+
+    That is one step if `path` is not there yet; a folder that is there is removed first.
+    """
     partial = path.with_name(path.name + PARTIAL)
     with disk_errors(path):
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         fill(partial)
-        for entry in partial.iterdir():
+        for entry in (*partial.iterdir(), partial):
             sync(entry)
         shutil.rmtree(path, ignore_errors=True)
         partial.rename(path)

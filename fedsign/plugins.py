@@ -6,7 +6,7 @@ everything.  `build` calls the factory.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -35,8 +35,12 @@ def settings_model(kind: str, factory: Callable[..., Any]) -> type[BaseModel]:
     )
 
 
-def complete(kind: str, name: str, settings: Mapping[str, Any], *, section: str) -> dict[str, Any]:
+def complete(
+    kind: str, name: str, settings: Mapping[str, Any], *, section: str, fixed: Iterable[str] = ()
+) -> dict[str, Any]:
     """The settings with defaults filled in, ready for TOML (None, which TOML lacks, is left out).
+
+    `fixed` are the section's other keys, named where a key is misspelt.
 
     Raises:
         ConfigError: an unknown key, a missing one, or a value of the wrong kind.
@@ -45,7 +49,7 @@ def complete(kind: str, name: str, settings: Mapping[str, Any], *, section: str)
     try:
         checked = model.model_validate(dict(settings))
     except ValidationError as error:
-        raise ConfigError(sentence(error, section=section, known=list(model.model_fields))) from error
+        raise ConfigError(sentence(error, section=section, known=[*fixed, *model.model_fields])) from error
     values = {key: getattr(checked, key) for key in model.model_fields}
     return {key: _plain(value) for key, value in values.items() if _is_plain(value)}
 

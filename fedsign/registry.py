@@ -10,6 +10,7 @@ its settings: their names, types and defaults are what the configuration accepts
 
 import difflib
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -183,7 +184,8 @@ def target_of(kind: str, name: str) -> str:
     table = KINDS[kind].table
     if name in table:
         return table[name][0]
-    if ":" in name:
+    module_name, _, attribute = name.partition(":")
+    if module_name and not module_name.startswith(".") and attribute:
         return name
     raise ConfigError(
         f"{kind} '{name}' is not known;{nearest(name, table)} Expected one of {', '.join(sorted(table))}, "
@@ -210,9 +212,10 @@ def resolve(kind: str, name: str) -> Callable[..., Any]:
         raise ConfigError(
             f"{kind} '{name}': module '{module_name}' has no '{attribute}'.{nearest(attribute, dir(module))}"
         ) from error
-    if not callable(factory):
+    if not (inspect.isclass(factory) or inspect.isroutine(factory)):
         raise ConfigError(f"{kind} '{name}' is a {type(factory).__name__}; expected a class or a function.")
-    return factory  # type: ignore[no-any-return]
+    found: Callable[..., Any] = factory
+    return found
 
 
 def _import(module_name: str) -> Any:

@@ -150,7 +150,10 @@ def read_lines(path: Path) -> list[Line]:
     if not path.exists():
         return []
     *complete, _cut_off = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in complete if line]
+    try:
+        return [json.loads(line) for line in complete if line]
+    except json.JSONDecodeError as error:
+        raise ResultsError(f"{path} is damaged ({error}); the run cannot be read.") from error
 
 
 def final_value(lines: list[Line], key: str, *, last: int = 5) -> float | None:

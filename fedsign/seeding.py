@@ -66,5 +66,9 @@ def torch_stream(
 
     devices = [device] if device is not None and device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(integer(seed, purpose, round=round, partition=partition))
+        stream = integer(seed, purpose, round=round, partition=partition)
+        torch.default_generator.manual_seed(stream)  # torch.manual_seed would reseed every device
+        if devices:
+            with torch.cuda.device(devices[0]):
+                torch.cuda.manual_seed(stream)
         yield

@@ -1,11 +1,15 @@
 """MNIST and Fashion-MNIST, read from a folder in their original IDX files."""
 
+import gzip
+import zlib
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from fedsign.data.base import Dataset, Samples
 from fedsign.data.torchvision_shim import torchvision
+from fedsign.disk import replace_file
 from fedsign.errors import DataError
 
 _FASHION = (
@@ -19,6 +23,12 @@ _FASHION = (
     "sneaker",
     "bag",
     "boot",
+)
+_FILES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
 )
 _MEAN, _STD = 0.1307, 0.3081  # of MNIST's training pixels, the customary normalisation
 
@@ -34,23 +44,43 @@ def fashion_mnist(seed: int, *, root: str = "data") -> Dataset:
 
 
 def _load(name: str, root: str, class_names: tuple[str, ...], mean: float, std: float) -> Dataset:
-    reader = getattr(torchvision("torchvision.datasets"), name)
     folder = Path(root)
+    raw = (folder / name / "raw").absolute()
+    for file in _FILES:
+        _unpack(raw / file, name, folder)
+    reader = getattr(torchvision("torchvision.datasets"), name)
     try:
         parts = [reader(folder, train=train, download=False) for train in (True, False)]
-    except RuntimeError as error:
-        expected = (folder / name / "raw").absolute()
-        raise DataError(
-            f"{name} was not found: expected are the files train-images-idx3-ubyte, train-labels-idx1-ubyte, "
-            f"t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte (or their .gz) in {expected}. Put them there, or name "
-            f"another folder with --set data.root=PATH; torchvision.datasets.{name}({str(folder)!r}, download=True) "
-            "fetches them."
-        ) from error
-    train, test = (
-        Samples(
-            features=part.data.to(torch.float32).div_(255).sub_(mean).div_(std).unsqueeze(1),
-            targets=part.targets.to(torch.int64),
-        )
-        for part in parts
-    )
+    except (AssertionError, RuntimeError, ValueError) as error:  # what torchvision raises for a file that was cut off
+        raise DataError(f"a file in {raw} is damaged ({error}); remove it and fetch it again.") from error
+    train, test = (_samples(part, raw, mean, std) for part in parts)
     return Dataset(train=train, test=test, class_names=class_names)
+
+
+def _samples(part: Any, raw: Path, mean: float, std: float) -> Samples:
+    if len(part.data) != len(part.targets):
+        raise DataError(f"{raw} holds {len(part.data)} images but {len(part.targets)} labels; fetch the files again.")
+    features = part.data.to(torch.float32).div_(255).sub_(mean).div_(std).unsqueeze(1)
+    return Samples(features=features, targets=part.targets.to(torch.int64))
+
+
+def _unpack(path: Path, name: str, folder: Path) -> None:
+    """Make sure that a file is there, from its .gz if need be, as torchvision leaves it after a download."""
+    if path.exists():
+        return
+    packed = path.with_name(path.name + ".gz")
+    if not packed.exists():
+        raise DataError(
+            f"{name} was not found: expected are the files {', '.join(_FILES)} (or their .gz) in {path.parent}. Put them "
+            f"there, or name another folder with --set data.root=PATH; torchvision.datasets.{name}({str(folder)!r}, "
+            "download=True) fetches them."
+        )
+    try:
+        content = gzip.decompress(packed.read_bytes())
+    except (EOFError, OSError, zlib.error) as error:
+        raise DataError(f"{packed} is damaged ({error}); remove it and fetch it again.") from error
+    replace_file(path, lambda partial: _write(partial, content))
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.write_bytes(content)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
@@ -39,8 +40,9 @@ class TensorArray(Array):
         return _npy(codec.encode(self.tensor).payload)
 
     def numpy(self) -> npt.NDArray[Any]:
-        """A copy, since strategies may write into what they get."""
-        return codec.encode(self.tensor).payload.copy()
+        """A copy, since strategies may write into what they get; bfloat16, which NumPy lacks, as float32."""
+        tensor = self.tensor.float() if self.tensor.dtype == torch.bfloat16 else self.tensor
+        return codec.encode(tensor).payload.copy()
 
 
 def to_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:

@@ -25,7 +25,7 @@ from fedsign.errors import EngineError, FedSignError, ReplyError
 from fedsign.flower import wire
 from fedsign.flower.array import TensorArray, to_plain
 from fedsign.flower.shims import ensure_task_identity, set_source
-from fedsign.records import Failure, Role, TrainReply
+from fedsign.records import Failure, Role, TrainReply, failure_of
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.25
 
@@ -124,30 +124,34 @@ class PartitionGrid(Grid):
         Raises:
             EngineError: some partition has none in time, or two nodes claim the same one.
         """
+        wanted = set(range(self._num_partitions))
         claimed: dict[int, int] = {}
+        waiting: dict[str, int] = {}
         asked: set[int] = set()
         deadline = time.monotonic() + timeout_s
-        while len(claimed) < self._num_partitions:
-            new = set(self._grid.get_node_ids()) - asked
-            asked |= new
-            for node_id, partitions in self._ask(sorted(new), deadline):
+        while wanted - claimed.keys():
+            new = sorted(set(self._grid.get_node_ids()) - asked)
+            asked.update(new)
+            waiting |= self._ask(new)
+            for node_id, partitions in self._answers(waiting):
                 for partition in partitions:
                     if claimed.setdefault(partition, node_id) != node_id:
                         raise EngineError(
                             f"two nodes claim partition {partition}: give every node its own partition-id in --node-config."
                         )
-            if time.monotonic() > deadline:
-                missing = sorted(set(range(self._num_partitions)) - claimed.keys())
+            missing = sorted(wanted - claimed.keys())
+            if missing and time.monotonic() > deadline:
                 raise EngineError(
                     f"{len(missing)} of {self._num_partitions} partitions have no node after {timeout_s:g} s (first: "
                     f"{missing[:5]}); start their nodes, or lower partition.num_clients."
                 )
-            time.sleep(0.0 if len(claimed) == self._num_partitions else _LONGEST_PAUSE_S)
+            if missing:
+                time.sleep(_LONGEST_PAUSE_S if not waiting else _FIRST_PAUSE_S)
         self._node_of = claimed.__getitem__
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages that are addressed to partitions."""
-        plain: dict[int, tuple[ArrayRecord, dict[str, str]]] = {}
+        plain: dict[int, tuple[ArrayRecord, ArrayRecord, dict[str, str]]] = {}
         batch = [self._outgoing(message, plain) for message in messages]  # a list: HTTP walks it twice
         return list(self._grid.push_messages(batch))
 
@@ -198,7 +202,7 @@ class PartitionGrid(Grid):
                 time.sleep(pause_s)
                 pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
 
-    def _outgoing(self, message: Message, plain: dict[int, tuple[ArrayRecord, dict[str, str]]]) -> Message:
+    def _outgoing(self, message: Message, plain: dict[int, tuple[ArrayRecord, ArrayRecord, dict[str, str]]]) -> Message:
         """The message for the node that serves the partition; arrays shared by messages are converted once."""
         metadata, content = message.metadata, message.content
         partition = metadata.dst_node_id
@@ -208,7 +212,9 @@ class PartitionGrid(Grid):
         if self._leaves_process:
             content = RecordDict(dict(content))
             for key, record in list(content.array_records.items()):
-                content[key], encodings = plain.setdefault(id(record), to_plain(record))
+                if id(record) not in plain:  # the record is kept too, so that its id stays its own
+                    plain[id(record)] = (record, *to_plain(record))
+                _, content[key], encodings = plain[id(record)]
         routed = wire.route(
             content,
             partition=partition,
@@ -235,6 +241,8 @@ class PartitionGrid(Grid):
                 self._check_train_reply(reply, request)
             except FedSignError as error:
                 return self._failure(request, str(error))
+            except Exception as error:  # noqa: BLE001 - whatever a node sends is that node's failure alone
+                return self._failure(request, f"the reply cannot be read: {failure_of(0, error).reason}.")
         return reply
 
     def _check_train_reply(self, reply: Message, request: Message) -> None:
@@ -245,9 +253,10 @@ class PartitionGrid(Grid):
                 f"the reply's tensors are not the model's: missing {sorted(expected.keys() - given.keys())}, "
                 f"unknown {sorted(given.keys() - expected.keys())}."
             )
-        if wire.REPLY in reply.content.config_records:
-            self._check_own_reply(wire.unpack_reply(reply))
+        self._check_num_examples(reply)
         wire.decode_reply(reply)
+        if wire.REPLY in reply.content.config_records:
+            self._check_own_reply(wire.unpack_reply(reply), request)
         for name, array in wire.arrays_of(reply.content).items():
             if tuple(array.shape) != tuple(expected[name].shape) or array.dtype != expected[name].dtype:
                 raise ReplyError(
@@ -257,11 +266,23 @@ class PartitionGrid(Grid):
             if not _is_finite(cast(TensorArray, array).tensor):
                 raise ReplyError(f"tensor '{name}' holds NaN or infinite values: the client's training diverged.")
 
-    def _check_own_reply(self, reply: TrainReply) -> None:
+    def _check_own_reply(self, reply: TrainReply, request: Message) -> None:
+        expected = (wire.round_of(request), request.metadata.dst_node_id)
+        if (reply.round, reply.partition) != expected:
+            raise ReplyError(
+                f"the reply is for round {reply.round}, partition {reply.partition}; expected were round {expected[0]}, "
+                f"partition {expected[1]}."
+            )
         if {name: str(role) for name, role in reply.roles.items()} != self._roles:
             raise ReplyError("the reply names other parameters and buffers than the model has.")
-        if reply.num_examples < 1:
-            raise ReplyError(f"the reply counts num-examples={reply.num_examples}; expected is 1 or more.")
+
+    def _check_num_examples(self, reply: Message) -> None:
+        metrics = next(iter(reply.content.metric_records.values()), None)
+        if metrics is None:
+            raise ReplyError("the reply holds no metric record; expected is one, with 'num-examples' in it.")
+        num_examples = cast(float, metrics.get(wire.NUM_EXAMPLES_KEY, 1))
+        if not 1 <= num_examples < float("inf"):  # NaN too
+            raise ReplyError(f"the reply counts num-examples={num_examples}; expected is 1 or more.")
 
     def _account(self, reply: Message) -> None:
         if reply.metadata.message_type != MessageType.TRAIN:
@@ -280,24 +301,20 @@ class PartitionGrid(Grid):
     def _failure(self, request: Message, reason: str, details: str = "") -> Failure:
         return Failure(partition=request.metadata.dst_node_id, reason=reason, details=details)
 
-    def _ask(self, node_ids: list[int], deadline: float) -> Iterator[tuple[int, list[int]]]:
-        """The roll call's answers: (node id, partitions)."""
-        if not node_ids:
-            return
+    def _ask(self, node_ids: list[int]) -> dict[str, int]:
+        """Send the roll call's question; message id -> node id."""
         questions = [
             Message(RecordDict({wire.CONFIG: ConfigRecord({})}), node_id, wire.ROLL_CALL) for node_id in node_ids
         ]
-        waiting = dict(zip(self._grid.push_messages(questions), node_ids, strict=True))
-        while waiting and time.monotonic() < deadline:
-            for reply in self._grid.pull_messages(list(waiting)):
-                node_id = waiting.pop(reply.metadata.reply_to_message_id)
-                if reply.has_error():
-                    raise EngineError(f"a node cannot take part: {(reply.error.reason or '').partition(chr(10))[0]}")
-                yield (
-                    node_id,
-                    list(cast("list[int]", reply.content.config_records[wire.REPLY]["partitions"])),
-                )
-            time.sleep(_FIRST_PAUSE_S)
+        return dict(zip(self._grid.push_messages(questions), node_ids, strict=True)) if questions else {}
+
+    def _answers(self, waiting: dict[str, int]) -> Iterator[tuple[int, list[int]]]:
+        """The answers that are there, taken out of `waiting`: (node id, partitions)."""
+        for reply in self._grid.pull_messages(list(waiting)) if waiting else ():
+            node_id = waiting.pop(reply.metadata.reply_to_message_id)
+            if reply.has_error():
+                raise EngineError(f"a node cannot take part: {(reply.error.reason or '').partition(chr(10))[0]}")
+            yield node_id, list(cast("list[int]", reply.content.config_records[wire.REPLY]["partitions"]))
 
 
 def _nbytes(array: Array) -> int:

@@ -59,13 +59,18 @@ def unpack_request(message: Message) -> TrainRequest:
     objective = json.loads(str(config.get(OBJECTIVE_KEY, '{"name": "plain", "settings": {}}')))
     encodings = json.loads(str(route_record["encodings"]))
     return TrainRequest(
-        round=int(cast(int, config[ROUND_KEY])),
+        round=round_of(message),
         partition=int(cast(int, route_record["partition"])),
         tensors=to_tensors(arrays_of(content), encodings),
         objective=ObjectiveSpec(**objective),
         state_version=int(cast(int, route_record["state-version"])),
         durable_round=int(cast(int, route_record["durable-round"])),
     )
+
+
+def round_of(message: Message) -> int:
+    """The round of a request."""
+    return int(cast(int, _strategy_config(message.content)[ROUND_KEY]))
 
 
 def pack_reply(reply: TrainReply, request: Message) -> Message:

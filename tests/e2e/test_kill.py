@@ -25,8 +25,7 @@ NUM_KILLS = 20
 ROUNDS = 12
 
 # Wraps what touches the disk or trains, to announce it; the program itself is the one users run.
-RUNNER = (
-    """
+RUNNER = """
 import os, sys, pathlib
 
 def announce(owner, name, label):
@@ -49,9 +48,9 @@ announce(checkpoints, "_save", "write tensors")
 
 from simulations import run
 from pathlib import Path
-root, strategy, resume = sys.argv[1:4]
+root, strategy, resume, rounds = sys.argv[1:5]
 changes = {
-    "rounds": %d, "callbacks": [], "strategy": {"name": strategy},
+    "rounds": int(rounds), "callbacks": [], "strategy": {"name": strategy},
     "partition": {"num_clients": 8, "alpha": 1.0}, "server": {"cohort_size": 3},
     "client": {"local_epochs": 1}, "model": {"name": "cnn", "channels": [4, 4]},
     "results": {"root": root, "checkpoint_every": 2, "keep_checkpoints": 2},
@@ -59,13 +58,13 @@ changes = {
 done = run(resume=resume) if resume else run(changes)
 os.write(1, b"finished\\n")
 """
-    % ROUNDS
-)
 
 
 def start(root: Path, strategy: str, resume: str = "") -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
-        [sys.executable, "-c", RUNNER, str(root), strategy, resume], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-c", RUNNER, str(root), strategy, resume, str(ROUNDS)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
 
 
