@@ -39,7 +39,7 @@ class Part(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _reset_nothing(cls, data: Any) -> Any:
+    def _must_be_a_table(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             raise ValueError("a table with a name, such as { name = '...' }")
         return data

@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -31,24 +30,19 @@ OnRound = Callable[[Line], None]
 _log = logging.getLogger("fedsign")
 
 
-@dataclass
 class RoundLoop:
     """One run, from its folder's last checkpoint (or the start) to the last round."""
 
-    workload: Workload
-    grid: PartitionGrid
-    folder: RunFolder
-    on_round: OnRound = lambda line: None
-    round: int = 0
-    _served: ArrayRecord = field(default_factory=ArrayRecord)
-    _evaluated: Tensors = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._config = self.workload.config
-        self._model = self.workload.make_model()
-        self._strategy: FlowerStrategy = make_strategy(self.workload)
-        initial = {name: tensor.cpu() for name, tensor in tensors_of(self._model).items()}
-        self._served, self._evaluated = to_record(initial), initial
+    def __init__(
+        self, workload: Workload, grid: PartitionGrid, folder: RunFolder, on_round: OnRound = lambda line: None
+    ) -> None:
+        self.workload, self.grid, self.folder, self.on_round = workload, grid, folder, on_round
+        self.round = 0
+        self._config = workload.config
+        self._model = workload.make_model()
+        self._strategy = make_strategy(workload)
+        self._evaluated: Tensors = {name: tensor.cpu() for name, tensor in tensors_of(self._model).items()}
+        self._served: ArrayRecord = to_record(self._evaluated)
         self._resume()
 
     def run(self) -> None:

@@ -12,8 +12,8 @@ import torch
 
 import fedsign.flower  # noqa: F401 - sets FLWR_TELEMETRY_ENABLED, once for all tests
 
-# pytest names the test in the environment; scikit-learn, torch and Ray set variables when they are first imported.
-_SET_BY_OTHERS = ("PYTEST_", "KMP_", "RAY_", "TORCHINDUCTOR_")
+# pytest names the test in the environment; scikit-learn, torch, gRPC and Ray set variables when they are first imported.
+_SET_BY_OTHERS = ("PYTEST_", "GRPC_", "KMP_", "RAY_", "TORCHINDUCTOR_")
 
 
 def _environment() -> dict[str, str]:
