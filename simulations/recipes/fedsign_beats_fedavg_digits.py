@@ -1,8 +1,8 @@
 """FedSign against FedAvg on the default experiment, paired over seeds.
 
 A seed draws split, partition, initial model, cohorts and batches; both algorithms get the same.  The
-thresholds come from an independent script (plain PyTorch, another code base and other random streams)
-over 20 seeds: FedAvg 0.914, FedSign 0.937, FedDyn 0.965 (5 seeds), difference +2.3 points.
+thresholds come from an independent script (plain PyTorch, another code base and other random streams):
+FedAvg 0.914 and FedSign 0.937, difference +2.3 points, over 20 seeds; FedDyn 0.958 over 148 seeds.
 """
 
 from typing import Any
@@ -32,7 +32,7 @@ RECIPE = Recipe(
     thresholds=(
         Threshold(figure="fedavg", bound="within", value=0.914, tolerance=0.015),
         Threshold(figure="fedsign", bound="within", value=0.937, tolerance=0.015),
-        Threshold(figure="feddyn", bound="within", value=0.965, tolerance=0.015),
+        Threshold(figure="feddyn", bound="within", value=0.958, tolerance=0.015),
         Threshold(figure="difference", bound="at least", value=0.015),
         Threshold(figure="difference_low", bound="at least", value=0.0),
     ),
