@@ -29,7 +29,13 @@ def in_process_handler(trainer: LocalTrainer, states: ClientStore) -> Handler:
 
     def handle(messages: Sequence[Message]) -> Iterator[Message]:
         waiting = {message.metadata.dst_node_id: message for message in messages}
-        for result in trainer.train_many((wire.unpack_request(message) for message in messages), states):
+        requests = []
+        for message in messages:
+            try:
+                requests.append(wire.unpack_request(message))
+            except Exception as error:  # noqa: BLE001 - a request that cannot be read is answered, as on any engine
+                yield wire.failure_reply(error, message)
+        for result in trainer.train_many(requests, states):
             yield _as_message(result, waiting[result.partition])
 
     return handle

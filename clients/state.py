@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from fedsign.checkpoints import save_tensors
 from fedsign.disk import remove_partials, replace_file
 from fedsign.errors import ClientStateError
-from fedsign.records import Tensors
+from fedsign.records import Tensors, TrainRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +23,16 @@ class ClientStore:
 
     folder: Path
 
-    def load(self, partition: int, *, version: int, durable_round: int) -> Tensors | None:
-        """Roll back to `version` and return it; None for version 0, the initial state.
+    def load(self, request: TrainRequest) -> Tensors | None:
+        """The state the server counts on; None for version 0, the initial state.
 
-        Newer versions are removed.  Of the older ones those stay that a server resumed from
-        `durable_round` or later could ask for.
+        Versions before the request's round that nobody can ask for any more are removed.  Later ones are
+        left alone: they may belong to a younger request that another process has answered.
 
         Raises:
             ClientStateError: the version is not here.
         """
+        partition, version = request.partition, request.state_version
         remove_partials(self._path(partition, version).parent)
         versions = self.versions(partition)
         if version and version not in versions:
@@ -39,9 +40,8 @@ class ClientStore:
                 f"the state of partition {partition} after round {version} is not in {self.folder} (there: "
                 f"{versions or 'none'}): this client's disk was cleared or the run was moved without it; start a new run."
             )
-        before = [old for old in versions if old <= durable_round]
         for old in versions:
-            if old > version or (before and old < before[-1]):
+            if old < request.round and old not in request.needed_versions:
                 self._path(partition, old).unlink()
         return load_file(self._path(partition, version)) if version else None
 

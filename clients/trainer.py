@@ -67,6 +67,7 @@ class SequentialTrainer:
             roles=self._roles,
             num_examples=num_examples,
             metrics={"train-loss": train_loss},
+            has_state=objective.has_state,
         )
 
     def _load_state(
@@ -74,7 +75,7 @@ class SequentialTrainer:
     ) -> Tensors:
         if not objective.has_state:
             return {}
-        kept = states.load(request.partition, version=request.state_version, durable_round=request.durable_round)
+        kept = states.load(request)
         if kept is None:
             return objective.initial_state(received)
         return {name: tensor.to(self._workload.device) for name, tensor in kept.items()}

@@ -64,6 +64,11 @@ def rounds_on_disk(folder: Path) -> list[int]:
     return [int(path.name.removeprefix("round-")) for path in _paths(folder)]
 
 
+def client_versions_on_disk(folder: Path) -> dict[int, dict[int, int]]:
+    """Round -> versions of the clients' states, of every checkpoint that can be resumed from."""
+    return {checkpoint.round: dict(checkpoint.client_versions) for checkpoint in map(load, _paths(folder))}
+
+
 def load_latest(folder: Path) -> Checkpoint | None:
     """The newest checkpoint, or None when there is none."""
     paths = _paths(folder)

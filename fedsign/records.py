@@ -1,10 +1,11 @@
 """What travels between server and clients, as frozen values; free of any transport.
 
 [Note: versions of client state] A client may keep state between rounds (FedDyn's h_k).  A *version* is
-the round that produced it; 0 is the initial state.  The server knows, for every partition, the version
-of the last reply that it accepted (`TrainRequest.state_version`), and the oldest round that it might be
-resumed from (`durable_round`).  A client starts from exactly the version asked for: a newer one belongs
-to a reply that was lost, or to a round that a killed server will run again, and is rolled back.
+the round that produced it; 0 is the initial state.  For every partition the server knows the version of
+the last reply that it accepted (`TrainRequest.state_version`), and which versions it could ask for after
+being killed and resumed from one of its checkpoints (`needed_versions`, the present one included).  A
+client starts from exactly the version asked for: a newer one belongs to a reply that was lost, or to a
+round that a killed server plays again, and does not count.
 """
 
 import traceback
@@ -42,12 +43,15 @@ class TrainRequest:
     tensors: Tensors
     objective: ObjectiveSpec
     state_version: int
-    durable_round: int
+    needed_versions: frozenset[int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainReply:
-    """A client's trained model; `metrics` are plain numbers."""
+    """A client's trained model; `metrics` are plain numbers.
+
+    `has_state`: a state of this round's version now lies on the client's disk.
+    """
 
     round: int
     partition: int
@@ -55,6 +59,7 @@ class TrainReply:
     roles: Mapping[str, Role]
     num_examples: int
     metrics: Mapping[str, float]
+    has_state: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

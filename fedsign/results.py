@@ -9,14 +9,17 @@ runs/<experiment>/<id>/
     failures.jsonl     what failed clients reported, in full
     checkpoints/       see fedsign.checkpoints
     clients/           what clients keep between rounds
+    lock               held by the process that plays the run
     outcome.json       how the run ended; missing while it runs and after a kill
     report.html
 """
 
+import fcntl
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -65,6 +68,28 @@ class RunFolder:
         path = self.path / "outcome.json"
         return _read_json(path) if path.exists() else {"status": "unfinished"}
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the run for this process: two processes that play one run would spoil it.
+
+        The system gives the lock back when a process dies, however it dies.
+
+        Raises:
+            ResultsError: another process holds it.
+        """
+        with disk_errors(self.path), (self.path / "lock").open("a+", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                file.seek(0)
+                raise ResultsError(
+                    f"the run in {self.path} is being played by process {file.read().strip() or 'unknown'}; wait for it or stop it."
+                ) from error
+            file.truncate(0)
+            file.write(f"{os.getpid()}\n")
+            file.flush()
+            yield
+
     def rounds(self) -> list[Line]:
         """The lines of all complete rounds."""
         return read_lines(self.path / "rounds.jsonl")
@@ -99,8 +124,10 @@ class RunFolder:
                 write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
-def create(root: Path, *, experiment: str, seed: int, config_toml: str, environment: Line) -> RunFolder:
-    """Make a new run's folder `root`/experiment/<time>-seed<seed>."""
+def create(
+    root: Path, *, experiment: str, seed: int, config_toml: str, environment: Line, partition: Line
+) -> RunFolder:
+    """Make a new run's folder `root`/experiment/<time>-seed<seed>; the configuration, written last, makes it a run."""
     parent = root / experiment
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     with disk_errors(parent):
@@ -115,6 +142,7 @@ def create(root: Path, *, experiment: str, seed: int, config_toml: str, environm
                 "written with --set results.root=PATH."
             ) from error
     folder.write_json("environment.json", environment)
+    folder.write_json("partition.json", partition)
     update_config(folder, config_toml)
     return folder
 

@@ -7,6 +7,7 @@
 """
 
 import importlib.metadata
+import logging
 import platform
 import subprocess
 from collections.abc import Iterable, Mapping
@@ -24,8 +25,11 @@ from fedsign.config import ExperimentConfig
 from fedsign.errors import ConfigError, FedSignError, ResultsError
 from fedsign.results import Line, RunFolder
 from fedsign.workload import Workload
+from simulations.backends.base import Engine
 from simulations.callbacks.base import Callback
+from simulations.rounds import make_strategy
 
+_log = logging.getLogger("fedsign")
 _CHANGEABLE_ON_RESUME = frozenset({"rounds", "callbacks", "results"})
 
 
@@ -96,16 +100,18 @@ def run(
         FedSignError: see the family in fedsign.errors.
     """
     if resume is None:
-        config = _as_config(experiment)
-        folder, workload = _start(config)
+        workload, engine, watchers = _prepare(_as_config(experiment))
+        folder = _start(workload)
+        with folder.locked():
+            _execute(workload, engine, folder, [*watchers, *callbacks])
     else:
         folder = results.open_run(Path(resume))
-        config = _resumed_config(folder, experiment)
-        workload = Workload(config)
-        last = checkpoints.rounds_on_disk(folder.checkpoints)
-        folder.rewind(last[-1] if last else 0)
-    watchers = [plugins.build("callback", name, {}) for name in config.callbacks] + list(callbacks)
-    _execute(workload, folder, watchers)
+        with folder.locked():
+            workload, engine, watchers = _prepare(_resumed_config(folder, experiment))
+            _warn_of_other_versions(folder)
+            last = checkpoints.rounds_on_disk(folder.checkpoints)
+            folder.rewind(last[-1] if last else 0)
+            _execute(workload, engine, folder, [*watchers, *callbacks])
     return Run(folder)
 
 
@@ -121,9 +127,7 @@ def environment() -> Line:
     }
 
 
-def _execute(workload: Workload, folder: RunFolder, callbacks: list[Callback]) -> None:
-    engine = workload.config.engine.build()
-
+def _execute(workload: Workload, engine: Engine, folder: RunFolder, callbacks: list[Callback]) -> None:
     def on_round(line: Line) -> None:
         for callback in callbacks:
             callback.on_round(line)
@@ -161,20 +165,25 @@ def _conclude(folder: RunFolder, outcome: Line, callbacks: list[Callback]) -> No
                 raise
 
 
-def _start(config: ExperimentConfig) -> tuple[RunFolder, Workload]:
-    """Make data and partition first, so that a mistake in them leaves no empty run behind."""
+def _prepare(config: ExperimentConfig) -> tuple[Workload, Engine, list[Callback]]:
+    """Make every part once, so that a mistake in one leaves no empty run behind."""
     workload = Workload(config)
-    counts = workload.label_counts()
     workload.make_model()
-    folder = results.create(
+    make_strategy(workload)
+    watchers = [plugins.build("callback", name, {}) for name in config.callbacks]
+    return workload, config.engine.build(), watchers
+
+
+def _start(workload: Workload) -> RunFolder:
+    config = workload.config
+    return results.create(
         Path(config.results.root),
+        partition={"class_names": list(workload.dataset.class_names), "counts": workload.label_counts()},
         experiment=config.name,
         seed=config.seed,
         config_toml=config.to_toml(),
         environment=environment(),
     )
-    folder.write_json("partition.json", {"class_names": list(workload.dataset.class_names), "counts": counts})
-    return folder, workload
 
 
 def _as_config(experiment: ExperimentConfig | Mapping[str, Any] | None) -> ExperimentConfig:
@@ -182,23 +191,45 @@ def _as_config(experiment: ExperimentConfig | Mapping[str, Any] | None) -> Exper
 
 
 def _resumed_config(folder: RunFolder, experiment: ExperimentConfig | Mapping[str, Any] | None) -> ExperimentConfig:
-    """The run's own configuration; what may change is taken from `experiment`."""
+    """The run's own configuration; what may change is taken from `experiment`, a tree of changes to it."""
     before = configs.from_toml(folder.config_toml)
     if experiment is None:
         return before
-    after = _as_config(experiment)
+    if isinstance(experiment, ExperimentConfig):
+        after = experiment
+    else:
+        after = configs.from_dict(_merged(before.model_dump(mode="json"), experiment))
     for section in ExperimentConfig.model_fields:
         if section not in _CHANGEABLE_ON_RESUME and getattr(before, section) != getattr(after, section):
             raise ConfigError(
                 f"the run in {folder.path} was started with another '{section}'; on resume only "
                 f"{', '.join(sorted(_CHANGEABLE_ON_RESUME))} may change. Start a new run instead."
             )
-    if after.rounds < len(folder.rounds()):
+    played = checkpoints.rounds_on_disk(folder.checkpoints)
+    if played and after.rounds < played[-1]:
         raise ConfigError(
-            f"rounds={after.rounds} was given, but the run in {folder.path} has played {len(folder.rounds())} already; give more."
+            f"rounds={after.rounds} was given, but the run in {folder.path} has played {played[-1]}; give {played[-1]} or more."
         )
     results.update_config(folder, after.to_toml())
     return after
+
+
+def _merged(tree: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(tree)
+    for key, value in changes.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), dict)
+        merged[key] = _merged(merged[key], value) if both else value
+    return merged
+
+
+def _warn_of_other_versions(folder: RunFolder) -> None:
+    """The same bits are promised for the same versions only."""
+    now = environment()
+    for name, before in folder.environment.items():
+        if name not in ("git", "platform") and now.get(name) != before:
+            _log.warning(
+                "the run was started with %s %s and goes on with %s: bits may differ", name, before, now.get(name)
+            )
 
 
 def _git_state() -> str:

@@ -18,14 +18,15 @@ from fedsign.config import ExperimentConfig
 from fedsign.registry import PACKAGES
 
 FOLDER_KEY = "run-folder"
+CLIENT_STUB, SERVER_STUB = "fedsign_client_app", "fedsign_server_app"  # no names that a user's own file may have
 
-_CLIENT_STUB = '''"""The ClientApp, from the installed package."""
+_CLIENT_SOURCE = '''"""The ClientApp, from the installed package."""
 
 import clients.app
 
 app = clients.app.app
 '''
-_SERVER_STUB = '''"""The ServerApp, from the installed package."""
+_SERVER_SOURCE = '''"""The ServerApp, from the installed package."""
 
 import simulations.server_app
 
@@ -37,8 +38,8 @@ def write_app(target: Path, config: ExperimentConfig, *, run_folder: Path, state
     """Write the app into a fresh folder `target` and return it."""
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
-    (target / "client_app.py").write_text(_CLIENT_STUB, encoding="utf-8")
-    (target / "server_app.py").write_text(_SERVER_STUB, encoding="utf-8")
+    (target / f"{CLIENT_STUB}.py").write_text(_CLIENT_SOURCE, encoding="utf-8")
+    (target / f"{SERVER_STUB}.py").write_text(_SERVER_SOURCE, encoding="utf-8")
     for source in user_modules(Path.cwd()):
         copy = target / source.relative_to(Path.cwd().resolve())
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -88,7 +89,7 @@ def _pyproject(run_config: dict[str, str]) -> dict[str, Any]:
             "flwr": {
                 "app": {
                     "publisher": "fedsign",
-                    "components": {"serverapp": "server_app:app", "clientapp": "client_app:app"},
+                    "components": {"serverapp": f"{SERVER_STUB}:app", "clientapp": f"{CLIENT_STUB}:app"},
                     "config": run_config,
                 }
             }

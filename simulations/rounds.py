@@ -7,11 +7,10 @@ checkpoint never knows of a round whose line is missing, and resuming drops the 
 
 import logging
 import time
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from fedsign import checkpoints
@@ -59,7 +58,7 @@ class RoundLoop:
         self._model.load_state_dict(self._evaluated)
         values = self.workload.evaluate(self._model)
         ended_at = time.perf_counter()
-        self.grid.ledger.commit(self.round, traffic.accepted)
+        self.grid.ledger.commit(self.round, traffic.with_state)
         timings = {"train_s": trained_at - started_at, "evaluate_s": ended_at - trained_at}
         self._write(_line(self.round, values, traffic), timings)
 
@@ -67,30 +66,54 @@ class RoundLoop:
         """One round of the strategy; leaves the served and the evaluated model behind."""
         server, strategy = self._config.server, self._strategy
         request = ConfigRecord({SEED_KEY: self._config.seed, COHORT_KEY: server.cohort_size})
-        with ExitStack() as stack:
-            foreign = not isinstance(strategy, Strategy)
-            if foreign:
-                stack.enter_context(seeded_globals(self._config.seed, self.round))
-                stack.enter_context(self.grid.showing(self._cohort()))
-            messages = list(strategy.configure_train(self.round, self._served, request, self.grid))
-            replies: Iterable[Message] = self.grid.send_and_receive(messages, timeout=server.round_timeout_s)
-            if foreign:  # Flower's strategies walk over the replies more than once
-                replies = list(replies)
-                self._judge(self.grid.traffic)
+        if isinstance(strategy, Strategy):
+            messages = strategy.configure_train(self.round, self._served, request, self.grid)
+            replies = self.grid.send_and_receive(messages, timeout=server.round_timeout_s)
             served, _ = strategy.aggregate_train(self.round, replies)
-        traffic = self.grid.traffic
-        if not foreign:
-            self._judge(traffic)
+            for _ in replies:  # a strategy may stop early; what it left is still taken in and accounted for
+                pass
+            self._judge(self.grid.traffic)
+        else:
+            served = self._train_foreign(strategy, request)
         if served is None:
             raise RoundError(
-                f"the strategy made no model of the {len(traffic.accepted)} replies of round {self.round}."
+                f"strategy {self._config.strategy.name} made no model of the replies of round {self.round}."
             )
-        before = to_tensors(self._served)
-        tensors = {name: like(tensor, before[name]) for name, tensor in to_tensors(served).items()}
-        self._served = to_record(tensors)
+        tensors = self._checked_model(to_tensors(served))
         evaluated = strategy.evaluated_model if isinstance(strategy, Strategy) else None
-        self._evaluated = tensors if evaluated is None else evaluated
-        return traffic
+        self._evaluated = tensors if evaluated is None else self._checked_model(evaluated)
+        self._served = to_record(tensors)
+        return self.grid.traffic
+
+    def _train_foreign(self, strategy: FlowerStrategy, request: ConfigRecord) -> ArrayRecord | None:
+        """One round of Flower's own: the cohort is shown to it, the global generators are lent to it."""
+        with seeded_globals(self._config.seed, 2 * self.round), self.grid.showing(self._cohort()):
+            messages = list(strategy.configure_train(self.round, self._served, request, self.grid))
+        replies = list(self.grid.send_and_receive(messages, timeout=self._config.server.round_timeout_s))
+        self._judge(self.grid.traffic)
+        with seeded_globals(self._config.seed, 2 * self.round + 1):
+            served, _ = strategy.aggregate_train(self.round, replies)  # walks over the replies more than once
+        return served
+
+    def _checked_model(self, tensors: Tensors) -> Tensors:
+        """A model made by a strategy, in the model's types.
+
+        Raises:
+            RoundError: it has other tensors than the model, or values that are not finite.
+        """
+        model = to_tensors(self._served)
+        if tensors.keys() != model.keys():
+            raise RoundError(
+                f"strategy {self._config.strategy.name} made a model with other tensors in round {self.round}: missing "
+                f"{sorted(model.keys() - tensors.keys())}, unknown {sorted(tensors.keys() - model.keys())}."
+            )
+        for name, tensor in tensors.items():
+            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                raise RoundError(
+                    f"strategy {self._config.strategy.name} made NaN or infinite values of finite replies in round "
+                    f"{self.round}, tensor '{name}'; lower its step or the clients' learning rate."
+                )
+        return {name: like(tensor, model[name]) for name, tensor in tensors.items()}
 
     def _cohort(self) -> list[int]:
         """The clients that a foreign strategy may choose from: the same that ours would sample."""
@@ -142,7 +165,7 @@ class RoundLoop:
                 ),
                 keep=results.keep_checkpoints,
             )
-            self.grid.ledger.durable_round = checkpoints.rounds_on_disk(self.folder.checkpoints)[0]
+            self.grid.ledger.checkpoint(self.round, on_disk=checkpoints.rounds_on_disk(self.folder.checkpoints))
         self.on_round(line)
 
     def _resume(self) -> None:
@@ -162,7 +185,7 @@ class RoundLoop:
         self._evaluated = checkpoint.evaluated or checkpoint.served
         self.grid.ledger = ClientLedger(
             versions=dict(checkpoint.client_versions),
-            durable_round=checkpoints.rounds_on_disk(self.folder.checkpoints)[0],
+            checkpoints=checkpoints.client_versions_on_disk(self.folder.checkpoints),
         )
 
 

@@ -19,6 +19,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from fedsign.aggregation import WeightedMean
+from fedsign.errors import RoundError
 from fedsign.flower import wire
 from fedsign.flower.array import to_record, to_tensors
 from fedsign.records import ObjectiveSpec, Role, Tensors, TrainReply
@@ -97,12 +98,8 @@ class Strategy(FlowerStrategy):
         self.num_clients = len(clients)
         seed = int(cast(int, config.get(SEED_KEY, 0)))
         cohort_size = int(cast(int, config.get(COHORT_KEY, len(clients))))
-        cohort = self.sample(
-            server_round,
-            clients,
-            cohort_size,
-            generator(seed, Purpose.SAMPLING, round=server_round),
-        )
+        rng = generator(seed, Purpose.SAMPLING, round=server_round)
+        cohort = [int(client) for client in self.sample(server_round, clients, cohort_size, rng)]
         self._served = to_tensors(arrays)
         spec = wire.objective_entry(self.objective(server_round))
         request = ConfigRecord({**config, wire.ROUND_KEY: server_round, wire.OBJECTIVE_KEY: spec})
@@ -121,12 +118,20 @@ class Strategy(FlowerStrategy):
                 continue
             reply = wire.unpack_reply(message)
             roles = reply.roles
-            total.add(reply.tensors, self.weight(reply))
+            total.add(reply.tensors, self._checked_weight(reply))
         if not total.count:
             return None, None
         mean = keep_counters(total.result(), self._served)
         self._evaluated = self.evaluated(mean)
         return to_record(self.move(self._served, mean, roles, total.count)), None
+
+    def _checked_weight(self, reply: TrainReply) -> float:
+        weight = self.weight(reply)
+        if not 0 < weight < float("inf"):
+            raise RoundError(
+                f"{type(self).__name__}.weight gave {weight} for client {reply.partition}; expected is a finite number above 0."
+            )
+        return weight
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

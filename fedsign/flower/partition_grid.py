@@ -7,6 +7,7 @@ infinite values are taken out and written down as failures.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from flwr.supercore.run import Run
 from torch import Tensor
 
 from fedsign.aggregation import in_slot_order
-from fedsign.errors import EngineError, FedSignError, ReplyError
+from fedsign.errors import EngineError, FedSignError, ReplyError, RoundError
 from fedsign.flower import wire
 from fedsign.flower.array import TensorArray, to_plain
 from fedsign.flower.shims import ensure_task_identity, set_source
@@ -32,14 +33,27 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.25
 
 @dataclass(slots=True)
 class ClientLedger:
-    """Which version of its state each client has that the server counts on (see fedsign.records)."""
+    """Which version of its state each client has that the server counts on, now and in each checkpoint.
+
+    See [Note: versions of client state] in fedsign.records.
+    """
 
     versions: dict[int, int] = field(default_factory=dict)
-    durable_round: int = 0
+    checkpoints: dict[int, dict[int, int]] = field(default_factory=dict)  # round -> versions then
 
     def commit(self, round: int, partitions: Iterable[int]) -> None:
-        """The round is done: the accepted replies' states are the clients' states now."""
+        """The round is done: the states that came with accepted replies are the clients' states now."""
         self.versions.update(dict.fromkeys(partitions, round))
+
+    def checkpoint(self, round: int, *, on_disk: Iterable[int]) -> None:
+        """A checkpoint was written; only those on disk can still be resumed from."""
+        self.checkpoints[round] = dict(self.versions)
+        self.checkpoints = {kept: self.checkpoints[kept] for kept in on_disk if kept in self.checkpoints}
+
+    def needed(self, partition: int) -> set[int]:
+        """The versions of a client's state that could still be asked for."""
+        tables = (self.versions, *self.checkpoints.values())
+        return {table[partition] for table in tables if partition in table}
 
 
 @dataclass(slots=True)
@@ -48,6 +62,7 @@ class Traffic:
 
     sent: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
+    with_state: list[int] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     bytes_down: int = 0
     bytes_up: int = 0
@@ -129,6 +144,7 @@ class PartitionGrid(Grid):
         waiting: dict[str, int] = {}
         asked: set[int] = set()
         deadline = time.monotonic() + timeout_s
+        pause_s = _FIRST_PAUSE_S
         while wanted - claimed.keys():
             new = sorted(set(self._grid.get_node_ids()) - asked)
             asked.update(new)
@@ -146,7 +162,8 @@ class PartitionGrid(Grid):
                     f"{missing[:5]}); start their nodes, or lower partition.num_clients."
                 )
             if missing:
-                time.sleep(_LONGEST_PAUSE_S if not waiting else _FIRST_PAUSE_S)
+                time.sleep(pause_s)
+                pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
         self._node_of = claimed.__getitem__
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -163,9 +180,19 @@ class PartitionGrid(Grid):
         """Send now; yield the good replies in the order of the messages, as soon as that can be."""
         batch = list(messages)
         self.traffic = Traffic(sent=[message.metadata.dst_node_id for message in batch])
+        self._check_addresses(self.traffic.sent)
         message_ids = list(self.push_messages(batch))
         deadline = time.monotonic() + timeout if timeout is not None else float("inf")
         return self._good_replies(batch, message_ids, deadline)
+
+    def _check_addresses(self, partitions: list[int]) -> None:
+        unknown = [partition for partition in partitions if not 0 <= partition < self._num_partitions]
+        twice = [partition for partition, count in Counter(partitions).items() if count > 1]
+        if unknown or twice:
+            raise RoundError(
+                f"the strategy addressed the clients {partitions}; expected are different ones from 0 to "
+                f"{self._num_partitions - 1}: correct its sampling."
+            )
 
     def _good_replies(self, batch: list[Message], message_ids: list[str], deadline: float) -> Iterator[Message]:
         for reply in in_slot_order(self._arrivals(batch, message_ids, deadline)):
@@ -180,10 +207,16 @@ class PartitionGrid(Grid):
     ) -> Iterator[tuple[int, Message | Failure]]:
         """(slot, reply or failure), in order of arrival; every slot once."""
         waiting: dict[str, int] = {}
-        pushed: list[str | None] = list(message_ids)  # HTTP grids mark with None what could not be pushed
+        # HTTP grids mark with None what could not be pushed, and give nothing for a batch that is too large.
+        pushed: list[str | None] = list(message_ids) or [None] * len(batch)
         for slot, message_id in enumerate(pushed):
             if message_id is None:
-                yield slot, self._failure(batch[slot], "the request could not be sent to the node")
+                yield (
+                    slot,
+                    _failure(
+                        batch[slot], "the request could not be sent to the node (is it online, is the model too large?)"
+                    ),
+                )
             else:
                 waiting[message_id] = slot
         pause_s = _FIRST_PAUSE_S
@@ -196,7 +229,7 @@ class PartitionGrid(Grid):
                 pause_s = _FIRST_PAUSE_S
             elif time.monotonic() > deadline:
                 for slot in waiting.values():
-                    yield slot, self._failure(batch[slot], "no reply within server.round_timeout_s")
+                    yield slot, _failure(batch[slot], "no reply within server.round_timeout_s")
                 return
             else:
                 time.sleep(pause_s)
@@ -219,7 +252,7 @@ class PartitionGrid(Grid):
             content,
             partition=partition,
             state_version=self.ledger.versions.get(partition, 0),
-            durable_round=self.ledger.durable_round,
+            needed_versions=self.ledger.needed(partition),
             encodings=encodings,
         )
         return Message(
@@ -234,15 +267,15 @@ class PartitionGrid(Grid):
         """The reply, addressed from its partition, or why it cannot be used."""
         if reply.has_error():
             reason, _, details = (reply.error.reason or "the node gave no reason").partition("\n")
-            return self._failure(request, reason, details)
+            return _failure(request, reason, details)
         set_source(reply, request.metadata.dst_node_id)
         if request.metadata.message_type == MessageType.TRAIN:
             try:
                 self._check_train_reply(reply, request)
             except FedSignError as error:
-                return self._failure(request, str(error))
+                return _failure(request, str(error))
             except Exception as error:  # noqa: BLE001 - whatever a node sends is that node's failure alone
-                return self._failure(request, f"the reply cannot be read: {failure_of(0, error).reason}.")
+                return _failure(request, f"the reply cannot be read: {failure_of(0, error).reason}.")
         return reply
 
     def _check_train_reply(self, reply: Message, request: Message) -> None:
@@ -288,25 +321,22 @@ class PartitionGrid(Grid):
         if reply.metadata.message_type != MessageType.TRAIN:
             return
         self.traffic.accepted.append(reply.metadata.src_node_id)
+        record = reply.content.config_records.get(wire.REPLY)
+        if record is not None and record.get("has-state"):
+            self.traffic.with_state.append(reply.metadata.src_node_id)
         self.traffic.bytes_up += sum(_nbytes(array) for array in wire.arrays_of(reply.content).values())
         metrics = next(iter(reply.content.metric_records.values()))
-        if "train-loss" in metrics and wire.NUM_EXAMPLES_KEY in metrics:
-            self.traffic.weighted_losses.append(
-                (
-                    int(cast(int, metrics[wire.NUM_EXAMPLES_KEY])),
-                    float(cast(float, metrics["train-loss"])),
-                )
-            )
-
-    def _failure(self, request: Message, reason: str, details: str = "") -> Failure:
-        return Failure(partition=request.metadata.dst_node_id, reason=reason, details=details)
+        num_examples, loss = metrics.get(wire.NUM_EXAMPLES_KEY), metrics.get("train-loss")
+        if isinstance(num_examples, int | float) and isinstance(loss, int | float):
+            self.traffic.weighted_losses.append((int(num_examples), float(loss)))
 
     def _ask(self, node_ids: list[int]) -> dict[str, int]:
         """Send the roll call's question; message id -> node id."""
         questions = [
             Message(RecordDict({wire.CONFIG: ConfigRecord({})}), node_id, wire.ROLL_CALL) for node_id in node_ids
         ]
-        return dict(zip(self._grid.push_messages(questions), node_ids, strict=True)) if questions else {}
+        asked: list[str | None] = list(self._grid.push_messages(questions)) if questions else []
+        return {message_id: node_id for message_id, node_id in zip(asked, node_ids, strict=True) if message_id}
 
     def _answers(self, waiting: dict[str, int]) -> Iterator[tuple[int, list[int]]]:
         """The answers that are there, taken out of `waiting`: (node id, partitions)."""
@@ -315,6 +345,10 @@ class PartitionGrid(Grid):
             if reply.has_error():
                 raise EngineError(f"a node cannot take part: {(reply.error.reason or '').partition(chr(10))[0]}")
             yield node_id, list(cast("list[int]", reply.content.config_records[wire.REPLY]["partitions"]))
+
+
+def _failure(request: Message, reason: str, details: str = "") -> Failure:
+    return Failure(partition=request.metadata.dst_node_id, reason=reason, details=details)
 
 
 def _nbytes(array: Array) -> int:

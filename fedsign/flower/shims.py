@@ -92,6 +92,7 @@ def run_on_ray(
     server_main: Callable[[Grid, Context], None],
     *,
     app_folder: Path,
+    client_app: str,
     num_nodes: int,
     backend_config: dict[str, Any],
 ) -> None:
@@ -113,7 +114,7 @@ def run_on_ray(
     _run_simulation(
         num_supernodes=num_nodes,
         exit_event=EventType.PYTHON_API_RUN_SIMULATION_LEAVE,
-        client_app_attr="client_app:app",
+        client_app_attr=client_app,
         server_app=server_app,
         backend_name="ray",
         backend_config=backend_config,

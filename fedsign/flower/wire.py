@@ -6,7 +6,7 @@ strategies expect, plus the record `reply`, which only we read.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -34,7 +34,7 @@ def route(
     *,
     partition: int,
     state_version: int,
-    durable_round: int,
+    needed_versions: Iterable[int],
     encodings: Mapping[str, str],
 ) -> RecordDict:
     """A request's content with the record that tells a node what it serves."""
@@ -44,7 +44,7 @@ def route(
             "codec": codec.VERSION,
             "partition": partition,
             "state-version": state_version,
-            "durable-round": durable_round,
+            "needed-versions": json.dumps(sorted(needed_versions)),
             "encodings": json.dumps(_unusual(encodings)),
         }
     )
@@ -64,7 +64,7 @@ def unpack_request(message: Message) -> TrainRequest:
         tensors=to_tensors(arrays_of(content), encodings),
         objective=ObjectiveSpec(**objective),
         state_version=int(cast(int, route_record["state-version"])),
-        durable_round=int(cast(int, route_record["durable-round"])),
+        needed_versions=frozenset(json.loads(str(route_record["needed-versions"]))),
     )
 
 
@@ -87,6 +87,7 @@ def pack_reply(reply: TrainReply, request: Message) -> Message:
                     "partition": reply.partition,
                     "roles": json.dumps({name: str(role) for name, role in reply.roles.items()}),
                     "encodings": "{}",
+                    "has-state": reply.has_state,
                 }
             ),
         }
@@ -117,6 +118,7 @@ def unpack_reply(message: Message) -> TrainReply:
         roles={name: Role(role) for name, role in json.loads(str(record["roles"])).items()},
         num_examples=int(cast(int, num_examples)),
         metrics={name: float(cast(float, value)) for name, value in metrics.items()},
+        has_state=bool(record["has-state"]),
     )
 
 

@@ -8,14 +8,14 @@ from flwr.app import Context
 from flwr.serverapp import Grid
 from pydantic import Field
 
-from fedsign.errors import EngineError
+from fedsign.errors import ConfigError
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.flower.shims import quiet_flower, run_on_ray
 from fedsign.records import roles_of
 from fedsign.results import RunFolder
 from fedsign.workload import Workload
 from simulations.backends.base import intra_op_threads
-from simulations.flower_app import write_app
+from simulations.flower_app import CLIENT_STUB, write_app
 from simulations.rounds import OnRound, RoundLoop
 
 
@@ -29,14 +29,14 @@ class Ray:
         gpus_per_client: Annotated[float, Field(ge=0)] = 0.0,
         start_timeout_s: Annotated[float, Field(gt=0)] = 300.0,
     ) -> None:
+        if importlib.util.find_spec("ray") is None:
+            raise ConfigError("engine.name=ray needs Ray, which is not installed: pip install 'fedsign[ray]'.")
         self.cpus_per_client = cpus_per_client
         self.gpus_per_client = gpus_per_client
         self.start_timeout_s = start_timeout_s
 
     def execute(self, workload: Workload, folder: RunFolder, on_round: OnRound) -> None:
         """See Engine."""
-        if importlib.util.find_spec("ray") is None:
-            raise EngineError("engine.name=ray needs Ray, which is not installed: pip install 'fedsign[ray]'.")
         # Ray warns that it will stop hiding GPUs from actors that ask for none; say so beforehand.
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         config = workload.config
@@ -53,6 +53,7 @@ class Ray:
             run_on_ray(
                 serve,
                 app_folder=app,
+                client_app=f"{CLIENT_STUB}:app",
                 num_nodes=config.partition.num_clients,
                 backend_config={
                     "client_resources": {

@@ -36,6 +36,15 @@ _LOOPBACK = "127.0.0.1"
 _POLL_S = 0.2
 _STATUS_EVERY_S = 15.0
 
+# Asks Linux for SIGTERM at the death of the parent, then becomes the program: Flower's programs end their own
+# children, so that nothing is left behind when this process is killed.
+_DIE_WITH_PARENT = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Place:
@@ -76,12 +85,14 @@ class SuperLink:
         with ExitStack() as stack:
             link = stack.enter_context(_process("flower-superlink", _link_arguments(place), place))
             _wait_for_port(place.port, link, place, self.start_timeout_s)
-            for index in range(min(self.num_supernodes, num_clients)):
-                served = range(index, num_clients, min(self.num_supernodes, num_clients))
-                arguments = _node_arguments(place, list(served))
-                stack.enter_context(_process("flower-supernode", arguments, place, f"supernode-{index}"))
+            processes = {"superlink": link}
+            num_nodes = min(self.num_supernodes, num_clients)
+            for index in range(num_nodes):
+                name = f"supernode-{index}"
+                arguments = _node_arguments(place, list(range(index, num_clients, num_nodes)))
+                processes[name] = stack.enter_context(_process("flower-supernode", arguments, place, name))
             run_id = _submit(app, place)
-            _follow(folder, on_round, lambda: _run_status(run_id, place))
+            _follow(folder, on_round, lambda: _check_alive(processes, run_id, place, folder))
 
 
 def _make_place(folder: RunFolder) -> _Place:
@@ -131,7 +142,7 @@ def _process(
     """Start one of Flower's programs in a process group of its own, and end the whole group."""
     with (place.logs / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(
-            [find_program(program), *arguments],
+            [sys.executable, "-c", _DIE_WITH_PARENT, str(os.getpid()), find_program(program), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -180,26 +191,35 @@ def _run_status(run_id: str, place: _Place) -> str:
         return "unknown"
 
 
-def _follow(folder: RunFolder, on_round: OnRound, status: Callable[[], str]) -> None:
+def _check_alive(
+    processes: Mapping[str, "subprocess.Popen[bytes]"], run_id: str, place: _Place, folder: RunFolder
+) -> None:
+    """Raise EngineError when a process has ended, or the ServerApp without saying how."""
+    for name, process in processes.items():
+        if process.poll() is not None:
+            raise EngineError(f"the process {name} ended in the middle of the run; see {place.logs / name}.log.")
+    word = _run_status(run_id, place)
+    if word.startswith("finished") and not (folder.path / OUTCOME).exists():
+        raise EngineError(f"the ServerApp ended without a result (Flower says '{word}'); see {place.logs}.")
+
+
+def _follow(folder: RunFolder, on_round: OnRound, check_alive: Callable[[], None]) -> None:
     """Hand on the lines as they are written, until the ServerApp says how it ended."""
     num_seen = len(folder.rounds())
-    asked_at = time.monotonic()
+    heard_at = time.monotonic()
     while True:
-        outcome_path = folder.path / OUTCOME
-        ended = outcome_path.exists()
+        outcome = folder.path / OUTCOME
+        ended = outcome.exists()  # asked before the lines are read: none can follow
         for line in folder.rounds()[num_seen:]:
             on_round(line)
             num_seen += 1
-            asked_at = time.monotonic()
+            heard_at = time.monotonic()
         if ended:
-            _raise_failure(json.loads(outcome_path.read_text(encoding="utf-8")))
+            _raise_failure(json.loads(outcome.read_text(encoding="utf-8")))
             return
-        if time.monotonic() - asked_at > _STATUS_EVERY_S:
-            asked_at = time.monotonic()
-            if (word := status()).startswith("finished") and not outcome_path.exists():
-                raise EngineError(
-                    f"the ServerApp ended without a result (Flower says '{word}'); see {folder.path / 'logs'}."
-                )
+        if time.monotonic() - heard_at > _STATUS_EVERY_S:
+            check_alive()
+            heard_at = time.monotonic()
         time.sleep(_POLL_S)
 
 

@@ -2,6 +2,11 @@
 
 import hashlib
 import re
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,13 +33,17 @@ def own_strategy() -> str:
 
 def play(folder: Path, strategy: str, engine: str) -> dict[str, str]:
     """Run it and return the hashes of all that should not depend on the engine."""
-    root = folder / f"{strategy.replace(':', '-')}-{engine}"
+    root = folder / f"{strategy.replace(':', '-')}-{engine}-{uuid.uuid4().hex[:6]}"
     done = fedsign(
         "run", *SMALL, *settings(strategy__name=strategy, engine__name=engine, results__root=root), folder=folder
     )
     assert done.returncode == 0, done.stderr
     (config,) = root.glob("*/*/config.toml")
-    run = config.parent
+    return hashes(config.parent)
+
+
+def hashes(run: Path) -> dict[str, str]:
+    """Of the lines, the model, the last checkpoint and the clients' last states."""
     paths = [
         run / "rounds.jsonl",
         run / "model.safetensors",
@@ -76,3 +85,41 @@ def test_flowers_own_strategy_gives_the_same_bits_on_ray(user_folder: Path) -> N
 
 def test_the_strategy_of_the_how_to_fits_on_one_page() -> None:
     assert len(own_strategy().splitlines()) <= 60
+
+
+@pytest.mark.engines
+def test_killing_a_run_on_a_superlink_leaves_no_process_and_it_resumes_to_the_same_bits(user_folder: Path) -> None:
+    """kill -9 of the command in the middle of round 2 or 3: Flower's processes end, and the run goes on."""
+    expected = play(user_folder, "feddyn", "in_process")
+    root = user_folder / "killed"
+    choice = settings(strategy__name="feddyn", engine__name="superlink", results__root=root)
+    command = [sys.executable, "-m", "simulations.cli", "run", *SMALL, *choice]
+    process = subprocess.Popen(command, cwd=user_folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_until(lambda: any(path.stat().st_size for path in root.glob("*/*/rounds.jsonl")), timeout_s=240)
+    assert processes_of(root)  # not vacuous: there is something to end
+    process.kill()
+    process.wait()
+    wait_until(lambda: not processes_of(root), timeout_s=60)
+    (config,) = root.glob("*/*/config.toml")
+    resumed = fedsign("run", "--resume", str(config.parent), folder=user_folder)
+    assert resumed.returncode == 0, resumed.stderr
+    assert hashes(config.parent) == expected
+
+
+def wait_until(condition: Callable[[], bool], *, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.2)
+
+
+def processes_of(root: Path) -> list[str]:
+    """Processes whose Flower home lies in `root`: all that the engine has started."""
+    found = []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if f"FLWR_HOME={root}".encode() in environment.read_bytes():
+                found.append(environment.parent.name)
+        except OSError:
+            continue  # it ended meanwhile
+    return found

@@ -299,17 +299,18 @@ def test_a_request_carries_the_version_that_the_ledger_counts_on() -> None:
     def handle(messages: Sequence[Message]) -> Iterator[Message]:
         for message in messages:
             request = wire.unpack_request(message)
-            seen[request.partition] = (request.state_version, request.durable_round)
+            seen[request.partition] = (request.state_version, set(request.needed_versions))
             yield wire.pack_reply(trained(message), message)
 
-    seen: dict[int, tuple[int, int]] = {}
+    seen: dict[int, tuple[int, set[int]]] = {}
     grid = in_process(handle)
-    grid.ledger = ClientLedger(versions={1: 2}, durable_round=5)
+    grid.ledger = ClientLedger(versions={1: 2})
+    grid.ledger.checkpoint(5, on_disk=[5])
     list(grid.send_and_receive(requests(0, 1)))
-    assert seen == {0: (0, 5), 1: (2, 5)}
-    grid.ledger.commit(6, [0])
+    assert seen == {0: (0, set()), 1: (2, {2})}
+    grid.ledger.commit(6, [0, 1])
     list(grid.send_and_receive(requests(0, 1)))
-    assert seen == {0: (6, 5), 1: (2, 5)}
+    assert seen == {0: (6, {6}), 1: (6, {2, 6})}  # a server resumed from round 5 would ask for version 2
 
 
 def test_only_the_shown_partitions_are_seen() -> None:
@@ -534,3 +535,16 @@ def test_a_malformed_reply_is_a_failure_and_not_the_end(case: str, foreign: bool
     replies = list(grid.send_and_receive(requests(0, 1, model=model)))
     assert [reply.metadata.src_node_id for reply in replies] == [0]
     assert [failure.partition for failure in grid.traffic.failures] == [1]
+
+
+def test_a_batch_that_the_grid_does_not_take_is_a_failure_of_each_client() -> None:
+    """Flower's HTTP grid answers a payload that is too large with an empty list of ids."""
+
+    class TooLarge(InProcessGrid):
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            return []
+
+    grid = PartitionGrid(TooLarge(4, lambda messages: iter(())), num_partitions=4, roles={})
+    assert list(grid.send_and_receive(requests(0, 1))) == []
+    assert [failure.partition for failure in grid.traffic.failures] == [0, 1]
+    assert all("could not be sent" in failure.reason for failure in grid.traffic.failures)

@@ -36,7 +36,7 @@ def two_rounds(device: str, model: str, objective: ObjectiveSpec, folder: Path) 
             tensors=tensors,
             objective=objective,
             state_version=round - 1 if objective.name == "feddyn" else 0,
-            durable_round=0,
+            needed_versions=frozenset({round - 1}),
         )
         tensors = trainer.train(request, store).tensors
     return tensors

@@ -1,10 +1,14 @@
 """A client's training against a loop written out by hand, and its promises about state and randomness."""
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
@@ -13,6 +17,7 @@ from clients.state import ClientStore
 from clients.trainer import SequentialTrainer
 from fedsign.config import from_dict
 from fedsign.errors import ClientStateError
+from fedsign.flower.partition_grid import ClientLedger
 from fedsign.records import Failure, ObjectiveSpec, Role, Tensors, TrainReply, TrainRequest, tensors_of
 from fedsign.seeding import Purpose, generator
 from fedsign.workload import Workload
@@ -25,7 +30,7 @@ def workload(**changes: Any) -> Workload:
 def request(tensors: Tensors, **changes: Any) -> TrainRequest:
     values: dict[str, Any] = {
         "round": 1, "partition": 2, "tensors": tensors, "objective": ObjectiveSpec(), "state_version": 0,
-        "durable_round": 0, **changes,
+        "needed_versions": frozenset(), **changes,
     }  # fmt: skip
     return TrainRequest(**values)
 
@@ -86,7 +91,7 @@ def test_feddyns_second_round_is_the_loop_by_hand_with_the_state_of_the_first(tm
     spec = ObjectiveSpec(name="feddyn", settings={"alpha": 0.5})
     start = tensors_of(work.make_model())
     first = trainer.train(request(start, objective=spec), store).tensors
-    again = request(first, objective=spec, round=2, state_version=1)
+    again = request(first, objective=spec, round=2, state_version=1, needed_versions=frozenset({1}))
     second = trainer.train(again, store).tensors
     h = {name: first[name] - start[name] for name in start}
     assert max(tensor.abs().max().item() for tensor in h.values()) > 1e-3
@@ -148,26 +153,80 @@ def state_of(value: float) -> Tensors:
     return {"h": torch.full((2,), value)}
 
 
-def test_a_newer_state_than_the_server_counts_on_is_rolled_back(tmp_path: Path) -> None:
-    store = ClientStore(tmp_path)
-    for version in (2, 5):
+def asking(*, round: int, version: int, needed: set[int]) -> TrainRequest:
+    return request({}, partition=0, round=round, state_version=version, needed_versions=frozenset(needed))
+
+
+def store_with(folder: Path, *versions: int) -> ClientStore:
+    store = ClientStore(folder)
+    for version in versions:
         store.save(0, version, state_of(version))
-    kept = store.load(0, version=2, durable_round=0)  # the reply of round 5 was lost
-    assert kept is not None and torch.equal(kept["h"], state_of(2.0)["h"])
+    return store
+
+
+def test_a_client_starts_from_the_version_the_server_counts_on_not_from_its_newest(tmp_path: Path) -> None:
+    store = store_with(tmp_path, 2, 5)  # the reply of round 5 was lost
+    kept = store.load(asking(round=7, version=2, needed={2}))
+    assert kept is not None and torch.equal(kept["h"], state_of(2)["h"])
     assert store.versions(0) == [2]
-    assert store.load(0, version=0, durable_round=0) is None
+    assert store.load(asking(round=7, version=0, needed=set())) is None
     assert store.versions(0) == []
 
 
-def test_states_stay_that_a_resumed_server_could_ask_for_and_older_ones_go(tmp_path: Path) -> None:
-    """Durable round 5: the server may restart there, when this client's state was that of round 3."""
-    store = ClientStore(tmp_path)
-    for version in (1, 3, 7):
-        store.save(0, version, state_of(version))
-    store.load(0, version=7, durable_round=5)
+def test_a_refused_reply_does_not_cost_the_committed_state(tmp_path: Path) -> None:
+    """Version 5 was refused, then a checkpoint was written in round 10 that counts on version 3."""
+    store = store_with(tmp_path, 3, 5)
+    kept = store.load(asking(round=12, version=3, needed={3}))
+    assert kept is not None and torch.equal(kept["h"], state_of(3)["h"])
+
+
+def test_states_that_a_checkpoint_counts_on_stay_and_others_go(tmp_path: Path) -> None:
+    store = store_with(tmp_path, 1, 3, 7)
+    store.load(asking(round=9, version=7, needed={3, 7}))
     assert store.versions(0) == [3, 7]
 
 
+def test_a_late_request_leaves_the_state_of_a_younger_one_alone(tmp_path: Path) -> None:
+    """Round 5's process was too late; round 6 was answered by another one before the first had begun."""
+    store = store_with(tmp_path, 3, 6)
+    store.load(asking(round=5, version=3, needed={3}))
+    assert store.versions(0) == [3, 6]
+
+
 def test_a_missing_state_is_an_error_and_not_a_fresh_start(tmp_path: Path) -> None:
-    with pytest.raises(ClientStateError, match=r"partition 4 after round 3 is not in"):
-        ClientStore(tmp_path).load(4, version=3, durable_round=0)
+    with pytest.raises(ClientStateError, match=r"partition 0 after round 3 is not in"):
+        ClientStore(tmp_path).load(asking(round=4, version=3, needed={3}))
+
+
+@given(st.data())
+@hypothesis_settings(max_examples=150, deadline=None)
+def test_whatever_is_lost_or_killed_the_state_asked_for_is_there(data: st.DataObject) -> None:
+    """A server and one client through random rounds: sampled or not, accepted or lost, checkpoint, kill and resume.
+
+    The value of a state is the list of rounds that made it, so that a wrong version cannot go unnoticed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        store, ledger = ClientStore(Path(folder)), ClientLedger()
+        history: dict[int, list[int]] = {0: []}  # version -> rounds that made it, as the server counts on it
+        saved: dict[int, dict[int, list[int]]] = {}  # checkpointed round -> history then
+        round = 0
+        for _ in range(data.draw(st.integers(1, 12))):
+            round += 1
+            if data.draw(st.booleans(), label="sampled"):
+                version = ledger.versions.get(0, 0)
+                state = store.load(asking(round=round, version=version, needed=ledger.needed(0)))
+                made_by = [] if state is None else state["h"].int().tolist()
+                assert made_by == history[version]
+                store.save(0, round, {"h": torch.tensor([*made_by, round], dtype=torch.float32)})
+                if data.draw(st.booleans(), label="accepted"):
+                    ledger.commit(round, [0])
+                    history[round] = [*made_by, round]
+            if data.draw(st.booleans(), label="checkpoint"):
+                saved[round] = dict(history)
+                saved = {kept: saved[kept] for kept in sorted(saved)[-2:]}
+                ledger.checkpoint(round, on_disk=sorted(saved))
+            if saved and data.draw(st.booleans(), label="killed"):
+                round = data.draw(st.sampled_from(sorted(saved)), label="resumed from")
+                saved = {kept: value for kept, value in saved.items() if kept <= round}
+                tables = {kept: table for kept, table in ledger.checkpoints.items() if kept <= round}
+                ledger, history = ClientLedger(dict(tables[round]), tables), dict(saved[round])

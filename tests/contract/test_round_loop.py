@@ -1,0 +1,173 @@
+"""What the round loop promises whatever a strategy does: nothing hangs, nothing is ignored, nothing is garbage."""
+
+import multiprocessing
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, Message, MetricRecord
+
+from fedsign import results
+from fedsign.errors import ConfigError, FedSignError, ResultsError, RoundError
+from fedsign.records import ObjectiveSpec, Role, Tensors, TrainReply
+from simulations import run
+from strategies.base import Strategy
+from strategies.feddyn import FedDyn
+
+
+class Twice(Strategy):
+    """Samples one client twice."""
+
+    def sample(self, round: int, clients: Sequence[int], cohort_size: int, rng: np.random.Generator) -> list[int]:
+        return [0, 0, 1]
+
+
+class Unknown(Strategy):
+    """Samples a client that does not exist."""
+
+    def sample(self, round: int, clients: Sequence[int], cohort_size: int, rng: np.random.Generator) -> list[int]:
+        return [0, 99]
+
+
+class NumpyIntegers(Strategy):
+    """Returns NumPy's integers, as samplers do."""
+
+    def sample(self, round: int, clients: Sequence[int], cohort_size: int, rng: np.random.Generator) -> Any:
+        return rng.choice(len(clients), size=cohort_size, replace=False)
+
+
+class Weightless(Strategy):
+    """Gives every reply the weight 0."""
+
+    def weight(self, reply: TrainReply) -> float:
+        return 0.0
+
+
+class Exploding(Strategy):
+    """Makes NaN of finite replies."""
+
+    def move(self, served: Tensors, mean: Tensors, roles: Mapping[str, Role], num_replies: int) -> Tensors:
+        return {name: tensor * float("nan") for name, tensor in mean.items()}
+
+
+class Forgetful(Strategy):
+    """Loses a tensor."""
+
+    def move(self, served: Tensors, mean: Tensors, roles: Mapping[str, Role], num_replies: int) -> Tensors:
+        return dict(list(mean.items())[1:])
+
+
+class FirstReply(Strategy):
+    """Takes the first reply and reads no further."""
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        return super().aggregate_train(server_round, [next(iter(replies))])
+
+
+class WarmUp(FedDyn):
+    """FedAvg's objective for two rounds, then FedDyn's, then FedAvg's again, then FedDyn's."""
+
+    def objective(self, round: int) -> ObjectiveSpec:
+        return super().objective(round) if round in {3, 4, 6} else ObjectiveSpec()
+
+
+def tree(root: Path, strategy: type[Strategy] | str, **changes: Any) -> dict[str, Any]:
+    name = strategy if isinstance(strategy, str) else f"{__name__}:{strategy.__name__}"
+    return {
+        "rounds": 2,
+        "callbacks": [],
+        "partition": {"num_clients": 6, "alpha": 1.0},
+        "server": {"cohort_size": 3},
+        "client": {"local_epochs": 1},
+        "strategy": {"name": name},
+        "results": {"root": str(root), "checkpoint_every": 1},
+        **changes,
+    }
+
+
+@pytest.mark.parametrize(
+    ("strategy", "said"),
+    [
+        (Twice, r"addressed the clients \[0, 0, 1\]"),
+        (Unknown, r"addressed the clients \[0, 99\]; expected are different ones from 0 to 5"),
+        (Weightless, r"Weightless.weight gave 0.0 for client"),
+        (Exploding, r"made NaN or infinite values of finite replies in round 1"),
+        (Forgetful, r"made a model with other tensors in round 1: missing \['0.weight'\]"),
+    ],
+)
+def test_a_strategys_nonsense_is_named_at_once(tmp_path: Path, strategy: type[Strategy], said: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(RoundError, match=said):
+        run(tree(tmp_path, strategy))
+    assert time.monotonic() - began < 20, "it waited for something"
+
+
+def test_numpy_integers_are_clients_too(tmp_path: Path) -> None:
+    assert len(run(tree(tmp_path, NumpyIntegers)).rounds) == 2
+
+
+def test_replies_that_a_strategy_does_not_read_are_accounted_for_in_their_round(tmp_path: Path) -> None:
+    done = run(tree(tmp_path, FirstReply, rounds=3))
+    assert [line["num_replies"] for line in done.rounds] == [3, 3, 3]
+    assert all(len(set(line["clients"])) == 3 for line in done.rounds)
+
+
+def test_an_objective_may_change_between_rounds_and_state_lasts_over_those_without(tmp_path: Path) -> None:
+    everybody = {"server": {"cohort_size": 6}, "rounds": 6}
+    done = run(tree(tmp_path, WarmUp, **everybody))
+    assert len(done.rounds) == 6
+    assert all(not line["failures"] for line in done.rounds)
+    versions = {path.name for path in (done.path / "clients").glob("*/*")}
+    assert "round-000006.safetensors" in versions and "round-000005.safetensors" not in versions
+
+
+def test_a_strategy_that_is_none_leaves_no_empty_run_behind(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected is a subclass"):
+        run(tree(tmp_path, "collections:Counter"))
+    with pytest.raises(ConfigError, match=r"min_train_nodes=2 exceeds server.cohort_size=1"):
+        run(tree(tmp_path, "flower_fedavg", server={"cohort_size": 1}))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_is_being_played_cannot_be_resumed(tmp_path: Path) -> None:
+    done = run(tree(tmp_path, "fedavg"))
+    context = multiprocessing.get_context("spawn")
+    held, release = context.Event(), context.Event()
+    holder = context.Process(target=hold, args=(done.path, held, release))
+    holder.start()
+    try:
+        assert held.wait(60)
+        with pytest.raises(ResultsError, match=rf"is being played by process {holder.pid}; wait for it or stop it"):
+            run({"rounds": 3}, resume=done.path)
+    finally:
+        release.set()
+        holder.join(60)
+    assert len(run({"rounds": 3}, resume=done.path).rounds) == 3
+
+
+def hold(path: Path, held: Any, release: Any) -> None:
+    with results.open_run(path).locked():
+        held.set()
+        release.wait(60)
+
+
+def test_python_may_resume_with_changes_to_the_runs_own_configuration(tmp_path: Path) -> None:
+    done = run(tree(tmp_path, "feddyn"))
+    assert len(run({"rounds": 4}, resume=done.path).rounds) == 4
+    with pytest.raises(FedSignError, match=re.escape("another 'client'")):
+        run({"client": {"lr": 0.5}}, resume=done.path)
+
+
+def test_a_run_resumed_under_other_versions_is_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    done = run(tree(tmp_path, "fedavg"))
+    environment = done.folder.environment
+    done.folder.write_json("environment.json", {**environment, "torch": "1.0"})
+    run({"rounds": 3}, resume=done.path)
+    assert f"started with torch 1.0 and goes on with {torch.__version__}" in caplog.text
