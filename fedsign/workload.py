@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedsign import plugins
 from fedsign.config import ExperimentConfig, from_toml
 from fedsign.data.base import Dataset, IntArray, Samples
-from fedsign.errors import ConfigError
+from fedsign.errors import ConfigError, DataError
 from fedsign.registry import resolve
 from fedsign.seeding import Purpose, generator, torch_stream
 from fedsign.tasks.base import Task
@@ -29,9 +29,12 @@ class Workload:
 
     @cached_property
     def dataset(self) -> Dataset:
-        """The data set, whole."""
-        dataset: Dataset = self.config.data.build(self.config.seed)
-        return dataset
+        """The data set, whole.
+
+        Raises:
+            DataError: what the factory gives cannot be trained on.
+        """
+        return checked_dataset(self.config.data.build(self.config.seed), name=self.config.data.name)
 
     @cached_property
     def partition(self) -> list[IntArray]:
@@ -39,6 +42,7 @@ class Workload:
         part = self.config.partition
         rng = generator(self.config.seed, Purpose.PARTITION)
         indices: list[IntArray] = part.build(self.dataset.train, part.num_clients, rng)
+        check_partition(indices, num_clients=part.num_clients, num_samples=len(self.dataset.train), name=part.name)
         return indices
 
     @cached_property
@@ -87,6 +91,47 @@ class Workload:
 def workload_of(config_toml: str) -> Workload:
     """The workload of an experiment that came as text; kept, because a process serves many messages."""
     return Workload(from_toml(config_toml))
+
+
+def checked_dataset(dataset: object, *, name: str) -> Dataset:
+    """A factory's answer, if it is a data set that can be trained on."""
+    if not isinstance(dataset, Dataset):
+        raise DataError(f"data.name={name} gives a {type(dataset).__name__}; expected is a fedsign.data.base.Dataset.")
+    for which, samples in (("training", dataset.train), ("test", dataset.test)):
+        if not len(samples) or len(samples.features) != len(samples.targets):
+            raise DataError(
+                f"data.name={name} gives {len(samples.features)} {which} features and {len(samples)} targets; expected is "
+                "one target for each, and at least one."
+            )
+        if not samples.features.is_floating_point():
+            raise DataError(
+                f"data.name={name} gives {which} features of {samples.features.dtype}; expected is float32."
+            )
+        if dataset.class_names and not _are_labels(samples.targets, len(dataset.class_names)):
+            raise DataError(
+                f"data.name={name} gives {which} targets that are not integers from 0 to {len(dataset.class_names) - 1}, "
+                "the positions in class_names; correct them, or leave class_names empty for a regression."
+            )
+    return dataset
+
+
+def check_partition(indices: list[IntArray], *, num_clients: int, num_samples: int, name: str) -> None:
+    """Raise DataError unless every client has samples, and no sample has two clients."""
+    if len(indices) != num_clients or any(len(index) == 0 for index in indices):
+        raise DataError(
+            f"partition.name={name} gives {len(indices)} parts, {sum(len(index) == 0 for index in indices)} of them empty; "
+            f"expected are {num_clients} with at least one sample each."
+        )
+    dealt = np.concatenate(indices)
+    if len(np.unique(dealt)) != len(dealt) or dealt.min() < 0 or dealt.max() >= num_samples:
+        raise DataError(
+            f"partition.name={name} deals a sample out twice or one that does not exist; expected are different indices "
+            f"from 0 to {num_samples - 1}."
+        )
+
+
+def _are_labels(targets: Tensor, num_classes: int) -> bool:
+    return not targets.is_floating_point() and int(targets.min()) >= 0 and int(targets.max()) < num_classes
 
 
 def device_of(name: str) -> torch.device:
