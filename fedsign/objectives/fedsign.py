@@ -13,6 +13,11 @@ The paper does not say how the elements are reduced to a scalar: `reduction` is 
 every weight feels a push of up to gamma/4, whatever the size of the network; `tensor_mean` (the mean of
 the tensors' means, as the authors' public FedProx code does it) and `mean` divide it by the number of
 elements, so that gamma would have to be larger by that factor to matter.
+
+The push never ends: sigma(x) has no maximum, so where the task's gradient has become small the weights go
+on growing, by lr gamma/4 (1/(1 - momentum) times that) a step.  The default gamma suits clients of some ten
+steps a round; with hundreds of steps a round training diverges after some dozens of rounds unless gamma
+is lowered or weight decay (`client.weight_decay`) holds against it.
 """
 
 from collections.abc import Mapping
