@@ -1,82 +1,168 @@
 """Kill -9 at random moments, resume, and compare with the run that nobody disturbed.
 
-The run is a process of its own that reports, through a pipe and unbuffered, each thing it is about to do (a rename,
-an fsync, an append, a client's training).  The killer lets a random number of these go by and then
-kills, so that it strikes in every phase, renames included, and knows where.
+Runs are forked from a warm process that has imported everything, this file itself (see `serve`), since starting
+an interpreter takes longer than a run.  There, whatever touches the disk or computes is wrapped: it is announced
+with all that it is part of ("write a checkpoint > rename a folder"), and done once the test has acknowledged it.
+So the test knows what the run is about to do, and kills it right there, while it waits; or lets it run freely from
+there and kills a moment later, inside of what was announced last, or in the code behind it.
+
+The test's runs and those that nobody disturbs come from two warm processes, whose strings hash differently, and
+each run scrambles the global random generators first: what depends on these differs between runs, as it does
+between interpreters.
 """
 
+import functools
 import hashlib
+import json
 import os
+import random
 import shutil
 import signal
 import subprocess
 import sys
+import time
+import traceback
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 import pytest
+import torch
 
-from fedsign.checkpoints import load_latest
-from simulations import load_run
+from clients.state import ClientStore
+from clients.trainer import SequentialTrainer
+from fedsign import checkpoints, results
+from fedsign.config import from_dict
+from fedsign.results import RunFolder, find_runs
+from fedsign.workload import Workload
+from simulations import load_run, run
 
 STRATEGIES = ("fedavg", "feddyn", "fedsign")
 NUM_KILLS = 20
 ROUNDS = 12
+LONGEST_DELAY_S = 0.003
+GO_ON, RUN_FREE = b" ", b"\t"  # what a run waits for; blanks, so that one it did not live to read does no harm
+LIMIT_S = 120  # for one run, which takes one or two
 
-# Wraps what touches the disk or trains, to announce it; the program itself is the one users run.
-RUNNER = """
-import os, sys, pathlib
-
-def announce(owner, name, label):
-    original = getattr(owner, name)
-    def wrapped(*args, **kwargs):
-        os.write(1, (label + "\\n").encode())
-        return original(*args, **kwargs)
-    setattr(owner, name, wrapped)
-
-from clients.trainer import SequentialTrainer
-announce(SequentialTrainer, "train", "train a client")
-announce(pathlib.Path, "replace", "rename a file")
-announce(pathlib.Path, "rename", "rename a folder")
-announce(os, "fsync", "force to disk")
-from fedsign.results import RunFolder
-announce(RunFolder, "append", "append a line")
-from fedsign import checkpoints
-announce(checkpoints, "_remove", "remove an old checkpoint")
-announce(checkpoints, "_save", "write tensors")
-
-from simulations import run
-from pathlib import Path
-root, strategy, resume, rounds = sys.argv[1:5]
-changes = {
-    "rounds": int(rounds), "callbacks": [], "strategy": {"name": strategy},
-    "partition": {"num_clients": 8, "alpha": 1.0}, "server": {"cohort_size": 3},
-    "client": {"local_epochs": 1}, "model": {"name": "cnn", "channels": [4, 4]},
-    "results": {"root": root, "checkpoint_every": 2, "keep_checkpoints": 2},
-}
-done = run(resume=resume) if resume else run(changes)
-os.write(1, b"finished\\n")
-"""
+# Kills take turns, each at a random moment of its phase; 7, 3 strategies and 2 ways to strike have no common divisor.
+FOLDER, TRAINING, STATE = "make the run's folder", "train a client", "save a client's state"
+CHECKPOINT, RENAME, EARLY, ANY = "write a checkpoint", "rename", "before the first checkpoint", "any moment"
+FINISHED = "finished"  # the last announcement
+PHASES = (FOLDER, TRAINING, STATE, CHECKPOINT, RENAME, EARLY, ANY)
+# What a killed run may leave behind.
+NO_RUN, NO_CHECKPOINT, CHECKPOINTS = "no run yet", "a run without a checkpoint", "a run with checkpoints"
+PARTIAL = "something half written"
 
 
-def start(root: Path, strategy: str, resume: str = "") -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(
-        [sys.executable, "-c", RUNNER, str(root), strategy, resume, str(ROUNDS)],
+class Runs:
+    """Runs forked from one warm process, one at a time."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        assert process.stdin is not None and process.stdout is not None
+        self._requests: IO[bytes] = process.stdin
+        self._announcements: IO[bytes] = process.stdout
+        assert self._read() == "ready"
+
+    def play(self, root: Path, strategy: str, resume: Path | None = None) -> list[str]:
+        """Let a run go to its end; returns what it announced."""
+        self._start(root, strategy, resume)
+        announced = []
+        for line in self._to_end():
+            announced.append(line)
+            self._go_on()
+        assert announced[-2:] == [FINISHED, "ended 0"], "\n".join(map(_readable, announced[-3:]))
+        return announced[:-1]
+
+    def kill(
+        self, root: Path, strategy: str, resume: Path | None = None, *, moment: int, delay_s: float | None = None
+    ) -> tuple[str, str]:
+        """Let `moment` announcements go by and kill at the next one.
+
+        Returns:
+            What that was, and where it struck: "before" it, or, if it was to run freely for `delay_s`, "in" what
+            it had announced last by then.
+        """
+        pid = self._start(root, strategy, resume)
+        what = self._next()
+        for _ in range(moment):
+            self._go_on()
+            what = self._next()
+        if delay_s is not None:
+            self._requests.write(RUN_FREE)
+            time.sleep(delay_s)
+        os.kill(pid, signal.SIGKILL)
+        *later, ended = self._to_end()
+        assert ended == f"ended {-signal.SIGKILL}"
+        return what, f"before {what}" if delay_s is None else f"in     {[what, *later][-1]}"
+
+    def _start(self, root: Path, strategy: str, resume: Path | None) -> int:
+        job = {"root": str(root), "strategy": strategy, "resume": resume and str(resume)}
+        self._requests.write(json.dumps(job).encode() + b"\n")
+        return int(self._read().removeprefix("pid "))
+
+    def _next(self) -> str:
+        line = self._read()
+        assert not line.startswith("ended"), f"the run {line} before it was to be killed"
+        return line
+
+    def _to_end(self) -> Iterator[str]:
+        line = ""
+        while not line.startswith("ended"):
+            line = self._read()
+            yield line
+
+    def _go_on(self) -> None:
+        self._requests.write(GO_ON)
+
+    def _read(self) -> str:
+        line = self._announcements.readline().decode()
+        assert line, "the warm process is gone"
+        return line.rstrip("\n")
+
+
+@contextmanager
+def warm(hash_seed: int) -> Iterator[Runs]:
+    # -P: the folder of this file holds no modules for the program to import.
+    environment = {
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "PYTHONHASHSEED": str(hash_seed),
+        "OMP_NUM_THREADS": "1",  # a process with threads cannot be forked safely
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+    with subprocess.Popen(
+        [sys.executable, "-P", __file__],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+        bufsize=0,
+        env=os.environ | environment,
+    ) as process:
+        yield Runs(process)
 
 
-def finish(process: "subprocess.Popen[bytes]") -> list[str]:
-    output, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors.decode()
-    return output.decode().splitlines()
+@pytest.fixture(scope="module")
+def runs() -> Iterator[Runs]:
+    with warm(hash_seed=1) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dict[str, str], list[str]]]:
+    """Traces and announcements of a run that nobody kills, for each strategy."""
+    found = {}
+    with warm(hash_seed=2) as process:
+        for strategy in STRATEGIES:
+            root = tmp_path_factory.mktemp(strategy)
+            announced = process.play(root, strategy)
+            found[strategy] = traces(only_run(root)), announced
+    return found
 
 
 def only_run(root: Path) -> Path:
-    (config,) = root.glob("*/*/config.toml")
-    return config.parent
+    (folder,) = find_runs(root)
+    return folder.path
 
 
 def digest(path: Path) -> str:
@@ -85,8 +171,10 @@ def digest(path: Path) -> str:
 
 def traces(run: Path) -> dict[str, str]:
     """What must not depend on being killed: the final model, the lines, the committed client states."""
-    checkpoint = load_latest(run / "checkpoints")
+    checkpoint = checkpoints.load_latest(run / "checkpoints")
     assert checkpoint is not None and checkpoint.round == ROUNDS
+    assert load_run(run).outcome == {"status": "finished"} and load_run(run).folder.environment
+    assert not [*run.glob("*.partial"), *run.glob("checkpoints/*.partial")]
     states = {
         f"client {partition}": digest(run / "clients" / f"{partition:06d}" / f"round-{version:06d}.safetensors")
         for partition, version in checkpoint.client_versions.items()
@@ -96,6 +184,7 @@ def traces(run: Path) -> dict[str, str]:
     tensors = {path.name: digest(path) for path in sorted(last.glob("*.safetensors"))}
     assert tensors
     return {
+        "partition": digest(run / "partition.json"),
         "lines": digest(run / "rounds.jsonl"),
         "model": digest(run / "model.safetensors"),
         "state.json": digest(last / "state.json"),
@@ -104,76 +193,240 @@ def traces(run: Path) -> dict[str, str]:
     }
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dict[str, str], list[str]]]:
-    """Traces and announcements of a run that nobody kills, for each strategy."""
-    found = {}
-    for strategy in STRATEGIES:
-        root = tmp_path_factory.mktemp(strategy)
-        announced = finish(start(root, strategy))
-        found[strategy] = traces(only_run(root)), announced
-    return found
+def moments_of(phase: str, announced: list[str]) -> list[int]:
+    """The moments that belong to a phase; when it has finished there is nothing left to kill."""
+    if phase == ANY:
+        return list(range(announced.index(FINISHED)))
+    if phase == EARLY:
+        return list(range(announced.index(TRAINING), announced.index(CHECKPOINT)))
+    return [index for index, what in enumerate(announced) if _belongs(what, phase)]
+
+
+def _belongs(what: str, phase: str) -> bool:
+    return any(part.startswith(phase) for part in what.split(" > "))
+
+
+def finish(runs: Runs, root: Path, strategy: str) -> dict[str, str]:
+    """Resume what was killed, or start afresh beside what is no run yet; returns the traces."""
+    runs.play(root, strategy, resume=only_run(root) if find_runs(root) else None)
+    return traces(only_run(root))
 
 
 @pytest.mark.slow
 def test_a_run_killed_at_random_moments_resumes_to_the_same_bits(
-    undisturbed: dict[str, tuple[dict[str, str], list[str]]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runs: Runs,
+    undisturbed: dict[str, tuple[dict[str, str], list[str]]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     rng = np.random.default_rng(20261121)
-    struck: Counter[str] = Counter()
+    struck: list[tuple[str, str]] = []  # strategy, where
+    seen: Counter[str] = Counter()  # what it left behind
     for kill in range(NUM_KILLS):
-        strategy = STRATEGIES[kill % len(STRATEGIES)]
+        phase = PHASES[kill % len(PHASES)]
+        strategy = "feddyn" if phase == STATE else STRATEGIES[kill % len(STRATEGIES)]  # the others keep none
         expected, announced = undisturbed[strategy]
-        first_write = announced.index("append a line")
-        moment = int(rng.integers(first_write, len(announced) - 2))
+        moment = int(rng.choice(moments_of(phase, announced)))
+        delay_s = LONGEST_DELAY_S * rng.random() ** 2 if kill % 2 else None
         root = tmp_path / str(kill)
-        struck[kill_at(start(root, strategy), moment)] += 1
-        run = only_run(root)
-        assert load_run(run).outcome["status"] == "unfinished"
-        finish(start(root, strategy, str(run)))
-        assert traces(run) == expected, f"kill {kill} of {strategy} after {moment} steps, at {announced[moment]}"
+        root.mkdir()
+        what, where = runs.kill(root, strategy, moment=moment, delay_s=delay_s)
+        assert what == announced[moment]  # runs take the same steps, so `where` is exact
+        struck.append((strategy, where))
+        seen.update(_left_behind(root, where))
+        assert finish(runs, root, strategy) == expected, f"kill {kill}: {strategy} {where} (moment {moment})"
         shutil.rmtree(root)
     with capsys.disabled():
-        print("\n  killed while about to:", ", ".join(f"{what} x{count}" for what, count in struck.most_common()))
-    assert struck["train a client"] and struck["write tensors"]  # not vacuous: mid-round and mid-checkpoint
-    assert struck["rename a file"] + struck["rename a folder"] > 0
+        print("\n  killed:", *(f"{strategy:8}{where}" for strategy, where in struck), sep="\n    ")
+        print("  left behind:", ", ".join(f"{what} x{count}" for what, count in sorted(seen.items())))
+    places = [where.split(maxsplit=1)[1] for _, where in struck]
+    for phase in (FOLDER, TRAINING, STATE, CHECKPOINT, RENAME):  # not vacuous
+        assert any(_belongs(place, phase) for place in places), f"never struck: {phase}"
+    assert any(where.startswith("in ") for _, where in struck)
+    assert len(set(places)) > NUM_KILLS // 2
+    assert seen.keys() == {NO_RUN, NO_CHECKPOINT, CHECKPOINTS, PARTIAL}
+
+
+def _left_behind(root: Path, where: str) -> Iterator[str]:
+    """What a killed run looks like from the outside: unfinished, unless it was just writing that it has finished."""
+    for left in find_runs(root):
+        assert left.outcome["status"] == "unfinished" or "outcome.json" in where or FINISHED in where
+    if list(root.rglob("*.partial")):
+        yield PARTIAL
+    if not find_runs(root):
+        yield NO_RUN
+    elif checkpoints.rounds_on_disk(only_run(root) / "checkpoints"):
+        yield CHECKPOINTS
+    else:
+        yield NO_CHECKPOINT
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["rename a folder", "remove an old checkpoint", "rename a file"])
-def test_a_run_killed_at_the_second_last_rename_resumes_to_the_same_bits(
-    undisturbed: dict[str, tuple[dict[str, str], list[str]]], tmp_path: Path, moment: str
+def test_a_run_killed_between_the_files_of_its_folder_is_no_run_yet_or_resumes_to_the_same_bits(
+    runs: Runs, undisturbed: dict[str, tuple[dict[str, str], list[str]]], tmp_path: Path
+) -> None:
+    expected, announced = undisturbed["fedavg"]
+    renames = [moment for moment in moments_of(FOLDER, announced) if announced[moment].endswith("rename a file")]
+    assert len(renames) >= 3  # environment, partition, configuration
+    found = []
+    for moment in renames:
+        root = tmp_path / str(moment)
+        root.mkdir()
+        runs.kill(root, "fedavg", moment=moment + 1)
+        found.append(bool(find_runs(root)))
+        assert finish(runs, root, "fedavg") == expected
+    assert found == [False] * (len(renames) - 1) + [True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "step",
+    ["rename a folder", "remove an old checkpoint", "remove an old checkpoint > remove a file", "rename a file"],
+)
+def test_a_run_killed_at_the_second_last_rename_or_removal_resumes_to_the_same_bits(
+    runs: Runs, undisturbed: dict[str, tuple[dict[str, str], list[str]]], tmp_path: Path, step: str
 ) -> None:
     expected, announced = undisturbed["feddyn"]
-    steps = [index for index, what in enumerate(announced) if what == moment]
-    kill_at(start(tmp_path, "feddyn"), steps[-2])
-    run = only_run(tmp_path)
-    finish(start(tmp_path, "feddyn", str(run)))
-    assert traces(run) == expected
+    moments = [index for index, what in enumerate(announced) if what.endswith(step)]
+    runs.kill(tmp_path, "feddyn", moment=moments[-2])
+    assert load_run(only_run(tmp_path)).outcome == {"status": "unfinished"}
+    assert finish(runs, tmp_path, "feddyn") == expected
 
 
 @pytest.mark.slow
 def test_a_run_killed_again_and_again_resumes_to_the_same_bits(
-    undisturbed: dict[str, tuple[dict[str, str], list[str]]], tmp_path: Path
+    runs: Runs, undisturbed: dict[str, tuple[dict[str, str], list[str]]], tmp_path: Path
 ) -> None:
     expected, announced = undisturbed["feddyn"]
-    resume = ""
-    for moment in (len(announced) // 2, 25, 10):
-        kill_at(start(tmp_path, "feddyn", resume), moment)
-        resume = str(only_run(tmp_path))
-    finish(start(tmp_path, "feddyn", resume))
-    assert traces(only_run(tmp_path)) == expected
+    resume = None
+    for moment in (len(announced) // 2, 25, len(announced) // 4, 5):
+        runs.kill(tmp_path, "feddyn", resume, moment=moment)
+        resume = only_run(tmp_path)
+    assert finish(runs, tmp_path, "feddyn") == expected
 
 
-def kill_at(process: "subprocess.Popen[bytes]", moment: int) -> str:
-    """Let `moment` announcements go by, kill at the next, and return what it was."""
-    assert process.stdout is not None and process.stderr is not None
-    for _ in range(moment):
-        process.stdout.readline()
-    what = process.stdout.readline().decode().strip()
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
-    process.stderr.close()
-    assert process.returncode == -signal.SIGKILL
-    return what
+# ---- The warm process.
+
+
+def serve() -> None:
+    """Fork a run for each line on stdin; one at a time, so that it can have stdin and stdout for itself."""
+    torch.set_num_threads(1)
+    _warm_up()
+    requests = os.fdopen(0, "rb", buffering=0, closefd=False)
+    os.write(1, b"ready\n")
+    while (job := requests.readline()).strip():
+        assert len(list(Path("/proc/self/task").glob("*"))) <= 1, "a process with threads cannot be forked safely"
+        pid = os.fork()
+        if pid == 0:
+            os._exit(_play(**json.loads(job)))
+        _, status = os.waitpid(pid, 0)
+        os.write(1, f"ended {os.waitstatus_to_exitcode(status)}\n".encode())
+
+
+def _warm_up() -> None:
+    """Import what a run would import on its way; no training, since autograd may start threads."""
+    for strategy in STRATEGIES:
+        config = from_dict(_experiment(Path(), strategy))
+        workload = Workload(config)
+        config.engine.build(), config.strategy.build(), workload.label_counts()
+    model = workload.make_model()
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    config.client.optimizer.build(model.parameters(), 0.1, 0.0).step()  # the first step imports torch's compiler
+
+
+def _play(root: str, strategy: str, resume: str | None) -> int:
+    """The forked run.  Its stdin and stdout are moved, so that the program's own output does no harm."""
+    signal.alarm(LIMIT_S)
+    answers, announcements = os.dup(0), os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    random.seed()
+    np.random.seed()  # noqa: NPY002 - the global one, on purpose
+    torch.seed()
+    os.write(announcements, f"pid {os.getpid()}\n".encode())
+
+    answer = GO_ON
+
+    def announce(what: str, *, last: bool = False) -> None:
+        nonlocal answer
+        os.write(announcements, what.encode() + b"\n")
+        if answer == GO_ON or last:  # it never ends by itself, so that the test always finds it alive
+            answer = os.read(answers, 1)
+        if not answer:
+            os._exit(1)  # the test is gone
+
+    _wrap(announce)
+    try:
+        if resume:
+            run(resume=resume)
+        else:
+            run(_experiment(Path(root), strategy))
+    except Exception:  # noqa: BLE001 - told to the test, whatever it is
+        announce(json.dumps(traceback.format_exc()), last=True)
+        return 1
+    announce(FINISHED, last=True)
+    return 0
+
+
+def _experiment(root: Path, strategy: str) -> dict[str, Any]:
+    return {
+        "rounds": ROUNDS,
+        "callbacks": [],
+        "strategy": {"name": strategy},
+        "partition": {"num_clients": 8, "alpha": 1.0},
+        "server": {"cohort_size": 3},
+        "client": {"local_epochs": 1},
+        "model": {"name": "cnn", "channels": [4, 4]},
+        "results": {"root": str(root), "checkpoint_every": 2, "keep_checkpoints": 2},
+    }
+
+
+def _wrap(announce: Callable[[str], None]) -> None:
+    """Announce whatever touches the disk or computes; apart from that the program is the one users run."""
+    going_on: list[str] = []  # what was announced and is not done, outermost first
+
+    def wrap(owner: Any, name: str, label: str | Callable[..., str]) -> None:
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            going_on.append(label if isinstance(label, str) else label(*args))
+            try:
+                announce(" > ".join(going_on))
+                return original(*args, **kwargs)
+            finally:
+                going_on.pop()
+
+        setattr(owner, name, wrapped)
+
+    wrap(results, "create", FOLDER)
+    wrap(SequentialTrainer, "train", TRAINING)
+    wrap(ClientStore, "load", "load a client's state")
+    wrap(ClientStore, "save", STATE)
+    wrap(Workload, "evaluate", "evaluate")
+    wrap(RunFolder, "append", lambda folder, name, *_: f"append to {name}")
+    wrap(RunFolder, "write_json", lambda folder, name, *_: f"write {name}")
+    wrap(RunFolder, "rewind", "rewind")
+    wrap(checkpoints, "save", CHECKPOINT)
+    wrap(checkpoints, "save_model", "write the model")
+    wrap(checkpoints, "_save", "write tensors")
+    wrap(checkpoints, "_remove", "remove an old checkpoint")
+    wrap(Path, "write_text", "write text")
+    # pathlib and shutil look these up here each time, so that this covers Path.mkdir, Path.unlink ... too.
+    wrap(os, "mkdir", "make a folder")
+    wrap(os, "fsync", "force to disk")
+    wrap(os, "replace", "rename a file")
+    wrap(os, "rename", lambda old, *_: "rename a folder" if Path(old).is_dir() else "rename a file")
+    wrap(os, "unlink", "remove a file")
+    wrap(os, "rmdir", "remove a folder")
+    wrap(shutil, "rmtree", "remove a tree")
+
+
+def _readable(line: str) -> str:
+    """A traceback came as one line."""
+    return str(json.loads(line)) if line.startswith('"') else line
+
+
+if __name__ == "__main__":
+    serve()
