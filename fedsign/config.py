@@ -5,18 +5,42 @@ takes follows from the part's factory (`fedsign.plugins`).  An unknown key is an
 nearest known one.  `--set a.b=value` reaches every leaf.
 """
 
+import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from fedsign import plugins
 from fedsign.errors import ConfigError
 
-Positive = Annotated[int, Field(gt=0)]
+MAX_INT = 2**31 - 1  # a seed's words have 32 bits, Flower's records carry integers of 64 bits with a sign
+MAX_THREADS = 4096
+RESERVED_METRICS = frozenset(  # what a line of rounds.jsonl holds besides the metrics
+    {"round", "loss", "train_loss", "clients", "num_replies", "failures", "bytes_down", "bytes_up"}
+)
+_NOT_BOOL = BeforeValidator(plugins.refuse_bool)
+
+
+def _file_name(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", value):
+        raise ValueError(
+            "a name for a folder: letters, digits, '.', '_' and '-', a letter or digit first, 100 characters at most"
+        )
+    return value
+
+
+Positive = Annotated[int, Field(gt=0, le=MAX_INT), _NOT_BOOL]
+Seed = Annotated[int, Field(ge=0, le=MAX_INT), _NOT_BOOL]
+Threads = Annotated[int, Field(ge=1, le=MAX_THREADS), _NOT_BOOL]
+PositiveReal = Annotated[float, Field(gt=0, allow_inf_nan=False), _NOT_BOOL]
+NonNegativeReal = Annotated[float, Field(ge=0, allow_inf_nan=False), _NOT_BOOL]
+Seconds = Annotated[float, Field(gt=0), _NOT_BOOL]  # may be infinite
+FileName = Annotated[str, AfterValidator(_file_name)]
 
 
 class Section(BaseModel):
@@ -40,14 +64,16 @@ class Part(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _must_be_a_table(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            raise ValueError("a table with a name, such as { name = '...' }")
+        if not isinstance(data, dict | cls):
+            raise PydanticCustomError("part_expected", "a table with a name")
         return data
 
-    def completed(self, section: str) -> Self:
+    def completed(self, section: str, *, elsewhere: Callable[[], Iterable[str]]) -> Self:
         """The same part with every default written out, or ConfigError."""
         fixed = {key: getattr(self, key) for key in type(self).model_fields}
-        settings = plugins.complete(self.kind, self.name, self.settings, section=section, fixed=fixed)
+        settings = plugins.complete(
+            self.kind, self.name, self.settings, section=section, fixed=fixed, elsewhere=elsewhere
+        )
         return type(self)(**fixed, **settings)
 
     def build(self, *given: Any) -> Any:
@@ -96,7 +122,7 @@ class EnginePart(Part):
 
     kind = "engine"
     name: str = "in_process"
-    threads: Positive = 1
+    threads: Threads = 1
     device: str = "cpu"
 
 
@@ -105,8 +131,8 @@ class ClientSection(Section):
 
     local_epochs: Positive = 5
     batch_size: Positive = 16
-    lr: Annotated[float, Field(gt=0)] = 0.05
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    lr: PositiveReal = 0.05
+    weight_decay: NonNegativeReal = 0.0
     optimizer: OptimizerPart = OptimizerPart()
 
 
@@ -115,7 +141,7 @@ class ServerSection(Section):
 
     cohort_size: Positive = 10
     min_replies: Positive = 1
-    round_timeout_s: Annotated[float, Field(gt=0)] = 3600.0
+    round_timeout_s: Seconds = 3600.0
 
 
 class ResultsSection(Section):
@@ -129,8 +155,8 @@ class ResultsSection(Section):
 class ExperimentConfig(Section):
     """One experiment.  The defaults are the default experiment: FedSign on digits, Dirichlet(0.1)."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "fedsign-digits"
-    seed: Annotated[int, Field(ge=0)] = 0
+    name: FileName = "fedsign-digits"
+    seed: Seed = 0
     rounds: Positive = 40
     task: str = "classification"
     metrics: tuple[str, ...] = ("accuracy",)
@@ -161,31 +187,28 @@ def from_dict(data: Mapping[str, Any]) -> ExperimentConfig:
     >>> from_dict({"strategy": {"name": "fedsign"}}).strategy.settings["gamma"]
     0.003
     """
+
+    def elsewhere() -> list[str]:
+        return list(_paths(ExperimentConfig, data))
+
     try:
         raw = ExperimentConfig.model_validate(dict(data))
     except ValidationError as error:
-        raise ConfigError(plugins.sentence(error, section="", known=_known_keys(error))) from error
+        said = plugins.sentence(error, ExperimentConfig, given=data, section="", elsewhere=elsewhere)
+        raise ConfigError(said) from error
+    optimizer = raw.client.optimizer.completed("client.optimizer", elsewhere=elsewhere)
     complete = raw.model_copy(
         update={
-            "client": raw.client.model_copy(update={"optimizer": raw.client.optimizer.completed("client.optimizer")}),
+            "client": raw.client.model_copy(update={"optimizer": optimizer}),
             **{
-                section: getattr(raw, section).completed(section)
+                section: getattr(raw, section).completed(section, elsewhere=elsewhere)
                 for section, field in ExperimentConfig.model_fields.items()
                 if isinstance(field.annotation, type) and issubclass(field.annotation, Part)
             },
         }
     )
     _check_names(complete)
-    if complete.server.cohort_size > complete.partition.num_clients:
-        raise ConfigError(
-            f"server.cohort_size={complete.server.cohort_size} exceeds the {complete.partition.num_clients} clients of "
-            "partition.num_clients; lower the one or raise the other."
-        )
-    if complete.server.min_replies > complete.server.cohort_size:
-        raise ConfigError(
-            f"server.min_replies={complete.server.min_replies} exceeds server.cohort_size="
-            f"{complete.server.cohort_size}: no round could ever end; lower server.min_replies."
-        )
+    _check_values(complete)
     return complete
 
 
@@ -225,12 +248,13 @@ def parse_override(text: str) -> tuple[str, Any]:
     """
     key, separator, value = text.partition("=")
     key = key.strip()
-    if not separator or not key:
+    if not separator or not all(key.split(".")):
         raise ConfigError(f"--set takes KEY=VALUE, such as --set client.lr=0.1; '{text}' was given.")
     try:
-        return key, tomllib.loads(f"value = {value}")["value"]
+        read = tomllib.loads(f"value = {value}")
     except tomllib.TOMLDecodeError:
-        return key, value
+        return key, value.strip()
+    return key, read["value"] if read.keys() == {"value"} else value
 
 
 def _assign_all(data: dict[str, Any], changes: Iterable[tuple[str, Any]]) -> None:
@@ -264,15 +288,19 @@ def _part_type(path: list[str]) -> type[Part] | None:
     return section if isinstance(section, type) and issubclass(section, Part) else None
 
 
-def _known_keys(error: ValidationError) -> list[str]:
-    """The keys of the table in which the first problem lies."""
-    section: Any = ExperimentConfig
-    for key in error.errors()[0]["loc"][:-1]:
-        field = section.model_fields.get(str(key))
-        if field is None or not isinstance(field.annotation, type):
-            return []
-        section = field.annotation
-    return list(getattr(section, "model_fields", {}))
+def _paths(table: type[BaseModel], data: Any, prefix: str = "") -> Iterator[str]:
+    """The path of every key of the tree, the settings of the parts that `data` names included."""
+    given = data if isinstance(data, Mapping) else {}
+    for key, field in table.model_fields.items():
+        yield prefix + key
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _paths(field.annotation, given.get(key), f"{prefix}{key}.")
+    if issubclass(table, Part):
+        try:
+            settings = plugins.names_of(table.kind, str(given.get("name", table.model_fields["name"].default)))
+        except ConfigError:
+            return  # that is another mistake, and not the one to report now
+        yield from (prefix + key for key in settings)
 
 
 def _check_names(config: ExperimentConfig) -> None:
@@ -282,4 +310,36 @@ def _check_names(config: ExperimentConfig) -> None:
         ("callback", config.callbacks),
     ):
         for name in names:
-            plugins.complete(kind, name, {}, section=kind)
+            plugins.check(kind, name)
+    columns = [name.rpartition(":")[2] for name in config.metrics]
+    for name, column in zip(config.metrics, columns, strict=True):
+        if column in RESERVED_METRICS:
+            raise ConfigError(
+                f"metric '{name}' would be written as '{column}', which every line of a run holds already; "
+                "give the function another name."
+            )
+        if columns.count(column) > 1:
+            raise ConfigError(
+                f"metrics={list(config.metrics)} holds '{column}' {columns.count(column)} times; name every metric "
+                "once, and give functions of different modules different names."
+            )
+
+
+def _check_values(config: ExperimentConfig) -> None:
+    """What no single value shows."""
+    server, num_clients, optimizer = config.server, config.partition.num_clients, config.client.optimizer.settings
+    if server.cohort_size > num_clients:
+        raise ConfigError(
+            f"server.cohort_size={server.cohort_size} exceeds the {num_clients} clients of "
+            "partition.num_clients; lower the one or raise the other."
+        )
+    if server.min_replies > server.cohort_size:
+        raise ConfigError(
+            f"server.min_replies={server.min_replies} exceeds server.cohort_size="
+            f"{server.cohort_size}: no round could ever end; lower server.min_replies."
+        )
+    if optimizer.get("nesterov") is True and optimizer.get("momentum") == 0:
+        raise ConfigError(
+            "client.optimizer.nesterov=true was given with client.optimizer.momentum=0, but needs a momentum above 0; "
+            "raise the momentum or drop nesterov."
+        )

@@ -11,20 +11,31 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedsign.errors import DiskFullError
+from fedsign.errors import DiskFullError, ResultsError
 
 PARTIAL = ".partial"
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+UNWRITABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT})
 
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn "no space left" into a sentence; other errors pass."""
+    """Turn "no space left", and "not permitted" or "not there" of the target, into a sentence; other errors pass.
+
+    Raises:
+        DiskFullError: no space is left.
+        ResultsError: the target's folder cannot be written, or is gone.
+    """
     try:
         yield
     except OSError as error:
         if error.errno in DISK_FULL:
             raise disk_full(path) from error
+        if error.errno in UNWRITABLE and _concerns(error, path):
+            raise ResultsError(
+                f"{path} could not be written: {error.strerror} ({error.filename}); make the folder writable, or give "
+                "another one."
+            ) from error
         raise
 
 
@@ -85,6 +96,14 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _concerns(error: OSError, path: Path) -> bool:
+    """Whether an error is of the target or of a folder above it, and not of some other file that was in use."""
+    if not isinstance(error.filename, str | os.PathLike):
+        return False
+    culprit, target = Path(error.filename).absolute(), path.absolute()
+    return culprit.is_relative_to(target.parent) or target.is_relative_to(culprit)
 
 
 def _write(path: Path, text: str) -> None:

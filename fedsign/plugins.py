@@ -2,90 +2,393 @@
 
 `complete` checks the given settings against the signature (names, types, bounds written as
 `Annotated[float, Field(gt=0)]`) and adds the defaults, so that a configuration printed back says
-everything.  `build` calls the factory.
+everything.  `build` calls the factory with the checked values.  `sentence` says what is wrong.
 """
 
+import difflib
 import inspect
+import json
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, get_type_hints
+from functools import lru_cache
+from typing import Annotated, Any, Literal, Optional, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails, PydanticCustomError, PydanticSerializationError, to_jsonable_python
 
-from fedsign.errors import ConfigError
-from fedsign.registry import KINDS, nearest, resolve
+from fedsign.errors import ConfigError, FedSignError
+from fedsign.registry import KINDS, error_in, resolve
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_PREFIX = "setting_"  # a parameter may be called `copy` or `_x`, a field of pydantic's may not
+_SHOWN_CHARACTERS = 80
+
+# What other libraries call our keys: "Did you mean" looks here too.
+SYNONYMS: Mapping[str, tuple[str, ...]] = {
+    "alpha": ("concentration", "dirichlet_alpha"),
+    "batch_size": ("batch", "minibatch_size"),
+    "cohort_size": ("clients_per_round", "fraction_fit", "fraction_train", "sampled_clients", "min_fit_clients"),
+    "data": ("dataset",),
+    "engine": ("backend", "runtime"),
+    "hidden": ("layers", "hidden_layers", "hidden_sizes", "units", "widths"),
+    "local_epochs": ("epochs", "num_epochs"),
+    "lr": ("learning_rate", "local_lr", "client_lr", "step_size"),
+    "mu": ("proximal_mu",),
+    "name": ("type", "kind"),
+    "num_clients": ("clients", "num_partitions", "num_supernodes", "population"),
+    "partition": ("partitioner", "split"),
+    "root": ("folder", "directory", "output_dir"),
+    "round_timeout_s": ("timeout",),
+    "rounds": ("num_rounds", "num_server_rounds"),
+    "seed": ("random_seed", "random_state"),
+    "strategy": ("algorithm", "aggregator"),
+    "threads": ("num_threads", "num_cpus"),
+    "weight_decay": ("decay", "l2"),
+}
 
 
-def settings_model(kind: str, factory: Callable[..., Any]) -> type[BaseModel]:
-    """A pydantic model of a factory's settings: every parameter after the given ones."""
-    target = factory.__init__ if inspect.isclass(factory) else factory
-    hints = get_type_hints(target, include_extras=True)
-    parameters = list(inspect.signature(factory).parameters.values())[KINDS[kind].num_given :]
-    fields: dict[str, Any] = {}
-    for parameter in parameters:
-        if parameter.kind in _VARIADIC:
-            continue
-        default = ... if parameter.default is inspect.Parameter.empty else parameter.default
-        fields[parameter.name] = (hints.get(parameter.name, Any), default)
-    return create_model(
-        "Settings",
-        __config__=ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, validate_default=True),
-        **fields,
-    )
+def refuse_bool(value: Any) -> Any:
+    """Python counts `true` among the integers; a configuration does not."""
+    if isinstance(value, bool) or (isinstance(value, list | tuple) and any(isinstance(item, bool) for item in value)):
+        raise PydanticCustomError("bool_is_no_number", "a number, not true or false")
+    return value
+
+
+@lru_cache(maxsize=256)  # an objective and an optimiser are built for every client in every round
+def settings_model(kind: str, name: str, factory: Callable[..., Any]) -> type[BaseModel]:
+    """A pydantic model of a factory's settings, every parameter after the given ones, with their names as aliases.
+
+    Raises:
+        ConfigError: the signature cannot be read, or has a type that no setting can have.
+    """
+    try:
+        hints = get_type_hints(factory.__init__ if inspect.isclass(factory) else factory, include_extras=True)
+        parameters = inspect.signature(factory).parameters.values()
+        fields: dict[str, Any] = {
+            _PREFIX + each.name: _field(each, hints) for each in _settings(kind, name, [*parameters])
+        }
+        takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
+        config = ConfigDict(
+            extra="allow" if takes_any else "forbid",
+            frozen=True,
+            arbitrary_types_allowed=True,
+            validate_default=True,
+        )
+        return create_model(f"Settings of {kind} '{name}'", __config__=config, **fields)
+    except FedSignError:
+        raise
+    except Exception as error:
+        raise error_in(kind, name, error, factory) from error
+
+
+def names_of(kind: str, name: str) -> list[str]:
+    """The names of a part's settings."""
+    return _names(settings_model(kind, name, resolve(kind, name)))
 
 
 def complete(
-    kind: str, name: str, settings: Mapping[str, Any], *, section: str, fixed: Iterable[str] = ()
+    kind: str,
+    name: str,
+    settings: Mapping[str, Any],
+    *,
+    section: str,
+    fixed: Iterable[str] = (),
+    elsewhere: Callable[[], Iterable[str]] = lambda: (),
 ) -> dict[str, Any]:
-    """The settings with defaults filled in, ready for TOML (None, which TOML lacks, is left out).
+    """The settings with defaults filled in, ready for TOML (a default that TOML cannot say is left out).
 
-    `fixed` are the section's other keys, named where a key is misspelt.
+    `fixed` are the section's other keys; `elsewhere` gives the paths of the whole tree, for "Did you mean".
 
     Raises:
         ConfigError: an unknown key, a missing one, or a value of the wrong kind.
     """
-    model = settings_model(kind, resolve(kind, name))
+    factory = resolve(kind, name)
+    model = settings_model(kind, name, factory)
+    for clash in {*fixed} & {*_names(model)}:
+        raise ConfigError(
+            f"{kind} '{name}' has a parameter '{clash}', but '{clash}' is a key of every table [{section}]; "
+            "rename the parameter."
+        )
     try:
         checked = model.model_validate(dict(settings))
     except ValidationError as error:
-        raise ConfigError(sentence(error, section=section, known=[*fixed, *model.model_fields])) from error
-    values = {key: getattr(checked, key) for key in model.model_fields}
-    return {key: _plain(value) for key, value in values.items() if _is_plain(value)}
+        raise ConfigError(
+            sentence(error, model, given=settings, section=section, fixed=fixed, elsewhere=elsewhere)
+        ) from error
+    except Exception as error:  # a bound that does not suit its type, a validator of the user's own
+        raise error_in(kind, name, error, factory) from error
+    said = {key: _said(value) for key, value in _values(checked).items()}
+    for key, value in settings.items():
+        if value is not None and said[key] is None:
+            raise ConfigError(f"{section}.{key}={_shown(value)} cannot be written in TOML; give a value that can.")
+    return {key: value for key, value in said.items() if value is not None}
 
 
-def build(kind: str, name: str, settings: Mapping[str, Any], *given: Any) -> Any:
-    """Call the factory behind `name` with what the program gives and the user's settings."""
-    return resolve(kind, name)(*given, **settings)
+def check(kind: str, name: str) -> None:
+    """Check a part that is given by its name alone and so takes no settings.
 
-
-def sentence(error: ValidationError, *, section: str, known: list[str]) -> str:
-    """The first problem of a validation as one sentence with the remedy."""
-    first = error.errors()[0]
-    path = ".".join([*([section] if section else []), *(str(part) for part in first["loc"])])
-    others = f" ({error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    match first["type"]:
-        case "extra_forbidden":
-            hint = nearest(str(first["loc"][-1]), known) or f" Known here: {', '.join(known)}."
-            return f"unknown key '{path}'.{hint}{others}"
-        case "missing":
-            return f"'{path}' has no default and was not given; set it in the file or with --set {path}=VALUE.{others}"
-        case _:
-            expected = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-            return (
-                f"{path}={first['input']!r} was given, but expected is {expected}; "
-                f"correct it in the file or with --set {path}=VALUE.{others}"
+    Raises:
+        ConfigError: there is none of that name, or it has a parameter without a default.
+    """
+    model = settings_model(kind, name, resolve(kind, name))
+    for key, field in zip(_names(model), model.model_fields.values(), strict=True):
+        if field.is_required():
+            raise ConfigError(
+                f"{kind} '{name}' has a parameter '{key}' without a default, but a {kind} takes no settings; "
+                "give the parameter a default."
             )
 
 
-def _is_plain(value: Any) -> bool:
-    return value is not None and not callable(value)
+def build(kind: str, name: str, settings: Mapping[str, Any], *given: Any) -> Any:
+    """Call the factory behind `name` with what the program gives and the user's settings, checked.
+
+    Raises:
+        ConfigError: a setting is wrong, or the factory raised.
+    """
+    factory = resolve(kind, name)
+    model = settings_model(kind, name, factory)
+    try:
+        return factory(*given, **_values(model.model_validate(dict(settings))))
+    except FedSignError:
+        raise
+    except ValidationError as error:
+        if error.title != model.__name__:  # the factory may validate something with pydantic itself
+            raise error_in(kind, name, error, factory) from error
+        raise ConfigError(sentence(error, model, given=settings, section=kind)) from error
+    except Exception as error:
+        raise error_in(kind, name, error, factory) from error
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    return value
+def sentence(
+    error: ValidationError,
+    model: type[BaseModel],
+    *,
+    given: Mapping[str, Any],
+    section: str,
+    fixed: Iterable[str] = (),
+    elsewhere: Callable[[], Iterable[str]] = lambda: (),
+) -> str:
+    """The first problem of a validation as one sentence with the remedy."""
+    problems = error.errors(include_url=False)
+    first = problems[0]
+    others = len({_path(problem, given) for problem in problems}) - 1
+    more = f" ({others} more)" if others else ""
+    path = f"{section}.{_path(first, given)}" if section else _path(first, given)
+    settable = path.partition("[")[0]
+    table = _table_at(model, first["loc"][:-1])
+    match first["type"]:
+        case "extra_forbidden":
+            known = [*fixed, *_names(table)] if table else []
+            hint = suggest(str(first["loc"][-1]), known, elsewhere()) or f" Known here: {', '.join(known) or 'none'}."
+            return f"unknown key '{path}'.{hint}{more}"
+        case "missing" if isinstance(first["loc"][-1], str):
+            return f"'{path}' has no default and was not given; set it in the file or with --set {path}=VALUE.{more}"
+        case "part_expected":
+            name = first["input"] if isinstance(first["input"], str) else "NAME"
+            return (
+                f"{path}={_shown(first['input'])} was given, but expected is a table with a name; "
+                f"say --set {path}.name={name}.{more}"
+            )
+        case "model_type" | "model_attributes_type":
+            keys = _names(_table_at(model, first["loc"]) or table or model)
+            return (
+                f"{path}={_shown(first['input'])} was given, but expected is a table with the keys {', '.join(keys)}; "
+                f"set one of them, such as --set {path}.{keys[0]}=VALUE.{more}"
+            )
+    default = _default_at(table, first["loc"])
+    same = [problem for problem in problems if _path(problem, given) == _path(first, given)]
+    expected = " or ".join(dict.fromkeys(_expected(problem, default) for problem in same))
+    if first["loc"] and first["loc"][0] not in given:
+        return f"the default {path}={_shown(first['input'])} does not fit its own type: expected is {expected}.{more}"
+    return (
+        f"{path}={_shown(first['input'])} was given, but expected is {expected}; "
+        f"correct it in the file or with {_remedy(settable, first, default)}.{more}"
+    )
 
 
-__all__ = ["Field", "build", "complete", "sentence", "settings_model"]
+def suggest(given: str, known: Iterable[str], elsewhere: Iterable[str] = ()) -> str:
+    """` Did you mean 'x'?` for a key, by its name or a synonym; from the same table or, less readily, another.
+
+    >>> suggest("learning_rte", ["lr", "local_epochs"]), suggest("lr", ["seed"], ["client.lr"])
+    (" Did you mean 'lr'?", " Did you mean 'client.lr'?")
+    """
+    scored = [(_likeness(given, key), key) for key in known]
+    scored += [(_likeness(given, path.rpartition(".")[2]) - 0.2, path) for path in elsewhere]
+    score, best = max(scored, key=lambda pair: pair[0], default=(0.0, ""))
+    return f" Did you mean '{best}'?" if score >= 0.6 else ""
+
+
+def _likeness(given: str, key: str) -> float:
+    word = given.lower().replace("-", "_")
+    return max(difflib.SequenceMatcher(None, word, other).ratio() for other in (key, *SYNONYMS.get(key, ())))
+
+
+def _settings(kind: str, name: str, parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
+    """The parameters that are settings: those after the ones that the program gives."""
+    num_given = KINDS[kind].num_given
+    given = [each for each in parameters if each.kind in _BY_POSITION][:num_given]
+    if len(given) < num_given and all(each.kind is not inspect.Parameter.VAR_POSITIONAL for each in parameters):
+        raise ConfigError(
+            f"{kind} '{name}' takes {len(given)} arguments by position, but the program gives a {kind} {num_given}; "
+            f"compare it with {next(iter(KINDS[kind].table.values()))[0]}."
+        )
+    settings = [each for each in parameters if each not in given and each.kind not in _VARIADIC]
+    nameless = [each for each in settings if each.kind is inspect.Parameter.POSITIONAL_ONLY]
+    for each in nameless:
+        if each.default is inspect.Parameter.empty:
+            raise ConfigError(f"{kind} '{name}' takes '{each.name}' by position only; let it be given by its name.")
+    return [each for each in settings if each not in nameless]
+
+
+def _field(parameter: inspect.Parameter, hints: Mapping[str, Any]) -> tuple[Any, Any]:
+    """A parameter's type and default, as `create_model` takes them."""
+    hint: Any = hints.get(parameter.name, Any)
+    if parameter.default is None:
+        hint = Optional[hint]  # noqa: UP045 - `|` does not work for every hint
+    leaves = _leaves(hint)
+    if leaves & {int, float} and not leaves & {bool, Any, object}:
+        hint = Annotated[hint, BeforeValidator(refuse_bool)]
+    default = ... if parameter.default is inspect.Parameter.empty else parameter.default
+    return Annotated[hint, Field(alias=parameter.name)], default
+
+
+def _leaves(hint: Any) -> set[Any]:
+    """The types in a hint, without containers and constraints."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _leaves(inner[0])
+    if origin is Literal:
+        return {type(value) for value in inner}
+    if inner:
+        return set[Any]().union(
+            *(_leaves(each) for each in inner if each is not Ellipsis and not isinstance(each, list))
+        )
+    return {hint} if isinstance(hint, type) or hint is Any else set()
+
+
+def _names(model: type[BaseModel]) -> list[str]:
+    """The keys of a table."""
+    return [field.alias or key for key, field in model.model_fields.items()]
+
+
+def _values(checked: BaseModel) -> dict[str, Any]:
+    """The checked values under the names of their parameters."""
+    named = zip(_names(type(checked)), type(checked).model_fields, strict=True)
+    return {name: getattr(checked, key) for name, key in named} | (checked.model_extra or {})
+
+
+def _said(value: Any) -> Any:
+    """A value as TOML says it, or None."""
+    try:
+        said = to_jsonable_python(value)
+    except PydanticSerializationError:
+        return None
+    return said if _is_toml(said) else None
+
+
+def _is_toml(value: Any) -> bool:
+    match value:
+        case bool() | str() | float():
+            return True
+        case int():
+            return -(2**63) <= value < 2**63
+        case list():
+            return all(_is_toml(item) for item in value)
+        case dict():
+            return all(isinstance(key, str) and _is_toml(item) for key, item in value.items())
+        case _:
+            return False
+
+
+def _path(problem: ErrorDetails, given: Any) -> str:
+    """Where a problem lies, such as `model.hidden[0]`; pydantic's names of union members are left out."""
+    path = ""
+    for step in problem["loc"]:
+        if isinstance(given, Mapping) and step in given:
+            given = given[str(step)]
+        elif isinstance(given, list | tuple) and isinstance(step, int) and step < len(given):
+            given = given[step]
+        elif path and (problem["type"] != "missing" or isinstance(step, int)):
+            break
+        elif not path:
+            step = str(step).removeprefix(_PREFIX)  # of a default, which has no alias
+        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
+    return path
+
+
+def _table_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseModel] | None:
+    """The table that a path leads to; None where it leads to a value."""
+    for step in loc:
+        field = _field_at(model, step)
+        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+            return None
+        model = field.annotation
+    return model
+
+
+def _field_at(model: type[BaseModel], step: int | str) -> FieldInfo | None:
+    return dict(zip(_names(model), model.model_fields.values(), strict=True)).get(str(step))
+
+
+def _default_at(table: type[BaseModel] | None, loc: tuple[int | str, ...]) -> Any:
+    """The default of the key in which a problem lies, as an example of what is expected."""
+    field = _field_at(table, loc[-1]) if table is not None and loc else None
+    return None if field is None or field.is_required() else field.default
+
+
+def _expected(problem: ErrorDetails, default: Any) -> str:
+    """Pydantic's words in ours."""
+    message, kind = problem["msg"], problem["type"]
+    context = problem.get("ctx", {})
+    match kind:
+        case "int_parsing" | "int_type" | "int_from_float" | "int_parsing_size":
+            return "an integer"
+        case "float_parsing" | "float_type":
+            return "a number"
+        case "bool_parsing" | "bool_type":
+            return "true or false"
+        case "string_type":
+            return "a text in quotes"
+        case "missing" | "tuple_type" | "list_type" | "set_type" | "frozen_set_type":
+            return f"a list such as {_example(default)}"
+        case "dict_type" | "mapping_type" | "dataclass_type":
+            return "a table, such as { key = 'value' }"
+        case "string_pattern_mismatch":
+            return f"a text that the pattern {context.get('pattern')} matches"
+        case "too_short" | "too_long" | "string_too_short" | "string_too_long":
+            return message.partition(" should have ")[2].partition(" after validation")[0]
+    for start in ("Input should be ", "Value error, ", "Assertion failed, "):
+        message = message.removeprefix(start)
+    return message.replace("a valid ", "a ")
+
+
+def _remedy(settable: str, problem: ErrorDetails, default: Any) -> str:
+    """What to type; a list needs quotes, or the shell takes those inside away."""
+    if problem["type"] in ("tuple_type", "list_type"):
+        return f"--set '{settable}={_example(default)}'"
+    return f"--set {settable}=VALUE"
+
+
+def _example(default: Any) -> str:
+    said = _said(default)
+    return json.dumps(said) if isinstance(said, list) and said else "[1, 2]"
+
+
+def _shown(value: Any) -> str:
+    """A value in an error, at a length that can be read."""
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
+
+
+__all__ = [
+    "Field",
+    "build",
+    "check",
+    "complete",
+    "names_of",
+    "refuse_bool",
+    "sentence",
+    "settings_model",
+    "suggest",
+]

@@ -12,14 +12,18 @@ import difflib
 import importlib
 import inspect
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from fedsign.errors import ConfigError
+from fedsign.errors import ConfigError, FedSignError
 
 PACKAGES = ("fedsign", "strategies", "clients", "simulations")
+_LONGEST = 300  # characters of a foreign exception's message
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,37 +192,60 @@ def target_of(kind: str, name: str) -> str:
     if module_name and not module_name.startswith(".") and attribute:
         return name
     raise ConfigError(
-        f"{kind} '{name}' is not known;{nearest(name, table)} Expected one of {', '.join(sorted(table))}, "
+        f"{kind} '{name}' is not known.{nearest(name, table)} Expected is one of {', '.join(sorted(table))}, "
         "or 'module:Name' for your own."
     )
 
 
 def resolve(kind: str, name: str) -> Callable[..., Any]:
-    """The factory behind a name; a user's own module is looked for in the current folder too."""
-    target = target_of(kind, name)
-    module_name, _, attribute = target.partition(":")
-    try:
-        module = _import(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (module_name + ".").startswith(error.name + "."):
-            raise  # the module is there, but something that it imports is not
-        raise ConfigError(
-            f"{kind} '{name}': there is no module '{module_name}' in {Path.cwd()} or among the installed "
-            f"packages; start from the folder that holds it.{_shadowed(module_name)}"
-        ) from error
+    """The factory behind a name; a user's own module is looked for in the current folder too.
+
+    Raises:
+        ConfigError: it is not there, its module cannot be imported, or it is nothing that can be called.
+    """
+    module_name, _, attribute = target_of(kind, name).partition(":")
+    module = _module(kind, name, module_name)
     try:
         factory = getattr(module, attribute)
     except AttributeError as error:
         raise ConfigError(
-            f"{kind} '{name}': module '{module_name}' has no '{attribute}'.{nearest(attribute, dir(module))}"
+            f"{kind} '{name}': module '{module_name}' has no '{attribute}'."
+            f"{nearest(attribute, dir(module))}{_shadowed(module_name)}"
         ) from error
     if not (inspect.isclass(factory) or inspect.isroutine(factory)):
-        raise ConfigError(f"{kind} '{name}' is a {type(factory).__name__}; expected a class or a function.")
+        raise ConfigError(f"{kind} '{name}' is of type {type(factory).__name__}; expected is a class or a function.")
     found: Callable[..., Any] = factory
     return found
 
 
-def _import(module_name: str) -> Any:
+def error_in(kind: str, name: str, error: BaseException, factory: Callable[..., Any] | None = None) -> ConfigError:
+    """An exception out of the user's own code as one sentence that says where it was raised."""
+    what = error.msg if isinstance(error, SyntaxError) else str(error)
+    what = next(iter(what.strip().splitlines()), "")
+    place = _place_of(error) or (_source_of(factory) if factory is not None else "")
+    return ConfigError(
+        f"{kind} '{name}': {type(error).__name__}{what and ': '}{what[:_LONGEST]}{f' ({place})' if place else ''}"
+    )
+
+
+def _module(kind: str, name: str, module_name: str) -> ModuleType:
+    """Import a module; whatever goes wrong in it is a sentence."""
+    try:
+        return _import(module_name)
+    except FedSignError:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module_name + ".").startswith(error.name + "."):
+            raise error_in(kind, name, error) from error  # the module is there, but one that it imports is not
+        raise ConfigError(
+            f"{kind} '{name}': there is no module '{module_name}' in {Path.cwd()} or among the installed "
+            f"packages; start from the folder that holds it.{_shadowed(module_name)}"
+        ) from error
+    except (Exception, SystemExit) as error:
+        raise error_in(kind, name, error) from error
+
+
+def _import(module_name: str) -> ModuleType:
     here = str(Path.cwd())
     if here not in sys.path and "" not in sys.path:
         sys.path.append(here)  # last: a user's file must not hide an installed package
@@ -227,7 +254,38 @@ def _import(module_name: str) -> Any:
 
 
 def _shadowed(module_name: str) -> str:
+    """A hint where a file or folder of the user's is hidden by another module of the same name."""
     package = module_name.partition(".")[0]
-    if package in PACKAGES and (Path.cwd() / package).is_dir():
-        return f" Your folder '{package}' has the name of a package of FedSign's: rename it."
+    module = sys.modules.get(package)
+    if module is None:
+        return ""
+    places = {
+        Path(place).resolve() for place in (getattr(module, "__file__", None) or "", *getattr(module, "__path__", ()))
+    }
+    for own in (Path.cwd() / f"{package}.py", Path.cwd() / package):
+        if own.exists() and own.resolve() not in places:
+            whose = "a package of FedSign's" if package in PACKAGES else "an installed module"
+            return f" Your {'folder' if own.is_dir() else 'file'} '{own.name}' has the name of {whose}: rename it."
     return ""
+
+
+def _place_of(error: BaseException) -> str:
+    """The innermost line of the user's own code that an exception went through, or nothing."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((f"{frame.filename}:{frame.lineno}" for frame in reversed(frames) if _is_own(frame.filename)), "")
+
+
+def _is_own(filename: str) -> bool:
+    """Whether a source file is neither the library's, nor an installed package's, nor ours."""
+    path, here = Path(filename).resolve(), Path(__file__).resolve().parent.parent
+    folders = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    folders += [here / package for package in PACKAGES]
+    return not filename.startswith("<") and not any(path.is_relative_to(folder) for folder in folders)
+
+
+def _source_of(factory: Callable[..., Any]) -> str:
+    """Where a factory is defined, as far as that is known."""
+    code = getattr(factory.__init__ if inspect.isclass(factory) else factory, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else ""

@@ -5,16 +5,23 @@ what they need when they run.
 """
 
 import logging
+import os
+import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 import fedsign
 from fedsign.errors import ConfigError, FedSignError
+
+TRACEBACK = "FEDSIGN_TRACEBACK"  # an environment variable: show where an error comes from
+_WIDEST = 100_000  # columns
+STOPPED = 130  # the shell's exit code of a command stopped by Ctrl-C
 
 app = typer.Typer(
     name="fedsign",
@@ -68,7 +75,6 @@ def run(
 ) -> None:
     """Run an experiment: train, evaluate every round, write results and a report."""
     from fedsign import config as configs
-    from simulations import api
 
     if resume is not None:
         if config is not None:
@@ -76,13 +82,13 @@ def run(
                 "a configuration and --resume were both given; a run is resumed with its own: drop the file."
             )
         changed = _changed_on_resume(resume, overrides or [])
-        done = api.run(changed, resume=resume)
+        done = _run(changed, resume=resume)
     else:
         experiment = configs.load(config, overrides or [])
         if show_config:
             typer.echo(experiment.to_toml(), nl=False)
             return
-        done = api.run(experiment)
+        done = _run(experiment)
     _print_summary(done)
 
 
@@ -124,7 +130,9 @@ def list_names(
 
     plurals = {entry.plural: entry for entry in KINDS.values()}
     if kind and kind not in plurals:
-        raise ConfigError(f"'{kind}' cannot be listed;{nearest(kind, plurals)} Expected one of {', '.join(plurals)}.")
+        raise ConfigError(
+            f"'{kind}' cannot be listed.{nearest(kind, plurals)} Expected is one of {', '.join(plurals)}."
+        )
     rows = [
         {"kind": plural, "name": name, "what": what}
         for plural, entry in plurals.items()
@@ -168,6 +176,10 @@ def doctor(json: JsonOption = False) -> None:
         raise typer.Exit(1)
 
 
+class _Stopped(Exception):
+    """Ctrl-C; the text is the line to print."""
+
+
 def main() -> None:
     """Entry point: a user's mistake is one sentence and exit code 2, never a traceback."""
     from fedsign.guard import check_packages
@@ -176,11 +188,48 @@ def main() -> None:
     try:
         check_packages()
         app(prog_name="fedsign")
-    except FedSignError as error:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]Error:[/] {_escape(str(error))}")
-        sys.exit(error.exit_code)
+    except _Stopped as stopped:
+        _leave(str(stopped), STOPPED)
     except KeyboardInterrupt:
-        sys.exit(130)
+        _leave("stopped.", STOPPED)
+    except SystemExit as leaving:
+        if leaving.code == STOPPED:  # what typer makes of Ctrl-C
+            _leave("stopped.", STOPPED)
+        raise
+    except Exception as error:
+        if os.environ.get(TRACEBACK):
+            raise
+        if isinstance(error, FedSignError):
+            _leave(f"[bold red]Error:[/] {_escape(str(error))}", error.exit_code)
+        message = next(iter(str(error).strip().splitlines()), "no message")
+        _leave(
+            f"[bold red]Error:[/] unexpected {type(error).__name__}: {_escape(message)}; this is a defect of FedSign or of "
+            f"your own module: rerun with {TRACEBACK}=1 to see where",
+            1,
+        )
+
+
+def _leave(line: str, exit_code: int) -> NoReturn:
+    Console(stderr=True, soft_wrap=True, highlight=False).print(line)
+    sys.exit(exit_code)
+
+
+def _run(experiment: Any, *, resume: Path | None = None) -> Any:
+    """`api.run`, which Ctrl-C leaves with the command that goes on."""
+    from simulations import api
+    from simulations.callbacks.base import Callback
+
+    seen = [] if resume is None else [resume]
+
+    class Watch(Callback):
+        def on_start(self, folder: Any, config: Any, lines: Any) -> None:
+            seen.append(folder.path)
+
+    try:
+        return api.run(experiment, resume=resume, callbacks=[Watch()])
+    except KeyboardInterrupt:
+        there = f"; go on with: fedsign run --resume {_escape(shlex.quote(str(seen[-1])))}" if seen else "."
+        raise _Stopped(f"stopped{there}") from None
 
 
 class _Warnings(logging.Handler):
@@ -219,12 +268,20 @@ def _print_summary(done: Any) -> None:
 
 
 def _run_row(folder: Any) -> dict[str, Any]:
+    row = dict.fromkeys(("run", "strategy", "data", "rounds", "status", "metric", "value"))
+    try:
+        return row | _facts(folder)
+    except (FedSignError, LookupError, TypeError, ValueError, AttributeError, OSError):
+        return row | {"run": str(folder.path), "status": "damaged"}  # or another program's: the others are listed still
+
+
+def _facts(folder: Any) -> dict[str, Any]:
     from fedsign import config as configs
     from fedsign.results import final_value
 
     raw = configs.parse_toml(folder.config_toml, source=str(folder.path))
     lines = folder.rounds()
-    metric = next(iter(raw.get("metrics", [])), "loss")
+    metric = next(iter(raw.get("metrics", [])), "loss").rpartition(":")[2]
     return {
         "run": str(folder.path),
         "strategy": raw["strategy"]["name"],
@@ -243,6 +300,8 @@ def _print_finding(finding: Any) -> None:
     for row in finding.rows():
         table.add_row(*(_escape(str(cell)) for cell in row))
     console.print(table)
+    if finding.reason:
+        console.print(f"reason: {_escape(finding.reason)}")
     expected = "as expected" if finding.as_expected else f"expected was: {finding.expected}"
     console.print(f"verdict: [bold]{finding.verdict}[/] ({expected})")
 
@@ -250,10 +309,20 @@ def _print_finding(finding: Any) -> None:
 def _print_table(rows: list[dict[str, Any]]) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in rows[0]:
-        table.add_column(column, overflow="fold")  # a path is folded, never cut
+        table.add_column(column, overflow="fold", no_wrap=column == "run")  # a path can be copied in one piece
     for row in rows:
-        table.add_row(*(_escape(f"{cell:.4f}" if isinstance(cell, float) else str(cell)) for cell in row.values()))
-    Console(soft_wrap=True, highlight=False).print(table)
+        table.add_row(*(_escape(_cell(value)) for value in row.values()))
+    console = Console(soft_wrap=True, highlight=False)
+    if "run" in rows[0] or not console.is_terminal:
+        needed = Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
+        console = Console(soft_wrap=True, highlight=False, width=max(console.width, needed))
+    console.print(table)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 def _print_json(value: Any) -> None:

@@ -2,11 +2,15 @@
 
 from itertools import pairwise
 from math import prod
+from typing import Annotated
 
+from pydantic import Field
 from torch import nn
 
+Width = Annotated[int, Field(gt=0)]
 
-def mlp(input_shape: tuple[int, ...], num_outputs: int, *, hidden: tuple[int, ...] = (128, 128)) -> nn.Module:
+
+def mlp(input_shape: tuple[int, ...], num_outputs: int, *, hidden: tuple[Width, ...] = (128, 128)) -> nn.Module:
     """Linear layers with ReLU between them; torch's default initialisation.
 
     >>> [tuple(p.shape) for p in mlp((8, 8), 10, hidden=(32,)).parameters()]

@@ -1,8 +1,12 @@
 """AdamW."""
 
 from collections.abc import Iterable
+from typing import Annotated
 
 import torch
+from pydantic import Field
+
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 def adamw(
@@ -10,9 +14,9 @@ def adamw(
     lr: float,
     weight_decay: float,
     *,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-8,
+    beta1: Decay = 0.9,
+    beta2: Decay = 0.999,
+    eps: Annotated[float, Field(ge=0)] = 1e-8,
 ) -> torch.optim.Optimizer:
     """torch's AdamW (decoupled weight decay)."""
     return torch.optim.AdamW(parameters, lr=lr, weight_decay=weight_decay, betas=(beta1, beta2), eps=eps)

@@ -6,6 +6,8 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
+from fedsign.errors import ConfigError
+
 
 def sgd(
     parameters: Iterable[torch.nn.Parameter],
@@ -15,5 +17,7 @@ def sgd(
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9,
     nesterov: bool = False,
 ) -> torch.optim.Optimizer:
-    """torch's SGD: m <- momentum m + g, theta <- theta - lr m."""
+    """torch's SGD: m <- momentum m + g, theta <- theta - lr m.  `nesterov` needs a momentum above 0."""
+    if nesterov and momentum == 0:
+        raise ConfigError("optimizer 'sgd': nesterov=true needs a momentum above 0; raise it or drop nesterov.")
     return torch.optim.SGD(parameters, lr=lr, weight_decay=weight_decay, momentum=momentum, nesterov=nesterov)

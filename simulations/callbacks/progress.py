@@ -1,5 +1,6 @@
 """The progress bar: round, metric, loss, time left."""
 
+import math
 from typing import Any
 
 from rich.console import Console
@@ -47,4 +48,4 @@ class Progress(Callback):
 
 
 def _number(value: Any) -> str:
-    return f"{value:.4f}" if isinstance(value, int | float) else "diverged"
+    return f"{value:.4f}" if isinstance(value, int | float) and math.isfinite(value) else "diverged"

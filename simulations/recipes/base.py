@@ -72,13 +72,12 @@ class Finding:
         return self.verdict is self.expected
 
     def rows(self) -> list[tuple[str, str, str, str]]:
-        """(figure, measured, threshold, met) for a table."""
-        conditions = {threshold.figure: threshold for threshold in self.thresholds}
+        """(figure, measured, threshold, met) for a table: one row for every threshold of a figure."""
         rows = []
         for name, measured in self.figures.items():
-            condition = conditions.get(name)
-            met = "" if condition is None else ("yes" if condition.is_met(self.figures) else "no")
-            rows.append((name, f"{measured:.4g}", str(condition or ""), met))
+            conditions = [threshold for threshold in self.thresholds if threshold.figure == name]
+            verdicts = [(str(each), "yes" if each.is_met(self.figures) else "no") for each in conditions]
+            rows += [(name, f"{measured:.4g}", *verdict) for verdict in verdicts or [("", "")]]
         return rows
 
     def as_json(self) -> dict[str, Any]:

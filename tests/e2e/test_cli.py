@@ -1,9 +1,21 @@
 """The command line, as a user starts it."""
 
 import json
+import logging
+import math
+import shlex
+import signal
+import subprocess
+import sys
+import time
 import tomllib
 from pathlib import Path
 
+import pytest
+
+from simulations import cli
+from simulations.callbacks.progress import _number
+from simulations.recipes.base import Finding, Threshold, Verdict
 from tests.e2e.command import fedsign, settings
 
 QUICK = settings(rounds=2, partition__num_clients=4, partition__alpha=1.0, server__cohort_size=2)
@@ -87,3 +99,99 @@ def test_reproduce_lists_recipes_and_names_a_missing_one(tmp_path: Path) -> None
     wrong = fedsign("reproduce", "feddyn-fixpoint", folder=tmp_path)
     assert wrong.returncode == 2
     assert "Did you mean 'feddyn-fixed-point'?" in wrong.stderr
+
+
+def test_runs_shows_a_damaged_run_and_lists_the_others(tmp_path: Path) -> None:
+    assert fedsign("run", *QUICK, folder=tmp_path).returncode == 0
+    contents = {"cut off": b'name = "x', "foreign": b"[tool]\n", "binary": b"\xff\xfe\0"}
+    for name, content in contents.items():
+        folder = tmp_path / "runs" / "other" / name
+        folder.mkdir(parents=True)
+        (folder / "config.toml").write_bytes(content)
+    done = fedsign("runs", "--json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert sorted(row["status"] for row in rows) == ["damaged", "damaged", "damaged", "finished"]
+    assert all(row.keys() == rows[0].keys() for row in rows)
+
+
+def test_the_path_of_a_run_is_in_one_piece_where_the_output_is_narrow(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / ("a" * 90) / ("b" * 90)
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text("")
+    done = fedsign("runs", folder=tmp_path)
+    assert len(done.stdout.splitlines()) == 2, done.stdout
+    assert str(folder.relative_to(tmp_path)) in done.stdout
+
+
+def test_ctrl_c_leaves_with_the_command_that_goes_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "simulations.cli", "run", *QUICK, *settings(rounds=100_000, callbacks=[])]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 120
+        while not list(tmp_path.glob("runs/*/*/rounds.jsonl")) and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+    (run,) = tmp_path.glob("runs/*/*")
+    assert process.returncode == 130, stderr
+    assert stderr == f"stopped; go on with: fedsign run --resume {run.relative_to(tmp_path)}\n"
+    played = len((run / "rounds.jsonl").read_text().splitlines())
+    resumed = fedsign(*shlex.split(stderr)[5:], *settings(rounds=played + 1), folder=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(130)], ids=repr)
+def test_ctrl_c_before_there_is_a_run_says_no_more_than_that(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert left_with(error, monkeypatch) == 130
+    assert capsys.readouterr().err == "stopped.\n"
+
+
+def test_an_unexpected_exception_is_one_line_unless_its_place_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert left_with(ZeroDivisionError("by [zero]\nand more"), monkeypatch) == 1
+    assert capsys.readouterr().err == (
+        "Error: unexpected ZeroDivisionError: by [zero]; this is a defect of FedSign or of your own module: rerun with "
+        "FEDSIGN_TRACEBACK=1 to see where\n"
+    )
+    monkeypatch.setenv("FEDSIGN_TRACEBACK", "1")
+    with pytest.raises(ZeroDivisionError):
+        left_with(ZeroDivisionError("by zero"), monkeypatch)
+
+
+def left_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> object:
+    """The exit code of `fedsign doctor` if examining the machine raises."""
+
+    def examine() -> None:
+        raise error
+
+    monkeypatch.setattr("simulations.doctor.examine", examine)
+    monkeypatch.setattr("sys.argv", ["fedsign", "doctor"])
+    monkeypatch.setattr(logging.getLogger("fedsign"), "handlers", [])  # `main` adds one
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    return caught.value.code
+
+
+def test_a_finding_shows_its_reason_and_every_threshold_of_a_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    low, high = (Threshold(figure="x", bound=bound, value=value) for bound, value in (("at least", 1), ("at most", 2)))  # type: ignore[arg-type]
+    finding = Finding(
+        name="n",
+        claim="c",
+        quick=False,
+        figures={"x": 3.0, "y": 4.0},
+        thresholds=(low, high),
+        verdict=Verdict.NOT_DECIDABLE,
+        expected=Verdict.HOLDS,
+        reason="needs a [GPU]",
+    )
+    assert finding.rows() == [("x", "3", "at least 1", "yes"), ("x", "3", "at most 2", "no"), ("y", "4", "", "")]
+    cli._print_finding(finding)
+    assert "reason: needs a [GPU]" in capsys.readouterr().out
+
+
+def test_the_progress_bar_says_that_a_figure_diverged() -> None:
+    assert [_number(value) for value in (0.5, None, math.nan, math.inf)] == ["0.5000", *["diverged"] * 3]

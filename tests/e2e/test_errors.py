@@ -24,10 +24,7 @@ from strategies.base import Strategy
 
 
 class Raises(Objective):
-    """Fails on clients whose data is `size` samples or more."""
-
-    def __init__(self, *, odd_rounds_only: bool = False) -> None:
-        self.odd_rounds_only = odd_rounds_only
+    """Fails in the first batch of every client."""
 
     def penalty(self, parameters, *, received, state):
         raise ZeroDivisionError("the loss of client data went wrong")
@@ -58,9 +55,11 @@ class Diverging(Strategy):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (settings(client__learning_rte=0.1), ["unknown key 'client.learning_rte'", "Known here", "lr"]),
+        (settings(client__learning_rte=0.1), ["unknown key 'client.learning_rte'", "Did you mean 'lr'?"]),
         (settings(strategy__gama=0.1), ["unknown key 'strategy.gama'", "Did you mean 'gamma'?"]),
-        (settings(strategy__name="fedsing"), ["strategy 'fedsing' is not known", "Did you mean 'fedsign'?"]),
+        (settings(strategy__name="fedsing"), ["strategy 'fedsing' is not known. Did you mean 'fedsign'?"]),
+        (settings(strategy="fedavg"), ["strategy='fedavg'", "--set strategy.name=fedavg"]),
+        (settings(lr=0.1), ["unknown key 'lr'", "Did you mean 'client.lr'?"]),
         (
             settings(partition__alpha=0),
             ["partition.alpha=0 was given", "greater than 0", "--set partition.alpha=VALUE"],
@@ -147,3 +146,25 @@ def test_a_folder_of_the_users_with_a_packages_name_is_pointed_out(tmp_path: Pat
     assert done.returncode == 2
     assert "rename it" in done.stderr
     assert str(tmp_path / "clients") in done.stderr
+
+
+BROKEN = {
+    "imports": ("import no_such_library\n", ["ModuleNotFoundError", "no_such_library", "mine.py:1)"]),
+    "syntax": ("class Mine(:\n", ["SyntaxError", "mine.py:1)"]),
+    "constructor": (
+        "from strategies.base import Strategy\nclass Mine(Strategy):\n    def __init__(self):\n        1 / 0\n",
+        ["ZeroDivisionError: division by zero", "mine.py:4)"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_an_exception_in_the_users_own_part_is_one_sentence_with_its_place(tmp_path: Path, case: str) -> None:
+    source, said = BROKEN[case]
+    (tmp_path / "mine.py").write_text(source, encoding="utf-8")
+    done = fedsign("run", *settings(strategy__name="mine:Mine"), folder=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("Error: strategy 'mine:Mine': ")
+    assert done.stderr.count("\n") == 1
+    assert all(words in done.stderr for words in said), done.stderr
+    assert not list(tmp_path.glob("runs/*/*"))

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import tomli_w
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fedsign.config import ExperimentConfig, from_dict, from_toml, load
+from fedsign import plugins
+from fedsign.config import ExperimentConfig, from_dict, from_toml, load, parse_override
 from fedsign.errors import ConfigError
 from fedsign.registry import KINDS, resolve
 
@@ -29,10 +31,10 @@ trees = st.fixed_dictionaries(
     {},
     optional={
         "name": st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True),
-        "seed": st.integers(0, 2**63 - 1),
+        "seed": st.integers(0, 2**31 - 1),
         "rounds": st.integers(1, 10**6),
         "callbacks": st.lists(st.sampled_from(["progress", "report"]), max_size=2),
-        "metrics": st.lists(st.sampled_from(["accuracy", "rmse"]), max_size=2),
+        "metrics": st.lists(st.sampled_from(["accuracy", "rmse"]), unique=True),
         "model": st.one_of(
             st.fixed_dictionaries({"name": st.just("mlp"), "hidden": st.lists(st.integers(1, 512), max_size=4)}),
             st.fixed_dictionaries({"name": st.just("linear"), "bias": st.booleans()}),
@@ -108,12 +110,23 @@ def test_setting_a_leaf_changes_that_leaf_alone(path: str) -> None:
     [
         ("sed=1", "'sed'. Did you mean 'seed'?"),
         ("client.batch_sise=8", "'client.batch_sise'. Did you mean 'batch_size'?"),
-        ("client.learning_rte=0.1", "'client.learning_rte'. Known here: local_epochs, batch_size, lr,"),
+        ("client.learning_rte=0.1", "'client.learning_rte'. Did you mean 'lr'?"),
+        ("client.batchsize=8", "'client.batchsize'. Did you mean 'batch_size'?"),
+        ("client.epochs=2", "'client.epochs'. Did you mean 'local_epochs'?"),
+        ("model.layers=[3]", "'model.layers'. Did you mean 'hidden'?"),
+        ("num_rounds=2", "'num_rounds'. Did you mean 'rounds'?"),
+        ("server.clients_per_round=2", "'server.clients_per_round'. Did you mean 'cohort_size'?"),
+        ("fraction_fit=0.1", "'fraction_fit'. Did you mean 'server.cohort_size'?"),
+        ("lr=0.1", "'lr'. Did you mean 'client.lr'?"),
+        ("gamma=0.1", "'gamma'. Did you mean 'strategy.gamma'?"),
+        ("alpha=0.1", "'alpha'. Did you mean 'partition.alpha'?"),
+        ("client.momentum=0.1", "'client.momentum'. Did you mean 'client.optimizer.momentum'?"),
+        ("zzz=1", "'zzz'. Known here: name, seed, rounds,"),
         ("client.optimizer.momentun=0.5", "'client.optimizer.momentun'. Did you mean 'momentum'?"),
         ("strategy.gama=0.1", "'strategy.gama'. Did you mean 'gamma'?"),
         ("partition.num_client=5", "'partition.num_client'. Did you mean 'num_clients'?"),
         ("engine.thread=2", "'engine.thread'. Did you mean 'threads'?"),
-        ("strategy.name=fedsing", "strategy 'fedsing' is not known; Did you mean 'fedsign'?"),
+        ("strategy.name=fedsing", "strategy 'fedsing' is not known. Did you mean 'fedsign'? Expected is one of"),
         ("client.optimizer.name=sdg", "Did you mean 'sgd'?"),
         ("task=clasification", "Did you mean 'classification'?"),
         ('metrics=["acuracy"]', "Did you mean 'accuracy'?"),
@@ -137,7 +150,32 @@ def test_a_misspelt_name_is_answered_with_the_nearest(override: str, expected: s
         (["name=a/b"], ["name='a/b'"]),
         (["server.cohort_size=51"], ["server.cohort_size=51", "50 clients"]),
         (["server.min_replies=11"], ["server.min_replies=11", "server.cohort_size=10"]),
-        (["strategy=fedavg"], ["strategy='fedavg'", "a table with a name"]),
+        (["strategy=fedavg"], ["strategy='fedavg'", "a table with a name", "--set strategy.name=fedavg"]),
+        (["client.optimizer=adamw"], ["--set client.optimizer.name=adamw"]),
+        (
+            ["client=3"],
+            ["client=3", "a table with the keys local_epochs, batch_size, lr,", "--set client.local_epochs="],
+        ),
+        (["metrics=accuracy"], ["metrics='accuracy'", 'a list such as ["accuracy"]', "--set 'metrics=[\"accuracy\"]'"]),
+        (["model.hidden=3"], ["model.hidden=3", "a list such as [128, 128]"]),
+        (["model.hidden=[8,0]"], ["model.hidden[1]=0", "greater than 0", "--set model.hidden=VALUE"]),
+        (["model.hidden=[true]"], ["model.hidden=", "not true or false"]),
+        (["model.name=cnn", "model.channels=[0,3]"], ["model.channels[0]=0", "greater than 0"]),
+        (["model.name=cnn", "model.channels=[1]"], ["model.channels"]),
+        (["engine.threads=4097"], ["engine.threads=4097", "less than or equal to 4096"]),
+        (["engine.threads=0"], ["engine.threads=0", "greater than or equal to 1"]),
+        (["seed=2147483648"], ["seed=2147483648", "less than or equal to 2147483647"]),
+        (["seed=-1"], ["seed=-1", "greater than or equal to 0"]),
+        (["rounds=true"], ["rounds=true", "a number, not true or false"]),
+        (["client.lr=true"], ["client.lr=true", "a number, not true or false"]),
+        (["client.lr=inf"], ["client.lr=inf", "a finite number"]),
+        (["strategy.gamma=true"], ["strategy.gamma=true", "a number, not true or false"]),
+        (["client.optimizer.nesterov=true", "client.optimizer.momentum=0"], ["nesterov=true", "momentum above 0"]),
+        (["client.optimizer.name=adamw", "client.optimizer.beta1=1"], ["beta1=1", "less than 1"]),
+        (['metrics=["accuracy","accuracy"]'], ["'accuracy' 2 times"]),
+        (['metrics=["sklearn.metrics:accuracy_score","own:accuracy_score"]'], ["own"]),
+        (["client..lr=3"], ["KEY=VALUE", "'client..lr=3'"]),
+        ([".lr=3"], ["KEY=VALUE", "'.lr=3'"]),
         (["seed.x=1"], ["seed="]),
         (["client.lr.x=1"], ["client.lr="]),
         (["client.lr"], ["KEY=VALUE", "'client.lr'"]),
@@ -150,6 +188,14 @@ def test_a_misspelt_name_is_answered_with_the_nearest(override: str, expected: s
 def test_a_mistake_is_one_sentence_that_names_what_was_given(overrides: list[str], expected: list[str]) -> None:
     sentence = sentence_of(*overrides)
     assert all(part in sentence for part in expected), sentence
+    for leaked in ("valid tuple", "valid dictionary", "instance of", "String should", "pydantic", "setting_"):
+        assert leaked not in sentence
+
+
+def test_an_override_is_one_value() -> None:
+    with_second_line = parse_override("name=1\nseed = 3")
+    assert with_second_line == ("name", "1\nseed = 3")
+    assert parse_override("engine.name= ray ") == ("engine.name", "ray")
 
 
 @pytest.mark.parametrize("content", [b"seed = ", b"seed = 1\nseed = 2\n", b"name = '\xff\xfe'\n"], ids=str)
@@ -204,14 +250,51 @@ def test_every_name_in_the_registry_leads_to_a_factory(kind: str, name: str) -> 
     assert callable(resolve(kind, name))
 
 
+OWN_PART = """
+from typing import Annotated
+from pathlib import Path
+import torch
+from pydantic import Field
+
+def net(shape, outputs, *, width: int = 3): ...
+number = 4
+def odd_names(shape, outputs, *, copy: int = 1, json: float = 0.5, schema: str = "s", _under: bool = True): ...
+def values(shape, outputs, *, sizes: tuple[int, ...] = (1, 2), where: Path = Path("."), dtype: torch.dtype = torch.float32,
+           rate: float = None, bound: float = Field(0.5, gt=0), act=torch.nn.ReLU, huge: int = 2**70):
+    return {"sizes": sizes, "where": where, "dtype": dtype, "rate": rate, "bound": bound}
+def raises(shape, outputs, *, width: int = 3):
+    raise ValueError(f"width {width} is odd\\nmore")
+def undefined(shape, outputs, *, width: "Widht" = 3): ...
+def unfit(shape, outputs, *, width: Annotated[str, Field(gt=0, multiple_of="x")] = "a"): ...
+def bad_default(shape, outputs, *, width: int = "wide"): ...
+def too_few(shape): ...
+def by_position(shape, outputs, width, /): ...
+def named(shape, outputs, *, name: str = "x"): ...
+def dealt(samples, num_clients_, rng, *, num_clients: int = 3): ...
+class Engine:
+    def __init__(self, *, threads: int = 3): ...
+class Extended:
+    def __init__(self, *, beta: float = 0.9, **others): self.others = others
+def needs_more(outputs, targets, *, beta: float): ...
+def loss(outputs, targets): ...
+"""
+
+
 @pytest.fixture
 def own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
     """The current folder holds a user's modules; none of them stays imported."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "own_part.py").write_text("def net(shape, outputs, *, width: int = 3): ...\nnumber = 4\n")
-    (tmp_path / "own_broken.py").write_text("import own_dependency_that_is_missing\n")
+    files = {
+        "own_part": OWN_PART,
+        "own_broken": "import own_dependency_that_is_missing\n",
+        "own_syntax": "x = 1\ndef net(:\n",
+        "own_raising": "\n\nraise KeyError('table')\n",
+        "own_leaving": "import sys\nsys.exit(2)\n",
+    }
+    for name, text in files.items():
+        (tmp_path / f"{name}.py").write_text(text)
     yield
-    for module in ("own_part", "own_broken"):
+    for module in files:
         sys.modules.pop(module, None)
 
 
@@ -229,10 +312,104 @@ def test_what_is_missing_of_a_module_is_named(tmp_path: Path) -> None:
     assert str(tmp_path) in sentence
     assert "no module 'own_part.deeper'" in sentence_of("model.name=own_part.deeper:net")
     assert "has no 'nett'. Did you mean 'net'?" in sentence_of("model.name=own_part:nett")
-    assert "is a int; expected a class or a function" in sentence_of("model.name=own_part:number")
+    assert "is of type int; expected is a class or a function" in sentence_of("model.name=own_part:number")
 
 
 @pytest.mark.usefixtures("own_modules")
-def test_a_module_whose_own_import_fails_shows_what_it_lacks() -> None:
-    with pytest.raises(ModuleNotFoundError, match="own_dependency_that_is_missing"):
-        load(None, ["model.name=own_broken:net"])
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("own_broken:net", ["ModuleNotFoundError", "own_dependency_that_is_missing", "own_broken.py:1)"]),
+        ("own_syntax:net", ["SyntaxError", "own_syntax.py:2)"]),
+        ("own_raising:net", ["KeyError: 'table'", "own_raising.py:3)"]),
+        ("own_leaving:net", ["SystemExit: 2", "own_leaving.py:2)"]),
+        ("own_part:undefined", ["NameError", "Widht", "own_part.py:"]),
+        ("own_part:unfit", ["own_part.py:"]),
+        ("own_part:too_few", ["takes 1 arguments by position", "gives a model 2"]),
+        ("own_part:by_position", ["takes 'width' by position only"]),
+        ("own_part:named", ["has a parameter 'name'", "every table [model]", "rename the parameter"]),
+        ("own_part:bad_default", ["the default model.width='wide' does not fit its own type"]),
+    ],
+)
+def test_what_is_wrong_in_a_users_module_is_a_sentence_with_its_place(name: str, expected: list[str]) -> None:
+    sentence = sentence_of(f"model.name={name}")
+    assert all(part in sentence for part in (*expected, "model")), sentence
+
+
+@pytest.mark.usefixtures("own_modules")
+def test_a_constructor_that_raises_is_a_sentence_with_its_place() -> None:
+    part = load(None, ["model.name=own_part:raises", "model.width=5"]).model
+    with pytest.raises(ConfigError) as caught:
+        part.build((1,), 2)
+    line = next(number for number, text in enumerate(OWN_PART.splitlines(), 1) if "raise ValueError" in text)
+    place = f"{Path.cwd() / 'own_part.py'}:{line}"
+    assert str(caught.value) == f"model 'own_part:raises': ValueError: width 5 is odd ({place})"
+
+
+@pytest.mark.usefixtures("own_modules")
+def test_a_parameter_may_not_have_the_name_of_a_key_of_its_section() -> None:
+    assert "'num_clients' is a key of every table [partition]" in sentence_of("partition.name=own_part:dealt")
+    assert "'threads' is a key of every table [engine]" in sentence_of("engine.name=own_part:Engine")
+
+
+@pytest.mark.usefixtures("own_modules")
+def test_a_parameter_may_have_a_name_that_pydantic_uses() -> None:
+    part = load(None, ["model.name=own_part:odd_names", "model.copy=5", "model._under=false"]).model
+    assert part.settings == {"copy": 5, "json": 0.5, "schema": "s", "_under": False}
+
+
+@pytest.mark.usefixtures("own_modules")
+def test_a_factory_gets_values_of_the_types_that_it_asks_for() -> None:
+    overrides = ["model.name=own_part:values", "model.sizes=[3,4]", "model.where=/x", "model.bound=2"]
+    config = load(None, overrides)
+    assert config.model.settings == {"sizes": [3, 4], "where": "/x", "bound": 2.0}, "what TOML cannot say is left out"
+    assert from_toml(config.to_toml()) == config
+    built = config.model.build((1,), 2)
+    assert built == {"sizes": (3, 4), "where": Path("/x"), "dtype": torch.float32, "rate": None, "bound": 2.0}
+    assert load(None, ["model.name=own_part:values", "model.rate=2"]).model.build((1,), 2)["rate"] == 2.0
+    assert "model.dtype='float16'" in sentence_of("model.name=own_part:values", "model.dtype=float16")
+
+
+@pytest.mark.usefixtures("own_modules")
+def test_a_factory_that_takes_any_keyword_gets_it() -> None:
+    part = load(None, ["strategy.name=own_part:Extended", "strategy.weighting=examples"]).strategy
+    assert part.settings == {"beta": 0.9, "weighting": "examples"}
+    assert part.build().others == {"weighting": "examples"}
+
+
+@pytest.mark.usefixtures("own_modules")
+def test_a_metric_has_no_settings_and_no_reserved_name() -> None:
+    assert "parameter 'beta' without a default, but a metric takes no settings" in sentence_of(
+        'metrics=["own_part:needs_more"]'
+    )
+    assert "metric 'own_part:loss' would be written as 'loss'" in sentence_of('metrics=["own_part:loss"]')
+
+
+@pytest.mark.parametrize("own", ["strategies.py", "strategies/mine.py"])
+def test_a_users_file_that_a_package_hides_is_pointed_out(
+    own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / own).parent.mkdir(exist_ok=True)
+    (tmp_path / own).write_text("class Mine: ...\n")
+    module = own.removesuffix(".py").replace("/", ".")
+    assert "has the name of a package of FedSign's: rename it" in sentence_of(f"strategy.name={module}:Mine")
+
+
+def test_nesterov_without_momentum_is_refused_where_it_is_built_too() -> None:
+    given = {"momentum": 0.0, "nesterov": True}
+    with pytest.raises(ConfigError, match="nesterov=true needs a momentum above 0"):
+        plugins.build("optimizer", "sgd", given, [torch.nn.Parameter(torch.zeros(1))], 0.1, 0.0)
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 8), (9,), (7,)])
+def test_a_sample_that_the_cnn_cannot_take_is_a_sentence(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match="4x4 or more"):
+        plugins.build("model", "cnn", {}, shape, 10)
+
+
+@pytest.mark.usefixtures("own_modules")
+def test_settings_that_the_program_gives_are_checked_too() -> None:
+    """A strategy names its objective and the objective's settings in every round."""
+    with pytest.raises(ConfigError, match=r"'objective\.gama'. Did you mean 'gamma'"):
+        plugins.build("objective", "fedsign", {"gama": 0.1})

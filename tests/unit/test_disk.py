@@ -1,7 +1,9 @@
 """What is on disk is the old content or the new one, whatever happens in between, a full disk included."""
 
+import errno
 import json
 import math
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -48,7 +50,9 @@ def same_bits(left: dict[str, torch.Tensor] | None, right: dict[str, torch.Tenso
 
 @pytest.fixture
 def run_folder(tmp_path: Path) -> RunFolder:
-    return results.create(tmp_path, experiment="e", seed=0, config_toml="seed = 0\n", environment={"fedsign": "1"})
+    return results.create(
+        tmp_path, experiment="e", seed=0, config_toml="seed = 0\n", environment={"fedsign": "1"}, partition={}
+    )
 
 
 @pytest.fixture
@@ -237,7 +241,7 @@ def test_a_figure_that_diverged_is_null(run_folder: RunFolder) -> None:
 
 def test_runs_that_start_in_the_same_second_get_folders_of_their_own(tmp_path: Path) -> None:
     def start(_: int) -> Path:
-        return results.create(tmp_path, experiment="e", seed=0, config_toml="", environment={}).path
+        return results.create(tmp_path, experiment="e", seed=0, config_toml="", environment={}, partition={}).path
 
     with ThreadPoolExecutor(8) as pool:
         paths = list(pool.map(start, range(16)))
@@ -251,6 +255,7 @@ def test_a_run_is_opened_by_its_folder_or_a_file_in_it(run_folder: RunFolder, tm
     assert run_folder.config_toml == "# fedsign: 1\n\nseed = 0\n"
     with pytest.raises(ResultsError, match="is not a run"):
         results.open_run(tmp_path)
+    (run_folder.path / "partition.json").unlink()
     with pytest.raises(ResultsError, match=r"partition\.json is missing or damaged"):
         _ = run_folder.partition
 
@@ -258,4 +263,31 @@ def test_a_run_is_opened_by_its_folder_or_a_file_in_it(run_folder: RunFolder, tm
 def test_a_root_that_cannot_hold_runs_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ResultsError, match=r"results\.root=.*file cannot hold runs.*--set results\.root=PATH"):
-        results.create(tmp_path / "file", experiment="e", seed=0, config_toml="", environment={})
+        results.create(tmp_path / "file", experiment="e", seed=0, config_toml="", environment={}, partition={})
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT])
+def test_a_target_that_cannot_be_written_is_a_sentence(tmp_path: Path, code: int) -> None:
+    target = tmp_path / "folder" / "file"
+    for culprit in (target, target.with_name("file.partial"), target.parent, tmp_path):
+        with pytest.raises(ResultsError, match=r"file could not be written: .*writable"), disk.disk_errors(target):
+            raise OSError(code, os.strerror(code), str(culprit))
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_told_apart(tmp_path: Path, code: int) -> None:
+    with pytest.raises(DiskFullError), disk.disk_errors(tmp_path):
+        raise OSError(code, os.strerror(code))
+
+
+def test_an_error_of_another_file_passes(tmp_path: Path) -> None:
+    """A run is played inside `disk_errors`: a user's data file that is missing is no matter of the run's folder."""
+    with pytest.raises(FileNotFoundError), disk.disk_errors(tmp_path / "runs" / "a"):
+        (tmp_path / "data.csv").read_text()
+    with pytest.raises(OSError, match="Input/output"), disk.disk_errors(tmp_path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(tmp_path))
+
+
+def test_a_folder_that_does_not_exist_and_cannot_be_made_is_a_sentence() -> None:
+    with pytest.raises(ResultsError, match=r"/proc/nowhere/file could not be written"):
+        disk.write_text(Path("/proc/nowhere/file"), "text")
