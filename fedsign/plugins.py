@@ -74,6 +74,7 @@ def settings_model(kind: str, name: str, factory: Callable[..., Any]) -> type[Ba
             frozen=True,
             arbitrary_types_allowed=True,
             validate_default=True,
+            allow_inf_nan=False,
         )
         return create_model(f"Settings of {kind} '{name}'", __config__=config, **fields)
     except FedSignError:

@@ -168,8 +168,8 @@ def _conclude(folder: RunFolder, outcome: Line, callbacks: list[Callback]) -> No
 def _prepare(config: ExperimentConfig) -> tuple[Workload, Engine, list[Callback]]:
     """Make every part once, so that a mistake in one leaves no empty run behind."""
     workload = Workload(config)
-    workload.make_model()
     make_strategy(workload)
+    config.client.optimizer.build(workload.make_model().parameters(), config.client.lr, config.client.weight_decay)
     watchers = [plugins.build("callback", name, {}) for name in config.callbacks]
     return workload, config.engine.build(), watchers
 

@@ -28,7 +28,7 @@ def get(name: str) -> Recipe:
     """
     if name not in _MODULES:
         raise ConfigError(
-            f"there is no recipe '{name}';{nearest(name, _MODULES)} 'fedsign reproduce --list' names them all."
+            f"there is no recipe '{name}'.{nearest(name, _MODULES)} 'fedsign reproduce --list' names them all."
         )
     found: Recipe = importlib.import_module(_MODULES[name]).RECIPE
     return found
