@@ -125,14 +125,24 @@ def test_the_path_of_a_run_is_in_one_piece_where_the_output_is_narrow(tmp_path: 
 
 
 def test_ctrl_c_leaves_with_the_command_that_goes_on(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "simulations.cli", "run", *QUICK, *settings(rounds=100_000, callbacks=[])]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+    # A shell's background jobs ignore SIGINT, and so does what they start: give the program a terminal's manners.
+    launcher = (
+        "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    program = [sys.executable, "-m", "simulations.cli", "run", *QUICK, *settings(rounds=100_000, callbacks=[])]
+    process = subprocess.Popen(
+        [sys.executable, "-c", launcher, *program], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+    try:
         deadline = time.monotonic() + 120
         while not list(tmp_path.glob("runs/*/*/rounds.jsonl")) and process.poll() is None:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
     (run,) = tmp_path.glob("runs/*/*")
     assert process.returncode == 130, stderr
     assert stderr == f"stopped; go on with: fedsign run --resume {run.relative_to(tmp_path)}\n"
