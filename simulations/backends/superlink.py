@@ -36,13 +36,26 @@ _LOOPBACK = "127.0.0.1"
 _POLL_S = 0.2
 _STATUS_EVERY_S = 15.0
 
-# Asks Linux for SIGTERM at the death of the parent, then becomes the program: Flower's programs end their own
-# children, so that nothing is left behind when this process is killed.
-_DIE_WITH_PARENT = """
-import ctypes, os, signal, sys
+# Leads a program's process group and ends all of it, when asked or when this process dies (Linux tells it): Flower's
+# programs wait for ever for a SuperLink that is gone when they are struck while sending.
+_LEADER = """
+import ctypes, os, signal, subprocess, sys, time
+
+child = None
+
+def end(number, frame):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.killpg(0, signal.SIGTERM)
+    deadline = time.monotonic() + 3
+    while child is not None and child.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.killpg(0, signal.SIGKILL)
+
+signal.signal(signal.SIGTERM, end)
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 if os.getppid() == int(sys.argv[1]):
-    os.execv(sys.argv[2], sys.argv[2:])
+    child = subprocess.Popen(sys.argv[2:])
+    sys.exit(child.wait())
 """
 
 
@@ -142,7 +155,7 @@ def _process(
     """Start one of Flower's programs in a process group of its own, and end the whole group."""
     with (place.logs / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-c", _DIE_WITH_PARENT, str(os.getpid()), find_program(program), *arguments],
+            [sys.executable, "-c", _LEADER, str(os.getpid()), find_program(program), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
