@@ -1,0 +1,130 @@
+"""The representation of a batch: what enters a model's classifier.
+
+MOON (Li et al. 2021, arXiv 2103.16257) contrasts it between models; with a projection head (`fedsign.models.head`)
+it is the projection.  Everything here is plain PyTorch around the model, which need not know of it, and works
+inside `torch.func.grad` and `torch.func.vmap`.
+
+BatchNorm: a pass that only asks for a representation must not move the running statistics, or a client would
+change its model by looking at another one.  In training mode it is normalised by the batch, as any training pass.
+The authors' code runs the received and the previous model with `eval()`, hence by their running statistics:
+that is `training=False`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedsign.errors import ConfigError
+from fedsign.models.batch_norm import BATCH_NORMS
+
+
+def classifier_of(model: nn.Module) -> nn.Linear:
+    """The attribute `classifier` if it is an nn.Linear, or else the nn.Linear that is registered last.
+
+    >>> classifier_of(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)))
+    Linear(in_features=3, out_features=2, bias=True)
+
+    Raises:
+        ConfigError: the model has no nn.Linear.
+    """
+    named = getattr(model, "classifier", None)
+    if isinstance(named, nn.Linear):
+        return named
+    found = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    if not found:
+        raise ConfigError(
+            f"the model ({type(model).__name__}) has no nn.Linear, but expected is a linear classifier whose input is the "
+            "representation; end the model with an nn.Linear, or use a strategy that needs none."
+        )
+    return found[-1]
+
+
+@contextmanager
+def recorded_features(model: nn.Module) -> Iterator[Callable[[], Tensor]]:
+    """Inside the block, the function given returns the representation [n, d] of the model's latest pass.
+
+    Raises:
+        ConfigError: the model has no nn.Linear, or it was not passed.
+    """
+    seen: list[Tensor] = []
+    classifier = classifier_of(model)
+
+    def latest() -> Tensor:
+        if not seen:
+            raise ConfigError(
+                f"the model ({type(model).__name__}) made no use of its last nn.Linear, whose input is the "
+                "representation; name the classifier as the attribute `classifier`."
+            )
+        return seen[-1].flatten(1)
+
+    def record(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        seen[:] = inputs[:1]
+
+    handle = classifier.register_forward_pre_hook(record)
+    try:
+        yield latest
+    finally:
+        handle.remove()
+
+
+def forward_with_features(
+    model: nn.Module,
+    tensors: Mapping[str, Tensor],
+    inputs: Tensor,
+    *,
+    training: bool | None = None,
+    moves_buffers: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Outputs [n, outputs] and representation [n, d] of a model that has other tensors for this one pass.
+
+    Neither the model nor `tensors` changes, unless `moves_buffers`: then BatchNorm writes its running statistics
+    into the tensors given, as an ordinary training pass would (inside `vmap` these have to be mapped too).
+
+    Args:
+        tensors: parameters and buffers by name; the model's own stand in for those left out.
+        training: the mode of the pass; None is the mode the model is in.
+
+    Raises:
+        ConfigError: the model has no nn.Linear.
+    """
+    if not moves_buffers:
+        buffers = {name: tensors.get(name, buffer).clone() for name, buffer in model.named_buffers()}
+        tensors = {**tensors, **buffers}
+    with _mode(model, training), recorded_features(model) as features:
+        if moves_buffers:
+            outputs: Tensor = functional_call(model, dict(tensors), (inputs,))
+        else:
+            with _statistics_left_alone(model):
+                outputs = functional_call(model, dict(tensors), (inputs,))
+        return outputs, features()
+
+
+@contextmanager
+def _mode(model: nn.Module, training: bool | None) -> Iterator[None]:
+    before = [(module, module.training) for module in model.modules()]
+    if training is not None:
+        model.train(training)
+    try:
+        yield
+    finally:
+        for module, was in before:
+            module.training = was
+
+
+@contextmanager
+def _statistics_left_alone(model: nn.Module) -> Iterator[None]:
+    """BatchNorm in training mode without its update; inside `vmap`, that would write mapped into plain tensors."""
+    tracking = [
+        module
+        for module in model.modules()
+        if isinstance(module, BATCH_NORMS) and module.training and module.track_running_stats
+    ]
+    for module in tracking:
+        module.track_running_stats = False
+    try:
+        yield
+    finally:
+        for module in tracking:
+            module.track_running_stats = True

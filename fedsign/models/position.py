@@ -1,0 +1,122 @@
+"""FedPAN's position-aware neurons: every neuron gets a mark of its place in the layer.
+
+Paper: Li et al. 2022, "Federated Learning with Position-Aware Neurons" (arXiv 2203.14666).  A plain network
+computes the same function when the neurons of a hidden layer are permuted, so that clients may drift apart in
+their order and averaging mixes unlike neurons.  The mark breaks that symmetry.  For channel j of J, before the ReLU,
+
+    e_j = sin(2 pi T j / J),    add: h_j + A e_j,    mul: h_j (1 + A e_j),     j = 0 .. J - 1 (as in the authors' code).
+
+T -> period, A -> amplitude.  The authors' (T, A): add (1, 0.15), (4, 0.25), (8, 0.5); mul (1, 0.05), (4, 0.1),
+(8, 0.15).  j = 0 has no mark, nor has any j with 2 T j / J an integer: T close to J / 2 leaves nothing.
+
+Where: after every Conv2d, and every Linear but the classifier; after the BatchNorm where one of the same width
+follows it.  BatchNorm would take a constant away again, hence behind it.  As in the authors' ResNet, the second
+convolution of a block and one in a shortcut are marked before the sum.
+Differs: their ResNet leaves the very first convolution without a mark, their VGG does not; here no layer is left out.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from math import pi
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedsign.errors import ConfigError
+from fedsign.models.features import classifier_of
+
+Mode = Literal["add", "mul"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PositionEncoding:
+    """A forward hook that marks a layer's output; a plain value, so that a model can be copied and pickled with it."""
+
+    mode: Mode
+    amplitude: float
+    period: float
+    dim: int  # where the channels stand, from the end
+
+    def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        """The output with its mark, of the same shape."""
+        num_channels = output.shape[self.dim]
+        mark = self.amplitude * encoding(num_channels, self.period, device=output.device).to(output.dtype)
+        mark = mark.view(num_channels, *[1] * (-self.dim - 1))
+        match self.mode:
+            case "add":
+                return output + mark
+            case "mul":
+                return output * (1 + mark)
+            case _:
+                raise ConfigError(f"mode='{self.mode}' was given; expected is add or mul.")
+
+
+def encoding(num_channels: int, period: float, *, device: torch.device | None = None) -> Tensor:
+    """e_j of all channels, [num_channels], in float64.
+
+    >>> encoding(4, 1.0).round(decimals=6).abs().tolist()
+    [0.0, 1.0, 0.0, 1.0]
+    """
+    j = torch.arange(num_channels, dtype=torch.float64, device=device)
+    return torch.sin(2 * pi * period * j / num_channels)
+
+
+def attach(model: nn.Module, *, mode: Mode, amplitude: float, period: float) -> None:
+    """Make a model's neurons position-aware, once; amplitude 0 leaves it as it is, bit for bit.
+
+    No parameter, no buffer and no name in the state_dict is added.
+
+    Raises:
+        ConfigError: there is no hidden layer to mark, no classifier, or an order of layers that cannot be told.
+    """
+    if amplitude == 0:
+        return
+    places = _places(model)
+    if not places:
+        raise ConfigError(
+            f"the model ({type(model).__name__}) has no convolution and no hidden linear layer, so there is nothing that "
+            "position-aware neurons could mark; choose a model with hidden layers, or amplitude=0."
+        )
+    for module, dim in places:
+        module.register_forward_hook(PositionEncoding(mode=mode, amplitude=amplitude, period=period, dim=dim))
+
+
+def _places(model: nn.Module) -> list[tuple[nn.Module, int]]:
+    """The modules whose output is marked, with the dimension of their channels."""
+    classifier = classifier_of(model)
+    leaves = [module for module in model.modules() if next(module.children(), None) is None]
+    places: list[tuple[nn.Module, int]] = []
+    normalised: set[nn.Module] = set()
+    for module, following in pairwise([*leaves, None]):
+        if module is classifier or not isinstance(module, nn.Conv2d | nn.Linear):
+            continue
+        norm = following if _normalises(module, following) else None
+        normalised |= {norm} if norm is not None else set()
+        places.append((norm or module, -3 if isinstance(module, nn.Conv2d) else -1))
+    _check_order(model, {module for module, _ in places}, normalised)
+    return places
+
+
+def _normalises(layer: nn.Module | None, following: nn.Module | None) -> bool:
+    match layer, following:
+        case nn.Conv2d(), nn.BatchNorm2d():
+            return layer.out_channels == following.num_features
+        case nn.Linear(), nn.BatchNorm1d():
+            return layer.out_features == following.num_features
+        case _:
+            return False
+
+
+def _check_order(model: nn.Module, marked: set[nn.Module], normalised: set[nn.Module]) -> None:
+    """Refuse conv1, conv2, bn1, bn2 in a block: which BatchNorm follows which convolution shows only in `forward`."""
+    for name, parent in model.named_modules():
+        bare = None
+        for child_name, child in parent.named_children():
+            if isinstance(child, nn.Conv2d) and child in marked:
+                bare = child
+            elif isinstance(child, nn.BatchNorm2d) and child not in normalised and bare is not None:
+                raise ConfigError(
+                    f"the model registers '{f'{name}.{child_name}'.strip('.')}' apart from its convolution, so position-aware "
+                    "neurons cannot tell the order; assign each BatchNorm2d directly after its Conv2d in __init__."
+                )
