@@ -1,5 +1,7 @@
 """The clients in one picture: how many samples each has, of which classes, and how often it took part.
 
+Before anything was trained the last part is left out.
+
 A column is a client.  Shades of one colour instead of a colour for each class: this reads the same
 for every kind of eye, in grey and with a hundred classes.
 """
@@ -22,12 +24,16 @@ _NAMED_CLASSES = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Population:
-    """What the clients hold: `counts` is [clients][classes]; `class_names` is empty for a regression."""
+    """What the clients hold: `counts` is [clients][classes]; `class_names` is empty for a regression.
+
+    `times_sampled` is empty for a split that was not trained on.
+    """
 
     class_names: Sequence[str]
     counts: Sequence[Sequence[int]]
-    times_sampled: Sequence[int]
-    num_rounds: int
+    times_sampled: Sequence[int] = ()
+    num_rounds: int = 0
+    max_columns: int = MAX_COLUMNS
 
     @property
     def sizes(self) -> list[int]:
@@ -38,15 +44,23 @@ class Population:
         """The clients to draw, in drawing order: evenly taken by size where there are too many."""
         sizes = self.sizes
         by_size = sorted(range(len(self.counts)), key=lambda client: -sizes[client])
-        if len(by_size) > MAX_COLUMNS:
+        if len(by_size) > self.max_columns:
             last = len(by_size) - 1
-            by_size = [by_size[round(i * last / (MAX_COLUMNS - 1))] for i in range(MAX_COLUMNS)]
+            by_size = [by_size[round(i * last / (self.max_columns - 1))] for i in range(self.max_columns)]
         return sorted(by_size, key=self._main_class) if self.class_names else by_size
 
     def _main_class(self, client: int) -> tuple[int, float]:
         row = self.counts[client]
         largest = max(row, default=0)
         return (row.index(largest), -largest / sum(row)) if largest else (len(row), 0.0)
+
+    def caption(self) -> str:
+        """What a column is, and which are shown."""
+        said = f"Each column is a client; clients are sorted by {'their most common class' if self.class_names else 'size'}."
+        num = len(self.counts)
+        if num > self.max_columns:
+            said += f" Shown are {self.max_columns} of the {num:,}, taken evenly from the largest to the smallest."
+        return said
 
     def size_sentence(self) -> str:
         """Numbers of samples and classes."""
@@ -95,7 +109,8 @@ class _Drawing:
         self.row = min(18.0, max(3.0, 300.0 / len(names))) if names else 0.0
         self.sizes = _Panel(top=_FIRST_HEAD, height=90.0 if names else 150.0)
         self.classes = _Panel(top=self.sizes.bottom + (_HEAD if names else 0.0), height=self.row * len(names))
-        self.times = _Panel(top=self.classes.bottom + _HEAD, height=50.0)
+        self.times = _Panel(top=self.classes.bottom + _HEAD, height=50.0) if population.times_sampled else None
+        self.bottom = self.times.bottom if self.times else self.classes.bottom
         self.full_share, self.is_clipped = _full_share(population.counts)
 
     @property
@@ -107,44 +122,44 @@ class _Drawing:
         """Where rules and names of panels end: a drawing of few clients still has its full head."""
         return max(self.right, min(self.width - 2.0, self.left + 260))
 
+    @property
+    def height(self) -> float:
+        """With the clients' numbers below."""
+        return self.bottom + 24
+
     def draw(self) -> Markup:
         population = self.population
-        sizes, times = population.sizes, population.times_sampled
-        size_ticks = nice_ticks(0, max([sizes[client] for client in self.clients] + [1]), at_most=4)
-        time_ticks = nice_ticks(0, max([times[client] for client in self.clients] + [1]), at_most=3, min_step=1)
-        drawn = [
-            *self._bar_frame(self.sizes, "samples", size_ticks),
-            *(self._class_frame() if self.names else []),
-            *self._bar_frame(self.times, "times sampled", time_ticks),
-        ]
-        for index, client in enumerate(self.clients):
-            x = self.left + index * self.column
-            drawn.append(
-                tag(
-                    "g",
-                    tag("title", self._description(client)),
-                    tag(
-                        "rect",
-                        x=x,
-                        y=_FIRST_HEAD,
-                        width=self.column,
-                        height=self.times.bottom - _FIRST_HEAD,
-                        class_="band",
-                    ),
-                    self._bar(self.sizes, x, sizes[client] / size_ticks[-1]),
-                    *self._cells(x, population.counts[client] if self.names else []),
-                    self._bar(self.times, x, times[client] / time_ticks[-1], "often"),
-                    *self._client_name(index, x, client),
-                    class_="client",
-                )
-            )
+        said = [population.size_sentence(), population.participation_sentence() if self.times else ""]
         return picture(
-            *drawn,
+            self.content(),
             width=self.width,
-            height=self.times.bottom + 24,
-            label=f"{population.size_sentence()} {population.participation_sentence()}",
+            height=self.height,
+            label=" ".join(filter(None, said)),
             class_="picture " + ("wide" if self.width > 600 else "narrow"),
         )
+
+    def content(self) -> Markup:
+        population, sizes, times = self.population, self.population.sizes, self.population.times_sampled
+        size_ticks = nice_ticks(0, max([sizes[client] for client in self.clients] + [1]), at_most=4)
+        drawn = self._bar_frame(self.sizes, "samples", size_ticks)
+        if self.names:
+            drawn += self._class_frame()
+        if self.times:
+            time_ticks = nice_ticks(0, max([times[client] for client in self.clients] + [1]), at_most=3, min_step=1)
+            drawn += self._bar_frame(self.times, "times sampled", time_ticks)
+        for index, client in enumerate(self.clients):
+            x = self.left + index * self.column
+            height = self.bottom - _FIRST_HEAD
+            column = [
+                tag("title", self._description(client)),
+                tag("rect", x=x, y=_FIRST_HEAD, width=self.column, height=height, class_="band"),
+                self._bar(self.sizes, x, sizes[client] / size_ticks[-1]),
+                *self._cells(x, population.counts[client] if self.names else []),
+            ]
+            if self.times:
+                column.append(self._bar(self.times, x, times[client] / time_ticks[-1], "often"))
+            drawn.append(tag("g", *column, *self._client_name(index, x, client), class_="client"))
+        return Markup("").join(drawn)
 
     def _bar_frame(self, panel: _Panel, name: str, ticks: Sequence[float]) -> list[Markup]:
         drawn = [tag("text", name, x=self.left, y=panel.top - 12, class_="panel")]
@@ -202,11 +217,13 @@ class _Drawing:
         """The client's number, where it has room."""
         if self.column < _CHARACTER * len(str(max(self.clients))) + 4:
             return []
-        return [tag("text", str(client), x=x + self.column / 2, y=self.times.bottom + 16, class_="tick below")]
+        return [tag("text", str(client), x=x + self.column / 2, y=self.bottom + 16, class_="tick below")]
 
     def _description(self, client: int) -> str:
-        row, times = self.population.counts[client], self.population.times_sampled[client]
-        said = f"client {client}: {plural(sum(row), 'sample')}, sampled {plural(times, 'time')}"
+        row = self.population.counts[client]
+        said = f"client {client}: {plural(sum(row), 'sample')}"
+        if self.times:
+            said += f", sampled {plural(self.population.times_sampled[client], 'time')}"
         held = sorted(zip(row, self.population.class_names, strict=False), key=lambda pair: -pair[0])
         held = [pair for pair in held if pair[0]]
         if held:
@@ -219,6 +236,12 @@ class _Drawing:
 def draw_population(population: Population, *, width: int) -> Markup:
     """Draw the clients in a picture of a width in units, which a browser scales."""
     return _Drawing(population, width).draw()
+
+
+def population_content(population: Population, *, width: int) -> tuple[Markup, float]:
+    """The same without the <svg> around it, and its height: for a picture with more in it."""
+    drawing = _Drawing(population, width)
+    return drawing.content(), drawing.height
 
 
 def _full_share(counts: Sequence[Sequence[int]]) -> tuple[float, bool]:

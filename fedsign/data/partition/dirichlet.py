@@ -5,82 +5,99 @@ shuffled and cut at the cumulated shares, for each class a fresh draw.  Small al
 classes.
 
 Every client gets `min_partition_size` samples at least.  As others do, we draw again until that holds,
-but boundedly: if `_MAX_DRAWS` draws do not give it, each client below the minimum takes exactly what it
-lacks from the clients that hold most.  Counts are drawn first and samples dealt after, so that a
-rejected draw costs microseconds.
+but boundedly: at most `_MAX_DRAWS` times, and fewer where a draw is large, so that all draws together
+take at most `_MAX_SHARES` numbers (well under a second).  If none holds, the draw that lacks least is
+taken, each client below the minimum gets exactly what it lacks from the clients that hold most, and the
+`Split` says how many samples that were and what it did to the labels.  Counts are drawn first and
+samples dealt after, so that a rejected draw is cheap.
 """
 
-from typing import Annotated
+import heapq
 
 import numpy as np
-from pydantic import Field
 
-from fedsign.data.base import IntArray, Samples
-from fedsign.errors import DataError
+from fedsign.data.base import AnySamples, IntArray
+from fedsign.data.partition.base import AtLeastOne, Concentration, Split, class_labels, group, label_distance, need
 
 # C = classes, K = clients
 _MAX_DRAWS = 5_000
+_MAX_SHARES = 2_500_000
 
 
 def dirichlet(
-    train: Samples,
+    train: AnySamples,
     num_clients: int,
     rng: np.random.Generator,
     *,
-    alpha: Annotated[float, Field(gt=0)] = 0.1,
-    min_partition_size: Annotated[int, Field(ge=1)] = 4,
-) -> list[IntArray]:
+    alpha: Concentration = 0.1,
+    min_partition_size: AtLeastOne = 4,
+) -> Split:
     """Deal the samples out by class.
 
     Raises:
         DataError: too few samples for that many clients, or targets that are not classes.
     """
-    if train.targets.is_floating_point():
-        raise DataError(
-            "the Dirichlet partition needs class labels, but the targets are real numbers; use partition.name=iid."
-        )
-    if num_clients * min_partition_size > len(train):
-        raise DataError(
-            f"partition.num_clients={num_clients} clients with partition.min_partition_size={min_partition_size} samples "
-            f"each need {num_clients * min_partition_size} training samples, but there are {len(train)}; lower the one or "
-            "the other."
-        )
-    labels = train.targets.numpy()
+    labels = class_labels(train, name="dirichlet")
+    need(len(train), num_clients=num_clients, each=min_partition_size, setting="min_partition_size")
     by_class = [np.flatnonzero(labels == label) for label in np.unique(labels)]
-    counts = _draw_counts(np.array([len(index) for index in by_class]), num_clients, alpha, min_partition_size, rng)
-    return _deal(by_class, counts, rng)
+    drawn = draw_counts(np.array([len(index) for index in by_class]), num_clients, alpha, min_partition_size, rng)
+    counts = fill_up(drawn, min_partition_size)
+    owner_of = np.empty(len(train), dtype=np.int64)
+    for index, row in zip(by_class, counts, strict=True):
+        owner_of[rng.permutation(index)] = np.repeat(np.arange(num_clients), row)
+    return Split(
+        indices=group(owner_of, num_clients),
+        num_moved=num_moved(drawn, counts),
+        moved_label_distance=label_distance(drawn.T, counts.T),
+    )
 
 
-def _draw_counts(
+def draw_counts(
     class_sizes: IntArray, num_clients: int, alpha: float, minimum: int, rng: np.random.Generator
 ) -> IntArray:
-    """How many samples of each class each client gets, [C, K]."""
-    for _ in range(_MAX_DRAWS):
+    """How many samples of each class each client gets, [C, K]: the first draw that lacks nothing, or the one that lacks least."""
+    best, least = np.empty(0, dtype=np.int64), np.inf
+    for _ in range(max_draws(len(class_sizes), num_clients)):
         shares = rng.dirichlet(np.full(num_clients, alpha), size=len(class_sizes))  # [C, K]
         cuts = (np.cumsum(shares, axis=1)[:, :-1] * class_sizes[:, None]).astype(np.int64)
         counts = np.diff(cuts, axis=1, prepend=0, append=class_sizes[:, None])
-        if counts.sum(axis=0).min() >= minimum:
-            return counts
-    return _fill_up(counts, minimum)
+        lacking = np.maximum(minimum - counts.sum(axis=0), 0).sum()
+        if lacking < least:
+            best, least = counts, lacking
+        if not lacking:
+            break
+    return best
 
 
-def _fill_up(counts: IntArray, minimum: int) -> IntArray:
-    """Move exactly what the small clients lack, sample by sample, from the largest client's largest class."""
-    counts = counts.copy()
-    for client in np.flatnonzero(counts.sum(axis=0) < minimum):
-        while counts[:, client].sum() < minimum:
-            donor = counts.sum(axis=0).argmax()
-            label = counts[:, donor].argmax()
-            counts[label, donor] -= 1
-            counts[label, client] += 1
-    return counts
+def max_draws(num_classes: int, num_clients: int) -> int:
+    """How often a split is drawn at most.
+
+    >>> max_draws(10, 50), max_draws(10, 100), max_draws(100, 1000), max_draws(1000, 10000)
+    (5000, 2500, 25, 1)
+    """
+    return max(1, min(_MAX_DRAWS, _MAX_SHARES // (num_classes * num_clients)))
 
 
-def _deal(by_class: list[IntArray], counts: IntArray, rng: np.random.Generator) -> list[IntArray]:
-    """Hand out shuffled samples of each class according to the counts [C, K]."""
-    hands: list[list[IntArray]] = [[] for _ in range(counts.shape[1])]
-    for index, row in zip(by_class, counts, strict=True):
-        parts = np.split(rng.permutation(index), np.cumsum(row)[:-1])
-        for hand, part in zip(hands, parts, strict=True):
-            hand.append(part)
-    return [np.sort(np.concatenate(hand)) for hand in hands]
+def fill_up(counts: IntArray, minimum: int) -> IntArray:
+    """Move exactly what the small clients lack, sample by sample, from the largest client's largest class; [C, K].
+
+    Among equals the first gives.
+    """
+    by_client = counts.T.copy()  # [K, C]
+    sizes = by_client.sum(axis=1)
+    # While a client lacks something, one is above the minimum: receivers never have to give.
+    donors = [(-int(size), client) for client, size in enumerate(sizes) if size > minimum]
+    heapq.heapify(donors)
+    for client in np.flatnonzero(sizes < minimum):
+        for _ in range(minimum - sizes[client]):
+            size, donor = donors[0]
+            label = by_client[donor].argmax()
+            by_client[donor, label] -= 1
+            by_client[client, label] += 1
+            heapq.heapreplace(donors, (size + 1, donor))
+    return by_client.T
+
+
+def num_moved(drawn: IntArray, dealt: IntArray) -> int:
+    """How many samples changed their client: every one is missed once and gained once."""
+    return int(np.abs(dealt - drawn).sum()) // 2

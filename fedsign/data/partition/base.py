@@ -1,0 +1,121 @@
+"""What a partitioner returns, and what partitioners share."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from fedsign.data.base import AnySamples, IntArray
+from fedsign.errors import DataError
+
+Concentration = Annotated[float, Field(gt=0, le=1e12)]  # of a Dirichlet law; sums of larger ones overflow
+AtLeastOne = Annotated[int, Field(ge=1)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Split:
+    """One array of sample indices per client, and how far it is from what was drawn.
+
+    `num_moved` samples were moved between clients to give each its minimum.  `moved_label_distance` is
+    what that did to the labels: `label_distance` of the histograms drawn and dealt; None where labels were
+    not part of the draw.
+    """
+
+    indices: list[IntArray]
+    num_moved: int = 0
+    moved_label_distance: float | None = 0.0
+
+    def moved_sentence(self, name: str) -> str:
+        """What was moved, for a reader of the run."""
+        total = sum(map(len, self.indices))
+        said = (
+            f"no draw of the {name} partition gave every client its minimum: {self.num_moved:,} of {total:,} samples were "
+            "moved to the smallest clients from the largest"
+        )
+        if self.moved_label_distance is None:
+            return said + "."
+        return said + (
+            f"; the clients' label histograms, drawn and dealt, differ by {self.moved_label_distance:.4f} on average "
+            "(total variation)."
+        )
+
+
+def split_of(given: object, *, name: str) -> Split:
+    """A factory's answer as a `Split`: a user's own may be a plain sequence of indices per client.
+
+    Raises:
+        DataError: it is neither, or its parts are not lists of integers.
+    """
+    if isinstance(given, Split):
+        return given
+    expected = "expected is one one-dimensional array of integer indices for each client."
+    if not isinstance(given, Sequence | np.ndarray) or isinstance(given, str | bytes):
+        raise DataError(f"partition.name={name} gives a {type(given).__name__}; {expected}")
+    return Split(
+        indices=[_integers(part, f"partition.name={name} gives client {k}", expected) for k, part in enumerate(given)]
+    )
+
+
+def _integers(part: object, who: str, expected: str) -> IntArray:
+    try:
+        index = np.asarray(part)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{who} a {type(part).__name__} that is no array ({error}); {expected}") from error
+    if index.ndim != 1 or (len(index) and index.dtype.kind not in "iu"):
+        raise DataError(f"{who} {index.dtype} values of shape {index.shape}; {expected}")
+    return index.astype(np.int64)
+
+
+def label_distance(some: npt.ArrayLike, other: npt.ArrayLike) -> float:
+    """Mean over clients of the total variation between two label histograms, both [K, C]; in [0, 1].
+
+    With shares p and q of the classes it is sum_c |p_c - q_c| / 2: the fraction of a client's samples
+    whose label would have to change.  A histogram of no samples is at distance 1 from any other.
+
+    >>> label_distance([[2, 2], [0, 0]], [[4, 0], [1, 0]])
+    0.75
+    """
+    first, second = np.asarray(some, dtype=np.float64), np.asarray(other, dtype=np.float64)
+    first_sizes, second_sizes = first.sum(axis=1), second.sum(axis=1)
+    p = first / np.maximum(first_sizes, 1)[:, None]
+    q = second / np.maximum(second_sizes, 1)[:, None]
+    distances = np.abs(p - q).sum(axis=1) / 2
+    distances[(first_sizes == 0) != (second_sizes == 0)] = 1.0
+    return float(distances.mean())
+
+
+def group(owner_of: IntArray, num_clients: int) -> list[IntArray]:
+    """Indices of each client's samples, ascending, given the owner of each sample.
+
+    >>> [part.tolist() for part in group(np.array([1, 0, 1]), 2)]
+    [[1], [0, 2]]
+    """
+    order = np.argsort(owner_of, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(owner_of, minlength=num_clients))[:-1])
+
+
+def class_labels(train: AnySamples, *, name: str) -> IntArray:
+    """The class of each sample.
+
+    Raises:
+        DataError: the targets are real numbers.
+    """
+    if train.targets.is_floating_point():
+        raise DataError(
+            f"partition.name={name} needs class labels, but the targets are real numbers; use partition.name=iid, "
+            "quantity or shards."
+        )
+    labels: IntArray = train.targets.numpy()
+    return labels
+
+
+def need(num_samples: int, *, num_clients: int, each: int, setting: str) -> None:
+    """Raise DataError where there are fewer than `each` samples (or shards) for every client."""
+    if num_clients * each > num_samples:
+        raise DataError(
+            f"partition.num_clients={num_clients} clients with partition.{setting}={each} each need "
+            f"{num_clients * each} training samples, but there are {num_samples}; lower the one or the other."
+        )

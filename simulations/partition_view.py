@@ -1,0 +1,126 @@
+"""`fedsign partition`: how an experiment's training samples are dealt out, without training anything."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from fedsign import config as configs
+from fedsign.data.partition.base import label_distance
+from fedsign.report.split import SplitPicture, check_path, write_split
+from fedsign.report.wording import middle, plural
+from fedsign.workload import Workload
+from simulations.api import environment
+
+DEFAULT_PATH = Path("partition.svg")
+_SAID_IN_THE_PICTURE = ("clients", "training samples", "samples per client", "classes per client")
+
+
+def look(config: Path | None, overrides: Sequence[str], path: Path | None) -> dict[str, Any]:
+    """Split the data of a configuration, draw the split into `path`, if one is given, and return its facts.
+
+    Raises:
+        FedSignError: the configuration is wrong, the data cannot be split so, or the picture not written.
+    """
+    if path is not None:
+        check_path(path)  # before data is read, which may take minutes
+    facts = describe(Workload(configs.load(config, overrides)))
+    if path is not None:
+        draw(facts, path)
+    return facts | {"picture": None if path is None else str(path)}
+
+
+def describe(workload: Workload) -> dict[str, Any]:
+    """The facts of a split, as JSON takes them.
+
+    `label_skew` is the mean over clients of the total variation between a client's label histogram and that of all
+    training samples: 0 where every client has the mix of the whole, towards 1 where each has rare classes only.
+    """
+    config, split, counts = workload.config, workload.split, workload.label_counts()
+    names = workload.dataset.class_names
+    sizes = [sum(row) for row in counts]
+    held = [sum(count > 0 for count in row) for row in counts]
+    whole = np.sum(counts, axis=0, keepdims=True)
+    return {
+        "data": config.data.name,
+        "seed": config.seed,
+        "partition": {"name": config.partition.name, **config.partition.settings},
+        "clients": len(sizes),
+        "samples": {
+            "total": sum(sizes),
+            "left_out": len(workload.dataset.train) - sum(sizes),
+            "min": min(sizes),
+            "median": median(sizes),
+            "max": max(sizes),
+        },
+        "classes": {"total": len(names), "min": min(held), "mean": sum(held) / len(held), "max": max(held)}
+        if names
+        else None,
+        "label_skew": label_distance(counts, np.repeat(whole, len(counts), axis=0)) if names else None,
+        "num_moved": split.num_moved,
+        "moved_label_distance": split.moved_label_distance,
+        "class_names": list(names),
+        "counts": counts,
+    }
+
+
+def rows(facts: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """The facts for a reader: (name, value, remark)."""
+    samples, classes, moved = facts["samples"], facts["classes"], facts["num_moved"]
+    left = samples["left_out"]  # by a partition of the user's own
+    said = [
+        ("clients", f"{facts['clients']:,}", ""),
+        ("training samples", f"{samples['total']:,}", f"{left:,} more are left out" if left else ""),
+        (
+            "samples per client",
+            middle([sum(row) for row in facts["counts"]]),
+            f"the median; from {samples['min']:,} to {samples['max']:,}",
+        ),
+    ]
+    if classes:
+        said += [
+            (
+                "classes per client",
+                f"{classes['mean']:.1f}",
+                f"the mean; from {classes['min']} to {classes['max']} of {classes['total']}",
+            ),
+            (
+                "label skew",
+                f"{facts['label_skew']:.3f}",
+                "mean total variation between a client's labels and all labels",
+            ),
+        ]
+    distance = facts["moved_label_distance"]
+    remark = ""
+    if moved:
+        remark = "to give every client its minimum"
+        if distance is not None:
+            remark += f"; mean total variation between labels drawn and dealt: {distance:.4f}"
+    return [*said, ("moved", plural(moved, "sample"), remark)]
+
+
+def title(facts: Mapping[str, Any]) -> str:
+    """Which split of which data."""
+    settings = dict(facts["partition"])
+    name = settings.pop("name")
+    said = "".join(f", {key} = {value}" for key, value in settings.items())
+    return f"{facts['data']}: {name}{said}, seed {facts['seed']}"
+
+
+def draw(facts: Mapping[str, Any], path: Path) -> None:
+    """Write the picture of a split.
+
+    Raises:
+        ConfigError: the file's name ends neither in .svg nor in .html.
+        ResultsError: it cannot be written.
+    """
+    picture = SplitPicture(
+        title=title(facts),
+        class_names=facts["class_names"],
+        counts=facts["counts"],
+        facts=[row for row in rows(facts) if row[0] not in _SAID_IN_THE_PICTURE],
+        environment=environment(),
+    )
+    write_split(picture, path)
