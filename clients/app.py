@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 from clients.state import ClientStore
 from clients.trainer import LocalTrainer, SequentialTrainer
 from fedsign.errors import ConfigError
-from fedsign.flower import wire
+from fedsign.flower import clipping, wire
 from fedsign.flower.in_process import Handler
 from fedsign.flower.shims import PARTITION_KEY
 from fedsign.records import Failure, TrainReply
@@ -87,4 +87,6 @@ def _workload(context: Context) -> Workload:
 
 
 def _as_message(result: TrainReply | Failure, request: Message) -> Message:
-    return wire.failure_reply(result, request) if isinstance(result, Failure) else wire.pack_reply(result, request)
+    if isinstance(result, Failure):
+        return wire.failure_reply(result, request)
+    return clipping.honour(wire.pack_reply(result, request), request)

@@ -72,6 +72,46 @@ class WeightedMean:
         return {name: total.to(self._dtypes[name]) for name, total in self._sums.items()}
 
 
+class Spread:
+    """How far the clients' updates u_k lie apart, streamed: one accumulator, each client counted once.
+
+    The *client drift* is sqrt(mean_k ||u_k - mean u||^2) / ||mean u||: 0 when all clients move alike, large when
+    they move far and cancel out.
+    """
+
+    def __init__(self) -> None:
+        self._sum: Tensors = {}
+        self._squares = 0.0
+        self._count = 0
+
+    def add(self, update: Tensors) -> None:
+        """Take one client's update in; the tensors become this object's."""
+        self._squares += _squared_norm(update)
+        self._count += 1
+        if not self._sum:
+            self._sum = {name: tensor.float() for name, tensor in update.items()}
+            return
+        for name, total in self._sum.items():
+            total.add_(update[name])
+
+    @property
+    def update_norm(self) -> float | None:
+        """||mean u||; None without updates."""
+        return _squared_norm(self._sum) ** 0.5 / self._count if self._count else None
+
+    @property
+    def client_drift(self) -> float | None:
+        """See the class; None without updates or where the mean update is zero."""
+        norm = self.update_norm
+        if not norm:
+            return None
+        return float(max(self._squares / self._count - norm**2, 0.0) ** 0.5) / norm
+
+
+def _squared_norm(tensors: Mapping[str, Tensor]) -> float:
+    return sum(float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2 for tensor in tensors.values())
+
+
 def _wide_copy(tensor: Tensor) -> Tensor:
     if not tensor.is_floating_point():
         return tensor.clone()

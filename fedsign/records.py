@@ -36,7 +36,7 @@ class ObjectiveSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainRequest:
-    """The server asks one client to train from `tensors`, the served model."""
+    """The server asks one client to train from `tensors`, the served model; `shared` is what comes besides."""
 
     round: int
     partition: int
@@ -44,13 +44,15 @@ class TrainRequest:
     objective: ObjectiveSpec
     state_version: int
     needed_versions: frozenset[int]
+    shared: Tensors = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainReply:
     """A client's trained model; `metrics` are plain numbers.
 
-    `has_state`: a state of this round's version now lies on the client's disk.
+    `has_state`: a state of this round's version now lies on the client's disk.  `extra`: what the objective
+    sends besides the model, tensors named and shaped like parameters.
     """
 
     round: int
@@ -60,6 +62,7 @@ class TrainReply:
     num_examples: int
     metrics: Mapping[str, float]
     has_state: bool = False
+    extra: Tensors = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,7 @@
-"""A strategy is four answers: who is sampled, what a client minimises, how replies weigh, how the server moves.
+"""A strategy is four answers: who is sampled, what a client minimises, how replies weigh, where the server moves.
+
+Where the server moves is a target, the mean of the clients' models for most strategies.  A server optimiser
+(`strategies.server_optim`) may take `served - target` as a gradient instead of going there.
 
 It is a Flower `Strategy`, so it also runs in a ServerApp of your own; the rest of Flower's interface is
 answered here once.
@@ -11,12 +14,14 @@ state* is the client's (`fedsign.objectives`), and stays there.
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, cast
+from dataclasses import dataclass
+from typing import Any, Literal, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
+from torch import nn
 
 from fedsign.aggregation import WeightedMean
 from fedsign.errors import RoundError
@@ -24,11 +29,32 @@ from fedsign.flower import wire
 from fedsign.flower.array import to_record, to_tensors
 from fedsign.records import ObjectiveSpec, Role, Tensors, TrainReply
 from fedsign.seeding import Purpose, generator
+from strategies.server_optim.base import ServerOptimizer
 
 Weighting = Literal["uniform", "examples"]
 SEED_KEY, COHORT_KEY = "seed", "cohort-size"
 
+_OPTIMIZER = "server_optimizer/"  # before the names of the server optimiser's tensors in a checkpoint
+
 _log = logging.getLogger("fedsign")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Aggregate:
+    """What a round brought; a server's move reads nothing else."""
+
+    round: int
+    served: Tensors  # theta_t, which the clients received
+    mean: Tensors  # of the clients' models, by weight
+    extra: Tensors  # plain mean of what came besides the models; empty if nothing did
+    roles: Mapping[str, Role]
+    num_replies: int
+    num_clients: int  # of the population
+
+    @property
+    def parameters(self) -> list[str]:
+        """Names of the tensors that are trained."""
+        return [name for name, role in self.roles.items() if role is Role.PARAMETER]
 
 
 class Strategy(FlowerStrategy):
@@ -40,6 +66,7 @@ class Strategy(FlowerStrategy):
 
     def __init__(self, *, weighting: Weighting = "uniform") -> None:
         self.weighting = weighting
+        self.server_optimizer: ServerOptimizer | None = None  # set by the program
         self.num_clients = 0  # of the population; known from the first round on
         self._served: Tensors = {}
         self._evaluated: Tensors | None = None
@@ -65,13 +92,23 @@ class Strategy(FlowerStrategy):
             case _:
                 raise ValueError(f"weighting={self.weighting!r}; expected uniform or examples.")
 
-    def move(self, served: Tensors, mean: Tensors, roles: Mapping[str, Role], num_replies: int) -> Tensors:
-        """The next served model, from the present one and the mean of the clients' models."""
-        return mean
+    def move(self, round: Aggregate) -> Tensors:
+        """The target: the model to serve next, unless a server optimiser goes its own way towards it."""
+        return round.mean
 
     def evaluated(self, mean: Tensors) -> Tensors | None:
         """The model to test and keep, where that is not the served one."""
         return None
+
+    # Rarer questions
+
+    def shared(self) -> Tensors:
+        """What the clients get besides the model: tensors named and shaped like parameters."""
+        return {}
+
+    @classmethod
+    def adapt_model(cls, model: nn.Module, settings: Mapping[str, Any]) -> None:
+        """Change the architecture, in every process that makes the model; without new parameters."""
 
     # State
 
@@ -81,6 +118,18 @@ class Strategy(FlowerStrategy):
 
     def load_state_dict(self, state: Tensors) -> None:
         """Take the memory back."""
+
+    def memory(self) -> Tensors:
+        """`state_dict` and the server optimiser's, as one."""
+        own = {} if self.server_optimizer is None else self.server_optimizer.state_dict()
+        return {**self.state_dict(), **{_OPTIMIZER + name: tensor for name, tensor in own.items()}}
+
+    def load_memory(self, memory: Tensors) -> None:
+        """Take `memory` back."""
+        own = {name.removeprefix(_OPTIMIZER): memory[name] for name in memory if name.startswith(_OPTIMIZER)}
+        if self.server_optimizer is not None:
+            self.server_optimizer.load_state_dict(own)
+        self.load_state_dict({name: memory[name] for name in memory if not name.startswith(_OPTIMIZER)})
 
     @property
     def evaluated_model(self) -> Tensors | None:
@@ -104,13 +153,15 @@ class Strategy(FlowerStrategy):
         spec = wire.objective_entry(self.objective(server_round))
         request = ConfigRecord({**config, wire.ROUND_KEY: server_round, wire.OBJECTIVE_KEY: spec})
         content = RecordDict({wire.ARRAYS: arrays, wire.CONFIG: request})
+        if shared := self.shared():
+            content[wire.BESIDES] = to_record(shared)
         return [Message(content, node_id, MessageType.TRAIN) for node_id in cohort]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Mean of the replies as they come, then the server's move; (None, None) without replies."""
-        total = WeightedMean()
+        total, extra = WeightedMean(), WeightedMean()
         roles: Mapping[str, Role] = {}
         for message in replies:
             if message.has_error():
@@ -119,11 +170,29 @@ class Strategy(FlowerStrategy):
             reply = wire.unpack_reply(message)
             roles = reply.roles
             total.add(reply.tensors, self._checked_weight(reply))
+            if reply.extra:
+                extra.add(reply.extra, 1.0)
         if not total.count:
             return None, None
-        mean = keep_counters(total.result(), self._served)
-        self._evaluated = self.evaluated(mean)
-        return to_record(self.move(self._served, mean, roles, total.count)), None
+        if extra.count not in (0, total.count):
+            raise RoundError(
+                f"{extra.count} of {total.count} replies carry tensors besides the model; expected are all or none."
+            )
+        aggregate = Aggregate(
+            round=server_round,
+            served=self._served,
+            mean=keep_counters(total.result(), self._served),
+            extra=extra.result() if extra.count else {},
+            roles=roles,
+            num_replies=total.count,
+            num_clients=self.num_clients,
+        )
+        self._evaluated = self.evaluated(aggregate.mean)
+        target = self.move(aggregate)
+        if self.server_optimizer is not None:
+            stepped = self.server_optimizer.step(self._served, target, aggregate.parameters)
+            target = {**target, **stepped}
+        return to_record(target), None
 
     def _checked_weight(self, reply: TrainReply) -> float:
         weight = self.weight(reply)

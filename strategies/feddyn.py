@@ -11,14 +11,13 @@ The server does not see the h_k, but since h_k changes only when k is sampled, t
 `mean_h` exists for parameters only; buffers are averaged.
 """
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import torch
 from pydantic import Field
 
-from fedsign.records import ObjectiveSpec, Role, Tensors
-from strategies.base import Strategy
+from fedsign.records import ObjectiveSpec, Tensors
+from strategies.base import Aggregate, Strategy
 
 
 class FedDyn(Strategy):
@@ -33,13 +32,12 @@ class FedDyn(Strategy):
         """Task loss with the client's linear term and the pull towards theta_t."""
         return ObjectiveSpec(name="feddyn", settings={"alpha": self.alpha})
 
-    def move(self, served: Tensors, mean: Tensors, roles: Mapping[str, Role], num_replies: int) -> Tensors:
+    def move(self, round: Aggregate) -> Tensors:
         """mean + mean_h, after mean_h has taken in this round's drift."""
-        share = num_replies / self.num_clients
-        for name, role in roles.items():
-            if role is Role.PARAMETER:
-                h = self.mean_h.get(name, torch.zeros_like(mean[name]))
-                self.mean_h[name] = h + share * (mean[name] - served[name])
+        mean, share = round.mean, round.num_replies / round.num_clients
+        for name in round.parameters:
+            h = self.mean_h.get(name, torch.zeros_like(mean[name]))
+            self.mean_h[name] = h + share * (mean[name] - round.served[name])
         return {name: tensor + self.mean_h[name] if name in self.mean_h else tensor for name, tensor in mean.items()}
 
     def evaluated(self, mean: Tensors) -> Tensors | None:

@@ -21,12 +21,12 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from torch import Tensor
 
-from fedsign.aggregation import in_slot_order
+from fedsign.aggregation import Spread, in_slot_order
 from fedsign.errors import EngineError, FedSignError, ReplyError, RoundError
 from fedsign.flower import wire
-from fedsign.flower.array import TensorArray, to_plain
+from fedsign.flower.array import TensorArray, to_plain, to_tensors
 from fedsign.flower.shims import ensure_task_identity, set_source
-from fedsign.records import Failure, Role, TrainReply, failure_of
+from fedsign.records import Failure, Role, Tensors, TrainReply, failure_of
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.25
 
@@ -67,6 +67,7 @@ class Traffic:
     bytes_down: int = 0
     bytes_up: int = 0
     weighted_losses: list[tuple[int, float]] = field(default_factory=list)
+    spread: Spread = field(default_factory=Spread)
 
     @property
     def train_loss(self) -> float | None:
@@ -199,7 +200,7 @@ class PartitionGrid(Grid):
             if isinstance(reply, Failure):
                 self.traffic.failures.append(reply)
             else:
-                self._account(reply)
+                self._account(reply, batch[len(self.traffic.accepted) + len(self.traffic.failures)])
                 yield reply
 
     def _arrivals(
@@ -241,13 +242,14 @@ class PartitionGrid(Grid):
         partition = metadata.dst_node_id
         encodings: dict[str, str] = {}
         if metadata.message_type == MessageType.TRAIN:
-            self.traffic.bytes_down += sum(_nbytes(array) for array in wire.arrays_of(content).values())
+            self.traffic.bytes_down += _nbytes_of(content)
         if self._leaves_process:
             content = RecordDict(dict(content))
             for key, record in list(content.array_records.items()):
                 if id(record) not in plain:  # the record is kept too, so that its id stays its own
                     plain[id(record)] = (record, *to_plain(record))
-                _, content[key], encodings = plain[id(record)]
+                _, content[key], own = plain[id(record)]
+                encodings = encodings | own
         routed = wire.route(
             content,
             partition=partition,
@@ -298,6 +300,16 @@ class PartitionGrid(Grid):
                 )
             if not _is_finite(cast(TensorArray, array).tensor):
                 raise ReplyError(f"tensor '{name}' holds NaN or infinite values: the client's training diverged.")
+        for name, array in wire.besides(reply.content).items():
+            if name not in expected or tuple(array.shape) != tuple(expected[name].shape):
+                raise ReplyError(
+                    f"besides the model came a tensor '{name}' of shape {list(array.shape)}; expected are names and shapes "
+                    "of parameters."
+                )
+            if not _is_finite(cast(TensorArray, array).tensor):
+                raise ReplyError(
+                    f"tensor '{name}' besides the model holds NaN or infinite values: the client's training diverged."
+                )
 
     def _check_own_reply(self, reply: TrainReply, request: Message) -> None:
         expected = (wire.round_of(request), request.metadata.dst_node_id)
@@ -317,18 +329,24 @@ class PartitionGrid(Grid):
         if not 1 <= num_examples < float("inf"):  # NaN too
             raise ReplyError(f"the reply counts num-examples={num_examples}; expected is 1 or more.")
 
-    def _account(self, reply: Message) -> None:
+    def _account(self, reply: Message, request: Message) -> None:
         if reply.metadata.message_type != MessageType.TRAIN:
             return
         self.traffic.accepted.append(reply.metadata.src_node_id)
         record = reply.content.config_records.get(wire.REPLY)
         if record is not None and record.get("has-state"):
             self.traffic.with_state.append(reply.metadata.src_node_id)
-        self.traffic.bytes_up += sum(_nbytes(array) for array in wire.arrays_of(reply.content).values())
+        self.traffic.bytes_up += _nbytes_of(reply.content)
+        self.traffic.spread.add(self._update(reply, request))
         metrics = next(iter(reply.content.metric_records.values()))
         num_examples, loss = metrics.get(wire.NUM_EXAMPLES_KEY), metrics.get("train-loss")
         if isinstance(num_examples, int | float) and isinstance(loss, int | float):
             self.traffic.weighted_losses.append((int(num_examples), float(loss)))
+
+    def _update(self, reply: Message, request: Message) -> Tensors:
+        """local - global, of the parameters."""
+        before, after = to_tensors(wire.arrays_of(request.content)), to_tensors(wire.arrays_of(reply.content))
+        return {name: after[name] - before[name] for name, role in self._roles.items() if role == Role.PARAMETER}
 
     def _ask(self, node_ids: list[int]) -> dict[str, int]:
         """Send the roll call's question; message id -> node id."""
@@ -349,6 +367,10 @@ class PartitionGrid(Grid):
 
 def _failure(request: Message, reason: str, details: str = "") -> Failure:
     return Failure(partition=request.metadata.dst_node_id, reason=reason, details=details)
+
+
+def _nbytes_of(content: RecordDict) -> int:
+    return sum(_nbytes(array) for record in content.array_records.values() for array in record.values())
 
 
 def _nbytes(array: Array) -> int:

@@ -2,7 +2,8 @@
 
 A request is what the strategy wrote (arrays and a config record, whatever their keys) plus the record
 `route`, which PartitionGrid adds.  A reply is one ArrayRecord and one MetricRecord, as Flower's own
-strategies expect, plus the record `reply`, which only we read.
+strategies expect, plus the record `reply`, which only we read.  What travels besides a model (SCAFFOLD's
+control variates) is a second ArrayRecord, `besides`, either way.
 """
 
 import json
@@ -17,7 +18,7 @@ from fedsign.flower.array import to_plain, to_record, to_tensors
 from fedsign.flower.shims import client_error
 from fedsign.records import Failure, ObjectiveSpec, Role, TrainReply, TrainRequest, failure_of
 
-ROUTE, REPLY, ARRAYS, METRICS, CONFIG = "route", "reply", "arrays", "metrics", "config"
+ROUTE, REPLY, ARRAYS, METRICS, CONFIG, BESIDES = "route", "reply", "arrays", "metrics", "config", "besides"
 ROUND_KEY = "server-round"  # Flower's strategies write it
 OBJECTIVE_KEY = "objective"
 NUM_EXAMPLES_KEY = "num-examples"  # Flower's strategies weight by it
@@ -65,6 +66,7 @@ def unpack_request(message: Message) -> TrainRequest:
         objective=ObjectiveSpec(**objective),
         state_version=int(cast(int, route_record["state-version"])),
         needed_versions=frozenset(json.loads(str(route_record["needed-versions"]))),
+        shared=to_tensors(besides(content), encodings),
     )
 
 
@@ -92,6 +94,8 @@ def pack_reply(reply: TrainReply, request: Message) -> Message:
             ),
         }
     )
+    if reply.extra:
+        content[BESIDES] = to_record(reply.extra)
     return Message(content, reply_to=request)
 
 
@@ -111,23 +115,30 @@ def unpack_reply(message: Message) -> TrainReply:
             "the reply lacks the record 'reply' or the metric 'num-examples': it is not from a FedSign client; "
             "run the ClientApp of clients.app on this node."
         ) from error
+    encodings = json.loads(str(record["encodings"]))
     return TrainReply(
         round=int(cast(int, record["round"])),
         partition=int(cast(int, record["partition"])),
-        tensors=to_tensors(arrays_of(content), json.loads(str(record["encodings"]))),
+        tensors=to_tensors(arrays_of(content), encodings),
         roles={name: Role(role) for name, role in json.loads(str(record["roles"])).items()},
         num_examples=int(cast(int, num_examples)),
         metrics={name: float(cast(float, value)) for name, value in metrics.items()},
         has_state=bool(record["has-state"]),
+        extra=to_tensors(besides(content), encodings),
     )
 
 
 def arrays_of(content: RecordDict) -> ArrayRecord:
-    """The one ArrayRecord of a message."""
-    records = list(content.array_records.values())
+    """The ArrayRecord of a message that holds the model."""
+    records = [record for key, record in content.array_records.items() if key != BESIDES]
     if len(records) != 1:
         raise ReplyError(f"a message holds {len(records)} array records; expected is exactly one.")
     return records[0]
+
+
+def besides(content: RecordDict) -> ArrayRecord:
+    """What travels besides the model; empty if nothing.  Its tensors have the encodings of their namesakes."""
+    return content.array_records[BESIDES] if BESIDES in content.array_records else ArrayRecord()
 
 
 def decode_reply(message: Message) -> None:
@@ -144,9 +155,11 @@ def decode_reply(message: Message) -> None:
 def encode_reply(message: Message) -> Message:
     """Replace a reply's arrays by plain ones, before the message leaves the process."""
     content = message.content
+    encodings: dict[str, str] = {}
     for key, arrays in list(content.array_records.items()):
-        content[key], encodings = to_plain(arrays)
-        content.config_records[REPLY]["encodings"] = json.dumps(_unusual(encodings))
+        content[key], own = to_plain(arrays)
+        encodings |= own
+    content.config_records[REPLY]["encodings"] = json.dumps(_unusual(encodings))
     return message
 
 

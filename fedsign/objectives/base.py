@@ -1,16 +1,38 @@
 """The contract of a local objective, and the plain one.
 
-A client minimises  task loss + penalty(theta; received, state).  `received` is the served model
-theta_t as it came, constant during the round; `state` is what this client keeps between rounds.  All
-methods are pure functions of tensors, so that a cohort of clients can be trained as one tensor program.
+A client minimises  task loss + penalty(theta; context) + contrast(z; context).  All methods are pure
+functions of tensors, so that a cohort of clients can be trained as one tensor program.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
 from fedsign.records import Tensors
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LocalContext:
+    """What a client may read in a round; nothing of it changes while it trains.
+
+    `unit_displacement` is how far the optimiser moves a parameter whose gradient is 1 in every local step:
+    lr x steps for plain SGD.  None for an optimiser that rescales gradients, such as Adam.
+    """
+
+    received: Mapping[str, Tensor]  # the parameters of the served model, theta_t, as they came
+    state: Mapping[str, Tensor]  # what this client has kept since it took part last
+    shared: Mapping[str, Tensor]  # what the strategy sent besides the model; empty if nothing
+    unit_displacement: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Representation:
+    """What the model makes of a batch just before its classifier, z [n, d]."""
+
+    present: Tensor  # of the parameters that are being trained
+    of: Callable[[Mapping[str, Tensor]], Tensor]  # of other parameters, for the same samples
 
 
 class Objective:
@@ -21,27 +43,25 @@ class Objective:
     """
 
     has_state: ClassVar[bool] = False
+    contrasts: ClassVar[bool] = False  # `contrast` is called for every batch
+    needs_unit_displacement: ClassVar[bool] = False
 
-    def penalty(
-        self,
-        parameters: Mapping[str, Tensor],
-        *,
-        received: Mapping[str, Tensor],
-        state: Mapping[str, Tensor],
-    ) -> Tensor | None:
+    def penalty(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensor | None:
         """What is added to the loss of every batch, a scalar; None for nothing."""
+        return None
+
+    def contrast(self, z: Representation, context: LocalContext) -> Tensor | None:
+        """What is added for a batch because of its representation, a scalar; asked for only if `contrasts`."""
         return None
 
     def initial_state(self, received: Mapping[str, Tensor]) -> Tensors:
         """The state of a client that takes part for the first time."""
         return {}
 
-    def next_state(
-        self,
-        parameters: Mapping[str, Tensor],
-        *,
-        received: Mapping[str, Tensor],
-        state: Mapping[str, Tensor],
-    ) -> Tensors:
+    def next_state(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensors:
         """The state after training, from the trained parameters."""
-        return dict(state)
+        return dict(context.state)
+
+    def to_server(self, next_state: Mapping[str, Tensor], context: LocalContext) -> Tensors:
+        """What the reply carries besides the model: tensors named and shaped like parameters."""
+        return {}

@@ -17,7 +17,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsign.objectives.base import Objective
+from fedsign.objectives.base import LocalContext, Objective
 from fedsign.records import Tensors
 
 
@@ -29,16 +29,10 @@ class FedDynObjective(Objective):
     def __init__(self, *, alpha: Annotated[float, Field(gt=0)] = 0.05) -> None:
         self.alpha = alpha
 
-    def penalty(
-        self,
-        parameters: Mapping[str, Tensor],
-        *,
-        received: Mapping[str, Tensor],
-        state: Mapping[str, Tensor],
-    ) -> Tensor | None:
+    def penalty(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensor | None:
         """alpha (<theta, h_k> + ||theta - theta_t||^2 / 2)."""
         terms = [
-            (theta * state[name]).sum() + 0.5 * (theta - received[name]).square().sum()
+            (theta * context.state[name]).sum() + 0.5 * (theta - context.received[name]).square().sum()
             for name, theta in parameters.items()
         ]
         return self.alpha * torch.stack(terms).sum()
@@ -47,12 +41,6 @@ class FedDynObjective(Objective):
         """h_k = 0."""
         return {name: torch.zeros_like(theta) for name, theta in received.items()}
 
-    def next_state(
-        self,
-        parameters: Mapping[str, Tensor],
-        *,
-        received: Mapping[str, Tensor],
-        state: Mapping[str, Tensor],
-    ) -> Tensors:
+    def next_state(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensors:
         """h_k += theta_k - theta_t."""
-        return {name: state[name] + (theta - received[name]) for name, theta in parameters.items()}
+        return {name: context.state[name] + (theta - context.received[name]) for name, theta in parameters.items()}

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsign.objectives.base import Objective
+from fedsign.objectives.base import LocalContext, Objective
 
 
 class FedProxObjective(Objective):
@@ -19,15 +19,9 @@ class FedProxObjective(Objective):
     def __init__(self, *, mu: Annotated[float, Field(ge=0)] = 0.01) -> None:
         self.mu = mu
 
-    def penalty(
-        self,
-        parameters: Mapping[str, Tensor],
-        *,
-        received: Mapping[str, Tensor],
-        state: Mapping[str, Tensor],
-    ) -> Tensor | None:
+    def penalty(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensor | None:
         """(mu/2) ||theta - theta_t||^2."""
         if self.mu == 0:
             return None  # not a term of zeros: FedProx(0) is FedAvg bit for bit
-        distances = [(parameters[name] - received[name]).square().sum() for name in parameters]
+        distances = [(parameters[name] - context.received[name]).square().sum() for name in parameters]
         return 0.5 * self.mu * torch.stack(distances).sum()

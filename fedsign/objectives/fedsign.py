@@ -27,7 +27,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsign.objectives.base import Objective
+from fedsign.objectives.base import LocalContext, Objective
 
 Reduction = Literal["sum", "tensor_mean", "mean"]
 
@@ -39,17 +39,11 @@ class FedSignObjective(Objective):
         self.gamma = gamma
         self.reduction = reduction
 
-    def penalty(
-        self,
-        parameters: Mapping[str, Tensor],
-        *,
-        received: Mapping[str, Tensor],
-        state: Mapping[str, Tensor],
-    ) -> Tensor | None:
+    def penalty(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensor | None:
         """-gamma * reduce(sgp(theta_t) sigma(theta) + sgp(-theta_t) sigma(-theta))."""
         if self.gamma == 0:
             return None  # not a term of zeros: FedSign(0) is FedAvg bit for bit
-        sums = torch.stack([soft_agreement(theta, received[name]).sum() for name, theta in parameters.items()])
+        sums = torch.stack([soft_agreement(theta, context.received[name]).sum() for name, theta in parameters.items()])
         sizes = [theta.numel() for theta in parameters.values()]
         match self.reduction:
             case "sum":

@@ -11,6 +11,7 @@ from simulations.recipes.base import Finding, Recipe
 
 _MODULES = {
     "fedsign-beats-fedavg-digits": "simulations.recipes.fedsign_beats_fedavg_digits",
+    "feddyn-faster-digits": "simulations.recipes.feddyn_faster_digits",
     "feddyn-fixed-point": "simulations.recipes.feddyn_fixed_point",
 }
 

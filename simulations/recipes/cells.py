@@ -10,12 +10,20 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from fedsign.results import Line, final_value
+
+
+def all_rounds(cells: Sequence[Mapping[str, Any]]) -> list[list[Line]]:
+    """The lines of rounds.jsonl of each run, in order."""
+    workers = min(len(cells), os.cpu_count() or 1)
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        return list(pool.map(_rounds, cells))
+
 
 def final_values(cells: Sequence[Mapping[str, Any]], metric: str = "accuracy") -> list[float]:
     """The mean of a metric over the last 5 rounds of each run, in order; NaN for one that diverged."""
-    workers = min(len(cells), os.cpu_count() or 1)
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        return list(pool.map(_final_value, cells, [metric] * len(cells)))
+    values = [final_value(lines, metric) for lines in all_rounds(cells)]
+    return [float("nan") if value is None else value for value in values]
 
 
 def paired_difference(first: Sequence[float], second: Sequence[float]) -> dict[str, float]:
@@ -30,9 +38,8 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> dict[s
     }
 
 
-def _final_value(cell: Mapping[str, Any], metric: str) -> float:
+def _rounds(cell: Mapping[str, Any]) -> list[Line]:
     from simulations.api import run
 
     with tempfile.TemporaryDirectory() as root:
-        value = run({**cell, "callbacks": [], "results": {"root": root}}).final(metric)
-    return float("nan") if value is None else value
+        return run({**cell, "callbacks": [], "results": {"root": root}}).rounds

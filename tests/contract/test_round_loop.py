@@ -3,7 +3,7 @@
 import multiprocessing
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,9 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 
 from fedsign import results
 from fedsign.errors import ConfigError, FedSignError, ResultsError, RoundError
-from fedsign.records import ObjectiveSpec, Role, Tensors, TrainReply
+from fedsign.records import ObjectiveSpec, Tensors, TrainReply
 from simulations import run
-from strategies.base import Strategy
+from strategies.base import Aggregate, Strategy
 from strategies.feddyn import FedDyn
 
 
@@ -51,15 +51,15 @@ class Weightless(Strategy):
 class Exploding(Strategy):
     """Makes NaN of finite replies."""
 
-    def move(self, served: Tensors, mean: Tensors, roles: Mapping[str, Role], num_replies: int) -> Tensors:
-        return {name: tensor * float("nan") for name, tensor in mean.items()}
+    def move(self, round: Aggregate) -> Tensors:
+        return {name: tensor * float("nan") for name, tensor in round.mean.items()}
 
 
 class Forgetful(Strategy):
     """Loses a tensor."""
 
-    def move(self, served: Tensors, mean: Tensors, roles: Mapping[str, Role], num_replies: int) -> Tensors:
-        return dict(list(mean.items())[1:])
+    def move(self, round: Aggregate) -> Tensors:
+        return dict(list(round.mean.items())[1:])
 
 
 class FirstReply(Strategy):

@@ -84,14 +84,28 @@ def test_all_strategies_sample_the_same_clients_under_one_seed(strategy: str, tm
 
 
 @pytest.mark.parametrize(
-    "strategy", [{"name": "fedsign", "gamma": 0.0}, {"name": "fedprox", "mu": 0.0}], ids=["fedsign", "fedprox"]
+    "strategy",
+    [
+        {"name": "fedsign", "gamma": 0.0},
+        {"name": "fedprox", "mu": 0.0},
+        {"name": "moon", "mu": 0.0},
+        {"name": "fedpan", "amplitude": 0.0},
+    ],
+    ids=lambda strategy: strategy["name"],
 )
 def test_with_coefficient_zero_it_is_fedavg_bit_for_bit(strategy: dict[str, Any], tmp_path: Path) -> None:
     assert lines(play(tmp_path, strategy)) == lines(play(tmp_path, "fedavg"))
 
 
 @pytest.mark.parametrize(
-    "strategy", [{"name": "fedsign", "gamma": 0.003}, {"name": "fedprox", "mu": 0.01}], ids=["fedsign", "fedprox"]
+    "strategy",
+    [
+        {"name": "fedsign", "gamma": 0.003},
+        {"name": "fedprox", "mu": 0.01},
+        {"name": "moon", "mu": 1.0},
+        {"name": "fedpan", "amplitude": 0.1},
+    ],
+    ids=lambda strategy: strategy["name"],
 )
 def test_with_its_coefficient_it_is_not_fedavg(strategy: dict[str, Any], tmp_path: Path) -> None:
     assert lines(play(tmp_path, strategy)) != lines(play(tmp_path, "fedavg"))

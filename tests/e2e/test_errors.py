@@ -26,7 +26,7 @@ from strategies.base import Strategy
 class Raises(Objective):
     """Fails in the first batch of every client."""
 
-    def penalty(self, parameters, *, received, state):
+    def penalty(self, parameters, context):
         raise ZeroDivisionError("the loss of client data went wrong")
 
 
@@ -42,7 +42,7 @@ class Failing(Strategy):
 class Nan(Objective):
     """Client models become NaN, silently."""
 
-    def penalty(self, parameters, *, received, state):
+    def penalty(self, parameters, context):
         return sum(theta.sum() for theta in parameters.values()) * float("nan")
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fedsign.objectives.fedsign import FedSignObjective, Reduction
+from tests.papers.local import local
 
 GAMMA = 0.003
 
@@ -40,7 +41,7 @@ def test_the_penalty_is_equation_1_under_each_reduction(reduction: Reduction) ->
         "tensor_mean": sum(term.mean() for term in terms) / len(terms),
         "mean": sum(term.sum() for term in terms) / num_elements,
     }[reduction]
-    penalty = FedSignObjective(gamma=GAMMA, reduction=reduction).penalty(theta, received=received, state={})
+    penalty = FedSignObjective(gamma=GAMMA, reduction=reduction).penalty(theta, local(received))
     assert penalty is not None
     torch.testing.assert_close(penalty, -GAMMA * reduced, rtol=1e-12, atol=0)
 
@@ -48,7 +49,7 @@ def test_the_penalty_is_equation_1_under_each_reduction(reduction: Reduction) ->
 def test_its_gradient_is_the_closed_form_element_by_element() -> None:
     """d/dtheta of Eq. 1 is sign(theta_t) s(1 - s), s = sigma(theta), since sigma(-x)' = -s(1 - s)."""
     theta, received = tensors(1)
-    penalty = FedSignObjective(gamma=GAMMA).penalty(theta, received=received, state={})
+    penalty = FedSignObjective(gamma=GAMMA).penalty(theta, local(received))
     assert penalty is not None
     penalty.backward()
     for name in theta:
@@ -60,7 +61,7 @@ def test_its_gradient_is_the_closed_form_element_by_element() -> None:
 
 def test_elements_whose_received_value_is_zero_get_exactly_no_gradient() -> None:
     theta, received = tensors(2)
-    penalty = FedSignObjective(gamma=GAMMA).penalty(theta, received=received, state={})
+    penalty = FedSignObjective(gamma=GAMMA).penalty(theta, local(received))
     assert penalty is not None
     penalty.backward()
     gradient = theta["weight"].grad
@@ -74,7 +75,7 @@ def test_the_gradient_does_not_vanish_where_training_starts() -> None:
     """At theta = theta_t, |gradient| = gamma s(1 - s); with the small weights of a new network about gamma/4."""
     received = {"weight": 0.1 * torch.randn(1000, generator=torch.Generator().manual_seed(3))}
     theta = {"weight": received["weight"].clone().requires_grad_()}
-    penalty = FedSignObjective(gamma=GAMMA).penalty(theta, received=received, state={})
+    penalty = FedSignObjective(gamma=GAMMA).penalty(theta, local(received))
     assert penalty is not None
     penalty.backward()
     gradient = theta["weight"].grad
@@ -86,7 +87,7 @@ def test_the_gradient_does_not_vanish_where_training_starts() -> None:
 def test_descending_it_raises_the_agreement_of_signs() -> None:
     theta, received = tensors(4)
     before = sum(equation_1(theta[name], received[name]).sum().item() for name in theta)
-    penalty = FedSignObjective(gamma=1.0).penalty(theta, received=received, state={})
+    penalty = FedSignObjective(gamma=1.0).penalty(theta, local(received))
     assert penalty is not None
     penalty.backward()
     after = 0.0
@@ -98,4 +99,4 @@ def test_descending_it_raises_the_agreement_of_signs() -> None:
 
 def test_gamma_zero_has_no_term_at_all() -> None:
     theta, received = tensors(5)
-    assert FedSignObjective(gamma=0.0).penalty(theta, received=received, state={}) is None
+    assert FedSignObjective(gamma=0.0).penalty(theta, local(received)) is None

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsign.aggregation import WeightedMean, in_slot_order
+from fedsign.aggregation import Spread, WeightedMean, in_slot_order
 from fedsign.records import Tensors
 
 
@@ -132,3 +132,22 @@ def test_models_that_are_added_are_not_changed() -> None:
 def test_the_mean_of_nothing_is_an_error() -> None:
     with pytest.raises(ValueError, match="no models"):
         WeightedMean().result()
+
+
+def test_client_drift_of_opposite_updates_is_their_distance_over_the_mean() -> None:
+    """u = (3, 4) and (3, -4): mean (3, 0), each lies 4 from it: drift 4 / 3."""
+    spread = Spread()
+    for sign in (1.0, -1.0):
+        spread.add({"a": torch.tensor([3.0]), "b": torch.tensor([4.0 * sign])})
+    assert spread.update_norm == pytest.approx(3.0)
+    assert spread.client_drift == pytest.approx(4 / 3)
+
+
+def test_clients_that_move_alike_do_not_drift_and_those_that_cancel_out_have_no_drift() -> None:
+    alike, cancelling = Spread(), Spread()
+    for sign in (1.0, -1.0):
+        alike.add({"a": torch.tensor([2.0])})
+        cancelling.add({"a": torch.tensor([2.0 * sign])})
+    assert (alike.update_norm, alike.client_drift) == (2.0, 0.0)
+    assert (cancelling.update_norm, cancelling.client_drift) == (0.0, None)
+    assert (Spread().update_norm, Spread().client_drift) == (None, None)

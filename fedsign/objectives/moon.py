@@ -1,0 +1,64 @@
+"""MOON: the representation is pulled to the received model's and pushed from the client's previous one.
+
+Paper: Li, He and Song 2021 (arXiv 2103.16257), Eq. 3 and 4, as in the authors' public code:
+
+    L_k - mu * mean_i log( exp(cos(z, z_glob)/tau) / (exp(cos(z, z_glob)/tau) + exp(cos(z, z_prev)/tau)) )
+
+z is the input of the model's classifier; z_glob is that of the received model and z_prev that of the model
+which this client trained when it took part last (in its first round the received model, so that the term
+is the constant mu log 2 and has no gradient).  Neither of the two is trained.  The paper's models have a
+projection head below the classifier: `model.projection_dim`.
+Differs: all three passes are in training mode, on the batch's own statistics, and leave BatchNorm's running
+statistics alone; the authors' code gives z_glob and z_prev by running statistics, which a client would have to keep.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional
+
+from fedsign.objectives.base import LocalContext, Objective, Representation
+from fedsign.records import Tensors
+
+
+class MoonObjective(Objective):
+    """Task loss + mu * model-contrastive loss; the previous local parameters are kept by the client."""
+
+    has_state: ClassVar[bool] = True
+    contrasts: ClassVar[bool] = True
+
+    def __init__(
+        self, *, mu: Annotated[float, Field(ge=0)] = 1.0, temperature: Annotated[float, Field(gt=0)] = 0.5
+    ) -> None:
+        self.mu = mu
+        self.temperature = temperature
+
+    def contrast(self, z: Representation, context: LocalContext) -> Tensor | None:
+        """mu * mean over the batch of -log softmax([cos(z, z_glob), cos(z, z_prev)] / tau)[0]."""
+        if self.mu == 0:
+            return None  # MOON(0) is FedAvg bit for bit
+        with torch.no_grad():
+            others = (z.of(context.received), z.of(context.state))
+        return self.mu * contrastive_loss(z.present, *others, temperature=self.temperature)
+
+    def initial_state(self, received: Mapping[str, Tensor]) -> Tensors:
+        """The received model stands for the previous one."""
+        return {name: theta.clone() for name, theta in received.items()}
+
+    def next_state(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensors:
+        """The model that was trained now."""
+        return {name: theta.clone() for name, theta in parameters.items()}
+
+
+def contrastive_loss(z: Tensor, z_glob: Tensor, z_prev: Tensor, *, temperature: float) -> Tensor:
+    """Eq. 3, mean over the batch; all [n, d].
+
+    >>> z = torch.eye(2)
+    >>> float(contrastive_loss(z, z, z, temperature=0.5))  # both equally near: log 2
+    0.6931471824645996
+    """
+    similarities = torch.stack([functional.cosine_similarity(z, other, dim=-1) for other in (z_glob, z_prev)], dim=-1)
+    return -functional.log_softmax(similarities / temperature, dim=-1)[..., 0].mean()

@@ -1,0 +1,13 @@
+"""What all of Flower's strategies are constructed with here."""
+
+from typing import Any
+
+from fedsign.flower.parameters_only import NUM_REPLIES_KEY
+from fedsign.flower.wire import NUM_EXAMPLES_KEY
+from strategies.base import Weighting
+
+
+def arguments(weighting: Weighting = "examples") -> dict[str, Any]:
+    """All of the cohort that is shown, however small, weighted by samples or uniformly."""
+    keys = {"uniform": NUM_REPLIES_KEY, "examples": NUM_EXAMPLES_KEY}
+    return {"min_train_nodes": 1, "min_available_nodes": 1, "weighted_by_key": keys[weighting]}

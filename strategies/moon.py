@@ -1,0 +1,30 @@
+"""MOON: FedAvg whose clients keep their representations near the received model's.
+
+Paper: Li, He and Song 2021 (arXiv 2103.16257); the loss stands in `fedsign.objectives.moon`.
+"""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from fedsign.records import ObjectiveSpec
+from strategies.base import Strategy, Weighting
+
+
+class Moon(Strategy):
+    """Clients minimise L_k + mu * model-contrastive loss; the server averages."""
+
+    def __init__(
+        self,
+        *,
+        mu: Annotated[float, Field(ge=0)] = 1.0,
+        temperature: Annotated[float, Field(gt=0)] = 0.5,
+        weighting: Weighting = "uniform",
+    ) -> None:
+        super().__init__(weighting=weighting)
+        self.mu = mu
+        self.temperature = temperature
+
+    def objective(self, round: int) -> ObjectiveSpec:
+        """Task loss plus the contrast."""
+        return ObjectiveSpec(name="moon", settings={"mu": self.mu, "temperature": self.temperature})

@@ -1,0 +1,51 @@
+"""The contract of a server optimiser.
+
+The pseudo-gradient of a round is g = served - target (Reddi et al. 2021, arXiv 2003.00295, with g = -Delta_t);
+with target = mean of the clients' models, plain gradient descent of rate 1 is FedAvg.  Parameters only:
+BatchNorm's statistics are not optimised, they stay the mean.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from fedsign.records import Tensors
+
+
+class ServerOptimizer:
+    """A rule for one tensor, with `slots` of memory per tensor; all memory starts at `initial`."""
+
+    slots: tuple[str, ...] = ()
+    initial: float = 0.0
+
+    def __init__(self) -> None:
+        self._memory: dict[str, Tensors] = {}
+
+    def update(self, gradient: Tensor, memory: dict[str, Tensor]) -> Tensor:
+        """What is added to a parameter; writes the new memory into `memory`."""
+        raise NotImplementedError
+
+    def step(self, served: Mapping[str, Tensor], target: Mapping[str, Tensor], names: Iterable[str]) -> Tensors:
+        """The next values of the named parameters, in at least float32 and then in their own type."""
+        stepped = {}
+        for name in names:
+            before = served[name].to(torch.promote_types(served[name].dtype, torch.float32))
+            if name not in self._memory:
+                self._memory[name] = {slot: self._start(slot, before) for slot in self.slots}
+            stepped[name] = (before + self.update(before - target[name], self._memory[name])).to(served[name].dtype)
+        return stepped
+
+    def state_dict(self) -> Tensors:
+        """All memory, as "<slot>/<parameter>"."""
+        return {f"{slot}/{name}": tensor for name, memory in self._memory.items() for slot, tensor in memory.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take the memory back."""
+        self._memory = {}
+        for key, tensor in state.items():
+            slot, _, name = key.partition("/")
+            self._memory.setdefault(name, {})[slot] = tensor
+
+    def _start(self, slot: str, parameter: Tensor) -> Tensor:
+        return torch.full_like(parameter, self.initial if slot == "second_moment" else 0.0)

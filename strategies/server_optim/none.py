@@ -1,0 +1,5 @@
+"""No server optimiser: the server goes to the target."""
+
+
+def none() -> None:
+    """The target is served as it is."""

@@ -1,0 +1,30 @@
+"""Gradient descent on the pseudo-gradient, with momentum: FedAvgM.
+
+Paper: Hsu, Qi and Brown 2019 (arXiv 1909.06335), section 4.3:  v <- momentum v + g,  x <- x - lr v.
+lr = 1 without momentum goes to the target itself (in exact arithmetic).
+"""
+
+from typing import Annotated
+
+from pydantic import Field
+from torch import Tensor
+
+from strategies.server_optim.base import ServerOptimizer
+
+
+class ServerSGD(ServerOptimizer):
+    """Heavy-ball momentum."""
+
+    slots = ("velocity",)
+
+    def __init__(
+        self, *, lr: Annotated[float, Field(gt=0)] = 1.0, momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    ) -> None:
+        super().__init__()
+        self.lr = lr
+        self.momentum = momentum
+
+    def update(self, gradient: Tensor, memory: dict[str, Tensor]) -> Tensor:
+        """-lr v."""
+        memory["velocity"] = self.momentum * memory["velocity"] + gradient
+        return -self.lr * memory["velocity"]

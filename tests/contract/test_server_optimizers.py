@@ -1,0 +1,121 @@
+"""Every strategy of ours runs with every server optimiser: parameters only, resumable; Flower's refuse."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedsign.checkpoints import load_latest
+from fedsign.errors import ConfigError
+from fedsign.registry import KINDS
+from simulations import Run, run
+from tests.contract.test_strategies import lines, play, served
+
+OURS = sorted(name for name in KINDS["strategy"].table if not name.startswith("flower_"))
+OPTIMIZERS = sorted(KINDS["server_optimizer"].table.keys() - {"none"})
+
+
+def optimised(root: Path, strategy: str, optimizer: dict[str, Any], **changes: Any) -> Run:
+    return play(root, strategy, server={"cohort_size": 3, "optimizer": optimizer}, **changes)
+
+
+def buffers(done: Run) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in served(done).items() if "running" in name or "tracked" in name}
+
+
+@pytest.mark.parametrize("strategy", OURS)
+def test_an_optimiser_moves_parameters_and_leaves_buffers_the_mean(strategy: str, tmp_path: Path) -> None:
+    """After one round the buffers are those without an optimiser, bit for bit, and the parameters are not."""
+    plain = play(tmp_path, strategy, rounds=1)
+    assert buffers(plain)
+    for optimizer in OPTIMIZERS:
+        done = optimised(tmp_path, strategy, {"name": optimizer, "lr": 0.01}, rounds=1)
+        for name, tensor in served(plain).items():
+            same = torch.equal(tensor, served(done)[name])
+            assert same == (name in buffers(plain)), (optimizer, name)
+
+
+@pytest.mark.parametrize("strategy", OURS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_resumed_run_has_the_optimisers_memory(strategy: str, optimizer: str, tmp_path: Path) -> None:
+    part = {"name": optimizer, "lr": 0.01}
+    whole = optimised(tmp_path, strategy, part)
+    half = optimised(tmp_path, strategy, part, rounds=2)
+    checkpoint = load_latest(half.folder.checkpoints)
+    assert checkpoint is not None
+    assert any(name.startswith("server_optimizer/") and tensor.any() for name, tensor in checkpoint.strategy.items())
+    assert lines(run(half.config.replace(rounds=4), resume=half.path)) == lines(whole)
+
+
+@pytest.mark.parametrize("strategy", OURS)
+def test_gradient_descent_of_rate_one_goes_to_the_target(strategy: str, tmp_path: Path) -> None:
+    """x - (x - target) = target up to one rounding."""
+    plain = served(play(tmp_path, strategy, rounds=1))
+    done = served(optimised(tmp_path, strategy, {"name": "sgd", "lr": 1.0, "momentum": 0.0}, rounds=1))
+    for name, tensor in plain.items():
+        torch.testing.assert_close(done[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_it_learns(optimizer: str, tmp_path: Path) -> None:
+    lr = {"sgd": 0.5, "adam": 0.03, "yogi": 0.03, "adagrad": 0.1}[optimizer]
+    done = optimised(
+        tmp_path, "fedavg", {"name": optimizer, "lr": lr}, rounds=15, partition={"num_clients": 6, "alpha": 10.0}
+    )
+    assert done.rounds[-1]["accuracy"] > 0.8  # guessing gives 0.1
+
+
+def test_flowers_own_strategies_refuse_a_server_optimiser(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="moves the server by itself"):
+        optimised(tmp_path, "flower_fedavg", {"name": "adam"})
+
+
+def test_scaffolds_server_control_is_the_mean_of_the_clients(tmp_path: Path) -> None:
+    """Conservation: c starts as the mean of all c_k (0) and moves by (1/N) sum of their changes."""
+    done = play(tmp_path, "scaffold", rounds=6)
+    checkpoint = load_latest(done.folder.checkpoints)
+    assert checkpoint is not None and len(checkpoint.client_versions) > 3
+    total = {name: torch.zeros_like(tensor) for name, tensor in checkpoint.strategy.items()}
+    for partition, version in checkpoint.client_versions.items():
+        state = load_file(done.folder.clients / f"{partition:06d}" / f"round-{version:06d}.safetensors")
+        for name in total:
+            total[name] += state[name]
+    for name, control in checkpoint.strategy.items():
+        assert control.abs().max() > 0
+        torch.testing.assert_close(total[name] / 6, control, rtol=1e-4, atol=1e-6)
+
+
+def test_scaffold_sends_its_control_variates_and_they_are_counted(tmp_path: Path) -> None:
+    """Up: parameters twice.  Down: the same, but in the first round, when c is zero and is not sent."""
+    done, plain = play(tmp_path, "scaffold", rounds=2), play(tmp_path, "fedavg", rounds=2)
+    size = 4 * 3 * sum(parameter.numel() for parameter in plain.model().parameters())  # bytes, for 3 clients
+    for ours, theirs, down in zip(done.rounds, plain.rounds, (0, size), strict=True):
+        assert ours["bytes_up"] == theirs["bytes_up"] + size
+        assert ours["bytes_down"] == theirs["bytes_down"] + down
+
+
+def test_scaffold_refuses_an_optimiser_that_rescales_gradients(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"client.optimizer.name=adamw .* use client.optimizer.name=sgd"):
+        play(tmp_path, "scaffold", client={"local_epochs": 1, "lr": 0.001, "optimizer": {"name": "adamw"}})
+
+
+def test_moon_refuses_a_model_without_a_linear_classifier(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no nn.Linear"):
+        play(tmp_path, "moon", model={"name": f"{__name__}:without_linear"})
+
+
+def without_linear(input_shape: tuple[int, ...], num_outputs: int) -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Unflatten(1, (1, 64)), torch.nn.Conv1d(1, num_outputs, 64), torch.nn.Flatten())
+
+
+def test_fedpan_changes_the_function_and_not_the_parameters(tmp_path: Path) -> None:
+    plain, positioned = play(tmp_path, "fedavg", rounds=1), play(tmp_path, "fedpan", rounds=1)
+    assert served(plain).keys() == served(positioned).keys()
+    assert plain.rounds[0]["loss"] != positioned.rounds[0]["loss"]
+    features = torch.rand(8, 64)
+    loaded = plain.model()
+    loaded.load_state_dict(served(positioned))
+    with torch.no_grad():  # a model that is loaded from a run has its encodings
+        assert not torch.allclose(loaded(features), positioned.model()(features))

@@ -1,0 +1,18 @@
+"""What a client is given, for tests of objectives."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from fedsign.objectives.base import LocalContext
+
+
+def local(
+    received: Mapping[str, Tensor],
+    *,
+    state: Mapping[str, Tensor] | None = None,
+    shared: Mapping[str, Tensor] | None = None,
+    unit_displacement: float | None = None,
+) -> LocalContext:
+    """A context with nothing kept and nothing sent unless said."""
+    return LocalContext(received=received, state=state or {}, shared=shared or {}, unit_displacement=unit_displacement)

@@ -1,0 +1,199 @@
+"""The settings of a client's training: steps, clipping, smoothing, schedules, batches of one sample."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from clients.batches import batches, num_steps, schedule
+from clients.state import ClientStore
+from clients.trainer import SequentialTrainer
+from fedsign.config import from_dict
+from fedsign.errors import ConfigError
+from fedsign.optim.displacement import unit_displacement
+from fedsign.records import ObjectiveSpec, Tensors, TrainReply, TrainRequest, tensors_of
+from fedsign.seeding import Purpose, generator
+from fedsign.workload import Workload
+
+
+def workload(**client: Any) -> Workload:
+    return Workload(
+        from_dict({"partition": {"num_clients": 6, "alpha": 1.0}, "server": {"cohort_size": 3}, "client": client})
+    )
+
+
+def train(work: Workload, folder: Path, *, round: int = 1, partition: int = 2, **changes: Any) -> TrainReply:
+    return SequentialTrainer(work).train(
+        TrainRequest(
+            round=round, partition=partition, tensors=tensors_of(work.make_model()), objective=ObjectiveSpec(),
+            state_version=0, needed_versions=frozenset(), **changes,
+        ),
+        ClientStore(folder),
+    )  # fmt: skip
+
+
+def gradient(work: Workload, theta: Tensors, index: Any, *, smoothing: float = 0.0) -> Tensors:
+    """Of the task's loss on some of client 2's samples; smoothed labels are (1 - s) one-hot + s / 10."""
+    samples = work.samples_of(2)
+    free = {name: tensor.clone().requires_grad_() for name, tensor in theta.items()}
+    logits = functional_call(work.make_model(), free, (samples.features[index],))
+    wanted = (1 - smoothing) * functional.one_hot(samples.targets[index], 10) + smoothing / 10
+    loss = -(wanted * logits.log_softmax(1)).sum(1).mean()
+    return dict(zip(theta, torch.autograd.grad(loss, list(free.values())), strict=True))
+
+
+def first_batch(work: Workload, size: int) -> Any:
+    rng = generator(0, Purpose.BATCHES, round=1, partition=2)
+    return torch.from_numpy(rng.permutation(len(work.samples_of(2))))[:size]
+
+
+ONE_STEP: dict[str, Any] = {"local_steps": 1, "batch_size": 8, "lr": 0.1, "optimizer": {"momentum": 0.0}}
+
+
+def test_one_local_step_is_one_gradient_step(tmp_path: Path) -> None:
+    work = workload(**ONE_STEP)
+    start = tensors_of(work.make_model())
+    g = gradient(work, start, first_batch(work, 8))
+    for name, tensor in train(work, tmp_path).tensors.items():
+        torch.testing.assert_close(tensor, start[name] - 0.1 * g[name], rtol=1e-4, atol=1e-7)
+
+
+def test_clipping_bounds_the_norm_over_all_parameters(tmp_path: Path) -> None:
+    work = workload(**ONE_STEP, clip_norm=0.5)
+    start = tensors_of(work.make_model())
+    g = gradient(work, start, first_batch(work, 8))
+    norm = torch.cat([tensor.flatten() for tensor in g.values()]).norm()
+    assert norm > 0.6  # otherwise nothing is clipped
+    for name, tensor in train(work, tmp_path).tensors.items():
+        torch.testing.assert_close(tensor, start[name] - 0.1 * 0.5 / norm * g[name], rtol=1e-4, atol=1e-7)
+    wide = train(workload(**ONE_STEP, clip_norm=100.0), tmp_path).tensors
+    unclipped = train(workload(**ONE_STEP), tmp_path).tensors
+    assert all(torch.equal(wide[name], unclipped[name]) for name in wide)
+
+
+def test_label_smoothing_trains_on_smoothed_labels(tmp_path: Path) -> None:
+    work = workload(**ONE_STEP, label_smoothing=0.2)
+    start = tensors_of(work.make_model())
+    g = gradient(work, start, first_batch(work, 8), smoothing=0.2)
+    for name, tensor in train(work, tmp_path).tensors.items():
+        torch.testing.assert_close(tensor, start[name] - 0.1 * g[name], rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("part", "factors"),
+    [
+        ({"name": "constant"}, [1.0, 1.0, 1.0]),
+        ({"name": "exponential", "factor": 0.5}, [1.0, 0.5, 0.25]),
+        ({"name": "step", "every": 2, "factor": 0.1}, [1.0, 1.0, 0.1]),
+        ({"name": "cosine", "final": 0.2}, [0.2 + 0.4 * (1 + np.cos(np.pi * t / 40)) for t in range(3)]),
+    ],
+)
+def test_a_schedule_scales_the_steps_of_each_round(part: dict[str, Any], factors: list[float], tmp_path: Path) -> None:
+    """One plain SGD step moves by lr x gradient, so the moved distance shows the round's rate."""
+    work = workload(**ONE_STEP, schedule=part)
+    whole = workload(**ONE_STEP)
+    start = tensors_of(work.make_model())
+    for round, factor in enumerate(factors, start=1):
+        scaled, full = (train(each, tmp_path, round=round).tensors for each in (work, whole))
+        for name in start:
+            expected = start[name] + factor * (full[name] - start[name])
+            torch.testing.assert_close(scaled[name], expected, rtol=1e-4, atol=1e-7)
+
+
+def test_local_steps_alone_replace_the_epochs() -> None:
+    client = from_dict({"client": {"local_steps": 7}}).client
+    assert (client.local_steps, client.local_epochs) == (7, 0)
+
+
+@pytest.mark.parametrize("client", [{"local_steps": 3, "local_epochs": 2}, {"local_epochs": 0}])
+def test_steps_and_epochs_are_one_or_the_other(client: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="expected is one of the two above 0"):
+        from_dict({"client": client})
+
+
+def test_smoothing_is_for_classes() -> None:
+    with pytest.raises(ConfigError, match="only classification has labels to smooth"):
+        from_dict({"task": "regression", "metrics": ["rmse"], "client": {"label_smoothing": 0.1}})
+
+
+@hypothesis_settings(deadline=None, max_examples=200)
+@given(
+    samples=st.integers(1, 40),
+    size=st.integers(1, 12),
+    steps=st.integers(0, 15),
+    join=st.booleans(),
+    seed=st.integers(0, 9),
+)
+def test_the_plan_has_the_steps_that_were_promised(samples: int, size: int, steps: int, join: bool, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    plan = list(schedule(samples, size, rng, epochs=0 if steps else 3, steps=steps, join_last=join))
+    count = num_steps(samples, size, epochs=0 if steps else 3, steps=steps, join_last=join)
+    assert sum(map(len, plan)) == count == (steps or 3 * len(plan[0]))
+    for epoch in plan[:-1]:  # whole epochs see every sample once
+        assert torch.equal(torch.cat(epoch).sort().values, torch.arange(samples))
+    for index in (index for epoch in plan for index in epoch):
+        assert 1 <= len(index) <= size + join
+        assert not (join and len(index) == 1 < min(size, samples)), "a batch of one is left"
+
+
+def test_without_joining_the_order_is_the_same() -> None:
+    apart, joined = (batches(9, 4, np.random.default_rng(1), join_last=join) for join in (False, True))
+    assert [len(index) for index in apart] == [4, 4, 1]
+    assert torch.equal(torch.cat(apart), torch.cat(joined))
+
+
+def normalised(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(*input_shape, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, num_outputs))
+
+
+def test_torch_refuses_a_batch_of_one_with_batchnorm() -> None:
+    """What the rule is for."""
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        normalised((64,), 10)(torch.zeros(1, 64))
+
+
+@pytest.mark.parametrize(("samples", "size"), [(17, 16), (33, 16), (1, 16), (5, 1)])
+def test_batchnorm_trains_on_any_number_of_samples(samples: int, size: int, tmp_path: Path) -> None:
+    work = Workload(
+        from_dict(
+            {
+                "model": {"name": f"{__name__}:normalised"},
+                "partition": {"name": f"{__name__}:first", "num_clients": 1, "num_samples": samples},
+                "server": {"cohort_size": 1},
+                "client": {"batch_size": size},
+            }
+        )
+    )
+    start = tensors_of(work.make_model())
+    after = train(work, tmp_path, partition=0).tensors
+    assert all(torch.isfinite(tensor).all() for tensor in after.values())
+    assert not torch.equal(after["3.weight"], start["3.weight"])
+    moved = not torch.equal(after["1.running_mean"], start["1.running_mean"])
+    assert moved == (min(samples, size) > 1)  # statistics of one sample are none
+
+
+def first(train: Any, num_clients: int, rng: Any, *, num_samples: int) -> list[Any]:
+    """The first samples for one client; the others are left out."""
+    return [np.arange(num_samples)]
+
+
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.5, True)])
+def test_unit_displacement_is_what_torch_does(momentum: float, nesterov: bool) -> None:
+    parameter = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    optimizer = torch.optim.SGD([parameter], lr=0.3, momentum=momentum, nesterov=nesterov)
+    for _ in range(5):
+        parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+    assert unit_displacement(optimizer, 5) == pytest.approx(-parameter.item())
+
+
+def test_adam_has_no_unit_displacement() -> None:
+    assert unit_displacement(torch.optim.AdamW([nn.Parameter(torch.zeros(1))]), 3) is None
