@@ -9,7 +9,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 import tomli_w
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -21,7 +21,18 @@ from fedsign.errors import ConfigError
 MAX_INT = 2**31 - 1  # a seed's words have 32 bits, Flower's records carry integers of 64 bits with a sign
 MAX_THREADS = 4096
 RESERVED_METRICS = frozenset(  # what a line of rounds.jsonl holds besides the metrics
-    {"round", "loss", "train_loss", "clients", "num_replies", "failures", "bytes_down", "bytes_up"}
+    {
+        "round",
+        "loss",
+        "train_loss",
+        "clients",
+        "num_replies",
+        "failures",
+        "bytes_down",
+        "bytes_up",
+        "update_norm",
+        "client_drift",
+    }
 )
 _NOT_BOOL = BeforeValidator(plugins.refuse_bool)
 
@@ -35,6 +46,7 @@ def _file_name(value: str) -> str:
 
 
 Positive = Annotated[int, Field(gt=0, le=MAX_INT), _NOT_BOOL]
+NonNegative = Annotated[int, Field(ge=0, le=MAX_INT), _NOT_BOOL]
 Seed = Annotated[int, Field(ge=0, le=MAX_INT), _NOT_BOOL]
 Threads = Annotated[int, Field(ge=1, le=MAX_THREADS), _NOT_BOOL]
 PositiveReal = Annotated[float, Field(gt=0, allow_inf_nan=False), _NOT_BOOL]
@@ -47,6 +59,9 @@ class Section(BaseModel):
     """A table of the configuration with a fixed set of keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+SectionT = TypeVar("SectionT", bound=Section)
 
 
 class Part(BaseModel):
@@ -82,10 +97,13 @@ class Part(BaseModel):
 
 
 class DataPart(Part):
-    """Which data set, and how it is split."""
+    """Which data set, how it is scaled and varied, and how much of its training samples is kept for validation."""
 
     kind = "dataset"
     name: str = "digits"
+    normalise: Literal["default", "none", "per_channel", "unit"] = "default"
+    augment: Literal["none", "flip", "crop_flip"] = "none"
+    validation_fraction: Annotated[float, Field(ge=0, lt=1), _NOT_BOOL] = 0.0
 
 
 class PartitionPart(Part):
@@ -110,6 +128,20 @@ class OptimizerPart(Part):
     name: str = "sgd"
 
 
+class SchedulePart(Part):
+    """How the clients' learning rate changes over the rounds."""
+
+    kind = "schedule"
+    name: str = "constant"
+
+
+class ServerOptimizerPart(Part):
+    """How the server steps towards the strategy's target; `none` goes there."""
+
+    kind = "server_optimizer"
+    name: str = "none"
+
+
 class StrategyPart(Part):
     """The federated algorithm."""
 
@@ -127,13 +159,25 @@ class EnginePart(Part):
 
 
 class ClientSection(Section):
-    """A client's local training."""
+    """A client's local training, of so many epochs or, if `local_steps` is above 0, so many steps."""
 
-    local_epochs: Positive = 5
+    local_epochs: NonNegative = 5
+    local_steps: NonNegative = 0
     batch_size: Positive = 16
     lr: PositiveReal = 0.05
     weight_decay: NonNegativeReal = 0.0
+    clip_norm: NonNegativeReal = 0.0  # of the gradient of all parameters, penalties included; 0: no clipping
+    label_smoothing: Annotated[float, Field(ge=0, lt=1), _NOT_BOOL] = 0.0
     optimizer: OptimizerPart = OptimizerPart()
+    schedule: SchedulePart = SchedulePart()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _steps_instead_of_epochs(cls, data: Any) -> Any:
+        """`local_steps` alone is enough: the default number of epochs makes way for it."""
+        if isinstance(data, dict) and data.get("local_steps") and "local_epochs" not in data:
+            return {**data, "local_epochs": 0}
+        return data
 
 
 class ServerSection(Section):
@@ -142,6 +186,7 @@ class ServerSection(Section):
     cohort_size: Positive = 10
     min_replies: Positive = 1
     round_timeout_s: Seconds = 3600.0
+    optimizer: ServerOptimizerPart = ServerOptimizerPart()
 
 
 class ResultsSection(Section):
@@ -196,20 +241,22 @@ def from_dict(data: Mapping[str, Any]) -> ExperimentConfig:
     except ValidationError as error:
         said = plugins.sentence(error, ExperimentConfig, given=data, section="", elsewhere=elsewhere)
         raise ConfigError(said) from error
-    optimizer = raw.client.optimizer.completed("client.optimizer", elsewhere=elsewhere)
-    complete = raw.model_copy(
-        update={
-            "client": raw.client.model_copy(update={"optimizer": optimizer}),
-            **{
-                section: getattr(raw, section).completed(section, elsewhere=elsewhere)
-                for section, field in ExperimentConfig.model_fields.items()
-                if isinstance(field.annotation, type) and issubclass(field.annotation, Part)
-            },
-        }
-    )
+    complete = _completed(raw, "", elsewhere)
     _check_names(complete)
     _check_values(complete)
     return complete
+
+
+def _completed(section: SectionT, path: str, elsewhere: Callable[[], Iterable[str]]) -> SectionT:
+    """The same section with the defaults of all its parts written out, at any depth."""
+    updates: dict[str, Any] = {}
+    for key in type(section).model_fields:
+        match getattr(section, key):
+            case Part() as part:
+                updates[key] = part.completed(path + key, elsewhere=elsewhere)
+            case Section() as inner:
+                updates[key] = _completed(inner, f"{path}{key}.", elsewhere)
+    return section.model_copy(update=updates)
 
 
 def from_toml(text: str) -> ExperimentConfig:
@@ -259,8 +306,12 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 def _assign_all(data: dict[str, Any], changes: Iterable[tuple[str, Any]]) -> None:
     """Names first: naming a part must not drop settings that are given beside it."""
-    for path, value in sorted(changes, key=lambda change: change[0].rpartition(".")[2] != "name"):
+    ordered = sorted(changes, key=lambda change: change[0].rpartition(".")[2] != "name")
+    for path, value in ordered:
         _assign(data, path, value)
+    given = [path for path, _ in ordered]
+    if "client.local_steps" in given and "client.local_epochs" not in given and data["client"]["local_steps"]:
+        data["client"].pop("local_epochs", None)  # they would contradict each other
 
 
 def _assign(data: dict[str, Any], path: str, value: Any) -> None:
@@ -313,9 +364,9 @@ def _check_names(config: ExperimentConfig) -> None:
             plugins.check(kind, name)
     columns = [name.rpartition(":")[2] for name in config.metrics]
     for name, column in zip(config.metrics, columns, strict=True):
-        if column in RESERVED_METRICS:
+        if column in RESERVED_METRICS or column.startswith("validation_"):
             raise ConfigError(
-                f"metric '{name}' would be written as '{column}', which every line of a run holds already; "
+                f"metric '{name}' would be written as '{column}', which a line of a run holds already; "
                 "give the function another name."
             )
         if columns.count(column) > 1:
@@ -328,6 +379,17 @@ def _check_names(config: ExperimentConfig) -> None:
 def _check_values(config: ExperimentConfig) -> None:
     """What no single value shows."""
     server, num_clients, optimizer = config.server, config.partition.num_clients, config.client.optimizer.settings
+    client = config.client
+    if bool(client.local_epochs) == bool(client.local_steps):
+        raise ConfigError(
+            f"client.local_epochs={client.local_epochs} and client.local_steps={client.local_steps} were given; expected is "
+            "one of the two above 0: set the other to 0."
+        )
+    if client.label_smoothing and config.task != "classification":
+        raise ConfigError(
+            f"client.label_smoothing={client.label_smoothing} was given with task={config.task}; only classification has "
+            "labels to smooth: set it to 0."
+        )
     if server.cohort_size > num_clients:
         raise ConfigError(
             f"server.cohort_size={server.cohort_size} exceeds the {num_clients} clients of "

@@ -46,6 +46,18 @@ KINDS: dict[str, Kind] = {
             ),
             "mnist": ("fedsign.data.mnist:mnist", "MNIST from a folder, 70,000 images of 28x28"),
             "fashion_mnist": ("fedsign.data.mnist:fashion_mnist", "Fashion-MNIST from a folder"),
+            "svhn": ("fedsign.data.svhn:svhn", "house numbers from a folder, 99,289 images of 32x32"),
+            "cifar10": ("fedsign.data.cifar:cifar10", "CIFAR-10 from a folder, 60,000 images of 32x32"),
+            "cifar100": ("fedsign.data.cifar:cifar100", "CIFAR-100 from a folder, 100 classes"),
+            "cinic10": ("fedsign.data.cinic10:cinic10", "CINIC-10 from a folder, 180,000 images of 32x32"),
+            "synthetic": (
+                "fedsign.data.synthetic:synthetic",
+                "Synthetic(alpha, beta) of FedProx: a softmax model per natural client",
+            ),
+            "image_folder": ("fedsign.data.image_folder:image_folder", "your images, one folder per class"),
+            "csv": ("fedsign.data.csv:csv", "your table in a CSV file"),
+            "parquet": ("fedsign.data.parquet:parquet", "your table in a Parquet file"),
+            "npz": ("fedsign.data.npz:npz", "your arrays in a NumPy .npz file"),
         },
     ),
     "partition": Kind(
@@ -57,6 +69,22 @@ KINDS: dict[str, Kind] = {
                 "label skew: each class is dealt out by a Dirichlet(alpha) draw",
             ),
             "iid": ("fedsign.data.partition.iid:iid", "shuffled and cut into equal parts"),
+            "shards": (
+                "fedsign.data.partition.shards:shards",
+                "sorted by label, cut into shards, a few for each client",
+            ),
+            "classes": (
+                "fedsign.data.partition.classes:classes",
+                "label skew: each client holds k classes",
+            ),
+            "quantity": (
+                "fedsign.data.partition.quantity:quantity",
+                "quantity skew: sizes by a Dirichlet(alpha) draw, labels alike",
+            ),
+            "natural": (
+                "fedsign.data.partition.natural:natural",
+                "the data's own owners: writers, speakers, hospitals",
+            ),
         },
     ),
     "model": Kind(
@@ -69,6 +97,13 @@ KINDS: dict[str, Kind] = {
                 "fedsign.models.mlp:linear",
                 "one linear layer (logistic or linear regression)",
             ),
+            "mcmahan_cnn": ("fedsign.models.cnn:mcmahan_cnn", "McMahan's two convolutions, 1.66 M parameters on MNIST"),
+            "niid_cnn": ("fedsign.models.cnn:niid_cnn", "NIID-Bench's and MOON's simple-cnn, from 16x16 on"),
+            "vgg8": ("fedsign.models.vgg:vgg8", "VGG of 5 convolutions, from 32x32 on"),
+            "vgg11": ("fedsign.models.vgg:vgg11", "VGG of 8 convolutions, from 32x32 on"),
+            "vgg16": ("fedsign.models.vgg:vgg16", "VGG of 13 convolutions, from 32x32 on"),
+            "resnet20": ("fedsign.models.resnet:resnet20", "He's residual network for CIFAR, 0.27 M parameters"),
+            "resnet18": ("fedsign.models.resnet:resnet18", "torchvision's ResNet-18 with a start for small images"),
         },
     ),
     "task": Kind(
@@ -93,6 +128,12 @@ KINDS: dict[str, Kind] = {
                 "fedsign.metrics.accuracy:accuracy",
                 "share of samples whose class is right",
             ),
+            "balanced_accuracy": (
+                "fedsign.metrics.balanced_accuracy:balanced_accuracy",
+                "mean over classes of the share that is right",
+            ),
+            "auc": ("fedsign.metrics.auc:auc", "area under the ROC curve, mean of each class against the rest"),
+            "f1": ("fedsign.metrics.f1:f1", "F1, mean over classes"),
             "rmse": ("fedsign.metrics.rmse:rmse", "root of the mean squared error"),
         },
     ),
@@ -113,6 +154,14 @@ KINDS: dict[str, Kind] = {
                 "fedsign.objectives.fedsign:FedSignObjective",
                 "minus gamma x soft sign agreement, Eq. 1",
             ),
+            "moon": (
+                "fedsign.objectives.moon:MoonObjective",
+                "plus mu x contrast of representations",
+            ),
+            "scaffold": (
+                "fedsign.objectives.scaffold:ScaffoldObjective",
+                "plus a linear term of server's and client's control variates",
+            ),
         },
     ),
     "optimizer": Kind(
@@ -121,6 +170,27 @@ KINDS: dict[str, Kind] = {
         table={
             "sgd": ("fedsign.optim.sgd:sgd", "SGD with momentum"),
             "adamw": ("fedsign.optim.adamw:adamw", "AdamW"),
+        },
+    ),
+    "schedule": Kind(
+        plural="schedules",
+        num_given=2,
+        table={
+            "constant": ("fedsign.schedules.constant:constant", "the same learning rate in every round"),
+            "exponential": ("fedsign.schedules.exponential:exponential", "times a factor in every round"),
+            "step": ("fedsign.schedules.step:step", "times a factor after every so many rounds"),
+            "cosine": ("fedsign.schedules.cosine:cosine", "half a cosine from 1 down to a final factor"),
+        },
+    ),
+    "server_optimizer": Kind(
+        plural="server_optimizers",
+        num_given=0,
+        table={
+            "none": ("strategies.server_optim.none:none", "the server goes to the mean (or the strategy's target)"),
+            "sgd": ("strategies.server_optim.sgd:ServerSGD", "SGD with momentum on the pseudo-gradient (FedAvgM)"),
+            "adam": ("strategies.server_optim.adam:ServerAdam", "Adam on the pseudo-gradient (FedAdam)"),
+            "yogi": ("strategies.server_optim.yogi:ServerYogi", "Yogi on the pseudo-gradient (FedYogi)"),
+            "adagrad": ("strategies.server_optim.adagrad:ServerAdagrad", "Adagrad on the pseudo-gradient (FedAdagrad)"),
         },
     ),
     "strategy": Kind(
@@ -137,7 +207,39 @@ KINDS: dict[str, Kind] = {
                 "strategies.fedsign:FedSign",
                 "clients keep the signs of the received model",
             ),
+            "scaffold": ("strategies.scaffold:SCAFFOLD", "control variates correct the clients' drift"),
+            "moon": ("strategies.moon:MOON", "clients keep representations near the received model's"),
+            "fedpan": ("strategies.fedpan:FedPAN", "FedAvg of position-aware neurons"),
             "flower_fedavg": ("flwr.serverapp.strategy:FedAvg", "Flower's own FedAvg, unmodified"),
+            "flower_fedadam": ("strategies.flower.adaptive:fedadam", "Flower's own: Adam at the server"),
+            "flower_fedyogi": ("strategies.flower.adaptive:fedyogi", "Flower's own: Yogi at the server"),
+            "flower_fedadagrad": ("strategies.flower.adaptive:fedadagrad", "Flower's own: Adagrad at the server"),
+            "flower_fedavgm": ("strategies.flower.adaptive:fedavgm", "Flower's own: momentum at the server"),
+            "flower_fedmedian": ("strategies.flower.robust:fedmedian", "Flower's own: median of every coordinate"),
+            "flower_fedtrimmedavg": (
+                "strategies.flower.robust:fedtrimmedavg",
+                "Flower's own: mean of every coordinate without its tails",
+            ),
+            "flower_krum": ("strategies.flower.robust:krum", "Flower's own: the reply with the nearest neighbours"),
+            "flower_multikrum": ("strategies.flower.robust:multikrum", "Flower's own: mean of Krum's best replies"),
+            "flower_bulyan": ("strategies.flower.robust:bulyan", "Flower's own: Krum's choice, trimmed around the median"),
+            "flower_qfedavg": ("strategies.flower.fair:qfedavg", "Flower's own: clients with a high loss pull harder"),
+            "flower_dp_server_fixed": (
+                "strategies.flower.private:server_fixed",
+                "Flower's own: differential privacy, clipped at the server",
+            ),
+            "flower_dp_server_adaptive": (
+                "strategies.flower.private:server_adaptive",
+                "Flower's own: differential privacy, clipped at the server by an adaptive norm",
+            ),
+            "flower_dp_client_fixed": (
+                "strategies.flower.private:client_fixed",
+                "Flower's own: differential privacy, clipped by the clients",
+            ),
+            "flower_dp_client_adaptive": (
+                "strategies.flower.private:client_adaptive",
+                "Flower's own: differential privacy, clipped by the clients by an adaptive norm",
+            ),
         },
     ),
     "engine": Kind(
@@ -164,6 +266,9 @@ KINDS: dict[str, Kind] = {
         table={
             "progress": ("simulations.callbacks.progress:Progress", "progress bar on the terminal"),
             "report": ("simulations.callbacks.report:Report", "report.html at the end of the run"),
+            "tensorboard": ("simulations.callbacks.tensorboard:TensorBoard", "event files for TensorBoard in the run's folder"),
+            "mlflow": ("simulations.callbacks.mlflow:MLflow", "a run on an MLflow server or in its local store"),
+            "wandb": ("simulations.callbacks.wandb:WandB", "a run of Weights & Biases, online or offline"),
         },
     ),
 }

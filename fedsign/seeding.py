@@ -27,6 +27,7 @@ class Purpose(IntEnum):
     TRAINING = 6  # dropout and the like inside a client
     FOREIGN = 7  # the global generators that foreign strategies use
     DATA = 8  # samples of synthetic datasets
+    VALIDATION = 9  # which training samples are held out for validation
 
 
 def _sequence(seed: int, purpose: Purpose, round: int, partition: int) -> np.random.SeedSequence:

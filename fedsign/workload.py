@@ -12,7 +12,11 @@ from torch import Tensor, nn
 
 from fedsign import plugins
 from fedsign.config import ExperimentConfig, from_toml
-from fedsign.data.base import Dataset, IntArray, Samples
+from fedsign.data.augment import augmented
+from fedsign.data.base import AnySamples, Dataset, IntArray, normalised
+from fedsign.data.checks import check_fit, checked_dataset
+from fedsign.data.partition.base import Split, split_of
+from fedsign.data.splitting import hold_out_validation
 from fedsign.errors import ConfigError, DataError
 from fedsign.registry import resolve
 from fedsign.seeding import Purpose, generator, torch_stream
@@ -29,41 +33,80 @@ class Workload:
 
     @cached_property
     def dataset(self) -> Dataset:
-        """The data set, whole.
+        """The data set, whole: checked, validation samples held out, features normalised.
 
         Raises:
             DataError: what the factory gives cannot be trained on.
+            ConfigError: it does not fit the task, a metric or the augmentation.
         """
-        return checked_dataset(self.config.data.build(self.config.seed), name=self.config.data.name)
+        config, part = self.config, self.config.data
+        dataset = checked_dataset(part.build(config.seed), name=part.name)
+        check_fit(dataset, name=part.name, task=config.task, metrics=config.metrics, augment=part.augment)
+        return normalised(hold_out_validation(dataset, part.validation_fraction, config.seed), part.normalise)
 
     @cached_property
+    def split(self) -> Split:
+        """Which client holds which training sample, and what had to be moved for it.
+
+        Raises:
+            DataError: the data cannot be split so, or the factory gives no partition.
+        """
+        part, train = self.config.partition, self.dataset.train
+        rng = generator(self.config.seed, Purpose.PARTITION)
+        split = split_of(part.build(train, part.num_clients, rng), name=part.name)
+        check_partition(split.indices, num_clients=part.num_clients, num_samples=len(train), name=part.name)
+        return split
+
+    @property
     def partition(self) -> list[IntArray]:
         """Indices into the training samples, one array per client."""
-        part = self.config.partition
-        rng = generator(self.config.seed, Purpose.PARTITION)
-        indices: list[IntArray] = part.build(self.dataset.train, part.num_clients, rng)
-        check_partition(indices, num_clients=part.num_clients, num_samples=len(self.dataset.train), name=part.name)
-        return indices
+        return self.split.indices
 
     @cached_property
     def task(self) -> Task:
-        """The loss."""
+        """The loss.
+
+        Raises:
+            ConfigError: it has none.
+        """
         task: Task = plugins.build("task", self.config.task, {})
+        if not callable(getattr(task, "loss", None)):
+            raise ConfigError(
+                f"task={self.config.task} gives a {type(task).__name__} without a method `loss`; expected is "
+                "loss(outputs, targets), which gives the mean loss of a batch."
+            )
         return task
+
+    @cached_property
+    def training_task(self) -> Task:
+        """The loss that clients minimise: the task's, with label smoothing if that is set."""
+        smoothing = self.config.client.label_smoothing
+        if not smoothing:
+            return self.task
+        smoothed: Task = plugins.build("task", self.config.task, {"label_smoothing": smoothing})
+        return smoothed
 
     @cached_property
     def device(self) -> torch.device:
         """Where training and evaluation happen."""
         return device_of(self.config.engine.device)
 
-    def samples_of(self, partition: int) -> Samples:
+    def samples_of(self, partition: int) -> AnySamples:
         """One client's training samples."""
         return self.dataset.train[self.partition[partition]]
+
+    def augment(self, features: Tensor) -> Tensor:
+        """A training batch varied at random, by torch's global generator; the batch itself for `none`."""
+        return augmented(features, self.config.data.augment, self.dataset.normalisation)
 
     def make_model(self) -> nn.Module:
         """A new model with the experiment's initial parameters, the same in every process."""
         with torch_stream(self.config.seed, Purpose.MODEL):
             model: nn.Module = self.config.model.build(self.dataset.input_shape, self.dataset.num_outputs)
+        strategy = self.config.strategy
+        adapt = getattr(resolve("strategy", strategy.name), "adapt_model", None)  # Flower's own strategies have none
+        if adapt is not None:
+            adapt(model, strategy.settings)
         return model.to(self.device)
 
     def label_counts(self) -> list[list[int]]:
@@ -75,15 +118,23 @@ class Workload:
         return [np.bincount(labels[index], minlength=num_classes).tolist() for index in self.partition]
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Loss and metrics of a model on the server's test samples."""
+        """Loss and metrics of a model on the server's test samples, and as `validation_...` on the held-out ones."""
         model.eval()
-        test = self.dataset.test
+        values = self._figures(model, self.dataset.test)
+        if self.dataset.validation is not None:
+            figures = self._figures(model, self.dataset.validation)
+            values |= {f"validation_{name}": value for name, value in figures.items()}
+        return values
+
+    def _figures(self, model: nn.Module, samples: AnySamples) -> dict[str, float]:
+        """Features stream through in batches; outputs are small and are kept until the metrics have seen them all."""
         with torch.no_grad():
-            batches = [model(batch.to(self.device)).cpu() for batch in test.features.split(_EVALUATION_BATCH)]
-            outputs: Tensor = torch.cat(batches)
-            values = {"loss": self.task.loss(outputs, test.targets).item()}
+            outputs = torch.cat(
+                [model(features.to(self.device)).cpu() for features, _ in samples.batches(_EVALUATION_BATCH)]
+            )
+            values = {"loss": self.task.loss(outputs, samples.targets).item()}
         for name in self.config.metrics:
-            values[name.rpartition(":")[2]] = float(resolve("metric", name)(outputs, test.targets))
+            values[name.rpartition(":")[2]] = float(resolve("metric", name)(outputs, samples.targets))
         return values
 
 
@@ -91,28 +142,6 @@ class Workload:
 def workload_of(config_toml: str) -> Workload:
     """The workload of an experiment that came as text; kept, because a process serves many messages."""
     return Workload(from_toml(config_toml))
-
-
-def checked_dataset(dataset: object, *, name: str) -> Dataset:
-    """A factory's answer, if it is a data set that can be trained on."""
-    if not isinstance(dataset, Dataset):
-        raise DataError(f"data.name={name} gives a {type(dataset).__name__}; expected is a fedsign.data.base.Dataset.")
-    for which, samples in (("training", dataset.train), ("test", dataset.test)):
-        if not len(samples) or len(samples.features) != len(samples.targets):
-            raise DataError(
-                f"data.name={name} gives {len(samples.features)} {which} features and {len(samples)} targets; expected is "
-                "one target for each, and at least one."
-            )
-        if not samples.features.is_floating_point():
-            raise DataError(
-                f"data.name={name} gives {which} features of {samples.features.dtype}; expected is float32."
-            )
-        if dataset.class_names and not _are_labels(samples.targets, len(dataset.class_names)):
-            raise DataError(
-                f"data.name={name} gives {which} targets that are not integers from 0 to {len(dataset.class_names) - 1}, "
-                "the positions in class_names; correct them, or leave class_names empty for a regression."
-            )
-    return dataset
 
 
 def check_partition(indices: list[IntArray], *, num_clients: int, num_samples: int, name: str) -> None:
@@ -123,15 +152,11 @@ def check_partition(indices: list[IntArray], *, num_clients: int, num_samples: i
             f"expected are {num_clients} with at least one sample each."
         )
     dealt = np.concatenate(indices)
-    if len(np.unique(dealt)) != len(dealt) or dealt.min() < 0 or dealt.max() >= num_samples:
+    if dealt.min() < 0 or dealt.max() >= num_samples or np.bincount(dealt).max() > 1:
         raise DataError(
             f"partition.name={name} deals a sample out twice or one that does not exist; expected are different indices "
             f"from 0 to {num_samples - 1}."
         )
-
-
-def _are_labels(targets: Tensor, num_classes: int) -> bool:
-    return not targets.is_floating_point() and int(targets.min()) >= 0 and int(targets.max()) < num_classes
 
 
 def device_of(name: str) -> torch.device:

@@ -1,45 +1,202 @@
-"""What a dataset factory returns."""
+"""What a dataset factory returns.
 
-from dataclasses import dataclass
+[Note: two kinds of samples] `Samples` holds features in memory.  `LazySamples` holds the targets only and
+fetches features from a map-style torch Dataset for the samples that a batch asks for; for data that does
+not fit.  Both answer `len`, `[index]` (a subset), `to(device)`, `batch(index)`, `batches(size)`, `shape`, `targets`
+and `owners`; who trains or evaluates needs no more.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
+from fedsign.data.normalise import IDENTITY, Normalisation, Preset, measured
+from fedsign.errors import DataError
+
 IntArray = npt.NDArray[np.int64]
+_CPU = torch.device("cpu")
+_MEASURED_BATCH = 4096
+
+
+class Source(Protocol):
+    """A map-style torch Dataset: its items are (features, target, ...) tuples, or features alone."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Samples:
-    """Features [n, ...] (float) and targets [n] (int64 class labels, or real values)."""
+    """Features [n, ...] (float) and targets [n] (int64 class labels, or real values), in memory.
+
+    `owners` [n] (int64, from 0) says which natural client a sample belongs to; None where there are none.
+    """
 
     features: Tensor
     targets: Tensor
+    owners: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.targets)
 
     def __getitem__(self, index: IntArray) -> "Samples":
-        return Samples(features=self.features[index], targets=self.targets[index])
+        owners = None if self.owners is None else self.owners[index]
+        return Samples(features=self.features[index], targets=self.targets[index], owners=owners)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one sample's features."""
+        return tuple(self.features.shape[1:])
+
+    def to(self, device: torch.device) -> "Samples":
+        """The same samples on a device."""
+        return replace(self, features=self.features.to(device), targets=self.targets.to(device))
+
+    def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Features and targets of the samples at these positions."""
+        return self.features[index], self.targets[index]
+
+    def batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """All samples in their order, `batch_size` at a time."""
+        return zip(self.features.split(batch_size), self.targets.split(batch_size), strict=True)
+
+    def normalised(self, normalisation: Normalisation) -> "Samples":
+        """The same samples with normalised features."""
+        return replace(self, features=normalisation.apply(self.features))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LazySamples:
+    """Targets [n] in memory; features are fetched from `source` for one batch at a time.
+
+    An item's features may be a tensor, an array or a PIL image; bytes (uint8) are read as the fractions
+    byte / 255.  `positions` [n] says which of the source's items these samples are; without it, all in order.
+    """
+
+    source: Source
+    targets: Tensor
+    owners: Tensor | None = None
+    positions: Tensor | None = None
+    normalisation: Normalisation = IDENTITY
+    device: torch.device = _CPU
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: IntArray) -> "LazySamples":
+        chosen = torch.from_numpy(index)
+        return replace(
+            self,
+            targets=self.targets[chosen],
+            owners=None if self.owners is None else self.owners[chosen],
+            positions=self._positions(chosen),
+        )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one sample's features; fetches the first one."""
+        return tuple(self.batch(torch.tensor([0]))[0].shape[1:])
+
+    @property
+    def features(self) -> Tensor:
+        """All features at once, [n, ...]; for a share that fits in memory."""
+        return self.batch(torch.arange(len(self)))[0]
+
+    def to(self, device: torch.device) -> "LazySamples":
+        """The same samples, whose batches come on a device."""
+        return replace(self, device=device, targets=self.targets.to(device))
+
+    def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Features and targets of the samples at these positions; the features are fetched now.
+
+        Raises:
+            DataError: the samples have features of different shapes.
+        """
+        items = [features_of(self.source[position]) for position in self._positions(index).tolist()]
+        shapes = {tuple(item.shape) for item in items}
+        if len(shapes) > 1:
+            first, second = sorted(shapes)[:2]
+            raise DataError(
+                f"samples have features of the shapes {list(first)} and {list(second)}; expected is one shape for all: "
+                "let the data set crop or resize them."
+            )
+        return self.normalisation.apply(torch.stack(items)).to(self.device), self.targets[index]
+
+    def batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """All samples in their order, `batch_size` at a time."""
+        return map(self.batch, torch.arange(len(self)).split(batch_size))
+
+    def normalised(self, normalisation: Normalisation) -> "LazySamples":
+        """The same samples, whose batches come normalised."""
+        return replace(self, normalisation=self.normalisation.then(normalisation))
+
+    def _positions(self, index: Tensor) -> Tensor:
+        return index if self.positions is None else self.positions[index]
+
+
+AnySamples = Samples | LazySamples
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dataset:
     """Training samples, which the partition deals out, and the server's test samples.
 
-    `class_names` is empty for a regression.
+    `class_names` is empty for a regression.  `normalisation` is the customary one of this data, which the
+    factory has *not* applied; as `Workload.dataset` gives it, it is the one that was applied.  `validation` are
+    samples that were held out of training for the choice of hyper-parameters; the workload makes them.
     """
 
-    train: Samples
-    test: Samples
+    train: AnySamples
+    test: AnySamples
     class_names: tuple[str, ...]
+    normalisation: Normalisation = IDENTITY
+    validation: AnySamples | None = None
 
     @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one sample's features."""
-        return tuple(self.train.features.shape[1:])
+        return self.train.shape
 
     @property
     def num_outputs(self) -> int:
         """What a model has to put out per sample."""
         return len(self.class_names) or 1
+
+
+def normalised(dataset: Dataset, preset: Preset) -> Dataset:
+    """The data set with the features of all its samples normalised; see [Note: channels]."""
+    match preset:
+        case "default":
+            normalisation = dataset.normalisation
+        case "none":
+            normalisation = IDENTITY
+        case "per_channel" | "unit":
+            normalisation = measured(preset, (features for features, _ in dataset.train.batches(_MEASURED_BATCH)))
+    return replace(
+        dataset,
+        train=dataset.train.normalised(normalisation),
+        test=dataset.test.normalised(normalisation),
+        validation=None if dataset.validation is None else dataset.validation.normalised(normalisation),
+        normalisation=normalisation,
+    )
+
+
+def features_of(item: Any) -> Tensor:
+    """The features of one item of a torch Dataset as float32, an image as [channels, height, width].
+
+    >>> features_of((np.array([0, 255], dtype=np.uint8), 1)).tolist()
+    [0.0, 1.0]
+    """
+    found = item[0] if isinstance(item, tuple | list) else item
+    if not isinstance(found, Tensor):
+        values = np.array(found)
+        if hasattr(found, "getbands"):  # a PIL image, whose array is [height, width] or [height, width, channels]
+            values = np.atleast_3d(values).transpose(2, 0, 1)
+        found = torch.from_numpy(np.ascontiguousarray(values))
+    return found.float().div_(255) if found.dtype == torch.uint8 else found.float()

@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 
 from fedsign.data.base import Dataset, Samples
-from fedsign.seeding import Purpose, generator
+from fedsign.data.splitting import train_test
 
 
 def digits(seed: int, *, test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2) -> Dataset:
@@ -21,10 +21,9 @@ def digits(seed: int, *, test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.
     pixels, labels = load_digits(return_X_y=True)
     features = torch.from_numpy((pixels / 16.0).astype(np.float32))
     samples = Samples(features=features, targets=torch.from_numpy(labels.astype(np.int64)))
-    order = generator(seed, Purpose.SPLIT).permutation(len(samples))
-    num_train = int((1 - test_fraction) * len(samples))
+    train, test = train_test(len(samples), seed, test_fraction)
     return Dataset(
-        train=samples[order[:num_train]],
-        test=samples[order[num_train:]],
+        train=samples[train],
+        test=samples[test],
         class_names=tuple(str(digit) for digit in range(10)),
     )

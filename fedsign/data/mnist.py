@@ -3,11 +3,10 @@
 import gzip
 import zlib
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from fedsign.data.base import Dataset, Samples
+from fedsign.data.base import Dataset
+from fedsign.data.files import folder_of, images, sentence_where_damaged
+from fedsign.data.normalise import Normalisation
 from fedsign.data.torchvision_shim import torchvision
 from fedsign.disk import replace_file
 from fedsign.errors import DataError
@@ -30,38 +29,30 @@ _FILES = (
     "t10k-images-idx3-ubyte",
     "t10k-labels-idx1-ubyte",
 )
-_MEAN, _STD = 0.1307, 0.3081  # of MNIST's training pixels, the customary normalisation
+_MNIST = Normalisation(shift=(0.1307,), scale=(0.3081,))  # mean and standard deviation of the training pixels
+_FASHION_MNIST = Normalisation(shift=(0.2860,), scale=(0.3530,))
 
 
 def mnist(seed: int, *, root: str = "data") -> Dataset:
-    """Features [n, 1, 28, 28], normalised.  The files lie in `root`/MNIST/raw; the split is MNIST's own."""
-    return _load("MNIST", root, tuple(str(digit) for digit in range(10)), _MEAN, _STD)
+    """Features [n, 1, 28, 28].  The files lie in `root`/MNIST/raw; the split is MNIST's own."""
+    return _load("MNIST", root, tuple(str(digit) for digit in range(10)), _MNIST)
 
 
 def fashion_mnist(seed: int, *, root: str = "data") -> Dataset:
-    """Features [n, 1, 28, 28], normalised.  The files lie in `root`/FashionMNIST/raw."""
-    return _load("FashionMNIST", root, _FASHION, 0.2860, 0.3530)
+    """Features [n, 1, 28, 28].  The files lie in `root`/FashionMNIST/raw."""
+    return _load("FashionMNIST", root, _FASHION, _FASHION_MNIST)
 
 
-def _load(name: str, root: str, class_names: tuple[str, ...], mean: float, std: float) -> Dataset:
-    folder = Path(root)
+def _load(name: str, root: str, class_names: tuple[str, ...], normalisation: Normalisation) -> Dataset:
+    folder = folder_of(root)
     raw = (folder / name / "raw").absolute()
     for file in _FILES:
         _unpack(raw / file, name, folder)
     reader = getattr(torchvision("torchvision.datasets"), name)
-    try:
+    with sentence_where_damaged(raw):
         parts = [reader(folder, train=train, download=False) for train in (True, False)]
-    except (AssertionError, RuntimeError, ValueError) as error:  # what torchvision raises for a file that was cut off
-        raise DataError(f"a file in {raw} is damaged ({error}); remove it and fetch it again.") from error
-    train, test = (_samples(part, raw, mean, std) for part in parts)
-    return Dataset(train=train, test=test, class_names=class_names)
-
-
-def _samples(part: Any, raw: Path, mean: float, std: float) -> Samples:
-    if len(part.data) != len(part.targets):
-        raise DataError(f"{raw} holds {len(part.data)} images but {len(part.targets)} labels; fetch the files again.")
-    features = part.data.to(torch.float32).div_(255).sub_(mean).div_(std).unsqueeze(1)
-    return Samples(features=features, targets=part.targets.to(torch.int64))
+    train, test = (images(part.data.unsqueeze(1), part.targets, where=raw) for part in parts)
+    return Dataset(train=train, test=test, class_names=class_names, normalisation=normalisation)
 
 
 def _unpack(path: Path, name: str, folder: Path) -> None:

@@ -1,1 +1,18 @@
-"""Metrics: functions of (outputs [n, ...], targets [n]) that return one number."""
+"""Metrics: functions of (outputs [n, ...], targets [n]) that return one number.
+
+What is known of them without computing anything (and without torch) stands here.
+"""
+
+CLASS_METRICS = frozenset({"accuracy", "balanced_accuracy", "auc", "f1"})  # of logits and class labels
+REAL_METRICS = frozenset({"rmse"})  # of real outputs and targets
+LOWER_IS_BETTER = frozenset({"loss", "train_loss", "rmse", "mse", "mae"})
+
+
+def is_higher_better(name: str) -> bool:
+    """Whether more of a metric is better; of one's own, unless its name ends in `_loss` or `_error`.
+
+    >>> [is_higher_better(name) for name in ("accuracy", "validation_rmse", "mymetrics:top_5_error")]
+    [True, False, False]
+    """
+    column = name.rpartition(":")[2].removeprefix("validation_")
+    return column not in LOWER_IS_BETTER and not column.endswith(("_loss", "_error"))

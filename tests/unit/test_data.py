@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 
+from fedsign.data.base import Dataset, normalised
 from fedsign.data.digits import digits
 from fedsign.data.mnist import fashion_mnist, mnist
 from fedsign.errors import DataError
 
 MNIST_STATISTICS = {"MNIST": (0.1307, 0.3081), "FashionMNIST": (0.2860, 0.3530)}
-READERS: dict[str, Callable[..., object]] = {"MNIST": mnist, "FashionMNIST": fashion_mnist}
+READERS: dict[str, Callable[..., Dataset]] = {"MNIST": mnist, "FashionMNIST": fashion_mnist}
 
 
 def idx(values: np.ndarray) -> bytes:
@@ -78,14 +79,16 @@ def test_the_seed_decides_the_split() -> None:
 def test_idx_files_are_read_exactly(tmp_path: Path, name: str, compressed: bool) -> None:
     """The pixel is round(255 (x std + mean)): float32's error is far below half a step."""
     content = write_mnist(tmp_path, name, compressed=compressed)
-    data = READERS[name](0, root=str(tmp_path))
+    raw = READERS[name](0, root=str(tmp_path))
+    assert 0 <= raw.train.features.min() < raw.train.features.max() <= 1
+    data = normalised(raw, "default")
     mean, std = MNIST_STATISTICS[name]
-    for split, part in (("train", data.train), ("t10k", data.test)):  # type: ignore[attr-defined]
+    for split, part in (("train", data.train), ("t10k", data.test)):
         assert (part.features.dtype, part.targets.dtype) == (torch.float32, torch.int64)
         pixels = ((part.features.double() * std + mean) * 255).round().squeeze(1)
         assert np.array_equal(pixels.numpy(), content[f"{split}-images-idx3-ubyte"])
         assert np.array_equal(part.targets.numpy(), content[f"{split}-labels-idx1-ubyte"])
-    assert (data.input_shape, data.num_outputs) == ((1, 28, 28), 10)  # type: ignore[attr-defined]
+    assert (data.input_shape, data.num_outputs) == ((1, 28, 28), 10)
 
 
 @pytest.mark.parametrize("name", READERS)

@@ -1,0 +1,52 @@
+"""Augmentation of batches of training images, by named presets.
+
+`flip` mirrors each image with probability 1/2; `crop_flip` first cuts a window of the image's own size out of
+the image padded by 4 black pixels on each side, as is customary for CIFAR (He et al. 2016, arXiv 1512.03385,
+section 4.2).  Every image has draws of its own.  They are taken from torch's global generator on the CPU, which a
+client's training has lent and seeded (`fedsign.seeding.torch_stream`): the same ones on every device.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedsign.data.normalise import Normalisation
+
+Preset = Literal["none", "flip", "crop_flip"]
+_PADDING = 4  # pixels
+
+# B = images of the batch, C = channels, H, W = height, width
+
+
+def augmented(features: Tensor, preset: Preset, normalisation: Normalisation) -> Tensor:
+    """Images [B, C, H, W], each cropped and flipped by its own draw.
+
+    Padding is what black (0 before `normalisation`) became, as if the image had been padded before.
+    """
+    match preset:
+        case "none":
+            return features
+        case "flip":
+            return _moved(features, _PADDING * torch.ones(2, len(features), dtype=torch.int64), normalisation)
+        case "crop_flip":
+            return _moved(features, torch.randint(2 * _PADDING + 1, (2, len(features))), normalisation)
+
+
+def _moved(features: Tensor, corners: Tensor, normalisation: Normalisation) -> Tensor:
+    """Windows at `corners` [2, B] (top, left) of the padded images, every second one mirrored on average."""
+    num, channels, height, width = features.shape
+    mirrored = torch.rand(num) < 0.5
+    rows = corners[0][:, None] + torch.arange(height)  # [B, H]
+    columns = corners[1][:, None] + torch.arange(width)  # [B, W]
+    columns = torch.where(mirrored[:, None], columns.flip(1), columns)
+    padded_shape = (num, channels, height + 2 * _PADDING, width + 2 * _PADDING)
+    padded = normalisation.of_zero(features).expand(padded_shape).clone()
+    padded[:, :, _PADDING:-_PADDING, _PADDING:-_PADDING] = features
+    positions = (
+        torch.arange(num)[:, None, None, None],
+        torch.arange(channels)[None, :, None, None],
+        rows[:, None, :, None],
+        columns[:, None, None, :],
+    )
+    return padded[tuple(position.to(features.device) for position in positions)]

@@ -1,0 +1,249 @@
+"""Tables as samples: numbers as they are, texts one-hot; what is learnt of a column is learnt of training rows.
+
+[Note: columns] A column of texts becomes one feature per different text of the training rows, in sorted order, 1 where
+the row has it; a text that only test rows have gives zeros.  A target of texts, truth values or integers is a class, in
+sorted order of the training rows' values; any other is a real number (`target_type` decides otherwise).  Missing
+values are an error: how to fill them in is for the user to decide.
+
+Customary normalisation: numbers are scaled to mean 0 and standard deviation 1 of the training rows; one-hot
+features and truth values stay as they are.  So does a real target, unless `scale_target`: then loss and RMSE are in
+standard deviations of the training rows' targets.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedsign.data.base import Dataset, Samples
+from fedsign.data.normalise import Normalisation, measured
+from fedsign.data.splitting import train_test
+from fedsign.errors import DataError
+from fedsign.registry import nearest
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TargetType = Literal["auto", "class", "number"]
+_MAX_TEXTS = 1000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Columns:
+    """What the columns of a table are for."""
+
+    target: str
+    features: tuple[str, ...]  # empty: all others
+    categorical: tuple[str, ...]  # one-hot although they hold numbers
+    owner: str | None
+    target_type: TargetType
+    scale_target: bool
+
+
+def pandas() -> ModuleType:
+    """The library that reads tables.
+
+    Raises:
+        DataError: it is not installed.
+    """
+    try:
+        import pandas
+        import pyarrow  # noqa: F401 - pandas asks for it only when it reads Parquet
+    except ModuleNotFoundError as error:
+        raise DataError(
+            f"data.name=csv and data.name=parquet need the package '{error.name}', which is not installed here: "
+            "pip install 'fedsign[tables]'."
+        ) from error
+    library: ModuleType = pandas
+    return library
+
+
+def from_tables(
+    read: Callable[[Path], "pd.DataFrame"],
+    path: str,
+    test_path: str | None,
+    columns: Columns,
+    *,
+    test_fraction: float,
+    seed: int,
+) -> Dataset:
+    """The data set of one file, split by the seed, or of a file for training and another for the test.
+
+    Raises:
+        DataError: a file or a column is not there, or holds what cannot be trained on.
+    """
+    table = _table(read, path, "data.path")
+    if test_path is None:
+        first, second = train_test(len(table), seed, test_fraction)
+        train, test = table.iloc[first], table.iloc[second]
+    else:
+        train, test = table, _table(read, test_path, "data.test_path")
+    names = _feature_names(train, columns)
+    owners = [] if columns.owner is None else [columns.owner]
+    for part, file in ((train, path), (test, test_path or path)):
+        _check_complete(part, [*names, columns.target, *(owners if part is train else [])], file)
+    encoded = [_encode(train, test, name, is_text=name in columns.categorical) for name in names]
+    features = [np.concatenate([each[part] for each in encoded], axis=1) for part in (0, 1)]
+    scaled = np.concatenate([np.full(each[0].shape[1], each[2]) for each in encoded])
+    targets, class_names = _targets(train[columns.target], test[columns.target], columns)
+    return Dataset(
+        train=Samples(
+            features=torch.from_numpy(features[0]),
+            targets=targets[0],
+            owners=_owners(train[columns.owner]) if columns.owner is not None else None,
+        ),
+        test=Samples(features=torch.from_numpy(features[1]), targets=targets[1]),
+        class_names=class_names,
+        normalisation=_normalisation(torch.from_numpy(features[0]), scaled),
+    )
+
+
+def _table(read: Callable[[Path], "pd.DataFrame"], path: str, key: str) -> "pd.DataFrame":
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise DataError(f"there is no file {file.absolute()}; name the table with --set {key}=PATH.")
+    try:
+        table = read(file)
+    except (OSError, ValueError) as error:  # pandas' and pyarrow's complaints about a file's content are ValueErrors
+        what = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise DataError(
+            f"{file} cannot be read as a table ({what.rstrip('.')}); correct the file or name another one."
+        ) from error
+    if not len(table):
+        raise DataError(f"{file} holds no rows; expected is a first line with the columns' names and rows below it.")
+    return table
+
+
+def _feature_names(table: "pd.DataFrame", columns: Columns) -> list[str]:
+    """The columns to use, in the order given or the file's own."""
+    known = [str(name) for name in table.columns]
+    wanted = {"target": [columns.target], "features": columns.features, "categorical": columns.categorical}
+    for key, names in {**wanted, "owner": [] if columns.owner is None else [columns.owner]}.items():
+        for name in names:
+            if name not in known:
+                shown = ", ".join(known[:20]) + (", ..." if len(known) > 20 else "")
+                raise DataError(
+                    f"data.{key} names the column '{name}', but the columns are {shown}.{nearest(name, known)}"
+                )
+    left = [name for name in known if name not in (columns.target, columns.owner)]
+    chosen = list(columns.features or left)
+    if not chosen or columns.target in chosen:
+        raise DataError(
+            f"data.features={chosen} was given with data.target={columns.target}; expected is at least one column, and not "
+            "the target."
+        )
+    return chosen
+
+
+def _check_complete(table: "pd.DataFrame", names: list[str], path: str) -> None:
+    for name in names:
+        if name not in table.columns:
+            raise DataError(f"{path} has no column '{name}', which the training rows have.")
+        column = table[name]
+        missing = column.isna().to_numpy()
+        if missing.any():
+            raise DataError(
+                f"column '{name}' of {path} has {int(missing.sum())} missing values, the first in row {int(table.index[missing][0]) + 1} "
+                "of the data; fill them in, or leave rows or columns out (data.features)."
+            )
+        if column.dtype.kind == "f" and not np.isfinite(column.to_numpy()).all():
+            raise DataError(f"column '{name}' of {path} has infinite values; correct or leave them out.")
+
+
+def _encode(
+    train: "pd.DataFrame", test: "pd.DataFrame", name: str, *, is_text: bool
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], bool]:
+    """One column as features [rows, ...] of training and test rows, and whether they are to be scaled."""
+    kind = _kind(train[name])
+    if kind == "other":
+        raise DataError(
+            f"column '{name}' is of type {train[name].dtype}; expected are numbers, texts or truth values: turn it into "
+            "numbers, or list the columns to use in data.features."
+        )
+    if kind != "text" and not is_text:
+        if _kind(test[name]) in ("text", "other"):
+            raise DataError(
+                f"column '{name}' holds numbers in the training rows, but {test[name].dtype} in the test rows."
+            )
+        numbers = [part[name].to_numpy(np.float32)[:, None] for part in (train, test)]
+        return numbers[0], numbers[1], kind != "bool"
+    texts = [part[name].astype(str).to_numpy(str) for part in (train, test)]
+    known = np.unique(texts[0])
+    if len(known) > _MAX_TEXTS:
+        raise DataError(
+            f"column '{name}' has {len(known)} different values, which would be as many features; list the columns to use in "
+            "data.features."
+        )
+    return (texts[0][:, None] == known).astype(np.float32), (texts[1][:, None] == known).astype(np.float32), False
+
+
+def _targets(
+    train: "pd.Series[Any]", test: "pd.Series[Any]", columns: Columns
+) -> tuple[tuple[Tensor, Tensor], tuple[str, ...]]:
+    """Labels with their names, or real numbers without; see [Note: columns]."""
+    kind = _kind(train)
+    if columns.target_type == "number" or (columns.target_type == "auto" and kind == "real"):
+        if kind in ("text", "other") or _kind(test) in ("text", "other"):
+            raise DataError(
+                f"the target '{train.name}' holds {train.dtype}, but data.target_type=number needs numbers."
+            )
+        shift, scale = (train.mean(), train.std(ddof=0) or 1.0) if columns.scale_target else (0.0, 1.0)
+        return (_real((train - shift) / scale), _real((test - shift) / scale)), ()
+    if columns.scale_target:
+        raise DataError(
+            f"data.scale_target=true was given, but the target '{train.name}' is a class; set it to false, or say "
+            "data.target_type=number."
+        )
+    given = [
+        part.to_numpy() if kind in ("whole", "bool", "real") else part.astype(str).to_numpy(str)
+        for part in (train, test)
+    ]
+    known, labels = np.unique(given[0], return_inverse=True)
+    unknown = sorted(set(given[1].tolist()) - set(known.tolist()), key=str)
+    if unknown:
+        raise DataError(
+            f"the target '{train.name}' has the class '{unknown[0]}' in the test rows only, so no model could learn it; "
+            "leave these rows out, give both files all classes, or say data.target_type=number."
+        )
+    found = (
+        torch.from_numpy(labels.astype(np.int64)),
+        torch.from_numpy(np.searchsorted(known, given[1]).astype(np.int64)),
+    )
+    return found, tuple(str(value) for value in known.tolist())
+
+
+def _real(column: "pd.Series[Any]") -> Tensor:
+    return torch.from_numpy(column.to_numpy(np.float32))
+
+
+def _owners(column: "pd.Series[Any]") -> Tensor:
+    """The owners' numbers from 0, in sorted order of what the column says."""
+    values = column.to_numpy() if _kind(column) == "whole" else column.astype(str).to_numpy(str)
+    return torch.from_numpy(np.unique(values, return_inverse=True)[1].astype(np.int64))
+
+
+def _kind(column: "pd.Series[Any]") -> Literal["bool", "whole", "real", "text", "other"]:
+    types = pandas().api.types
+    if types.is_bool_dtype(column.dtype):
+        return "bool"
+    if types.is_integer_dtype(column.dtype):
+        return "whole"
+    if types.is_float_dtype(column.dtype):
+        return "real"
+    is_text = types.is_string_dtype(column.dtype) or column.dtype.name in ("category", "object")
+    return "text" if is_text else "other"
+
+
+def _normalisation(features: Tensor, scaled: npt.NDArray[np.bool_]) -> Normalisation:
+    """Of the numbers alone."""
+    by_rows = measured("per_channel", [features])
+    return Normalisation(
+        shift=tuple(shift if chosen else 0.0 for shift, chosen in zip(by_rows.shift, scaled, strict=True)),
+        scale=tuple(scale if chosen else 1.0 for scale, chosen in zip(by_rows.scale, scaled, strict=True)),
+    )

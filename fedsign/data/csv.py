@@ -1,0 +1,44 @@
+"""A CSV file: a line with the columns' names, then one sample a line."""
+
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from fedsign.data.base import Dataset
+from fedsign.data.columns import Columns, TargetType, from_tables, pandas
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pandas as pd
+
+
+def csv(
+    seed: int,
+    *,
+    path: str = "data.csv",
+    test_path: str | None = None,
+    target: str = "target",
+    features: tuple[str, ...] = (),
+    categorical: tuple[str, ...] = (),
+    owner: str | None = None,
+    target_type: TargetType = "auto",
+    scale_target: bool = False,
+    test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2,
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ",",
+) -> Dataset:
+    """Features [n, F]; see [Note: columns].  Empty fields, `NA` and `nan` are missing values."""
+
+    def read(file: "Path") -> "pd.DataFrame":
+        table: pd.DataFrame = pandas().read_csv(file, sep=delimiter, low_memory=False)
+        return table
+
+    columns = Columns(
+        target=target,
+        features=features,
+        categorical=categorical,
+        owner=owner,
+        target_type=target_type,
+        scale_target=scale_target,
+    )
+    return from_tables(read, path, test_path, columns, test_fraction=test_fraction, seed=seed)

@@ -1,0 +1,55 @@
+"""What readers of image files share: bytes to fractions, and sentences where files are missing or damaged."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedsign.data.base import Samples
+from fedsign.errors import DataError
+
+
+def folder_of(root: str) -> Path:
+    """A folder as the user gave it, `~` included."""
+    return Path(root).expanduser()
+
+
+def images(pixels: Tensor, labels: Tensor, *, where: Path) -> Samples:
+    """Bytes [n, C, H, W] as fractions in [0, 1] with their labels [n].
+
+    Raises:
+        DataError: there are not as many labels as images.
+    """
+    if len(pixels) != len(labels):
+        raise DataError(f"{where} holds {len(pixels)} images but {len(labels)} labels; fetch the files again.")
+    return Samples(features=pixels.contiguous().to(torch.float32).div_(255), targets=labels.to(torch.int64))
+
+
+def tensor_of(values: npt.ArrayLike) -> Tensor:
+    """An array, or a list of numbers, as a tensor."""
+    return torch.from_numpy(np.asarray(values))
+
+
+def check_present(name: str, folder: Path, files: Sequence[str], remedy: str) -> None:
+    """Raise DataError that names the files of a data set that are not in `folder`, and how to get them."""
+    missing = [file for file in files if not (folder / file).exists()]
+    if missing:
+        raise DataError(
+            f"{name} was not found: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not in "
+            f"{folder.absolute()}. Put the files there, or name another folder with --set data.root=PATH; {remedy}"
+        )
+
+
+@contextmanager
+def sentence_where_damaged(folder: Path) -> Iterator[None]:
+    """What torchvision's reader complains of, such as a wrong checksum, as a sentence."""
+    try:
+        yield
+    except (AssertionError, EOFError, KeyError, OSError, RuntimeError, ValueError) as error:
+        raise DataError(
+            f"a file in {folder.absolute()} is damaged or not the official one ({error}); remove it and fetch it again."
+        ) from error

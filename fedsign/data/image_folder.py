@@ -1,0 +1,118 @@
+"""Images in folders, one folder per class: `root`/train/CLASS/*.png and `root`/test/CLASS/*.png, or `root`/CLASS/*.png.
+
+Any format that Pillow reads.  An image is scaled so that it just covers a square of `size` pixels, and its
+middle is cut out; one that has that size already is taken as it is.
+
+[Note: in memory or not] As float32, n images take n * channels * size^2 * 4 bytes.  With `in_memory = "auto"` they are
+read once and kept if that is at most `_MAX_BYTES`, and otherwise read again for every batch.  Every process of
+an engine reads its own.
+"""
+
+from math import prod
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedsign.data.base import AnySamples, Dataset, LazySamples, Samples, features_of
+from fedsign.data.files import folder_of
+from fedsign.data.normalise import IDENTITY, Normalisation
+from fedsign.data.splitting import train_test
+from fedsign.data.torchvision_shim import torchvision
+from fedsign.errors import DataError
+
+InMemory = Literal["auto", "always", "never"]
+_MAX_BYTES = 4 * 2**30  # training and test images together
+_PARTS = ("train", "test")
+
+
+def image_folder(
+    seed: int,
+    *,
+    root: str = "data",
+    size: Annotated[int, Field(ge=1, le=4096)] = 32,
+    channels: Literal[1, 3] = 3,
+    test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2,
+    in_memory: InMemory = "auto",
+) -> Dataset:
+    """Features [n, channels, size, size] in [0, 1].  `test_fraction` counts where there are no folders train and test."""
+    folder = folder_of(root)
+    if all((folder / part).is_dir() for part in _PARTS):
+        return from_folders(*(folder / part for part in _PARTS), size=size, channels=channels, in_memory=in_memory)
+    listed = Listing(folder, size=size, channels=channels)
+    train, test = train_test(len(listed), seed, test_fraction)
+    samples = listed.samples(in_memory, num_images=len(listed))
+    return Dataset(train=samples[train], test=samples[test], class_names=listed.class_names)
+
+
+def from_folders(
+    train: Path,
+    test: Path,
+    *,
+    size: int,
+    channels: int,
+    in_memory: InMemory,
+    normalisation: Normalisation = IDENTITY,
+) -> Dataset:
+    """A data set of a folder of training images and one of test images, with the same classes."""
+    listed = [Listing(folder, size=size, channels=channels) for folder in (train, test)]
+    names = [each.class_names for each in listed]
+    if names[0] != names[1]:
+        odd = ", ".join(sorted(set(names[0]) ^ set(names[1])))
+        raise DataError(f"{train} and {test} do not have the same class folders: only one of them has {odd}.")
+    num_images = sum(map(len, listed))
+    parts = [each.samples(in_memory, num_images=num_images) for each in listed]
+    return Dataset(train=parts[0], test=parts[1], class_names=names[0], normalisation=normalisation)
+
+
+class Listing:
+    """The images of one folder of class folders, in the order of their names; an item is read when it is asked for."""
+
+    def __init__(self, folder: Path, *, size: int, channels: int) -> None:
+        try:
+            found = torchvision("torchvision.datasets").ImageFolder(folder)
+        except OSError as error:
+            raise DataError(
+                f"{folder.absolute()} is no folder of class folders with images ({error}). Expected is {folder}/CLASS/IMAGE for "
+                "every class; name another folder with --set data.root=PATH."
+            ) from error
+        self._files: list[str] = [path for path, _ in found.samples]
+        self._shape = (channels, size, size)
+        self.targets = torch.tensor(found.targets)
+        self.class_names: tuple[str, ...] = tuple(found.classes)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, position: int) -> Tensor:
+        """Features [channels, size, size]."""
+        return features_of(_read(self._files[position], self._shape))
+
+    def samples(self, in_memory: InMemory, *, num_images: int) -> AnySamples:
+        """See [Note: in memory or not]; `num_images` counts those of all folders."""
+        fits = num_images * prod(self._shape) * 4 <= _MAX_BYTES
+        if in_memory == "never" or (in_memory == "auto" and not fits):
+            return LazySamples(source=self, targets=self.targets)
+        features = torch.empty(
+            len(self), *self._shape
+        )  # filled in place: a list and its stack would take twice as much
+        for position in range(len(self)):
+            features[position] = self[position]
+        return Samples(features=features, targets=self.targets)
+
+
+def _read(file: str, shape: tuple[int, int, int]) -> Any:
+    """An image of a file, fitted to a shape [C, H, W]."""
+    from PIL import Image, ImageOps
+
+    channels, height, width = shape
+    try:
+        with Image.open(file) as opened:
+            image = opened.convert("RGB" if channels == 3 else "L")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # Pillow raises all of these
+        raise DataError(f"the image {file} cannot be read ({error}); replace or remove it.") from error
+    if image.size != (width, height):
+        image = ImageOps.fit(image, (width, height), method=Image.Resampling.BILINEAR)
+    return image

@@ -1,0 +1,82 @@
+"""Normalisation: features are shifted and scaled per channel, (x - shift) / scale.
+
+[Note: channels] The channel of an image [C, H, W] is its first dimension; of a row of a table [F] each
+feature is a channel of its own.  So statistics are taken over all dimensions but that one.
+
+A data set's factory gives features as they are (images in [0, 1]) and says which normalisation is
+customary for them; the preset that the experiment names decides which one is applied.  What a preset
+measures, it measures on the training samples that are left after the validation split, never on others.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Preset = Literal["default", "none", "per_channel", "unit"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Normalisation:
+    """(x - shift) / scale, one number of each per channel; without any, features stay as they are.
+
+    >>> Normalisation(shift=(1.0,), scale=(2.0,)).apply(torch.tensor([[5.0], [1.0]])).tolist()
+    [[2.0], [0.0]]
+    """
+
+    shift: tuple[float, ...] = ()
+    scale: tuple[float, ...] = ()
+
+    def apply(self, features: Tensor) -> Tensor:
+        """Features [n, C, ...], normalised in a new tensor; the same tensor when there is nothing to do."""
+        if not self.shift:
+            return features
+        return (features - self._like(self.shift, features)).div_(self._like(self.scale, features))
+
+    def then(self, other: "Normalisation") -> "Normalisation":
+        """This one followed by another, as one."""
+        if not (self.shift and other.shift):
+            return self if self.shift else other
+        pairs = list(zip(self.shift, self.scale, other.shift, other.scale, strict=True))
+        return Normalisation(
+            shift=tuple(shift + scale * further for shift, scale, further, _ in pairs),
+            scale=tuple(scale * further for _, scale, _, further in pairs),
+        )
+
+    def of_zero(self, features: Tensor) -> Tensor:
+        """What a feature of 0 (in an image: black) became, in the shape [C, 1, ...] of one sample of `features`."""
+        if not self.shift:
+            return features.new_zeros((1,) * (features.ndim - 1))
+        return -self._like(self.shift, features)[0] / self._like(self.scale, features)[0]
+
+    @staticmethod
+    def _like(values: tuple[float, ...], features: Tensor) -> Tensor:
+        shape = (1, len(values), *(1,) * (features.ndim - 2))
+        return torch.tensor(values, dtype=features.dtype, device=features.device).reshape(shape)
+
+
+IDENTITY = Normalisation()
+
+
+def measured(preset: Literal["per_channel", "unit"], batches: Iterable[Tensor]) -> Normalisation:
+    """The normalisation that a preset gives for these training features [n, C, ...], batch by batch.
+
+    `per_channel`: mean 0 and standard deviation 1 (population).  `unit`: smallest value 0, largest 1.  A channel that
+    is constant is only shifted, to 0.  Means are taken in float64, with Chan's update, so that a large offset
+    loses nothing.
+    """
+    lows, highs, means, squares, count = [], [], torch.zeros(1), torch.zeros(1), 0
+    for batch in batches:
+        values = batch.transpose(0, 1).flatten(1).double()  # [C, n * ...]
+        lows.append(values.min(dim=1).values)
+        highs.append(values.max(dim=1).values)
+        mean, num = values.mean(dim=1), values.shape[1]
+        step, total = mean - means, count + num
+        squares = squares + (values - mean[:, None]).square().sum(dim=1) + step.square() * (count * num / total)
+        means, count = means + step * (num / total), total
+    low, high = torch.stack(lows).min(dim=0).values, torch.stack(highs).max(dim=0).values
+    shift, scale = (low, high - low) if preset == "unit" else (means, (squares / count).sqrt())
+    scale = torch.where(high > low, scale, torch.ones_like(scale))
+    return Normalisation(shift=tuple(shift.tolist()), scale=tuple(scale.tolist()))

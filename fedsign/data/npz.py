@@ -1,0 +1,86 @@
+"""NumPy's .npz: the arrays x_train, y_train, x_test, y_test, or x and y, which are split by the seed.
+
+Optional arrays: owners (owners_train beside x_train), one integer per training sample; class_names.  Bytes (uint8)
+are read as the fractions byte / 255.  Integer targets are classes, real ones a regression's.
+"""
+
+import zipfile
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from pydantic import Field
+
+from fedsign.data.base import Dataset, Samples, features_of
+from fedsign.data.splitting import train_test
+from fedsign.errors import DataError
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+def npz(
+    seed: int,
+    *,
+    path: str = "data.npz",
+    test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2,
+    channels: Literal["first", "last"] = "first",
+) -> Dataset:
+    """Features [n, ...] as they are; with `channels = "last"`, images [n, H, W, C] become [n, C, H, W]."""
+    file = Path(path).expanduser()
+    arrays = _read(file)
+    if {"x_train", "y_train", "x_test", "y_test"} <= arrays.keys():
+        train = _samples(arrays["x_train"], arrays["y_train"], arrays.get("owners_train"), channels, file)
+        test = _samples(arrays["x_test"], arrays["y_test"], None, channels, file)
+    elif {"x", "y"} <= arrays.keys():
+        whole = _samples(arrays["x"], arrays["y"], arrays.get("owners"), channels, file)
+        rows = train_test(len(whole), seed, test_fraction)
+        train, test = whole[rows[0]], whole[rows[1]]
+    else:
+        raise DataError(
+            f"{file} holds the arrays {', '.join(sorted(arrays)) or 'none'}; expected are x_train, y_train, x_test and y_test, "
+            "or x and y."
+        )
+    return Dataset(train=train, test=test, class_names=_class_names(arrays, train, test))
+
+
+def _read(file: Path) -> Arrays:
+    if not file.is_file():
+        raise DataError(f"there is no file {file.absolute()}; name it with --set data.path=PATH.")
+    try:
+        with np.load(file, allow_pickle=False) as found:
+            if isinstance(found, np.ndarray):
+                raise DataError(f"{file} holds one array without a name; write it with np.savez(path, x=..., y=...).")
+            return {name: found[name] for name in found.files}
+    except (EOFError, OSError, ValueError, zipfile.BadZipFile) as error:
+        raise DataError(
+            f"{file} cannot be read as .npz ({error}); write it again with np.savez(path, x=..., y=...)."
+        ) from error
+
+
+def _samples(
+    x: npt.NDArray[Any], y: npt.NDArray[Any], owners: npt.NDArray[Any] | None, channels: str, file: Path
+) -> Samples:
+    if not {x.dtype.kind, y.dtype.kind} <= set("buif"):
+        raise DataError(f"{file} holds x of {x.dtype} and y of {y.dtype}; expected are numbers.")
+    if x.ndim < 2 or len(x) != len(y) or (owners is not None and len(owners) != len(x)):
+        sizes = f"x of the shape {list(x.shape)} and y of {list(y.shape)}"
+        raise DataError(
+            f"{file} holds {sizes}; expected is one sample a row in x, and one target (and owner) for each."
+        )
+    features = features_of(np.moveaxis(x, -1, 1) if channels == "last" else x)
+    return Samples(
+        features=features,
+        targets=torch.from_numpy(y.astype(np.float32 if y.dtype.kind == "f" else np.int64)),
+        owners=None if owners is None else torch.from_numpy(owners.astype(np.int64)),
+    )
+
+
+def _class_names(arrays: Arrays, train: Samples, test: Samples) -> tuple[str, ...]:
+    if train.targets.is_floating_point():
+        return ()
+    if "class_names" in arrays:
+        return tuple(str(name) for name in arrays["class_names"])
+    highest = max(int(part.targets.max()) for part in (train, test) if len(part))
+    return tuple(str(label) for label in range(highest + 1))

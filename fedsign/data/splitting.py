@@ -1,0 +1,57 @@
+"""Splits by the seed: into training and test samples, and validation samples held out of training."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from fedsign.data.base import AnySamples, Dataset, IntArray
+from fedsign.errors import DataError
+from fedsign.seeding import Purpose, generator
+
+
+def train_test(num_samples: int, seed: int, test_fraction: float) -> tuple[IntArray, IntArray]:
+    """Indices of the training and of the test samples, shuffled.
+
+    >>> [len(index) for index in train_test(10, 0, 0.3)]
+    [7, 3]
+    """
+    order = generator(seed, Purpose.SPLIT).permutation(num_samples)
+    num_train = int((1 - test_fraction) * num_samples)
+    if not 0 < num_train < num_samples:
+        raise DataError(
+            f"data.test_fraction={test_fraction} of {num_samples} samples leaves {num_train} for training; expected is at "
+            "least one for training and one for the test: change the fraction."
+        )
+    return order[:num_train], order[num_train:]
+
+
+def hold_out_validation(dataset: Dataset, fraction: float, seed: int) -> Dataset:
+    """Take `fraction` of the training samples out, of each class alike (rounded down); nothing for 0.
+
+    A class that is trained on keeps at least one training sample.
+
+    Raises:
+        DataError: the fraction is not one sample.
+    """
+    if fraction == 0:
+        return dataset
+    train, rng = dataset.train, generator(seed, Purpose.VALIDATION)
+    held = np.sort(np.concatenate([_share(group, fraction, rng) for group in _groups(train, dataset.class_names)]))
+    if not len(held):
+        raise DataError(
+            f"data.validation_fraction={fraction} of {len(train)} training samples is not one sample of any class; raise it."
+        )
+    kept = np.setdiff1d(np.arange(len(train)), held)
+    return replace(dataset, train=train[kept], validation=train[held])
+
+
+def _groups(train: AnySamples, class_names: tuple[str, ...]) -> list[IntArray]:
+    """Positions by class; in one group for a regression."""
+    if not class_names:
+        return [np.arange(len(train))]
+    labels = train.targets.numpy()
+    return [np.flatnonzero(labels == label) for label in np.unique(labels)]
+
+
+def _share(group: IntArray, fraction: float, rng: np.random.Generator) -> IntArray:
+    return rng.permutation(group)[: int(fraction * len(group))]

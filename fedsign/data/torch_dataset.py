@@ -1,0 +1,72 @@
+"""Torch's map-style datasets as ours: what a user's factory may return instead of a `Dataset`.
+
+Targets have to be known up front, since the partition deals samples out by them: they are taken from the
+attribute `targets` or `labels`, as torchvision's datasets have one, or else by going through the dataset once.
+Features stay where they are and are fetched batch by batch, except those of a `TensorDataset`.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Subset, TensorDataset
+
+from fedsign.data.base import AnySamples, Dataset, LazySamples, Samples
+from fedsign.errors import DataError
+
+
+def from_torch(train: Any, test: Any, *, class_names: tuple[str, ...] = ()) -> Dataset:
+    """A data set of two map-style torch Datasets.
+
+    `class_names` may be left out: then integer targets are classes, named by the attribute `classes` of `train` or
+    else by their numbers.  An attribute `owners`, one number per sample, is taken over.
+    """
+    parts = [_samples(part) for part in (train, test)]
+    if not class_names and not any(part.targets.is_floating_point() for part in parts):
+        highest = max((int(part.targets.max()) for part in parts if len(part)), default=0)
+        given = _attribute(train, "classes") or ()
+        class_names = tuple(map(str, given if len(given) > highest else range(highest + 1)))
+    return Dataset(train=parts[0], test=parts[1], class_names=class_names)
+
+
+def is_map_style(found: object) -> bool:
+    """Whether samples can be counted and fetched one by one."""
+    return hasattr(found, "__len__") and hasattr(found, "__getitem__") and not isinstance(found, str | dict)
+
+
+def _samples(part: Any) -> AnySamples:
+    owners = _attribute(part, "owners")
+    known = None if owners is None else torch.as_tensor(owners).long()
+    if isinstance(part, TensorDataset) and len(part.tensors) == 2:
+        features, targets = part.tensors
+        return Samples(features=features, targets=_as_targets(targets), owners=known)
+    found = _attribute(part, "targets", "labels")
+    if found is None:
+        found = [_target(part[position]) for position in range(len(part))]
+    return LazySamples(source=part, targets=_as_targets(found), owners=known)
+
+
+def _attribute(part: Any, *names: str) -> Any:
+    """An attribute of a dataset with one value per sample, also through Subsets; None where it has none."""
+    if isinstance(part, Subset):
+        whole = _attribute(part.dataset, *names)
+        if whole is None or "classes" in names:
+            return whole
+        return torch.as_tensor(whole)[torch.as_tensor(part.indices)]
+    return next((getattr(part, name) for name in names if getattr(part, name, None) is not None), None)
+
+
+def _target(item: Any) -> Any:
+    if not isinstance(item, tuple | list) or len(item) < 2:
+        raise DataError(
+            f"an item of the torch Dataset is of type {type(item).__name__}; expected is a tuple (features, target), or "
+            "an attribute `targets` with all targets."
+        )
+    return item[1].item() if isinstance(item[1], Tensor | np.generic) else item[1]
+
+
+def _as_targets(values: Any) -> Tensor:
+    """Labels as int64, real numbers as float32."""
+    targets = torch.as_tensor(values)
+    return targets.float() if targets.is_floating_point() else targets.long()

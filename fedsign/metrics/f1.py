@@ -1,0 +1,20 @@
+"""Macro F1."""
+
+import torch
+from torch import Tensor
+
+
+def f1(outputs: Tensor, targets: Tensor) -> float:
+    """Mean of 2 TP / (2 TP + FP + FN) over the classes that occur among targets or predictions, in [0, 1].
+
+    A class that occurs in neither is left out; one that is only predicted, or never predicted, has 0.  As scikit-learn's
+    `f1_score(average="macro")`.
+
+    >>> f1(torch.tensor([[2.0, 1.0, 0.0], [2.0, 1.0, 0.0]]), torch.tensor([0, 1]))
+    0.3333333333333333
+    """
+    num_classes, predicted = outputs.shape[1], outputs.argmax(dim=1)
+    hits = torch.bincount(targets[predicted == targets], minlength=num_classes).double()
+    seen = torch.bincount(targets, minlength=num_classes) + torch.bincount(predicted, minlength=num_classes)
+    present = seen > 0  # seen = 2 TP + FP + FN
+    return (2 * hits[present] / seen[present]).mean().item()

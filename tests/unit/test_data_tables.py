@@ -1,0 +1,277 @@
+"""Tables and arrays of a user's own: what stands in the file is what is trained on, and every mishap is a sentence."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from fedsign.data.base import Dataset, normalised
+from fedsign.data.csv import csv
+from fedsign.data.npz import npz
+from fedsign.data.parquet import parquet
+from fedsign.errors import DataError
+
+Write = Callable[[Path, dict[str, list[Any]]], str]
+
+TRAIN = {
+    "age": [20, 30, 40, 50],
+    "city": ["Rome", "Oslo", "Rome", "Bern"],
+    "weight": [1.5, 2.5, 3.5, 4.5],
+    "hospital": ["north", "south", "east", "south"],
+    "ill": ["yes", "no", "no", "yes"],
+}
+TEST = {"age": [60, 20], "city": ["Oslo", "Paris"], "weight": [0.5, 1.0], "hospital": ["a", "b"], "ill": ["no", "yes"]}
+
+
+def write_csv(folder: Path, table: dict[str, list[Any]]) -> str:
+    """By hand, so that the reader is not tested against its own library."""
+    rows = zip(*table.values(), strict=True)
+    path = folder / f"table{len([*folder.iterdir()])}.csv"
+    path.write_text("\n".join([",".join(table), *(",".join("" if v is None else str(v) for v in r) for r in rows)]))
+    return str(path)
+
+
+def write_parquet(folder: Path, table: dict[str, list[Any]]) -> str:
+    import pyarrow
+    import pyarrow.parquet
+
+    path = folder / f"table{len([*folder.iterdir()])}.parquet"
+    pyarrow.parquet.write_table(pyarrow.table(table), path)
+    return str(path)
+
+
+BOTH = pytest.mark.parametrize(("read", "write"), [(csv, write_csv), (parquet, write_parquet)], ids=["csv", "parquet"])
+
+
+@BOTH
+def test_numbers_stay_texts_are_one_hot_and_a_text_of_test_rows_only_is_zeros(
+    tmp_path: Path, read: Callable[..., Dataset], write: Write
+) -> None:
+    """Columns: age; Bern, Oslo, Rome; weight.  Paris is in no training row."""
+    data = read(0, path=write(tmp_path, TRAIN), test_path=write(tmp_path, TEST), target="ill", owner="hospital")
+    assert data.train.features.tolist() == [
+        [20, 0, 0, 1, 1.5],
+        [30, 0, 1, 0, 2.5],
+        [40, 0, 0, 1, 3.5],
+        [50, 1, 0, 0, 4.5],
+    ]
+    assert data.test.features.tolist() == [[60, 0, 1, 0, 0.5], [20, 0, 0, 0, 1.0]]
+    assert data.class_names == ("no", "yes")
+    assert (data.train.targets.tolist(), data.test.targets.tolist()) == ([1, 0, 0, 1], [0, 1])
+    assert data.train.owners is not None and data.train.owners.tolist() == [1, 2, 0, 2], "east, north, south"
+    assert (data.train.features.dtype, data.train.targets.dtype) == (torch.float32, torch.int64)
+
+
+@BOTH
+def test_only_numbers_are_scaled_and_by_training_rows_alone(
+    tmp_path: Path, read: Callable[..., Dataset], write: Write
+) -> None:
+    """age: mean 35, variance (225 + 25 + 25 + 225) / 4 = 125; weight: 3 and 1.25."""
+    raw = read(
+        0,
+        path=write(tmp_path, TRAIN),
+        test_path=write(tmp_path, TEST),
+        target="ill",
+        features=("age", "city", "weight"),
+    )
+    data = normalised(raw, "default")
+    assert torch.equal(data.train.features[:, 1:4], raw.train.features[:, 1:4])
+    assert data.test.features[0].tolist() == pytest.approx([25 / 125**0.5, 0, 1, 0, -2.5 / 1.25**0.5], rel=1e-6)
+    assert data.test.features[1].tolist() == pytest.approx([-15 / 125**0.5, 0, 0, 0, -2 / 1.25**0.5], rel=1e-6)
+
+
+@BOTH
+def test_one_file_is_split_by_the_seed_and_loses_nothing(
+    tmp_path: Path, read: Callable[..., Dataset], write: Write
+) -> None:
+    path = write(tmp_path, {"x": list(range(50)), "target": [value / 2 for value in range(50)]})
+    data = read(0, path=path, test_fraction=0.3)
+    assert (len(data.train), len(data.test), data.class_names) == (35, 15, ())
+    x = torch.cat([data.train.features, data.test.features])[:, 0]
+    assert sorted(x.tolist()) == list(range(50))
+    assert torch.equal(x / 2, torch.cat([data.train.targets, data.test.targets]))
+    assert not torch.equal(read(1, path=path, test_fraction=0.3).test.features, data.test.features)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("target", "settings", "class_names"),
+    [
+        ([3, 1, 3, 7], {}, ("1", "3", "7")),
+        ([3, 1, 3, 7], {"target_type": "number"}, ()),
+        ([0.5, 1.5, 0.5, 2.0], {}, ()),
+        ([0.5, 1.5, 0.5, 2.0], {"target_type": "class"}, ("0.5", "1.5", "2.0")),
+        ([True, False, True, True], {}, ("False", "True")),
+        (["10", "9", "x", "9"], {}, ("10", "9", "x")),
+    ],
+)
+def test_what_a_target_is(
+    tmp_path: Path,
+    read: Callable[..., Dataset],
+    write: Write,
+    target: list[Any],
+    settings: dict[str, Any],
+    class_names: tuple[str, ...],
+) -> None:
+    path = write(tmp_path, {"x": [1, 2, 3, 4], "target": target})
+    data = read(0, path=path, test_path=path, **settings)
+    assert data.class_names == class_names
+    if class_names:
+        assert [class_names[label] for label in data.train.targets] == [str(value) for value in target]
+    else:
+        assert data.train.targets.tolist() == target and data.train.targets.dtype == torch.float32
+
+
+@BOTH
+def test_a_real_target_is_scaled_by_training_rows_if_asked_for(
+    tmp_path: Path, read: Callable[..., Dataset], write: Write
+) -> None:
+    """weight: mean 3, variance 1.25."""
+    paths = {"path": write(tmp_path, TRAIN), "test_path": write(tmp_path, TEST), "features": ("age",)}
+    data = read(0, **paths, target="weight", scale_target=True)
+    assert data.test.targets.tolist() == pytest.approx([-2.5 / 1.25**0.5, -2 / 1.25**0.5], rel=1e-6)
+    with pytest.raises(DataError, match=r"data.scale_target=true was given, but the target 'ill' is a class"):
+        read(0, **paths, target="ill", scale_target=True)
+
+
+@BOTH
+def test_numbers_can_be_categories(tmp_path: Path, read: Callable[..., Dataset], write: Write) -> None:
+    path = write(tmp_path, {"month": [12, 1, 12], "target": [0, 1, 0]})
+    data = read(0, path=path, test_path=path, categorical=("month",))
+    assert data.train.features.tolist() == [[0, 1], [1, 0], [0, 1]], "sorted as texts: 1, 12"
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("changes", "settings", "said"),
+    [
+        (
+            {},
+            {"target": "il"},
+            "data.target names the column 'il', but the columns are age, city, weight, hospital, ill. Did",
+        ),
+        ({}, {"features": ("age", "size")}, "data.features names the column 'size'"),
+        ({}, {"features": ("age", "ill")}, "and not the target"),
+        ({}, {"owner": "clinic"}, "data.owner names the column 'clinic'"),
+        ({"age": [1, None, 3, None]}, {}, "column 'age' of {path} has 2 missing values, the first in row 2"),
+        ({"city": ["a", "b", None, "c"]}, {}, "column 'city' of {path} has 1 missing values, the first in row 3"),
+        ({"ill": ["a", None, "b", "c"]}, {}, "column 'ill' of {path} has 1 missing values"),
+        ({"hospital": ["a", None, "b", "c"]}, {"owner": "hospital"}, "column 'hospital' of {path} has 1 missing"),
+        ({"age": [1.0, 2.0, float("inf"), 4.0]}, {}, "column 'age' of {path} has infinite values"),
+        ({}, {"target_type": "number"}, "data.target_type=number needs numbers"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_a_sentence(
+    tmp_path: Path,
+    read: Callable[..., Dataset],
+    write: Write,
+    changes: dict[str, list[Any]],
+    settings: dict[str, Any],
+    said: str,
+) -> None:
+    path = write(tmp_path, {**TRAIN, **changes})
+    with pytest.raises(DataError) as caught:
+        read(0, path=path, test_path=path, **{"target": "ill", **settings})
+    assert said.format(path=path) in str(caught.value)
+
+
+@BOTH
+def test_a_class_of_test_rows_only_is_refused(tmp_path: Path, read: Callable[..., Dataset], write: Write) -> None:
+    test = write(tmp_path, {**TEST, "ill": ["no", "perhaps"]})
+    with pytest.raises(DataError, match="class 'perhaps' in the test rows only"):
+        read(0, path=write(tmp_path, TRAIN), test_path=test, target="ill")
+
+
+@BOTH
+def test_a_column_of_names_is_no_feature(tmp_path: Path, read: Callable[..., Dataset], write: Write) -> None:
+    path = write(tmp_path, {"name": [f"n{row}" for row in range(1300)], "target": [0, 1] * 650})
+    with pytest.raises(DataError, match=r"column 'name' has 1040 different values.*data\.features"):
+        read(0, path=path)
+
+
+@BOTH
+def test_both_files_need_the_columns_and_their_types(
+    tmp_path: Path, read: Callable[..., Dataset], write: Write
+) -> None:
+    train = write(tmp_path, TRAIN)
+    without = write(tmp_path, {key: column for key, column in TEST.items() if key != "city"})
+    with pytest.raises(DataError, match="has no column 'city'"):
+        read(0, path=train, test_path=without, target="ill")
+    with pytest.raises(DataError, match="column 'age' holds numbers in the training rows, but"):
+        read(0, path=train, test_path=write(tmp_path, {**TEST, "age": ["old", "young"]}), target="ill")
+
+
+@pytest.mark.parametrize(("read", "key"), [(csv, "csv"), (parquet, "parquet"), (npz, "npz")])
+def test_a_missing_or_damaged_file_is_named(tmp_path: Path, read: Callable[..., Dataset], key: str) -> None:
+    path = tmp_path / f"data.{key}"
+    with pytest.raises(DataError, match=r"there is no file .*--set data\.path=PATH") as caught:
+        read(0, path=str(path))
+    assert str(path) in str(caught.value)
+    path.write_bytes(b"\xff\x00\xfe" * 50)
+    with pytest.raises(DataError, match=r"cannot be read as") as caught:
+        read(0, path=str(path))
+    assert str(path) in str(caught.value)
+
+
+def test_dates_are_refused_and_another_delimiter_is_taken(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path, {"day": list(pd.to_datetime(["2020-01-01", "2020-01-02"])), "target": [0, 1]})
+    with pytest.raises(DataError, match=r"column 'day' is of type datetime"):
+        parquet(0, path=path, test_path=path)
+    (tmp_path / "semicolons.csv").write_text("x;target\n1,5;a\n2,5;b\n")
+    found = csv(0, path=str(tmp_path / "semicolons.csv"), test_path=str(tmp_path / "semicolons.csv"), delimiter=";")
+    assert found.num_outputs == 2
+
+
+@pytest.mark.parametrize("library", ["pandas", "pyarrow"])
+def test_a_library_that_is_not_installed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)  # what Python itself understands as: cannot be imported
+    with pytest.raises(DataError, match=rf"'{library}'.*pip install 'fedsign\[tables\]'"):
+        csv(0, path=write_csv(tmp_path, TRAIN), target="ill")
+
+
+def test_arrays_are_taken_as_they_are(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    arrays = {"x_train": rng.normal(size=(6, 3)), "x_test": rng.normal(size=(2, 3))}
+    path = tmp_path / "data.npz"
+    np.savez(path, **arrays, y_train=[0, 1, 2, 2, 1, 0], y_test=[2, 0], owners_train=[0, 0, 1, 1, 2, 2])
+    data = npz(0, path=str(path))
+    assert np.array_equal(data.train.features.numpy(), arrays["x_train"].astype(np.float32))
+    assert np.array_equal(data.test.features.numpy(), arrays["x_test"].astype(np.float32))
+    assert (data.train.targets.tolist(), data.test.targets.tolist()) == ([0, 1, 2, 2, 1, 0], [2, 0])
+    assert data.train.owners is not None and data.train.owners.tolist() == [0, 0, 1, 1, 2, 2]
+    assert data.class_names == ("0", "1", "2")
+
+
+def test_arrays_of_images_in_bytes_become_fractions_with_channels_first(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(256, size=(10, 4, 5, 3), dtype=np.uint8)
+    np.savez_compressed(tmp_path / "data.npz", x=pixels, y=np.arange(10.0), class_names=["unused"])
+    data = npz(0, path=str(tmp_path / "data.npz"), channels="last", test_fraction=0.5)
+    assert (data.input_shape, data.class_names) == ((3, 4, 5), ())
+    for part in (data.train, data.test):
+        expected = pixels[part.targets.long().numpy()].transpose(0, 3, 1, 2)
+        assert np.array_equal((part.features * 255).round().numpy(), expected)
+    assert sorted([*data.train.targets.tolist(), *data.test.targets.tolist()]) == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"images": [1]}, "holds the arrays images; expected are x_train"),
+        ({"x": np.zeros((3, 2)), "y": np.zeros(2)}, r"x of the shape \[3, 2\] and y of \[2\]"),
+        ({"x": np.zeros(3), "y": np.zeros(3)}, "one sample a row"),
+        ({"x": np.zeros((3, 1)), "y": np.array(["a", "b", "c"])}, "expected are numbers"),
+        ({"x": np.zeros((3, 1)), "y": np.zeros(3), "owners": np.zeros(2, int)}, "one sample a row"),
+        ({"x": np.array([object()]), "y": np.zeros(1)}, "cannot be read as .npz"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_a_sentence(tmp_path: Path, arrays: dict[str, Any], said: str) -> None:
+    np.savez(tmp_path / "data.npz", **arrays)
+    with pytest.raises(DataError, match=said):
+        npz(0, path=str(tmp_path / "data.npz"))
