@@ -15,11 +15,14 @@ from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from fedsign import checkpoints
 from fedsign.checkpoints import Checkpoint
-from fedsign.errors import ConfigError, ResultsError, RoundError
+from fedsign.errors import ConfigError, RoundError
+from fedsign.flower import foreign, foreign_rules
 from fedsign.flower.array import to_record, to_tensors
+from fedsign.flower.parameters_only import ParametersOnly
 from fedsign.flower.partition_grid import ClientLedger, PartitionGrid, Traffic
 from fedsign.flower.shims import seeded_globals
-from fedsign.records import Tensors, tensors_of
+from fedsign.records import Role, Tensors, roles_of, tensors_of
+from fedsign.registry import resolve
 from fedsign.results import Line, RunFolder
 from fedsign.seeding import Purpose, generator
 from fedsign.workload import Workload
@@ -87,13 +90,17 @@ class RoundLoop:
 
     def _train_foreign(self, strategy: FlowerStrategy, request: ConfigRecord) -> ArrayRecord | None:
         """One round of Flower's own: the cohort is shown to it, the global generators are lent to it."""
-        with seeded_globals(self._config.seed, 2 * self.round), self.grid.showing(self._cohort()):
-            messages = list(strategy.configure_train(self.round, self._served, request, self.grid))
-        replies = list(self.grid.send_and_receive(messages, timeout=self._config.server.round_timeout_s))
+        seed, name = self._config.seed, self._config.strategy.name
+        view = ParametersOnly(self._served, roles_of(self._model), weighted_by=foreign_rules.weighted_by(strategy))
+        cohort = self.grid.showing(self._cohort())
+        with foreign_rules.calling(name, self.round), seeded_globals(seed, 2 * self.round), cohort:
+            messages = view.completed(strategy.configure_train(self.round, view.parameters, request, self.grid))
+        replies = view.stripped(self.grid.send_and_receive(messages, timeout=self._config.server.round_timeout_s))
         self._judge(self.grid.traffic)
-        with seeded_globals(self._config.seed, 2 * self.round + 1):
-            served, _ = strategy.aggregate_train(self.round, replies)  # walks over the replies more than once
-        return served
+        foreign_rules.check_num_replies(strategy, len(replies), self.round)
+        with foreign_rules.calling(name, self.round), seeded_globals(seed, 2 * self.round + 1):
+            served, _ = strategy.aggregate_train(self.round, replies)  # a list: it is walked over more than once
+        return None if served is None else view.model(served)
 
     def _checked_model(self, tensors: Tensors) -> Tensors:
         """A model made by a strategy, in the model's types.
@@ -160,7 +167,7 @@ class RoundLoop:
                     round=self.round,
                     served=to_tensors(self._served),
                     evaluated=own.evaluated_model if own else None,
-                    strategy=own.state_dict() if own else {},
+                    strategy=own.memory() if own else foreign.snapshot(self._strategy),
                     client_versions=self.grid.ledger.versions,
                 ),
                 keep=results.keep_checkpoints,
@@ -172,14 +179,16 @@ class RoundLoop:
         """Start after the folder's last checkpoint, if there is one."""
         checkpoint = checkpoints.load_latest(self.folder.checkpoints)
         if checkpoint is None:
+            if not isinstance(self._strategy, Strategy) and not foreign.is_remembered(self._strategy):
+                _log.warning(
+                    "what strategy %s keeps between rounds is not known: this run cannot be resumed",
+                    self._config.strategy.name,
+                )
             return
         if isinstance(self._strategy, Strategy):
-            self._strategy.load_state_dict(checkpoint.strategy)
-        elif not is_stateless(self._strategy):
-            raise ResultsError(
-                f"strategy.name={self._config.strategy.name} keeps a memory that is not checkpointed, so this run cannot be "
-                "resumed; start it again."
-            )
+            self._strategy.load_memory(checkpoint.strategy)
+        else:
+            foreign.restore(self._strategy, checkpoint.strategy)
         self.round = checkpoint.round
         self._served = to_record(checkpoint.served)
         self._evaluated = checkpoint.evaluated or checkpoint.served
@@ -193,29 +202,30 @@ def make_strategy(workload: Workload) -> FlowerStrategy:
     """The configured strategy, ours or Flower's.
 
     Raises:
-        ConfigError: it is no strategy, or it would wait for ever for clients that are not sampled.
+        ConfigError: it is no strategy, or one that could not do its work in this experiment.
     """
-    part, cohort_size = workload.config.strategy, workload.config.server.cohort_size
+    part = workload.config.strategy
     strategy = part.build()
+    if isinstance(strategy, foreign_rules.Deferred):
+        strategy = strategy.strategy_for(part.name, workload.config)
     if not isinstance(strategy, FlowerStrategy):
         raise ConfigError(
             f"strategy.name={part.name} gives a {type(strategy).__name__}; expected is a subclass of "
             "strategies.base.Strategy or of Flower's Strategy."
         )
-    for key in ("min_train_nodes", "min_available_nodes"):
-        if getattr(strategy, key, 0) > cohort_size:
-            raise ConfigError(
-                f"strategy.{key}={getattr(strategy, key)} exceeds server.cohort_size={cohort_size}: the strategy would "
-                f"wait for ever; lower strategy.{key} or raise server.cohort_size."
-            )
+    optimizer = workload.config.server.optimizer
+    if isinstance(strategy, Strategy):
+        strategy.server_optimizer = optimizer.build()
+    elif optimizer.name != "none":
+        raise ConfigError(
+            f"server.optimizer.name={optimizer.name} was given, but strategy {part.name} is Flower's and moves the server by "
+            "itself; set server.optimizer.name=none, or take a strategy of FedSign's."
+        )
+    else:
+        foreign_rules.check_settings(strategy, part.settings, resolve("strategy", part.name))
+        buffers = Role.BUFFER in roles_of(workload.make_model()).values()
+        foreign_rules.check(strategy, cohort_size=workload.config.server.cohort_size, has_buffers=buffers)
     return strategy
-
-
-def is_stateless(strategy: FlowerStrategy) -> bool:
-    """Whether one of Flower's strategies keeps nothing between rounds: FedAvg itself."""
-    from flwr.serverapp.strategy import FedAvg
-
-    return type(strategy) is FedAvg
 
 
 def like(tensor: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
@@ -233,4 +243,6 @@ def _line(round: int, values: dict[str, float], traffic: Traffic) -> Line:
         "failures": [{"client": failure.partition, "reason": failure.reason} for failure in traffic.failures],
         "bytes_down": traffic.bytes_down,
         "bytes_up": traffic.bytes_up,
+        "update_norm": traffic.spread.update_norm,
+        "client_drift": traffic.spread.client_drift,
     }

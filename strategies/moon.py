@@ -11,7 +11,7 @@ from fedsign.records import ObjectiveSpec
 from strategies.base import Strategy, Weighting
 
 
-class Moon(Strategy):
+class MOON(Strategy):
     """Clients minimise L_k + mu * model-contrastive loss; the server averages."""
 
     def __init__(

@@ -15,7 +15,7 @@ from fedsign.records import ObjectiveSpec, Tensors
 from strategies.base import Aggregate, Strategy, Weighting
 
 
-class Scaffold(Strategy):
+class SCAFFOLD(Strategy):
     """Serves the mean and the control variate c; the clients' steps are corrected by c - c_k."""
 
     def __init__(self, *, weighting: Weighting = "uniform") -> None:

@@ -13,7 +13,7 @@ from typing import Annotated
 from flwr.serverapp import strategy as flower
 from pydantic import Field
 
-from fedsign.flower.foreign import Deferred
+from fedsign.flower.foreign_rules import Deferred
 from strategies.flower.common import arguments
 
 

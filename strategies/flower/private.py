@@ -22,7 +22,7 @@ from flwr.serverapp import strategy as flower
 from pydantic import Field
 
 from fedsign.config import ExperimentConfig
-from fedsign.flower.foreign import Deferred
+from fedsign.flower.foreign_rules import Deferred
 from strategies.flower.common import arguments
 
 NonNegative = Annotated[float, Field(ge=0)]

@@ -6,8 +6,11 @@ and replies of a run through the real round loop.  Where Flower differs from its
 
 import inspect
 import logging
+import re
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,21 +19,23 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.serverapp import Grid
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.serverapp import strategy as flower
+from flwr.serverapp.strategy.multikrum import select_multikrum
 from safetensors.torch import load_file, save_file
 
-from clients.app import in_process_handler
+from clients.app import EXPERIMENT_KEY, STATE_KEY, app, in_process_handler
 from clients.state import ClientStore
 from clients.trainer import SequentialTrainer
 from fedsign.checkpoints import load_latest
 from fedsign.config import ExperimentConfig, from_dict
 from fedsign.errors import ConfigError, ResultsError, RoundError
 from fedsign.flower import foreign, wire
-from fedsign.flower.array import TensorArray, to_tensors
-from fedsign.flower.in_process import InProcessGrid
+from fedsign.flower.array import to_tensors
+from fedsign.flower.foreign_rules import Deferred
+from fedsign.flower.in_process import InProcessGrid, message_by_message
 from fedsign.flower.partition_grid import PartitionGrid
+from fedsign.flower.shims import PARTITION_KEY, make_context
 from fedsign.records import Tensors, roles_of
 from fedsign.registry import KINDS
 from fedsign.results import RunFolder
@@ -40,6 +45,8 @@ from simulations.backends.base import intra_op_threads
 from simulations.rounds import RoundLoop, make_strategy
 
 Vector = npt.NDArray[np.float64]
+
+HOW_TO = Path(__file__).parents[2] / "docs" / "how-to" / "flowers-own-strategies.md"
 
 # Every row of Flower's with settings under which all of it is at work in a cohort of 7.
 ROWS: dict[str, dict[str, Any]] = {
@@ -143,8 +150,11 @@ def flat(tensors: Tensors) -> Vector:
     return np.concatenate([tensor.numpy().astype(np.float64).ravel() for _, tensor in sorted(tensors.items())])
 
 
-def play(root: Path, name: str, *, failing: Sequence[int] = (), **changes: Any) -> Played:
-    """A run of the real round loop in process; the clients in `failing` answer with an error."""
+def play(root: Path, name: str, *, failing: Sequence[int] = (), serialised: bool = False, **changes: Any) -> Played:
+    """A run of the real round loop in process; the clients in `failing` answer with an error.
+
+    `serialised`: through the ClientApp, with plain arrays, as on an engine outside this process.
+    """
     workload = Workload(from_dict(tree(root, name, **changes)))
     folder = RunFolder(root / "recorded")
     folder.path.mkdir(parents=True)
@@ -156,12 +166,17 @@ def play(root: Path, name: str, *, failing: Sequence[int] = (), **changes: Any) 
             if message.metadata.dst_node_id in failing:
                 yield wire.failure_reply(RuntimeError("no power"), message)
 
+    def context(node_id: int) -> Context:
+        experiment = {EXPERIMENT_KEY: workload.config.to_toml(), STATE_KEY: str(folder.clients)}
+        return make_context(node_id, node_config={PARTITION_KEY: node_id}, run_config=experiment)
+
     played = Played()
     num_clients = workload.config.partition.num_clients
     grid = RecordingGrid(
         played,
-        InProcessGrid(num_clients, handle),
+        InProcessGrid(num_clients, message_by_message(app, context) if serialised else handle),
         num_partitions=num_clients,
+        leaves_process=serialised,
         roles=roles_of(workload.make_model()),
     )
     played.loop = RoundLoop(workload, grid, folder)
@@ -373,6 +388,61 @@ def test_uniform_weighting_is_an_option(name: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(one.served[1], uniform(best(one.replies[0], 1, 3)), atol=1e-6)
 
 
+# Where Flower differs from the papers: the figures of docs/how-to/flowers-own-strategies.md
+
+
+def test_fedadams_first_step_is_three_quarters_of_kingmas() -> None:
+    """From m = v = 0 and tau -> 0 a step is eta c (1 - beta_1) / sqrt(1 - beta_2) sign(Delta), with c = sqrt(1 - beta_2) /
+    (1 - beta_1) in Adam.  Flower has the exponent 2 in round 1."""
+    x = np.zeros(3, np.float32)
+    adam = flower.FedAdam(eta=1.0, tau=1e-12, min_train_nodes=1, min_available_nodes=1)
+    adam.current_arrays = {"w": x}
+    trained = ArrayRecord({"w": Array(x + np.float32(0.01))})
+    content = RecordDict({"arrays": trained, "metrics": MetricRecord({"num-examples": 1})})
+    arrays, _ = adam.aggregate_train(1, [Message(content, 0, "train")])
+    assert arrays is not None
+    assert arrays["w"].numpy() == pytest.approx(np.sqrt(1 - 0.99**2) / (1 - 0.9**2), rel=1e-5)
+    assert arrays["w"].numpy() == pytest.approx(0.742, abs=1e-3)
+
+
+def cohort(rng: np.random.Generator, *, size: int, spread: float, model: Vector) -> list[Reply]:
+    """Replies around a model, some farther away than others."""
+    updates = rng.normal(size=(size, len(model)))
+    lengths = spread * rng.uniform(0.5, 1.5, size=(size, 1))
+    models = (model + lengths * updates / np.linalg.norm(updates, axis=1, keepdims=True)).astype(np.float32)
+    return [Reply(model=row.astype(np.float64), num_examples=1, train_loss=1.0, norm_bit=None) for row in models]
+
+
+@pytest.mark.parametrize(("spread", "lowest", "highest"), [(0.3, 0.0, 0.0), (0.01, 0.6, 1.0)])
+def test_krum_loses_small_updates_of_large_models(spread: float, lowest: float, highest: float) -> None:
+    """|x|^2 + |y|^2 - 2 x y in float32 with |x| = 30: distances^2 of 1e-4 drown in the rounding of 900."""
+    rng = np.random.default_rng(0)
+    wrong = 0
+    for _ in range(40):
+        model = rng.normal(size=10_000)
+        replies = cohort(rng, size=10, spread=spread, model=30 * model / np.linalg.norm(model))
+        contents = [
+            RecordDict({"arrays": ArrayRecord({"w": Array(reply.model.astype(np.float32))})}) for reply in replies
+        ]
+        (chosen,) = select_multikrum(contents, 2, 1)
+        wrong += chosen is not contents[int(np.argmin(krum_scores(replies, 2)))]
+    assert lowest <= wrong / 40 <= highest
+
+
+def test_bulyan_of_one_krum_often_chooses_others_than_the_papers() -> None:
+    """The paper repeats Krum without those chosen; here with n = 11, f = 2."""
+    rng = np.random.default_rng(0)
+    different = 0
+    for _ in range(100):
+        replies = cohort(rng, size=11, spread=1.0, model=np.zeros(20))
+        left, repeated = list(replies), []
+        while len(repeated) < 7:
+            repeated.append(best(left, 2, 1)[0])
+            left = [reply for reply in left if reply is not repeated[-1]]
+        different += {*map(id, repeated)} != {*map(id, best(replies, 2, 7))}
+    assert different > 50
+
+
 # Differential privacy
 
 
@@ -400,6 +470,15 @@ def test_the_noise_has_the_stated_deviation(
     assert num > 500
     assert abs(noise.std() / deviation - 1) < 5 / np.sqrt(2 * num)
     assert abs(noise.mean()) < 5 * deviation / np.sqrt(num)
+
+
+@pytest.mark.parametrize("name", ["flower_dp_client_adaptive", "flower_fedavgm", "flower_fedavg"])
+def test_outside_this_process_the_same_is_done(name: str, tmp_path: Path) -> None:
+    model = {} if name in PRIVATE else {"model": {"name": "cnn", "channels": [4, 8]}}
+    here = play(tmp_path / "here", name, **model)
+    there = play(tmp_path / "there", name, serialised=True, **model)
+    for one, other in zip(here.served, there.served, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("kind", ["fixed", "adaptive"])
@@ -480,36 +559,60 @@ def noisy(name: str) -> dict[str, Any]:
     return {"name": name, **ROWS[name], **({"noise_multiplier": 0.3} if name in PRIVATE else {})}
 
 
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Run, Run]]:
+    """A row's run of six rounds, and another that was stopped after three."""
+
+    @cache
+    def played(name: str) -> tuple[Run, Run]:
+        root = tmp_path_factory.mktemp("runs")
+        whole = run(tree(root / "whole", name, strategy=noisy(name), rounds=6))
+        return whole, run(tree(root / "half", name, strategy=noisy(name), rounds=3))
+
+    return played
+
+
+def copied(half: Run, to: Path) -> Path:
+    """A stopped run's folder, to go on with."""
+    return Path(shutil.copytree(half.path, to / half.path.name))
+
+
 @pytest.mark.parametrize("name", ROWS)
-def test_a_resumed_run_ends_in_the_same_bits(name: str, tmp_path: Path) -> None:
-    whole = run(tree(tmp_path, name, strategy=noisy(name), rounds=6))
-    half = run(tree(tmp_path, name, strategy=noisy(name), rounds=3))
-    assert lines(half) != lines(whole)
-    resumed = run({"rounds": 6}, resume=half.path)
+def test_a_resumed_run_ends_in_the_same_bits(name: str, runs: Callable[[str], tuple[Run, Run]], tmp_path: Path) -> None:
+    whole, half = runs(name)
+    assert lines(whole).startswith(lines(half)) and lines(half) != lines(whole)
+    resumed = run({"rounds": 6}, resume=copied(half, tmp_path))
     assert lines(resumed) == lines(whole)
     for tensor_name, tensor in served(whole).items():
         assert torch.equal(tensor, served(resumed)[tensor_name])
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_what_is_kept_matters_and_is_there(name: str, tmp_path: Path) -> None:
-    """With its memory set to zero, a strategy that keeps one goes on differently; without, it says so."""
-    half = run(tree(tmp_path, name, rounds=3))
-    (checkpoint,) = half.folder.checkpoints.iterdir()
-    path = checkpoint / "strategy.safetensors"
-    assert path.exists() == (name in STATEFUL)
-    if name not in STATEFUL:
-        return
+@pytest.mark.parametrize("name", STATEFUL)
+def test_what_is_kept_matters(name: str, runs: Callable[[str], tuple[Run, Run]], tmp_path: Path) -> None:
+    """With its memory set to zero a strategy goes on differently; without it, it says so."""
+    whole, half = runs(name)
+    zeroed, missing = copied(half, tmp_path / "zeroed"), copied(half, tmp_path / "missing")
+    path = zeroed / "checkpoints" / "round-000003" / "strategy.safetensors"
     memory = load_file(path)
-    assert all(tensor.abs().max() > 0 for place, tensor in memory.items() if tensor.numel() > 8), "trivial"
-    whole = run(tree(tmp_path, name, rounds=6))
+    assert all(tensor.any() for tensor in memory.values()), "there would be nothing to lose"
     save_file({place: torch.zeros_like(tensor) for place, tensor in memory.items()}, path)
-    assert lines(run({"rounds": 6}, resume=half.path)) != lines(whole)
-    other = run(tree(tmp_path, name, rounds=3))
-    (checkpoint,) = other.folder.checkpoints.iterdir()
-    (checkpoint / "strategy.safetensors").unlink()
+    assert lines(run({"rounds": 6}, resume=zeroed)) != lines(whole)
+    (missing / "checkpoints" / "round-000003" / "strategy.safetensors").unlink()
     with pytest.raises(ResultsError, match="the checkpoint lacks"):
-        run({"rounds": 6}, resume=other.path)
+        run({"rounds": 6}, resume=missing)
+
+
+@pytest.mark.parametrize("name", sorted(ROWS.keys() - STATEFUL))
+def test_the_others_keep_nothing(name: str, runs: Callable[[str], tuple[Run, Run]]) -> None:
+    checkpoint = load_latest(runs(name)[1].folder.checkpoints)
+    assert checkpoint is not None and not checkpoint.strategy
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_all_rows_ask_the_same_clients_under_one_seed(name: str, runs: Callable[[str], tuple[Run, Run]]) -> None:
+    chosen = [sorted(line["clients"]) for line in runs(name)[0].rounds]
+    assert chosen == [sorted(line["clients"]) for line in runs("flower_fedavg")[0].rounds]
+    assert len({tuple(clients) for clients in chosen}) > 1
 
 
 # Attributes that are neither a constructor's parameter nor change: derived in the constructor.
@@ -579,54 +682,19 @@ def test_a_memory_comes_back_in_order_and_to_the_bit(form: foreign.Form, value: 
 # A strategy of one's own on Flower's interface
 
 
-class Halving(flower.FedAvg):
-    """Steps half as far in every round; keeps its step."""
+class Subclass(flower.FedAvg):
+    """Might keep anything; what its constructor asks of Flower is nobody's setting, so no error."""
 
     def __init__(self) -> None:
-        super().__init__(fraction_evaluate=0.5)  # nobody's setting: not an error
-        self.step = 1.0
-        self.before: Tensors = {}
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        self.before = to_tensors(arrays)
-        return super().configure_train(server_round, arrays, config, grid)
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        arrays, metrics = super().aggregate_train(server_round, replies)
-        assert arrays is not None
-        self.step /= 2
-        moved = ArrayRecord()
-        for name, mean in to_tensors(arrays).items():
-            moved[name] = TensorArray(self.before[name] + self.step * (mean - self.before[name]))
-        return moved, metrics
-
-
-class HalvingWithMemory(Halving):
-    """Says what it keeps."""
-
-    def state_dict(self) -> Tensors:
-        return {"step": torch.tensor(self.step)}
-
-    def load_state_dict(self, state: Tensors) -> None:
-        self.step = state["step"].item()
-
-
-def test_ones_own_strategy_is_resumed_if_it_says_what_it_keeps(tmp_path: Path) -> None:
-    name = f"{__name__}:HalvingWithMemory"
-    whole, half = run(tree(tmp_path, name, rounds=6)), run(tree(tmp_path, name, rounds=3))
-    assert lines(run({"rounds": 6}, resume=half.path)) == lines(whole)
+        super().__init__(fraction_evaluate=0.5)
 
 
 def test_ones_own_strategy_without_memory_is_refused_and_warned_about(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    done = run(tree(tmp_path, f"{__name__}:Halving"))
+    done = run(tree(tmp_path, f"{__name__}:Subclass"))
     assert "is not known: this run cannot be resumed" in caplog.text
-    with pytest.raises(ResultsError, match=r"Halving keeps a memory that is not checkpointed.*state_dict"):
+    with pytest.raises(ResultsError, match=r"Subclass keeps a memory that is not checkpointed.*state_dict"):
         run({"rounds": 6}, resume=done.path)
 
 
@@ -642,6 +710,21 @@ def test_what_a_foreign_strategy_raises_is_a_sentence(tmp_path: Path) -> None:
         run(tree(tmp_path, f"{__name__}:Raising"))
 
 
+def test_the_how_tos_own_strategy_runs_and_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (source,) = re.findall(r"```python\n(.*?)```", HOW_TO.read_text(encoding="utf-8"), flags=re.DOTALL)
+    (tmp_path / "halving.py").write_text(source, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    part = {"name": "halving:Halving", "first_step": 0.5}
+    whole = run(tree(tmp_path / "whole", "", strategy=part, rounds=6))
+    half = run(tree(tmp_path / "half", "", strategy=part, rounds=3))
+    assert lines(run({"rounds": 6}, resume=half.path)) == lines(whole)
+
+
+def test_the_how_to_has_a_line_for_every_row() -> None:
+    rows = re.findall(r"^\| `(flower_\w+)` .*\| yes", HOW_TO.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert sorted(rows) == sorted(ROWS)
+
+
 # What could not work is refused before the run starts
 
 
@@ -649,14 +732,14 @@ def mismatched() -> flower.DifferentialPrivacyServerSideFixedClipping:
     return flower.DifferentialPrivacyServerSideFixedClipping(flower.FedAvg(), 0.1, 1.0, 20)
 
 
-def waiting() -> foreign.Deferred:
+def waiting() -> Deferred:
     """A wrapped strategy that would wait for ever."""
 
     def make(config: ExperimentConfig) -> flower.Strategy:
         inner = flower.FedAvg(min_available_nodes=9)
         return flower.DifferentialPrivacyServerSideFixedClipping(inner, 0.1, 1.0, config.server.cohort_size)
 
-    return foreign.Deferred(make=make)
+    return Deferred(make=make)
 
 
 @pytest.mark.parametrize(
@@ -760,3 +843,6 @@ def test_batchnorms_statistics_are_averaged_whatever_the_strategy_does(name: str
                 np.testing.assert_allclose(result[start:stop], by_examples(replies)[start:stop], rtol=1e-5, atol=1e-6)
         elif not tensor.is_floating_point():
             assert played.served[-1][start] == played.served[0][start]
+    checkpoint = load_latest(played.loop.folder.checkpoints)
+    assert checkpoint is not None
+    assert {key: value.dtype for key, value in checkpoint.served.items()} == {k: v.dtype for k, v in model.items()}

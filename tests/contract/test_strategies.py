@@ -11,7 +11,10 @@ from fedsign.checkpoints import load_latest
 from fedsign.registry import KINDS
 from simulations import Run, run
 
-STRATEGIES = sorted(KINDS["strategy"].table)
+# Flower's other rows keep the same promises in test_flower_strategies: with settings, and some without buffers.
+STRATEGIES = sorted(
+    name for name in KINDS["strategy"].table if name == "flower_fedavg" or not name.startswith("flower_")
+)
 
 
 def play(root: Path, strategy: str | dict[str, Any], **changes: Any) -> Run:

@@ -1,0 +1,42 @@
+"""Clipping of a client's update where a strategy asks for it: Flower's client-side differential privacy.
+
+`DifferentialPrivacyClientSide...` writes the clipping norm C into the request and expects one of Flower's client
+mods to honour it.  Those refuse messages with more than one config record, as ours are, so our client does
+their work, on parameters: update * min(1, C / ||update||), and the metric `norm_bit` (1: clipped), which
+the adaptive strategy counts.
+"""
+
+from typing import cast
+
+import torch
+from flwr.app import Message
+
+from fedsign.flower import wire
+from fedsign.flower.array import to_record
+from fedsign.records import Role
+
+CLIPPING_NORM_KEY, NORM_BIT_KEY = "clipping_norm", "norm_bit"  # Flower's names
+
+
+def honour(reply: Message, request: Message) -> Message:
+    """The reply, clipped if the request asks for it."""
+    norms = [
+        record[CLIPPING_NORM_KEY] for record in request.content.config_records.values() if CLIPPING_NORM_KEY in record
+    ]
+    if not norms:
+        return reply
+    clipping_norm = float(cast(float, norms[0]))
+    before, trained = wire.unpack_request(request).tensors, wire.unpack_reply(reply)
+    after = trained.tensors
+    parameters = [name for name, role in trained.roles.items() if role == Role.PARAMETER]
+    squares = [
+        torch.linalg.vector_norm(after[name] - before[name], dtype=torch.float64).square() for name in parameters
+    ]
+    norm = torch.stack(squares).sum().sqrt().item()
+    if norm > clipping_norm:
+        for name in parameters:
+            after[name] = before[name] + (after[name] - before[name]) * (clipping_norm / norm)
+    key = next(iter(reply.content.array_records))
+    reply.content[key] = to_record(after)
+    reply.content.metric_records[wire.METRICS][NORM_BIT_KEY] = int(norm > clipping_norm)
+    return reply
