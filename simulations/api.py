@@ -14,20 +14,28 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 import fedsign
+from clients.trainer import check_training
 from fedsign import checkpoints, plugins, results
 from fedsign import config as configs
 from fedsign.config import ExperimentConfig
 from fedsign.errors import ConfigError, FedSignError, ResultsError
+from fedsign.records import ObjectiveSpec
+from fedsign.report.card import render_card
 from fedsign.results import Line, RunFolder
 from fedsign.workload import Workload
 from simulations.backends.base import Engine
 from simulations.callbacks.base import Callback
+from simulations.frames import to_frame
 from simulations.rounds import make_strategy
+from strategies.base import Strategy
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _log = logging.getLogger("fedsign")
 _CHANGEABLE_ON_RESUME = frozenset({"rounds", "callbacks", "results"})
@@ -76,6 +84,21 @@ class Run:
         """Mean of a figure over the last rounds."""
         return results.final_value(self.rounds, metric, last=last)
 
+    def frame(self, *, timings: bool = False) -> "pd.DataFrame":
+        """The rounds as a DataFrame indexed by the round; clients and failures as counts, diverged values as NaN.
+
+        Args:
+            timings: also the seconds of each round.
+
+        Raises:
+            ConfigError: pandas is not installed.
+        """
+        return to_frame(self.rounds, self.folder.timings() if timings else ())
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the main figures and the learning curve."""
+        return render_card(self.folder)
+
 
 def load_run(path: str | Path) -> Run:
     """A run that is on disk."""
@@ -113,6 +136,16 @@ def run(
             folder.rewind(last[-1] if last else 0)
             _execute(workload, engine, folder, [*watchers, *callbacks])
     return Run(folder)
+
+
+def check(experiment: ExperimentConfig) -> None:
+    """Make every part of an experiment, and run nothing.
+
+    Raises:
+        FedSignError: a part cannot be made, or its data cannot be split as asked.
+    """
+    workload, _, _ = _prepare(experiment)
+    _ = workload.partition
 
 
 def environment() -> Line:
@@ -168,8 +201,8 @@ def _conclude(folder: RunFolder, outcome: Line, callbacks: list[Callback]) -> No
 def _prepare(config: ExperimentConfig) -> tuple[Workload, Engine, list[Callback]]:
     """Make every part once, so that a mistake in one leaves no empty run behind."""
     workload = Workload(config)
-    make_strategy(workload)
-    config.client.optimizer.build(workload.make_model().parameters(), config.client.lr, config.client.weight_decay)
+    strategy = make_strategy(workload)
+    check_training(workload, strategy.objective(1) if isinstance(strategy, Strategy) else ObjectiveSpec())
     watchers = [plugins.build("callback", name, {}) for name in config.callbacks]
     return workload, config.engine.build(), watchers
 
@@ -178,12 +211,25 @@ def _start(workload: Workload) -> RunFolder:
     config = workload.config
     return results.create(
         Path(config.results.root),
-        partition={"class_names": list(workload.dataset.class_names), "counts": workload.label_counts()},
+        partition=partition_record(workload),
         experiment=config.name,
         seed=config.seed,
         config_toml=config.to_toml(),
         environment=environment(),
     )
+
+
+def partition_record(workload: Workload) -> Line:
+    """partition.json: samples of each class at each client, and what was moved to give each its minimum."""
+    split = workload.split
+    if split.num_moved:
+        _log.warning("%s", split.moved_sentence(workload.config.partition.name))
+    return {
+        "class_names": list(workload.dataset.class_names),
+        "counts": workload.label_counts(),
+        "num_moved": split.num_moved,
+        "moved_label_distance": split.moved_label_distance,
+    }
 
 
 def _as_config(experiment: ExperimentConfig | Mapping[str, Any] | None) -> ExperimentConfig:

@@ -1,29 +1,61 @@
 """The progress bar: round, metric, loss, time left."""
 
+import html
+import importlib
 import math
-from typing import Any
+import time
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
+from rich.progress import Progress as RichProgress
 
 from fedsign.config import ExperimentConfig
+from fedsign.report.wording import duration
 from fedsign.results import Line, RunFolder
 from simulations.callbacks.base import Callback
 
 
+class Bar(Protocol):
+    """Something that shows how far a run is."""
+
+    def show(self, round: int, figures: str) -> None:
+        """Move on to a round."""
+
+    def stop(self) -> None:
+        """Leave the bar as it stands."""
+
+
 class Progress(Callback):
-    """Draws on standard error, so that standard output stays for results."""
+    """Draws on standard error, so that standard output stays for results; in a notebook, below the cell."""
 
     def __init__(self) -> None:
         self._bar: Bar | None = None
-        self._task = TaskID(0)
         self._metric = ""
 
     def on_start(self, folder: RunFolder, config: ExperimentConfig, lines: list[Line]) -> None:
         """Show the bar at the round where the run starts."""
         self._metric = config.metrics[0].rpartition(":")[2] if config.metrics else ""
-        self._bar = Bar(
+        bar = NotebookBar if Console(stderr=True).is_jupyter else TerminalBar
+        self._bar = bar(len(lines), config.rounds)
+
+    def on_round(self, line: Line) -> None:
+        """One step."""
+        if self._bar is not None:
+            figures = "  ".join(f"{name} {_number(line.get(name))}" for name in (self._metric, "loss") if name)
+            self._bar.show(line["round"], figures)
+
+    def on_end(self, outcome: Line) -> None:
+        """Leave the bar as it stands."""
+        if self._bar is not None:
+            self._bar.stop()
+
+
+class TerminalBar:
+    """Rich's progress bar."""
+
+    def __init__(self, start: int, total: int) -> None:
+        self._bar = RichProgress(
             TextColumn("[bold]round {task.completed:>3.0f}/{task.total:.0f}"),
             BarColumn(),
             TextColumn("{task.fields[figures]}"),
@@ -32,19 +64,47 @@ class Progress(Callback):
             TimeRemainingColumn(),
             console=Console(stderr=True),
         )
-        self._task = self._bar.add_task("", total=config.rounds, completed=len(lines), figures="starting")
+        self._task: TaskID = self._bar.add_task("", total=total, completed=start, figures="starting")
         self._bar.start()
 
-    def on_round(self, line: Line) -> None:
-        """One step."""
-        if self._bar is not None:
-            figures = "  ".join(f"{name} {_number(line.get(name))}" for name in (self._metric, "loss") if name)
-            self._bar.update(self._task, completed=line["round"], figures=figures)
+    def show(self, round: int, figures: str) -> None:
+        """See Bar."""
+        self._bar.update(self._task, completed=round, figures=figures)
 
-    def on_end(self, outcome: Line) -> None:
-        """Leave the bar as it stands."""
-        if self._bar is not None:
-            self._bar.stop()
+    def stop(self) -> None:
+        """See Bar."""
+        self._bar.stop()
+
+
+class NotebookBar:
+    """One line of HTML that replaces itself; Rich and tqdm would ask for ipywidgets and leave a widget behind."""
+
+    def __init__(self, start: int, total: int) -> None:
+        shown: Any = importlib.import_module("IPython.display")
+        self._html = shown.HTML
+        self._start, self._total, self._began_at = start, total, time.monotonic()
+        self._round, self._figures = start, "starting"
+        self._line = shown.display(self._html(self._drawn()), display_id=True)
+
+    def show(self, round: int, figures: str) -> None:
+        """See Bar."""
+        self._round, self._figures = round, figures
+        self._line.update(self._html(self._drawn()))
+
+    def stop(self) -> None:
+        """See Bar."""
+        self._line.update(self._html(self._drawn(ended=True)))
+
+    def _drawn(self, *, ended: bool = False) -> str:
+        passed_s, played = time.monotonic() - self._began_at, self._round - self._start
+        times = f"{duration(passed_s)}"
+        if played and not ended:
+            times += f", left {duration(passed_s / played * (self._total - self._round))}"
+        return (
+            f"<div>round {self._round}/{self._total} "
+            f'<progress max="{self._total}" value="{self._round}" style="vertical-align: middle"></progress> '
+            f"{html.escape(self._figures)} <small>{times}</small></div>"
+        )
 
 
 def _number(value: Any) -> str:

@@ -1,0 +1,39 @@
+"""A run as a notebook shows it: the main figures and the first learning curve, in a few lines of HTML.
+
+The pictures are those of report.html, with colours that go with light and dark notebooks alike: nothing is
+asked of the page around it, and nothing of it is changed.
+"""
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from fedsign.report import summary
+from fedsign.results import RunFolder
+
+TEMPLATE = "card.html.jinja"
+_NUM_FACTS = 7
+
+
+def render_card(folder: RunFolder) -> str:
+    """The card of a run.
+
+    Raises:
+        ResultsError: the run cannot be read.
+    """
+    run = summary.read(folder)
+    environment = Environment(
+        loader=PackageLoader("fedsign.report", package_path=""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    card = environment.get_template(TEMPLATE).render(
+        name=str(run.config.get("name", "run")),
+        seed=run.config.get("seed", 0),
+        outcome=run.outcome,
+        strategy=summary.strategy(run),
+        figures=[summary.headline(run), *summary.facts(run)][:_NUM_FACTS],
+        chart=summary.charts(run)[0],
+        path=str(folder.path),
+    )
+    return card.encode("utf-8", "replace").decode("utf-8")

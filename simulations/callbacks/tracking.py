@@ -1,0 +1,172 @@
+"""What all trackers have in common: a run's lines go, each once, to somewhere else.
+
+[Note: what a tracker has] A tracker's run is found again by the id kept in the run's trackers.json, beside the last
+round that was sent.  `begin` corrects that by what the tracker itself knows: a killed process may have sent more, and
+a library may have lost what it was given.  A resumed run plays the rounds after its
+checkpoint again, to the same bits: those that the tracker has are not sent again, and those that it lacks (because
+its server was down, or it was switched on only now) are sent before the first new one.  So resuming
+a run, even one that is finished, sends what is missing.
+
+A tracker that raises does not stop the training.  It is left alone until the end, since a server that does not
+answer may cost minutes in every round; then it gets a second chance.
+"""
+
+import json
+import logging
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+from fedsign import results
+from fedsign.config import ExperimentConfig
+from fedsign.results import Line, RunFolder
+from simulations.callbacks.base import Callback
+from simulations.frames import numbers_of
+
+STATE_FILE = "trackers.json"
+_LONGEST = 300  # characters of a foreign exception's message
+_log = logging.getLogger("fedsign")
+
+Setting = str | int | float | bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Earlier:
+    """What earlier starts of a run have left in trackers.json."""
+
+    id: str
+    last_sent: int  # the last round that was handed to the library
+    last_ended: int  # the last round when a start last ended in good order; 0 if none did
+
+
+class Tracker(Callback):
+    """Subclasses say how a run is begun, how a round is sent, and how the run is ended."""
+
+    name: ClassVar[str]  # in the registry
+    label: ClassVar[str]  # in sentences
+    folder: RunFolder
+    config: ExperimentConfig
+    last_sent: int  # a round; 0 before the first
+
+    def __init__(self) -> None:
+        self._unsent: list[Line] = []
+        self.last_sent = 0
+        self._is_open = self._is_down = False
+
+    @abstractmethod
+    def begin(self, earlier: "Earlier | None", *, last_played: int) -> tuple[str, int]:
+        """Open a new run, or go on with the earlier one.
+
+        Args:
+            earlier: what is known of earlier starts of the same run, if there were any.
+            last_played: the last round whose line is there now; all later ones will be played.
+
+        Returns:
+            The id, and the last round that need not be sent; see [Note: what a tracker has].
+        """
+
+    @abstractmethod
+    def log(self, round: int, numbers: Mapping[str, float]) -> None:
+        """Send the numbers of one round."""
+
+    @abstractmethod
+    def end(self, outcome: Line, final: Mapping[str, float]) -> None:
+        """Send how the run ended, with the means over its last rounds, and close."""
+
+    def on_start(self, folder: RunFolder, config: ExperimentConfig, lines: list[Line]) -> None:
+        """Begin, and send what is missing of the rounds played before."""
+        self.folder, self.config = folder, config
+        self._unsent = list(lines)
+        self._attempt(self._send)
+
+    def on_round(self, line: Line) -> None:
+        """Send a round."""
+        self._unsent.append(line)
+        if not self._is_down:
+            self._attempt(self._send)
+
+    def on_end(self, outcome: Line) -> None:
+        """Send what is missing, and how the run ended."""
+
+        def finish() -> None:
+            self._send()
+            self.end(outcome, self._final())
+            self._last_ended = self.last_sent
+            self._remember()
+
+        if self._attempt(finish) and self._is_down:
+            _log.warning("%s answers again and has all rounds now.", self.label)
+
+    def _attempt(self, action: Callable[[], None]) -> bool:
+        """Whether it worked; the first failure is told, in one line."""
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001 - whatever a foreign library raises, the training is worth more
+            if not self._is_down:
+                what = next(iter(str(error).strip().splitlines()), "no message")[:_LONGEST]
+                _log.warning(
+                    "%s failed (%s: %s); the run goes on without it, and it is tried once more at the end. All figures "
+                    "are in %s; 'fedsign run --resume %s' sends what is missing.",
+                    self.label,
+                    type(error).__name__,
+                    what,
+                    self.folder.path / "rounds.jsonl",
+                    self.folder.path,
+                )
+            self._is_down = True
+            return False
+        return True
+
+    def _send(self) -> None:
+        """Send the rounds that wait, oldest first."""
+        if not self._is_open:
+            state = _read_state(self.folder).get(self.name)
+            earlier = Earlier(**state) if state else None
+            last_played = self._unsent[-1]["round"] if self._unsent else 0
+            self._id, self.last_sent = self.begin(earlier, last_played=last_played)
+            self._last_ended = earlier.last_ended if earlier else 0
+            self._is_open = True
+            self._remember()
+        try:
+            while self._unsent:
+                if self._unsent[0]["round"] > self.last_sent:
+                    self.log(self._unsent[0]["round"], numbers_of(self._unsent[0]))
+                    self.last_sent = self._unsent[0]["round"]
+                del self._unsent[0]
+        finally:
+            self._remember()
+
+    def _remember(self) -> None:
+        mine = Earlier(id=self._id, last_sent=self.last_sent, last_ended=self._last_ended)
+        self.folder.write_json(STATE_FILE, {**_read_state(self.folder), self.name: asdict(mine)})
+
+    def _final(self) -> dict[str, float]:
+        """`final_accuracy` and its like, as the command prints them; without those that diverged."""
+        lines = self.folder.rounds()
+        names = (*(metric.rpartition(":")[2] for metric in self.config.metrics), "loss")
+        values = {f"final_{name}": results.final_value(lines, name) for name in names}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+def settings_of(config: ExperimentConfig) -> dict[str, Setting]:
+    """The complete configuration, flat: `{"client.lr": 0.05, ...}`; a list becomes its JSON text."""
+    flat: dict[str, Setting] = {}
+
+    def add(table: Mapping[str, Any], prefix: str) -> None:
+        for key, value in table.items():
+            if isinstance(value, Mapping):
+                add(value, f"{prefix}{key}.")
+            else:
+                flat[prefix + key] = value if isinstance(value, str | int | float | bool) else json.dumps(value)
+
+    add(config.model_dump(mode="json"), "")
+    return flat
+
+
+def _read_state(folder: RunFolder) -> dict[str, Any]:
+    path = folder.path / STATE_FILE
+    if not path.exists():
+        return {}
+    state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return state

@@ -1,0 +1,60 @@
+"""Weights & Biases: a run of a project, online or offline as the user's environment says.
+
+The library's environment variables decide, WANDB_MODE and WANDB_ENTITY among them.  Where they say nothing, the project
+is the configuration's `name`, the run's name that of its folder, and files go to <run>/wandb/.
+"""
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedsign.results import Line
+from simulations.callbacks.tracking import Earlier, Tracker, settings_of
+from simulations.extras import require
+
+
+class WandB(Tracker):
+    """One W&B run for a run, however often it is resumed."""
+
+    name = "wandb"
+    label = "Weights & Biases"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._library: Any = require("wandb", extra="wandb", what="callback 'wandb'")
+        self._run: Any = None
+
+    def begin(self, earlier: Earlier | None, *, last_played: int) -> tuple[str, int]:
+        """See Tracker.  Online, the server says which step comes next."""
+        environment = os.environ
+        place = Path(environment.get("WANDB_DIR") or self.folder.path)
+        sessions = sorted(place.glob(f"wandb/offline-run-*-{earlier.id}")) if earlier else []
+        self._run = self._library.init(
+            project=environment.get("WANDB_PROJECT") or self.config.name,
+            name=environment.get("WANDB_NAME") or self.folder.path.name,
+            dir=str(place),
+            id=earlier.id if earlier else None,
+            resume="allow" if earlier and environment.get("WANDB_MODE") != "offline" else None,
+            config={**settings_of(self.config), "environment": self.folder.environment},
+            reinit="create_new",
+        )
+        self._run.config.update(settings_of(self.config), allow_val_change=True)
+        if earlier is None:
+            return str(self._run.id), 0
+        if not self._run.offline:
+            return earlier.id, max(0, self._run.starting_step - 1)
+        if earlier.last_sent > earlier.last_ended and sessions:
+            # killed: the library writes every 15 seconds, so that file is cut off anywhere, and all of it is sent again
+            shutil.rmtree(sessions[-1])
+        return earlier.id, earlier.last_ended
+
+    def log(self, round: int, numbers: Mapping[str, float]) -> None:
+        """See Tracker."""
+        self._run.log(dict(numbers), step=round)
+
+    def end(self, outcome: Line, final: Mapping[str, float]) -> None:
+        """See Tracker."""
+        self._run.summary.update({**final, **outcome})
+        self._run.finish(exit_code=0 if outcome["status"] == "finished" else 1)

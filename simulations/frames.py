@@ -1,0 +1,53 @@
+"""The lines of a run as plain numbers: for trackers, and as a DataFrame."""
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from fedsign.results import Line
+from simulations.extras import require
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_COUNTED = ("clients", "failures")
+
+
+def numbers_of(line: Line) -> dict[str, float]:
+    """The numbers of a line without its round; clients and failures as counts, what was not finite as NaN.
+
+    >>> numbers_of({"round": 3, "accuracy": 0.5, "loss": None, "clients": [4, 7], "failures": []})
+    {'accuracy': 0.5, 'loss': nan, 'clients': 2, 'failures': 0}
+    """
+    numbers: dict[str, float] = {}
+    for key, value in line.items():
+        match value:
+            case _ if key == "round":
+                continue
+            case list() if key in _COUNTED:
+                numbers[key] = len(value)
+            case None:  # see RunFolder.append: JSON knows no NaN
+                numbers[key] = math.nan
+            case bool():
+                continue
+            case int() | float():
+                numbers[key] = value
+            case dict():
+                numbers |= {f"{key}.{inner}": number for inner, number in numbers_of(value).items()}
+            case _:
+                continue
+    return numbers
+
+
+def to_frame(lines: Iterable[Line], timings: Iterable[Line] = ()) -> "pd.DataFrame":
+    """One row a round, indexed by it; the columns of `timings` are joined on the right.
+
+    Raises:
+        ConfigError: pandas is not installed.
+    """
+    pandas: Any = require("pandas", extra="notebook", what="a DataFrame of the rounds")
+    rows = {line["round"]: numbers_of(line) for line in lines}
+    seconds = {line["round"]: numbers_of(line) for line in timings}
+    merged = [numbers | seconds.get(round, {}) for round, numbers in rows.items()]
+    frame: pd.DataFrame = pandas.DataFrame(merged, index=pandas.Index(list(rows), name="round", dtype="int64"))
+    return frame
