@@ -1,14 +1,29 @@
 """What the documents tell a reader to type works."""
 
+import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+from fedsign import plugins
+from fedsign.config import load, parse_override
+from fedsign.registry import KINDS
+from simulations.comparisons.plan import STRATEGIES, Request, make_plan, parse_axis
+from simulations.comparisons.play import is_for_all
 from tests.e2e.command import fedsign, settings
 
 ROOT = Path(__file__).parents[2]
+PAGES = ["README.md", "CONTRIBUTING.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
+PAGE = {".md", ".ipynb"}
 QUICK = settings(rounds=1, partition__num_clients=4, partition__alpha=1.0, server__cohort_size=2, callbacks=[])
+
+
+def comparisons_in(page: str) -> list[str]:
+    """The commands `fedsign compare ...` of a page that need no file of the reader's."""
+    found = re.findall(r"^fedsign compare --(?:.*\\\n)*.*", (ROOT / page).read_text("utf-8"), flags=re.MULTILINE)
+    return [each for each in found if "--resume" not in each and "mine:" not in each]
 
 
 def snippets(page: str, language: str) -> list[str]:
@@ -31,21 +46,89 @@ def test_the_readmes_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     exec(compile(shortened, "README.md", "exec"), {})
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
-)
+@pytest.mark.parametrize("page", PAGES)
 def test_links_between_the_documents_lead_somewhere(page: str) -> None:
-    targets = re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / page).read_text(encoding="utf-8"))
+    targets = re.findall(r"\]\((?!https?:)([^)]+)\)", (ROOT / page).read_text(encoding="utf-8"))
     for target in targets:
-        assert ((ROOT / page).parent / target).exists(), target
+        name, _, anchor = target.partition("#")
+        path = (ROOT / page).parent / name if name else ROOT / page
+        assert path.exists(), target
+        assert not anchor or anchor in anchors(path), target
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
-)
+def anchors(page: Path) -> set[str]:
+    """What GitHub makes of the headings: lower case, spaces as hyphens, other punctuation dropped."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_index_names_every_page() -> None:
+    named = set(re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / "docs/README.md").read_text(encoding="utf-8")))
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*") if path.suffix in PAGE}
+    assert pages - {"README.md"} <= named
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_commands_in_the_documents_exist(page: str) -> None:
     from tests.contract.test_cli_surface import surface
 
     known = {line.split()[1] for line in surface().splitlines() if line.startswith("fedsign ")}
     for command in re.findall(r"^fedsign (\w+)", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE):
         assert command in known, command
+
+
+ALGORITHMS = "docs/explanation/algorithms.md"
+
+
+def section_of(name: str, page: str = ALGORITHMS) -> str:
+    """The text under a heading, the case of which does not matter."""
+    found = re.search(
+        rf"^## {name}\n(.*?)(?=^## |\Z)", (ROOT / page).read_text("utf-8"), re.MULTILINE | re.DOTALL | re.I
+    )
+    assert found is not None, f"{page} has no heading '{name}'"
+    return found[1]
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS["strategy"].table if not name.startswith("flower_")])
+def test_an_algorithms_section_has_its_equation_and_its_settings_with_their_defaults(name: str) -> None:
+    section = section_of(name)
+    assert "```math" in section
+    (line,) = re.findall(r"^- \*\*Settings\*\*: (.*?)(?=^- )", section, re.MULTILINE | re.DOTALL)
+    for key, default in plugins.complete("strategy", name, {}, section="strategy").items():
+        assert f"`{key} = {json.dumps(default)}`" in line
+    for word in ("Travels", "Stays at the client", "Differs", "Source", "Code"):
+        assert f"**{word}**:" in section, word
+    for path in re.findall(r"`((?:strategies|fedsign)/[\w/]+\.py)`", section):
+        assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize(
+    ("kind", "heading"), [("server_optimizer", "Server optimisers"), ("schedule", "Learning-rate schedules")]
+)
+def test_a_table_of_the_algorithms_page_has_every_row_with_its_defaults(kind: str, heading: str) -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` (\|.*)$", section_of(heading), flags=re.MULTILINE))
+    assert rows.keys() == KINDS[kind].table.keys()
+    for name, row in rows.items():
+        for key, default in plugins.complete(kind, name, {}, section=kind).items():
+            assert f"`{key} = {json.dumps(default)}`" in row, (name, key)
+
+
+@pytest.mark.parametrize(
+    "command", [each for page in PAGES for each in comparisons_in(page)], ids=lambda command: shlex.split(command)[-1]
+)
+def test_a_comparison_in_the_documents_can_be_planned(command: str) -> None:
+    """Without those that name a file of the reader's."""
+    given: dict[str, list[str]] = {}
+    words = shlex.split(command)[2:]
+    for option, value in zip(words[::2], words[1::2], strict=True):
+        given.setdefault(option, []).append(value)
+    settings_ = dict(map(parse_override, given.get("--set", [])))
+    request = Request(
+        strategies=given.get("--strategies", [",".join(STRATEGIES)])[0].split(","),
+        seeds=range(int(given.get("--seeds", ["5"])[0])),
+        grid=dict(map(parse_axis, given.get("--grid", []))),
+        settings={key: value for key, value in settings_.items() if not is_for_all(key)},
+    )
+    base = load().replace(**{key: value for key, value in settings_.items() if is_for_all(key)})
+    plan, _ = make_plan(base, request, name="planned", environment={})
+    assert len(plan.cells) >= len(request.strategies) * len(request.seeds)

@@ -61,7 +61,7 @@ def user_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=["fedavg", "feddyn", "fedsign", "anchored:Anchored"])
+@pytest.fixture(scope="module", params=["fedavg", "feddyn", "fedsign", "scaffold", "anchored:Anchored"])
 def reference(request: pytest.FixtureRequest, user_folder: Path) -> tuple[str, dict[str, str]]:
     """A strategy and its hashes in process."""
     return request.param, play(user_folder, request.param, "in_process")
@@ -74,7 +74,7 @@ def test_an_engine_gives_the_bits_of_the_run_in_process(
 ) -> None:
     strategy, expected = reference
     has_client_state = any(name.startswith("clients/") for name in expected)
-    assert has_client_state == (strategy in {"feddyn", "anchored:Anchored"})
+    assert has_client_state == (strategy in {"feddyn", "scaffold", "anchored:Anchored"})
     assert play(user_folder, strategy, engine) == expected
 
 

@@ -111,6 +111,8 @@ def test_a_schedule_scales_the_steps_of_each_round(part: dict[str, Any], factors
 def test_local_steps_alone_replace_the_epochs() -> None:
     client = from_dict({"client": {"local_steps": 7}}).client
     assert (client.local_steps, client.local_epochs) == (7, 0)
+    client = from_dict({}).replace(**{"client.local_steps": 7}).client
+    assert (client.local_steps, client.local_epochs) == (7, 0)
 
 
 @pytest.mark.parametrize("client", [{"local_steps": 3, "local_epochs": 2}, {"local_epochs": 0}])
