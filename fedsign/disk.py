@@ -5,6 +5,7 @@ What a killed process left behind ends in `.partial` and is removed by the next 
 """
 
 import errno
+import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -45,6 +46,26 @@ def disk_full(path: Path) -> DiskFullError:
         f"the disk is full: {path} could not be written. What is there is whole: free some space, then go on "
         "with 'fedsign run --resume' and the path of the run."
     )
+
+
+@contextmanager
+def exclusive(path: Path, *, what: str) -> Iterator[None]:
+    """Hold the lock `path` for this process.  The system gives it back when a process dies, however it dies.
+
+    Raises:
+        ResultsError: another process holds it; `what` says what that process plays.
+    """
+    with disk_errors(path), path.open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            holder = file.read().strip() or "unknown"
+            raise ResultsError(f"{what} is being played by process {holder}; wait for it or stop it.") from error
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
 
 
 def replace_file(path: Path, write: Callable[[Path], None]) -> None:

@@ -14,7 +14,6 @@ runs/<experiment>/<id>/
     report.html
 """
 
-import fcntl
 import json
 import math
 import os
@@ -25,7 +24,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fedsign.disk import DISK_FULL, disk_errors, remove_partials, sync, write_text
+from fedsign.disk import DISK_FULL, disk_errors, exclusive, remove_partials, sync, write_text
 from fedsign.errors import ResultsError
 
 Line = dict[str, Any]
@@ -77,17 +76,7 @@ class RunFolder:
         Raises:
             ResultsError: another process holds it.
         """
-        with disk_errors(self.path), (self.path / "lock").open("a+", encoding="utf-8") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                file.seek(0)
-                raise ResultsError(
-                    f"the run in {self.path} is being played by process {file.read().strip() or 'unknown'}; wait for it or stop it."
-                ) from error
-            file.truncate(0)
-            file.write(f"{os.getpid()}\n")
-            file.flush()
+        with exclusive(self.path / "lock", what=f"the run in {self.path}"):
             yield
 
     def rounds(self) -> list[Line]:

@@ -104,6 +104,106 @@ def report(
 
 
 @app.command()
+def partition(
+    config: Annotated[Path | None, typer.Argument(help="A TOML file; without it, the default experiment.")] = None,
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The picture, .svg or .html; without it, partition.svg in this folder (none with --json)."),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Draw how the training samples are dealt out to the clients; nothing is trained."""
+    from simulations import partition_view as view
+
+    path = out or (None if json else view.DEFAULT_PATH)
+    facts = view.look(config, overrides or [], path)
+    if json:
+        _print_json(facts)
+        return
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(f"[bold]{_escape(view.title(facts))}[/]")
+    for name, value, remark in [*view.rows(facts), ("picture", facts["picture"], "")]:
+        console.print(f"{name:<20}[bold]{_escape(value)}[/]  {_escape(remark)}".rstrip())
+
+
+@app.command()
+def compare(
+    config: Annotated[
+        Path | None,
+        typer.Argument(help="A TOML file with the base experiment; without it, the default one."),
+    ] = None,
+    strategies: Annotated[
+        str, typer.Option(metavar="NAME,NAME,...", help="What is compared.")
+    ] = "fedavg,fedprox,feddyn,fedsign",
+    seeds: Annotated[
+        str, typer.Option(metavar="N", help="How many seeds; or which, such as 0,3,7.  They pair the strategies.")
+    ] = "5",
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE,VALUE,...",
+            help="Values to try.  Of strategy.*, client.* and server.* each strategy gets its best ones, chosen by "
+            "validation samples; all combinations of other keys are compared.  STRATEGY:KEY is for one strategy.",
+        ),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change one setting of all cells; STRATEGY:KEY=VALUE of one strategy's.  May be repeated.",
+        ),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The comparison's name; without it, the experiment's.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Its folder; without it, comparisons/NAME.")] = None,
+    reference: Annotated[
+        str | None, typer.Option(help="The strategy that differences are taken to; without it, fedavg or the first.")
+    ] = None,
+    target: Annotated[
+        float | None,
+        typer.Option(help="For rounds and bytes to it; without it, 95 % of what the reference ends at."),
+    ] = None,
+    validation_fraction: Annotated[
+        float | None,
+        typer.Option(help="Of the training samples, held out in all cells; 0.1 if there is something to choose."),
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes; without it, as many as there are cores.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the comparison in this folder, as planned.")] = None,
+    extend: Annotated[
+        bool, typer.Option("--extend", help="Take this plan where --out holds another; cells of both are kept.")
+    ] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Play cells that failed once more.")] = False,
+    export: Annotated[Path | None, typer.Option(help="Write tables and figures for a paper into this folder.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Compare strategies over seeds and a grid: one table, a page, tables and figures for a paper."""
+    from simulations.comparisons import command
+
+    asked = command.Asked(
+        config=config,
+        strategies=strategies,
+        seeds=seeds,
+        grid=grid or [],
+        overrides=overrides or [],
+        name=name,
+        out=out,
+        reference=reference,
+        target=target,
+        validation_fraction=validation_fraction,
+        workers=workers,
+        resume=resume,
+        extend=extend,
+        retry_failed=retry_failed,
+    )
+    try:
+        done = command.play(asked)
+    except KeyboardInterrupt:
+        raise _Stopped(command.how_to_go_on(asked)) from None
+    command.present(done, export=export, print_json=_print_json if json else None)
+
+
+@app.command()
 def runs(root: RootOption = Path("runs"), json: JsonOption = False) -> None:
     """List the runs on disk."""
     from fedsign.results import find_runs
@@ -146,6 +246,9 @@ def list_names(
 def reproduce(
     name: Annotated[str, typer.Argument(help="The recipe; see --list.")] = "",
     list_all: Annotated[bool, typer.Option("--list", help="List the recipes.")] = False,
+    data: Annotated[
+        str, typer.Option("--data", metavar="NAME", help="The data set, for a recipe that has several; see --list.")
+    ] = "",
     quick: Annotated[bool, typer.Option("--quick", help="Fewer seeds and rounds: a check, not a proof.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -153,10 +256,13 @@ def reproduce(
     from simulations import recipes
 
     if list_all or not name:
-        rows = [{"name": key, "claim": what} for key, what in recipes.table().items()]
+        rows = [
+            {"name": key, "data": ", ".join(recipes.data_of(key)) or "its own", "claim": what}
+            for key, what in recipes.table().items()
+        ]
         _print_json(rows) if json else _print_table(rows)
         return
-    finding = recipes.get(name).check(quick=quick)
+    finding = recipes.get(name, data=data).check(quick=quick)
     if json:
         _print_json(finding.as_json())
     else:
@@ -302,6 +408,8 @@ def _print_finding(finding: Any) -> None:
     console.print(table)
     if finding.reason:
         console.print(f"reason: {_escape(finding.reason)}")
+    if finding.page:
+        console.print(f"page: {_escape(str(finding.page))}")
     expected = "as expected" if finding.as_expected else f"expected was: {finding.expected}"
     console.print(f"verdict: [bold]{finding.verdict}[/] ({expected})")
 

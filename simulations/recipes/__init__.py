@@ -1,6 +1,7 @@
 """Recipes: a claim, a figure or a table as one named function with a computed verdict.
 
-A new recipe is one new file and one line in the table.
+A new recipe is one new file and one line in the table.  Its module holds RECIPE, or `recipe(data)` for one that can
+be checked on several data sets, with DATA to name them, the first one being the default.
 """
 
 import importlib
@@ -13,6 +14,8 @@ _MODULES = {
     "fedsign-beats-fedavg-digits": "simulations.recipes.fedsign_beats_fedavg_digits",
     "feddyn-faster-digits": "simulations.recipes.feddyn_faster_digits",
     "feddyn-fixed-point": "simulations.recipes.feddyn_fixed_point",
+    "fedsign-table": "simulations.recipes.fedsign_table",
+    "niid-bench": "simulations.recipes.niid_bench",
 }
 
 
@@ -21,18 +24,33 @@ def table() -> dict[str, str]:
     return {name: get(name).claim for name in _MODULES}
 
 
-def get(name: str) -> Recipe:
+def data_of(name: str) -> tuple[str, ...]:
+    """The data sets that a recipe can be checked on; empty where there is no choice."""
+    return tuple(getattr(importlib.import_module(_module(name)), "DATA", ()))
+
+
+def get(name: str, *, data: str = "") -> Recipe:
     """A recipe by its name.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: there is none of that name, or it knows no such data.
     """
+    module, known = importlib.import_module(_module(name)), data_of(name)
+    if data and data not in known:
+        raise ConfigError(
+            f"recipe '{name}' was asked for on '{data}'.{nearest(data, known)} "
+            + (f"Expected is one of {', '.join(known)}." if known else "It has data of its own: drop --data.")
+        )
+    found: Recipe = module.recipe(data or known[0]) if known else module.RECIPE
+    return found
+
+
+def _module(name: str) -> str:
     if name not in _MODULES:
         raise ConfigError(
             f"there is no recipe '{name}'.{nearest(name, _MODULES)} 'fedsign reproduce --list' names them all."
         )
-    found: Recipe = importlib.import_module(_MODULES[name]).RECIPE
-    return found
+    return _MODULES[name]
 
 
-__all__ = ["Finding", "Recipe", "get", "table"]
+__all__ = ["Finding", "Recipe", "data_of", "get", "table"]

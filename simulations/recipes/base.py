@@ -8,6 +8,7 @@ give; a claim of a paper that fails honestly is expected to `not hold`.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Literal
 
 Figures = Mapping[str, float]
@@ -65,6 +66,7 @@ class Finding:
     verdict: Verdict
     expected: Verdict
     reason: str = ""
+    page: Path | None = None  # what there is to see
 
     @property
     def as_expected(self) -> bool:
@@ -95,12 +97,17 @@ class Finding:
             "verdict": str(self.verdict),
             "expected": str(self.expected),
             "reason": self.reason,
+            "page": None if self.page is None else str(self.page),
         }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """A claim and how to check it.  `quick_thresholds` are for fewer seeds; without them, the same."""
+    """A claim and how to check it.  `quick_thresholds` are for fewer seeds; without them, the same.
+
+    `data` are the data sets that it can be checked on, the first one if nothing is said; empty for a recipe
+    that has no choice.  `page`: where what it plays can be seen.
+    """
 
     name: str
     claim: str
@@ -108,6 +115,8 @@ class Recipe:
     thresholds: tuple[Threshold, ...]
     quick_thresholds: tuple[Threshold, ...] | None = None
     expected: Verdict = Verdict.HOLDS
+    data: tuple[str, ...] = ()
+    page: Callable[[bool], Path] | None = None
 
     def check(self, *, quick: bool = False) -> Finding:
         """Measure and judge."""
@@ -131,4 +140,5 @@ class Recipe:
             verdict=verdict,
             expected=self.expected,
             reason=reason,
+            page=self.page(quick) if self.page is not None and verdict is not Verdict.NOT_DECIDABLE else None,
         )

@@ -3,21 +3,33 @@
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-from scipy import stats
-
-from fedsign.results import Line, final_value
+from fedsign import over_seeds
+from fedsign.config import from_dict
+from fedsign.errors import RoundError
+from fedsign.results import Line, final_value, find_runs
+from simulations.comparisons.pool import Job, Watcher, play_all
 
 
 def all_rounds(cells: Sequence[Mapping[str, Any]]) -> list[list[Line]]:
-    """The lines of rounds.jsonl of each run, in order."""
-    workers = min(len(cells), os.cpu_count() or 1)
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        return list(pool.map(_rounds, cells))
+    """The lines of rounds.jsonl of each run, in order.
+
+    Raises:
+        RoundError: a run failed.
+    """
+    with tempfile.TemporaryDirectory() as root:
+        roots = [Path(root) / str(index) for index in range(len(cells))]
+        jobs = [_job(cell, root) for cell, root in zip(cells, roots, strict=True)]
+        play_all(
+            jobs,
+            lambda left: left[0],
+            workers=os.cpu_count() or 1,
+            logs=Path(root) / "logs",
+            watchers=[_Strict()],
+        )
+        return [find_runs(root)[0].rounds() for root in roots]
 
 
 def final_values(cells: Sequence[Mapping[str, Any]], metric: str = "accuracy") -> list[float]:
@@ -27,19 +39,24 @@ def final_values(cells: Sequence[Mapping[str, Any]], metric: str = "accuracy") -
 
 
 def paired_difference(first: Sequence[float], second: Sequence[float]) -> dict[str, float]:
-    """Mean of first - second over pairs, with its 95 % interval (Student's t) and the share of wins."""
-    difference = np.asarray(first) - np.asarray(second)
-    half = stats.t.ppf(0.975, len(difference) - 1) * difference.std(ddof=1) / np.sqrt(len(difference))
-    return {
-        "difference": float(difference.mean()),
-        "difference_low": float(difference.mean() - half),
-        "difference_high": float(difference.mean() + half),
-        "wins": float((difference > 0).mean()),
-    }
+    """Mean of first - second over pairs, with its 95 % interval and the share of wins; NaN if one of them diverged."""
+    names = ("difference", "difference_low", "difference_high", "wins")
+    interval = over_seeds.paired_difference(dict(enumerate(first)), dict(enumerate(second)), higher_is_better=True)
+    if interval is None or interval.low is None or interval.high is None or interval.num_pairs < len(first):
+        return dict.fromkeys(names, float("nan"))
+    return dict(
+        zip(names, (interval.mean, interval.low, interval.high, interval.wins / interval.num_pairs), strict=True)
+    )
 
 
-def _rounds(cell: Mapping[str, Any]) -> list[Line]:
-    from simulations.api import run
+class _Strict(Watcher):
+    """A recipe has no figures if one of its runs failed."""
 
-    with tempfile.TemporaryDirectory() as root:
-        return run({**cell, "callbacks": [], "results": {"root": root}}).rounds
+    def on_end(self, worker: int, job: Job, error: str | None) -> None:
+        if error is not None:
+            raise RoundError(error)
+
+
+def _job(cell: Mapping[str, Any], root: Path) -> Job:
+    config = from_dict({**cell, "callbacks": [], "results": {"root": str(root)}})
+    return Job(id=root.name, config_toml=config.to_toml(), resume=None)

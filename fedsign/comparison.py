@@ -1,0 +1,312 @@
+"""What a comparison is, and what is read off it: strategies side by side over seeds and a grid.
+
+[Note: cells, choices, conditions] A *cell* is one run.  Keys of the grid under `strategy`, `client` and
+`server` are *choices*: hyper-parameters, of which each strategy gets its best one, chosen by the mean over
+seeds of the metric on validation samples that are held out of training, never by the test samples.  All
+other keys of the grid (`partition.alpha`, `model.name`, ...) are *conditions*: each combination is a
+table column of its own.  Seeds are paired: the same seed gives every strategy the same data split,
+partition, initial model, cohorts and batch orders.
+"""
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedsign.over_seeds import (
+    Curve,
+    Interval,
+    ToTarget,
+    curves,
+    default_target,
+    mean_and_std,
+    paired_difference,
+    to_target,
+    total,
+)
+from fedsign.registry import target_of
+from fedsign.results import Line, final_value
+
+LAST = 5
+"""The final value of a run is the mean of this many last rounds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """One run of a comparison."""
+
+    id: str  # readable, and at its end the digest
+    strategy: str
+    condition: Mapping[str, Any]
+    choice: Mapping[str, Any]
+    seed: int
+    rounds: int
+
+    @property
+    def digest(self) -> str:
+        """A hash of all that the results depend on."""
+        return self.id.rpartition("-")[2]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What is compared, and how it is judged; the content of comparison.json."""
+
+    name: str
+    metric: str  # such as "accuracy"
+    higher_is_better: bool
+    reference: str
+    target: float | None  # as given; None: see fedsign.over_seeds.default_target
+    labels: Mapping[str, str]  # of the strategies, in the order given
+    seeds: tuple[int, ...]
+    cells: tuple[Cell, ...]
+    config_toml: str  # the base experiment, complete
+    request: Mapping[str, Any]  # what was asked for; the cells' configurations are made of it again
+    environment: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Played:
+    """What a cell has left on disk so far."""
+
+    cell: Cell
+    is_finished: bool
+    folder: Path | None = None
+    lines: Sequence[Line] = ()
+    population: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def final(self, key: str) -> float | None:
+        """Mean of a figure over the last rounds."""
+        return final_value(list(self.lines), key, last=LAST)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """One strategy under one condition, at its chosen hyper-parameters."""
+
+    strategy: str
+    label: str  # for tables and legends, such as "FedSign"
+    condition: Mapping[str, Any]
+    choice: Mapping[str, Any]  # the chosen values of the grid; empty without a grid of choices
+    num_choices: int  # how many were tried
+    seeds: tuple[int, ...]  # finished ones
+    values: tuple[float | None, ...]  # final value per seed (mean of the last rounds); None: diverged
+    mean: float | None
+    std: float | None
+    difference: Interval | None  # to the reference strategy, paired over seeds; None for the reference itself
+    to_target: ToTarget | None
+    bytes_down: float | None  # mean over seeds, whole run
+    bytes_up: float | None
+    curves: Mapping[str, Curve]  # metric, loss, train_loss, client_drift, ... by name
+    failures: int  # client replies that could not be used, all seeds
+    unfinished: int  # cells that have not finished or have failed
+    folders: tuple[Path, ...]  # the runs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """One tried choice of one strategy under one condition: what the validation samples said."""
+
+    strategy: str
+    condition: Mapping[str, Any]
+    choice: Mapping[str, Any]
+    validation_mean: float | None
+    validation_std: float | None
+    chosen: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Summary:
+    """All that the table, the figures, the page and the export show."""
+
+    name: str
+    path: Path
+    metric: str  # such as "accuracy"
+    higher_is_better: bool
+    last: int  # the final value is the mean of so many last rounds
+    target: float | None  # None: each condition has its own, see Entry.to_target
+    reference: str  # the strategy that differences are taken to
+    conditions: tuple[Mapping[str, Any], ...]
+    entries: tuple[Entry, ...]  # condition by condition, strategies in the order given
+    trials: tuple[Trial, ...] = ()
+    config_toml: str = ""  # the base experiment, complete
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    # partition.json of the first cell of each condition, by condition label (`values_label`)
+    population: Mapping[str, Any] = field(default_factory=dict)
+    num_cells: int = 0
+    num_finished: int = 0
+    seconds: float = 0.0  # of all cells, added up
+
+
+def summarise(plan: Plan, path: Path, played: Sequence[Played]) -> Summary:
+    """Choose by the validation samples, then read everything else off the chosen cells."""
+    conditions = distinct(cell.condition for cell in plan.cells)
+    trials: list[Trial] = []
+    entries: list[Entry] = []
+    targets = []
+    for condition in conditions:
+        here = [each for each in played if each.cell.condition == condition]
+        tried = {name: _trials(plan, [each for each in here if each.cell.strategy == name]) for name in plan.labels}
+        chosen = {name: next(trial.choice for trial in tried[name] if trial.chosen) for name in tried}
+        taken = {
+            name: [each for each in here if each.cell.strategy == name and each.cell.choice == chosen[name]]
+            for name in tried
+        }
+        target = plan.target
+        if target is None:
+            ends = mean_and_std(_finals(taken[plan.reference], plan.metric).values())[0]
+            target = default_target(ends, higher_is_better=plan.higher_is_better)
+        targets.append(target)
+        entries += [
+            _entry(plan, taken[name], taken[plan.reference], num_choices=len(tried[name]), target=target)
+            for name in plan.labels
+        ]
+        trials += [trial for name in tried if len(tried[name]) > 1 for trial in tried[name]]
+    return Summary(
+        name=plan.name,
+        path=path,
+        metric=plan.metric,
+        higher_is_better=plan.higher_is_better,
+        last=LAST,
+        target=targets[0] if len(targets) == 1 else plan.target,
+        reference=plan.reference,
+        conditions=tuple(conditions),
+        entries=tuple(entries),
+        trials=tuple(trials),
+        config_toml=plan.config_toml,
+        environment=plan.environment,
+        population={
+            values_label(condition): next(
+                (each.population for each in played if each.cell.condition == condition and each.population), {}
+            )
+            for condition in conditions
+        },
+        num_cells=len(plan.cells),
+        num_finished=sum(each.is_finished for each in played),
+        seconds=sum(each.seconds for each in played),
+    )
+
+
+def strategy_label(name: str) -> str:
+    """A strategy's name for tables and legends.
+
+    >>> strategy_label("fedsign"), strategy_label("flower_fedavg"), strategy_label("mine:Anchored")
+    ('FedSign', 'FedAvg (Flower)', 'Anchored')
+    """
+    module, _, attribute = target_of("strategy", name).partition(":")
+    return f"{attribute} (Flower)" if module.partition(".")[0] == "flwr" else attribute
+
+
+def values_label(values: Mapping[str, Any]) -> str:
+    """A condition or a choice in one line; empty for none.
+
+    >>> values_label({"partition.alpha": 0.1, "model.name": "mlp"})
+    'partition.alpha=0.1, model.name=mlp'
+    """
+    return ", ".join(f"{key}={value}" for key, value in values.items())
+
+
+def products(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """All combinations, the last axis running fastest.
+
+    >>> products({"a": [1, 2], "b": [3]}), products({})
+    ([{'a': 1, 'b': 3}, {'a': 2, 'b': 3}], [{}])
+    """
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+def distinct(values: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Each mapping once, in the order of the first."""
+    found: list[Mapping[str, Any]] = []
+    for value in values:
+        if value not in found:
+            found.append(value)
+    return found
+
+
+def _trials(plan: Plan, played: Sequence[Played]) -> list[Trial]:
+    """All choices of one strategy under one condition.  Only validation figures are looked at.
+
+    A choice with which a run failed, or has not ended, cannot win over one with which all runs ended: what is
+    left of it would be the lucky seeds.
+    """
+    choices = distinct(each.cell.choice for each in played)
+    key = f"validation_{plan.metric}"
+    said = [list(_finals([each for each in played if each.cell.choice == choice], key).values()) for choice in choices]
+    means = [mean_and_std(values) for values in said]
+    sign = 1 if plan.higher_is_better else -1
+
+    def rank(index: int) -> tuple[int, float]:
+        mean = means[index][0]
+        return sum(value is not None for value in said[index]), 0.0 if mean is None else sign * mean
+
+    best = max(range(len(choices)), key=rank)  # the first of equals
+    return [
+        Trial(
+            strategy=played[0].cell.strategy,
+            condition=played[0].cell.condition,
+            choice=choice,
+            validation_mean=mean,
+            validation_std=std,
+            chosen=index == best,
+        )
+        for index, (choice, (mean, std)) in enumerate(zip(choices, means, strict=True))
+    ]
+
+
+def _entry(
+    plan: Plan, played: Sequence[Played], reference: Sequence[Played], *, num_choices: int, target: float | None
+) -> Entry:
+    """One strategy under one condition, read off the cells of its choice."""
+    cell, values = played[0].cell, _finals(played, plan.metric)
+    finished = [each for each in played if each.is_finished]
+    runs, direction = [each.lines for each in finished], plan.higher_is_better
+    mean, std = mean_and_std(values.values())
+    others = _finals(reference, plan.metric)
+    return Entry(
+        strategy=cell.strategy,
+        label=plan.labels[cell.strategy],
+        condition=cell.condition,
+        choice=cell.choice,
+        num_choices=num_choices,
+        seeds=tuple(values),
+        values=tuple(values.values()),
+        mean=mean,
+        std=std,
+        difference=None
+        if cell.strategy == plan.reference
+        else paired_difference(values, others, higher_is_better=direction),
+        to_target=to_target(runs, plan.metric, target, higher_is_better=direction),
+        bytes_down=mean_and_std(total(lines, "bytes_down") for lines in runs)[0],
+        bytes_up=mean_and_std(total(lines, "bytes_up") for lines in runs)[0],
+        curves=curves(runs),
+        failures=sum(len(line.get("failures") or ()) for each in played for line in each.lines),
+        unfinished=len(played) - len(finished),
+        folders=tuple(each.folder for each in finished if each.folder is not None),
+    )
+
+
+def _finals(played: Iterable[Played], key: str) -> dict[int, float | None]:
+    """Seed -> final value, of the cells that have finished."""
+    return {each.cell.seed: each.final(key) for each in played if each.is_finished}
+
+
+__all__ = [
+    "LAST",
+    "Cell",
+    "Curve",
+    "Entry",
+    "Interval",
+    "Plan",
+    "Played",
+    "Summary",
+    "ToTarget",
+    "Trial",
+    "distinct",
+    "products",
+    "strategy_label",
+    "summarise",
+    "values_label",
+]

@@ -1,0 +1,162 @@
+"""A comparison on disk, and how to read it without torch or Flower.
+
+comparisons/<name>/
+    comparison.json        the plan: every cell with its strategy, condition, choice and seed; how it is judged
+    cells/<id>/<time>-seed<seed>/    an ordinary run (see fedsign.results); the id ends in a hash of its configuration
+    cells/<id>/failure.json          why the cell's run failed; removed when it is tried again
+    logs/                  what the worker processes had to say
+    lock                   held by the process that plays the comparison
+    report.html
+
+Everything that is reported is read off the runs, so that a comparison that was stopped, killed and gone on
+with ends in the same table as one that nobody disturbed.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from fedsign.comparison import Cell, Plan, Played, Summary, summarise
+from fedsign.disk import exclusive, write_text
+from fedsign.errors import ResultsError
+from fedsign.results import RunFolder
+
+FORMAT = 1
+PLAN = "comparison.json"
+_FAILURE = "failure.json"
+
+
+class CellState(StrEnum):
+    """How far a cell is."""
+
+    UNFINISHED = "unfinished"  # not begun, or stopped in the middle
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A comparison's folder."""
+
+    path: Path
+
+    @property
+    def plan(self) -> Plan:
+        """What was planned.
+
+        Raises:
+            ResultsError: it is damaged or of another format.
+        """
+        path = self.path / PLAN
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if content.pop("format") != FORMAT:
+                raise ResultsError(f"{path} is not of format {FORMAT}; read it with the fedsign that wrote it.")
+            cells = tuple(Cell(**cell) for cell in content.pop("cells"))
+            return Plan(cells=cells, seeds=tuple(content.pop("seeds")), **content)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ResultsError(f"{path} is missing or damaged ({error}); the comparison cannot be read.") from error
+
+    @property
+    def failures(self) -> Mapping[str, str]:
+        """Id -> why it failed, of the cells that have failed."""
+        said = {cell.id: self.failure_of(cell) for cell in self.plan.cells if self.state_of(cell) is CellState.FAILED}
+        return {id: why for id, why in said.items() if why is not None}
+
+    def summary(self) -> Summary:
+        """Means, paired differences, rounds and bytes to the target, of what has finished so far."""
+        plan = self.plan
+        return summarise(plan, self.path, [self._played(cell) for cell in plan.cells])
+
+    def write_plan(self, plan: Plan) -> None:
+        """Put comparison.json in its place in one step."""
+        write_text(self.path / PLAN, json.dumps({"format": FORMAT, **asdict(plan)}, indent=1) + "\n")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the comparison for this process.
+
+        Raises:
+            ResultsError: another process holds it.
+        """
+        with exclusive(self.path / "lock", what=f"the comparison in {self.path}"):
+            yield
+
+    @property
+    def cells(self) -> Path:
+        """The folder of the runs."""
+        return self.path / "cells"
+
+    def run_of(self, cell: Cell) -> RunFolder | None:
+        """The cell's run: the newest that has finished, or else the newest; None before it began."""
+        runs = [RunFolder(config.parent) for config in self._folder_of(cell).glob("*/config.toml")]
+        return max(runs, key=lambda run: (_is_finished(run), run.path.name), default=None)
+
+    def state_of(self, cell: Cell) -> CellState:
+        """How far a cell is."""
+        if _is_finished(self.run_of(cell)):
+            return CellState.FINISHED
+        return CellState.UNFINISHED if self.failure_of(cell) is None else CellState.FAILED
+
+    def failure_of(self, cell: Cell) -> str | None:
+        """The note of why a cell failed, if there is one."""
+        path = self._folder_of(cell) / _FAILURE
+        return str(json.loads(path.read_text(encoding="utf-8"))["error"]) if path.exists() else None
+
+    def write_failure(self, cell: Cell, error: str | None) -> None:
+        """Note why a cell failed; None takes the note away."""
+        path = self._folder_of(cell) / _FAILURE
+        if error is None:
+            path.unlink(missing_ok=True)
+        else:
+            write_text(path, json.dumps({"error": error}) + "\n")
+
+    def _folder_of(self, cell: Cell) -> Path:
+        """By the hash alone: a plan that says the same configuration in other words has another readable name for it."""
+        usual = self.cells / cell.id
+        return usual if usual.is_dir() else next(self.cells.glob(f"*-{cell.digest}"), usual)
+
+    def _played(self, cell: Cell) -> Played:
+        run = self.run_of(cell)
+        if run is None:
+            return Played(cell=cell, is_finished=False)
+        return Played(
+            cell=cell,
+            is_finished=_is_finished(run),
+            folder=run.path,
+            lines=run.rounds(),
+            population=run.partition,
+            seconds=seconds_of(run),
+        )
+
+
+def load_comparison(path: str | Path) -> Comparison:
+    """A comparison that is on disk, by its folder or a file in it.
+
+    Raises:
+        ResultsError: there is none.
+    """
+    given = Path(path)
+    folder = given if given.is_dir() else given.parent
+    if not (folder / PLAN).is_file():
+        raise ResultsError(
+            f"{path} is not a comparison: there is no {PLAN} in it; 'fedsign compare' makes one under ./comparisons."
+        )
+    return Comparison(folder)
+
+
+def seconds_of(run: RunFolder) -> float:
+    """What a run has taken so far."""
+    return sum(_seconds(value) for line in run.timings() for key, value in line.items() if key.endswith("_s"))
+
+
+def _is_finished(run: RunFolder | None) -> bool:
+    return run is not None and run.outcome["status"] == CellState.FINISHED
+
+
+def _seconds(value: Any) -> float:
+    return float(value or 0.0)

@@ -1,0 +1,165 @@
+"""Figures over seeds: means, curves, paired differences, what it took to reach a target.
+
+Seeds are paired: the same seed gives every strategy the same data split, partition, initial model, cohorts and
+batch orders.  So a difference between strategies is taken seed by seed, which is far narrower than the
+difference of two means.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from scipy.special import stdtrit
+
+from fedsign.results import Line
+
+TARGET_SHARE = 0.95
+"""Without a target of the user's, the target is this share of what the reference ends at."""
+
+_CONFIDENCE = 0.95
+_NOT_CURVES = frozenset({"round", "clients", "failures"})  # of a line of rounds.jsonl
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interval:
+    """A mean with its 95 % confidence interval (Student's t over pairs); `low`, `high` None for one pair."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    wins: int
+    num_pairs: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Curve:
+    """A figure per round over seeds: mean and sample standard deviation; None where a seed has no number."""
+
+    rounds: tuple[int, ...]
+    mean: tuple[float | None, ...]
+    std: tuple[float | None, ...]  # 0.0 for one seed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToTarget:
+    """What it took until the metric first reached the target; medians over the seeds that reached it."""
+
+    target: float
+    num_reached: int
+    num_seeds: int
+    rounds: float | None
+    bytes_down: float | None
+    bytes_up: float | None
+
+
+def mean_and_std(values: Iterable[float | None]) -> tuple[float | None, float | None]:
+    """Mean and sample standard deviation of the values that are finite numbers; None where there are too few.
+
+    >>> mean_and_std([1.0, None, 3.0]), mean_and_std([1.0])
+    ((2.0, 1.4142135623730951), (1.0, None))
+    """
+    numbers = [value for value in values if value is not None and math.isfinite(value)]
+    mean = statistics.fmean(numbers) if numbers else None
+    return mean, statistics.stdev(numbers) if len(numbers) > 1 else None
+
+
+def paired_difference(
+    values: Mapping[int, float | None], reference: Mapping[int, float | None], *, higher_is_better: bool
+) -> Interval | None:
+    """Mean of value - reference over the seeds where both are numbers, with its interval; None without a pair.
+
+    d +- t_{0.975, n-1} s_d / sqrt(n).  A win is a seed where the value is the better one.
+    """
+    pairs = [(values[seed], reference[seed]) for seed in values if seed in reference]
+    both = [value - other for value, other in pairs if value is not None and other is not None]
+    differences = [difference for difference in both if math.isfinite(difference)]
+    mean, std = mean_and_std(differences)
+    if mean is None:
+        return None
+    sign, num_pairs = (1 if higher_is_better else -1), len(differences)
+    half = None if std is None else float(stdtrit(num_pairs - 1, 0.5 + _CONFIDENCE / 2)) * std / num_pairs**0.5
+    return Interval(
+        mean=mean,
+        low=None if half is None else mean - half,
+        high=None if half is None else mean + half,
+        wins=sum(sign * difference > 0 for difference in differences),
+        num_pairs=num_pairs,
+    )
+
+
+def curves(runs: Sequence[Sequence[Line]]) -> dict[str, Curve]:
+    """Every figure of the rounds over runs; a round that one of the runs has no number for has no mean."""
+    by_round = [{int(line["round"]): line for line in lines} for lines in runs]
+    rounds = tuple(sorted(set().union(*by_round)))
+    names = dict.fromkeys(key for lines in runs for line in lines for key, value in line.items() if _is_figure(value))
+    return {
+        name: _curve(rounds, [[lines.get(round, {}).get(name) for lines in by_round] for round in rounds])
+        for name in names
+        if name not in _NOT_CURVES
+    }
+
+
+def first_round_at(lines: Sequence[Line], metric: str, target: float, *, higher_is_better: bool) -> int | None:
+    """Position of the first line whose metric, unsmoothed, has reached the target; None if none has."""
+    for position, line in enumerate(lines):
+        value = line.get(metric)
+        if value is not None and (value >= target if higher_is_better else value <= target):
+            return position
+    return None
+
+
+def to_target(
+    runs: Sequence[Sequence[Line]], metric: str, target: float | None, *, higher_is_better: bool
+) -> ToTarget | None:
+    """See ToTarget; bytes are those of all rounds up to the one that reached the target, that one included."""
+    if target is None:
+        return None
+    reached = []
+    for lines in runs:
+        position = first_round_at(lines, metric, target, higher_is_better=higher_is_better)
+        if position is not None:
+            played = lines[: position + 1]
+            reached.append((played[-1]["round"], *(total(played, key) for key in ("bytes_down", "bytes_up"))))
+    rounds, bytes_down, bytes_up = (_median([each[column] for each in reached]) for column in range(3))
+    return ToTarget(
+        target=target,
+        num_reached=len(reached),
+        num_seeds=len(runs),
+        rounds=rounds,
+        bytes_down=bytes_down,
+        bytes_up=bytes_up,
+    )
+
+
+def default_target(reference_mean: float | None, *, higher_is_better: bool) -> float | None:
+    """`TARGET_SHARE` of where the reference ends; for a figure that should be low, that much above it.
+
+    >>> round(default_target(0.8, higher_is_better=True), 3), round(default_target(1.9, higher_is_better=False), 3)
+    (0.76, 2.0)
+    """
+    if reference_mean is None:
+        return None
+    return reference_mean * TARGET_SHARE if higher_is_better else reference_mean / TARGET_SHARE
+
+
+def total(lines: Iterable[Line], key: str) -> float:
+    """Sum of a figure over rounds."""
+    return float(sum(line.get(key) or 0 for line in lines))
+
+
+def _is_figure(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return float(statistics.median(values)) if values else None
+
+
+def _curve(rounds: tuple[int, ...], values: list[list[float | None]]) -> Curve:
+    pairs = [mean_and_std(row) if None not in row else (None, None) for row in values]
+    return Curve(
+        rounds=rounds,
+        mean=tuple(mean for mean, _ in pairs),
+        std=tuple(0.0 if std is None and mean is not None else std for mean, std in pairs),
+    )

@@ -1,0 +1,406 @@
+"""Comparisons: cells side by side, killed, gone on with, changed; choices by validation; mistakes."""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsign.comparison_folder import CellState, Comparison, load_comparison
+from fedsign.config import from_dict
+from fedsign.errors import FedSignError, ResultsError
+from simulations import compare, run
+from simulations.comparisons.plan import Request, make_plan
+from simulations.comparisons.play import go_on
+from tests.e2e.command import fedsign, settings
+
+LONG = settings(
+    rounds=10,
+    partition__num_clients=6,
+    partition__alpha=1.0,
+    server__cohort_size=3,
+    client__local_epochs=2,
+    results__checkpoint_every=2,
+    callbacks=[],
+)
+COMMAND = ["compare", "--strategies", "fedavg,feddyn", "--seeds", "3", "--workers", "2", "--out", "there", *LONG]
+
+RIGGED = '''
+"""Digits whose test labels are all wrong: what learns nothing looks best on them."""
+
+import dataclasses
+
+from fedsign.data.digits import digits
+
+
+def rigged(seed):
+    data = digits(seed)
+    test = dataclasses.replace(data.test, targets=(data.test.targets + 1) % 10)
+    return dataclasses.replace(data, test=test)
+'''
+
+DYING = '''
+"""A strategy that takes its process along."""
+
+import os
+import shutil
+import signal
+
+from strategies.fedavg import FedAvg
+
+
+class Dying(FedAvg):
+    def move(self, *given, **named):
+        os.kill(os.getpid(), signal.SIGKILL)
+'''
+
+
+TINY: dict[str, Any] = {
+    "rounds": 2,
+    "callbacks": [],
+    "partition": {"num_clients": 4, "alpha": 1.0},
+    "client": {"local_epochs": 1},
+    "server": {"cohort_size": 2},
+}
+PAIR: dict[str, Any] = {"strategies": ["fedavg", "feddyn"], "seeds": 2, "out": "there"}
+
+
+@pytest.fixture
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.chdir(tmp_path)
+    return dict(TINY)
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a comparison of two strategies over two seeds, played once for several tests."""
+    out = tmp_path_factory.mktemp("pair") / "there"
+    compare(TINY, **{**PAIR, "out": out}, workers=2)
+    return out
+
+
+@pytest.fixture
+def pair(played: Path, base: dict[str, Any]) -> Comparison:
+    """A copy of it, in the current folder."""
+    shutil.copytree(played, "there")  # file times included
+    return load_comparison("there")
+
+
+def written(comparison: Comparison) -> dict[str, int]:
+    """When each round was written, of every run."""
+    return {str(path): path.stat().st_mtime_ns for path in comparison.cells.glob("*/*/rounds.jsonl")}
+
+
+def workers_of(pid: int) -> list[int]:
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(child) for child in path.read_text().split()]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for(condition: Callable[[], bool], *, timeout_s: float = 120) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def start(folder: Path) -> "subprocess.Popen[str]":
+    """The command, until it has finished one cell and is amid others."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "simulations.cli", *COMMAND],
+        cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    runs = folder / "there" / "cells"
+    wait_for(lambda: any(runs.glob("*/*/outcome.json")))
+    finished = {path.parent for path in runs.glob("*/*/outcome.json")}
+    wait_for(lambda: any(path.parents[2] not in finished for path in runs.glob("*/*/checkpoints/round-*/state.json")))
+    return process
+
+
+def test_cells_side_by_side_are_ordinary_runs(pair: Comparison) -> None:
+    summary = pair.summary()
+    assert (summary.num_cells, summary.num_finished, summary.reference) == (4, 4, "fedavg")
+    assert [entry.strategy for entry in summary.entries] == ["fedavg", "feddyn"]
+    for entry in summary.entries:
+        for seed, folder in zip(entry.seeds, entry.folders, strict=True):
+            alone = run({**TINY, "seed": seed, "strategy": {"name": entry.strategy}})
+            assert (folder / "rounds.jsonl").read_bytes() == (alone.path / "rounds.jsonl").read_bytes()
+    assert (pair.path / "report.html").stat().st_size > 1000
+
+
+def test_the_same_command_plays_nothing_again(pair: Comparison) -> None:
+    before, summary = written(pair), pair.summary()
+    again = compare(TINY, **PAIR)
+    assert written(again) == before
+    assert again.summary() == summary
+
+
+def test_another_plan_is_refused_and_extends_the_folder_if_asked_to(pair: Comparison) -> None:
+    before, plan = written(pair), pair.plan
+    with pytest.raises(ResultsError, match=r"there holds another plan: seeds were \[0, 1\] there and are \[0, 2\] now"):
+        compare(TINY, **{**PAIR, "seeds": [0, 2]})
+    with pytest.raises(ResultsError, match="the experiment's configuration is another one"):
+        compare({**TINY, "rounds": 1}, **PAIR)
+    assert pair.plan == plan
+    more = compare(TINY, **{**PAIR, "seeds": [0, 2]}, extend=True, workers=1)
+    assert [entry.seeds for entry in more.summary().entries] == [(0, 2), (0, 2)]
+    assert before.items() < written(more).items()
+    assert len(written(more)) == 6
+    back = compare(TINY, **PAIR, extend=True)
+    assert len(written(back)) == 6
+    assert back.summary().num_finished == 4
+
+
+def test_the_same_cell_in_other_words_is_not_played_again(pair: Comparison) -> None:
+    before = written(pair)
+    again = compare(TINY, **PAIR, grid={"partition.alpha": [1.0]}, extend=True)
+    assert written(again) == before
+    assert [entry.condition for entry in again.summary().entries] == [{"partition.alpha": 1.0}] * 2
+
+
+def test_a_target_or_a_reference_may_change_without_playing_anything_again(pair: Comparison) -> None:
+    before = written(pair)
+    again = compare(TINY, **PAIR, target=0.01, reference="feddyn")
+    assert written(again) == before
+    summary = again.summary()
+    assert (summary.target, summary.reference) == (0.01, "feddyn")
+    assert all(entry.to_target is not None and entry.to_target.rounds == 1 for entry in summary.entries)
+
+
+def test_hyper_parameters_are_chosen_by_validation_where_test_samples_say_the_opposite(base: dict[str, Any]) -> None:
+    Path("rigged.py").write_text(RIGGED, encoding="utf-8")
+    learning, idle = 0.1, 1e-6
+    base |= {"rounds": 4, "data": {"name": "rigged:rigged"}}
+    done = compare(base, strategies=["fedavg"], seeds=2, grid={"client.lr": [idle, learning]}, workers=1)
+    summary = done.summary()
+    (entry,) = summary.entries
+    assert entry.choice == {"client.lr": learning}
+    assert {trial.choice["client.lr"]: trial.chosen for trial in summary.trials} == {idle: False, learning: True}
+    tested = {
+        rate: sum(
+            json.loads(line)["accuracy"]
+            for cell in done.plan.cells
+            if cell.choice["client.lr"] == rate and (folder := done.run_of(cell))
+            for line in (folder.path / "rounds.jsonl").read_text().splitlines()
+        )
+        for rate in (idle, learning)
+    }
+    assert tested[idle] > tested[learning], "the test samples must say the opposite, or nothing is shown"
+
+
+def test_all_strategies_train_on_the_same_samples_when_one_has_something_to_choose(base: dict[str, Any]) -> None:
+    done = compare(base, strategies=["fedavg", "fedsign"], seeds=1, grid={"strategy.gamma": [0.001, 0.01]}, workers=1)
+    folders = [done.run_of(cell) for cell in done.plan.cells]
+    assert len(folders) == 3  # FedAvg has no gamma
+    assert len({folder.path.joinpath("partition.json").read_bytes() for folder in folders if folder}) == 1
+    whole = run({**base, "strategy": {"name": "fedavg"}})
+    held_out = sum(map(sum, whole.folder.partition["counts"])) - sum(map(sum, folders[0].partition["counts"]))
+    assert held_out > 100
+
+
+def test_a_cell_that_diverges_is_noted_and_played_again_only_if_asked_to(base: dict[str, Any]) -> None:
+    grid = {"client.lr": [1e30, 0.05]}
+    done = compare(base, strategies=["fedavg"], seeds=1, grid=grid, out="there", workers=1)
+    (failure,) = done.failures.values()
+    assert "diverged" in failure
+    summary = done.summary()
+    assert summary.entries[0].choice == {"client.lr": 0.05}
+    assert (summary.num_cells, summary.num_finished) == (2, 1)
+    notes = list(done.cells.glob("*/failure.json"))
+    before = notes[0].stat().st_mtime_ns
+    compare(base, strategies=["fedavg"], seeds=1, grid=grid, out="there", workers=1)
+    assert notes[0].stat().st_mtime_ns == before
+    compare(base, strategies=["fedavg"], seeds=1, grid=grid, out="there", workers=1, retry_failed=True)
+    assert notes[0].stat().st_mtime_ns != before
+
+
+def test_a_worker_that_dies_costs_its_cell_alone(base: dict[str, Any]) -> None:
+    Path("dying.py").write_text(DYING, encoding="utf-8")
+    done = compare(base, strategies=["dying:Dying", "fedavg"], seeds=2, workers=1, reference="fedavg")
+    states = {(cell.strategy, cell.seed): done.state_of(cell) for cell in done.plan.cells}
+    assert states == {
+        **{("dying:Dying", seed): CellState.FAILED for seed in (0, 1)},
+        **{("fedavg", seed): CellState.FINISHED for seed in (0, 1)},
+    }
+    assert all("ended by signal 9" in failure for failure in done.failures.values())
+    assert done.summary().entries[0].unfinished == 2
+
+
+def test_one_process_at_a_time_plays_a_comparison(pair: Comparison) -> None:
+    with (
+        pair.locked(),
+        pytest.raises(ResultsError, match=rf"the comparison in there is being played by process {os.getpid()}"),
+    ):
+        compare(TINY, **PAIR)
+
+
+def test_cells_of_another_version_are_not_gone_on_with(pair: Comparison) -> None:
+    cells = tuple(dataclasses.replace(cell, id=cell.id[:-1] + "x") for cell in pair.plan.cells)
+    pair.write_plan(dataclasses.replace(pair.plan, cells=cells))
+    with pytest.raises(ResultsError, match="this version makes other cells of its plan"):
+        go_on("there")
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"format": 99}', '{"format": 1}'])
+def test_a_damaged_plan_is_a_sentence(pair: Comparison, content: str) -> None:
+    (pair.path / "comparison.json").write_text(content, encoding="utf-8")
+    with pytest.raises(ResultsError, match=r"comparison\.json is"):
+        pair.summary()
+
+
+@pytest.mark.slow
+def test_a_killed_command_leaves_no_worker_and_the_same_command_ends_in_the_same_table(tmp_path: Path) -> None:
+    killed, undisturbed = tmp_path / "killed", tmp_path / "undisturbed"
+    killed.mkdir()
+    undisturbed.mkdir()
+    process = start(killed)
+    workers = workers_of(process.pid)
+    assert len(workers) == 2
+    finished = {path.parent: path.stat().st_mtime_ns for path in killed.glob("there/cells/*/*/outcome.json")}
+    process.kill()
+    process.communicate()
+    wait_for(lambda: not any(map(is_running, workers)), timeout_s=5)
+    begun = {path.parent for path in killed.glob("there/cells/*/*/config.toml")} - set(finished)
+    assert begun, "it was to be killed in the middle of a cell"
+
+    again, whole = fedsign(*COMMAND, folder=killed), fedsign(*COMMAND, folder=undisturbed)
+    assert again.returncode == whole.returncode == 0, again.stderr + whole.stderr
+    assert again.stdout == whole.stdout
+    assert "FedDyn" in again.stdout
+    for folder, before in finished.items():
+        assert (folder / "outcome.json").stat().st_mtime_ns == before, "a finished cell was played again"
+    first, second = (
+        {path.parents[1].name: path.read_bytes() for path in folder.glob("there/cells/*/*/rounds.jsonl")}
+        for folder in (killed, undisturbed)
+    )
+    assert first == second
+    assert all((folder / "outcome.json").exists() for folder in begun), "they were gone on with, not begun anew"
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_workers_and_says_how_to_go_on(tmp_path: Path) -> None:
+    process = start(tmp_path)
+    workers = workers_of(process.pid)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said.splitlines()[-1] == "stopped; go on with: fedsign compare --resume there"
+    assert workers and not any(map(is_running, workers))
+    done = fedsign("compare", "--resume", "there", "--json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert (summary["num_cells"], summary["num_finished"], summary["failed"]) == (6, 6, {})
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"strategies": ["fedavg", "fedsing"]}, "strategy 'fedsing' is not known. Did you mean 'fedsign'?"),
+        ({"strategies": []}, "no strategy was given"),
+        ({"strategies": ["fedavg", "fedavg"]}, "strategy 'fedavg' was given 2 times"),
+        ({"seeds": 0}, "no seed was given"),
+        ({"seeds": [3, 3]}, "seed '3' was given 2 times"),
+        ({"seeds": [-1]}, "seed=-1 was given"),
+        ({"reference": "fedprox"}, "the reference 'fedprox' is not among the strategies fedavg, fedsign"),
+        ({"target": float("nan")}, "the target nan was given"),
+        ({"grid": {"strategy.gama": [0.1]}}, "Did you mean 'gamma'?"),
+        ({"grid": {"partition.alhpa": [0.1]}}, "unknown key 'partition.alhpa'. Did you mean 'alpha'?"),
+        ({"grid": {"partition.alpha": []}}, "the grid's 'partition.alpha' has no values"),
+        ({"grid": {"partition.alpha": [1.0, 1]}}, "the same configuration twice"),
+        ({"grid": {"seed": [1, 2]}}, "give the seeds with --seeds"),
+        ({"grid": {"strategy.name": ["fedavg"]}}, "give the strategies with --strategies"),
+        ({"grid": {"results.root": ["a", "b"]}}, "it changes no result"),
+        ({"grid": {"feddyn:strategy.alpha": [0.1]}}, "strategy 'feddyn', which is not among fedavg, fedsign"),
+        ({"grid": {"fedavg:strategy.gamma": [0.1]}}, "'fedavg:strategy.gamma'"),
+        ({"grid": {"fedsign:partition.alpha": [0.1]}}, "nothing could be compared"),
+        ({"settings": {"strategy.mu": 0.1}}, "none of fedavg, fedsign has a setting 'mu'"),
+        ({"settings": {"fedsign:data.name": "digits"}}, "nothing could be compared"),
+        ({"settings": {"strategy.name": "fedavg"}}, "give the strategies with --strategies"),
+        ({"validation_fraction": 1.0}, "a validation fraction of 1.0 was given"),
+        ({"validation_fraction": 0, "grid": {"client.lr": [0.1, 0.2]}}, "a validation fraction of 0 was given"),
+        ({"workers": 0}, "workers=0 was given"),
+        ({"workers": 2, "settings": {"engine.name": "superlink"}}, "expected is 1"),
+        ({"out": "file"}, "file is there and is no comparison"),
+        ({"name": "a b"}, "name='a b' was given"),
+        ({"settings": {"data.name": "mnist", "data.root": "/no/such"}}, "/no/such"),
+    ],
+    ids=str,
+)
+def test_a_mistake_is_a_sentence_and_leaves_nothing_behind(
+    base: dict[str, Any], asked: dict[str, Any], said: str
+) -> None:
+    Path("file").touch()
+    with pytest.raises(FedSignError) as raised:
+        compare(base, **{"strategies": ["fedavg", "fedsign"], "seeds": 1, **asked})
+    assert said in str(raised.value)
+    assert raised.value.exit_code == 2
+    assert "\n" not in str(raised.value)
+    assert not Path("comparisons").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--grid", "partition.alpha="], "--grid takes KEY=VALUE,VALUE"),
+        (["--seeds", "many"], "--seeds many was given"),
+        (["--resume", "nowhere"], "nowhere is not a comparison"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_sentence_and_exit_code_2(
+    tmp_path: Path, given: list[str], said: str
+) -> None:
+    done = fedsign("compare", *given, folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: ") and done.stderr.count("\n") == 1
+    assert said in done.stderr
+
+
+def test_settings_and_values_for_one_strategy_reach_it_alone(base: dict[str, Any]) -> None:
+    request = Request(
+        strategies=("fedprox", "fedsign", "fedavg"),
+        seeds=(0,),
+        grid={"client.lr": [0.1, 0.2], "fedsign:client.lr": [0.3], "fedsign:strategy.gamma": [0.1, 0.2]},
+        settings={"fedprox:strategy.mu": 0.7, "fedavg:client.weight_decay": 0.5},
+    )
+    experiment = from_dict({**base, "strategy": {"name": "fedsign", "reduction": "mean"}})
+    plan, cell_configs = make_plan(experiment, request, name="test", environment={})
+    found = [
+        (config.strategy.name, config.client.lr, config.strategy.settings.get("gamma"))
+        for config in cell_configs.values()
+    ]
+    assert found == [
+        ("fedprox", 0.1, None), ("fedprox", 0.2, None),
+        ("fedsign", 0.3, 0.1), ("fedsign", 0.3, 0.2),
+        ("fedavg", 0.1, None), ("fedavg", 0.2, None),
+    ]  # fmt: skip
+    for config in cell_configs.values():
+        assert config.strategy.settings.get("mu") == (0.7 if config.strategy.name == "fedprox" else None)
+        assert config.strategy.settings.get("reduction") == ("mean" if config.strategy.name == "fedsign" else None)
+        assert config.client.weight_decay == (0.5 if config.strategy.name == "fedavg" else 0.0)
+        assert config.data.validation_fraction == 0.1
+    assert len({cell.id for cell in plan.cells}) == 6
+
+
+def test_what_no_result_depends_on_does_not_change_a_cell(base: dict[str, Any]) -> None:
+    def ids(**changes: Any) -> list[str]:
+        request = Request(strategies=("fedavg",), seeds=(0,))
+        return [
+            cell.id for cell in make_plan(from_dict({**base, **changes}), request, name="n", environment={})[0].cells
+        ]
+
+    assert ids() == ids(name="other", callbacks=["report"], results={"root": "elsewhere"})
+    assert ids() != ids(rounds=3)

@@ -1,0 +1,218 @@
+"""Statistics of a comparison against scipy, NumPy and closed forms; choices by validation alone."""
+
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from fedsign.comparison import Cell, Plan, Played, Summary, distinct, products, strategy_label, summarise, values_label
+from fedsign.over_seeds import curves, default_target, first_round_at, mean_and_std, paired_difference, to_target
+
+numbers = st.floats(-100, 100, allow_subnormal=False)
+
+
+def lines_of(values: list[float | None], **other: Any) -> list[dict[str, Any]]:
+    return [
+        {"round": round, "accuracy": value, "bytes_down": 10, "bytes_up": 3, "clients": [1], "failures": [], **other}
+        for round, value in enumerate(values, 1)
+    ]
+
+
+@given(st.lists(st.tuples(numbers, numbers), min_size=2, max_size=20))
+@settings(deadline=None)
+def test_the_interval_of_a_paired_difference_is_scipys(pairs: list[tuple[float, float]]) -> None:
+    first, second = ([pair[side] for pair in pairs] for side in (0, 1))
+    interval = paired_difference(dict(enumerate(first)), dict(enumerate(second)), higher_is_better=True)
+    assert interval is not None and interval.low is not None and interval.high is not None
+    difference = np.subtract(first, second)
+    assert interval.mean == pytest.approx(difference.mean(), abs=1e-9)
+    if np.ptp(difference) > 1e-6:  # scipy divides by the deviation
+        expected = stats.ttest_rel(first, second).confidence_interval(0.95)
+        assert (interval.low, interval.high) == pytest.approx(tuple(expected), rel=1e-6, abs=1e-6)
+    assert interval.num_pairs == len(pairs)
+    assert interval.wins == (np.asarray(first) > np.asarray(second)).sum()
+
+
+def test_two_pairs_have_the_interval_of_the_cauchy_distribution() -> None:
+    """With one degree of freedom the 97.5 % quantile is tan(0.475 pi), and s / sqrt(2) = |d1 - d2| / 2."""
+    interval = paired_difference({0: 1.0, 1: 4.0}, {0: 0.0, 1: 0.0}, higher_is_better=True)
+    assert interval is not None
+    half = math.tan(0.475 * math.pi) * 1.5
+    assert (interval.low, interval.high) == pytest.approx((2.5 - half, 2.5 + half))
+
+
+def test_pairs_are_matched_by_seed_and_lost_with_a_diverged_or_missing_one() -> None:
+    values, reference = {0: 1.0, 1: None, 2: 5.0, 3: 9.0}, {2: 2.0, 0: 2.0, 1: 7.0, 4: 7.0}
+    interval = paired_difference(values, reference, higher_is_better=True)
+    assert interval is not None
+    assert (interval.num_pairs, interval.mean, interval.wins) == (2, 1.0, 1)
+    lower = paired_difference({0: 1.0, 2: 5.0, 3: 9.0}, {0: 2.0, 2: 2.0, 3: 1.0}, higher_is_better=False)
+    assert lower is not None and lower.wins == 1
+
+
+def test_one_pair_has_no_interval_and_none_no_difference() -> None:
+    single = paired_difference({0: 1.0}, {0: 3.0}, higher_is_better=True)
+    assert single is not None
+    assert (single.mean, single.low, single.high) == (-2.0, None, None)
+    assert paired_difference({0: None}, {0: 3.0}, higher_is_better=True) is None
+
+
+@given(st.lists(numbers, min_size=2, max_size=10))
+@settings(deadline=None)
+def test_the_deviation_is_that_of_a_sample(values: list[float]) -> None:
+    mean, std = mean_and_std([*values, None])
+    assert mean == pytest.approx(np.mean(values), abs=1e-9)
+    assert std == pytest.approx(np.std(values, ddof=1), abs=1e-9)
+
+
+def test_a_curve_has_a_mean_only_where_every_seed_has_a_number() -> None:
+    found = curves([lines_of([0.1, 0.2, None, 0.4], loss=1.0), lines_of([0.3, 0.6, 0.7], loss=3.0)])
+    accuracy = found["accuracy"]
+    assert accuracy.rounds == (1, 2, 3, 4)
+    assert accuracy.mean == (pytest.approx(0.2), pytest.approx(0.4), None, None)
+    assert accuracy.std == (pytest.approx(0.2 / math.sqrt(2)), pytest.approx(0.4 / math.sqrt(2)), None, None)
+    assert found["loss"].mean[:3] == (2.0, 2.0, 2.0)
+    assert "clients" not in found and "failures" not in found
+    assert curves([lines_of([0.5])])["accuracy"].std == (0.0,)
+    assert curves([]) == {}
+
+
+def test_the_target_is_reached_in_the_first_round_at_or_beyond_it() -> None:
+    lines = lines_of([0.1, None, 0.5, 0.2])
+    assert first_round_at(lines, "accuracy", 0.5, higher_is_better=True) == 2
+    assert first_round_at(lines, "accuracy", 0.51, higher_is_better=True) is None
+    assert first_round_at(lines, "accuracy", 0.1, higher_is_better=False) == 0
+
+
+def test_rounds_and_bytes_to_the_target_are_medians_over_the_seeds_that_reached_it() -> None:
+    runs = [lines_of([0.0] * before + [1.0] + [0.0] * 3) for before in (1, 2, 6)] + [lines_of([0.0] * 9)]
+    reached = to_target(runs, "accuracy", 0.9, higher_is_better=True)
+    assert reached is not None
+    assert (reached.num_reached, reached.num_seeds) == (3, 4)
+    assert (reached.rounds, reached.bytes_down, reached.bytes_up) == (3, 30, 9)
+    never = to_target(runs, "accuracy", 2.0, higher_is_better=True)
+    assert never is not None
+    assert (never.num_reached, never.rounds, never.bytes_up) == (0, None, None)
+    assert to_target(runs, "accuracy", None, higher_is_better=True) is None
+
+
+@pytest.mark.parametrize("higher", [True, False])
+def test_the_reference_itself_reaches_the_default_target(higher: bool) -> None:
+    target = default_target(0.8, higher_is_better=higher)
+    assert first_round_at(lines_of([0.8]), "accuracy", target or math.nan, higher_is_better=higher) == 0
+
+
+def test_labels_products_and_distinct_values() -> None:
+    assert [strategy_label(name) for name in ("fedavg", "flower_fedavg", "a.b:Mine")] == [
+        "FedAvg", "FedAvg (Flower)", "Mine",
+    ]  # fmt: skip
+    assert values_label({}) == ""
+    assert len(products({"a": [1, 2], "b": [1, 2, 3]})) == 6
+    assert distinct([{"a": 1}, {"a": 2}, {"a": 1}]) == [{"a": 1}, {"a": 2}]
+
+
+def played(
+    strategy: str, seed: int, test: float | None, *, gamma: float | None = None, validation: float | None = None,
+    alpha: float = 1.0, is_finished: bool = True,
+) -> Played:  # fmt: skip
+    choice = {} if gamma is None else {"strategy.gamma": gamma}
+    cell = Cell(
+        id=f"{strategy}-{gamma}-{alpha}-{seed}",
+        strategy=strategy,
+        condition={"partition.alpha": alpha},
+        choice=choice,
+        seed=seed,
+        rounds=3,
+    )
+    lines = lines_of([0.0, 0.0, test], validation_accuracy=validation)
+    for line in lines[:2]:
+        line["validation_accuracy"] = 0.0
+    return Played(cell=cell, is_finished=is_finished, lines=lines, folder=Path(cell.id), population={"alpha": alpha})
+
+
+def summary_of(cells: list[Played], *, target: float | None = None) -> Summary:
+    plan = Plan(
+        name="test",
+        metric="accuracy",
+        higher_is_better=True,
+        reference="fedavg",
+        target=target,
+        labels={name: strategy_label(name) for name in dict.fromkeys(each.cell.strategy for each in cells)},
+        seeds=(0, 1),
+        cells=tuple(each.cell for each in cells),
+        config_toml="",
+        request={},
+    )
+    return summarise(plan, Path("there"), cells)
+
+
+def tuned() -> list[Played]:
+    """FedSign with two choices: the first is better on validation samples, the second on test samples."""
+    return [
+        *(played("fedavg", seed, 0.6 + 0.1 * seed) for seed in (0, 1)),
+        *(played("fedsign", seed, 0.3, gamma=0.1, validation=0.9) for seed in (0, 1)),
+        *(played("fedsign", seed, 0.9, gamma=0.2, validation=0.3) for seed in (0, 1)),
+    ]
+
+
+def test_the_choice_is_made_by_validation_where_the_test_samples_say_the_opposite() -> None:
+    summary = summary_of(tuned())
+    entry = summary.entries[1]
+    assert (entry.choice, entry.num_choices, entry.label) == ({"strategy.gamma": 0.1}, 2, "FedSign")
+    assert entry.mean == pytest.approx(0.1)  # (0 + 0 + 0.3) / 3
+    assert entry.difference is not None and entry.difference.wins == 0
+    assert [(trial.choice["strategy.gamma"], trial.chosen) for trial in summary.trials] == [(0.1, True), (0.2, False)]
+    assert summary.trials[0].validation_mean == pytest.approx(0.3)
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=2))
+@settings(deadline=None)
+def test_the_test_figures_of_other_choices_influence_nothing(tests: list[float]) -> None:
+    expected = summary_of(tuned())
+    others = [played("fedsign", seed, tests[seed], gamma=0.2, validation=0.3) for seed in (0, 1)]
+    found = summary_of([*tuned()[:4], *others])
+    assert (found.entries, found.trials, found.target) == (expected.entries, expected.trials, expected.target)
+
+
+def test_a_choice_with_which_a_seed_failed_does_not_win_over_one_that_finished() -> None:
+    cells = tuned()
+    cells[2] = played("fedsign", 0, 0.3, gamma=0.1, validation=0.99, is_finished=False)
+    assert summary_of(cells).entries[1].choice == {"strategy.gamma": 0.2}
+
+
+def test_each_condition_has_its_own_choice_reference_and_target() -> None:
+    def condition(alpha: float, better: float, level: float) -> list[Played]:
+        return [
+            *(played("fedavg", seed, level, alpha=alpha) for seed in (0, 1)),
+            *(
+                played("fedsign", seed, 0.5, gamma=gamma, validation=gamma == better, alpha=alpha)
+                for gamma in (0.1, 0.2)
+                for seed in (0, 1)
+            ),
+        ]
+
+    summary = summary_of([*condition(1.0, 0.2, 0.3), *condition(0.1, 0.1, 0.6)])
+    assert [entry.choice.get("strategy.gamma") for entry in summary.entries] == [None, 0.2, None, 0.1]
+    assert [entry.to_target.target for entry in summary.entries if entry.to_target] == [
+        pytest.approx(value) for value in (0.095, 0.095, 0.19, 0.19)
+    ]
+    assert summary.target is None
+    assert summary.population == {"partition.alpha=1.0": {"alpha": 1.0}, "partition.alpha=0.1": {"alpha": 0.1}}
+    assert summary_of([*condition(1.0, 0.2, 0.3)], target=0.5).target == 0.5
+
+
+def test_seeds_that_did_not_finish_are_counted_and_not_averaged() -> None:
+    summary = summary_of([played("fedavg", 0, 0.6), played("fedavg", 1, 0.9, is_finished=False)])
+    (entry,) = summary.entries
+    assert (entry.seeds, entry.mean, entry.std, entry.unfinished) == ((0,), pytest.approx(0.2), None, 1)
+    assert (summary.num_cells, summary.num_finished) == (2, 1)
+    diverged = summary_of([played("fedavg", 0, None), played("fedavg", 1, 0.9)]).entries[0]
+    assert diverged.values == (None, pytest.approx(0.3))
+    assert diverged.mean == pytest.approx(statistics.fmean([0.3]))
+    assert diverged.bytes_down == 30
