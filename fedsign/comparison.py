@@ -204,8 +204,17 @@ def values_label(values: Mapping[str, Any]) -> str:
 
     >>> values_label({"partition.alpha": 0.1, "model.name": "mlp"})
     'partition.alpha=0.1, model.name=mlp'
+    >>> values_label({"partition": {"name": "classes", "classes_per_client": 2}})  # a whole table as a value
+    'partition=classes (classes_per_client=2)'
     """
-    return ", ".join(f"{key}={value}" for key, value in values.items())
+    return ", ".join(f"{key}={_value_label(value)}" for key, value in values.items())
+
+
+def _value_label(value: Any) -> str:
+    if not isinstance(value, Mapping):
+        return str(value)
+    settings = ", ".join(f"{key}={_value_label(inner)}" for key, inner in value.items() if key != "name")
+    return " ".join(part for part in (str(value.get("name", "")), f"({settings})" if settings else "") if part)
 
 
 def products(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:

@@ -249,6 +249,7 @@ def reproduce(
     data: Annotated[
         str, typer.Option("--data", metavar="NAME", help="The data set, for a recipe that has several; see --list.")
     ] = "",
+    data_root: Annotated[str, typer.Option("--data-root", metavar="DIR", help="The folder of that data's files.")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="Fewer seeds and rounds: a check, not a proof.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -262,7 +263,7 @@ def reproduce(
         ]
         _print_json(rows) if json else _print_table(rows)
         return
-    finding = recipes.get(name, data=data).check(quick=quick)
+    finding = recipes.get(name, data=data, root=data_root).check(quick=quick)
     if json:
         _print_json(finding.as_json())
     else:

@@ -6,7 +6,7 @@ asked of the page around it, and nothing of it is changed.
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from fedsign.report import summary
+from fedsign.report import run_charts, summary
 from fedsign.results import RunFolder
 
 TEMPLATE = "card.html.jinja"
@@ -33,7 +33,7 @@ def render_card(folder: RunFolder) -> str:
         outcome=run.outcome,
         strategy=summary.strategy(run),
         figures=[summary.headline(run), *summary.facts(run)][:_NUM_FACTS],
-        chart=summary.charts(run)[0],
+        chart=run_charts.charts(run)[0],
         path=str(folder.path),
     )
     return card.encode("utf-8", "replace").decode("utf-8")

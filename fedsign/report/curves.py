@@ -8,7 +8,6 @@ stylesheet enlarges the type to 17 units, and the margins are wide enough for th
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal
 
 from markupsafe import Markup
@@ -17,6 +16,7 @@ from fedsign.report.svg import (
     LARGEST,
     Axis,
     Point,
+    apart,
     number,
     picture,
     polyline,
@@ -34,7 +34,7 @@ _WIDE_CHARACTER = 9.4  # of a 17-unit type
 _LABEL_DISTANCE = 20.0
 _MAX_BANDS = 120
 
-Style = Literal["first", "second", "faint"]
+Style = Literal["first", "second", "third", "faint"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,21 +55,19 @@ def chart(rounds: Sequence[int], curves: Sequence[Curve], *, label: str, percent
     """Draw curves over the rounds."""
     values = [value for curve in curves for value in curve.drawable() if value is not None]
     y = value_axis(values, start=_HEIGHT - _BOTTOM, end=_TOP)
-    names = [tick_label(tick, step=y.step, percent=percent) for tick in y.ticks]
-    if y.is_log:
-        names = [f"1e{math.log10(tick):.0f}" for tick in y.ticks]
+    names = tick_names(y, percent=percent)
     left = 12 + _WIDE_CHARACTER * max(map(len, names))
     x = round_axis(rounds, start=left, end=_WIDTH - _RIGHT)
     if not values:
         return picture(
-            *_frame(x, y, [""] * len(names)),
+            *frame(x, y, [""] * len(names)),
             tag("text", "no values", x=(left + x.end) / 2, y=_HEIGHT / 2, class_="empty"),
             width=_WIDTH,
             height=_HEIGHT,
             label=label,
         )
     return picture(
-        *_frame(x, y, names),
+        *frame(x, y, names),
         *(_line(rounds, curve, x, y) for curve in curves),
         *_end_labels(rounds, curves, x, y, percent),
         *_bands(rounds, curves, x, y, percent),
@@ -93,7 +91,14 @@ def trailing_mean(values: Sequence[float | None], *, last: int = 5) -> list[floa
     return means
 
 
-def _frame(x: Axis, y: Axis, names: Sequence[str]) -> list[Markup]:
+def tick_names(axis: Axis, *, percent: bool) -> list[str]:
+    """What stands beside the ticks."""
+    if axis.is_log:
+        return [f"1e{math.log10(tick):.0f}" for tick in axis.ticks]
+    return [tick_label(tick, step=axis.step, percent=percent) for tick in axis.ticks]
+
+
+def frame(x: Axis, y: Axis, names: Sequence[str]) -> list[Markup]:
     """Grid, ticks and the name of the horizontal axis."""
     drawn = []
     for tick, name in zip(y.ticks, names, strict=True):
@@ -125,28 +130,12 @@ def _end_labels(rounds: Sequence[int], curves: Sequence[Curve], x: Axis, y: Axis
             round, value = present[-1]
             ends.append(((x.at(round), y.at(value)), figure(value, percent=percent), curve.style))
     ends.sort(key=lambda end: end[0][1])
-    heights = _apart([end[0][1] for end in ends], low=_TOP, high=y.start)
+    heights = apart([end[0][1] for end in ends], distance=_LABEL_DISTANCE, low=_TOP, high=y.start)
     drawn = []
     for ((across, height), name, style), label_height in zip(ends, heights, strict=True):
         drawn.append(tag("circle", cx=across, cy=height, r=3.5, class_=f"end {style}"))
         drawn.append(tag("text", name, x=across + 9, y=label_height, class_=f"value {style}"))
     return drawn
-
-
-def _apart(heights: Sequence[float], *, low: float, high: float) -> list[float]:
-    """Move ascending heights to at least the label distance.
-
-    >>> _apart([100.0, 104.0], low=0.0, high=200.0), _apart([195.0, 199.0], low=0.0, high=200.0)
-    ([92.0, 112.0], [180.0, 200.0])
-    """
-    moved = list(heights)
-    for index, (upper, lower) in enumerate(pairwise(heights)):
-        missing = max(0.0, _LABEL_DISTANCE - (lower - upper))
-        moved[index], moved[index + 1] = upper - missing / 2, lower + missing / 2
-    if moved:
-        shift = max(0.0, low - moved[0]) - max(0.0, moved[-1] - high)
-        moved = [height + shift for height in moved]
-    return moved
 
 
 def _bands(rounds: Sequence[int], curves: Sequence[Curve], x: Axis, y: Axis, percent: bool) -> list[Markup]:

@@ -7,10 +7,8 @@ same whenever it is made again.
 
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from fedsign.disk import write_text
-from fedsign.report import summary
+from fedsign.report import run_charts, summary, template
 from fedsign.results import RunFolder
 
 TEMPLATE = "page.html.jinja"
@@ -29,26 +27,18 @@ def write_report(folder: RunFolder) -> Path:
 
 def render(run: summary.Run) -> str:
     """The page as text."""
-    environment = Environment(
-        loader=PackageLoader("fedsign.report", package_path=""),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    page = environment.get_template(TEMPLATE).render(
+    return template.render(
+        TEMPLATE,
         name=str(run.config.get("name", "run")),
         seed=run.config.get("seed", 0),
         outcome=run.outcome,
         strategy=summary.strategy(run),
         headline=summary.headline(run),
         facts=summary.facts(run),
-        charts=summary.charts(run),
+        charts=run_charts.charts(run),
         population=summary.population(run),
         failures=summary.failures(run),
         configuration=summary.configuration(run),
         config_toml=run.config_toml,
         environment=run.environment,
     )
-    # a client's message may hold halves of characters, which no file can
-    return page.encode("utf-8", "replace").decode("utf-8")

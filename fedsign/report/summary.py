@@ -6,12 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from markupsafe import Markup
-
 from fedsign.errors import ResultsError
 from fedsign.report import wording
-from fedsign.report.curves import Curve, chart, trailing_mean
-from fedsign.report.population import MAX_COLUMNS, Population, draw_population
+from fedsign.report.population import Population, draw_population
 from fedsign.results import Line, RunFolder, final_value, read_lines
 
 LAST = 5
@@ -19,7 +16,6 @@ LAST = 5
 
 _MAX_FAILURES = 200
 _MAX_REASON = 600
-_MIN_ROUNDS_TO_SMOOTH = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +41,10 @@ class Run:
         """Names of the metrics, as the rounds carry them."""
         return [str(name).rpartition(":")[2] for name in self.config.get("metrics", ())]
 
+    def has(self, key: str) -> bool:
+        """Whether some round carries a number of this name."""
+        return any(line.get(key) is not None for line in self.rounds)
+
     def values(self, key: str) -> list[float | None]:
         """A figure of every round."""
         return [line.get(key) for line in self.rounds]
@@ -57,16 +57,6 @@ class Fact:
     name: str
     value: str
     remark: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Chart:
-    """A picture with its heading; `key` names the lines as (name, style)."""
-
-    title: str
-    svg: Markup
-    key: Sequence[tuple[str, str]]
-    note: str = ""
 
 
 def read(folder: RunFolder) -> Run:
@@ -91,11 +81,6 @@ def read(folder: RunFolder) -> Run:
         timings=folder.timings(),
         failures=read_lines(folder.path / "failures.jsonl"),
     )
-
-
-def is_share(metric: str) -> bool:
-    """Whether a metric is a share of the samples and reads best in percent."""
-    return metric == "accuracy" or metric.endswith("_accuracy")
 
 
 def headline(run: Run) -> Fact:
@@ -130,40 +115,6 @@ def facts(run: Run) -> list[Fact]:
     ]
 
 
-def charts(run: Run) -> list[Chart]:
-    """The learning curves: every metric, then the losses."""
-    numbers = [int(line["round"]) for line in run.rounds]
-    drawn = []
-    for name in run.metrics:
-        values, percent = run.values(name), is_share(name)
-        curves, key = [Curve(name=name, values=values, style="first")], []
-        if len(numbers) >= _MIN_ROUNDS_TO_SMOOTH:
-            mean = Curve(name="mean", values=trailing_mean(values, last=LAST), style="first")
-            curves = [Curve(name=name, values=values, style="faint", is_labelled=False), mean]
-            key = [("each round", "faint"), (f"mean of {LAST} rounds", "first")]
-        drawn.append(
-            Chart(
-                title=f"Test {name}",
-                svg=chart(numbers, curves, label=_label(run, name, f"test {name}"), percent=percent),
-                key=key,
-                note=_diverged(run, name),
-            )
-        )
-    losses = [
-        Curve(name="test", values=run.values("loss"), style="first"),
-        Curve(name="train", values=run.values("train_loss"), style="second"),
-    ]
-    return [
-        *drawn,
-        Chart(
-            title="Loss",
-            svg=chart(numbers, losses, label=_label(run, "loss", "test loss and training loss")),
-            key=[("test", "first"), ("training, mean of the clients", "second")],
-            note=_diverged(run, "loss", "train_loss"),
-        ),
-    ]
-
-
 def population(run: Run) -> dict[str, Any] | None:
     """Pictures and sentences about the clients; None without a partition."""
     counts = run.partition["counts"]
@@ -176,15 +127,11 @@ def population(run: Run) -> dict[str, Any] | None:
         times_sampled=[sampled[client] for client in range(len(counts))],
         num_rounds=len(run.rounds),
     )
-    order = "their most common class" if clients.class_names else "size"
-    caption = f"Each column is a client; clients are sorted by {order}."
-    if len(counts) > MAX_COLUMNS:
-        caption += f" Shown are {MAX_COLUMNS} of the {len(counts):,}, taken evenly from the largest to the smallest."
     return {
         "pictures": [draw_population(clients, width=width) for width in (960, 340)],
         "sizes": clients.size_sentence(),
         "participation": clients.participation_sentence(),
-        "caption": caption,
+        "caption": clients.caption(),
     }
 
 
@@ -205,6 +152,11 @@ def failures(run: Run) -> dict[str, Any]:
 
 
 def configuration(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The settings of the run by section."""
+    return settings_by_section(run.config)
+
+
+def settings_by_section(config: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
     """The settings by section; a table within a table is a section of its own."""
     sections: list[tuple[str, list[tuple[str, str]]]] = []
 
@@ -214,9 +166,9 @@ def configuration(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
             sections.append((title, leaves))
         for key, value in table.items():
             if isinstance(value, dict):
-                add(f"{title}.{key}" if table is not run.config else key, value)
+                add(f"{title}.{key}" if table is not config else key, value)
 
-    add("experiment", run.config)
+    add("experiment", config)
     return sections
 
 
@@ -231,7 +183,7 @@ def strategy(run: Run) -> dict[str, Any]:
 
 def _final(run: Run, key: str) -> Fact:
     value = final_value(list(run.rounds), key, last=LAST)
-    value_text = wording.figure(value, percent=is_share(key))
+    value_text = wording.figure(value, percent=wording.is_share(key))
     return Fact(name=f"test {key}", value=value_text, remark=_last_rounds(run, value))
 
 
@@ -245,24 +197,6 @@ def _last_rounds(run: Run, value: float | None) -> str:
     if len(last) == 1:
         return f"round {last[0]['round']:,}"
     return f"mean of the last {len(last)} rounds"
-
-
-def _label(run: Run, key: str, name: str) -> str:
-    """What a screen reader says of a chart."""
-    values = [value for value in run.values(key) if value is not None]
-    if not values:
-        return f"{name}: no values"
-    first, last = (wording.figure(value, percent=is_share(key)) for value in (values[0], values[-1]))
-    return f"{name} over {wording.plural(len(run.rounds), 'round')}, from {first} to {last}"
-
-
-def _diverged(run: Run, *keys: str) -> str:
-    """A sentence where a value is null: it was not finite (see RunFolder.append)."""
-    for line in run.rounds:
-        missing = [key for key in keys if key in line and line[key] is None]
-        if missing:
-            return f"diverged in round {line['round']:,}: {missing[0].replace('_', ' ')} was not finite"
-    return ""
 
 
 def _seconds(timing: Line) -> float:

@@ -9,6 +9,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from markupsafe import Markup, escape
 
@@ -32,10 +33,13 @@ def tag(name: str, *children: str, **attributes: str | float) -> Markup:
     return Markup(f"<{name}{given}>{inner}</{name}>" if inner else f"<{name}{given}/>")
 
 
-def picture(*children: str, width: float, height: float, label: str, class_: str = "picture") -> Markup:
-    """The <svg> around a drawing; `label` is what a screen reader says."""
+def picture(
+    *children: str, width: float, height: float, label: str, description: str = "", class_: str = "picture"
+) -> Markup:
+    """The <svg> around a drawing; a screen reader says `label`, and on request the `description`: the numbers."""
     return tag(
         "svg",
+        *([tag("desc", description)] if description else []),
         *children,
         xmlns="http://www.w3.org/2000/svg",
         viewBox=f"0 0 {number(width)} {number(height)}",
@@ -188,6 +192,65 @@ def round_axis(rounds: Sequence[int], *, start: float, end: float) -> Axis:
     ticks = nice_ticks(low, high, at_most=7, min_step=1.0)
     inside = ticks[bisect_left(ticks, low) :]
     return Axis(low=low, high=high, start=start, end=end, ticks=tuple(tick for tick in inside if tick <= high))
+
+
+def apart(heights: Sequence[float], *, distance: float, low: float, high: float) -> list[float]:
+    """Move ascending heights to at least a distance, each as little as can be, and within the bounds if they fit.
+
+    Neighbours that would touch form a group around the mean of where its members want to be.
+
+    >>> apart([100.0, 104.0], distance=20.0, low=0.0, high=200.0)
+    [92.0, 112.0]
+    >>> apart([195.0, 199.0], distance=20.0, low=0.0, high=200.0)
+    [180.0, 200.0]
+    """
+    if len(heights) > 1:
+        distance = min(distance, (high - low) / (len(heights) - 1))
+    groups: list[list[float]] = []  # of what each member wants, less what the members before it take up
+    for index, height in enumerate(heights):
+        groups.append([height - index * distance])
+        while len(groups) > 1 and _mean(groups[-2]) > _mean(groups[-1]):
+            last = groups.pop()
+            groups[-1] += last
+    wanted = [_mean(group) for group in groups for _ in group]
+    most = high - distance * (len(heights) - 1)
+    return [min(max(start, low), most) + index * distance for index, start in enumerate(wanted)]
+
+
+def clipped(segments: Iterable[Sequence[Point]], *, low: float, high: float) -> list[list[Point]]:
+    """Cut a line where it leaves the heights from `low` to `high`; it ends where it crosses them.
+
+    >>> clipped([[(0.0, 0.0), (2.0, 2.0), (4.0, 1.0)]], low=1.0, high=9.0)
+    [[(1.0, 1.0), (2.0, 2.0), (4.0, 1.0)]]
+    """
+    cut: list[list[Point]] = []
+    for segment in segments:
+        if len(segment) == 1 and low <= segment[0][1] <= high:
+            cut.append([segment[0]])
+        for start, end in pairwise(segment):
+            piece = _inside(start, end, low, high)
+            if piece and cut and cut[-1][-1] == piece[0] and piece[0] == start:
+                cut[-1].append(piece[1])
+            elif piece:
+                cut.append(piece)
+    return cut
+
+
+def _inside(start: Point, end: Point, low: float, high: float) -> list[Point]:
+    """The part of a straight line within two heights; empty if there is none."""
+    (x, y), (slope_x, slope_y) = start, (end[0] - start[0], end[1] - start[1])
+    if slope_y == 0:
+        return [start, end] if low <= y <= high else []
+    first, last = sorted(((low - y) / slope_y, (high - y) / slope_y))
+    first, last = max(first, 0.0), min(last, 1.0)
+    if first >= last:
+        return []
+    ends = [start if first == 0 else (x + first * slope_x, y + first * slope_y)]
+    return [*ends, end if last == 1 else (x + last * slope_x, y + last * slope_y)]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 def _clean(value: float) -> float:

@@ -33,6 +33,11 @@ def figure(value: float | None, *, percent: bool = False) -> str:
     return f"{value:,.{decimals}f}"
 
 
+def is_share(metric: str) -> bool:
+    """Whether a metric is a share of the samples and reads best in percent."""
+    return metric == "accuracy" or metric.endswith("_accuracy")
+
+
 def tick_label(value: float, *, step: float, percent: bool = False) -> str:
     """A number on an axis whose ticks are `step` apart: all ticks get the same decimals.
 

@@ -1,12 +1,13 @@
 """Recipes: a claim, a figure or a table as one named function with a computed verdict.
 
-A new recipe is one new file and one line in the table.  Its module holds RECIPE, or `recipe(data)` for one that can
+A new recipe is one new file and one line in the table.  Its module holds RECIPE, or `recipe(data, root)` for one that can
 be checked on several data sets, with DATA to name them, the first one being the default.
 """
 
 import importlib
 
 from fedsign.errors import ConfigError
+from fedsign.plugins import names_of
 from fedsign.registry import nearest
 from simulations.recipes.base import Finding, Recipe
 
@@ -29,8 +30,8 @@ def data_of(name: str) -> tuple[str, ...]:
     return tuple(getattr(importlib.import_module(_module(name)), "DATA", ()))
 
 
-def get(name: str, *, data: str = "") -> Recipe:
-    """A recipe by its name.
+def get(name: str, *, data: str = "", root: str = "") -> Recipe:
+    """A recipe by its name; `root` is the folder of data that lies in files.
 
     Raises:
         ConfigError: there is none of that name, or it knows no such data.
@@ -41,7 +42,9 @@ def get(name: str, *, data: str = "") -> Recipe:
             f"recipe '{name}' was asked for on '{data}'.{nearest(data, known)} "
             + (f"Expected is one of {', '.join(known)}." if known else "It has data of its own: drop --data.")
         )
-    found: Recipe = module.recipe(data or known[0]) if known else module.RECIPE
+    if root and (not known or "root" not in names_of("dataset", data or known[0])):
+        raise ConfigError(f"recipe '{name}' reads no files of {data or 'any data set'}: drop --data-root.")
+    found: Recipe = module.recipe(data or known[0], root) if known else module.RECIPE
     return found
 
 

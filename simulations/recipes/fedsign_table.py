@@ -32,11 +32,11 @@ _PAPER_GRID = _SMALL_GRID | {
 _QUICK_GRID: dict[str, list[Any]] = {"fedsign:strategy.gamma": [0.001, 0.003]}
 
 
-def recipe(data: str) -> Recipe:
+def recipe(data: str, root: str = "") -> Recipe:
     """The recipe on one data set."""
 
     def measure(quick: bool) -> Figures:
-        summary = _table(data, quick).play()
+        summary = _table(data, root, quick).play()
         return {
             **means(summary),
             "conditions_where_fedsign_is_best": float(best_in(summary, "fedsign")),
@@ -55,7 +55,7 @@ def recipe(data: str) -> Recipe:
         quick_thresholds=(Threshold(figure="unfinished_cells", bound="at most", value=0),),
         expected=_EXPECTED.get(data, Verdict.HOLDS),
         data=DATA,
-        page=lambda quick: _table(data, quick).folder / "report.html",
+        page=lambda quick: _table(data, root, quick).folder / "report.html",
     )
 
 
@@ -63,13 +63,15 @@ def recipe(data: str) -> Recipe:
 _EXPECTED = {"digits": Verdict.DOES_NOT_HOLD, "synthetic": Verdict.DOES_NOT_HOLD}
 
 
-def _table(data: str, quick: bool) -> Table:
+def _table(data: str, root: str, quick: bool) -> Table:
     alphas = _ALPHAS[-1:] if quick else _ALPHAS
     small = data in ("digits", "synthetic")
     grid = _QUICK_GRID if quick else _SMALL_GRID if small else _PAPER_GRID
     return Table(
         name=f"fedsign-table-{data}{'-quick' if quick else ''}",
-        experiment=_small(data, rounds=15 if quick else 60) if small else _paper(data, rounds=10 if quick else 200),
+        experiment=_small(data, rounds=15 if quick else 60)
+        if small
+        else _paper(data, root, rounds=10 if quick else 200),
         strategies=_STRATEGIES,
         seeds=2 if quick else 5,
         grid={"partition.alpha": alphas, **grid},
@@ -88,10 +90,10 @@ def _small(data: str, *, rounds: int) -> dict[str, Any]:
     }
 
 
-def _paper(data: str, *, rounds: int) -> dict[str, Any]:
+def _paper(data: str, root: str, *, rounds: int) -> dict[str, Any]:
     return {
         "rounds": rounds,
-        "data": {"name": data, "augment": "crop_flip"},
+        "data": {"name": data, "augment": "crop_flip", **({"root": root} if root else {})},
         "partition": {"name": "dirichlet", "num_clients": 100, "min_partition_size": 10},
         "model": {"name": "vgg8"},
         "client": {

@@ -23,11 +23,11 @@ _SPLITS: dict[str, dict[str, Any]] = {
 }
 
 
-def recipe(data: str) -> Recipe:
+def recipe(data: str, root: str = "") -> Recipe:
     """The recipe on one data set."""
 
     def measure(quick: bool) -> Figures:
-        summary = _table(data, quick).play()
+        summary = _table(data, root, quick).play()
         named = zip(
             means(summary).values(), (f"{s}_{split}" for split in _splits(quick) for s in _STRATEGIES), strict=True
         )
@@ -47,7 +47,7 @@ def recipe(data: str) -> Recipe:
             Threshold(figure="loss_by_quantity", bound="at most", value=0.03),
         ),
         data=DATA,
-        page=lambda quick: _table(data, quick).folder / "report.html",
+        page=lambda quick: _table(data, root, quick).folder / "report.html",
     )
 
 
@@ -55,13 +55,13 @@ def _splits(quick: bool) -> dict[str, dict[str, Any]]:
     return {name: split for name, split in _SPLITS.items() if not quick or name in ("iid", "1_class", "quantity_0.5")}
 
 
-def _table(data: str, quick: bool) -> Table:
+def _table(data: str, root: str, quick: bool) -> Table:
     small = data == "digits"
     return Table(
         name=f"niid-bench-{data}{'-quick' if quick else ''}",
         experiment={
             "rounds": 15 if quick else 50,
-            "data": {"name": data},
+            "data": {"name": data, **({"root": root} if root else {})},
             "partition": {"num_clients": 10},
             "model": {"name": "mlp" if small else "niid_cnn"},
             "client": {

@@ -46,7 +46,7 @@ class Table:
                 out=self.folder,
             )
         except DataError as error:
-            raise NotDecidableHere(str(error)) from error
+            raise NotDecidableHere(f"{error} For a recipe, the folder is --data-root.") from error
         summary = done.summary()
         export(summary, self.folder / "export")
         return summary

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from fedsign.errors import ConfigError
 from simulations import recipes
 from simulations.recipes.base import Finding, NotDecidableHere, Recipe, Threshold, Verdict
 
@@ -54,6 +55,7 @@ def test_a_finding_as_json_says_figures_thresholds_and_verdict() -> None:
         "verdict": "does not hold",
         "expected": "holds",
         "reason": "",
+        "page": None,
     }
 
 
@@ -63,6 +65,39 @@ def test_every_threshold_of_a_recipe_stands_in_the_docs(name: str) -> None:
     section = DOCS.read_text(encoding="utf-8").split(f"## {name}\n")[1].split("\n## ")[0]
     for threshold in (*recipe.thresholds, *(recipe.quick_thresholds or ())):
         assert f"| {threshold.figure} | {threshold} |" in section
+
+
+@pytest.mark.slow
+def test_feddyn_is_faster_than_fedavg_on_digits() -> None:
+    finding = recipes.get("feddyn-faster-digits").check(quick=True)
+    assert finding.verdict is Verdict.HOLDS, finding.figures
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fedsign-table", "niid-bench"])
+def test_a_papers_table_on_digits(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    finding = recipes.get(name, data="digits").check(quick=True)
+    assert finding.verdict is Verdict.HOLDS, finding.figures
+    assert finding.page is not None and finding.page.exists()
+    assert (finding.page.parent / "export" / "table.tex").exists()
+
+
+@pytest.mark.parametrize("data", ["cifar10", "cinic10"])
+def test_a_papers_table_without_its_data_is_not_decidable_and_says_what_is_missing(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    finding = recipes.get("fedsign-table", data=data).check()
+    assert finding.verdict is Verdict.NOT_DECIDABLE
+    assert "expected" in finding.reason and "data" in finding.reason
+
+
+def test_data_that_a_recipe_does_not_know_is_named() -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'digits'"):
+        recipes.get("fedsign-table", data="digit")
+    with pytest.raises(ConfigError, match="drop --data"):
+        recipes.get("feddyn-fixed-point", data="digits")
 
 
 @pytest.mark.slow

@@ -179,6 +179,28 @@ def test_a_metric_that_is_no_share_is_not_in_percent(tmp_path: Path) -> None:
     assert "smallest has 3, the median 20, the largest 400." in text and "classes on average" not in text
 
 
+def test_bytes_are_added_up_over_the_rounds(tmp_path: Path) -> None:
+    """40 rounds of 1000 bytes down and 500 up."""
+    page = page_of(a_run(tmp_path, [a_line(n) for n in range(1, 41)]))
+    [traffic] = [svg for svg in pictures(page) if "so far" in str(svg.get("aria-label"))]
+    assert "Traffic so far, kB" in words(page)
+    assert str(traffic.get("aria-label")).replace(NARROW_SPACE, " ").endswith("down 40.0 kB, up 20.0 kB")
+    assert [text.text for text in traffic.iter(f"{SVG}text") if "value" in str(text.get("class"))] == ["40.0", "20.0"]
+
+
+def test_drift_and_validation_are_drawn_where_the_rounds_carry_them(tmp_path: Path) -> None:
+    more = {"client_drift": 1.25, "update_norm": 3.0, "validation_accuracy": 0.875, "validation_loss": 0.75}
+    for name, lines in (
+        ("without", [a_line(n, client_drift=None) for n in range(1, 4)]),
+        ("with", [a_line(n, **more) for n in range(1, 4)]),
+    ):
+        (tmp_path / name).mkdir()
+        page = page_of(a_run(tmp_path / name, lines))
+        said = words(page)
+        assert ("Client drift" in said) == ("on validation samples" in said) == (name == "with")
+        assert ("87.5 %" in said) == ("1.25" in said) == ("0.750" in said) == (name == "with")
+
+
 def test_a_null_is_a_gap_and_is_named(tmp_path: Path) -> None:
     page = page_of(a_run(tmp_path, **EDGES["a null in the middle"]))
     assert "diverged in round 3: loss was not finite" in words(page)

@@ -1,0 +1,203 @@
+"""report.html of a comparison: strategies side by side on one page, in one file, made from a `Summary` alone."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from fedsign.comparison import Entry, Summary, values_label
+from fedsign.disk import write_text
+from fedsign.report import labels, tables, template, wording
+from fedsign.report.bars import bytes_bars, draw_bars, rounds_bars
+from fedsign.report.forest import draw_forest
+from fedsign.report.labels import (
+    entries_of,
+    metric_name,
+    num_seeds,
+    reference_label,
+    scale_of,
+    short_label,
+    strategies_of,
+)
+from fedsign.report.lines import MIN_ROUNDS_TO_SMOOTH, Line, draw_lines
+from fedsign.report.population import Population, draw_population
+from fedsign.report.run_charts import DRIFT, Chart
+from fedsign.report.summary import Fact, settings_by_section
+from fedsign.report.verdict import verdict
+
+TEMPLATE = "comparison.html.jinja"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """Pictures of one kind, one for each condition."""
+
+    title: str
+    text: str
+    charts: tuple[Chart, ...]
+
+
+def write_comparison(summary: Summary) -> Path:
+    """Write the page of a comparison into its folder and return its path."""
+    path = summary.path / "report.html"
+    write_text(path, render(summary))
+    return path
+
+
+def render(summary: Summary) -> str:
+    """The page as text."""
+    scale = scale_of(summary)
+    return template.render(
+        TEMPLATE,
+        name=summary.name,
+        is_finished=summary.num_finished >= summary.num_cells,
+        summary=summary,
+        verdicts=[verdict(summary, condition) for condition in summary.conditions],
+        facts=facts(summary),
+        metric=metric_name(summary),
+        unit=f" ({scale.unit})" if scale.unit else "",
+        reference=reference_label(summary),
+        has_intervals=num_seeds(summary.entries) > 1,
+        results=tables.results(summary),
+        forest=draw_forest(summary),
+        groups=groups(summary),
+        to_target=to_target(summary),
+        populations=populations(summary),
+        trials=tables.trials(summary),
+        troubles=troubles(summary),
+        configuration=configuration(summary),
+        config_toml=summary.config_toml,
+        environment=summary.environment,
+    )
+
+
+def facts(summary: Summary) -> list[Fact]:
+    """The numbers of the head."""
+    counts = [len(strategies_of(summary)), num_seeds(summary.entries), len(summary.conditions)]
+    names = ["strategies", "seeds", "conditions"]
+    found = [Fact(name=name, value=f"{count:,}") for name, count in zip(names, counts, strict=True) if count]
+    cells = Fact(name="runs", value=f"{summary.num_finished:,}", remark=f"of {summary.num_cells:,} finished")
+    time = Fact(name="time of all runs", value=wording.duration(summary.seconds), remark="added up")
+    return [*found, cells, time]
+
+
+def groups(summary: Summary) -> list[Group]:
+    """Curves over the rounds: the metric, the losses, the drift of the clients."""
+    metric = metric_name(summary)
+    metric_text = f"On the test samples: {_what_lines_are(summary)}"
+    if _is_smooth(summary):
+        metric_text += " Each line ends at the figure of the table."
+    wanted = [(summary.metric, f"Test {metric}", metric_text)]
+    wanted += [
+        ("loss", "Test loss", "The loss on the test samples."),
+        ("train_loss", "Training loss", "The mean of what the clients minimise, on their own samples."),
+        ("client_drift", "Client drift", DRIFT),
+    ]
+    found = []
+    for key, title, text in {key: (key, *rest) for key, *rest in reversed(wanted)}.values():
+        charts = [
+            Chart(
+                title=short_label(condition) if len(summary.conditions) > 1 else title,
+                svg=curves(summary, condition, key, title=title),
+                key=(),
+                text="" if len(summary.conditions) > 1 else text,
+                note=_lost(entries_of(summary, condition), key),
+            )
+            for condition in summary.conditions
+            if _has(entries_of(summary, condition), key)
+        ]
+        if charts:
+            found.append(Group(title=title, text=text, charts=tuple(charts)))
+    return found[::-1]
+
+
+def curves(summary: Summary, condition: Mapping[str, Any], key: str, *, title: str) -> Markup:
+    """One figure of all strategies under a condition, over the rounds."""
+    looks = list(strategies_of(summary))
+    lines = [
+        Line(name=entry.label, look=looks.index(entry.strategy), curve=entry.curves[key])
+        for entry in entries_of(summary, condition)
+        if key in entry.curves
+    ]
+    return draw_lines(
+        lines,
+        label=" · ".join(filter(None, [f"{title} over the rounds", short_label(condition)])),
+        percent=wording.is_share(key),
+        last=summary.last,
+        focus=key == summary.metric,
+    )
+
+
+def to_target(summary: Summary) -> list[Chart]:
+    """Bars of rounds and of bytes; empty without a target."""
+    target = "the target" if summary.target is None else scale_of(summary).with_unit(summary.target)
+    kinds = [(f"Rounds to {target}", rounds_bars(summary)), (f"Bytes to {target}, down and up", bytes_bars(summary))]
+    drawn = [(title, draw_bars(bars, label=title)) for title, bars in kinds]
+    return [Chart(title=title, svg=svg, key=()) for title, svg in drawn if svg is not None]
+
+
+def populations(summary: Summary) -> list[dict[str, Any]]:
+    """The clients' samples, once for all conditions that share them."""
+    shared: list[tuple[Mapping[str, Any], list[str]]] = []
+    for condition in summary.conditions:
+        partition = summary.population.get(values_label(condition)) or {}
+        if not partition.get("counts"):
+            continue
+        names = next((names for other, names in shared if other == partition), None)
+        if names is None:
+            names = []
+            shared.append((partition, names))
+        names.append(short_label(condition))
+    return [_population(partition, names if len(shared) > 1 else []) for partition, names in shared]
+
+
+def troubles(summary: Summary) -> list[tuple[str, str, str]]:
+    """(condition, strategy, what went wrong) wherever something did."""
+    found = [(short_label(entry.condition), entry.label, tables.troubles(entry)) for entry in summary.entries]
+    return [row for row in found if row[2]]
+
+
+def configuration(summary: Summary) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The base experiment by section; empty where it cannot be read."""
+    try:
+        return settings_by_section(tomllib.loads(summary.config_toml))
+    except tomllib.TOMLDecodeError:
+        return []  # the text itself stands on the page
+
+
+def _population(partition: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
+    clients = Population(class_names=partition.get("class_names", ()), counts=partition["counts"])
+    return {
+        "title": "; ".join(names),
+        "pictures": [draw_population(clients, width=width) for width in (960, 340)],
+        "sizes": clients.size_sentence(),
+        "caption": clients.caption(),
+    }
+
+
+def _has(entries: list[Entry], key: str) -> bool:
+    return any(value is not None for entry in entries if key in entry.curves for value in entry.curves[key].mean)
+
+
+def _lost(entries: list[Entry], key: str) -> str:
+    """Names those whose line is missing: a mean over seeds needs a number of each."""
+    drawn = [entry for entry in entries if _has([entry], key)]
+    lost = [entry.label for entry in entries if entry.seeds and entry not in drawn]
+    return f"No line for {labels.enumerate_words(lost)}: not every seed has a number." if lost else ""
+
+
+def _is_smooth(summary: Summary) -> bool:
+    rounds = [len(curve.rounds) for entry in summary.entries for curve in entry.curves.values()]
+    return max(rounds, default=0) >= MIN_ROUNDS_TO_SMOOTH
+
+
+def _what_lines_are(summary: Summary) -> str:
+    """What a line and its band are made of."""
+    seeds = num_seeds(summary.entries)
+    line = f"the mean of {wording.plural(seeds, 'seed')}" if seeds > 1 else "one seed"
+    band = ", the band one standard deviation either way" if seeds > 1 else ""
+    smooth = f", both averaged over {summary.last} rounds" if seeds > 1 else f", averaged over {summary.last} rounds"
+    return f"{line}{band}{smooth if _is_smooth(summary) else ''}."

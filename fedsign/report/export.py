@@ -1,0 +1,199 @@
+"""Everything a paper takes from a comparison, as files: tables, numbers, figures, and a document that shows them.
+
+DIR/
+    table.tex      the table of results (booktabs)
+    details.tex    every figure of every strategy, where table.tex has the means of several conditions only
+    table.csv      one line for each condition and strategy, all numbers in full
+    trials.csv     the hyper-parameters that were tried, with their validation figures
+    rounds.csv     one line for each condition, strategy and round: means and standard deviations over the seeds
+    cells.csv      the same for each seed alone
+    figures/       every figure as .pdf and .svg
+    paper.tex      a document with the tables and the figures
+    README.txt
+Each file is put in its place in one step, and the same summary gives the same bytes.
+"""
+
+import csv
+import io
+import json
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedsign.comparison import Entry, Summary
+from fedsign.disk import replace_file, write_text
+from fedsign.errors import ResultsError
+from fedsign.report import figures, latex
+from fedsign.report.labels import num_diverged
+from fedsign.report.verdict import as_good_as_best
+from fedsign.results import Line, RunFolder
+
+_README = """\
+{name}
+
+table.tex    \\input this in a paper that has \\usepackage{{booktabs}}
+paper.tex    tables and figures in one document: pdflatex paper.tex
+table.csv    one line for each condition and strategy
+trials.csv   hyper-parameters that were tried, with their validation figures
+rounds.csv   one line for each condition, strategy and round, over the seeds
+cells.csv    one line for each run and round
+figures/     the figures, 3.3 inches wide, as PDF and SVG
+
+Numbers in the .csv files are as measured: an accuracy of 0.95 is 95 %, bytes are bytes. An empty field: no number, since a
+run diverged, has not ended, or never reached the target. "difference" is to {reference}, paired by seed, with a 95 %
+confidence interval (Student's t). "as_good_as_best" marks what is bold in the tables: the best mean, and
+all whose paired interval to it includes 0.
+"""
+
+
+def export(summary: Summary, folder: Path) -> list[Path]:
+    """Write the files into a folder, which is made if need be, and return their paths.
+
+    Raises:
+        ResultsError: the folder cannot be written, or a run cannot be read.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ResultsError(f"{folder} is a file; give a folder, or the name of one to be made, for the export.")
+    texts = {
+        "table.tex": latex.results_table(summary),
+        **({"details.tex": latex.details_table(summary)} if len(summary.conditions) > 1 else {}),
+        "table.csv": _csv(_table_rows(summary)),
+        **({"trials.csv": _csv(_trial_rows(summary))} if summary.trials else {}),
+        "rounds.csv": _csv(_round_rows(summary)),
+        "cells.csv": _csv(_cell_rows(summary)),
+    }
+    drawn = figures.all_figures(summary)
+    tables = [name for name in texts if name.endswith(".tex")]
+    shown = {f"figures/{stem}.pdf": caption for stem, (caption, _) in drawn.items()}
+    texts["paper.tex"] = latex.document(summary, tables, shown)
+    texts["README.txt"] = _README.format(name=summary.name, reference=summary.reference)
+    written = []
+    for name, text in texts.items():
+        write_text(folder / name, text)
+        written.append(folder / name)
+    with figures.style():
+        for stem, (_, draw) in drawn.items():
+            figure = draw()
+            for format in ("pdf", "svg"):
+                path = folder / "figures" / f"{stem}.{format}"
+                replace_file(path, _saver(figure, format))
+                written.append(path)
+    return written
+
+
+def _saver(figure: Any, format: str) -> Callable[[Path], None]:
+    return lambda partial: figures.save(figure, partial, format)
+
+
+def _table_rows(summary: Summary) -> list[Line]:
+    best = [
+        entry
+        for condition in summary.conditions
+        for entry in as_good_as_best(
+            [entry for entry in summary.entries if entry.condition == condition],
+            higher_is_better=summary.higher_is_better,
+        )
+    ]
+    return [_table_row(summary, entry, entry in best) for entry in summary.entries]
+
+
+def _table_row(summary: Summary, entry: Entry, is_best: bool) -> Line:
+    difference, taken = entry.difference, entry.to_target
+    return {
+        **_names(entry),
+        "num_choices": entry.num_choices,
+        "metric": summary.metric,
+        "num_seeds": len(entry.seeds),
+        "seeds": " ".join(map(str, entry.seeds)),
+        "values": " ".join("" if value is None else repr(value) for value in entry.values),
+        "mean": entry.mean,
+        "std": entry.std,
+        "as_good_as_best": int(is_best),
+        "difference": difference.mean if difference else None,
+        "difference_low": difference.low if difference else None,
+        "difference_high": difference.high if difference else None,
+        "wins": difference.wins if difference else None,
+        "num_pairs": difference.num_pairs if difference else None,
+        "target": taken.target if taken else None,
+        "num_reached": taken.num_reached if taken else None,
+        "rounds_to_target": taken.rounds if taken else None,
+        "bytes_down_to_target": taken.bytes_down if taken else None,
+        "bytes_up_to_target": taken.bytes_up if taken else None,
+        "bytes_down": entry.bytes_down,
+        "bytes_up": entry.bytes_up,
+        "num_diverged": num_diverged(entry),
+        "num_unfinished": entry.unfinished,
+        "num_failed_replies": entry.failures,
+    }
+
+
+def _trial_rows(summary: Summary) -> list[Line]:
+    return [
+        {
+            **trial.condition,
+            "strategy": trial.strategy,
+            "choice": json.dumps(dict(trial.choice)),
+            "validation_mean": trial.validation_mean,
+            "validation_std": trial.validation_std,
+            "chosen": int(trial.chosen),
+        }
+        for trial in summary.trials
+    ]
+
+
+def _round_rows(summary: Summary) -> list[Line]:
+    rows: list[Line] = []
+    for entry in summary.entries:
+        by_round: dict[int, Line] = {}
+        for name, curve in entry.curves.items():
+            for round, mean, std in zip(curve.rounds, curve.mean, curve.std, strict=True):
+                by_round.setdefault(round, {}).update({f"{name}_mean": mean, f"{name}_std": std})
+        rows += [{**_names(entry), "round": round, **by_round[round]} for round in sorted(by_round)]
+    return rows
+
+
+def _cell_rows(summary: Summary) -> list[Line]:
+    rows: list[Line] = []
+    for entry in summary.entries:
+        for path in entry.folders:
+            run = RunFolder(path)
+            seed = _seed(run)
+            for line in run.rounds():
+                figures_of_round = {key: value for key, value in line.items() if not isinstance(value, list)}
+                num_failures = len(line.get("failures") or ())
+                rows.append({**_names(entry), "seed": seed, **figures_of_round, "num_failures": num_failures})
+    return rows
+
+
+def _names(entry: Entry) -> Line:
+    """What tells one line from another."""
+    return {
+        **entry.condition,
+        "strategy": entry.strategy,
+        "label": entry.label,
+        "choice": json.dumps(dict(entry.choice)),
+    }
+
+
+def _seed(run: RunFolder) -> int | None:
+    try:
+        seed = tomllib.loads(run.config_toml).get("seed")
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ResultsError(f"{run.path / 'config.toml'} cannot be read ({error}).") from error
+    return seed if isinstance(seed, int) else None
+
+
+def _csv(rows: Sequence[Line]) -> str:
+    """Columns in the order in which they first appear; floats in full, None as nothing."""
+    file = io.StringIO()
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(_fields(row, columns) for row in rows)
+    return file.getvalue()
+
+
+def _fields(row: Mapping[str, Any], columns: Iterable[str]) -> list[Any]:
+    values = [row.get(column) for column in columns]
+    return [json.dumps(value) if isinstance(value, list | dict | tuple) else value for value in values]

@@ -1,0 +1,134 @@
+"""How a comparison's parts are named and its numbers written, the same on the page, in figures and in LaTeX.
+
+Numbers of one comparison have the same decimals everywhere, so that columns can be read downwards.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedsign.comparison import Entry, Interval, Summary
+from fedsign.report.wording import MISSING, NARROW_SPACE, is_share, setting
+
+MINUS = "−"
+PLUS_MINUS = "±"
+
+
+def short_label(values: Mapping[str, Any]) -> str:
+    """A condition or a choice for a human reader; empty for none.
+
+    >>> short_label({"partition.alpha": 0.1, "model.name": "mlp"})
+    'alpha 0.1, model mlp'
+    >>> short_label({"client.lr": 0.1, "server.lr": 1.0})
+    'client.lr 0.1, server.lr 1.0'
+    """
+    tails = {key: _tail(key) for key in values}
+    times = Counter(tails.values())
+    return ", ".join(
+        f"{tail if times[tail] == 1 else key} {setting(values[key])}".strip() for key, tail in tails.items()
+    )
+
+
+def entries_of(summary: Summary, condition: Mapping[str, Any]) -> list[Entry]:
+    """The strategies under a condition, in the order given."""
+    return [entry for entry in summary.entries if entry.condition == condition]
+
+
+def strategies_of(summary: Summary) -> dict[str, str]:
+    """Name -> label, in the order given; the position is a strategy's colour and line style."""
+    return {entry.strategy: entry.label for entry in summary.entries}
+
+
+def reference_label(summary: Summary) -> str:
+    """The label of the strategy that differences are taken to."""
+    return strategies_of(summary).get(summary.reference, summary.reference)
+
+
+def metric_name(summary: Summary) -> str:
+    """The metric in words.
+
+    The figures on test samples are meant wherever nothing else is said.
+    """
+    return summary.metric.replace("_", " ")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scale:
+    """How the metric's numbers are written: shares as percent, their differences as percentage points."""
+
+    percent: bool
+    decimals: int
+
+    @property
+    def factor(self) -> float:
+        """From the metric to what is written."""
+        return 100.0 if self.percent else 1.0
+
+    @property
+    def unit(self) -> str:
+        """Of a value; empty for a plain number."""
+        return "%" if self.percent else ""
+
+    @property
+    def difference_unit(self) -> str:
+        """Of a difference; empty for a plain number."""
+        return "points" if self.percent else ""
+
+    def number(self, value: float | None) -> str:
+        """A value without its unit."""
+        if value is None or not math.isfinite(value):
+            return MISSING
+        if abs(value) * self.factor >= 1e7:
+            return f"{value * self.factor:.2e}"
+        return f"{value * self.factor:.{self.decimals}f}".replace("-", MINUS)
+
+    def with_unit(self, value: float | None) -> str:
+        """A value with its unit, on one line."""
+        return NARROW_SPACE.join(filter(None, [self.number(value), self.unit]))
+
+    def signed(self, value: float | None) -> str:
+        """A difference without its unit."""
+        text = self.number(value)
+        return text if value is None or text.startswith((MINUS, MISSING)) else f"+{text}"
+
+    def interval(self, interval: Interval) -> str:
+        """`+2.80 [+2.11, +3.49]`, or the mean alone where one pair has no interval."""
+        if interval.low is None or interval.high is None:
+            return self.signed(interval.mean)
+        return f"{self.signed(interval.mean)} [{self.signed(interval.low)}, {self.signed(interval.high)}]"
+
+
+def scale_of(summary: Summary) -> Scale:
+    """Two decimals of a percentage; four significant digits of anything else."""
+    if is_share(summary.metric):
+        return Scale(percent=True, decimals=2)
+    sizes = [abs(entry.mean) for entry in summary.entries if entry.mean]
+    magnitude = math.floor(math.log10(sorted(sizes)[len(sizes) // 2])) if sizes else 0
+    return Scale(percent=False, decimals=min(8, max(0, 3 - magnitude)))
+
+
+def num_diverged(entry: Entry) -> int:
+    """Seeds that ended without a number."""
+    return sum(value is None for value in entry.values)
+
+
+def num_seeds(entries: Sequence[Entry]) -> int:
+    """The most seeds that one of the entries has."""
+    return max((len(entry.seeds) for entry in entries), default=0)
+
+
+def enumerate_words(words: Sequence[str]) -> str:
+    """Words as in a sentence.
+
+    >>> enumerate_words(["a"]), enumerate_words(["a", "b", "c"])
+    ('a', 'a, b and c')
+    """
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def _tail(key: str) -> str:
+    """The part of a dotted key that says what it is: the section, where the key only says that it is a name."""
+    *sections, last = key.rsplit(".", 2)
+    return sections[-1] if sections and last == "name" else last

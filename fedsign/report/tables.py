@@ -1,0 +1,158 @@
+"""The tables of a comparison's page as rows of text."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedsign.comparison import Entry, Summary, ToTarget, Trial
+from fedsign.report.bars import bytes_to_target
+from fedsign.report.labels import (
+    PLUS_MINUS,
+    Scale,
+    entries_of,
+    num_diverged,
+    scale_of,
+    short_label,
+    strategies_of,
+)
+from fedsign.report.lines import colour, dash
+from fedsign.report.verdict import as_good_as_best
+from fedsign.report.wording import MISSING, byte_count
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResultRow:
+    """A strategy's line in the final table."""
+
+    label: str
+    choice: str
+    look: str  # class of its colour
+    dashes: str
+    is_best: bool  # or not told apart from the best
+    value: str
+    difference: str
+    wins: str
+    rounds: str
+    bytes_to_target: str
+    bytes_down: str
+    bytes_up: str
+    trouble: str  # diverged, unfinished, failures; empty where all went well
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResultTable:
+    """The final table of one condition."""
+
+    condition: str
+    target: str  # empty without one
+    rows: tuple[ResultRow, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialRow:
+    """A tried choice."""
+
+    strategy: str
+    choice: str
+    value: str
+    is_chosen: bool
+
+
+def results(summary: Summary) -> list[ResultTable]:
+    """The final table of every condition."""
+    return [_result_table(summary, condition) for condition in summary.conditions]
+
+
+def trials(summary: Summary) -> list[tuple[str, list[TrialRow]]]:
+    """What was tried under every condition, chosen by validation."""
+    labels, scale = strategies_of(summary), scale_of(summary)
+    found = []
+    for condition in summary.conditions:
+        rows = [
+            TrialRow(
+                strategy=labels.get(trial.strategy, trial.strategy),
+                choice=short_label(trial.choice),
+                value=_validation(trial, scale),
+                is_chosen=trial.chosen,
+            )
+            for trial in summary.trials
+            if trial.condition == condition
+        ]
+        if rows:
+            found.append((short_label(condition), rows))
+    return found
+
+
+def troubles(entry: Entry) -> str:
+    """What went wrong, in few words; empty where nothing did."""
+    said = [
+        (num_diverged(entry), "diverged"),
+        (entry.unfinished, "unfinished"),
+        (entry.failures, "failed reply" if entry.failures == 1 else "failed replies"),
+    ]
+    return ", ".join(f"{count:,} {what}" for count, what in said if count)
+
+
+def mean_and_spread(entry: Entry, scale: Scale) -> str:
+    """`97.62 ± 0.31`; one seed has no spread."""
+    text = scale.number(entry.mean)
+    return text if entry.std is None or len(entry.seeds) < 2 else f"{text} {PLUS_MINUS} {scale.number(entry.std)}"
+
+
+def target_text(entry: Entry, value: float | None, text: str) -> str:
+    """What it took to the target, with how many seeds reached it where that is not all of them."""
+    taken = entry.to_target
+    if taken is None or value is None:
+        return MISSING
+    return text if taken.num_reached == taken.num_seeds else f"{text} ({taken.num_reached}/{taken.num_seeds})"
+
+
+def _result_table(summary: Summary, condition: Mapping[str, Any]) -> ResultTable:
+    entries, scale = entries_of(summary, condition), scale_of(summary)
+    best = as_good_as_best(entries, higher_is_better=summary.higher_is_better)
+    target = next((entry.to_target.target for entry in entries if entry.to_target), None)
+    looks = list(strategies_of(summary))
+    return ResultTable(
+        condition=short_label(condition),
+        target="" if target is None else scale.with_unit(target),
+        rows=tuple(_result_row(summary, entry, looks.index(entry.strategy), entry in best) for entry in entries),
+    )
+
+
+def _result_row(summary: Summary, entry: Entry, look: int, is_best: bool) -> ResultRow:
+    scale, taken = scale_of(summary), entry.to_target
+    rounds, bytes_taken = _taken(taken)
+    difference, wins = MISSING, MISSING
+    if entry.strategy == summary.reference:
+        difference = "reference"
+    elif entry.difference is not None:
+        difference = scale.interval(entry.difference)
+        wins = f"{entry.difference.wins}/{entry.difference.num_pairs}"
+    return ResultRow(
+        label=entry.label,
+        choice=short_label(entry.choice),
+        look=colour(look),
+        dashes=dash(look),
+        is_best=is_best,
+        value=mean_and_spread(entry, scale),
+        difference=difference,
+        wins=wins,
+        rounds=target_text(entry, rounds, f"{rounds or 0:,.1f}".removesuffix(".0")),
+        bytes_to_target=target_text(entry, bytes_taken, byte_count(round(bytes_taken or 0))),
+        bytes_down=_bytes(entry.bytes_down),
+        bytes_up=_bytes(entry.bytes_up),
+        trouble=troubles(entry),
+    )
+
+
+def _taken(taken: ToTarget | None) -> tuple[float | None, float | None]:
+    return (None, None) if taken is None else (taken.rounds, bytes_to_target(taken))
+
+
+def _bytes(count: float | None) -> str:
+    return MISSING if count is None else byte_count(round(count))
+
+
+def _validation(trial: Trial, scale: Scale) -> str:
+    text = scale.number(trial.validation_mean)
+    return f"{text} {PLUS_MINUS} {scale.number(trial.validation_std)}" if trial.validation_std is not None else text

@@ -1,0 +1,321 @@
+"""The page of a comparison: honest words, right numbers, well-formed pictures, nothing loaded."""
+
+import re
+from dataclasses import replace
+from html import unescape
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsign.comparison import Curve, Entry, Summary, ToTarget
+from fedsign.over_seeds import mean_and_std, paired_difference
+from fedsign.report.comparison import render, write_comparison
+from fedsign.report.forest import draw_forest
+from fedsign.report.labels import scale_of, short_label
+from fedsign.report.lines import Line, colour, dash, draw_lines
+from fedsign.report.svg import apart, clipped
+from fedsign.report.template import standalone
+from fedsign.report.verdict import as_good_as_best, verdict
+from fedsign.report.wording import NARROW_SPACE
+from tests.unit.report_samples import ALPHAS, STRATEGIES, a_comparison
+
+SVG = "{http://www.w3.org/2000/svg}"
+HOSTILE = '<script>alert("&")</script>'
+
+CASES: dict[str, dict[str, Any]] = {
+    "usual": {"grid": {"strategy.gamma": [0.001, 0.01]}},
+    "one seed": {"seeds": 1, "rounds": 12},
+    "one round": {"rounds": 1},
+    "eight by three": {"strategies": list(STRATEGIES), "conditions": ALPHAS, "rounds": 30, "seeds": 3},
+    "lower is better": {"metric": "rmse", "target": 0.5},
+    "diverged": {"diverged": [("feddyn", 0), *(("fedprox", seed) for seed in range(5))]},
+    "unfinished": {"unfinished": [("fedsign", 1), ("fedavg", 0)]},
+    "nothing finished": {"unfinished": [(name, seed) for name in STRATEGIES for seed in range(5)]},
+    "hostile names": {"labels": dict.fromkeys(STRATEGIES, HOSTILE) | {"fedavg": "x" * 60}, "name": HOSTILE},
+    "exploding": {"extra": {"loss": 1e200, "train_loss": 1e20}},
+    "no drift": {"extra": {"client_drift": None}},
+}
+
+
+def page_of(path: Path, **case: Any) -> str:
+    return write_comparison(a_comparison(path, **case)).read_text(encoding="utf-8")
+
+
+def words(page: str) -> str:
+    """The page's text with plain single spaces."""
+    text = re.sub(r"<style>.*?</style>|<desc>.*?</desc>|<title>.*?</title>", "", page, flags=re.DOTALL)
+    text = unescape(re.sub(r"<[^>]+>", " ", text)).replace(NARROW_SPACE, " ").replace("\u00a0", " ")
+    return " ".join(text.split())
+
+
+def pictures(page: str) -> list[ElementTree.Element]:
+    """Every picture; the small line samples in the tables are none."""
+    found = [ElementTree.fromstring(text) for text in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
+    return [svg for svg in found if svg.get("role") == "img"]
+
+
+def an_entry(strategy: str, values: tuple[float | None, ...], reference: tuple[float | None, ...]) -> Entry:
+    """An entry that only has final values."""
+    mean, std = mean_and_std(values)
+    pairs = [dict(enumerate(each)) for each in (values, reference)]
+    return Entry(
+        strategy=strategy,
+        label=strategy.capitalize(),
+        condition={},
+        choice={},
+        num_choices=1,
+        seeds=tuple(range(len(values))),
+        values=values,
+        mean=mean,
+        std=std,
+        difference=None if strategy == "first" else paired_difference(*pairs, higher_is_better=True),
+        to_target=None,
+        bytes_down=None,
+        bytes_up=None,
+        curves={},
+        failures=0,
+        unfinished=0,
+        folders=(),
+    )
+
+
+def a_summary(path: Path, metric: str = "accuracy", **values: tuple[float | None, ...]) -> Summary:
+    """A summary of final values, the first strategy being the reference."""
+    reference = values["first"]
+    return Summary(
+        name="trial",
+        path=path,
+        metric=metric,
+        higher_is_better=metric == "accuracy",
+        last=5,
+        target=None,
+        reference="first",
+        conditions=({},),
+        entries=tuple(an_entry(name, given, reference) for name, given in values.items()),
+        num_cells=1,
+        num_finished=1,
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_pictures_are_well_formed_described_and_inside_their_box(name: str, tmp_path: Path) -> None:
+    drawn = pictures(page_of(tmp_path, **CASES[name]))
+    assert len(drawn) >= (0 if name == "nothing finished" else 6)
+    for svg in drawn:
+        assert svg.get("aria-label")
+        _, _, width, height = map(float, str(svg.get("viewBox")).split())
+        for text in svg.iter(f"{SVG}text"):
+            assert 0 <= float(text.attrib["x"]) <= width and 0 <= float(text.attrib["y"]) <= height
+        for rect in svg.iter(f"{SVG}rect"):
+            assert float(rect.attrib["width"]) >= 0 and float(rect.attrib["height"]) >= 0
+        paths = " ".join(path.get("d", "") for path in svg.iter(f"{SVG}path"))
+        assert "nan" not in paths and "inf" not in paths
+        across = [float(x) for x in re.findall(r"[ML ]?(-?[\d.]+) -?[\d.]+", paths)]
+        assert all(-1 <= x <= width + 1 for x in across)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_is_loaded_and_no_script_runs(name: str, tmp_path: Path) -> None:
+    page = page_of(tmp_path, **CASES[name])
+    assert set(re.findall(r"https?://[^\"'\s<]*", page)) <= {"http://www.w3.org/2000/svg"}
+    assert set(re.findall(r"""(?:src|href|srcset|action)\s*=\s*["']([^"']*)""", page)) == {"data:,"}
+    assert "url(" not in page and "@import" not in page and "<script" not in page
+
+
+def test_every_cell_of_a_table_has_its_heading(tmp_path: Path) -> None:
+    """As many cells in each row as headings, each heading with its scope, and the row's name is one of them."""
+    page = page_of(tmp_path, **CASES["eight by three"])
+    tables = re.findall(r"<table.*?</table>", page, re.DOTALL)
+    assert len(tables) == 3 + 1  # of results, and one of failed replies
+    for table in tables:
+        head, body = table.split("</thead>")
+        assert head.count("<th ") == head.count('scope="col"') > 2
+        rows = body.split("<tr")[1:]
+        assert {row.count("<td") + row.count("<th ") for row in rows} == {head.count("<th ")}
+        assert all(row.count('scope="row"') == 1 for row in rows)
+
+
+def test_the_headline_is_the_paired_difference(tmp_path: Path) -> None:
+    """Differences 0.02, 0.03, 0.04: mean 0.03, s = 0.01, t(0.975, 2) = 4.302653 give
+    0.03 +- 4.302653 * 0.01 / sqrt(3) = 0.03 +- 0.0248414, that is +0.52 to +5.48 points."""
+    summary = a_summary(tmp_path, first=(0.90, 0.91, 0.92), second=(0.92, 0.94, 0.96))
+    found = verdict(summary, {})
+    said = " ".join(found.sentences).replace(NARROW_SPACE, " ")
+    assert (found.best, found.value.replace(NARROW_SPACE, " ")) == ("Second", "94.00 %")
+    assert "3.00 points above First (95 % interval of the paired difference: +0.52 to +5.48), better in 3 of 3" in said
+    assert "tell" not in said
+
+
+def test_an_interval_with_zero_in_it_is_called_undecided(tmp_path: Path) -> None:
+    summary = a_summary(tmp_path, first=(0.90, 0.91, 0.92), second=(0.95, 0.90, 0.93))
+    said = " ".join(verdict(summary, {}).sentences)
+    assert "Second has the best mean" in said and "do not tell Second and First apart" in said
+    assert {entry.strategy for entry in as_good_as_best(summary.entries, higher_is_better=True)} == {"first", "second"}
+
+
+def test_a_reference_that_is_best_is_compared_with_the_next(tmp_path: Path) -> None:
+    summary = a_summary(tmp_path, first=(0.9, 0.91, 0.92), second=(0.8, 0.81, 0.821), third=(0.5, 0.5, 0.5))
+    said = " ".join(verdict(summary, {}).sentences)
+    assert "First, the reference, has the best mean; Second comes next: 9.97 points below First" in said
+    assert "better in 0 of 3 seeds" in said and "Third" not in said
+
+
+def test_one_seed_claims_no_certainty(tmp_path: Path) -> None:
+    summary = a_summary(tmp_path, first=(0.9,), second=(0.95,))
+    said = " ".join(verdict(summary, {}).sentences)
+    assert "5.00 points above First. One seed has no interval" in said and "better in" not in said
+    page = words(render(summary))
+    assert "±" not in page and "One seed has neither a spread nor an interval" in page
+
+
+def test_a_strategy_with_a_diverged_seed_is_not_the_best(tmp_path: Path) -> None:
+    """The mean of its lucky seeds is higher, but that is not a mean over the same seeds."""
+    summary = a_summary(tmp_path, first=(0.90, 0.91, 0.92), second=(0.99, None, 0.99))
+    found = verdict(summary, {})
+    assert found.best == "First" and any("Second diverged with 1 of 3 seeds" in said for said in found.sentences)
+    assert [entry.strategy for entry in as_good_as_best(summary.entries, higher_is_better=True)] == ["first"]
+
+
+def test_for_a_metric_that_should_be_low_the_lowest_is_best(tmp_path: Path) -> None:
+    summary = a_summary(tmp_path, metric="rmse", first=(3.0, 3.1, 3.2), second=(2.0, 2.11, 2.2))
+    found = verdict(summary, {})
+    assert (found.best, found.value) == ("Second", "2.103")
+    assert "0.997 below First" in " ".join(found.sentences) and "points" not in " ".join(found.sentences)
+    assert "← better" in str(draw_forest(summary))
+
+
+def test_numbers_of_the_table_are_those_of_the_summary(tmp_path: Path) -> None:
+    summary = a_comparison(tmp_path, target=0.9)
+    page = words(render(summary))
+    for entry in summary.entries:
+        assert entry.mean is not None and entry.std is not None
+        assert f"{100 * entry.mean:.2f} ± {100 * entry.std:.2f}" in page
+        if entry.difference:
+            assert f"[{100 * (entry.difference.low or 0):+.2f}, ".replace("-", "−") in page
+    assert "rounds to 90.00 %" in page and "20 of 20 finished" in page
+
+
+def test_bytes_and_rounds_to_the_target_name_the_seeds_that_reached_it(tmp_path: Path) -> None:
+    summary = a_comparison(tmp_path)
+    taken = ToTarget(target=0.9, num_reached=3, num_seeds=5, rounds=17.5, bytes_down=1e6, bytes_up=2.5e6)
+    never = replace(taken, num_reached=0, rounds=None, bytes_down=None, bytes_up=None)
+    first, second, *rest = summary.entries
+    entries = (replace(first, to_target=taken), replace(second, to_target=never), *rest)
+    page = words(render(replace(summary, entries=entries)))
+    assert "17.5 (3/5)" in page and "3.5 MB (3/5)" in page and "17.5 (3 of 5)" in page and "not reached" in page
+
+
+def test_trials_say_that_validation_chose(tmp_path: Path) -> None:
+    summary = a_comparison(tmp_path, grid={"strategy.gamma": [0.001, 0.01, 0.1]})
+    chosen = [trial for trial in summary.trials if trial.chosen]
+    assert len(summary.trials) == 3 and len(chosen) == 1
+    page = words(render(summary))
+    assert "on validation samples, which are held out of training" in page and page.count("✓ chosen") == 1
+    assert f"{short_label(chosen[0].choice)} {100 * (chosen[0].validation_mean or 0):.2f} ±" in page
+
+
+def test_what_went_wrong_stands_in_the_table_and_below(tmp_path: Path) -> None:
+    page = words(page_of(tmp_path, **CASES["diverged"]))
+    assert page.count("1 diverged") >= 2 and page.count("5 diverged") >= 2
+    assert "No line for FedProx and FedDyn: not every seed has a number." in page
+
+
+def test_clients_are_drawn_once_for_conditions_that_share_them(tmp_path: Path) -> None:
+    models = [{"model.name": "mlp"}, {"model.name": "cnn"}]
+    summary = a_comparison(tmp_path, conditions=models, rounds=2, seeds=2)
+    shared = replace(summary, population=dict.fromkeys(summary.population, next(iter(summary.population.values()))))
+    assert render(summary).count("The split is that of the first seed") == 2
+    assert render(shared).count("The split is that of the first seed") == 1
+
+
+def test_a_configuration_that_cannot_be_read_is_shown_as_it_is(tmp_path: Path) -> None:
+    assert "name = = 1" in render(replace(a_comparison(tmp_path), config_toml="name = = 1"))
+
+
+def test_names_are_escaped(tmp_path: Path) -> None:
+    page = page_of(tmp_path, **CASES["hostile names"])
+    assert HOSTILE not in page and page.count("&lt;script&gt;alert(") > 10
+
+
+def test_the_page_is_the_same_when_made_again(tmp_path: Path) -> None:
+    summary = a_comparison(tmp_path)
+    assert render(summary) == render(summary)
+
+
+def test_strategies_differ_in_colour_and_in_line_style() -> None:
+    """Eight of each; the ninth has the first's colour and another style."""
+    looks = [(colour(look), dash(look)) for look in range(16)]
+    assert len({name for name, _ in looks[:8]}) == 8 == len({dashes for _, dashes in looks[:8]})
+    assert len(set(looks)) == 16
+
+
+def test_a_line_ends_at_the_mean_of_the_last_rounds() -> None:
+    """0.01 * (16 + ... + 20) / 5 = 0.18; the standard deviations 0.05 stay 0.05."""
+    rounds = tuple(range(1, 21))
+    curve = Curve(rounds=rounds, mean=tuple(0.01 * n for n in rounds), std=(0.05,) * 20)
+    svg = draw_lines([Line(name="FedAvg", look=0, curve=curve)], label="any", percent=True, last=5)
+    assert "FedAvg: 18.0\u202f% ± 5.0\u202f% in round 20" in svg
+    assert svg.count('class="spread c1"') == 1
+
+
+def test_one_seed_has_no_band() -> None:
+    curve = Curve(rounds=(1, 2, 3), mean=(0.1, 0.2, 0.3), std=(0.0, 0.0, 0.0))
+    assert "spread" not in draw_lines([Line(name="a", look=0, curve=curve)], label="any", percent=True, last=5)
+
+
+def test_a_gap_is_a_gap_in_line_and_band() -> None:
+    curve = Curve(rounds=(1, 2, 3, 4, 5), mean=(1.0, 2.0, None, 2.0, 1.0), std=(0.1, 0.1, None, 0.1, 0.1))
+    svg = ElementTree.fromstring(draw_lines([Line(name="a", look=0, curve=curve)], label="any", percent=False, last=5))
+    drawn = {path.get("class"): path.attrib["d"] for path in svg.iter(f"{SVG}path")}
+    assert drawn["strategy c1"].count("M") == 2 == drawn["spread c1"].count("M")
+
+
+def test_an_empty_dot_is_an_interval_with_zero(tmp_path: Path) -> None:
+    summary = a_summary(tmp_path, first=(0.5, 0.5), second=(0.6, 0.6), third=(0.6, 0.4))
+    assert summary.entries[1].difference is not None and summary.entries[1].difference.low == pytest.approx(0.1)
+    svg = str(draw_forest(summary))
+    assert svg.count('class="mean"') == 1 and svg.count('class="mean open"') == 1
+
+
+def test_a_picture_alone_carries_its_colours(tmp_path: Path) -> None:
+    picture = draw_forest(a_comparison(tmp_path))
+    assert picture is not None
+    text = standalone(picture)
+    ElementTree.fromstring(text)
+    assert "--c1:" in text and "prefers-color-scheme: dark" in text
+
+
+def test_decimals_of_plain_numbers_follow_their_size(tmp_path: Path) -> None:
+    for value, text in ((0.0421, "0.04210"), (3.2, "3.200"), (1234.5, "1234")):
+        assert scale_of(a_summary(tmp_path, metric="rmse", first=(value,))).number(value) == text
+
+
+@given(
+    st.lists(st.floats(0, 300), max_size=14).map(sorted),
+    st.floats(1, 25),
+)
+def test_labels_are_kept_apart_in_order_and_inside(heights: list[float], distance: float) -> None:
+    moved = apart(heights, distance=distance, low=0.0, high=300.0)
+    step = min(distance, 300.0 / max(1, len(heights) - 1))
+    assert all(after - before >= step - 1e-6 for before, after in pairwise(moved))
+    assert all(-1e-6 <= height <= 300 + 1e-6 for height in moved)
+    if all(after - before >= distance for before, after in pairwise(heights)):
+        assert moved == pytest.approx(heights, abs=1e-6)
+
+
+@given(st.lists(st.floats(-10, 10), min_size=2, max_size=20), st.floats(-5, 0), st.floats(0.1, 5))
+def test_what_is_cut_off_was_outside(values: list[float], low: float, high: float) -> None:
+    """Every point inside stays, none outside does, and the cut ends lie on the line."""
+    points = [(float(x), y) for x, y in enumerate(values)]
+    kept = [point for segment in clipped([points], low=low, high=high) for point in segment]
+    assert all(low - 1e-9 <= y <= high + 1e-9 for _, y in kept)
+    for x, y in kept:
+        left = min(int(x), len(values) - 2)
+        assert y == pytest.approx(values[left] + (x - left) * (values[left + 1] - values[left]), abs=1e-6)
+    neighbours = [(before, after) for before, after in pairwise(points) if low < before[1] < high]
+    assert all(before in kept for before, _ in neighbours)
