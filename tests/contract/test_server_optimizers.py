@@ -106,6 +106,12 @@ def test_moon_refuses_a_model_without_a_linear_classifier(tmp_path: Path) -> Non
         play(tmp_path, "moon", model={"name": f"{__name__}:without_linear"})
 
 
+def test_moon_refuses_a_model_whose_representation_is_the_data(tmp_path: Path) -> None:
+    """Its term would have no gradient: silently FedAvg."""
+    with pytest.raises(ConfigError, match="use a model with a hidden layer"):
+        play(tmp_path, "moon", model={"name": "linear"})
+
+
 def without_linear(input_shape: tuple[int, ...], num_outputs: int) -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Unflatten(1, (1, 64)), torch.nn.Conv1d(1, num_outputs, 64), torch.nn.Flatten())
 
