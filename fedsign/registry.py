@@ -169,7 +169,8 @@ KINDS: dict[str, Kind] = {
         num_given=3,
         table={
             "sgd": ("fedsign.optim.sgd:sgd", "SGD with momentum"),
-            "adamw": ("fedsign.optim.adamw:adamw", "AdamW"),
+            "adam": ("fedsign.optim.adam:adam", "Adam, weight decay in the gradient"),
+            "adamw": ("fedsign.optim.adamw:adamw", "AdamW, weight decay apart from the gradient"),
         },
     ),
     "schedule": Kind(

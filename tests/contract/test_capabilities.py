@@ -17,6 +17,8 @@ from fedsign import plugins
 from fedsign.checkpoints import load_latest
 from fedsign.comparison import Played, summarise
 from fedsign.config import from_dict
+from fedsign.data.base import Dataset
+from fedsign.data.digits import digits
 from fedsign.errors import FedSignError
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.flower.shims import PARTITION_KEY, make_context
@@ -131,9 +133,17 @@ COLUMNS: dict[str, Capability] = {
         refusal=r"(needs 3 replies|min_train_nodes=2 exceeds server\.cohort_size=1).* raise server\.cohort_size",
         changes=lambda row: {"server": {"cohort_size": 1}},
     ),
+    "a client fails": Capability(
+        changes=lambda row: {
+            "data": {"name": f"{__name__}:with_a_broken_sample"},
+            "partition": {"num_clients": NUM_CLIENTS + 1, "alpha": 1.0},
+            "server": {"cohort_size": NUM_CLIENTS + 1},
+            "client": {"local_epochs": 1},
+        },
+    ),
 }
 # Columns whose `yes` says more than that a run ends; see the tests by their names.
-ELSEWHERE = {"in process", "Ray", "SuperLink", "weighting", "resume", "compare: choices"}
+ELSEWHERE = {"in process", "Ray", "SuperLink", "weighting", "resume", "compare: choices", "a client fails"}
 
 
 def test_the_rows_are_those_of_the_registry_and_the_columns_are_known() -> None:
@@ -176,6 +186,22 @@ def test_weightings_differ(row: str, tmp_path: Path) -> None:
 def test_a_run_is_resumed(row: str, tmp_path: Path, plain: Callable[[str], Run]) -> None:
     half = run(tree(tmp_path, row, rounds=1))
     assert lines(run({"rounds": 2}, resume=half.path)) == lines(plain(row))
+
+
+def with_a_broken_sample(seed: int) -> Dataset:
+    """Digits, one training sample of which is far too bright: whoever holds it overflows and sends NaN."""
+    dataset = digits(seed)
+    dataset.train.features[0] = 3e38
+    return dataset
+
+
+@pytest.mark.parametrize("row", having("a client fails"))
+def test_a_round_ends_with_the_clients_that_are_left(row: str, tmp_path: Path) -> None:
+    done = run(tree(tmp_path, row, **COLUMNS["a client fails"].changes(row)))
+    for line in done.rounds:
+        (failure,) = line["failures"]
+        assert "NaN" in failure["reason"]
+        assert line["num_replies"] == NUM_CLIENTS and line["loss"] is not None
 
 
 CHOOSING = [

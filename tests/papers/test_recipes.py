@@ -90,7 +90,7 @@ def test_a_papers_table_without_its_data_is_not_decidable_and_says_what_is_missi
     monkeypatch.chdir(tmp_path)
     finding = recipes.get("fedsign-table", data=data).check()
     assert finding.verdict is Verdict.NOT_DECIDABLE
-    assert "expected" in finding.reason and "data" in finding.reason
+    assert "was not found" in finding.reason and "--data-root" in finding.reason
 
 
 def test_data_that_a_recipe_does_not_know_is_named() -> None:

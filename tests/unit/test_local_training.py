@@ -197,5 +197,20 @@ def test_unit_displacement_is_what_torch_does(momentum: float, nesterov: bool) -
     assert unit_displacement(optimizer, 5) == pytest.approx(-parameter.item())
 
 
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_adams_first_step_is_lr_times_the_sign(name: str, tmp_path: Path) -> None:
+    """m / (1 - beta1) = g and v / (1 - beta2) = g^2 after one step, so that it moves by lr g / |g| (eps aside)."""
+    step = {"local_steps": 1, "batch_size": 8, "lr": 0.001, "weight_decay": 0.1}
+    work = workload(**step, optimizer={"name": name})
+    start = tensors_of(work.make_model())
+    g = gradient(work, start, first_batch(work, 8))
+    for tensor, after in train(work, tmp_path).tensors.items():
+        coupled = g[tensor] + 0.1 * start[tensor] if name == "adam" else g[tensor]
+        expected = start[tensor] * (1 - 0.001 * 0.1 * (name == "adamw")) - 0.001 * coupled.sign()
+        clear = coupled.abs() > 1e-4  # where eps = 1e-8 is nothing
+        assert clear.any()
+        torch.testing.assert_close(after[clear], expected[clear], rtol=1e-4, atol=1e-6)
+
+
 def test_adam_has_no_unit_displacement() -> None:
     assert unit_displacement(torch.optim.AdamW([nn.Parameter(torch.zeros(1))]), 3) is None

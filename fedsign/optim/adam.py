@@ -1,0 +1,22 @@
+"""Adam."""
+
+from collections.abc import Iterable
+from typing import Annotated
+
+import torch
+from pydantic import Field
+
+from fedsign.optim.adamw import Decay
+
+
+def adam(
+    parameters: Iterable[torch.nn.Parameter],
+    lr: float,
+    weight_decay: float,
+    *,
+    beta1: Decay = 0.9,
+    beta2: Decay = 0.999,
+    eps: Annotated[float, Field(ge=0)] = 1e-8,
+) -> torch.optim.Optimizer:
+    """torch's Adam; weight decay is added to the gradient (L2), unlike AdamW's."""
+    return torch.optim.Adam(parameters, lr=lr, weight_decay=weight_decay, betas=(beta1, beta2), eps=eps)
