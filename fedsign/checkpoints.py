@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedsign.disk import replace_file, replace_folder
-from fedsign.errors import ResultsError
+from fedsign.errors import ResumeError
 from fedsign.records import Tensors
 
 FORMAT = 1
@@ -79,12 +79,12 @@ def load(path: Path) -> Checkpoint:
     """Read one checkpoint.
 
     Raises:
-        ResultsError: it is damaged or of another format.
+        ResumeError: it is damaged or of another format.
     """
     try:
         state = json.loads((path / "state.json").read_text(encoding="utf-8"))
         if state["format"] != FORMAT:
-            raise ResultsError(
+            raise ResumeError(
                 f"the checkpoint {path} has format {state['format']}, this version reads {FORMAT}; use the fedsign that wrote it."
             )
         evaluated = path / "evaluated.safetensors"
@@ -97,7 +97,7 @@ def load(path: Path) -> Checkpoint:
             client_versions={int(key): value for key, value in state["client_versions"].items()},
         )
     except (OSError, KeyError, ValueError, SafetensorError) as error:
-        raise ResultsError(
+        raise ResumeError(
             f"the checkpoint {path} is damaged ({error}); remove this folder to resume from the one before."
         ) from error
 

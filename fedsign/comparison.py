@@ -76,6 +76,7 @@ class Played:
     lines: Sequence[Line] = ()
     population: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
+    failure: str | None = None  # why it failed; None: it has finished, or is still to be played (on)
 
     def final(self, key: str) -> float | None:
         """Mean of a figure over the last rounds."""
@@ -101,8 +102,29 @@ class Entry:
     bytes_up: float | None
     curves: Mapping[str, Curve]  # metric, loss, train_loss, client_drift, ... by name
     failures: int  # client replies that could not be used, all seeds
-    unfinished: int  # cells that have not finished or have failed
+    num_failed: int  # cells that failed: they are played again only if asked for, and have no value
+    unfinished: int  # cells that are still to be played, or to be played on
     folders: tuple[Path, ...]  # the runs
+
+    @property
+    def num_seeds(self) -> int:
+        """All seeds that were planned, whatever became of them."""
+        return len(self.seeds) + self.num_failed + self.unfinished
+
+    @property
+    def num_values(self) -> int:
+        """Seeds that ended with a number, which the mean is of."""
+        return sum(value is not None for value in self.values)
+
+    @property
+    def num_diverged(self) -> int:
+        """Seeds that finished without a number."""
+        return len(self.values) - self.num_values
+
+    @property
+    def num_lost(self) -> int:
+        """Seeds that will have no number: what is left of the strategy are its lucky ones."""
+        return self.num_diverged + self.num_failed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,7 +147,7 @@ class Summary:
     path: Path
     metric: str  # such as "accuracy"
     higher_is_better: bool
-    last: int  # the final value is the mean of so many last rounds
+    last: int  # the final value is the mean of so many last rounds; fewer than LAST where fewer are played
     target: float | None  # None: each condition has its own, see Entry.to_target
     reference: str  # the strategy that differences are taken to
     conditions: tuple[Mapping[str, Any], ...]
@@ -137,7 +159,13 @@ class Summary:
     population: Mapping[str, Any] = field(default_factory=dict)
     num_cells: int = 0
     num_finished: int = 0
+    failed: Mapping[str, str] = field(default_factory=dict)  # id -> why, of the cells that failed
     seconds: float = 0.0  # of all cells, added up
+
+    @property
+    def num_pending(self) -> int:
+        """Cells that are still to be played, or to be played on."""
+        return self.num_cells - self.num_finished - len(self.failed)
 
 
 def summarise(plan: Plan, path: Path, played: Sequence[Played]) -> Summary:
@@ -169,7 +197,7 @@ def summarise(plan: Plan, path: Path, played: Sequence[Played]) -> Summary:
         path=path,
         metric=plan.metric,
         higher_is_better=plan.higher_is_better,
-        last=LAST,
+        last=min(LAST, max(cell.rounds for cell in plan.cells)),
         target=targets[0] if len(targets) == 1 else plan.target,
         reference=plan.reference,
         conditions=tuple(conditions),
@@ -185,6 +213,7 @@ def summarise(plan: Plan, path: Path, played: Sequence[Played]) -> Summary:
         },
         num_cells=len(plan.cells),
         num_finished=sum(each.is_finished for each in played),
+        failed={each.cell.id: each.failure for each in played if each.failure is not None},
         seconds=sum(each.seconds for each in played),
     )
 
@@ -271,6 +300,7 @@ def _entry(
     """One strategy under one condition, read off the cells of its choice."""
     cell, values = played[0].cell, _finals(played, plan.metric)
     finished = [each for each in played if each.is_finished]
+    num_failed = sum(each.failure is not None for each in played)
     runs, direction = [each.lines for each in finished], plan.higher_is_better
     mean, std = mean_and_std(values.values())
     others = _finals(reference, plan.metric)
@@ -287,12 +317,13 @@ def _entry(
         difference=None
         if cell.strategy == plan.reference
         else paired_difference(values, others, higher_is_better=direction),
-        to_target=to_target(runs, plan.metric, target, higher_is_better=direction),
+        to_target=to_target(runs, plan.metric, target, higher_is_better=direction, num_failed=num_failed),
         bytes_down=mean_and_std(total(lines, "bytes_down") for lines in runs)[0],
         bytes_up=mean_and_std(total(lines, "bytes_up") for lines in runs)[0],
         curves=curves(runs),
         failures=sum(len(line.get("failures") or ()) for each in played for line in each.lines),
-        unfinished=len(played) - len(finished),
+        num_failed=num_failed,
+        unfinished=len(played) - len(finished) - num_failed,
         folders=tuple(each.folder for each in finished if each.folder is not None),
     )
 

@@ -18,12 +18,17 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedsign.comparison import Cell, Plan, Played, Summary, summarise
 from fedsign.disk import exclusive, write_text
 from fedsign.errors import ResultsError
+from fedsign.report.comparison_card import render_comparison_card
+from fedsign.report.rows import to_frame
 from fedsign.results import RunFolder
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FORMAT = 1
 PLAN = "comparison.json"
@@ -71,6 +76,14 @@ class Comparison:
         """Means, paired differences, rounds and bytes to the target, of what has finished so far."""
         plan = self.plan
         return summarise(plan, self.path, [self._played(cell) for cell in plan.cells])
+
+    def frame(self) -> "pd.DataFrame":
+        """The numbers of the summary as a DataFrame: one row for each condition and strategy, missing ones as NaN."""
+        return to_frame(self.summary())
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the final table and the differences to the reference."""
+        return render_comparison_card(self.summary())
 
     def write_plan(self, plan: Plan) -> None:
         """Put comparison.json in its place in one step."""
@@ -123,10 +136,12 @@ class Comparison:
     def _played(self, cell: Cell) -> Played:
         run = self.run_of(cell)
         if run is None:
-            return Played(cell=cell, is_finished=False)
+            return Played(cell=cell, is_finished=False, failure=self.failure_of(cell))
+        is_finished = _is_finished(run)
         return Played(
             cell=cell,
-            is_finished=_is_finished(run),
+            is_finished=is_finished,
+            failure=None if is_finished else self.failure_of(cell),
             folder=run.path,
             lines=run.rounds(),
             population=run.partition,

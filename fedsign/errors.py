@@ -29,6 +29,10 @@ class ResultsError(FedSignError):
     exit_code = 2
 
 
+class ResumeError(ResultsError):
+    """A run on disk cannot be gone on with: it is damaged, or what it needs was not kept."""
+
+
 class DiskFullError(FedSignError):
     """Nothing more can be written; what is on disk is whole and the run can be resumed."""
 

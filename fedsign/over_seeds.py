@@ -43,7 +43,10 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToTarget:
-    """What it took until the metric first reached the target; medians over the seeds that reached it."""
+    """What it took until the metric first reached the target; medians over the seeds that reached it.
+
+    `num_seeds` are those that finished or failed: a run that failed has not reached the target.
+    """
 
     target: float
     num_reached: int
@@ -110,9 +113,17 @@ def first_round_at(lines: Sequence[Line], metric: str, target: float, *, higher_
 
 
 def to_target(
-    runs: Sequence[Sequence[Line]], metric: str, target: float | None, *, higher_is_better: bool
+    runs: Sequence[Sequence[Line]],
+    metric: str,
+    target: float | None,
+    *,
+    higher_is_better: bool,
+    num_failed: int = 0,
 ) -> ToTarget | None:
-    """See ToTarget; bytes are those of all rounds up to the one that reached the target, that one included."""
+    """See ToTarget, of runs that finished and the number of those that failed.
+
+    Bytes are those of all rounds up to the one that reached the target, that one included.
+    """
     if target is None:
         return None
     reached = []
@@ -125,7 +136,7 @@ def to_target(
     return ToTarget(
         target=target,
         num_reached=len(reached),
-        num_seeds=len(runs),
+        num_seeds=len(runs) + num_failed,
         rounds=rounds,
         bytes_down=bytes_down,
         bytes_up=bytes_up,

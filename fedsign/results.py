@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsign.disk import DISK_FULL, disk_errors, exclusive, remove_partials, sync, write_text
-from fedsign.errors import ResultsError
+from fedsign.errors import ResultsError, ResumeError
 
 Line = dict[str, Any]
 
@@ -170,7 +170,7 @@ def read_lines(path: Path) -> list[Line]:
     try:
         return [json.loads(line) for line in complete if line]
     except json.JSONDecodeError as error:
-        raise ResultsError(f"{path} is damaged ({error}); the run cannot be read.") from error
+        raise ResumeError(f"{path} is damaged ({error}); the run cannot be read.") from error
 
 
 def final_value(lines: list[Line], key: str, *, last: int = 5) -> float | None:
@@ -206,5 +206,5 @@ def _read_json(path: Path) -> Line:
     try:
         content: Line = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError) as error:
-        raise ResultsError(f"{path} is missing or damaged ({error}); the run cannot be read.") from error
+        raise ResumeError(f"{path} is missing or damaged ({error}); the run cannot be read.") from error
     return content

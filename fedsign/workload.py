@@ -91,6 +91,16 @@ class Workload:
         """Where training and evaluation happen."""
         return device_of(self.config.engine.device)
 
+    def take_data(self, other: "Workload") -> None:
+        """Take another experiment's data set and split, each only if this one's would be the same."""
+        mine, its = self.config, other.config
+        if any(getattr(mine, key) != getattr(its, key) for key in ("seed", "data", "task", "metrics")):
+            return
+        made = vars(other)  # where cached_property keeps what has been made
+        for key in ("dataset", "split") if mine.partition == its.partition else ("dataset",):
+            if key in made:
+                vars(self)[key] = made[key]
+
     def samples_of(self, partition: int) -> AnySamples:
         """One client's training samples."""
         return self.dataset.train[self.partition[partition]]

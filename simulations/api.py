@@ -123,14 +123,14 @@ def run(
         FedSignError: see the family in fedsign.errors.
     """
     if resume is None:
-        workload, engine, watchers = _prepare(_as_config(experiment))
+        workload, engine, watchers = _prepare(Workload(config_of(experiment)))
         folder = _start(workload)
         with folder.locked():
             _execute(workload, engine, folder, [*watchers, *callbacks])
     else:
         folder = results.open_run(Path(resume))
         with folder.locked():
-            workload, engine, watchers = _prepare(_resumed_config(folder, experiment))
+            workload, engine, watchers = _prepare(Workload(_resumed_config(folder, experiment)))
             _warn_of_other_versions(folder)
             last = checkpoints.rounds_on_disk(folder.checkpoints)
             folder.rewind(last[-1] if last else 0)
@@ -138,14 +138,22 @@ def run(
     return Run(folder)
 
 
-def check(experiment: ExperimentConfig) -> None:
+def check(experiment: ExperimentConfig, *, like: Workload | None = None) -> Workload:
     """Make every part of an experiment, and run nothing.
+
+    Args:
+        experiment: its configuration.
+        like: what another experiment's check gave; data and split that are the same are not made again.
 
     Raises:
         FedSignError: a part cannot be made, or its data cannot be split as asked.
     """
-    workload, _, _ = _prepare(experiment)
+    workload = Workload(experiment)
+    if like is not None:
+        workload.take_data(like)
+    _prepare(workload)
     _ = workload.partition
+    return workload
 
 
 def environment() -> Line:
@@ -198,9 +206,9 @@ def _conclude(folder: RunFolder, outcome: Line, callbacks: list[Callback]) -> No
                 raise
 
 
-def _prepare(config: ExperimentConfig) -> tuple[Workload, Engine, list[Callback]]:
+def _prepare(workload: Workload) -> tuple[Workload, Engine, list[Callback]]:
     """Make every part once, so that a mistake in one leaves no empty run behind."""
-    workload = Workload(config)
+    config = workload.config
     strategy = make_strategy(workload)
     check_training(workload, strategy.objective(1) if isinstance(strategy, Strategy) else ObjectiveSpec())
     watchers = [plugins.build("callback", name, {}) for name in config.callbacks]
@@ -232,8 +240,24 @@ def partition_record(workload: Workload) -> Line:
     }
 
 
-def _as_config(experiment: ExperimentConfig | Mapping[str, Any] | None) -> ExperimentConfig:
-    return experiment if isinstance(experiment, ExperimentConfig) else configs.from_dict(experiment or {})
+def config_of(experiment: ExperimentConfig | Mapping[str, Any] | None) -> ExperimentConfig:
+    """What `run` and `compare` are given, as a configuration.
+
+    Raises:
+        ConfigError: it is something else, or describes no experiment.
+    """
+    if isinstance(experiment, ExperimentConfig):
+        return experiment
+    _check_tree(experiment)
+    return configs.from_dict(experiment or {})
+
+
+def _check_tree(experiment: object) -> None:
+    if experiment is not None and not isinstance(experiment, Mapping):
+        raise ConfigError(
+            f"the experiment {experiment!r} was given, but expected is a configuration or a dictionary of changes, such as "
+            '{"rounds": 60}; fedsign.config.load(Path("experiment.toml")) reads a file.'
+        )
 
 
 def _resumed_config(folder: RunFolder, experiment: ExperimentConfig | Mapping[str, Any] | None) -> ExperimentConfig:
@@ -244,6 +268,7 @@ def _resumed_config(folder: RunFolder, experiment: ExperimentConfig | Mapping[st
     if isinstance(experiment, ExperimentConfig):
         after = experiment
     else:
+        _check_tree(experiment)
         after = configs.from_dict(_merged(before.model_dump(mode="json"), experiment))
     for section in ExperimentConfig.model_fields:
         if section not in _CHANGEABLE_ON_RESUME and getattr(before, section) != getattr(after, section):

@@ -134,17 +134,34 @@ def compare(
         typer.Argument(help="A TOML file with the base experiment; without it, the default one."),
     ] = None,
     strategies: Annotated[
-        str, typer.Option(metavar="NAME,NAME,...", help="What is compared.")
-    ] = "fedavg,fedprox,feddyn,fedsign",
+        str | None,
+        typer.Option(
+            metavar="NAME,NAME,...",
+            help="What is compared; without it, fedavg,fedprox,feddyn,fedsign.",
+            show_default=False,
+        ),
+    ] = None,
     seeds: Annotated[
-        str, typer.Option(metavar="N", help="How many seeds; or which, such as 0,3,7.  They pair the strategies.")
-    ] = "5",
+        str | None,
+        typer.Option(
+            metavar="N",
+            help="How many seeds, 5 without it; or which, such as 0,3,7.  They pair the strategies.",
+            show_default=False,
+        ),
+    ] = None,
     grid: Annotated[
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE,VALUE,...",
             help="Values to try.  Of strategy.*, client.* and server.* each strategy gets its best ones, chosen by "
-            "validation samples; all combinations of other keys are compared.  STRATEGY:KEY is for one strategy.",
+            "validation samples; all combinations of other keys are compared, and of server.cohort_size, "
+            "client.local_epochs, client.local_steps and client.batch_size.  STRATEGY:KEY is tuned for one strategy.",
+        ),
+    ] = None,
+    by: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE,VALUE,...", help="Values to compare, never to choose from, of any key.  May be repeated."
         ),
     ] = None,
     overrides: Annotated[
@@ -177,7 +194,10 @@ def compare(
     export: Annotated[Path | None, typer.Option(help="Write tables and figures for a paper into this folder.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Compare strategies over seeds and a grid: one table, a page, tables and figures for a paper."""
+    """Compare strategies over seeds and a grid: one table, a page, tables and figures for a paper.
+
+    Exit code 1: some cells failed, such as one that diverged; the table is of the others.
+    """
     from simulations.comparisons import command
 
     asked = command.Asked(
@@ -185,6 +205,7 @@ def compare(
         strategies=strategies,
         seeds=seeds,
         grid=grid or [],
+        by=by or [],
         overrides=overrides or [],
         name=name,
         out=out,
@@ -195,12 +216,15 @@ def compare(
         resume=resume,
         extend=extend,
         retry_failed=retry_failed,
+        export=export,
     )
     try:
         done = command.play(asked)
     except KeyboardInterrupt:
         raise _Stopped(command.how_to_go_on(asked)) from None
     command.present(done, export=export, print_json=_print_json if json else None)
+    if done.failures:
+        raise typer.Exit(1)
 
 
 @app.command()

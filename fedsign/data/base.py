@@ -8,7 +8,7 @@ and `owners`; who trains or evaluates needs no more.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -148,14 +148,16 @@ class Dataset:
     """Training samples, which the partition deals out, and the server's test samples.
 
     `class_names` is empty for a regression.  `normalisation` is the customary one of this data, which the
-    factory has *not* applied; as `Workload.dataset` gives it, it is the one that was applied.  `validation` are
-    samples that were held out of training for the choice of hyper-parameters; the workload makes them.
+    factory has *not* applied; as `Workload.dataset` gives it, it is the one that was applied.  Where it is customary
+    to measure it, `standardised` says instead which channels get mean 0 and standard deviation 1 of the training samples.
+    `validation` are samples that were held out of training for the choice of hyper-parameters; the workload makes them.
     """
 
     train: AnySamples
     test: AnySamples
     class_names: tuple[str, ...]
     normalisation: Normalisation = IDENTITY
+    standardised: tuple[bool, ...] = ()
     validation: AnySamples | None = None
 
     @property
@@ -174,10 +176,12 @@ def normalised(dataset: Dataset, preset: Preset) -> Dataset:
     match preset:
         case "default":
             normalisation = dataset.normalisation
+            if dataset.standardised:
+                normalisation = _measured(dataset.train, "per_channel").only(dataset.standardised)
         case "none":
             normalisation = IDENTITY
         case "per_channel" | "unit":
-            normalisation = measured(preset, (features for features, _ in dataset.train.batches(_MEASURED_BATCH)))
+            normalisation = _measured(dataset.train, preset)
     return replace(
         dataset,
         train=dataset.train.normalised(normalisation),
@@ -185,6 +189,10 @@ def normalised(dataset: Dataset, preset: Preset) -> Dataset:
         validation=None if dataset.validation is None else dataset.validation.normalised(normalisation),
         normalisation=normalisation,
     )
+
+
+def _measured(train: AnySamples, preset: Literal["per_channel", "unit"]) -> Normalisation:
+    return measured(preset, (features for features, _ in train.batches(_MEASURED_BATCH)))
 
 
 def features_of(item: Any) -> Tensor:

@@ -57,7 +57,8 @@ def check_fit(dataset: Dataset, *, name: str, task: str, metrics: tuple[str, ...
     if augment != "none" and len(dataset.input_shape) != 3:
         raise ConfigError(
             f"data.augment={augment} was given, but a sample of data.name={name} has the shape {list(dataset.input_shape)}; "
-            "only images [channels, height, width] can be cropped and flipped: use data.augment=none."
+            "only images [channels, height, width] can be cropped and flipped: let the data have that shape (digits: "
+            "data.flat=false), or use data.augment=none."
         )
 
 

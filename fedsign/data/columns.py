@@ -5,9 +5,13 @@ the row has it; a text that only test rows have gives zeros.  A target of texts,
 sorted order of the training rows' values; any other is a real number (`target_type` decides otherwise).  Missing
 values are an error: how to fill them in is for the user to decide.
 
-Customary normalisation: numbers are scaled to mean 0 and standard deviation 1 of the training rows; one-hot
-features and truth values stay as they are.  So does a real target, unless `scale_target`: then loss and RMSE are in
-standard deviations of the training rows' targets.
+Customary normalisation: numbers are scaled to mean 0 and standard deviation 1 of the training rows that are left after
+the validation split; one-hot features and truth values stay as they are.  So does a real target, unless `scale_target`:
+then loss and RMSE are in standard deviations of the training rows' targets.
+
+The texts, the classes and the scale of the target are learnt before the validation split, of all training rows: they
+decide the shape and the unit of what a model gives.  So a text that only validation rows have has a feature, which is
+zero in training.
 """
 
 from collections.abc import Callable
@@ -22,7 +26,6 @@ import torch
 from torch import Tensor
 
 from fedsign.data.base import Dataset, Samples
-from fedsign.data.normalise import Normalisation, measured
 from fedsign.data.splitting import train_test
 from fedsign.errors import DataError
 from fedsign.registry import nearest
@@ -100,7 +103,7 @@ def from_tables(
         ),
         test=Samples(features=torch.from_numpy(features[1]), targets=targets[1]),
         class_names=class_names,
-        normalisation=_normalisation(torch.from_numpy(features[0]), scaled),
+        standardised=tuple(scaled.tolist()),
     )
 
 
@@ -131,8 +134,18 @@ def _feature_names(table: "pd.DataFrame", columns: Columns) -> list[str]:
                 raise DataError(
                     f"data.{key} names the column '{name}', but the columns are {shown}.{nearest(name, known)}"
                 )
+    if columns.owner == columns.target:
+        raise DataError(
+            f"data.owner={columns.owner} was given with data.target={columns.target}; a column cannot be both: name another "
+            "one, or leave data.owner out."
+        )
     left = [name for name in known if name not in (columns.target, columns.owner)]
     chosen = list(columns.features or left)
+    if columns.owner in chosen:
+        raise DataError(
+            f"data.features={chosen} was given with data.owner={columns.owner}, but the owner is no feature; leave it out of "
+            "data.features, or leave data.owner out."
+        )
     if not chosen or columns.target in chosen:
         raise DataError(
             f"data.features={chosen} was given with data.target={columns.target}; expected is at least one column, and not "
@@ -238,12 +251,3 @@ def _kind(column: "pd.Series[Any]") -> Literal["bool", "whole", "real", "text", 
         return "real"
     is_text = types.is_string_dtype(column.dtype) or column.dtype.name in ("category", "object")
     return "text" if is_text else "other"
-
-
-def _normalisation(features: Tensor, scaled: npt.NDArray[np.bool_]) -> Normalisation:
-    """Of the numbers alone."""
-    by_rows = measured("per_channel", [features])
-    return Normalisation(
-        shift=tuple(shift if chosen else 0.0 for shift, chosen in zip(by_rows.shift, scaled, strict=True)),
-        scale=tuple(scale if chosen else 1.0 for scale, chosen in zip(by_rows.scale, scaled, strict=True)),
-    )

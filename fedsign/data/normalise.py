@@ -45,6 +45,13 @@ class Normalisation:
             scale=tuple(scale * further for _, scale, _, further in pairs),
         )
 
+    def only(self, channels: tuple[bool, ...]) -> "Normalisation":
+        """This one for the channels that are chosen; the others stay as they are."""
+        return Normalisation(
+            shift=tuple(shift if chosen else 0.0 for shift, chosen in zip(self.shift, channels, strict=True)),
+            scale=tuple(scale if chosen else 1.0 for scale, chosen in zip(self.scale, channels, strict=True)),
+        )
+
     def of_zero(self, features: Tensor) -> Tensor:
         """What a feature of 0 (in an image: black) became, in the shape [C, 1, ...] of one sample of `features`."""
         if not self.shift:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
+from numpy.lib.format import MAGIC_PREFIX
 from pydantic import Field
 
 from fedsign.data.base import Dataset, Samples, features_of
@@ -49,9 +50,13 @@ def _read(file: Path) -> Arrays:
     if not file.is_file():
         raise DataError(f"there is no file {file.absolute()}; name it with --set data.path=PATH.")
     try:
+        with file.open("rb") as opened:
+            start = opened.read(len(MAGIC_PREFIX))
+        if start == MAGIC_PREFIX:
+            raise DataError(f"{file} holds one array without a name; write it with np.savez(path, x=..., y=...).")
+        if not zipfile.is_zipfile(file):  # NumPy would take it for a pickle, and speak of allowing that
+            raise DataError(f"{file} is no .npz file, or only a part of one; write it with np.savez(path, x=..., y=...).")
         with np.load(file, allow_pickle=False) as found:
-            if isinstance(found, np.ndarray):
-                raise DataError(f"{file} holds one array without a name; write it with np.savez(path, x=..., y=...).")
             return {name: found[name] for name in found.files}
     except (EOFError, OSError, ValueError, zipfile.BadZipFile) as error:
         raise DataError(

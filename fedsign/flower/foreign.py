@@ -19,7 +19,7 @@ from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
-from fedsign.errors import ResultsError
+from fedsign.errors import ResumeError
 from fedsign.flower.array import to_record, to_tensors
 from fedsign.records import Tensors
 
@@ -113,13 +113,13 @@ def restore(strategy: Strategy, state: Tensors) -> None:
     """Give a strategy its memory back, bit for bit.
 
     Raises:
-        ResultsError: what it keeps is not known, or the checkpoint lacks it.
+        ResumeError: what it keeps is not known, or the checkpoint lacks it.
     """
     if isinstance(strategy, Remembering):
         strategy.load_state_dict(state)
         return
     if not is_remembered(strategy):
-        raise ResultsError(
+        raise ResumeError(
             f"{type(strategy).__name__} keeps a memory that is not checkpointed, so this run cannot be resumed; start it "
             "again, or give the class state_dict() and load_state_dict()."
         )
@@ -132,7 +132,7 @@ def restore(strategy: Strategy, state: Tensors) -> None:
                 if name == whole or name.startswith(whole + "/")
             }
             if not places:
-                raise ResultsError(
+                raise ResumeError(
                     f"the checkpoint lacks '{attribute}' of {type(layer).__name__}, which another version of fedsign did "
                     "not write; start the run again."
                 )

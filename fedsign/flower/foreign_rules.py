@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ _PRIVATE = (
     flower.DifferentialPrivacyServerSideAdaptiveClipping,
     flower.DifferentialPrivacyClientSideAdaptiveClipping,
 )
+
+# Flower's functions that divide by an update's norm.
+_CLIPPING = ("clip_inputs_inplace", "adaptive_clip_inputs_inplace")
 
 # Settings of Flower's that nobody would read here, and the sentence's remedy.
 _IDLE = {
@@ -106,6 +110,14 @@ def calling(name: str, round: int) -> Iterator[None]:
             yield
     except FedSignError:
         raise
+    except ZeroDivisionError as error:
+        if traceback.extract_tb(error.__traceback__)[-1].name not in _CLIPPING:
+            raise RoundError(f"round {round}: {error_in('strategy', name, error)}") from error
+        raise RoundError(
+            f"round {round}: a client's model is exactly the one it was sent, and Flower's clipping at the server divides by "
+            f"the update's norm, 0; let strategy '{name}' clip at the clients (flower_dp_client_...), or see whether "
+            "client.lr is too small to move the model."
+        ) from error
     except Exception as error:
         raise RoundError(f"round {round}: {error_in('strategy', name, error)}") from error
 

@@ -15,10 +15,12 @@ from fedsign.report.bars import bytes_bars, draw_bars, rounds_bars
 from fedsign.report.forest import draw_forest
 from fedsign.report.labels import (
     entries_of,
+    last_rounds,
     metric_name,
     num_seeds,
     reference_label,
     scale_of,
+    seeds_of_all,
     short_label,
     strategies_of,
 )
@@ -53,13 +55,14 @@ def render(summary: Summary) -> str:
     return template.render(
         TEMPLATE,
         name=summary.name,
-        is_finished=summary.num_finished >= summary.num_cells,
+        status=status(summary),
         summary=summary,
         verdicts=[verdict(summary, condition) for condition in summary.conditions],
         facts=facts(summary),
         metric=metric_name(summary),
         unit=f" ({scale.unit})" if scale.unit else "",
         reference=reference_label(summary),
+        last_rounds=last_rounds(summary),
         has_intervals=num_seeds(summary.entries) > 1,
         results=tables.results(summary),
         forest=draw_forest(summary),
@@ -72,6 +75,11 @@ def render(summary: Summary) -> str:
         config_toml=summary.config_toml,
         environment=summary.environment,
     )
+
+
+def status(summary: Summary) -> str:
+    """`unfinished` as long as cells are to be played; then `failed` if one of them did, or else `finished`."""
+    return "unfinished" if summary.num_pending else "failed" if summary.failed else "finished"
 
 
 def facts(summary: Summary) -> list[Fact]:
@@ -183,10 +191,12 @@ def _has(entries: list[Entry], key: str) -> bool:
 
 
 def _lost(entries: list[Entry], key: str) -> str:
-    """Names those whose line is missing: a mean over seeds needs a number of each."""
+    """Names those whose line is missing, since a mean over seeds needs a number of each, and those whose seeds are."""
     drawn = [entry for entry in entries if _has([entry], key)]
     lost = [entry.label for entry in entries if entry.seeds and entry not in drawn]
-    return f"No line for {labels.enumerate_words(lost)}: not every seed has a number." if lost else ""
+    notes = [f"No line for {labels.enumerate_words(lost)}: not every seed has a number."] if lost else []
+    notes += [f"{entry.label}: {seeds_of_all(entry)}." for entry in drawn if seeds_of_all(entry)]
+    return " ".join(notes)
 
 
 def _is_smooth(summary: Summary) -> bool:

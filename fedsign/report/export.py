@@ -21,12 +21,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsign.comparison import Entry, Summary
+from fedsign.comparison import Summary
 from fedsign.disk import replace_file, write_text
 from fedsign.errors import ResultsError
 from fedsign.report import figures, latex
-from fedsign.report.labels import num_diverged
-from fedsign.report.verdict import as_good_as_best
+from fedsign.report.rows import names, table_rows
 from fedsign.results import Line, RunFolder
 
 _README = """\
@@ -41,9 +40,9 @@ cells.csv    one line for each run and round
 figures/     the figures, 3.3 inches wide, as PDF and SVG
 
 Numbers in the .csv files are as measured: an accuracy of 0.95 is 95 %, bytes are bytes. An empty field: no number, since a
-run diverged, has not ended, or never reached the target. "difference" is to {reference}, paired by seed, with a 95 %
+run diverged, failed, has not ended, or never reached the target. "difference" is to {reference}, paired by seed, with a 95 %
 confidence interval (Student's t). "as_good_as_best" marks what is bold in the tables: the best mean, and
-all whose paired interval to it includes 0.
+all whose paired interval to it includes 0; not a strategy of which seeds diverged or failed, beside those that have all.
 """
 
 
@@ -58,7 +57,7 @@ def export(summary: Summary, folder: Path) -> list[Path]:
     texts = {
         "table.tex": latex.results_table(summary),
         **({"details.tex": latex.details_table(summary)} if len(summary.conditions) > 1 else {}),
-        "table.csv": _csv(_table_rows(summary)),
+        "table.csv": _csv(table_rows(summary)),
         **({"trials.csv": _csv(_trial_rows(summary))} if summary.trials else {}),
         "rounds.csv": _csv(_round_rows(summary)),
         "cells.csv": _csv(_cell_rows(summary)),
@@ -86,48 +85,6 @@ def _saver(figure: Any, format: str) -> Callable[[Path], None]:
     return lambda partial: figures.save(figure, partial, format)
 
 
-def _table_rows(summary: Summary) -> list[Line]:
-    best = [
-        entry
-        for condition in summary.conditions
-        for entry in as_good_as_best(
-            [entry for entry in summary.entries if entry.condition == condition],
-            higher_is_better=summary.higher_is_better,
-        )
-    ]
-    return [_table_row(summary, entry, entry in best) for entry in summary.entries]
-
-
-def _table_row(summary: Summary, entry: Entry, is_best: bool) -> Line:
-    difference, taken = entry.difference, entry.to_target
-    return {
-        **_names(entry),
-        "num_choices": entry.num_choices,
-        "metric": summary.metric,
-        "num_seeds": len(entry.seeds),
-        "seeds": " ".join(map(str, entry.seeds)),
-        "values": " ".join("" if value is None else repr(value) for value in entry.values),
-        "mean": entry.mean,
-        "std": entry.std,
-        "as_good_as_best": int(is_best),
-        "difference": difference.mean if difference else None,
-        "difference_low": difference.low if difference else None,
-        "difference_high": difference.high if difference else None,
-        "wins": difference.wins if difference else None,
-        "num_pairs": difference.num_pairs if difference else None,
-        "target": taken.target if taken else None,
-        "num_reached": taken.num_reached if taken else None,
-        "rounds_to_target": taken.rounds if taken else None,
-        "bytes_down_to_target": taken.bytes_down if taken else None,
-        "bytes_up_to_target": taken.bytes_up if taken else None,
-        "bytes_down": entry.bytes_down,
-        "bytes_up": entry.bytes_up,
-        "num_diverged": num_diverged(entry),
-        "num_unfinished": entry.unfinished,
-        "num_failed_replies": entry.failures,
-    }
-
-
 def _trial_rows(summary: Summary) -> list[Line]:
     return [
         {
@@ -149,7 +106,7 @@ def _round_rows(summary: Summary) -> list[Line]:
         for name, curve in entry.curves.items():
             for round, mean, std in zip(curve.rounds, curve.mean, curve.std, strict=True):
                 by_round.setdefault(round, {}).update({f"{name}_mean": mean, f"{name}_std": std})
-        rows += [{**_names(entry), "round": round, **by_round[round]} for round in sorted(by_round)]
+        rows += [{**names(entry), "round": round, **by_round[round]} for round in sorted(by_round)]
     return rows
 
 
@@ -162,18 +119,8 @@ def _cell_rows(summary: Summary) -> list[Line]:
             for line in run.rounds():
                 figures_of_round = {key: value for key, value in line.items() if not isinstance(value, list)}
                 num_failures = len(line.get("failures") or ())
-                rows.append({**_names(entry), "seed": seed, **figures_of_round, "num_failures": num_failures})
+                rows.append({**names(entry), "seed": seed, **figures_of_round, "num_failures": num_failures})
     return rows
-
-
-def _names(entry: Entry) -> Line:
-    """What tells one line from another."""
-    return {
-        **entry.condition,
-        "strategy": entry.strategy,
-        "label": entry.label,
-        "choice": json.dumps(dict(entry.choice)),
-    }
 
 
 def _seed(run: RunFolder) -> int | None:

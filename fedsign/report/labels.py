@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedsign.comparison import Entry, Interval, Summary
-from fedsign.report.wording import MISSING, NARROW_SPACE, is_share, setting
+from fedsign.report.wording import MISSING, NARROW_SPACE, is_share, plural, setting
 
 MINUS = "−"
 PLUS_MINUS = "±"
@@ -109,9 +109,16 @@ def scale_of(summary: Summary) -> Scale:
     return Scale(percent=False, decimals=min(8, max(0, 3 - magnitude)))
 
 
-def num_diverged(entry: Entry) -> int:
-    """Seeds that ended without a number."""
-    return sum(value is None for value in entry.values)
+def seeds_of_all(entry: Entry) -> str:
+    """`2 of 3 seeds`, where a mean is not of all seeds that were planned; empty where it is."""
+    if entry.num_values == entry.num_seeds:
+        return ""
+    return f"{entry.num_values} of {plural(entry.num_seeds, 'seed')}"
+
+
+def last_rounds(summary: Summary) -> str:
+    """What a final value is: `mean of the last 5 rounds`."""
+    return "value of the last round" if summary.last == 1 else f"mean of the last {summary.last} rounds"
 
 
 def num_seeds(entries: Sequence[Entry]) -> int:

@@ -1,7 +1,7 @@
 r"""A comparison as LaTeX: booktabs tables, and a document that compiles as it is.
 
 Bold are the best mean and all strategies that the seeds do not tell apart from it: those of which the 95 % interval of
-the paired difference to the best includes 0.  The caption says so.
+the paired difference to the best includes 0.  The caption says so, and which rows lack seeds.
 
 Names are a user's.  What LaTeX gives a meaning is escaped, Greek letters become mathematics, and a character that
 pdflatex does not know becomes a question mark.
@@ -16,14 +16,16 @@ from fedsign.report.bars import bytes_to_target
 from fedsign.report.labels import (
     Scale,
     entries_of,
+    last_rounds,
     metric_name,
     num_seeds,
     reference_label,
     scale_of,
+    seeds_of_all,
     short_label,
     strategies_of,
 )
-from fedsign.report.tables import mean_and_spread, target_text, troubles
+from fedsign.report.tables import mean_and_spread, seed_troubles, target_text
 from fedsign.report.verdict import as_good_as_best
 from fedsign.report.wording import MISSING, NARROW_SPACE, byte_count
 
@@ -154,7 +156,7 @@ def _condition(entries: Sequence[Entry], condition: Mapping[str, Any], scale: Sc
 
 def _caption(summary: Summary, *, all_figures: bool) -> str:
     seeds, scale = num_seeds(summary.entries), scale_of(summary)
-    said = f"Test {metric_name(summary)}{' in %' if scale.percent else ''}, mean of the last {summary.last} rounds"
+    said = f"Test {metric_name(summary)}{' in %' if scale.percent else ''}, {last_rounds(summary)}"
     if seeds < 2:
         said += ", one seed. Bold: the best."
     else:
@@ -167,8 +169,24 @@ def _caption(summary: Summary, *, all_figures: bool) -> str:
         said += f" Differences are paired by seed{', with their 95 % intervals' if seeds > 1 else ''}{unit}."
         if summary.target is not None:
             said += f" Target: {scale.with_unit(summary.target)}; medians over the seeds that reached it."
-    wrong = [f"{entry.label}: {troubles(entry)}" for entry in summary.entries if troubles(entry)]
-    return escape(said) + "".join(f"\n    % {escape(line)}" for line in wrong) + ("\n  " if wrong else "")
+    return escape(said + _lacking(summary))
+
+
+def _lacking(summary: Summary) -> str:
+    """Which means are not of all seeds, and what that does to their rank."""
+    partly = [entry for entry in summary.entries if seeds_of_all(entry)]
+    if not partly:
+        return ""
+    rows = "; ".join(
+        f"{', '.join(filter(None, [entry.label, short_label(entry.condition)]))}: {seeds_of_all(entry)} ({seed_troubles(entry)})"
+        for entry in partly
+    )
+    rank = (
+        " A row of which seeds diverged or failed ranks below those that have all."
+        if any(entry.num_lost for entry in partly)
+        else ""
+    )
+    return f" Means are not of all seeds for {rows}.{rank}"
 
 
 def _table(columns: str, lines: Sequence[str], *, caption: str, label: str) -> str:

@@ -10,8 +10,8 @@ from fedsign.report.labels import (
     PLUS_MINUS,
     Scale,
     entries_of,
-    num_diverged,
     scale_of,
+    seeds_of_all,
     short_label,
     strategies_of,
 )
@@ -36,7 +36,7 @@ class ResultRow:
     bytes_to_target: str
     bytes_down: str
     bytes_up: str
-    trouble: str  # diverged, unfinished, failures; empty where all went well
+    trouble: str  # seeds diverged, failed, unfinished, and failed replies; empty where all went well
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,18 +85,21 @@ def trials(summary: Summary) -> list[tuple[str, list[TrialRow]]]:
 
 def troubles(entry: Entry) -> str:
     """What went wrong, in few words; empty where nothing did."""
-    said = [
-        (num_diverged(entry), "diverged"),
-        (entry.unfinished, "unfinished"),
-        (entry.failures, "failed reply" if entry.failures == 1 else "failed replies"),
-    ]
+    replies = f"{entry.failures:,} failed {'reply' if entry.failures == 1 else 'replies'}" if entry.failures else ""
+    return ", ".join(filter(None, [seed_troubles(entry), replies]))
+
+
+def seed_troubles(entry: Entry) -> str:
+    """What became of the seeds that have no value; empty where all have one."""
+    said = [(entry.num_diverged, "diverged"), (entry.num_failed, "failed"), (entry.unfinished, "unfinished")]
     return ", ".join(f"{count:,} {what}" for count, what in said if count)
 
 
 def mean_and_spread(entry: Entry, scale: Scale) -> str:
-    """`97.62 ± 0.31`; one seed has no spread."""
-    text = scale.number(entry.mean)
-    return text if entry.std is None or len(entry.seeds) < 2 else f"{text} {PLUS_MINUS} {scale.number(entry.std)}"
+    """`97.62 ± 0.31 (2 of 3 seeds)`; one seed has no spread, and nothing is said of seeds where none is missing."""
+    spread = "" if entry.std is None or len(entry.seeds) < 2 else f"{PLUS_MINUS} {scale.number(entry.std)}"
+    partly = seeds_of_all(entry)
+    return " ".join(filter(None, [scale.number(entry.mean), spread, partly and f"({partly})"]))
 
 
 def target_text(entry: Entry, value: float | None, text: str) -> str:

@@ -1,7 +1,8 @@
 """Which strategy a comparison finds best, and in which words.
 
 The words follow the intervals: where the 95 % interval of the paired difference includes 0, the seeds do not tell two
-strategies apart, and the sentence says so.  Intervals are of one comparison each, not corrected for their number.
+strategies apart, and the sentence says so.  A seed that diverged or failed is lost: what is left are the lucky ones, so
+a strategy that has lost seeds neither wins over one that has all of them nor counts as good as it.  Intervals are of one comparison each, not corrected for their number.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,9 +16,9 @@ from fedsign.report.labels import (
     entries_of,
     enumerate_words,
     metric_name,
-    num_diverged,
     reference_label,
     scale_of,
+    seeds_of_all,
     short_label,
 )
 from fedsign.report.wording import NARROW_SPACE, plural
@@ -35,10 +36,10 @@ class Verdict:
 
 
 def ranked(entries: Sequence[Entry], *, higher_is_better: bool) -> list[Entry]:
-    """Best first.  A strategy of which seeds diverged comes after those of which none did: its mean is of the lucky ones."""
+    """Best first.  The fewer seeds a strategy has lost, the further ahead it is, whatever the mean of the others."""
     with_mean = [(entry, entry.mean) for entry in entries if entry.mean is not None]
     sign = -1 if higher_is_better else 1
-    return [entry for entry, mean in sorted(with_mean, key=lambda pair: (num_diverged(pair[0]), sign * pair[1]))]
+    return [entry for entry, mean in sorted(with_mean, key=lambda pair: (pair[0].num_lost, sign * pair[1]))]
 
 
 def as_good_as_best(entries: Sequence[Entry], *, higher_is_better: bool) -> list[Entry]:
@@ -47,7 +48,7 @@ def as_good_as_best(entries: Sequence[Entry], *, higher_is_better: bool) -> list
     if not order:
         return []
     best, *others = order
-    tied = [entry for entry in others if not num_diverged(entry) and includes_zero(_between(entry, best))]
+    tied = [entry for entry in others if not entry.num_lost and includes_zero(_between(entry, best))]
     return [best, *tied]
 
 
@@ -66,13 +67,14 @@ def verdict(summary: Summary, condition: Mapping[str, Any]) -> Verdict:
     entries, scale = entries_of(summary, condition), scale_of(summary)
     order = ranked(entries, higher_is_better=summary.higher_is_better)
     title = short_label(condition)
+    unfinished = sum(entry.unfinished for entry in entries)
     if not order:
-        said = "No cell of this condition has ended with a number yet."
-        return Verdict(condition=title, best="", value="", remark="", sentences=(said,))
+        said = f"No cell of this condition has ended with a number{' yet' if unfinished else ''}."
+        lost = [_troubles(entry, is_best=False) for entry in entries if entry.num_lost]
+        return Verdict(condition=title, best="", value="", remark="", sentences=(said, *lost))
     best = order[0]
     sentences = [_comparison(summary, order, scale), _also(summary, order)]
-    sentences += [_troubles(entry) for entry in entries if num_diverged(entry)]
-    unfinished = sum(entry.unfinished for entry in entries)
+    sentences += [_troubles(entry, is_best=entry is best) for entry in entries if entry.num_lost]
     if unfinished:
         have = "has" if unfinished == 1 else "have"
         sentences.append(f"{plural(unfinished, 'cell')} of this condition {have} not finished; the others say this.")
@@ -80,7 +82,7 @@ def verdict(summary: Summary, condition: Mapping[str, Any]) -> Verdict:
         condition=title,
         best=best.label,
         value=scale.with_unit(best.mean),
-        remark=f"test {metric_name(summary)}, mean of {plural(len(best.values), 'seed')}",
+        remark=f"test {metric_name(summary)}, mean of {seeds_of_all(best) or plural(best.num_seeds, 'seed')}",
         sentences=tuple(filter(None, sentences)),
     )
 
@@ -134,9 +136,15 @@ def _also(summary: Summary, order: Sequence[Entry]) -> str:
     return f"The seeds do not tell {best.label} apart from {enumerate_words(names)}{either}." if names else ""
 
 
-def _troubles(entry: Entry) -> str:
-    said = f"{entry.label} diverged with {num_diverged(entry)} of {plural(len(entry.values), 'seed')}"
-    return f"{said}." if entry.mean is None else f"{said}; its mean is of the others, so it does not count as the best."
+def _troubles(entry: Entry, *, is_best: bool) -> str:
+    ends = [(entry.num_diverged, "diverged"), (entry.num_failed, "failed")]
+    said = " and ".join(f"{what} with {count}" for count, what in ends if count)
+    said = f"{entry.label} {said} of {plural(entry.num_seeds, 'seed')}"
+    if entry.mean is None:
+        return f"{said}."
+    if is_best:
+        return f"{said}; its mean is of the others alone."
+    return f"{said}; its mean is of the others, so it does not count as the best."
 
 
 def _between(entry: Entry, best: Entry) -> Interval | None:

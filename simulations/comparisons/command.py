@@ -1,5 +1,6 @@
 """What `fedsign compare` does with its arguments."""
 
+import os
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,9 +9,9 @@ from typing import Any
 
 from fedsign import config as configs
 from fedsign.comparison_folder import PLAN, Comparison
-from fedsign.errors import ConfigError
+from fedsign.errors import ConfigError, ResultsError
 from simulations.comparisons import play as playing
-from simulations.comparisons.plan import parse_axis
+from simulations.comparisons.plan import NUM_SEEDS, STRATEGIES, parse_axis
 from simulations.comparisons.table import as_json, print_summary
 
 
@@ -19,9 +20,10 @@ class Asked:
     """The arguments as they were typed."""
 
     config: Path | None
-    strategies: str
-    seeds: str
+    strategies: str | None
+    seeds: str | None
     grid: list[str]
+    by: list[str]
     overrides: list[str]
     name: str | None
     out: Path | None
@@ -32,16 +34,22 @@ class Asked:
     resume: Path | None
     extend: bool
     retry_failed: bool
+    export: Path | None
 
     @property
     def plans_something(self) -> bool:
         """Whether a plan is described that a resumed comparison, which has one, could not follow."""
-        given = (self.config, self.name, self.out, self.reference, self.target, self.validation_fraction)
-        return any(value is not None for value in given) or bool(self.grid or self.overrides or self.extend)
+        single = (
+            self.config, self.strategies, self.seeds, self.name, self.out, self.reference, self.target,
+            self.validation_fraction,
+        )  # fmt: skip
+        return any(value is not None for value in single) or bool(self.grid or self.by or self.overrides or self.extend)
 
 
 def play(asked: Asked) -> Comparison:
     """Play the comparison that is asked for, or go on with it."""
+    if asked.export is not None:
+        _check_export(asked.export)
     if asked.resume is not None:
         if asked.plans_something:
             raise ConfigError(
@@ -49,17 +57,13 @@ def play(asked: Asked) -> Comparison:
                 "or give the whole command again with --extend."
             )
         return playing.go_on(asked.resume, workers=asked.workers, retry_failed=asked.retry_failed)
-    grid: dict[str, list[Any]] = {}
-    for key, values in map(parse_axis, asked.grid):
-        if key in grid:
-            raise ConfigError(f"--grid {key} was given twice; give all its values at once, separated by commas.")
-        grid[key] = values
     settings = dict(map(configs.parse_override, asked.overrides))
     return playing.compare(
         _base(asked),
-        strategies=[name.strip() for name in asked.strategies.split(",") if name.strip()],
-        seeds=_seeds(asked.seeds),
-        grid=grid,
+        strategies=STRATEGIES if asked.strategies is None else _names(asked.strategies),
+        seeds=NUM_SEEDS if asked.seeds is None else _seeds(asked.seeds),
+        grid=_axes("--grid", asked.grid),
+        by=_axes("--by", asked.by),
         settings={key: value for key, value in settings.items() if not playing.is_for_all(key)},
         name=asked.name,
         out=asked.out,
@@ -103,6 +107,29 @@ def _base(asked: Asked) -> configs.ExperimentConfig:
     """The base experiment, with the settings that are not for single strategies."""
     of_all = [text for text in asked.overrides if playing.is_for_all(configs.parse_override(text)[0])]
     return configs.load(asked.config, of_all)
+
+
+def _check_export(folder: Path) -> None:
+    """Raise ResultsError if nothing could be exported in the end."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise ResultsError(f"{there} is a file; give a folder, or the name of one to be made, to --export.")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ResultsError(f"{there} cannot be written; give another folder to --export.")
+
+
+def _axes(option: str, given: list[str]) -> dict[str, list[Any]]:
+    """Key -> values, of `--grid` or `--by`."""
+    axes: dict[str, list[Any]] = {}
+    for key, values in (parse_axis(text, option=option) for text in given):
+        if key in axes:
+            raise ConfigError(f"{option} {key} was given twice; give all its values at once, separated by commas.")
+        axes[key] = values
+    return axes
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _seeds(text: str) -> int | list[int]:

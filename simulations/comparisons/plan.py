@@ -3,11 +3,16 @@
 See [Note: cells, choices, conditions] in fedsign.comparison.  A key may be given for one strategy alone, as
 "fedprox:strategy.mu".  Without a strategy, a key `strategy.X` is for those of the strategies that have a
 setting X.  The settings of the base experiment's own strategy hold for that strategy only.
+
+Conditions are the keys of `by`, and those keys of `grid` that are no hyper-parameters: how much is trained and by how
+many (`ABLATIONS`) is what papers vary, not what they tune.  Under a condition on `strategy.X`, a strategy without a
+setting X has the same configuration for every value; it is planned under each and played once.
 """
 
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,7 +28,8 @@ from fedsign.registry import nearest, resolve
 STRATEGIES = ("fedavg", "fedprox", "feddyn", "fedsign")
 NUM_SEEDS = 5
 VALIDATION_FRACTION = 0.1
-_CHOICES = ("strategy", "client", "server")  # sections whose keys are hyper-parameters
+ABLATIONS = ("server.cohort_size", "client.local_epochs", "client.local_steps", "client.batch_size")
+_CHOICES = ("strategy", "client", "server")  # sections whose other keys are hyper-parameters
 _OTHERWISE = {
     "seed": "give the seeds with --seeds",
     "strategy.name": "give the strategies with --strategies",
@@ -39,11 +45,15 @@ _LONGEST = 80  # characters of a cell's readable name
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What a user asks for.  Keys of `grid` and `settings` may begin with a strategy: "fedprox:strategy.mu"."""
+    """What a user asks for.  Keys of `grid` and `settings` may begin with a strategy: "fedprox:strategy.mu".
+
+    Keys of `by` are conditions, whatever they are.
+    """
 
     strategies: Sequence[str] = STRATEGIES
     seeds: Sequence[int] = ()
     grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    by: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     validation_fraction: float | None = None
 
@@ -64,7 +74,12 @@ class Request:
     @property
     def conditions(self) -> list[dict[str, Any]]:
         """All combinations of the other keys."""
-        return products({key: values for key, values in self.grid.items() if not _is_choice(key)})
+        return products(self.condition_axes)
+
+    @property
+    def condition_axes(self) -> dict[str, Sequence[Any]]:
+        """The keys that conditions are made of, with their values."""
+        return {**{key: values for key, values in self.grid.items() if not _is_choice(key)}, **self.by}
 
     @property
     def has_choices(self) -> bool:
@@ -72,8 +87,8 @@ class Request:
         return any(len(self.choices(strategy)) > 1 for strategy in self.strategies)
 
 
-def parse_axis(text: str) -> tuple[str, list[Any]]:
-    """`key=value,value,...`, each value as in `--set`.
+def parse_axis(text: str, *, option: str = "--grid") -> tuple[str, list[Any]]:
+    """`key=value,value,...` as given to an option, each value as in `--set`.
 
     >>> parse_axis("strategy.gamma=0.001,0.01"), parse_axis("model.hidden=[64],[64, 64]")
     (('strategy.gamma', [0.001, 0.01]), ('model.hidden', [[64], [64, 64]]))
@@ -83,7 +98,7 @@ def parse_axis(text: str) -> tuple[str, list[Any]]:
     key, separator, values = text.partition("=")
     if not separator or not all(key.strip().split(".")) or not all(part.strip() for part in values.split(",")):
         raise ConfigError(
-            f"--grid takes KEY=VALUE,VALUE,..., such as --grid partition.alpha=10,1,0.5; '{text}' was given."
+            f"{option} takes KEY=VALUE,VALUE,..., such as {option} partition.alpha=10,1,0.5; '{text}' was given."
         )
     _, parsed = parse_override(f"grid=[{values}]")
     if isinstance(parsed, str):  # no TOML list: words without quotes
@@ -118,22 +133,23 @@ def make_plan(
         raise ConfigError(f"the target {target} was given, but expected is a finite number, such as --target 0.9.")
     shared = _validation(base, request)
     cells: list[Cell] = []
-    digests: set[str] = set()
+    words_of: dict[str, str] = {}  # digest -> the values that gave it
     configs: dict[str, ExperimentConfig] = {}
     for condition in request.conditions:
         for strategy in request.strategies:
             for choice in request.choices(strategy):
-                changes = {"strategy.name": strategy, **shared, **request.own(strategy), **condition, **choice}
+                own = _own(condition, strategy)  # without the settings that it does not have
+                words = json.dumps([own, choice])
+                changes = {"strategy.name": strategy, **shared, **request.own(strategy), **own, **choice}
                 for seed in request.seeds:
                     config = base.replace(seed=seed, **changes)
                     cell = _cell(config, condition, choice)
-                    if cell.digest in digests:
+                    if words_of.setdefault(cell.digest, words) != words:
                         raise ConfigError(
                             f"the grid gives {strategy} the same configuration twice "
                             f"({', '.join(f'{key}={value}' for key, value in {**condition, **choice}.items())}); "
                             "name every value once."
                         )
-                    digests.add(cell.digest)
                     cells.append(cell)
                     configs[cell.id] = config
     plan = Plan(
@@ -168,25 +184,43 @@ def _check(request: Request) -> None:
     _check_unique("seed", request.seeds)
     for strategy in request.strategies:
         resolve("strategy", strategy)
-    for key, values in request.grid.items():
-        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
-            raise ConfigError(f"the grid's '{key}' has no values; expected is a list of one or more.")
-        _check_key(key, request.strategies, option="--grid")
+    for option, axes in (("--grid", request.grid), ("--by", request.by)):
+        for key, values in axes.items():
+            _check_key(key, request.strategies, option=option)
+            _check_unique(f"value of {key}", [json.dumps(value) for value in values])
     for key in request.settings:
         _check_key(key, request.strategies, option="--set")
+    _check_conditions(request)
 
 
 def _check_unique(what: str, given: Sequence[Any]) -> None:
-    for value in given:
-        if given.count(value) > 1:
-            raise ConfigError(f"{what} '{value}' was given {given.count(value)} times; name each {what} once.")
+    for value, times in Counter(given).items():
+        if times > 1:
+            raise ConfigError(f"{what} '{value}' was given {times} times; name each {what} once.")
+
+
+def _check_conditions(request: Request) -> None:
+    """A condition is the same for all strategies, and said once."""
+    for key in request.by:
+        if _scope(key)[0] is not None:
+            raise ConfigError(
+                f"'{key}' cannot be given to --by: a condition is for all strategies; drop the strategy's name."
+            )
+        if key in request.grid:
+            raise ConfigError(f"'{key}' was given to --grid and to --by; give it to one of them.")
+    for given in (*request.grid, *request.settings):
+        scope, key = _scope(given)
+        if scope is not None and key in request.condition_axes:
+            raise ConfigError(
+                f"'{given}' was given, but {key} is a condition, which is the same for all strategies; drop the one or the other."
+            )
 
 
 def _check_key(given: str, strategies: Sequence[str], *, option: str) -> None:
     scope, key = _scope(given)
     section, _, setting = key.partition(".")
     for forbidden, remedy in _OTHERWISE.items():
-        if (option == "--grid" or scope or section == "strategy") and f"{key}.".startswith(f"{forbidden}."):
+        if (option != "--set" or scope or section == "strategy") and f"{key}.".startswith(f"{forbidden}."):
             raise ConfigError(f"'{given}' cannot be given to {option} of a comparison: {remedy}.")
     if scope is not None and scope not in strategies:
         raise ConfigError(
@@ -227,7 +261,9 @@ def _scope(given: str) -> tuple[str | None, str]:
 
 
 def _is_choice(given: str) -> bool:
-    return _scope(given)[1].partition(".")[0] in _CHOICES
+    """What is given for one strategy alone cannot be a condition."""
+    scope, key = _scope(given)
+    return scope is not None or (key.partition(".")[0] in _CHOICES and key not in ABLATIONS)
 
 
 def _has(strategy: str, setting: str) -> bool:

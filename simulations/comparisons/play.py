@@ -5,6 +5,7 @@ noted with its sentence and left alone afterwards; the comparison goes on withou
 """
 
 import dataclasses
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,9 @@ from fedsign.config import ExperimentConfig
 from fedsign.disk import disk_errors
 from fedsign.errors import ConfigError, ResultsError
 from fedsign.report.comparison import write_comparison
+from fedsign.workload import Workload
 from simulations import api
+from simulations.comparisons import arguments
 from simulations.comparisons.board import Board
 from simulations.comparisons.plan import NUM_SEEDS, STRATEGIES, Request, for_folder, make_plan
 from simulations.comparisons.pool import Job, Watcher, play_all
@@ -31,6 +34,7 @@ def compare(
     strategies: Sequence[str] = STRATEGIES,
     seeds: int | Sequence[int] = NUM_SEEDS,
     grid: Mapping[str, Sequence[Any]] | None = None,
+    by: Mapping[str, Sequence[Any]] | None = None,
     settings: Mapping[str, Any] | None = None,
     name: str | None = None,
     out: str | Path | None = None,
@@ -48,8 +52,10 @@ def compare(
         strategies: names of strategies.
         seeds: how many, counted from the base's seed, or which.
         grid: key -> values.  Keys under strategy, client and server are hyper-parameters, of which each
-            strategy gets its best one by the validation samples; all combinations of the others are compared.
-            "fedprox:strategy.mu" is a key for one strategy.
+            strategy gets its best one by the validation samples.  All combinations of the others are compared, and
+            so are server.cohort_size, client.local_epochs, client.local_steps and client.batch_size.
+            "fedprox:strategy.mu" is a hyper-parameter of one strategy.
+        by: key -> values that are compared and never chosen from, whatever the key.
         settings: key -> value, for strategies as in `grid`.
         name: the comparison's name; the experiment's without one.
         out: its folder; `comparisons/<name>` without one.
@@ -63,16 +69,18 @@ def compare(
     Raises:
         FedSignError: the plan cannot be made, or the comparison cannot be played.
     """
-    base = experiment if isinstance(experiment, ExperimentConfig) else configs.from_dict(experiment or {})
-    shared = {key: value for key, value in (settings or {}).items() if is_for_all(key)}
-    base = base.replace(**shared)
+    arguments.check_others(
+        target=target, validation_fraction=validation_fraction, workers=workers, reference=reference, out=out
+    )
+    given = arguments.settings_of(settings)
+    shared = {key: value for key, value in given.items() if is_for_all(key)}
+    base = api.config_of(experiment).replace(**shared)
     request = Request(
-        strategies=tuple(strategies),
-        seeds=seeds_of(seeds, first=base.seed),
-        grid={
-            key: list(values) if isinstance(values, tuple | range) else values for key, values in (grid or {}).items()
-        },
-        settings={key: value for key, value in (settings or {}).items() if key not in shared},
+        strategies=arguments.strategies_of(strategies),
+        seeds=arguments.seeds_of(seeds, first=base.seed),
+        grid=arguments.axes_of("grid", grid),
+        by=arguments.axes_of("by", by),
+        settings={key: value for key, value in given.items() if key not in shared},
         validation_fraction=validation_fraction,
     )
     chosen_name = base.replace(name=name).name if name is not None else base.name
@@ -105,11 +113,6 @@ def go_on(path: str | Path, *, workers: int | None = None, retry_failed: bool = 
             "and this version makes other cells of its plan; go on with that version, or start a new comparison."
         )
     return _play(comparison, plan, cell_configs, workers=workers, extend=False, retry_failed=retry_failed)
-
-
-def seeds_of(given: int | Sequence[int], *, first: int) -> tuple[int, ...]:
-    """A number of seeds, or the seeds themselves."""
-    return tuple(range(first, first + given)) if isinstance(given, int) else tuple(given)
 
 
 def is_for_all(key: str) -> bool:
@@ -149,9 +152,10 @@ def _with_first_environment(comparison: Comparison, plan: Plan) -> Plan:
 
 
 def _pending(comparison: Comparison, plan: Plan, retry_failed: bool) -> list[Cell]:
-    """The cells that are to be played."""
+    """The cells that are to be played; one for all that have the same configuration."""
     states = (CellState.UNFINISHED, CellState.FAILED) if retry_failed else (CellState.UNFINISHED,)
-    return [cell for cell in plan.cells if comparison.state_of(cell) in states]
+    first = {cell.digest: cell for cell in reversed(plan.cells)}
+    return [cell for cell in plan.cells if first[cell.digest] is cell and comparison.state_of(cell) in states]
 
 
 def _play_cells(
@@ -250,7 +254,10 @@ def _difference(plan: Plan, there: Plan) -> str:
     for what, new, old in (
         ("strategies", list(plan.labels), list(there.labels)),
         ("seeds", list(plan.seeds), list(there.seeds)),
-        *((what, plan.request[what], there.request.get(what)) for what in ("grid", "settings", "validation_fraction")),
+        *(
+            (what, plan.request[what], there.request.get(what) or empty)
+            for what, empty in (("grid", {}), ("by", {}), ("settings", {}), ("validation_fraction", None))
+        ),
     ):
         if new != old:
             return f"{what} were {old} there and are {new} now"
@@ -258,10 +265,14 @@ def _difference(plan: Plan, there: Plan) -> str:
 
 
 def _check_parts(cell_configs: Sequence[ExperimentConfig]) -> None:
-    """Make every part once, so that a mistake is one sentence now and not one failure for each cell."""
+    """Make every part of every configuration, so that a mistake is one sentence now and not one failure for each cell.
+
+    Seeds change no part.  Cells that follow each other mostly have the same data, which are made once for them.
+    """
     seen: set[str] = set()
+    last: Workload | None = None
     for config in cell_configs:
-        tables = {f"{key} {value}" for key, value in config.model_dump(mode="json", exclude={"seed"}).items()}
-        if not tables <= seen:
-            api.check(config)
-            seen |= tables
+        whole = json.dumps(config.model_dump(mode="json", exclude={"seed"}), sort_keys=True)
+        if whole not in seen:
+            seen.add(whole)
+            last = api.check(config, like=last)

@@ -10,7 +10,8 @@ from rich.table import Table
 from fedsign.comparison import Entry, Interval, Summary, ToTarget, values_label
 from fedsign.comparison_folder import Comparison
 from fedsign.over_seeds import TARGET_SHARE
-from fedsign.report.wording import byte_count
+from fedsign.report.labels import last_rounds, seeds_of_all
+from fedsign.report.wording import byte_count, plural
 
 _MISSING = "-"
 _MAX_FAILED = 3
@@ -18,7 +19,6 @@ _MAX_FAILED = 3
 
 def print_summary(comparison: Comparison, summary: Summary) -> None:
     """One block for each condition, then what the reader has to know about it."""
-    failed = comparison.failures
     console = Console(soft_wrap=True, highlight=False)
     for condition in summary.conditions:
         if condition:
@@ -27,10 +27,12 @@ def print_summary(comparison: Comparison, summary: Summary) -> None:
         _print_aligned(console, _table(summary, entries))
         console.print()
     console.print(escape(" ".join(_remarks(summary, is_given=comparison.plan.target is not None))))
-    for id, error in list(failed.items())[:_MAX_FAILED]:
+    for id, error in list(summary.failed.items())[:_MAX_FAILED]:
         console.print(f"failed: {escape(id)}: {escape(error)}")
-    if failed:
-        console.print(f"{len(failed)} cells failed; --retry-failed plays them again.")
+    if summary.failed:
+        num_failed = len(summary.failed)
+        them = "it" if num_failed == 1 else "them"
+        console.print(f"{plural(num_failed, 'cell')} failed; --retry-failed plays {them} again.")
 
 
 def as_json(comparison: Comparison, summary: Summary) -> dict[str, Any]:
@@ -39,7 +41,7 @@ def as_json(comparison: Comparison, summary: Summary) -> dict[str, Any]:
     for entry in content["entries"]:
         del entry["curves"]
         entry["folders"] = [str(folder) for folder in entry["folders"]]
-    return {**content, "path": str(summary.path), "failed": dict(comparison.failures)}
+    return {**content, "path": str(comparison.path)}
 
 
 def _table(summary: Summary, entries: list[Entry]) -> Table:
@@ -77,8 +79,8 @@ def _figures(entry: Entry) -> list[str]:
 
 
 def _mean(entry: Entry) -> str:
-    num_values, num_seeds = sum(value is not None for value in entry.values), len(entry.values) + entry.unfinished
-    partly = f" ({num_values} of {num_seeds} seeds)" if num_values < num_seeds else ""
+    missing = seeds_of_all(entry)
+    partly = f" ({missing})" if missing else ""
     if entry.mean is None:
         return f"{_MISSING}{partly}"
     return f"{entry.mean:.4f}{'' if entry.std is None else f' ± {entry.std:.4f}'}{partly}"
@@ -109,7 +111,7 @@ def _remarks(summary: Summary, *, is_given: bool) -> list[str]:
     """How the figures were made."""
     direction = "" if summary.higher_is_better else f" A small {summary.metric} is a good one."
     remarks = [
-        f"{summary.metric}: mean ± standard deviation over seeds of the mean of the last {summary.last} rounds.{direction}",
+        f"{summary.metric}: mean ± standard deviation over seeds of the {last_rounds(summary)}.{direction}",
         "Differences are paired by seed, with a 95 % interval of Student's t.",
     ]
     if any(entry.to_target for entry in summary.entries):
@@ -117,9 +119,12 @@ def _remarks(summary: Summary, *, is_given: bool) -> list[str]:
         remarks.append(f"Rounds and bytes to the target{origin}: medians over the seeds that reached it.")
     if summary.trials:
         remarks.append("Choices were made by samples held out of training, never by the test samples.")
-    unfinished = summary.num_cells - summary.num_finished
-    if unfinished:
-        remarks.append(f"{unfinished} of {summary.num_cells} cells have not finished.")
+    if any(entry.num_lost for entry in summary.entries):
+        remarks.append(
+            "A strategy of which seeds diverged or failed does not count as best beside those that have all."
+        )
+    if summary.num_pending:
+        remarks.append(f"{summary.num_pending} of {summary.num_cells} cells are still to be played.")
     return remarks
 
 

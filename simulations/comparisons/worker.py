@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import queue
-import shutil
 import signal
 import sys
 import threading
@@ -21,11 +20,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fedsign import config as configs
-from fedsign.errors import DiskFullError, FedSignError, ResultsError
+from fedsign.disk import disk_errors
+from fedsign.errors import DiskFullError, FedSignError, ResultsError, ResumeError
 from fedsign.results import Line, open_run
 from simulations import api
 from simulations.callbacks.base import Callback
 
+SET_ASIDE = "set-aside"  # one level deeper than runs, so that nothing takes what is in it for the cell's run
 _PATIENCE_S = 20.0  # for the last process that played a run and is being ended by the system
 
 
@@ -60,7 +61,10 @@ def main() -> None:
 
 
 def play(config_toml: str, resume: Path | None, callback: Callback) -> None:
-    """Play one cell to its end, from its run's last checkpoint if there is a run that can be gone on with."""
+    """Play one cell to its end, from its run's last checkpoint if there is a run that can be gone on with.
+
+    One that cannot, such as one with a damaged checkpoint, is set aside in the cell's folder, and the cell begins anew.
+    """
     config = configs.from_toml(config_toml)
     if resume is None:
         api.run(config, callbacks=[callback])
@@ -68,9 +72,12 @@ def play(config_toml: str, resume: Path | None, callback: Callback) -> None:
     _await_end_of_others(resume)
     try:
         api.run(resume=resume, callbacks=[callback])
-    except ResultsError:
-        # it cannot be gone on with: a damaged checkpoint, a strategy whose memory is not checkpointed
-        shutil.rmtree(resume)
+    except ResumeError as error:
+        aside = resume.parent / SET_ASIDE / f"{resume.name}-{time.time_ns()}"
+        with disk_errors(aside):
+            aside.parent.mkdir(exist_ok=True)
+            resume.rename(aside)
+        logging.getLogger("fedsign").warning("%s The cell begins anew; what there was is in %s", error, aside)
         api.run(config, callbacks=[callback])
 
 

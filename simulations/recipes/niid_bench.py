@@ -8,7 +8,7 @@ classes a client, quantity skew by Dirichlet(0.5).  On digits the network is the
 
 from typing import Any
 
-from simulations.recipes.base import Figures, Recipe, Threshold
+from simulations.recipes.base import Figures, Recipe, Threshold, Verdict
 from simulations.recipes.tables import Table, means
 
 DATA = ("digits", "mnist", "fashion_mnist", "cifar10")
@@ -46,9 +46,15 @@ def recipe(data: str, root: str = "") -> Recipe:
             Threshold(figure="loss_by_1_class", bound="at least", value=0.1),
             Threshold(figure="loss_by_quantity", bound="at most", value=0.03),
         ),
+        quick_thresholds=(Threshold(figure="loss_by_1_class", bound="at least", value=0.05),),
+        expected=_EXPECTED.get(data, Verdict.HOLDS),
         data=DATA,
         page=lambda quick: _table(data, root, quick).folder / "report.html",
     )
+
+
+# Where it has been measured: docs/recipes.md has the figures.
+_EXPECTED = {"digits": Verdict.DOES_NOT_HOLD}
 
 
 def _splits(quick: bool) -> dict[str, dict[str, Any]]:

@@ -9,6 +9,7 @@ from fedsign.comparison import Entry, Summary, values_label
 from fedsign.errors import DataError
 from fedsign.over_seeds import paired_difference
 from fedsign.report.export import export
+from fedsign.report.verdict import ranked
 from simulations.comparisons.play import compare
 from simulations.recipes.base import NotDecidableHere
 
@@ -54,15 +55,19 @@ class Table:
 
 def means(summary: Summary) -> dict[str, float]:
     """ "strategy, condition" -> mean over seeds; NaN where a run diverged or failed."""
-    return {_key(entry.strategy, entry.condition): _number(entry.mean) for entry in summary.entries}
+    return {
+        _key(entry.strategy, entry.condition): _number(None if entry.num_lost else entry.mean)
+        for entry in summary.entries
+    }
 
 
 def best_in(summary: Summary, strategy: str) -> int:
-    """Under how many conditions a strategy has the highest mean."""
-    return sum(
-        max(_under(summary, condition), key=lambda entry: _or_lowest(entry.mean)).strategy == strategy
+    """Under how many conditions a strategy has the best mean; one that has lost seeds loses to one that has all."""
+    orders = [
+        ranked(_under(summary, condition), higher_is_better=summary.higher_is_better)
         for condition in summary.conditions
-    )
+    ]
+    return sum(order[0].strategy == strategy for order in orders if order)
 
 
 def pooled_difference(summary: Summary, first: str, second: str) -> dict[str, float]:
@@ -96,7 +101,3 @@ def _key(strategy: str, condition: Mapping[str, Any]) -> str:
 
 def _number(value: float | None) -> float:
     return float("nan") if value is None else value
-
-
-def _or_lowest(value: float | None) -> float:
-    return float("-inf") if value is None else value

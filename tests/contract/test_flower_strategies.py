@@ -498,6 +498,18 @@ def test_clients_clip_as_the_server_would(kind: str, tmp_path: Path) -> None:
         assert by_server.strategy.clipping_norm == by_client.strategy.clipping_norm != norm
 
 
+@pytest.mark.parametrize("kind", ["fixed", "adaptive"])
+def test_an_update_of_exactly_zero_stops_clipping_at_the_server_with_a_sentence_and_passes_at_the_clients(
+    kind: str, tmp_path: Path
+) -> None:
+    """A step of 1e-30 is lost in float32's rounding, so that every client sends back what it was sent."""
+    still = {"rounds": 1, "client": {"local_epochs": 1, "lr": 1e-30}}
+    with pytest.raises(RoundError, match=r"round 1: .*exactly the one it was sent.*flower_dp_client_.*client\.lr"):
+        play(tmp_path / "server", f"flower_dp_server_{kind}", **still)
+    by_client = play(tmp_path / "client", f"flower_dp_client_{kind}", **still)
+    np.testing.assert_allclose(by_client.served[1], by_client.served[0], rtol=1e-6)
+
+
 def test_the_adaptive_norm_runs_away_from_its_quantile(tmp_path: Path) -> None:
     """Andrew et al.: C <- C exp(-lr (share below C - target)), which grows a norm that clips everything.  Flower's has
     the share above C, so that it shrinks; and one that clips nothing grows.  docs/how-to/flowers-own-strategies.md says so."""

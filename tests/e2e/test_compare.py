@@ -19,7 +19,9 @@ from fedsign.config import from_dict
 from fedsign.errors import FedSignError, ResultsError
 from simulations import compare, run
 from simulations.comparisons.plan import Request, make_plan
-from simulations.comparisons.play import go_on
+from simulations.callbacks.base import Callback
+from simulations.comparisons import worker
+from simulations.comparisons.play import _check_parts, go_on
 from tests.e2e.command import fedsign, settings
 
 LONG = settings(
@@ -62,6 +64,18 @@ class Dying(FedAvg):
         os.kill(os.getpid(), signal.SIGKILL)
 '''
 
+
+COUNTED = '''
+"""Digits that leave a mark whenever they are read."""
+
+from fedsign.data.digits import digits
+
+
+def digits_slowly(seed):
+    with open("reads", "a") as file:
+        file.write(".")
+    return digits(seed)
+'''
 
 TINY: dict[str, Any] = {
     "rounds": 2,
@@ -228,6 +242,56 @@ def test_a_cell_that_diverges_is_noted_and_played_again_only_if_asked_to(base: d
     assert notes[0].stat().st_mtime_ns != before
 
 
+def test_a_command_of_which_a_cell_failed_prints_the_table_and_ends_with_exit_code_1(tmp_path: Path) -> None:
+    asked = [
+        "--strategies",
+        "fedavg",
+        "--seeds",
+        "1",
+        "--workers",
+        "1",
+        "--by",
+        "client.lr=1e30,0.05",
+        "--out",
+        "there",
+    ]
+    done = fedsign("compare", *asked, *settings(rounds=1), folder=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert "1 cells failed" in done.stdout and "client.lr=0.05" in done.stdout
+    again = fedsign("compare", "--resume", "there", "--json", folder=tmp_path)
+    assert again.returncode == 1 and len(json.loads(again.stdout)["failed"]) == 1
+
+
+def test_a_run_that_cannot_be_gone_on_with_is_set_aside_and_the_cell_begins_anew(pair: Comparison) -> None:
+    cell, before = pair.plan.cells[0], written(pair)
+    run_before = pair.run_of(cell)
+    assert run_before is not None
+    lines = (run_before.path / "rounds.jsonl").read_bytes()
+    (run_before.path / "outcome.json").unlink()
+    for state in run_before.path.glob("checkpoints/*/state.json"):
+        state.write_text("{", encoding="utf-8")
+    again = go_on("there", workers=1)
+    run_after = again.run_of(cell)
+    assert run_after is not None and run_after.path != run_before.path
+    assert (run_after.path / "rounds.jsonl").read_bytes() == lines
+    (aside,) = (again.cells / cell.id).glob("set-aside/*")
+    assert (aside / "rounds.jsonl").read_bytes() == lines
+    assert "is damaged" in (log := (again.path / "logs" / "worker-0.log").read_text()) and str(aside) in log
+    assert len(before.keys() & written(again).keys()) == 3, "the other cells were left alone"
+
+
+def test_a_run_that_cannot_be_written_fails_its_cell_and_is_left_where_it_is(
+    pair: Comparison, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_before = pair.run_of(pair.plan.cells[0])
+    assert run_before is not None
+    monkeypatch.setattr(worker, "_PATIENCE_S", 0.0)
+    config_toml = run_before.config_toml
+    with run_before.locked(), pytest.raises(ResultsError, match="is being played by process"):
+        worker.play(config_toml, run_before.path, Callback())
+    assert (run_before.path / "rounds.jsonl").is_file()
+
+
 def test_a_worker_that_dies_costs_its_cell_alone(base: dict[str, Any]) -> None:
     Path("dying.py").write_text(DYING, encoding="utf-8")
     done = compare(base, strategies=["dying:Dying", "fedavg"], seeds=2, workers=1, reference="fedavg")
@@ -237,7 +301,7 @@ def test_a_worker_that_dies_costs_its_cell_alone(base: dict[str, Any]) -> None:
         **{("fedavg", seed): CellState.FINISHED for seed in (0, 1)},
     }
     assert all("ended by signal 9" in failure for failure in done.failures.values())
-    assert done.summary().entries[0].unfinished == 2
+    assert (done.summary().entries[0].num_failed, done.summary().entries[0].unfinished) == (2, 0)
 
 
 def test_one_process_at_a_time_plays_a_comparison(pair: Comparison) -> None:
@@ -319,7 +383,39 @@ def test_ctrl_c_ends_the_workers_and_says_how_to_go_on(tmp_path: Path) -> None:
         ({"target": float("nan")}, "the target nan was given"),
         ({"grid": {"strategy.gama": [0.1]}}, "Did you mean 'gamma'?"),
         ({"grid": {"partition.alhpa": [0.1]}}, "unknown key 'partition.alhpa'. Did you mean 'alpha'?"),
-        ({"grid": {"partition.alpha": []}}, "the grid's 'partition.alpha' has no values"),
+        ({"grid": {"partition.alpha": []}}, "grid: 'partition.alpha' has no values"),
+        ({"grid": {"partition.alpha": 0.1}}, "grid: 'partition.alpha' has no values"),
+        ({"grid": {"partition.alpha": [0.1, 0.1]}}, "value of partition.alpha '0.1' was given 2 times"),
+        ({"grid": {"client.lr": [0.1 + 0j]}}, "grid: 'client.lr' was given [(0.1+0j)]; expected are plain numbers"),
+        ({"grid": [1]}, "grid=[1] was given"),
+        ({"by": {"strategy.gama": [0.1]}}, "Did you mean 'gamma'?"),
+        ({"by": {"fedsign:strategy.gamma": [0.1]}}, "a condition is for all strategies"),
+        ({"by": {"client.lr": [0.1]}, "grid": {"client.lr": [0.2]}}, "was given to --grid and to --by"),
+        ({"by": {"client.lr": [0.1]}, "grid": {"fedsign:client.lr": [0.2]}}, "client.lr is a condition"),
+        (
+            {"grid": {"client.batch_size": [8]}, "settings": {"fedsign:client.batch_size": 4}},
+            "client.batch_size is a condition",
+        ),
+        ({"by": {"seed": [1, 2]}}, "'seed' cannot be given to --by of a comparison: give the seeds with --seeds"),
+        ({"by": "client.lr"}, "by='client.lr' was given"),
+        ({"settings": {1: 2}}, "settings={1: 2} was given"),
+        ({"strategies": "fedavg"}, "strategies='fedavg' was given, but expected is a list of names"),
+        ({"strategies": [1]}, "strategies=[1] was given, but expected is a list of names"),
+        ({"seeds": 1.5}, "seeds=1.5 was given, but expected is how many"),
+        ({"seeds": True}, "seeds=True was given"),
+        ({"seeds": "5"}, "seeds='5' was given"),
+        ({"seeds": [0, 1.5]}, "seeds=[0, 1.5] was given"),
+        ({"seeds": 99_999_999_999}, "99999999999 seeds were given, but expected are 10000 at most"),
+        ({"target": "x"}, "target='x' was given, but expected is a number"),
+        ({"validation_fraction": "a"}, "validation_fraction='a' was given, but expected is a number"),
+        ({"workers": 1.5}, "workers=1.5 was given, but expected is a whole number"),
+        ({"reference": 3}, "reference=3 was given"),
+        ({"out": 3}, "out=3 was given"),
+        ({"experiment": "x.toml"}, "the experiment 'x.toml' was given, but expected is a configuration"),
+        (
+            {"strategies": ["fedavg", "scaffold"], "grid": {"client.optimizer.name": ["sgd", "adamw"]}},
+            "use client.optimizer.name=sgd",
+        ),
         ({"grid": {"partition.alpha": [1.0, 1]}}, "the same configuration twice"),
         ({"grid": {"seed": [1, 2]}}, "give the seeds with --seeds"),
         ({"grid": {"strategy.name": ["fedavg"]}}, "give the strategies with --strategies"),
@@ -345,7 +441,7 @@ def test_a_mistake_is_a_sentence_and_leaves_nothing_behind(
 ) -> None:
     Path("file").touch()
     with pytest.raises(FedSignError) as raised:
-        compare(base, **{"strategies": ["fedavg", "fedsign"], "seeds": 1, **asked})
+        compare(**{"experiment": base, "strategies": ["fedavg", "fedsign"], "seeds": 1, **asked})
     assert said in str(raised.value)
     assert raised.value.exit_code == 2
     assert "\n" not in str(raised.value)
@@ -357,14 +453,23 @@ def test_a_mistake_is_a_sentence_and_leaves_nothing_behind(
     [
         (["--grid", "partition.alpha="], "--grid takes KEY=VALUE,VALUE"),
         (["--seeds", "many"], "--seeds many was given"),
+        (["--seeds", "99999999999"], "99999999999 seeds were given"),
+        (["--by", "client.lr"], "--by takes KEY=VALUE,VALUE"),
         (["--resume", "nowhere"], "nowhere is not a comparison"),
+        (["--resume", "nowhere", "--seeds", "3"], "--resume was given with options of a new plan"),
+        (["--resume", "nowhere", "--strategies", "fedavg"], "--resume was given with options of a new plan"),
+        (["--resume", "nowhere", "--by", "client.lr=1,2"], "--resume was given with options of a new plan"),
+        (["--export", "file"], "file is a file; give a folder"),
+        (["--export", "file/paper"], "file is a file; give a folder"),
     ],
 )
 def test_a_mistake_on_the_command_line_is_one_sentence_and_exit_code_2(
     tmp_path: Path, given: list[str], said: str
 ) -> None:
+    (tmp_path / "file").touch()
     done = fedsign("compare", *given, folder=tmp_path)
     assert done.returncode == 2
+    assert not (tmp_path / "comparisons").exists()
     assert done.stderr.startswith("Error: ") and done.stderr.count("\n") == 1
     assert said in done.stderr
 
@@ -393,6 +498,79 @@ def test_settings_and_values_for_one_strategy_reach_it_alone(base: dict[str, Any
         assert config.client.weight_decay == (0.5 if config.strategy.name == "fedavg" else 0.0)
         assert config.data.validation_fraction == 0.1
     assert len({cell.id for cell in plan.cells}) == 6
+
+
+def planned(base: dict[str, Any], **asked: Any) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Strategy, condition and choice of every cell of a plan."""
+    request = Request(**{"seeds": (0,), **asked})
+    plan, _ = make_plan(from_dict(base), request, name="n", environment={})
+    return [(cell.strategy, dict(cell.condition), dict(cell.choice)) for cell in plan.cells]
+
+
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("server.cohort_size", [2, 4]),
+        ("client.local_epochs", [1, 2]),
+        ("client.local_steps", [3, 4]),
+        ("client.batch_size", [8, 16]),
+    ],
+)
+def test_participation_and_local_work_are_conditions_and_choices_of_one_strategy_if_asked_to(
+    base: dict[str, Any], key: str, values: list[Any]
+) -> None:
+    names = ("fedavg", "fedprox")
+    assert planned(base, strategies=names, grid={key: values}) == [
+        (name, {key: value}, {}) for value in values for name in names
+    ]
+    assert planned(base, strategies=names, grid={f"fedprox:{key}": values}) == [
+        ("fedavg", {}, {}),
+        *(("fedprox", {}, {key: value}) for value in values),
+    ]
+
+
+def test_by_makes_any_key_a_condition(base: dict[str, Any]) -> None:
+    rates = [0.1, 0.2]
+    assert planned(base, strategies=("fedavg",), grid={"client.lr": rates}) == [
+        ("fedavg", {}, {"client.lr": rate}) for rate in rates
+    ]
+    assert planned(base, strategies=("fedavg",), by={"client.lr": rates}) == [
+        ("fedavg", {"client.lr": rate}, {}) for rate in rates
+    ]
+
+
+def test_a_strategy_without_the_setting_of_a_condition_is_played_once_and_shown_under_each(
+    base: dict[str, Any],
+) -> None:
+    by = {"strategy.gamma": [0.001, 0.01]}
+    done = compare(base, strategies=["fedavg", "fedsign"], seeds=1, by=by, workers=2)
+    assert len(written(done)) == 3
+    summary = done.summary()
+    assert (summary.num_cells, summary.num_finished, summary.trials) == (4, 4, ())
+    first, _, second, _ = summary.entries
+    assert first.strategy == second.strategy == "fedavg"
+    assert first.condition != second.condition
+    assert first.values == second.values and first.folders == second.folders
+    assert load_comparison(go_on(done.path).path).summary() == summary
+
+
+def test_two_hundred_cells_are_checked_in_seconds_on_data_that_are_read_once(
+    base: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("counted.py").write_text(COUNTED, encoding="utf-8")
+    monkeypatch.syspath_prepend(Path.cwd())
+    request = Request(
+        strategies=("fedavg", "fedsign"),
+        seeds=(0, 1),
+        grid={"client.lr": [0.01 * (step + 1) for step in range(25)], "partition.alpha": [0.5, 1.0]},
+    )
+    experiment = from_dict({**base, "data": {"name": "counted:digits_slowly"}})
+    plan, cell_configs = make_plan(experiment, request, name="n", environment={})
+    assert len(plan.cells) == 200
+    began = time.monotonic()
+    _check_parts(list(cell_configs.values()))
+    assert time.monotonic() - began < 20
+    assert Path("reads").read_text() == "."
 
 
 def test_what_no_result_depends_on_does_not_change_a_cell(base: dict[str, Any]) -> None:

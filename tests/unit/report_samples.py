@@ -21,6 +21,8 @@ STRATEGIES = {
 }
 """Name -> label, final accuracy, rounds in which it grows by a factor e."""
 
+FAILURE = "round 3: <all> 4 replies were refused & the round has no update; lower client.lr."
+
 ALPHAS = ({"partition.alpha": 10.0}, {"partition.alpha": 1.0}, {"partition.alpha": 0.1})
 
 CONFIG = """name = "trial"
@@ -84,12 +86,13 @@ def a_comparison(
     metric: str = "accuracy",
     target: float | None = None,
     unfinished: Sequence[tuple[str, int]] = (),
+    failed: Sequence[tuple[str, int]] = (),
     diverged: Sequence[tuple[str, int]] = (),
     labels: Mapping[str, str] | None = None,
     name: str = "trial",
     extra: Mapping[str, Any] | None = None,
 ) -> Summary:
-    """A summary of made-up runs; those that are unfinished or diverged are named as (strategy, seed)."""
+    """A summary of made-up runs; those that are unfinished, failed or diverged are named as (strategy, seed)."""
     played = []
     for condition in conditions:
         for strategy in strategies:
@@ -106,6 +109,9 @@ def a_comparison(
                         seed=seed,
                         rounds=rounds,
                     )
+                    if (strategy, seed) in failed:
+                        played.append(Played(cell=cell, is_finished=False, failure=FAILURE))
+                        continue
                     if (strategy, seed) in unfinished:
                         played.append(Played(cell=cell, is_finished=False))
                         continue

@@ -56,6 +56,15 @@ def test_digits_are_1797_images_of_64_pixels_between_0_and_1() -> None:
         assert set(part.targets.tolist()) == set(range(10))
 
 
+def test_digits_as_images_are_the_same_pixels_row_by_row() -> None:
+    flat, images = digits(0), digits(0, flat=False)
+    assert images.input_shape == (1, 8, 8)
+    for one, other in ((flat.train, images.train), (flat.test, images.test)):
+        assert torch.equal(one.targets, other.targets)
+        for row in range(8):
+            assert torch.equal(one.features[:, 8 * row : 8 * row + 8], other.features[:, 0, row])
+
+
 def test_the_split_of_digits_loses_and_repeats_nothing() -> None:
     """Together the two parts are scikit-learn's rows, each with its label, as a multiset."""
     from sklearn.datasets import load_digits

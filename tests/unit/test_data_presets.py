@@ -141,8 +141,20 @@ def test_without_augmentation_the_batch_is_the_same_and_nothing_is_drawn() -> No
 @pytest.mark.parametrize("preset", ["flip", "crop_flip"])
 def test_flat_features_cannot_be_augmented(preset: str) -> None:
     work = Workload(from_dict({"data": {"name": "digits", "augment": preset}}))
-    with pytest.raises(ConfigError, match=rf"data.augment={preset} was given, but .* shape \[64\].*data.augment=none"):
+    with pytest.raises(ConfigError, match=rf"={preset} was given, but .* shape \[64\].*data.flat=false.*data.augment=none"):
         _ = work.dataset
+
+
+def test_digits_as_images_can_be_augmented() -> None:
+    """The remedy of the sentence above: a batch comes back mirrored row by row, or as it was."""
+    work = Workload(from_dict({"data": {"name": "digits", "flat": False, "augment": "flip"}, "model": {"name": "cnn"}}))
+    batch = work.dataset.train.features[:50]
+    with torch_stream(0, Purpose.TRAINING):
+        found = work.augment(batch)
+    mirrored = [torch.equal(one.flip(2), other) for one, other in zip(batch, found, strict=True)]
+    assert all(torch.equal(found[at], batch[at]) for at in range(50) if not mirrored[at])
+    assert 0 < sum(mirrored) < 50
+    assert work.make_model()(found).shape == (50, 10)
 
 
 @settings(deadline=None, max_examples=60)

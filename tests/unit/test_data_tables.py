@@ -14,6 +14,7 @@ from fedsign.data.base import Dataset, normalised
 from fedsign.data.csv import csv
 from fedsign.data.npz import npz
 from fedsign.data.parquet import parquet
+from fedsign.data.splitting import hold_out_validation
 from fedsign.errors import DataError
 
 Write = Callable[[Path, dict[str, list[Any]]], str]
@@ -83,6 +84,24 @@ def test_only_numbers_are_scaled_and_by_training_rows_alone(
     assert torch.equal(data.train.features[:, 1:4], raw.train.features[:, 1:4])
     assert data.test.features[0].tolist() == pytest.approx([25 / 125**0.5, 0, 1, 0, -2.5 / 1.25**0.5], rel=1e-6)
     assert data.test.features[1].tolist() == pytest.approx([-15 / 125**0.5, 0, 0, 0, -2 / 1.25**0.5], rel=1e-6)
+
+
+@BOTH
+def test_validation_rows_do_not_count_for_the_scale(tmp_path: Path, read: Callable[..., Dataset], write: Write) -> None:
+    """Of 40 rows with x = row^2 the reference is NumPy's mean and std of those that are left; flags stay 0 and 1."""
+    rows = list(range(40))
+    table = {"x": [row**2 for row in rows], "flag": [row % 3 == 0 for row in rows], "target": [row % 2 for row in rows]}
+    path = write(tmp_path, table)
+    raw = hold_out_validation(read(0, path=path, test_path=path), 0.5, 0)
+    data = normalised(raw, "default")
+    left = raw.train.features[:, 0].double().numpy()
+    assert raw.validation is not None and data.validation is not None and len(left) == 20
+    assert left.mean() != np.mean(table["x"]), "the validation rows would not matter"
+    for part, before in ((data.train, raw.train), (data.validation, raw.validation), (data.test, raw.test)):
+        expected = (before.features[:, 0].double().numpy() - left.mean()) / left.std()
+        np.testing.assert_allclose(part.features[:, 0].numpy(), expected, rtol=1e-5, atol=1e-6)
+        assert torch.equal(part.features[:, 1], before.features[:, 1])
+    assert data.normalisation.shift == (pytest.approx(left.mean()), 0.0), "the one that was applied"
 
 
 @BOTH
@@ -158,6 +177,8 @@ def test_numbers_can_be_categories(tmp_path: Path, read: Callable[..., Dataset],
         ({}, {"features": ("age", "size")}, "data.features names the column 'size'"),
         ({}, {"features": ("age", "ill")}, "and not the target"),
         ({}, {"owner": "clinic"}, "data.owner names the column 'clinic'"),
+        ({}, {"owner": "ill"}, "data.owner=ill was given with data.target=ill; a column cannot be both"),
+        ({}, {"owner": "hospital", "features": ("age", "hospital")}, "data.owner=hospital, but the owner is no feature"),
         ({"age": [1, None, 3, None]}, {}, "column 'age' of {path} has 2 missing values, the first in row 2"),
         ({"city": ["a", "b", None, "c"]}, {}, "column 'city' of {path} has 1 missing values, the first in row 3"),
         ({"ill": ["a", None, "b", "c"]}, {}, "column 'ill' of {path} has 1 missing values"),
@@ -213,9 +234,24 @@ def test_a_missing_or_damaged_file_is_named(tmp_path: Path, read: Callable[..., 
         read(0, path=str(path))
     assert str(path) in str(caught.value)
     path.write_bytes(b"\xff\x00\xfe" * 50)
-    with pytest.raises(DataError, match=r"cannot be read as") as caught:
+    with pytest.raises(DataError, match=r"is no \.npz file" if key == "npz" else r"cannot be read as") as caught:
         read(0, path=str(path))
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"x,y\n1,2\n", b"", b"PK\x03\x04 cut off"], ids=["text", "empty", "cut"])
+def test_a_file_that_is_no_npz_is_said_to_be_none(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "notz.npz"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"notz\.npz is no \.npz file.*np\.savez") as caught:
+        npz(0, path=str(path))
+    assert "pickle" not in str(caught.value)
+
+
+def test_a_single_array_is_said_to_have_no_name(tmp_path: Path) -> None:
+    np.save(tmp_path / "one.npy", np.zeros(3))
+    with pytest.raises(DataError, match="holds one array without a name"):
+        npz(0, path=str(tmp_path / "one.npy"))
 
 
 def test_dates_are_refused_and_another_delimiter_is_taken(tmp_path: Path) -> None:
