@@ -17,7 +17,7 @@ imports:
 	lint-imports
 
 test:
-	pytest -m "not slow and not engines" --durations=5
+	pytest -n auto --dist loadfile -m "not slow and not engines" --durations=5
 
-test-all:  ## also kill -9, Ray, SuperLink and the recipes: about fifteen minutes on two cores
+test-all:  ## also kill -9, Ray, SuperLink and the recipes, one after another: about half an hour
 	pytest --durations=15

@@ -10,9 +10,7 @@ from fedsign.data.base import Dataset, Samples
 from fedsign.data.splitting import train_test
 
 
-def digits(
-    seed: int, *, test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2, flat: bool = True
-) -> Dataset:
+def digits(seed: int, *, test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2, flat: bool = True) -> Dataset:
     """Features [n, 64] in [0, 1] (pixels / 16), split into train and test by the seed; images [n, 1, 8, 8] if not `flat`.
 
     >>> len(digits(0).train), len(digits(0).test)

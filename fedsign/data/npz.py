@@ -55,7 +55,9 @@ def _read(file: Path) -> Arrays:
         if start == MAGIC_PREFIX:
             raise DataError(f"{file} holds one array without a name; write it with np.savez(path, x=..., y=...).")
         if not zipfile.is_zipfile(file):  # NumPy would take it for a pickle, and speak of allowing that
-            raise DataError(f"{file} is no .npz file, or only a part of one; write it with np.savez(path, x=..., y=...).")
+            raise DataError(
+                f"{file} is no .npz file, or only a part of one; write it with np.savez(path, x=..., y=...)."
+            )
         with np.load(file, allow_pickle=False) as found:
             return {name: found[name] for name in found.files}
     except (EOFError, OSError, ValueError, zipfile.BadZipFile) as error:

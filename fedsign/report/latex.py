@@ -86,7 +86,11 @@ def details_table(summary: Summary) -> str:
         best = as_good_as_best(entries, higher_is_better=summary.higher_is_better)
         lines += [_row(_cells(summary, entry, entry in best, has_target)) for entry in entries]
     return _table(
-        "l" + "r" * len(heads), lines, caption=_caption(summary, all_figures=True), label="tab:comparison-details"
+        summary,
+        "l" + "r" * len(heads),
+        lines,
+        caption=_caption(summary, all_figures=True),
+        label="tab:comparison-details",
     )
 
 
@@ -129,7 +133,7 @@ def _by_condition(summary: Summary) -> str:
             cells.append(_bold(escape(mean_and_spread(entry, scale)), is_best))
         lines.append(_row(cells))
     caption = _caption(summary, all_figures=False)
-    return _table("l" + "r" * len(columns), lines, caption=caption, label="tab:comparison")
+    return _table(summary, "l" + "r" * len(columns), lines, caption=caption, label="tab:comparison")
 
 
 def _cells(summary: Summary, entry: Entry, is_best: bool, has_target: bool) -> list[str]:
@@ -189,10 +193,11 @@ def _lacking(summary: Summary) -> str:
     return f" Means are not of all seeds for {rows}.{rank}"
 
 
-def _table(columns: str, lines: Sequence[str], *, caption: str, label: str) -> str:
+def _table(summary: Summary, columns: str, lines: Sequence[str], *, caption: str, label: str) -> str:
     body = "\n".join(f"    {line}" for line in lines)
+    size = "footnotesize" if any(seeds_of_all(entry) for entry in summary.entries) else "small"  # wider cells
     return (
-        f"{_NOTE}\\begin{{table}}[htbp]\n  \\centering\n  \\small\n  \\setlength{{\\tabcolsep}}{{4pt}}\n  \\setlength{{\\belowcaptionskip}}{{6pt}}\n"
+        f"{_NOTE}\\begin{{table}}[htbp]\n  \\centering\n  \\{size}\n  \\setlength{{\\tabcolsep}}{{4pt}}\n  \\setlength{{\\belowcaptionskip}}{{6pt}}\n"
         f"  \\caption{{{caption}}}\n  \\label{{{label}}}\n"
         f"  \\begin{{tabular}}{{@{{}}{columns}@{{}}}}\n    \\toprule\n{body}\n    \\bottomrule\n  \\end{{tabular}}\n\\end{{table}}\n"
     )

@@ -30,6 +30,7 @@ class ResultRow:
     dashes: str
     is_best: bool  # or not told apart from the best
     value: str
+    seeds: str  # `2 of 3 seeds`; empty where the value is of all
     difference: str
     wins: str
     rounds: str
@@ -97,9 +98,8 @@ def seed_troubles(entry: Entry) -> str:
 
 def mean_and_spread(entry: Entry, scale: Scale) -> str:
     """`97.62 ± 0.31 (2 of 3 seeds)`; one seed has no spread, and nothing is said of seeds where none is missing."""
-    spread = "" if entry.std is None or len(entry.seeds) < 2 else f"{PLUS_MINUS} {scale.number(entry.std)}"
     partly = seeds_of_all(entry)
-    return " ".join(filter(None, [scale.number(entry.mean), spread, partly and f"({partly})"]))
+    return f"{_value(entry, scale)} ({partly})" if partly else _value(entry, scale)
 
 
 def target_text(entry: Entry, value: float | None, text: str) -> str:
@@ -137,7 +137,8 @@ def _result_row(summary: Summary, entry: Entry, look: int, is_best: bool) -> Res
         look=colour(look),
         dashes=dash(look),
         is_best=is_best,
-        value=mean_and_spread(entry, scale),
+        value=_value(entry, scale),
+        seeds=seeds_of_all(entry),
         difference=difference,
         wins=wins,
         rounds=target_text(entry, rounds, f"{rounds or 0:,.1f}".removesuffix(".0")),
@@ -154,6 +155,11 @@ def _taken(taken: ToTarget | None) -> tuple[float | None, float | None]:
 
 def _bytes(count: float | None) -> str:
     return MISSING if count is None else byte_count(round(count))
+
+
+def _value(entry: Entry, scale: Scale) -> str:
+    text = scale.number(entry.mean)
+    return text if entry.std is None or len(entry.seeds) < 2 else f"{text} {PLUS_MINUS} {scale.number(entry.std)}"
 
 
 def _validation(trial: Trial, scale: Scale) -> str:

@@ -124,7 +124,8 @@ def _remarks(summary: Summary, *, is_given: bool) -> list[str]:
             "A strategy of which seeds diverged or failed does not count as best beside those that have all."
         )
     if summary.num_pending:
-        remarks.append(f"{summary.num_pending} of {summary.num_cells} cells are still to be played.")
+        are = "is" if summary.num_pending == 1 else "are"
+        remarks.append(f"{summary.num_pending} of {summary.num_cells} cells {are} still to be played.")
     return remarks
 
 

@@ -1,7 +1,9 @@
 """Statistics of a comparison against scipy, NumPy and closed forms; choices by validation alone."""
 
+import json
 import math
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,11 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedsign.comparison import Cell, Plan, Played, Summary, distinct, products, strategy_label, summarise, values_label
+from fedsign.comparison_folder import Comparison
 from fedsign.over_seeds import curves, default_target, first_round_at, mean_and_std, paired_difference, to_target
+from simulations.comparisons.table import as_json, print_summary
+from simulations.recipes.tables import best_in, means
+from tests.unit.report_samples import a_comparison
 
 numbers = st.floats(-100, 100, allow_subnormal=False)
 
@@ -119,7 +125,7 @@ def test_labels_products_and_distinct_values() -> None:
 
 def played(
     strategy: str, seed: int, test: float | None, *, gamma: float | None = None, validation: float | None = None,
-    alpha: float = 1.0, is_finished: bool = True,
+    alpha: float = 1.0, is_finished: bool = True, failure: str | None = None,
 ) -> Played:  # fmt: skip
     choice = {} if gamma is None else {"strategy.gamma": gamma}
     cell = Cell(
@@ -133,7 +139,14 @@ def played(
     lines = lines_of([0.0, 0.0, test], validation_accuracy=validation)
     for line in lines[:2]:
         line["validation_accuracy"] = 0.0
-    return Played(cell=cell, is_finished=is_finished, lines=lines, folder=Path(cell.id), population={"alpha": alpha})
+    return Played(
+        cell=cell,
+        is_finished=is_finished and failure is None,
+        lines=lines,
+        folder=Path(cell.id),
+        population={"alpha": alpha},
+        failure=failure,
+    )
 
 
 def summary_of(cells: list[Played], *, target: float | None = None) -> Summary:
@@ -212,7 +225,116 @@ def test_seeds_that_did_not_finish_are_counted_and_not_averaged() -> None:
     (entry,) = summary.entries
     assert (entry.seeds, entry.mean, entry.std, entry.unfinished) == ((0,), pytest.approx(0.2), None, 1)
     assert (summary.num_cells, summary.num_finished) == (2, 1)
+    assert (entry.num_failed, entry.num_lost, entry.num_seeds, summary.num_pending, summary.failed) == (0, 0, 2, 1, {})
     diverged = summary_of([played("fedavg", 0, None), played("fedavg", 1, 0.9)]).entries[0]
     assert diverged.values == (None, pytest.approx(0.3))
     assert diverged.mean == pytest.approx(statistics.fmean([0.3]))
     assert diverged.bytes_down == 30
+
+
+def test_failed_seeds_are_told_apart_from_pending_ones() -> None:
+    cells = [
+        played("fedavg", 0, 0.6),
+        played("fedavg", 1, 0.9, failure="round 2: no reply could be used"),
+        played("fedavg", 2, 0.9, is_finished=False),
+        played("fedavg", 3, None),
+    ]
+    summary = summary_of(cells)
+    (entry,) = summary.entries
+    assert (entry.num_values, entry.num_diverged, entry.num_failed, entry.unfinished) == (1, 1, 1, 1)
+    assert (entry.num_lost, entry.num_seeds) == (2, 4)
+    assert summary.failed == {cells[1].cell.id: "round 2: no reply could be used"}
+    assert (summary.num_cells, summary.num_finished, summary.num_pending) == (4, 2, 1)
+
+
+def test_a_seed_that_failed_has_not_reached_the_target_and_one_that_is_pending_has_no_say() -> None:
+    """Even where its rounds, as far as they went, had reached it."""
+    cells = [played("fedavg", 0, 0.9), *(played("fedavg", seed, 0.9, failure="no update") for seed in range(1, 5))]
+    reached = summary_of([*cells, played("fedavg", 5, 0.9, is_finished=False)], target=0.5).entries[0].to_target
+    assert reached is not None
+    assert (reached.num_reached, reached.num_seeds, reached.rounds) == (1, 5, 3)
+
+
+def test_a_final_value_is_of_no_more_rounds_than_are_played() -> None:
+    assert summary_of([played("fedavg", 0, 0.6)]).last == 3
+
+
+def test_a_recipe_does_not_call_a_strategy_best_that_lost_seeds(tmp_path: Path) -> None:
+    whole = a_comparison(tmp_path / "whole", strategies=["fedavg", "feddyn"], seeds=3)
+    assert (best_in(whole, "feddyn"), best_in(whole, "fedavg")) == (1, 0)
+    failed = a_comparison(tmp_path / "failed", strategies=["fedavg", "feddyn"], seeds=3, failed=[("feddyn", 0)])
+    assert failed.entries[1].mean is not None and failed.entries[0].mean is not None
+    assert failed.entries[1].mean > failed.entries[0].mean
+    assert (best_in(failed, "feddyn"), best_in(failed, "fedavg")) == (0, 1)
+    assert means(failed)["fedavg"] == failed.entries[0].mean and math.isnan(means(failed)["feddyn"])
+    low = a_comparison(tmp_path / "low", strategies=["fedavg", "feddyn"], seeds=3, metric="rmse")
+    assert best_in(low, "feddyn") == 1
+
+
+@pytest.fixture
+def on_disk(tmp_path: Path) -> Comparison:
+    """FedAvg and FedSign over three seeds of two rounds: one cell of FedSign has failed, another is to be played."""
+    cells = [played(name, seed, 0.6 + 0.1 * seed).cell for name in ("fedavg", "fedsign") for seed in range(3)]
+    cells = [replace(cell, id=f"{cell.id}-{number:08x}") for number, cell in enumerate(cells)]  # ends in a digest
+    comparison = Comparison(tmp_path / "there")
+    plan = summary_plan(cells)
+    comparison.write_plan(plan)
+    for cell in cells[:4]:
+        run = comparison.cells / cell.id / "20260101-000000"
+        run.mkdir(parents=True)
+        (run / "config.toml").write_text("", encoding="utf-8")
+        (run / "partition.json").write_text("{}", encoding="utf-8")
+        lines = lines_of([0.1 * (1 + cell.seed), 0.2 * (1 + cell.seed)])
+        (run / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        (run / "outcome.json").write_text('{"status": "finished"}', encoding="utf-8")
+    (comparison.cells / cells[4].id).mkdir()
+    comparison.write_failure(cells[4], "round 1: all replies were refused [NaN].")
+    return comparison
+
+
+def summary_plan(cells: list[Cell]) -> Plan:
+    return Plan(
+        name="test",
+        metric="accuracy",
+        higher_is_better=True,
+        reference="fedavg",
+        target=0.1,
+        labels={name: strategy_label(name) for name in dict.fromkeys(cell.strategy for cell in cells)},
+        seeds=(0, 1, 2),
+        cells=tuple(cells),
+        config_toml="",
+        request={},
+    )
+
+
+def test_a_folder_says_what_failed_and_what_is_pending(on_disk: Comparison) -> None:
+    summary = on_disk.summary()
+    fedsign = summary.entries[1]
+    assert (fedsign.seeds, fedsign.num_failed, fedsign.unfinished) == ((0,), 1, 1)
+    assert dict(summary.failed) == dict(on_disk.failures)
+    assert list(summary.failed.values()) == ["round 1: all replies were refused [NaN]."]
+    assert json.loads(json.dumps(as_json(on_disk, summary)))["failed"] == dict(on_disk.failures)
+
+
+def test_the_terminal_says_of_how_many_seeds_a_mean_is(on_disk: Comparison, capsys: pytest.CaptureFixture[str]) -> None:
+    """0.15 = (0.1 + 0.2) / 2; of FedSign one seed finished and one failed, so that 1 of 2 has reached the target."""
+    print_summary(on_disk, on_disk.summary())
+    said = " ".join(capsys.readouterr().out.split())
+    assert "FedSign 0.1500 (1 of 3 seeds)" in said and "1 (1/2)" in said and "1 (3/3)" in said
+    assert "all replies were refused [NaN]." in said and "1 cell failed; --retry-failed plays it again." in said
+    assert "1 of 6 cells is still to be played." in said and "mean of the last 3 rounds" in said
+
+
+def test_a_frame_has_a_row_for_each_condition_and_strategy(on_disk: Comparison) -> None:
+    frame, summary = on_disk.frame(), on_disk.summary()
+    assert list(frame["strategy"]) == ["fedavg", "fedsign"] and list(frame["partition.alpha"]) == [1.0, 1.0]
+    assert list(frame["mean"]) == [entry.mean for entry in summary.entries]
+    assert list(frame["mean"]) == pytest.approx([0.3, 0.15])  # FedAvg: 0.15 * (1 + 2 + 3) / 3
+    assert list(frame["num_failed"]) == [0, 1] and list(frame["num_unfinished"]) == [0, 1]
+    assert math.isnan(frame["std"][1]) and frame["difference"].dtype == frame["difference_low"].dtype == "float64"
+
+
+def test_a_comparison_shows_itself_in_a_notebook(on_disk: Comparison) -> None:
+    card = on_disk._repr_html_()
+    assert "15.00 (1 of 3 seeds)" in card and "4 of 6 runs finished · 1 failed · 1 to be played" in card
+    assert 'aria-label="Paired differences' in card

@@ -24,6 +24,7 @@ DEFAULT_EXPERIMENT = {
     "data": {
         "name": "digits",
         "test_fraction": 0.2,
+        "flat": True,
         "normalise": "default",
         "augment": "none",
         "validation_fraction": 0.0,

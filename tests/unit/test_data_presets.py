@@ -141,7 +141,9 @@ def test_without_augmentation_the_batch_is_the_same_and_nothing_is_drawn() -> No
 @pytest.mark.parametrize("preset", ["flip", "crop_flip"])
 def test_flat_features_cannot_be_augmented(preset: str) -> None:
     work = Workload(from_dict({"data": {"name": "digits", "augment": preset}}))
-    with pytest.raises(ConfigError, match=rf"={preset} was given, but .* shape \[64\].*data.flat=false.*data.augment=none"):
+    with pytest.raises(
+        ConfigError, match=rf"={preset} was given, but .* shape \[64\].*data.flat=false.*data.augment=none"
+    ):
         _ = work.dataset
 
 

@@ -29,6 +29,11 @@ CASES: dict[str, dict[str, Any]] = {
     "one seed": {"seeds": 1, "rounds": 3},
     "eight by two": {"strategies": list(STRATEGIES), "conditions": ALPHAS[:2], "rounds": 4, "seeds": 2},
     "diverged": {"metric": "rmse", "diverged": [("feddyn", 0)], "unfinished": [("fedsign", 1)], "rounds": 3},
+    "failed": {
+        "failed": [("feddyn", 0), ("fedprox", 1)],
+        "unfinished": [("fedsign", 1)],
+        "grid": {"strategy.gamma": [0.01]},
+    },
     "nothing finished": {"unfinished": [(name, seed) for name in STRATEGIES for seed in range(5)]},
     "hostile": {"labels": dict.fromkeys(STRATEGIES, HOSTILE), "name": HOSTILE, "rounds": 2, "seeds": 2},
 }
@@ -90,6 +95,19 @@ def test_bold_are_the_best_and_those_not_told_apart_from_it(tmp_path: Path) -> N
     table = details_table(replace(summary, entries=tuple(entries)))
     assert re.findall(r"\\textbf{(\w+)}", table) == ["FedProx", "FedDyn"]
     assert "Bold: the best mean and all whose paired difference" in table
+
+
+def test_the_caption_names_the_rows_that_lack_seeds(tmp_path: Path) -> None:
+    """In what is printed: nothing of it in a comment of LaTeX's."""
+    summary = a_comparison(tmp_path, conditions=ALPHAS[:2], failed=[("feddyn", 0)], rounds=3)
+    for table in (details_table(summary), results_table(summary)):
+        printed = re.sub(r"(?<!\\)%.*", "", table)
+        (caption,) = re.findall(r"\\caption{(.*?)}\n", printed)
+        assert "FedDyn, alpha 10.0: 4 of 5 seeds (1 failed); FedDyn, alpha 1.0: 4 of 5 seeds (1 failed)." in caption
+        assert "ranks below those that have all" in caption and "FedAvg" not in caption.partition("not of all seeds")[2]
+        assert printed.count("(4 of 5 seeds)") == 2
+    whole = details_table(a_comparison(tmp_path / "whole", rounds=3))
+    assert "seeds for" not in whole and "of 5 seeds" not in whole
 
 
 def test_csv_holds_the_numbers_in_full(tmp_path: Path) -> None:

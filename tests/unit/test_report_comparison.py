@@ -15,14 +15,17 @@ from hypothesis import strategies as st
 from fedsign.comparison import Curve, Entry, Summary, ToTarget
 from fedsign.over_seeds import mean_and_std, paired_difference
 from fedsign.report.comparison import render, write_comparison
+from fedsign.report.comparison_card import render_comparison_card
 from fedsign.report.forest import draw_forest
 from fedsign.report.labels import scale_of, short_label
+from fedsign.report.latex import details_table
 from fedsign.report.lines import Line, colour, dash, draw_lines
 from fedsign.report.svg import apart, clipped
+from fedsign.report.tables import results
 from fedsign.report.template import standalone
 from fedsign.report.verdict import as_good_as_best, verdict
 from fedsign.report.wording import NARROW_SPACE
-from tests.unit.report_samples import ALPHAS, STRATEGIES, a_comparison
+from tests.unit.report_samples import ALPHAS, FAILURE, STRATEGIES, a_comparison
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = '<script>alert("&")</script>'
@@ -34,6 +37,7 @@ CASES: dict[str, dict[str, Any]] = {
     "eight by three": {"strategies": list(STRATEGIES), "conditions": ALPHAS, "rounds": 30, "seeds": 3},
     "lower is better": {"metric": "rmse", "target": 0.5},
     "diverged": {"diverged": [("feddyn", 0), *(("fedprox", seed) for seed in range(5))]},
+    "failed": {"failed": [("feddyn", 0), *(("fedprox", seed) for seed in range(5))], "unfinished": [("fedsign", 1)]},
     "unfinished": {"unfinished": [("fedsign", 1), ("fedavg", 0)]},
     "nothing finished": {"unfinished": [(name, seed) for name in STRATEGIES for seed in range(5)]},
     "hostile names": {"labels": dict.fromkeys(STRATEGIES, HOSTILE) | {"fedavg": "x" * 60}, "name": HOSTILE},
@@ -79,6 +83,7 @@ def an_entry(strategy: str, values: tuple[float | None, ...], reference: tuple[f
         bytes_up=None,
         curves={},
         failures=0,
+        num_failed=0,
         unfinished=0,
         folders=(),
     )
@@ -173,12 +178,89 @@ def test_one_seed_claims_no_certainty(tmp_path: Path) -> None:
     assert "±" not in page and "One seed has neither a spread nor an interval" in page
 
 
-def test_a_strategy_with_a_diverged_seed_is_not_the_best(tmp_path: Path) -> None:
-    """The mean of its lucky seeds is higher, but that is not a mean over the same seeds."""
-    summary = a_summary(tmp_path, first=(0.90, 0.91, 0.92), second=(0.99, None, 0.99))
+def with_failed(summary: Summary, strategy: str, num_failed: int) -> Summary:
+    """The summary, had more seeds of a strategy been played, and failed."""
+    entries = [
+        replace(entry, num_failed=num_failed) if entry.strategy == strategy else entry for entry in summary.entries
+    ]
+    return replace(summary, entries=tuple(entries))
+
+
+@pytest.mark.parametrize("how", ["failed", "diverged"])
+def test_a_strategy_that_lost_a_seed_is_not_the_best(how: str, tmp_path: Path) -> None:
+    """The mean of its lucky seeds is higher, but that is not a mean over the same seeds.
+
+    A model that diverges ends its run as failed; a metric alone can be no number, too.
+    """
+    lucky = (0.99, 0.99) if how == "failed" else (0.99, None, 0.99)
+    summary = a_summary(tmp_path, first=(0.90, 0.91, 0.92), second=lucky)
+    if how == "failed":
+        assert verdict(summary, {}).best == "Second"  # as long as no seed is known to be lost
+        summary = with_failed(summary, "second", 1)
     found = verdict(summary, {})
-    assert found.best == "First" and any("Second diverged with 1 of 3 seeds" in said for said in found.sentences)
+    assert (found.best, found.remark) == ("First", "test accuracy, mean of 3 seeds")
+    assert any(f"Second {how} with 1 of 3 seeds" in said for said in found.sentences)
     assert [entry.strategy for entry in as_good_as_best(summary.entries, higher_is_better=True)] == ["first"]
+    page = render(summary)
+    assert page.count('class="is-best"') == 1 and "99.00 ± 0.00 (2 of 3 seeds)" in words(page)
+
+
+def test_a_failed_seed_forbids_a_tie_with_the_best(tmp_path: Path) -> None:
+    """Differences of 0.01 and -0.01 do not tell the two apart, but a third seed that failed does."""
+    summary = a_summary(tmp_path, first=(0.90, 0.92), second=(0.91, 0.89))
+    assert len(as_good_as_best(summary.entries, higher_is_better=True)) == 2
+    failed = with_failed(summary, "second", 1)
+    assert [entry.strategy for entry in as_good_as_best(failed.entries, higher_is_better=True)] == ["first"]
+
+
+def test_where_all_have_lost_seeds_the_best_says_of_how_many_it_is(tmp_path: Path) -> None:
+    """First has lost two of four seeds, Second one of three: Second is ahead, for all that First's mean is higher."""
+    summary = with_failed(a_summary(tmp_path, first=(0.95, 0.95), second=(0.90, 0.91)), "first", 2)
+    found = verdict(with_failed(summary, "second", 1), {})
+    assert (found.best, found.remark) == ("Second", "test accuracy, mean of 2 of 3 seeds")
+    assert "Second failed with 1 of 3 seeds; its mean is of the others alone." in found.sentences
+
+
+def test_failed_and_pending_runs_are_told_apart(tmp_path: Path) -> None:
+    """Of 20 runs 6 failed and 1 is to be played; each reason is there, escaped, and so is the way to try again."""
+    page = page_of(tmp_path, **CASES["failed"])
+    text = words(page)
+    assert "13 of 20 runs have finished." in text
+    assert "fedsign compare goes on with 1 that is still to be played." in text
+    assert "6 failed; with --retry-failed they are played again" in text
+    assert text.count(FAILURE) == 6 and FAILURE not in page
+    assert "FedProx failed with 5 of 5 seeds." in text and "1 cell of this condition has not finished" in text
+    assert "(4 of 5 seeds)" in text and "FedDyn: 4 of 5 seeds." in text
+    done = words(page_of(tmp_path / "done", failed=[("feddyn", 0)]))
+    assert "goes on with" not in done and "1 failed; with --retry-failed it is played again" in done
+    assert "retry-failed" not in words(page_of(tmp_path / "unfinished", **CASES["unfinished"]))
+
+
+@pytest.mark.parametrize(
+    ("rounds", "said"),
+    [(1, "The value of the last round on"), (3, "The mean of the last 3 rounds on"), (9, "last 5 rounds")],
+)
+def test_a_final_value_names_the_rounds_that_it_is_of(rounds: int, said: str, tmp_path: Path) -> None:
+    summary = a_comparison(tmp_path, rounds=rounds, seeds=2)
+    assert said in words(render(summary))
+    assert said.split(" on")[0].removeprefix("The ") in details_table(summary)
+
+
+def test_a_notebook_shows_the_table_and_the_differences(tmp_path: Path) -> None:
+    summary = a_comparison(tmp_path, conditions=ALPHAS, labels={"feddyn": HOSTILE}, failed=[("fedprox", 0)])
+    card = render_comparison_card(summary)
+    assert HOSTILE not in card and "<script" not in card and "://" not in card.replace("http://www.w3.org/2000/svg", "")
+    assert str(draw_forest(summary)) in card
+    text = words(card)
+    for row in (row for table in results(summary) for row in table.rows):
+        assert (
+            f"{row.label} {row.value} {f'({row.seeds}) ' if row.seeds else ''}{row.difference}".replace(
+                NARROW_SPACE, " "
+            )
+            in text
+        )
+    assert "57 of 60 runs finished · 3 failed" in text and all(short_label(each) in text for each in ALPHAS)
+    assert render_comparison_card(a_comparison(tmp_path / "none", **CASES["nothing finished"]))
 
 
 def test_for_a_metric_that_should_be_low_the_lowest_is_best(tmp_path: Path) -> None:
