@@ -1,11 +1,12 @@
 """What a comparison is, and what is read off it: strategies side by side over seeds and a grid.
 
 [Note: cells, choices, conditions] A *cell* is one run.  Keys of the grid under `strategy`, `client` and
-`server` are *choices*: hyper-parameters, of which each strategy gets its best one, chosen by the mean over
-seeds of the metric on validation samples that are held out of training, never by the test samples.  All
-other keys of the grid (`partition.alpha`, `model.name`, ...) are *conditions*: each combination is a
-table column of its own.  Seeds are paired: the same seed gives every strategy the same data split,
-partition, initial model, cohorts and batch orders.
+`server` are *choices*, except for participation and local work (`server.cohort_size`, `client.local_epochs`,
+`client.local_steps`, `client.batch_size`): hyper-parameters, of which each strategy gets its best one, chosen by
+the mean over seeds of the metric on validation samples that are held out of training, never by the test samples.
+All other keys, and those given to `by`, are *conditions*: each combination is a table column of its own.  Seeds
+are paired: the same seed gives every strategy the same data split, partition, initial model, cohorts and batch
+orders.
 """
 
 import itertools

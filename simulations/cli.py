@@ -137,7 +137,7 @@ def compare(
         str | None,
         typer.Option(
             metavar="NAME,NAME,...",
-            help="What is compared; without it, fedavg,fedprox,feddyn,fedsign.",
+            help="What is compared; without it: fedavg, fedprox, feddyn, fedsign.",
             show_default=False,
         ),
     ] = None,

@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fedsign.comparison_folder import CellState, Comparison, load_comparison
 from fedsign.config import from_dict
-from fedsign.errors import FedSignError, ResultsError
-from simulations import compare, run
-from simulations.comparisons.plan import Request, make_plan
+from fedsign.errors import ConfigError, FedSignError, ResultsError
+from fedsign.workload import Workload
+from simulations import api, compare, run
 from simulations.callbacks.base import Callback
 from simulations.comparisons import worker
+from simulations.comparisons.plan import Request, make_plan
 from simulations.comparisons.play import _check_parts, go_on
 from tests.e2e.command import fedsign, settings
 
@@ -257,7 +259,7 @@ def test_a_command_of_which_a_cell_failed_prints_the_table_and_ends_with_exit_co
     ]
     done = fedsign("compare", *asked, *settings(rounds=1), folder=tmp_path)
     assert done.returncode == 1, done.stderr
-    assert "1 cells failed" in done.stdout and "client.lr=0.05" in done.stdout
+    assert "1 cell failed" in done.stdout and "client.lr=0.05" in done.stdout
     again = fedsign("compare", "--resume", "there", "--json", folder=tmp_path)
     assert again.returncode == 1 and len(json.loads(again.stdout)["failed"]) == 1
 
@@ -280,12 +282,12 @@ def test_a_run_that_cannot_be_gone_on_with_is_set_aside_and_the_cell_begins_anew
     assert len(before.keys() & written(again).keys()) == 3, "the other cells were left alone"
 
 
-def test_a_run_that_cannot_be_written_fails_its_cell_and_is_left_where_it_is(
+def test_a_run_that_another_process_takes_at_the_last_moment_is_left_where_it_is(
     pair: Comparison, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_before = pair.run_of(pair.plan.cells[0])
     assert run_before is not None
-    monkeypatch.setattr(worker, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(worker, "_await_end_of_others", lambda folder: None)
     config_toml = run_before.config_toml
     with run_before.locked(), pytest.raises(ResultsError, match="is being played by process"):
         worker.play(config_toml, run_before.path, Callback())
@@ -571,6 +573,37 @@ def test_two_hundred_cells_are_checked_in_seconds_on_data_that_are_read_once(
     _check_parts(list(cell_configs.values()))
     assert time.monotonic() - began < 20
     assert Path("reads").read_text() == "."
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"client.lr": 0.2},
+        {"partition.alpha": 0.3},
+        {"partition.num_clients": 5},
+        {"seed": 1},
+        {"data.validation_fraction": 0.2},
+        {"data.normalise": "none"},
+    ],
+    ids=str,
+)
+def test_a_check_shares_only_data_and_splits_that_would_be_the_same(
+    base: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    config = from_dict(base)
+    after = api.check(config.replace(**changes), like=api.check(config))
+    fresh = Workload(after.config)
+    assert after.label_counts() == fresh.label_counts()
+    assert torch.equal(after.samples_of(0).features, fresh.samples_of(0).features)
+
+
+@pytest.mark.parametrize("given", ["x.toml", 3, ["a"]])
+def test_an_experiment_that_is_none_is_a_sentence(pair: Comparison, given: Any) -> None:
+    said = "expected is a configuration or a dictionary of changes"
+    with pytest.raises(ConfigError, match=said):
+        run(given)
+    with pytest.raises(ConfigError, match=said):
+        run(given, resume=pair.summary().entries[0].folders[0])
 
 
 def test_what_no_result_depends_on_does_not_change_a_cell(base: dict[str, Any]) -> None:

@@ -130,6 +130,7 @@ def test_a_comparison_in_the_documents_can_be_planned(command: str) -> None:
         strategies=given.get("--strategies", [",".join(STRATEGIES)])[0].split(","),
         seeds=tuple(range(int(given.get("--seeds", ["5"])[0]))),
         grid=dict(map(parse_axis, given.get("--grid", []))),
+        by=dict(map(parse_axis, given.get("--by", []))),
         settings={key: value for key, value in settings_.items() if not is_for_all(key)},
     )
     base = load().replace(**{key: value for key, value in settings_.items() if is_for_all(key)})
