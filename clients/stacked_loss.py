@@ -108,7 +108,8 @@ class StackedLoss:
         """[K, B, outputs]."""
         if self._layers is None:
             model = self._model
-            return torch.vmap(lambda own, batch: functional_call(model, own, (batch,)))(theta, features)
+            mapped: Tensor = torch.vmap(lambda own, batch: functional_call(model, own, (batch,)))(theta, features)
+            return mapped
         for layer in self._layers:
             features = layer(theta, features)
         return features
@@ -158,12 +159,9 @@ def _linear(name: str, *, has_bias: bool) -> Layer:
 
     def layer(theta: Mapping[str, Tensor], features: Tensor) -> Tensor:
         weight = theta[f"{prefix}weight"].transpose(1, 2)
-        if has_bias and features.dim() == 3:
-            return torch.baddbmm(theta[f"{prefix}bias"].unsqueeze(1), features, weight)
-        outputs = features.flatten(1, -2) @ weight
-        if has_bias:
-            outputs = outputs + theta[f"{prefix}bias"].unsqueeze(1)
-        return outputs.unflatten(1, features.shape[1:-1])
+        bias = theta[f"{prefix}bias"].unsqueeze(1) if has_bias else weight.new_zeros(())
+        outputs: Tensor = torch.baddbmm(bias, features.flatten(1, -2), weight)
+        return outputs if features.dim() == 3 else outputs.unflatten(1, features.shape[1:-1])
 
     return layer
 
