@@ -201,6 +201,9 @@ def check_training(workload: Workload, spec: ObjectiveSpec) -> None:
             f"client.optimizer.name={client.optimizer.name} was given, but objective '{spec.name}' needs an optimiser that "
             "does not rescale gradients; use client.optimizer.name=sgd."
         )
-    if objective.contrasts:
-        classifier_of(model)
+    if objective.contrasts and len(list(model.parameters())) == len(list(classifier_of(model).parameters())):
+        raise ConfigError(
+            f"model.name={workload.config.model.name} was given, but objective '{spec.name}' contrasts what enters the classifier, "
+            "and here that is the data itself; use a model with a hidden layer."
+        )
     workload.training_task  # noqa: B018 - made on first use

@@ -44,7 +44,7 @@ def disk_full(path: Path) -> DiskFullError:
     """The error for a full disk, with what to do."""
     return DiskFullError(
         f"the disk is full: {path} could not be written. What is there is whole: free some space, then go on "
-        "with 'fedsign run --resume' and the path of the run."
+        "with --resume and the path of the run or comparison."
     )
 
 

@@ -222,7 +222,10 @@ KINDS: dict[str, Kind] = {
             ),
             "flower_krum": ("strategies.flower.robust:krum", "Flower's own: the reply with the nearest neighbours"),
             "flower_multikrum": ("strategies.flower.robust:multikrum", "Flower's own: mean of Krum's best replies"),
-            "flower_bulyan": ("strategies.flower.robust:bulyan", "Flower's own: Krum's choice, trimmed around the median"),
+            "flower_bulyan": (
+                "strategies.flower.robust:bulyan",
+                "Flower's own: Krum's choice, trimmed around the median",
+            ),
             "flower_qfedavg": ("strategies.flower.fair:qfedavg", "Flower's own: clients with a high loss pull harder"),
             "flower_dp_server_fixed": (
                 "strategies.flower.private:server_fixed",
@@ -266,7 +269,10 @@ KINDS: dict[str, Kind] = {
         table={
             "progress": ("simulations.callbacks.progress:Progress", "progress bar on the terminal"),
             "report": ("simulations.callbacks.report:Report", "report.html at the end of the run"),
-            "tensorboard": ("simulations.callbacks.tensorboard:TensorBoard", "event files for TensorBoard in the run's folder"),
+            "tensorboard": (
+                "simulations.callbacks.tensorboard:TensorBoard",
+                "event files for TensorBoard in the run's folder",
+            ),
             "mlflow": ("simulations.callbacks.mlflow:MLflow", "a run on an MLflow server or in its local store"),
             "wandb": ("simulations.callbacks.wandb:WandB", "a run of Weights & Biases, online or offline"),
         },

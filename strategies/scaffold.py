@@ -7,6 +7,9 @@ Paper: Karimireddy et al. 2020 (arXiv 1910.06378), Algorithm 1, option II; the c
     c <- c + (1/N) sum_{k in S} (c_k+ - c_k)
 
 so that c stays the mean of all c_k, as it starts (0).  Requests and replies are twice a model.
+
+A control variate that is out of date pushes in every local step: with few clients a round, momentum and a high
+learning rate, training can break down after dozens of rounds; `client.clip_norm` holds against that.
 """
 
 import torch

@@ -5,18 +5,17 @@ Replies are made when they are pulled: a cohort of thousands holds one reply at 
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
-from fedsign.flower.shims import empty_run, ensure_task_identity, set_message_id
+from fedsign.flower.shims import MessageGrid, empty_run, ensure_task_identity, set_message_id
 from fedsign.flower.wire import failure_reply
 
 Handler = Callable[[Sequence[Message]], Iterator[Message]]
 
 
-class InProcessGrid(Grid):
+class InProcessGrid(MessageGrid):
     """Node ids are 0 ... num_nodes - 1.  `handle` answers a batch of messages, in any order, lazily."""
 
     def __init__(self, num_nodes: int, handle: Handler) -> None:
@@ -36,17 +35,6 @@ class InProcessGrid(Grid):
     def run(self) -> Run:
         """The run's information."""
         return self._run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Flower's older way to make a message."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
         """All nodes."""

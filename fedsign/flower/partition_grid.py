@@ -25,7 +25,7 @@ from fedsign.aggregation import Spread, in_slot_order
 from fedsign.errors import EngineError, FedSignError, ReplyError, RoundError
 from fedsign.flower import wire
 from fedsign.flower.array import TensorArray, to_plain, to_tensors
-from fedsign.flower.shims import ensure_task_identity, set_source
+from fedsign.flower.shims import MessageGrid, ensure_task_identity, set_source
 from fedsign.records import Failure, Role, Tensors, TrainReply, failure_of
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.25
@@ -76,7 +76,7 @@ class Traffic:
         return sum(num * loss for num, loss in self.weighted_losses) / total if total else None
 
 
-class PartitionGrid(Grid):
+class PartitionGrid(MessageGrid):
     """See the module.  `leaves_process`: messages are serialised by the engine underneath.
 
     `roles` are the model's, which every reply has to confirm; `traffic` tells of the last round.
@@ -109,17 +109,6 @@ class PartitionGrid(Grid):
     def run(self) -> Run:
         """The run's information."""
         return self._grid.run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Flower's older way to make a message."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
         """All partitions, in order, or those that are being shown."""

@@ -4,9 +4,8 @@ The pictures are those of report.html, with colours that go with light and dark 
 asked of the page around it, and nothing of it is changed.
 """
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from fedsign.report import run_charts, summary
+from fedsign.report.template import render
 from fedsign.results import RunFolder
 
 TEMPLATE = "card.html.jinja"
@@ -20,14 +19,8 @@ def render_card(folder: RunFolder) -> str:
         ResultsError: the run cannot be read.
     """
     run = summary.read(folder)
-    environment = Environment(
-        loader=PackageLoader("fedsign.report", package_path=""),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    card = environment.get_template(TEMPLATE).render(
+    return render(
+        TEMPLATE,
         name=str(run.config.get("name", "run")),
         seed=run.config.get("seed", 0),
         outcome=run.outcome,
@@ -36,4 +29,3 @@ def render_card(folder: RunFolder) -> str:
         chart=run_charts.charts(run)[0],
         path=str(folder.path),
     )
-    return card.encode("utf-8", "replace").decode("utf-8")

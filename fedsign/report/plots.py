@@ -200,11 +200,8 @@ def _heights(axes: "Axes", groups: Sequence[str], names: Sequence[str]) -> list[
 
 
 def _plain(text: str) -> str:
-    """On one line, cut where it is long, and without the narrow space, which the font does not have."""
-    return _cut(" ".join(text.split()))
-
-
-def _cut(name: str) -> str:
+    """A name on one line, cut where it is long, and without the narrow space, which the font does not have."""
+    name = " ".join(text.split())
     return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
 
 

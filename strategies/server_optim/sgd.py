@@ -1,7 +1,8 @@
 """Gradient descent on the pseudo-gradient, with momentum: FedAvgM.
 
 Paper: Hsu, Qi and Brown 2019 (arXiv 1909.06335), section 4.3:  v <- momentum v + g,  x <- x - lr v.
-lr = 1 without momentum goes to the target itself (in exact arithmetic).
+lr = 1 without momentum goes to the target itself (in exact arithmetic).  In the long run a step is lr / (1 - momentum)
+times the mean update: with lr = 1, momentum 0.9 overshoots in runs of a few dozen rounds.
 """
 
 from typing import Annotated
@@ -18,7 +19,7 @@ class ServerSGD(ServerOptimizer):
     slots = ("velocity",)
 
     def __init__(
-        self, *, lr: Annotated[float, Field(gt=0)] = 1.0, momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+        self, *, lr: Annotated[float, Field(gt=0)] = 1.0, momentum: Annotated[float, Field(ge=0, lt=1)] = 0.5
     ) -> None:
         super().__init__()
         self.lr = lr

@@ -178,7 +178,13 @@ def test_a_run_is_resumed(row: str, tmp_path: Path, plain: Callable[[str], Run])
     assert lines(run({"rounds": 2}, resume=half.path)) == lines(plain(row))
 
 
-@pytest.mark.parametrize("row", having("compare: choices"))
+CHOOSING = [
+    pytest.param(row, marks=[pytest.mark.slow] if row.startswith("flower_") else [])  # alike, and many
+    for row in having("compare: choices")
+]
+
+
+@pytest.mark.parametrize("row", CHOOSING)
 def test_a_comparison_chooses_by_validation_samples(row: str, tmp_path: Path) -> None:
     """Of two learning rates, one of which hardly moves the model."""
     base = from_dict(tree(tmp_path, row))

@@ -5,13 +5,17 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from fedsign.checkpoints import load_latest
 from fedsign.errors import ConfigError
 from fedsign.registry import KINDS
 from simulations import Run, run
-from tests.contract.test_strategies import lines, play, served
+from tests.contract.test_strategies import (
+    check_memory_is_the_mean_of_the_clients_states,
+    lines,
+    play,
+    served,
+)
 
 OURS = sorted(name for name in KINDS["strategy"].table if not name.startswith("flower_"))
 OPTIMIZERS = sorted(KINDS["server_optimizer"].table.keys() - {"none"})
@@ -74,17 +78,7 @@ def test_flowers_own_strategies_refuse_a_server_optimiser(tmp_path: Path) -> Non
 
 def test_scaffolds_server_control_is_the_mean_of_the_clients(tmp_path: Path) -> None:
     """Conservation: c starts as the mean of all c_k (0) and moves by (1/N) sum of their changes."""
-    done = play(tmp_path, "scaffold", rounds=6)
-    checkpoint = load_latest(done.folder.checkpoints)
-    assert checkpoint is not None and len(checkpoint.client_versions) > 3
-    total = {name: torch.zeros_like(tensor) for name, tensor in checkpoint.strategy.items()}
-    for partition, version in checkpoint.client_versions.items():
-        state = load_file(done.folder.clients / f"{partition:06d}" / f"round-{version:06d}.safetensors")
-        for name in total:
-            total[name] += state[name]
-    for name, control in checkpoint.strategy.items():
-        assert control.abs().max() > 0
-        torch.testing.assert_close(total[name] / 6, control, rtol=1e-4, atol=1e-6)
+    check_memory_is_the_mean_of_the_clients_states(play(tmp_path, "scaffold", rounds=6))
 
 
 def test_scaffold_sends_its_control_variates_and_they_are_counted(tmp_path: Path) -> None:
@@ -104,6 +98,12 @@ def test_scaffold_refuses_an_optimiser_that_rescales_gradients(tmp_path: Path) -
 def test_moon_refuses_a_model_without_a_linear_classifier(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no nn.Linear"):
         play(tmp_path, "moon", model={"name": f"{__name__}:without_linear"})
+
+
+def test_moon_refuses_a_model_whose_representation_is_the_data(tmp_path: Path) -> None:
+    """Its term would have no gradient: silently FedAvg."""
+    with pytest.raises(ConfigError, match="use a model with a hidden layer"):
+        play(tmp_path, "moon", model={"name": "linear"})
 
 
 def without_linear(input_shape: tuple[int, ...], num_outputs: int) -> torch.nn.Module:

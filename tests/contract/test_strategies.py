@@ -139,7 +139,11 @@ def test_feddyn_serves_mean_plus_h_and_evaluates_the_mean(tmp_path: Path) -> Non
 
 def test_feddyns_server_memory_is_the_mean_of_the_clients_states(tmp_path: Path) -> None:
     """Conservation: the server never sees an h_k, yet mean_h = (1/K) sum over all clients of h_k."""
-    done = play(tmp_path, "feddyn", rounds=6)
+    check_memory_is_the_mean_of_the_clients_states(play(tmp_path, "feddyn", rounds=6))
+
+
+def check_memory_is_the_mean_of_the_clients_states(done: Run) -> None:
+    """Of all six clients; who has not taken part yet has the state zero."""
     checkpoint = load_latest(done.folder.checkpoints)
     assert checkpoint is not None
     assert len(checkpoint.client_versions) > 3
@@ -148,9 +152,9 @@ def test_feddyns_server_memory_is_the_mean_of_the_clients_states(tmp_path: Path)
         state = load_file(done.folder.clients / f"{partition:06d}" / f"round-{version:06d}.safetensors")
         for name in total:
             total[name] += state[name]
-    for name, mean_h in checkpoint.strategy.items():
-        assert mean_h.abs().max() > 0
-        torch.testing.assert_close(total[name] / 6, mean_h, rtol=1e-4, atol=1e-6)
+    for name, memory in checkpoint.strategy.items():
+        assert memory.abs().max() > 0
+        torch.testing.assert_close(total[name] / 6, memory, rtol=1e-4, atol=1e-6)
 
 
 def test_buffers_and_received_zeros_get_no_sign_term(tmp_path: Path) -> None:

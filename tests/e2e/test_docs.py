@@ -21,8 +21,9 @@ QUICK = settings(rounds=1, partition__num_clients=4, partition__alpha=1.0, serve
 
 
 def comparisons_in(page: str) -> list[str]:
-    """The commands `fedsign compare ...` of a page that need no file of the reader's."""
-    found = re.findall(r"^fedsign compare --(?:.*\\\n)*.*", (ROOT / page).read_text("utf-8"), flags=re.MULTILINE)
+    """The commands `fedsign compare ...` of a page that need no file of the reader's, each in one line."""
+    text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")
+    found = re.findall(r"^fedsign compare --.*", text, flags=re.MULTILINE)
     return [each for each in found if "--resume" not in each and "mine:" not in each]
 
 
@@ -114,18 +115,20 @@ def test_a_table_of_the_algorithms_page_has_every_row_with_its_defaults(kind: st
 
 
 @pytest.mark.parametrize(
-    "command", [each for page in PAGES for each in comparisons_in(page)], ids=lambda command: shlex.split(command)[-1]
+    "command",
+    [each for page in PAGES for each in comparisons_in(page)],
+    ids=lambda command: shlex.split(command, comments=True)[-1],
 )
 def test_a_comparison_in_the_documents_can_be_planned(command: str) -> None:
     """Without those that name a file of the reader's."""
     given: dict[str, list[str]] = {}
-    words = shlex.split(command)[2:]
+    words = shlex.split(command, comments=True)[2:]
     for option, value in zip(words[::2], words[1::2], strict=True):
         given.setdefault(option, []).append(value)
     settings_ = dict(map(parse_override, given.get("--set", [])))
     request = Request(
         strategies=given.get("--strategies", [",".join(STRATEGIES)])[0].split(","),
-        seeds=range(int(given.get("--seeds", ["5"])[0])),
+        seeds=tuple(range(int(given.get("--seeds", ["5"])[0]))),
         grid=dict(map(parse_axis, given.get("--grid", []))),
         settings={key: value for key, value in settings_.items() if not is_for_all(key)},
     )

@@ -14,8 +14,11 @@ from typing import Any
 
 import pytest
 
+from fedsign.report.comparison import write_comparison
 from fedsign.report.page import write_report
+from tests.unit.report_samples import a_comparison
 from tests.unit.test_report import EDGES, a_line, a_run
+from tests.unit.test_report_comparison import CASES
 
 pytestmark = pytest.mark.page
 
@@ -28,12 +31,13 @@ const frame = document.getElementById("page");
 frame.addEventListener("load", () => {{
   const inner = frame.contentDocument;
   const shown = [...inner.querySelectorAll("svg")].map((svg) => svg.getBoundingClientRect())
-    .filter((box) => box.width > 0);
+    .filter((box) => box.width > 0 && box.height > 20);
   const found = {{
     innerWidth: frame.contentWindow.innerWidth,
     scrollWidth: inner.documentElement.scrollWidth,
     title: inner.title,
     sizes: shown.map((box) => [box.left, box.right, box.height]),
+    scrolls: [...inner.querySelectorAll(".scroll")].map((box) => [box.clientWidth, box.scrollWidth]),
     loaded: frame.contentWindow.performance.getEntriesByType("resource").map((entry) => entry.name),
   }};
   document.getElementById("found").textContent = JSON.stringify(found);
@@ -80,12 +84,53 @@ def test_the_page_fits_a_phone_and_a_desk(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     write_report(a_run(folder, **runs()[name]))
-    for width, pictures in ((360, 3), (1200, 3)):
+    pictures = (
+        3 if name == "no round" else 4
+    )  # the metric, the loss, the traffic, one of the two drawings of the clients
+    for width in (360, 1200):
         found, console = look(folder, width, tmp_path / f"profile{width}")
         assert found["innerWidth"] == width  # the probe looks at what it says
         assert found["scrollWidth"] <= width
         assert console == ""
         assert found["loaded"] == []
         assert found["title"].startswith("trial")
-        assert len(found["sizes"]) == pictures  # two charts and one of the two drawings of the clients
+        assert len(found["sizes"]) == pictures
         assert all(left >= 0 and right <= width and height > 100 for left, right, height in found["sizes"])
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path")
+@pytest.mark.parametrize(
+    "name", ["usual", "one seed", "eight by three", "diverged", "nothing finished", "hostile names"]
+)
+def test_the_page_of_a_comparison_fits_a_phone_and_a_desk(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "comparison"
+    folder.mkdir()
+    write_comparison(a_comparison(folder, **CASES[name]))
+    for width in (360, 1200):
+        found, console = look(folder, width, tmp_path / f"profile{width}")
+        assert found["innerWidth"] == width
+        assert found["scrollWidth"] <= width
+        assert console == ""
+        assert found["loaded"] == []
+        assert "comparison" in found["title"]
+        if name == "usual":  # differences, two of bars, four of curves, and one of the two drawings of the clients
+            assert len(found["sizes"]) == 8
+        assert all(left >= 0 and right <= width and height > 40 for left, right, height in found["sizes"])
+        if name == "eight by three" and width == 360:
+            assert any(content > box for box, content in found["scrolls"])  # wide tables scroll in a box of their own
+        if name == "usual" and width == 1200:
+            assert all(content <= box for box, content in found["scrolls"])  # and need not on a desk
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path")
+def test_the_page_of_a_comparison_prints(tmp_path: Path) -> None:
+    """On paper nothing is hidden in a box that scrolls: the table's last column is among the words of the PDF."""
+    pdftotext = shutil.which("pdftotext")
+    if pdftotext is None:
+        pytest.skip("no pdftotext on the path")
+    page, pdf = write_comparison(a_comparison(tmp_path, **CASES["diverged"])), tmp_path / "page.pdf"
+    command = [str(CHROMIUM), *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage")]
+    command += [f"--user-data-dir={tmp_path / 'profile'}", f"--print-to-pdf={pdf}", page.as_uri()]
+    subprocess.run(command, capture_output=True, timeout=60, check=True)
+    text = subprocess.run([pdftotext, "-layout", str(pdf), "-"], capture_output=True, text=True, check=True).stdout
+    assert "trouble" in text and "5 diverged" in text and "FedSign" in text

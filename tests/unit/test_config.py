@@ -163,7 +163,11 @@ def test_a_misspelt_name_is_answered_with_the_nearest(override: str, expected: s
         (["client.optimizer=adamw"], ["--set client.optimizer.name=adamw"]),
         (
             ["client=3"],
-            ["client=3", "a table with the keys local_epochs, local_steps, batch_size, lr,", "--set client.local_epochs="],
+            [
+                "client=3",
+                "a table with the keys local_epochs, local_steps, batch_size, lr,",
+                "--set client.local_epochs=",
+            ],
         ),
         (["metrics=accuracy"], ["metrics='accuracy'", 'a list such as ["accuracy"]', "--set 'metrics=[\"accuracy\"]'"]),
         (["model.hidden=3"], ["model.hidden=3", "a list such as [128, 128]"]),
