@@ -18,7 +18,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from clients.stacked_loss import StackedContext, StackedLoss
+from clients.stacked_loss import StackedContext, StackedLoss, stacked_layers
 from clients.stacked_optim import StackedOptimizer, clip_each, stacked_optimizer
 from clients.stacked_plan import ClientPlan, StackedPlan, client_plan, stacked_plan
 from clients.state import ClientStore
@@ -63,6 +63,7 @@ class CohortTrainer:
         self._workload, self._chunk = workload, chunk
         self._model = workload.make_model().train()
         self._roles = roles_of(self._model)
+        self._layers = stacked_layers(self._model)
         self._train_samples, self._task = trainable(workload)
 
     def train_many(self, requests: Iterable[TrainRequest], states: ClientStore) -> Iterator[TrainReply | Failure]:
@@ -104,7 +105,7 @@ class CohortTrainer:
             name: (tensor if context.received_is_stacked else tensor.expand(len(clients), *tensor.shape)).clone()
             for name, tensor in context.received.items()
         }
-        loss = StackedLoss(self._model, self._task, round.objective)
+        loss = StackedLoss(self._model, self._task, round.objective, self._layers)
         train_losses = self._minimise(theta, loss, round.make_optimizer(), plan, context)
         places = {index: place for place, index in enumerate(plan.order)}
         return [
@@ -216,8 +217,14 @@ class _Round:
         came, _ = self._received
         if came.keys() == request.tensors.keys() and all(request.tensors[name] is came[name] for name in came):
             return self._received[1]
-        self._model.load_state_dict(request.tensors)  # checks names and shapes
-        received = {name: parameter.detach().clone() for name, parameter in self._model.named_parameters()}
+        parameters = dict(self._model.named_parameters())
+        if {name: tensor.shape for name, tensor in request.tensors.items()} != {
+            name: parameter.shape for name, parameter in parameters.items()
+        }:
+            self._model.load_state_dict(request.tensors)  # says what does not fit, as on the sequential path
+        received = {
+            name: request.tensors[name].to(parameter.device, parameter.dtype) for name, parameter in parameters.items()
+        }
         self._received = (request.tensors, received)
         return received
 

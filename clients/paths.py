@@ -117,7 +117,9 @@ def _found_by_trying(workload: Workload, model: nn.Module, objective: Objective)
     )
     targets = samples.targets[:1].expand(2, 2).contiguous()
     weights = torch.full((2, 2), 0.5, device=pair.device, dtype=alone.dtype)
-    total, _ = StackedLoss(model, task, objective)(theta, torch.stack([pair, pair]), targets, weights, context)
+    total, _ = StackedLoss(model, task, objective, stacked_layers(model))(
+        theta, torch.stack([pair, pair]), targets, weights, context
+    )
     gradients = torch.autograd.grad(total, list(theta.values()), allow_unused=True)
     for name, gradient in zip(theta, gradients, strict=True):
         if gradient is None or not model.get_parameter(name).requires_grad:

@@ -77,9 +77,11 @@ class StackedContext:
 class StackedLoss:
     """Each client's loss: the task's, the objective's penalty and its contrast."""
 
-    def __init__(self, model: nn.Module, task: SampleTask, objective: Objective) -> None:
-        self._model, self._task, self._objective = model, task, objective
-        self._layers = stacked_layers(model)
+    def __init__(
+        self, model: nn.Module, task: SampleTask, objective: Objective, layers: "list[Layer] | None" = None
+    ) -> None:
+        """`layers` are the model's `stacked_layers`, looked up once for many rounds."""
+        self._model, self._task, self._objective, self._layers = model, task, objective, layers
         self._has_penalty = type(objective).penalty is not Objective.penalty
 
     def __call__(

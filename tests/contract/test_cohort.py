@@ -313,7 +313,7 @@ def test_padded_samples_contribute_nothing_to_loss_and_gradient(model: str, obje
     work = workload(torch.float64, model=MODELS[model])
     network, task = work.make_model(), Classification()
     part = MoonObjective() if objective == "moon" else Objective()
-    loss = StackedLoss(network, task, part)
+    loss = StackedLoss(network, task, part, stacked_layers(network))
     received = {name: parameter.detach() for name, parameter in network.named_parameters()}
     away = {name: torch.stack([tensor + 0.05, tensor * 0.9]) for name, tensor in received.items()}
     context = StackedContext(
