@@ -133,6 +133,7 @@ def warm(hash_seed: int) -> Iterator[Runs]:
         "PYTHONHASHSEED": str(hash_seed),
         "OMP_NUM_THREADS": "1",  # a process with threads cannot be forked safely
         "OPENBLAS_NUM_THREADS": "1",
+        "JE_ARROW_MALLOC_CONF": "background_thread:false",  # scikit-learn imports pandas, and that pyarrow, if it is there
     }
     with subprocess.Popen(
         [sys.executable, "-P", __file__],
