@@ -1,0 +1,68 @@
+"""The progress of a comparison on the terminal: all cells, and what each worker plays."""
+
+from collections.abc import Sequence
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from fedsign.comparison import Cell, Plan, values_label
+from simulations.comparisons.pool import Job, Watcher
+
+
+class Board(Watcher):
+    """Draws on standard error, so that standard output stays for results.  Time left is estimated from rounds."""
+
+    def __init__(self, plan: Plan, pending: Sequence[Cell], *, workers: int) -> None:
+        self._labels, self._cells = plan.labels, {cell.id: cell for cell in pending}
+        self._done, self._failed, self._before = 0, 0, len(plan.cells) - len(pending)
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[figures]}", markup=False),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True, force_jupyter=False),  # in a notebook rich would ask for ipywidgets
+        )
+        self._rounds = dict.fromkeys(self._cells, 0)
+        self._all = self._bar.add_task("cells", total=sum(cell.rounds for cell in pending), figures="")
+        self._of_worker: list[TaskID] = [self._bar.add_task("starting", total=None, figures="") for _ in range(workers)]
+        self._show()
+
+    def __enter__(self) -> "Board":
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._of_worker:
+            self._bar.remove_task(task)
+        self._bar.stop()
+
+    def on_begin(self, worker: int, job: Job) -> None:
+        """Show the cell in the worker's line."""
+        cell = self._cells[job.id]
+        what = ", ".join(filter(None, [self._labels[cell.strategy], values_label({**cell.condition, **cell.choice})]))
+        self._bar.reset(self._of_worker[worker], total=cell.rounds, description=f"{what}, seed {cell.seed}")
+
+    def on_round(self, worker: int, job: Job, round: int) -> None:
+        """One step; a resumed cell's first step may be a long one."""
+        self._rounds[job.id] = round
+        figures = f"round {round}/{self._cells[job.id].rounds}"
+        self._bar.update(self._of_worker[worker], completed=round, figures=figures)
+        self._show()
+
+    def on_end(self, worker: int, job: Job, error: str | None) -> None:
+        """Count it; what a failed cell did not play counts as done."""
+        self._done, self._failed = self._done + 1, self._failed + (error is not None)
+        self._rounds[job.id] = self._cells[job.id].rounds
+        self._bar.update(self._of_worker[worker], description="waiting", figures="")
+        self._show()
+
+    def _show(self) -> None:
+        total = self._before + len(self._cells)
+        failed = f", {self._failed} failed" if self._failed else ""
+        figures = f"{self._before + self._done}/{total}{failed}"
+        self._bar.update(self._all, completed=sum(self._rounds.values()), figures=figures)

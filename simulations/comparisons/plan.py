@@ -1,0 +1,279 @@
+"""What is to be compared, as a list of cells, each with a complete configuration.
+
+See [Note: cells, choices, conditions] in fedsign.comparison.  A key may be given for one strategy alone, as
+"fedprox:strategy.mu".  Without a strategy, a key `strategy.X` is for those of the strategies that have a
+setting X.  The settings of the base experiment's own strategy hold for that strategy only.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from fedsign import plugins
+from fedsign.comparison import Cell, Plan, products, strategy_label
+from fedsign.config import ExperimentConfig, parse_override
+from fedsign.errors import ConfigError
+from fedsign.metrics import is_higher_better
+from fedsign.registry import nearest, resolve
+
+STRATEGIES = ("fedavg", "fedprox", "feddyn", "fedsign")
+NUM_SEEDS = 5
+VALIDATION_FRACTION = 0.1
+_CHOICES = ("strategy", "client", "server")  # sections whose keys are hyper-parameters
+_OTHERWISE = {
+    "seed": "give the seeds with --seeds",
+    "strategy.name": "give the strategies with --strategies",
+    "data.validation_fraction": "give it with --validation-fraction",
+    "name": "give the comparison's name with --name",
+    "metrics": "every cell is judged by the same metric; set it with --set",
+    "callbacks": "it changes no result",
+    "results": "it changes no result",
+}
+_NO_RESULT = {"name", "callbacks", "results"}  # keys of a configuration that its results do not depend on
+_LONGEST = 80  # characters of a cell's readable name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What a user asks for.  Keys of `grid` and `settings` may begin with a strategy: "fedprox:strategy.mu"."""
+
+    strategies: Sequence[str] = STRATEGIES
+    seeds: Sequence[int] = ()
+    grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    validation_fraction: float | None = None
+
+    @classmethod
+    def of(cls, recorded: Mapping[str, Any]) -> Self:
+        """The request that a plan records."""
+        return cls(**recorded)
+
+    def own(self, strategy: str) -> dict[str, Any]:
+        """The settings for one strategy; what is said for it alone wins."""
+        return _own(self.settings, strategy)
+
+    def choices(self, strategy: str) -> list[dict[str, Any]]:
+        """All combinations of hyper-parameters to try for one strategy."""
+        axes = {key: values for key, values in self.grid.items() if _is_choice(key)}
+        return products(_own(axes, strategy))
+
+    @property
+    def conditions(self) -> list[dict[str, Any]]:
+        """All combinations of the other keys."""
+        return products({key: values for key, values in self.grid.items() if not _is_choice(key)})
+
+    @property
+    def has_choices(self) -> bool:
+        """Whether something is to be chosen."""
+        return any(len(self.choices(strategy)) > 1 for strategy in self.strategies)
+
+
+def parse_axis(text: str) -> tuple[str, list[Any]]:
+    """`key=value,value,...`, each value as in `--set`.
+
+    >>> parse_axis("strategy.gamma=0.001,0.01"), parse_axis("model.hidden=[64],[64, 64]")
+    (('strategy.gamma', [0.001, 0.01]), ('model.hidden', [[64], [64, 64]]))
+    >>> parse_axis("model.name=mlp,cnn")
+    ('model.name', ['mlp', 'cnn'])
+    """
+    key, separator, values = text.partition("=")
+    if not separator or not all(key.strip().split(".")) or not all(part.strip() for part in values.split(",")):
+        raise ConfigError(
+            f"--grid takes KEY=VALUE,VALUE,..., such as --grid partition.alpha=10,1,0.5; '{text}' was given."
+        )
+    _, parsed = parse_override(f"grid=[{values}]")
+    if isinstance(parsed, str):  # no TOML list: words without quotes
+        parsed = [parse_override(f"grid={part}")[1] for part in values.split(",")]
+    return key.strip(), parsed
+
+
+def make_plan(
+    base: ExperimentConfig,
+    request: Request,
+    *,
+    name: str,
+    reference: str | None = None,
+    target: float | None = None,
+    environment: Mapping[str, Any],
+) -> tuple[Plan, dict[str, ExperimentConfig]]:
+    """The plan, and each cell's configuration by the cell's id.
+
+    Raises:
+        ConfigError: something asked for does not exist, is asked for twice, or cannot be compared.
+    """
+    _check(request)
+    metric = base.metrics[0].rpartition(":")[2] if base.metrics else "loss"
+    if reference is None:
+        reference = "fedavg" if "fedavg" in request.strategies else request.strategies[0]
+    if reference not in request.strategies:
+        raise ConfigError(
+            f"the reference '{reference}' is not among the strategies {', '.join(request.strategies)}."
+            f"{nearest(reference, request.strategies)} Name one of them, or add it with --strategies."
+        )
+    if target is not None and not math.isfinite(target):
+        raise ConfigError(f"the target {target} was given, but expected is a finite number, such as --target 0.9.")
+    shared = _validation(base, request)
+    cells: list[Cell] = []
+    digests: set[str] = set()
+    configs: dict[str, ExperimentConfig] = {}
+    for condition in request.conditions:
+        for strategy in request.strategies:
+            for choice in request.choices(strategy):
+                changes = {"strategy.name": strategy, **shared, **request.own(strategy), **condition, **choice}
+                for seed in request.seeds:
+                    config = base.replace(seed=seed, **changes)
+                    cell = _cell(config, condition, choice)
+                    if cell.digest in digests:
+                        raise ConfigError(
+                            f"the grid gives {strategy} the same configuration twice "
+                            f"({', '.join(f'{key}={value}' for key, value in {**condition, **choice}.items())}); "
+                            "name every value once."
+                        )
+                    digests.add(cell.digest)
+                    cells.append(cell)
+                    configs[cell.id] = config
+    plan = Plan(
+        name=name,
+        metric=metric,
+        higher_is_better=is_higher_better(metric),
+        reference=reference,
+        target=target,
+        labels=_labels(request.strategies),
+        seeds=tuple(request.seeds),
+        cells=tuple(cells),
+        config_toml=base.to_toml(),
+        request=json.loads(json.dumps(asdict(request))),
+        environment=environment,
+    )
+    return plan, configs
+
+
+def for_folder(config: ExperimentConfig, cell: Cell, cells: Path) -> ExperimentConfig:
+    """A cell's configuration for a run under `cells`/<id>; the comparison has a progress bar of its own."""
+    callbacks = [name for name in config.callbacks if name != "progress"]
+    return config.replace(name=cell.id, callbacks=callbacks, **{"results.root": str(cells)})
+
+
+def _check(request: Request) -> None:
+    """What can be said before any configuration is made."""
+    if not request.strategies:
+        raise ConfigError("no strategy was given; name some, such as --strategies fedavg,fedsign.")
+    _check_unique("strategy", request.strategies)
+    if not request.seeds:
+        raise ConfigError("no seed was given; expected is 1 or more, such as --seeds 5.")
+    _check_unique("seed", request.seeds)
+    for strategy in request.strategies:
+        resolve("strategy", strategy)
+    for key, values in request.grid.items():
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            raise ConfigError(f"the grid's '{key}' has no values; expected is a list of one or more.")
+        _check_key(key, request.strategies, option="--grid")
+    for key in request.settings:
+        _check_key(key, request.strategies, option="--set")
+
+
+def _check_unique(what: str, given: Sequence[Any]) -> None:
+    for value in given:
+        if given.count(value) > 1:
+            raise ConfigError(f"{what} '{value}' was given {given.count(value)} times; name each {what} once.")
+
+
+def _check_key(given: str, strategies: Sequence[str], *, option: str) -> None:
+    scope, key = _scope(given)
+    section, _, setting = key.partition(".")
+    for forbidden, remedy in _OTHERWISE.items():
+        if (option == "--grid" or scope or section == "strategy") and f"{key}.".startswith(f"{forbidden}."):
+            raise ConfigError(f"'{given}' cannot be given to {option} of a comparison: {remedy}.")
+    if scope is not None and scope not in strategies:
+        raise ConfigError(
+            f"'{given}' is for strategy '{scope}', which is not among {', '.join(strategies)}.{nearest(scope, strategies)}"
+        )
+    if scope is not None and section not in _CHOICES:
+        raise ConfigError(
+            f"'{given}' would give one strategy another {section}, so that nothing could be compared; only keys of "
+            f"{', '.join(_CHOICES)} can be given for one strategy."
+        )
+    having = strategies if scope is None else [scope]
+    if section == "strategy" and not any(_has(strategy, setting) for strategy in having):
+        known = dict.fromkeys(name for strategy in having for name in plugins.names_of("strategy", strategy))
+        raise ConfigError(
+            f"'{given}': {'none' if len(having) > 1 else 'it is not a setting'} of {', '.join(having)}"
+            f"{' has a setting ' + repr(setting) if len(having) > 1 else ''}.{plugins.suggest(setting, known)} "
+            f"Known are {', '.join(known) or 'no settings'}."
+        )
+
+
+def _own(keyed: Mapping[str, Any], strategy: str) -> dict[str, Any]:
+    """What applies to one strategy, under plain keys; what is given for it alone wins, at the place of the other."""
+    found: dict[str, Any] = {}
+    scoped = {}
+    for given, value in keyed.items():
+        scope, key = _scope(given)
+        if scope == strategy:
+            scoped[key] = value
+        elif scope is None and (not key.startswith("strategy.") or _has(strategy, key.partition(".")[2])):
+            found[key] = value
+    return found | scoped
+
+
+def _scope(given: str) -> tuple[str | None, str]:
+    """The strategy that a key is for, and the plain key; a strategy's name may have a colon of its own."""
+    scope, separator, key = given.rpartition(":")
+    return (scope if separator else None), key
+
+
+def _is_choice(given: str) -> bool:
+    return _scope(given)[1].partition(".")[0] in _CHOICES
+
+
+def _has(strategy: str, setting: str) -> bool:
+    """Whether a strategy's factory takes a setting."""
+    model = plugins.settings_model("strategy", strategy, resolve("strategy", strategy))
+    name = setting.partition(".")[0]
+    return name in plugins.names_of("strategy", strategy) or model.model_config.get("extra") == "allow"
+
+
+def _validation(base: ExperimentConfig, request: Request) -> dict[str, float]:
+    """How much every cell holds out of training, so that all strategies train on the same samples."""
+    fraction = request.validation_fraction
+    if fraction is None and request.has_choices:
+        fraction = base.data.validation_fraction or VALIDATION_FRACTION
+    if fraction is None:
+        return {}
+    if not 0 <= fraction < 1 or (request.has_choices and fraction == 0):
+        raise ConfigError(
+            f"a validation fraction of {fraction} was given, but expected is a number above 0 and below 1: "
+            "hyper-parameters are chosen on the training samples that are held out."
+        )
+    return {"data.validation_fraction": fraction}
+
+
+def _cell(config: ExperimentConfig, condition: Mapping[str, Any], choice: Mapping[str, Any]) -> Cell:
+    """The cell of a configuration."""
+    content = config.model_dump(mode="json", exclude=_NO_RESULT)
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:10]
+    parts = [
+        config.strategy.name,
+        *(f"{key.rpartition('.')[2]}{value}" for key, value in {**condition, **choice}.items()),
+    ]
+    readable = "".join(character if character.isalnum() or character in "._" else "-" for character in "-".join(parts))
+    ascii_name = readable.encode("ascii", "replace").decode().replace("?", "-").lstrip("._-")[:_LONGEST]
+    return Cell(
+        id=f"{ascii_name or 'cell'}-seed{config.seed}-{digest}",
+        strategy=config.strategy.name,
+        condition=json.loads(json.dumps(condition)),
+        choice=json.loads(json.dumps(choice)),
+        seed=config.seed,
+        rounds=config.rounds,
+    )
+
+
+def _labels(strategies: Iterable[str]) -> dict[str, str]:
+    """A short label for each strategy; its full name where two would share one."""
+    labels = {strategy: strategy_label(strategy) for strategy in strategies}
+    shared = [label for label in labels.values() if list(labels.values()).count(label) > 1]
+    return {strategy: strategy if label in shared else label for strategy, label in labels.items()}

@@ -1,0 +1,267 @@
+"""Playing a comparison: `compare` from Python, and what `fedsign compare` does.
+
+Every cell that has not finished is played, from its last checkpoint if it has one.  A cell that failed is
+noted with its sentence and left alone afterwards; the comparison goes on without it.
+"""
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedsign import config as configs
+from fedsign.comparison import Cell, Plan
+from fedsign.comparison_folder import PLAN, CellState, Comparison, load_comparison, seconds_of
+from fedsign.config import ExperimentConfig
+from fedsign.disk import disk_errors
+from fedsign.errors import ConfigError, ResultsError
+from fedsign.report.comparison import write_comparison
+from simulations import api
+from simulations.comparisons.board import Board
+from simulations.comparisons.plan import NUM_SEEDS, STRATEGIES, Request, for_folder, make_plan
+from simulations.comparisons.pool import Job, Watcher, play_all
+
+Configs = Mapping[str, ExperimentConfig]
+
+
+def compare(
+    experiment: ExperimentConfig | Mapping[str, Any] | None = None,
+    *,
+    strategies: Sequence[str] = STRATEGIES,
+    seeds: int | Sequence[int] = NUM_SEEDS,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    name: str | None = None,
+    out: str | Path | None = None,
+    reference: str | None = None,
+    target: float | None = None,
+    validation_fraction: float | None = None,
+    workers: int | None = None,
+    extend: bool = False,
+    retry_failed: bool = False,
+) -> Comparison:
+    """Compare strategies over seeds and a grid; go on with the comparison in `out` if there is one.
+
+    Args:
+        experiment: the base: a configuration, or a tree of changes to the default one.
+        strategies: names of strategies.
+        seeds: how many, counted from the base's seed, or which.
+        grid: key -> values.  Keys under strategy, client and server are hyper-parameters, of which each
+            strategy gets its best one by the validation samples; all combinations of the others are compared.
+            "fedprox:strategy.mu" is a key for one strategy.
+        settings: key -> value, for strategies as in `grid`.
+        name: the comparison's name; the experiment's without one.
+        out: its folder; `comparisons/<name>` without one.
+        reference: the strategy that differences are taken to; FedAvg if it is among them, or the first.
+        target: for rounds and bytes; without one, 95 % of what the reference ends at, under each condition.
+        validation_fraction: of the training samples, held out in all cells; 0.1 if there is something to choose.
+        workers: processes; as many as the machine has cores for without a number.
+        extend: take the new plan where `out` holds another one; cells of both are not played again.
+        retry_failed: play cells that failed once more.
+
+    Raises:
+        FedSignError: the plan cannot be made, or the comparison cannot be played.
+    """
+    base = experiment if isinstance(experiment, ExperimentConfig) else configs.from_dict(experiment or {})
+    shared = {key: value for key, value in (settings or {}).items() if is_for_all(key)}
+    base = base.replace(**shared)
+    request = Request(
+        strategies=tuple(strategies),
+        seeds=seeds_of(seeds, first=base.seed),
+        grid={
+            key: list(values) if isinstance(values, tuple | range) else values for key, values in (grid or {}).items()
+        },
+        settings={key: value for key, value in (settings or {}).items() if key not in shared},
+        validation_fraction=validation_fraction,
+    )
+    chosen_name = base.replace(name=name).name if name is not None else base.name
+    plan, cell_configs = make_plan(
+        base, request, name=chosen_name, reference=reference, target=target, environment=api.environment()
+    )
+    comparison = Comparison(Path(out) if out is not None else folder_of(chosen_name))
+    return _play(comparison, plan, cell_configs, workers=workers, extend=extend, retry_failed=retry_failed)
+
+
+def go_on(path: str | Path, *, workers: int | None = None, retry_failed: bool = False) -> Comparison:
+    """Go on with a comparison as it was planned.
+
+    Raises:
+        ResultsError: there is none, or this version of FedSign would make other cells of its plan.
+    """
+    comparison = load_comparison(path)
+    recorded = comparison.plan
+    plan, cell_configs = make_plan(
+        configs.from_toml(recorded.config_toml),
+        Request.of(recorded.request),
+        name=recorded.name,
+        reference=recorded.reference,
+        target=recorded.target,
+        environment=recorded.environment,
+    )
+    if plan.cells != recorded.cells:
+        raise ResultsError(
+            f"the comparison in {comparison.path} was planned by fedsign {recorded.environment.get('fedsign', 'unknown')}, "
+            "and this version makes other cells of its plan; go on with that version, or start a new comparison."
+        )
+    return _play(comparison, plan, cell_configs, workers=workers, extend=False, retry_failed=retry_failed)
+
+
+def seeds_of(given: int | Sequence[int], *, first: int) -> tuple[int, ...]:
+    """A number of seeds, or the seeds themselves."""
+    return tuple(range(first, first + given)) if isinstance(given, int) else tuple(given)
+
+
+def is_for_all(key: str) -> bool:
+    """Whether a setting is of the base experiment, and not of one strategy or of those that have it."""
+    return ":" not in key and key.partition(".")[0] != "strategy"
+
+
+def folder_of(name: str) -> Path:
+    """Where a comparison is written if nothing else is said."""
+    return Path("comparisons") / name
+
+
+def _play(
+    comparison: Comparison, plan: Plan, cell_configs: Configs, *, workers: int | None, extend: bool, retry_failed: bool
+) -> Comparison:
+    processes = _workers(cell_configs, workers)
+    _check_folder(comparison, plan, extend=extend)
+    _check_parts([cell_configs[cell.id] for cell in _pending(comparison, plan, retry_failed)])
+    with disk_errors(comparison.path):
+        comparison.path.mkdir(parents=True, exist_ok=True)
+    with comparison.locked():
+        comparison.write_plan(_with_first_environment(comparison, plan))
+        pending = _pending(comparison, plan, retry_failed)
+        for cell in pending:
+            comparison.write_failure(cell, None)
+        if pending:
+            _play_cells(comparison, plan, pending, cell_configs, processes)
+        write_comparison(comparison.summary())
+    return comparison
+
+
+def _with_first_environment(comparison: Comparison, plan: Plan) -> Plan:
+    """A comparison that is gone on with keeps the versions that it was begun with; runs warn of other ones."""
+    if not (comparison.path / PLAN).is_file() or comparison.plan.cells != plan.cells:
+        return plan
+    return dataclasses.replace(plan, environment=comparison.plan.environment)
+
+
+def _pending(comparison: Comparison, plan: Plan, retry_failed: bool) -> list[Cell]:
+    """The cells that are to be played."""
+    states = (CellState.UNFINISHED, CellState.FAILED) if retry_failed else (CellState.UNFINISHED,)
+    return [cell for cell in plan.cells if comparison.state_of(cell) in states]
+
+
+def _play_cells(
+    comparison: Comparison, plan: Plan, pending: Sequence[Cell], cell_configs: Configs, workers: int
+) -> None:
+    cells = {cell.id: cell for cell in pending}
+    jobs = [_job(comparison, cell, cell_configs[cell.id]) for cell in pending]
+    order = _Order(comparison, plan)
+
+    class Notes(Watcher):
+        """Writes down what failed, and how long what finished took."""
+
+        def on_end(self, worker: int, job: Job, error: str | None) -> None:
+            if error is not None:
+                comparison.write_failure(cells[job.id], error)
+            order.learn(cells[job.id])
+
+    with Board(plan, pending, workers=min(workers, len(jobs))) as board:
+        play_all(
+            jobs,
+            lambda left: min(left, key=lambda job: order.key(cells[job.id])),
+            workers=workers,
+            logs=comparison.path / "logs",
+            watchers=(Notes(), board),
+        )
+
+
+class _Order:
+    """Seed by seed, so that there is soon something to compare; within a seed what takes longest first."""
+
+    def __init__(self, comparison: Comparison, plan: Plan) -> None:
+        self._comparison = comparison
+        self._position = {cell.id: position for position, cell in enumerate(plan.cells)}
+        self._seeds = {seed: position for position, seed in enumerate(plan.seeds)}
+        self._seconds: dict[str, float] = {}
+        for cell in plan.cells:
+            self.learn(cell)
+
+    def learn(self, cell: Cell) -> None:
+        """How long a cell took, if it has finished."""
+        run = self._comparison.run_of(cell)
+        if run is not None and run.outcome["status"] == CellState.FINISHED:
+            self._seconds[_kind(cell)] = seconds_of(run)
+
+    def key(self, cell: Cell) -> tuple[int, float, int]:
+        """What has the smallest key is next; unknown times come first, to become known."""
+        known = self._seconds.get(_kind(cell), float("inf"))
+        return self._seeds[cell.seed], -known, self._position[cell.id]
+
+
+def _kind(cell: Cell) -> str:
+    """What cells that differ by the seed alone have in common."""
+    return f"{cell.strategy} {dict(cell.condition)} {dict(cell.choice)}"
+
+
+def _job(comparison: Comparison, cell: Cell, config: ExperimentConfig) -> Job:
+    run = comparison.run_of(cell)
+    here = for_folder(config, cell, comparison.cells)
+    return Job(id=cell.id, config_toml=here.to_toml(), resume=None if run is None else run.path)
+
+
+def _workers(cell_configs: Configs, given: int | None) -> int:
+    """How many processes; other engines start processes of their own and are played one at a time."""
+    if given is not None and given < 1:
+        raise ConfigError(f"workers={given} was given, but expected is 1 or more.")
+    engines = {config.engine.name for config in cell_configs.values()} - {"in_process"}
+    if engines:
+        if given not in (None, 1):
+            raise ConfigError(
+                f"workers={given} was given with engine.name={', '.join(sorted(engines))}, which starts processes of its own; "
+                "expected is 1."
+            )
+        return 1
+    threads = max(config.engine.threads for config in cell_configs.values())
+    return given or max(1, len(os.sched_getaffinity(0)) // threads)
+
+
+def _check_folder(comparison: Comparison, plan: Plan, *, extend: bool) -> None:
+    """Raise ResultsError if the folder holds something else."""
+    path = comparison.path
+    if (path / PLAN).is_file():
+        difference = _difference(plan, comparison.plan)
+        if difference and not extend:
+            raise ResultsError(
+                f"{path} holds another plan: {difference}; give another --out, or --extend to take the new plan and keep the "
+                "cells that both have."
+            )
+    elif path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ResultsError(f"{path} is there and is no comparison; give another folder with --out.")
+
+
+def _difference(plan: Plan, there: Plan) -> str:
+    """What the user changed, in a few words; nothing if the cells are the same."""
+    if plan.cells == there.cells:
+        return ""
+    for what, new, old in (
+        ("strategies", list(plan.labels), list(there.labels)),
+        ("seeds", list(plan.seeds), list(there.seeds)),
+        *((what, plan.request[what], there.request.get(what)) for what in ("grid", "settings", "validation_fraction")),
+    ):
+        if new != old:
+            return f"{what} were {old} there and are {new} now"
+    return "the experiment's configuration is another one"
+
+
+def _check_parts(cell_configs: Sequence[ExperimentConfig]) -> None:
+    """Make every part once, so that a mistake is one sentence now and not one failure for each cell."""
+    seen: set[str] = set()
+    for config in cell_configs:
+        tables = {f"{key} {value}" for key, value in config.model_dump(mode="json", exclude={"seed"}).items()}
+        if not tables <= seen:
+            api.check(config)
+            seen |= tables

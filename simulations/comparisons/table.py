@@ -1,0 +1,129 @@
+"""The table that `fedsign compare` prints, and the same as JSON."""
+
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fedsign.comparison import Entry, Interval, Summary, ToTarget, values_label
+from fedsign.comparison_folder import Comparison
+from fedsign.over_seeds import TARGET_SHARE
+from fedsign.report.wording import byte_count
+
+_MISSING = "-"
+_MAX_FAILED = 3
+
+
+def print_summary(comparison: Comparison, summary: Summary) -> None:
+    """One block for each condition, then what the reader has to know about it."""
+    failed = comparison.failures
+    console = Console(soft_wrap=True, highlight=False)
+    for condition in summary.conditions:
+        if condition:
+            console.print(f"[bold]{escape(values_label(condition))}[/]")
+        entries = [entry for entry in summary.entries if entry.condition == condition]
+        _print_aligned(console, _table(summary, entries))
+        console.print()
+    console.print(escape(" ".join(_remarks(summary, is_given=comparison.plan.target is not None))))
+    for id, error in list(failed.items())[:_MAX_FAILED]:
+        console.print(f"failed: {escape(id)}: {escape(error)}")
+    if failed:
+        console.print(f"{len(failed)} cells failed; --retry-failed plays them again.")
+
+
+def as_json(comparison: Comparison, summary: Summary) -> dict[str, Any]:
+    """The summary for programs; curves are left out, they are in the runs and in the export."""
+    content = asdict(summary)
+    for entry in content["entries"]:
+        del entry["curves"]
+        entry["folders"] = [str(folder) for folder in entry["folders"]]
+    return {**content, "path": str(summary.path), "failed": dict(comparison.failures)}
+
+
+def _table(summary: Summary, entries: list[Entry]) -> Table:
+    has_choices = any(entry.choice for entry in summary.entries)
+    reference = next(entry.label for entry in entries if entry.strategy == summary.reference)
+    target = next((entry.to_target.target for entry in entries if entry.to_target), None)
+    reaching = _MISSING if target is None else f"{target:.4g}"
+    table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False)
+    table.add_column("strategy")
+    if has_choices:
+        table.add_column("choice")
+    for title in (
+        summary.metric,
+        f"difference to {reference}",
+        "wins",
+        f"rounds to {reaching}",
+        f"bytes to {reaching}",
+    ):
+        table.add_column(title)
+    for entry in entries:
+        choice = [escape(values_label(entry.choice)) or _MISSING] if has_choices else []
+        table.add_row(escape(entry.label), *choice, *_figures(entry))
+    return table
+
+
+def _figures(entry: Entry) -> list[str]:
+    wins = entry.difference and f"{entry.difference.wins}/{entry.difference.num_pairs}"
+    return [
+        _mean(entry),
+        _difference(entry.difference),
+        wins or _MISSING,
+        _rounds(entry.to_target),
+        _bytes(entry.to_target),
+    ]
+
+
+def _mean(entry: Entry) -> str:
+    num_values, num_seeds = sum(value is not None for value in entry.values), len(entry.values) + entry.unfinished
+    partly = f" ({num_values} of {num_seeds} seeds)" if num_values < num_seeds else ""
+    if entry.mean is None:
+        return f"{_MISSING}{partly}"
+    return f"{entry.mean:.4f}{'' if entry.std is None else f' ± {entry.std:.4f}'}{partly}"
+
+
+def _difference(interval: Interval | None) -> str:
+    if interval is None:
+        return _MISSING
+    if interval.low is None or interval.high is None:
+        return f"{interval.mean:+.4f}"
+    return escape(f"{interval.mean:+.4f} [{interval.low:+.4f}, {interval.high:+.4f}]")
+
+
+def _rounds(reached: ToTarget | None) -> str:
+    if reached is None:
+        return _MISSING
+    rounds = _MISSING if reached.rounds is None else f"{reached.rounds:g}"
+    return f"{rounds} ({reached.num_reached}/{reached.num_seeds})"
+
+
+def _bytes(reached: ToTarget | None) -> str:
+    if reached is None or reached.bytes_down is None or reached.bytes_up is None:
+        return _MISSING
+    return f"{byte_count(int(reached.bytes_down))} down, {byte_count(int(reached.bytes_up))} up"
+
+
+def _remarks(summary: Summary, *, is_given: bool) -> list[str]:
+    """How the figures were made."""
+    direction = "" if summary.higher_is_better else f" A small {summary.metric} is a good one."
+    remarks = [
+        f"{summary.metric}: mean ± standard deviation over seeds of the mean of the last {summary.last} rounds.{direction}",
+        "Differences are paired by seed, with a 95 % interval of Student's t.",
+    ]
+    if any(entry.to_target for entry in summary.entries):
+        origin = "" if is_given else f", which is {100 * TARGET_SHARE:g} % of what the reference ends at"
+        remarks.append(f"Rounds and bytes to the target{origin}: medians over the seeds that reached it.")
+    if summary.trials:
+        remarks.append("Choices were made by samples held out of training, never by the test samples.")
+    unfinished = summary.num_cells - summary.num_finished
+    if unfinished:
+        remarks.append(f"{unfinished} of {summary.num_cells} cells have not finished.")
+    return remarks
+
+
+def _print_aligned(console: Console, table: Table) -> None:
+    """In columns as wide as their content, however narrow the terminal is."""
+    width = max(console.width, console.measure(table, options=console.options.update(max_width=10_000)).maximum)
+    Console(soft_wrap=True, highlight=False, width=width).print(table)
