@@ -46,7 +46,7 @@ def client_plan(num_samples: int, batch_size: int, rng: np.random.Generator, *, 
 
     >>> plan = client_plan(5, 3, np.random.default_rng(0), epochs=1, steps=0)
     >>> plan.positions.tolist(), plan.lengths.tolist()
-    ([[4, 2, 3], [1, 0, 1]], [3, 2])
+    ([[2, 4, 3], [0, 1, 0]], [3, 2])
     """
     total = num_steps(num_samples, batch_size, epochs=epochs, steps=steps)
     size = min(batch_size, num_samples)
