@@ -67,8 +67,8 @@ class SequentialTrainer:
         received = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
         context = LocalContext(
             received=received,
-            state=self._load_state(objective, received, request, states),
-            shared=self._on_device(request.shared),
+            state=load_state(objective, received, request, states),
+            shared=to_device(request.shared, self._workload.device),
             unit_displacement=unit_displacement(optimizer, steps),
         )
         train_loss = self._minimise(objective, context, optimizer, samples, request)
@@ -86,17 +86,6 @@ class SequentialTrainer:
             has_state=objective.has_state,
             extra={name: tensor.cpu() for name, tensor in objective.to_server(next_state, context).items()},
         )
-
-    def _load_state(
-        self, objective: Objective, received: Tensors, request: TrainRequest, states: ClientStore
-    ) -> Tensors:
-        if not objective.has_state:
-            return {}
-        kept = states.load(request)
-        return objective.initial_state(received) if kept is None else self._on_device(kept)
-
-    def _on_device(self, tensors: Mapping[str, Tensor]) -> Tensors:
-        return {name: tensor.to(self._workload.device) for name, tensor in tensors.items()}
 
     def _minimise(
         self,
@@ -173,6 +162,21 @@ class _Step:
 
     def _representation(self, parameters: Mapping[str, Tensor], features: Tensor) -> Tensor:
         return forward_with_features(self._model, parameters, features)[1]
+
+
+def load_state(objective: Objective, received: Tensors, request: TrainRequest, states: ClientStore) -> Tensors:
+    """The state that a client starts from, where its parameters are; empty for an objective without one."""
+    if not objective.has_state:
+        return {}
+    kept = states.load(request)
+    if kept is None:
+        return objective.initial_state(received)
+    return to_device(kept, next(iter(received.values())).device)
+
+
+def to_device(tensors: Mapping[str, Tensor], device: torch.device) -> Tensors:
+    """The same tensors on a device."""
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
 def make_optimizer(workload: Workload, model: nn.Module, *, round: int) -> torch.optim.Optimizer:

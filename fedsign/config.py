@@ -52,6 +52,7 @@ Threads = Annotated[int, Field(ge=1, le=MAX_THREADS), _NOT_BOOL]
 PositiveReal = Annotated[float, Field(gt=0, allow_inf_nan=False), _NOT_BOOL]
 NonNegativeReal = Annotated[float, Field(ge=0, allow_inf_nan=False), _NOT_BOOL]
 Seconds = Annotated[float, Field(gt=0), _NOT_BOOL]  # may be infinite
+ClientPath = Literal["auto", "sequential", "cohort"]
 FileName = Annotated[str, AfterValidator(_file_name)]
 
 
@@ -168,6 +169,8 @@ class ClientSection(Section):
     weight_decay: NonNegativeReal = 0.0
     clip_norm: NonNegativeReal = 0.0  # of the gradient of all parameters, penalties included; 0: no clipping
     label_smoothing: Annotated[float, Field(ge=0, lt=1), _NOT_BOOL] = 0.0
+    path: ClientPath = "sequential"  # one client after another, or many as one stack of tensors; auto: by a rule
+    chunk: NonNegative = 0  # how many clients a stack holds at most; 0: by a rule
     optimizer: OptimizerPart = OptimizerPart()
     schedule: SchedulePart = SchedulePart()
 

@@ -5,6 +5,7 @@ Every process builds its own from the same configuration and seed; nothing of it
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -100,6 +101,14 @@ class Workload:
         for key in ("dataset", "split") if mine.partition == its.partition else ("dataset",):
             if key in made:
                 vars(self)[key] = made[key]
+
+    def with_client(self, **changes: Any) -> "Workload":
+        """The same data, split and task for clients that train in another way."""
+        client = self.config.client.model_copy(update=changes)
+        other = Workload(self.config.model_copy(update={"client": client}))
+        kept = ("dataset", "split", "task", "device")  # what was made already and does not depend on the change
+        other.__dict__.update({name: self.__dict__[name] for name in kept if name in self.__dict__})
+        return other
 
     def samples_of(self, partition: int) -> AnySamples:
         """One client's training samples."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 import fedsign
+from clients.paths import on_path
 from clients.trainer import check_training
 from fedsign import checkpoints, plugins, results
 from fedsign import config as configs
@@ -210,7 +211,9 @@ def _prepare(workload: Workload) -> tuple[Workload, Engine, list[Callback]]:
     """Make every part once, so that a mistake in one leaves no empty run behind."""
     config = workload.config
     strategy = make_strategy(workload)
-    check_training(workload, strategy.objective(1) if isinstance(strategy, Strategy) else ObjectiveSpec())
+    spec = strategy.objective(1) if isinstance(strategy, Strategy) else ObjectiveSpec()
+    check_training(workload, spec)
+    workload = on_path(workload, spec, in_process=config.engine.name == "in_process")
     watchers = [plugins.build("callback", name, {}) for name in config.callbacks]
     return workload, config.engine.build(), watchers
 
@@ -262,7 +265,7 @@ def _check_tree(experiment: object) -> None:
 
 def _resumed_config(folder: RunFolder, experiment: ExperimentConfig | Mapping[str, Any] | None) -> ExperimentConfig:
     """The run's own configuration; what may change is taken from `experiment`, a tree of changes to it."""
-    before = configs.from_toml(folder.config_toml)
+    before = _with_path(configs.from_toml(folder.config_toml), path="sequential", chunk=0)
     if experiment is None:
         return before
     if isinstance(experiment, ExperimentConfig):
@@ -270,6 +273,7 @@ def _resumed_config(folder: RunFolder, experiment: ExperimentConfig | Mapping[st
     else:
         _check_tree(experiment)
         after = configs.from_dict(_merged(before.model_dump(mode="json"), experiment))
+    after = _with_path(after, path=before.client.path, chunk=before.client.chunk)
     for section in ExperimentConfig.model_fields:
         if section not in _CHANGEABLE_ON_RESUME and getattr(before, section) != getattr(after, section):
             raise ConfigError(
@@ -283,6 +287,13 @@ def _resumed_config(folder: RunFolder, experiment: ExperimentConfig | Mapping[st
         )
     results.update_config(folder, after.to_toml())
     return after
+
+
+def _with_path(config: ExperimentConfig, *, path: str, chunk: int) -> ExperimentConfig:
+    """`auto` as what was decided when the run began; runs from before there were paths say nothing, and were sequential."""
+    if config.client.path != "auto":
+        return config
+    return config.model_copy(update={"client": config.client.model_copy(update={"path": path, "chunk": chunk})})
 
 
 def _merged(tree: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
 from fedsign import codec
+from fedsign.flower.shims import filled
 from fedsign.records import Tensors
 
 _STYPE = "numpy.ndarray"
@@ -47,10 +48,7 @@ class TensorArray(Array):
 
 def to_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
     """Tensors as a record that holds them as they are."""
-    record = ArrayRecord()
-    for name, tensor in tensors.items():
-        record[name] = TensorArray(tensor)
-    return record
+    return filled(ArrayRecord(), {name: TensorArray(tensor) for name, tensor in tensors.items()})
 
 
 def to_plain(record: ArrayRecord) -> tuple[ArrayRecord, dict[str, str]]:

@@ -9,7 +9,7 @@ the adaptive strategy counts.
 from typing import cast
 
 import torch
-from flwr.app import Message
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 
 from fedsign.flower import wire
 from fedsign.flower.array import to_record
@@ -21,7 +21,9 @@ CLIPPING_NORM_KEY, NORM_BIT_KEY = "clipping_norm", "norm_bit"  # Flower's names
 def honour(reply: Message, request: Message) -> Message:
     """The reply, clipped if the request asks for it."""
     norms = [
-        record[CLIPPING_NORM_KEY] for record in request.content.config_records.values() if CLIPPING_NORM_KEY in record
+        record[CLIPPING_NORM_KEY]
+        for record in wire.of_kind(request.content, ConfigRecord).values()
+        if CLIPPING_NORM_KEY in record
     ]
     if not norms:
         return reply
@@ -36,7 +38,7 @@ def honour(reply: Message, request: Message) -> Message:
     if norm > clipping_norm:
         for name in parameters:
             after[name] = before[name] + (after[name] - before[name]) * (clipping_norm / norm)
-    key = next(iter(reply.content.array_records))
+    key = next(iter(wire.of_kind(reply.content, ArrayRecord)))
     reply.content[key] = to_record(after)
-    reply.content.metric_records[wire.METRICS][NORM_BIT_KEY] = int(norm > clipping_norm)
+    wire.of_kind(reply.content, MetricRecord)[wire.METRICS][NORM_BIT_KEY] = int(norm > clipping_norm)
     return reply

@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from math import prod
+from math import isfinite, prod
 from typing import cast
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from torch import Tensor
@@ -234,7 +234,7 @@ class PartitionGrid(MessageGrid):
             self.traffic.bytes_down += _nbytes_of(content)
         if self._leaves_process:
             content = RecordDict(dict(content))
-            for key, record in list(content.array_records.items()):
+            for key, record in wire.of_kind(content, ArrayRecord).items():
                 if id(record) not in plain:  # the record is kept too, so that its id stays its own
                     plain[id(record)] = (record, *to_plain(record))
                 _, content[key], own = plain[id(record)]
@@ -279,7 +279,7 @@ class PartitionGrid(MessageGrid):
             )
         self._check_num_examples(reply)
         wire.decode_reply(reply)
-        if wire.REPLY in reply.content.config_records:
+        if wire.REPLY in wire.of_kind(reply.content, ConfigRecord):
             self._check_own_reply(wire.unpack_reply(reply), request)
         for name, array in wire.arrays_of(reply.content).items():
             if tuple(array.shape) != tuple(expected[name].shape) or array.dtype != expected[name].dtype:
@@ -311,7 +311,7 @@ class PartitionGrid(MessageGrid):
             raise ReplyError("the reply names other parameters and buffers than the model has.")
 
     def _check_num_examples(self, reply: Message) -> None:
-        metrics = next(iter(reply.content.metric_records.values()), None)
+        metrics = next(iter(wire.of_kind(reply.content, MetricRecord).values()), None)
         if metrics is None:
             raise ReplyError("the reply holds no metric record; expected is one, with 'num-examples' in it.")
         num_examples = cast(float, metrics.get(wire.NUM_EXAMPLES_KEY, 1))
@@ -322,12 +322,12 @@ class PartitionGrid(MessageGrid):
         if reply.metadata.message_type != MessageType.TRAIN:
             return
         self.traffic.accepted.append(reply.metadata.src_node_id)
-        record = reply.content.config_records.get(wire.REPLY)
+        record = wire.of_kind(reply.content, ConfigRecord).get(wire.REPLY)
         if record is not None and record.get("has-state"):
             self.traffic.with_state.append(reply.metadata.src_node_id)
         self.traffic.bytes_up += _nbytes_of(reply.content)
         self.traffic.spread.add(self._update(reply, request))
-        metrics = next(iter(reply.content.metric_records.values()))
+        metrics = next(iter(wire.of_kind(reply.content, MetricRecord).values()))
         num_examples, loss = metrics.get(wire.NUM_EXAMPLES_KEY), metrics.get("train-loss")
         if isinstance(num_examples, int | float) and isinstance(loss, int | float):
             self.traffic.weighted_losses.append((int(num_examples), float(loss)))
@@ -351,7 +351,7 @@ class PartitionGrid(MessageGrid):
             node_id = waiting.pop(reply.metadata.reply_to_message_id)
             if reply.has_error():
                 raise EngineError(f"a node cannot take part: {(reply.error.reason or '').partition(chr(10))[0]}")
-            yield node_id, list(cast("list[int]", reply.content.config_records[wire.REPLY]["partitions"]))
+            yield node_id, list(cast("list[int]", wire.of_kind(reply.content, ConfigRecord)[wire.REPLY]["partitions"]))
 
 
 def _failure(request: Message, reason: str, details: str = "") -> Failure:
@@ -359,7 +359,7 @@ def _failure(request: Message, reason: str, details: str = "") -> Failure:
 
 
 def _nbytes_of(content: RecordDict) -> int:
-    return sum(_nbytes(array) for record in content.array_records.values() for array in record.values())
+    return sum(_nbytes(array) for record in wire.of_kind(content, ArrayRecord).values() for array in record.values())
 
 
 def _nbytes(array: Array) -> int:
@@ -368,4 +368,7 @@ def _nbytes(array: Array) -> int:
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
+    """By the extremes, which NaN passes through to: one walk, and no tensor of truth values."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
+    return all(isfinite(extreme.item()) for extreme in torch.aminmax(tensor))

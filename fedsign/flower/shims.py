@@ -8,10 +8,10 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.run import Run
@@ -22,6 +22,8 @@ from fedsign.seeding import Purpose, integer
 IN_PROCESS_RUN_ID = 1
 PARTITION_KEY = "partition-id"  # Flower's names in a node's configuration
 NUM_PARTITIONS_KEY = "num-partitions"
+
+RecordT = TypeVar("RecordT", ArrayRecord, ConfigRecord, MetricRecord)
 
 
 class MessageGrid(Grid):
@@ -55,6 +57,12 @@ def set_message_id(message: Message, message_id: str) -> None:
 def set_source(message: Message, node_id: int) -> None:
     """Who a reply comes from, likewise."""
     message.metadata.__dict__["_src_node_id"] = node_id
+
+
+def filled(record: RecordT, values: Mapping[str, Any]) -> RecordT:
+    """An empty record with values that are known to be of the right types: Flower looks at each of them, at length."""
+    record.__dict__["_data"].update(values)
+    return record
 
 
 def client_error(reason: str) -> Error:
@@ -159,6 +167,7 @@ __all__ = [
     "client_error",
     "empty_run",
     "ensure_task_identity",
+    "filled",
     "make_context",
     "quiet_flower",
     "run_on_ray",

@@ -8,14 +8,15 @@ control variates) is a second ArrayRecord, `besides`, either way.
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import cast
+from functools import lru_cache
+from typing import TypeVar, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedsign import codec
 from fedsign.errors import ReplyError
-from fedsign.flower.array import to_plain, to_record, to_tensors
-from fedsign.flower.shims import client_error
+from fedsign.flower.array import TensorArray, to_plain, to_record, to_tensors
+from fedsign.flower.shims import client_error, filled
 from fedsign.records import Failure, ObjectiveSpec, Role, TrainReply, TrainRequest, failure_of
 
 ROUTE, REPLY, ARRAYS, METRICS, CONFIG, BESIDES = "route", "reply", "arrays", "metrics", "config", "besides"
@@ -23,6 +24,8 @@ ROUND_KEY = "server-round"  # Flower's strategies write it
 OBJECTIVE_KEY = "objective"
 NUM_EXAMPLES_KEY = "num-examples"  # Flower's strategies weight by it
 ROLL_CALL = "query.roll_call"
+
+RecordT = TypeVar("RecordT", ArrayRecord, ConfigRecord, MetricRecord)
 
 
 def objective_entry(spec: ObjectiveSpec) -> str:
@@ -40,14 +43,15 @@ def route(
 ) -> RecordDict:
     """A request's content with the record that tells a node what it serves."""
     routed = RecordDict(dict(content))
-    routed[ROUTE] = ConfigRecord(
+    routed[ROUTE] = filled(
+        ConfigRecord(),
         {
             "codec": codec.VERSION,
             "partition": partition,
             "state-version": state_version,
             "needed-versions": json.dumps(sorted(needed_versions)),
             "encodings": json.dumps(_unusual(encodings)),
-        }
+        },
     )
     return routed
 
@@ -55,7 +59,7 @@ def route(
 def unpack_request(message: Message) -> TrainRequest:
     """A train message as a request."""
     content = message.content
-    route_record = content.config_records[ROUTE]
+    route_record = of_kind(content, ConfigRecord)[ROUTE]
     config = _strategy_config(content)
     objective = json.loads(str(config.get(OBJECTIVE_KEY, '{"name": "plain", "settings": {}}')))
     encodings = json.loads(str(route_record["encodings"]))
@@ -77,20 +81,21 @@ def round_of(message: Message) -> int:
 
 def pack_reply(reply: TrainReply, request: Message) -> Message:
     """A reply as a message."""
-    key = next(iter(request.content.array_records))
+    key = next(iter(of_kind(request.content, ArrayRecord)))
     content = RecordDict(
         {
             key: to_record(reply.tensors),
             METRICS: MetricRecord({NUM_EXAMPLES_KEY: reply.num_examples, **reply.metrics}),
-            REPLY: ConfigRecord(
+            REPLY: filled(
+                ConfigRecord(),
                 {
                     "codec": codec.VERSION,
                     "round": reply.round,
                     "partition": reply.partition,
-                    "roles": json.dumps({name: str(role) for name, role in reply.roles.items()}),
+                    "roles": _roles_text(tuple(reply.roles.items())),
                     "encodings": "{}",
                     "has-state": reply.has_state,
-                }
+                },
             ),
         }
     )
@@ -107,8 +112,8 @@ def unpack_reply(message: Message) -> TrainReply:
     """
     content = message.content
     try:
-        record = content.config_records[REPLY]
-        metrics = dict(next(iter(content.metric_records.values())))
+        record = of_kind(content, ConfigRecord)[REPLY]
+        metrics = dict(next(iter(of_kind(content, MetricRecord).values())))
         num_examples = metrics.pop(NUM_EXAMPLES_KEY)
     except (KeyError, StopIteration) as error:
         raise ReplyError(
@@ -120,7 +125,7 @@ def unpack_reply(message: Message) -> TrainReply:
         round=int(cast(int, record["round"])),
         partition=int(cast(int, record["partition"])),
         tensors=to_tensors(arrays_of(content), encodings),
-        roles={name: Role(role) for name, role in json.loads(str(record["roles"])).items()},
+        roles=dict(_roles_of_text(str(record["roles"]))),
         num_examples=int(cast(int, num_examples)),
         metrics={name: float(cast(float, value)) for name, value in metrics.items()},
         has_state=bool(record["has-state"]),
@@ -128,9 +133,16 @@ def unpack_reply(message: Message) -> TrainReply:
     )
 
 
+def of_kind(content: RecordDict, kind: type[RecordT]) -> dict[str, RecordT]:
+    """The records of one kind.  Flower's own `array_records` and the like build a dictionary that checks and copies
+    every entry, on each access: for small models that took longer than the training.
+    """
+    return {key: record for key, record in content.items() if isinstance(record, kind)}
+
+
 def arrays_of(content: RecordDict) -> ArrayRecord:
     """The ArrayRecord of a message that holds the model."""
-    records = [record for key, record in content.array_records.items() if key != BESIDES]
+    records = [record for key, record in of_kind(content, ArrayRecord).items() if key != BESIDES]
     if len(records) != 1:
         raise ReplyError(f"a message holds {len(records)} array records; expected is exactly one.")
     return records[0]
@@ -138,17 +150,18 @@ def arrays_of(content: RecordDict) -> ArrayRecord:
 
 def besides(content: RecordDict) -> ArrayRecord:
     """What travels besides the model; empty if nothing.  Its tensors have the encodings of their namesakes."""
-    return content.array_records[BESIDES] if BESIDES in content.array_records else ArrayRecord()
+    return of_kind(content, ArrayRecord)[BESIDES] if BESIDES in of_kind(content, ArrayRecord) else ArrayRecord()
 
 
 def decode_reply(message: Message) -> None:
     """Replace a reply's arrays by ones that hold tensors, so that they are decoded once."""
     content = message.content
-    record = content.config_records.get(REPLY)
+    record = of_kind(content, ConfigRecord).get(REPLY)
     encodings = json.loads(str(record["encodings"])) if record else {}
-    for key, arrays in list(content.array_records.items()):
-        content[key] = to_record(to_tensors(arrays, encodings))
-    if record:
+    for key, arrays in of_kind(content, ArrayRecord).items():
+        if not all(isinstance(array, TensorArray) for array in arrays.values()):
+            content[key] = to_record(to_tensors(arrays, encodings))
+    if encodings and record:
         record["encodings"] = "{}"
 
 
@@ -156,10 +169,10 @@ def encode_reply(message: Message) -> Message:
     """Replace a reply's arrays by plain ones, before the message leaves the process."""
     content = message.content
     encodings: dict[str, str] = {}
-    for key, arrays in list(content.array_records.items()):
+    for key, arrays in of_kind(content, ArrayRecord).items():
         content[key], own = to_plain(arrays)
         encodings |= own
-    content.config_records[REPLY]["encodings"] = json.dumps(_unusual(encodings))
+    of_kind(content, ConfigRecord)[REPLY]["encodings"] = json.dumps(_unusual(encodings))
     return message
 
 
@@ -170,10 +183,20 @@ def failure_reply(error: Exception | Failure, request: Message) -> Message:
 
 
 def _strategy_config(content: RecordDict) -> ConfigRecord:
-    for key, record in content.config_records.items():
+    for key, record in of_kind(content, ConfigRecord).items():
         if key != ROUTE:
             return record
     raise ReplyError("a request holds no config record; a strategy has to send one with 'server-round'.")
+
+
+@lru_cache(maxsize=16)  # every reply of a run says the same
+def _roles_text(roles: tuple[tuple[str, Role], ...]) -> str:
+    return json.dumps({name: str(role) for name, role in roles})
+
+
+@lru_cache(maxsize=16)
+def _roles_of_text(text: str) -> tuple[tuple[str, Role], ...]:
+    return tuple((name, Role(role)) for name, role in json.loads(text).items())
 
 
 def _unusual(encodings: Mapping[str, str]) -> dict[str, str]:

@@ -44,6 +44,7 @@ class Objective:
 
     has_state: ClassVar[bool] = False
     contrasts: ClassVar[bool] = False  # `contrast` is called for every batch
+    contrast_is_mean: ClassVar[bool] = False  # of its samples' contrasts, each as if it were a batch
     needs_unit_displacement: ClassVar[bool] = False
 
     def penalty(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensor | None:

@@ -29,6 +29,7 @@ class MoonObjective(Objective):
 
     has_state: ClassVar[bool] = True
     contrasts: ClassVar[bool] = True
+    contrast_is_mean: ClassVar[bool] = True
 
     def __init__(
         self, *, mu: Annotated[float, Field(ge=0)] = 1.0, temperature: Annotated[float, Field(gt=0)] = 0.5

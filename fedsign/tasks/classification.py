@@ -16,3 +16,7 @@ class Classification:
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """-mean log softmax(outputs)[targets]."""
         return functional.cross_entropy(outputs, targets, label_smoothing=self.label_smoothing)
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Each sample's own."""
+        return functional.cross_entropy(outputs, targets, reduction="none", label_smoothing=self.label_smoothing)

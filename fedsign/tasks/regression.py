@@ -10,3 +10,7 @@ class Regression:
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """mean (outputs - targets)^2."""
         return functional.mse_loss(outputs.squeeze(-1), targets)
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Each sample's own."""
+        return functional.mse_loss(outputs.squeeze(-1), targets, reduction="none")

@@ -1,8 +1,9 @@
-"""In process: clients one after another, nothing serialised.  The fast default, and the reference."""
+"""In process: clients one after another or in stacks, nothing serialised.  The fast default, and the reference."""
 
 from clients.app import in_process_handler
+from clients.cohort import CohortTrainer
 from clients.state import ClientStore
-from clients.trainer import SequentialTrainer
+from clients.trainer import LocalTrainer, SequentialTrainer
 from fedsign.flower.in_process import InProcessGrid
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.records import roles_of
@@ -19,10 +20,22 @@ class InProcess:
         """See Engine."""
         config = workload.config
         with intra_op_threads(config.engine.threads):
-            handler = in_process_handler(SequentialTrainer(workload), ClientStore(folder.clients))
+            handler = in_process_handler(trainer_of(workload), ClientStore(folder.clients))
             grid = PartitionGrid(
                 InProcessGrid(config.partition.num_clients, handler),
                 num_partitions=config.partition.num_clients,
                 roles=roles_of(workload.make_model()),
             )
             RoundLoop(workload, grid, folder, on_round).run()
+
+
+def trainer_of(workload: Workload) -> LocalTrainer:
+    """What `client.path` says; it was decided before (`clients.paths.on_path`)."""
+    client = workload.config.client
+    match client.path:
+        case "sequential":
+            return SequentialTrainer(workload)
+        case "cohort":
+            return CohortTrainer(workload, chunk=client.chunk)
+        case _:
+            raise ValueError(f"client.path={client.path} is not decided; expected is sequential or cohort.")

@@ -141,9 +141,10 @@ COLUMNS: dict[str, Capability] = {
             "client": {"local_epochs": 1},
         },
     ),
+    "cohort path": Capability(changes=lambda row: {"client": {"local_steps": 3, "path": "cohort"}}),
 }
 # Columns whose `yes` says more than that a run ends; see the tests by their names.
-ELSEWHERE = {"in process", "Ray", "SuperLink", "weighting", "resume", "compare: choices", "a client fails"}
+ELSEWHERE = {"in process", "Ray", "SuperLink", "weighting", "resume", "compare: choices", "a client fails", "cohort path"}
 
 
 def test_the_rows_are_those_of_the_registry_and_the_columns_are_known() -> None:
@@ -202,6 +203,17 @@ def test_a_round_ends_with_the_clients_that_are_left(row: str, tmp_path: Path) -
         (failure,) = line["failures"]
         assert "NaN" in failure["reason"]
         assert line["num_replies"] == NUM_CLIENTS and line["loss"] is not None
+
+
+@pytest.mark.parametrize("row", having("cohort path"))
+def test_a_cohort_trained_as_one_stack_gives_the_same_figures(
+    row: str, tmp_path: Path, plain: Callable[[str], Run]
+) -> None:
+    done = run(tree(tmp_path, row, **COLUMNS["cohort path"].changes(row)))
+    assert done.config.client.path == "cohort"
+    for line, alone in zip(done.rounds, plain(row).rounds, strict=True):
+        assert line["loss"] == pytest.approx(alone["loss"], rel=1e-4)
+        assert line["update_norm"] == pytest.approx(alone["update_norm"], rel=1e-3)
 
 
 CHOOSING = [

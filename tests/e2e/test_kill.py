@@ -32,6 +32,7 @@ import numpy as np
 import pytest
 import torch
 
+from clients.cohort import CohortTrainer
 from clients.state import ClientStore
 from clients.trainer import SequentialTrainer
 from fedsign import checkpoints, results
@@ -41,6 +42,7 @@ from fedsign.workload import Workload
 from simulations import load_run, run
 
 STRATEGIES = ("fedavg", "feddyn", "fedsign")
+STACKS = "feddyn in stacks"  # the clients of a round as two stacks of tensors
 NUM_KILLS = 20
 ROUNDS = 12
 LONGEST_DELAY_S = 0.003
@@ -131,6 +133,7 @@ def warm(hash_seed: int) -> Iterator[Runs]:
         "PYTHONHASHSEED": str(hash_seed),
         "OMP_NUM_THREADS": "1",  # a process with threads cannot be forked safely
         "OPENBLAS_NUM_THREADS": "1",
+        "JE_ARROW_MALLOC_CONF": "background_thread:false",  # scikit-learn imports pandas, and that pyarrow, if it is there
     }
     with subprocess.Popen(
         [sys.executable, "-P", __file__],
@@ -153,7 +156,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dic
     """Traces and announcements of a run that nobody kills, for each strategy."""
     found = {}
     with warm(hash_seed=2) as process:
-        for strategy in STRATEGIES:
+        for strategy in (*STRATEGIES, STACKS):
             root = tmp_path_factory.mktemp(strategy)
             announced = process.play(root, strategy)
             found[strategy] = traces(only_run(root)), announced
@@ -294,6 +297,19 @@ def test_a_run_killed_at_the_second_last_rename_or_removal_resumes_to_the_same_b
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("phase", [TRAINING, STATE, CHECKPOINT])
+def test_a_run_of_stacks_that_is_killed_resumes_to_the_same_bits(
+    runs: Runs, undisturbed: dict[str, tuple[dict[str, str], list[str]]], tmp_path: Path, phase: str
+) -> None:
+    expected, announced = undisturbed[STACKS]
+    assert announced.count(TRAINING) == 2 * ROUNDS  # three clients, two a stack
+    moments = moments_of(phase, announced)
+    runs.kill(tmp_path, STACKS, moment=moments[2 * len(moments) // 3])
+    assert load_run(only_run(tmp_path)).outcome == {"status": "unfinished"}
+    assert finish(runs, tmp_path, STACKS) == expected
+
+
+@pytest.mark.slow
 def test_a_run_killed_again_and_again_resumes_to_the_same_bits(
     runs: Runs, undisturbed: dict[str, tuple[dict[str, str], list[str]]], tmp_path: Path
 ) -> None:
@@ -325,7 +341,7 @@ def serve() -> None:
 
 def _warm_up() -> None:
     """Import what a run would import on its way; no training, since autograd may start threads."""
-    for strategy in STRATEGIES:
+    for strategy in (*STRATEGIES, STACKS):
         config = from_dict(_experiment(Path(), strategy))
         workload = Workload(config)
         config.engine.build(), config.strategy.build(), workload.label_counts()
@@ -370,6 +386,12 @@ def _play(root: str, strategy: str, resume: str | None) -> int:
 
 
 def _experiment(root: Path, strategy: str) -> dict[str, Any]:
+    if strategy == STACKS:
+        in_stacks = {
+            "client": {"local_epochs": 1, "path": "cohort", "chunk": 2},
+            "model": {"name": "mlp", "hidden": [8]},
+        }
+        return _experiment(root, "feddyn") | in_stacks
     return {
         "rounds": ROUNDS,
         "callbacks": [],
@@ -402,6 +424,7 @@ def _wrap(announce: Callable[[str], None]) -> None:
 
     wrap(results, "create", FOLDER)
     wrap(SequentialTrainer, "train", TRAINING)
+    wrap(CohortTrainer, "_train_stack", TRAINING)
     wrap(ClientStore, "load", "load a client's state")
     wrap(ClientStore, "save", STATE)
     wrap(Workload, "evaluate", "evaluate")

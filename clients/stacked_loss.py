@@ -1,0 +1,172 @@
+"""The losses of many clients as one program: stacked parameters in, one loss per client out.
+
+The sum of the clients' losses has each client's own gradient in its slice, since no client's loss depends on
+another's parameters; so plain autograd serves.  Models of linear layers and elementwise functions are batched
+matrix products; every other model and every objective is mapped over the clients by `torch.func.vmap`.
+
+[Note: means over true samples] A batch may be filled up with samples of weight 0.  The task's loss is therefore
+asked for sample by sample (`Task.losses`) and summed with the weights; so is an objective's contrast, whose mean over
+the batch (`Objective.contrast_is_mean`) is rebuilt from batches of one.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedsign.models.features import forward_with_features
+from fedsign.objectives.base import LocalContext, Objective, Representation
+from fedsign.records import Tensors
+from fedsign.tasks.base import SampleTask
+
+# K = clients of the stack, B = samples of a batch
+
+ELEMENTWISE = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Identity)
+Layer = Callable[[Mapping[str, Tensor], Tensor], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StackedContext:
+    """The clients' `LocalContext`s in one.  `received` and `shared` are stacked only where they differ."""
+
+    received: Tensors
+    received_is_stacked: bool
+    state: Tensors  # [K, ...]
+    shared: Tensors
+    shared_is_stacked: bool
+    unit_displacement: Tensor | None  # [K]
+
+    def first(self, num: int) -> "StackedContext":
+        """That of the first clients."""
+
+        def cut(tensors: Tensors) -> Tensors:
+            return {name: tensor[:num] for name, tensor in tensors.items()}
+
+        return replace(
+            self,
+            received=cut(self.received) if self.received_is_stacked else self.received,
+            state=cut(self.state),
+            shared=cut(self.shared) if self.shared_is_stacked else self.shared,
+            unit_displacement=None if self.unit_displacement is None else self.unit_displacement[:num],
+        )
+
+    def mapped(self, function: Callable[..., tuple[Tensor, ...]], *stacked: object) -> tuple[Tensor, ...]:
+        """`function(client's context, client's part of each of `stacked`)` for every client."""
+        displacement = self.unit_displacement
+
+        def of_client(received: Tensors, state: Tensors, shared: Tensors, far: Tensor | None, *own: object) -> object:
+            context = LocalContext(
+                received=received, state=state, shared=shared, unit_displacement=cast("float | None", far)
+            )
+            return function(context, *own)
+
+        in_dims = (
+            0 if self.received_is_stacked else None,
+            0,
+            0 if self.shared_is_stacked else None,
+            None if displacement is None else 0,
+            *[0] * len(stacked),
+        )
+        results = torch.vmap(of_client, in_dims=in_dims)(self.received, self.state, self.shared, displacement, *stacked)
+        return cast("tuple[Tensor, ...]", results)
+
+
+class StackedLoss:
+    """Each client's loss: the task's, the objective's penalty and its contrast."""
+
+    def __init__(
+        self, model: nn.Module, task: SampleTask, objective: Objective, layers: "list[Layer] | None" = None
+    ) -> None:
+        """`layers` are the model's `stacked_layers`, looked up once for many rounds."""
+        self._model, self._task, self._objective, self._layers = model, task, objective, layers
+        self._has_penalty = type(objective).penalty is not Objective.penalty
+
+    def __call__(
+        self, theta: Tensors, features: Tensor, targets: Tensor, weights: Tensor, context: StackedContext
+    ) -> tuple[Tensor, Tensor]:
+        """The sum over the clients of what they minimise, and each one's task loss [K], detached.
+
+        theta [K, ...], features [K, B, ...], targets and weights [K, B].
+        """
+        contrast = None
+        if self._objective.contrasts:
+            outputs, contrast = context.mapped(self._contrasted, theta, features, weights)
+        else:
+            outputs = self._outputs(theta, features)
+        losses = self._task.losses(outputs.flatten(0, 1), targets.flatten())
+        task_losses = (losses.view_as(weights) * weights).sum(1)
+        total = task_losses.sum()
+        if contrast is not None:
+            total = total + contrast.sum()
+        if self._has_penalty:
+            (penalty,) = context.mapped(self._penalty, theta)
+            total = total + penalty.sum()
+        return total, task_losses.detach()
+
+    def _outputs(self, theta: Tensors, features: Tensor) -> Tensor:
+        """[K, B, outputs]."""
+        if self._layers is None:
+            model = self._model
+            mapped: Tensor = torch.vmap(lambda own, batch: functional_call(model, own, (batch,)))(theta, features)
+            return mapped
+        for layer in self._layers:
+            features = layer(theta, features)
+        return features
+
+    def _penalty(self, context: LocalContext, theta: Tensors) -> tuple[Tensor]:
+        term = self._objective.penalty(theta, context)
+        return (_zero(theta) if term is None else term,)
+
+    def _contrasted(
+        self, context: LocalContext, theta: Tensors, features: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """One client's outputs [B, outputs] and contrast; see [Note: means over true samples]."""
+        outputs, z = forward_with_features(self._model, theta, features)
+
+        def of_sample(present: Tensor, sample: Tensor) -> Tensor:
+            def of(others: Mapping[str, Tensor]) -> Tensor:
+                return forward_with_features(self._model, others, sample[None])[1]
+
+            term = self._objective.contrast(Representation(present=present[None], of=of), context)
+            return _zero(theta) if term is None else term
+
+        return outputs, (torch.vmap(of_sample)(z, features) * weights).sum()
+
+
+def stacked_layers(model: nn.Module) -> list[Layer] | None:
+    """The layers of a chain of linear ones and elementwise functions, over stacks; None for any other model."""
+    layers: list[Layer] = []
+    for name, module in model.named_modules(remove_duplicate=False):  # one ReLU may stand in many places
+        if module._forward_hooks or module._forward_pre_hooks:
+            return None
+        match module:
+            case nn.Sequential() if type(module) is nn.Sequential:
+                continue  # its children come next, in the order in which it calls them
+            case nn.Linear() if type(module) is nn.Linear:
+                layers.append(_linear(name, has_bias=module.bias is not None))
+            case nn.Flatten() if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
+                layers.append(lambda theta, features: features.flatten(2))
+            case _ if type(module) in ELEMENTWISE:
+                layers.append(lambda theta, features, function=module: function(features))  # type: ignore[misc]
+            case _:
+                return None
+    return layers
+
+
+def _linear(name: str, *, has_bias: bool) -> Layer:
+    prefix = f"{name}." if name else ""
+
+    def layer(theta: Mapping[str, Tensor], features: Tensor) -> Tensor:
+        weight = theta[f"{prefix}weight"].transpose(1, 2)
+        bias = theta[f"{prefix}bias"].unsqueeze(1) if has_bias else weight.new_zeros(())
+        outputs: Tensor = torch.baddbmm(bias, features.flatten(1, -2), weight)
+        return outputs if features.dim() == 3 else outputs.unflatten(1, features.shape[1:-1])
+
+    return layer
+
+
+def _zero(theta: Tensors) -> Tensor:
+    return next(iter(theta.values())).new_zeros(())
