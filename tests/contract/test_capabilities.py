@@ -144,7 +144,16 @@ COLUMNS: dict[str, Capability] = {
     "cohort path": Capability(changes=lambda row: {"client": {"local_steps": 3, "path": "cohort"}}),
 }
 # Columns whose `yes` says more than that a run ends; see the tests by their names.
-ELSEWHERE = {"in process", "Ray", "SuperLink", "weighting", "resume", "compare: choices", "a client fails", "cohort path"}
+ELSEWHERE = {
+    "in process",
+    "Ray",
+    "SuperLink",
+    "weighting",
+    "resume",
+    "compare: choices",
+    "a client fails",
+    "cohort path",
+}
 
 
 def test_the_rows_are_those_of_the_registry_and_the_columns_are_known() -> None:
