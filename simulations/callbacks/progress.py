@@ -79,7 +79,8 @@ class TerminalBar:
 class NotebookBar:
     """One line of HTML that replaces itself; Rich and tqdm would ask for ipywidgets and leave a widget behind."""
 
-    def __init__(self, start: int, total: int) -> None:
+    def __init__(self, start: int, total: int, *, what: str = "round") -> None:
+        self._what = what
         shown: Any = importlib.import_module("IPython.display")
         self._html = shown.HTML
         self._start, self._total, self._began_at = start, total, time.monotonic()
@@ -101,7 +102,7 @@ class NotebookBar:
         if played and not ended:
             times += f", left {duration(passed_s / played * (self._total - self._round))}"
         return (
-            f"<div>round {self._round}/{self._total} "
+            f"<div>{self._what} {self._round}/{self._total} "
             f'<progress max="{self._total}" value="{self._round}" style="vertical-align: middle"></progress> '
             f"{html.escape(self._figures)} <small>{times}</small></div>"
         )

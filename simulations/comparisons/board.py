@@ -7,11 +7,15 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedsign.comparison import Cell, Plan, values_label
+from simulations.callbacks.progress import NotebookBar
 from simulations.comparisons.pool import Job, Watcher
 
 
 class Board(Watcher):
-    """Draws on standard error, so that standard output stays for results.  Time left is estimated from rounds."""
+    """Draws on standard error, so that standard output stays for results.  Time left is estimated from rounds.
+
+    In a notebook one line below the cell shows how far all cells are.
+    """
 
     def __init__(self, plan: Plan, pending: Sequence[Cell], *, workers: int) -> None:
         self._labels, self._cells = plan.labels, {cell.id: cell for cell in pending}
@@ -23,8 +27,10 @@ class Board(Watcher):
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
-            console=Console(stderr=True, force_jupyter=False),  # in a notebook rich would ask for ipywidgets
+            console=Console(stderr=True),
+            disable=Console(stderr=True).is_jupyter,  # there Rich would ask for ipywidgets
         )
+        self._line: NotebookBar | None = None
         self._rounds = dict.fromkeys(self._cells, 0)
         self._all = self._bar.add_task("cells", total=sum(cell.rounds for cell in pending), figures="")
         self._of_worker: list[TaskID] = [self._bar.add_task("starting", total=None, figures="") for _ in range(workers)]
@@ -32,6 +38,8 @@ class Board(Watcher):
 
     def __enter__(self) -> "Board":
         self._bar.start()
+        if self._bar.disable:
+            self._line = NotebookBar(0, sum(cell.rounds for cell in self._cells.values()), what="rounds of all runs")
         return self
 
     def __exit__(
@@ -40,6 +48,8 @@ class Board(Watcher):
         for task in self._of_worker:
             self._bar.remove_task(task)
         self._bar.stop()
+        if self._line is not None:
+            self._line.stop()
 
     def on_begin(self, worker: int, job: Job) -> None:
         """Show the cell in the worker's line."""
@@ -66,3 +76,5 @@ class Board(Watcher):
         failed = f", {self._failed} failed" if self._failed else ""
         figures = f"{self._before + self._done}/{total}{failed}"
         self._bar.update(self._all, completed=sum(self._rounds.values()), figures=figures)
+        if self._line is not None:
+            self._line.show(sum(self._rounds.values()), f"{figures} runs")
