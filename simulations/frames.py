@@ -2,10 +2,9 @@
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedsign.results import Line
-from simulations.extras import require
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,14 +39,10 @@ def numbers_of(line: Line) -> dict[str, float]:
 
 
 def to_frame(lines: Iterable[Line], timings: Iterable[Line] = ()) -> "pd.DataFrame":
-    """One row a round, indexed by it; the columns of `timings` are joined on the right.
+    """One row a round, indexed by it; the columns of `timings` are joined on the right."""
+    import pandas as pd  # half a second that a run does not need
 
-    Raises:
-        ConfigError: pandas is not installed.
-    """
-    pandas: Any = require("pandas", extra="notebook", what="a DataFrame of the rounds")
     rows = {line["round"]: numbers_of(line) for line in lines}
     seconds = {line["round"]: numbers_of(line) for line in timings}
     merged = [numbers | seconds.get(round, {}) for round, numbers in rows.items()]
-    frame: pd.DataFrame = pandas.DataFrame(merged, index=pandas.Index(list(rows), name="round", dtype="int64"))
-    return frame
+    return pd.DataFrame(merged, index=pd.Index(list(rows), name="round", dtype="int64"))

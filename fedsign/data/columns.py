@@ -17,7 +17,6 @@ zero in training.
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -47,24 +46,6 @@ class Columns:
     owner: str | None
     target_type: TargetType
     scale_target: bool
-
-
-def pandas() -> ModuleType:
-    """The library that reads tables.
-
-    Raises:
-        DataError: it is not installed.
-    """
-    try:
-        import pandas
-        import pyarrow  # noqa: F401 - pandas asks for it only when it reads Parquet
-    except ModuleNotFoundError as error:
-        raise DataError(
-            f"data.name=csv and data.name=parquet need the package '{error.name}', which is not installed here: "
-            "pip install 'fedsign[tables]'."
-        ) from error
-    library: ModuleType = pandas
-    return library
 
 
 def from_tables(
@@ -242,7 +223,8 @@ def _owners(column: "pd.Series[Any]") -> Tensor:
 
 
 def _kind(column: "pd.Series[Any]") -> Literal["bool", "whole", "real", "text", "other"]:
-    types = pandas().api.types
+    from pandas.api import types
+
     if types.is_bool_dtype(column.dtype):
         return "bool"
     if types.is_integer_dtype(column.dtype):

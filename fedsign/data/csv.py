@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from fedsign.data.base import Dataset
-from fedsign.data.columns import Columns, TargetType, from_tables, pandas
+from fedsign.data.columns import Columns, TargetType, from_tables
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +30,9 @@ def csv(
     """Features [n, F]; see [Note: columns].  Empty fields, `NA` and `nan` are missing values."""
 
     def read(file: "Path") -> "pd.DataFrame":
-        table: pd.DataFrame = pandas().read_csv(file, sep=delimiter, low_memory=False)
+        import pandas as pd  # half a second that other data sets do not need
+
+        table: pd.DataFrame = pd.read_csv(file, sep=delimiter, low_memory=False)
         return table
 
     columns = Columns(

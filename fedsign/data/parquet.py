@@ -1,11 +1,13 @@
 """A Parquet file, one sample a row; its columns have types."""
 
+import importlib.util
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from fedsign.data.base import Dataset
-from fedsign.data.columns import Columns, TargetType, from_tables, pandas
+from fedsign.data.columns import Columns, TargetType, from_tables
+from fedsign.errors import DataError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,10 +28,20 @@ def parquet(
     scale_target: bool = False,
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2,
 ) -> Dataset:
-    """Features [n, F]; see [Note: columns] in `fedsign.data.columns`.  Nulls are missing values."""
+    """Features [n, F]; see [Note: columns] in `fedsign.data.columns`.  Nulls are missing values.
+
+    Raises:
+        DataError: pyarrow, which reads these files, is not installed; or see `from_tables`.
+    """
+    if importlib.util.find_spec("pyarrow") is None:
+        raise DataError(
+            "data.name=parquet needs the package 'pyarrow', which is not installed here: pip install 'fedsign[tables]'."
+        )
 
     def read(file: "Path") -> "pd.DataFrame":
-        table: pd.DataFrame = pandas().read_parquet(file, engine="pyarrow")
+        import pandas as pd
+
+        table: pd.DataFrame = pd.read_parquet(file, engine="pyarrow")
         return table
 
     columns = Columns(

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import sys
 import time
 import tomllib
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from fedsign.errors import ConfigError
 from fedsign.results import Line
 from simulations import Run, load_run, run
 from simulations.frames import to_frame
@@ -165,14 +163,6 @@ def test_a_runs_frame_is_its_lines_and_empty_before_the_first_round(tiny: dict[s
     assert list(frame["accuracy"]) == [line["accuracy"] for line in done.rounds]
     assert list(frame["train_s"]) == [line["train_s"] for line in done.folder.timings()]
     assert isinstance(to_frame([]), pandas.DataFrame) and to_frame([]).index.name == "round"
-
-
-def test_without_pandas_the_frame_is_refused_in_one_sentence(
-    lines: list[Line], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ConfigError, match=r"needs the package 'pandas'.*pip install 'fedsign\[notebook\]'"):
-        to_frame(lines)
 
 
 def test_a_run_shows_itself_with_its_figures_and_one_curve_also_when_it_has_no_rounds(tiny: dict[str, Any]) -> None:
