@@ -40,11 +40,11 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> None:
     """Write a checkpoint, then remove all but the newest `keep`."""
 
     def fill(target: Path) -> None:
-        _save(target / "served.safetensors", checkpoint.served)
+        save_tensors(target / "served.safetensors", checkpoint.served)
         if checkpoint.evaluated is not None:
-            _save(target / "evaluated.safetensors", checkpoint.evaluated)
+            save_tensors(target / "evaluated.safetensors", checkpoint.evaluated)
         if checkpoint.strategy:
-            _save(target / "strategy.safetensors", checkpoint.strategy)
+            save_tensors(target / "strategy.safetensors", checkpoint.strategy)
         state = {
             "format": FORMAT,
             "round": checkpoint.round,
@@ -104,15 +104,11 @@ def load(path: Path) -> Checkpoint:
 
 def save_model(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write one model as a plain state_dict in safetensors, in one step."""
-    replace_file(path, lambda partial: _save(partial, tensors))
+    replace_file(path, lambda partial: save_tensors(partial, tensors))
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors; ENOSPC arrives as OSError, whatever safetensors makes of it."""
-    _save(path, tensors)
-
-
-def _save(path: Path, tensors: Mapping[str, Tensor]) -> None:
     # Clones, since safetensors refuses tensors that share memory (tied weights).
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     try:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from fedsign.errors import DiskFullError, EngineError
 
@@ -72,6 +72,8 @@ class _Worker:
                 encoding="utf-8",
                 start_new_session=True,
             )
+        # `Popen` was asked for both pipes
+        self._stdin, self._stdout = cast(IO[str], self.process.stdin), cast(IO[str], self.process.stdout)
         self._reader = threading.Thread(target=self._listen, args=(heard,), daemon=True)
         self._reader.start()
         self._write(sys.path)
@@ -91,20 +93,17 @@ class _Worker:
             self.process.kill()
         self.process.wait()
         self._reader.join()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                with suppress(BrokenPipeError):
-                    pipe.close()
+        for pipe in (self._stdin, self._stdout):
+            with suppress(BrokenPipeError):
+                pipe.close()
 
     def _write(self, message: object) -> None:
-        assert self.process.stdin is not None
         with suppress(BrokenPipeError):  # it has died: the reader says so
-            self.process.stdin.write(json.dumps(message) + "\n")
-            self.process.stdin.flush()
+            self._stdin.write(json.dumps(message) + "\n")
+            self._stdin.flush()
 
     def _listen(self, heard: "queue.SimpleQueue[tuple[_Worker, Message | None]]") -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        for line in self._stdout:
             heard.put((self, json.loads(line)))
         heard.put((self, None))
 
