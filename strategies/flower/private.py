@@ -49,19 +49,11 @@ def server_adaptive(
     clipped_count_stddev: NonNegative | None = None,
 ) -> Deferred:
     """Updates are clipped at the server by a norm that changes; its noise takes a twentieth of the cohort by default."""
-
-    def make(config: ExperimentConfig) -> flower.DifferentialPrivacyServerSideAdaptiveClipping:
-        return flower.DifferentialPrivacyServerSideAdaptiveClipping(
-            flower.FedAvg(**arguments("uniform")),
-            noise_multiplier,
-            config.server.cohort_size,
-            initial_clipping_norm,
-            target_clipped_quantile,
-            clip_norm_lr,
-            clipped_count_stddev,
-        )
-
-    return Deferred(make=make)
+    return _adaptive(
+        flower.DifferentialPrivacyServerSideAdaptiveClipping,
+        noise_multiplier,
+        (initial_clipping_norm, target_clipped_quantile, clip_norm_lr, clipped_count_stddev),
+    )
 
 
 def client_adaptive(
@@ -73,19 +65,11 @@ def client_adaptive(
     clipped_count_stddev: NonNegative | None = None,
 ) -> Deferred:
     """Updates are clipped by the clients, which tell the server whether they clipped."""
-
-    def make(config: ExperimentConfig) -> flower.DifferentialPrivacyClientSideAdaptiveClipping:
-        return flower.DifferentialPrivacyClientSideAdaptiveClipping(
-            flower.FedAvg(**arguments("uniform")),
-            noise_multiplier,
-            config.server.cohort_size,
-            initial_clipping_norm,
-            target_clipped_quantile,
-            clip_norm_lr,
-            clipped_count_stddev,
-        )
-
-    return Deferred(make=make)
+    return _adaptive(
+        flower.DifferentialPrivacyClientSideAdaptiveClipping,
+        noise_multiplier,
+        (initial_clipping_norm, target_clipped_quantile, clip_norm_lr, clipped_count_stddev),
+    )
 
 
 def _fixed(
@@ -99,5 +83,22 @@ def _fixed(
     ) -> flower.DifferentialPrivacyServerSideFixedClipping | flower.DifferentialPrivacyClientSideFixedClipping:
         inner = flower.FedAvg(**arguments("uniform"))
         return wrapper(inner, noise_multiplier, clipping_norm, config.server.cohort_size)
+
+    return Deferred(make=make)
+
+
+def _adaptive(
+    wrapper: type[flower.DifferentialPrivacyServerSideAdaptiveClipping]
+    | type[flower.DifferentialPrivacyClientSideAdaptiveClipping],
+    noise_multiplier: float,
+    clipping: tuple[float, float, float, float | None],
+) -> Deferred:
+    """`clipping` as the wrappers take it after the cohort's size."""
+
+    def make(
+        config: ExperimentConfig,
+    ) -> flower.DifferentialPrivacyServerSideAdaptiveClipping | flower.DifferentialPrivacyClientSideAdaptiveClipping:
+        inner = flower.FedAvg(**arguments("uniform"))
+        return wrapper(inner, noise_multiplier, config.server.cohort_size, *clipping)
 
     return Deferred(make=make)
