@@ -433,7 +433,7 @@ def _wrap(announce: Callable[[str], None]) -> None:
     wrap(RunFolder, "rewind", "rewind")
     wrap(checkpoints, "save", CHECKPOINT)
     wrap(checkpoints, "save_model", "write the model")
-    wrap(checkpoints, "_save", "write tensors")
+    wrap(checkpoints, "save_tensors", "write tensors")
     wrap(checkpoints, "_remove", "remove an old checkpoint")
     wrap(Path, "write_text", "write text")
     # pathlib and shutil look these up here each time, so that this covers Path.mkdir, Path.unlink ... too.
