@@ -49,11 +49,37 @@ class _Client:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Trained:
-    """A client that has trained: its parameters, and the mean task loss of its last epoch."""
+    """A client that has trained: its model, and the mean task loss of its last epoch."""
 
     client: _Client
     parameters: Tensors
+    buffers: Tensors
     train_loss: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Stack:
+    """Clients that have trained together: their tensors [K, ...] in the order of `clients`, by name.
+
+    `theta` are the parameters, `buffers` what else the model holds; `train_losses` [K] as in `_Trained`.
+    """
+
+    clients: Sequence[_Client]
+    theta: Tensors
+    buffers: Tensors
+    train_losses: Sequence[float]
+
+    def each(self) -> "list[_Trained | Failure]":
+        """The clients one by one."""
+        return [
+            _Trained(
+                client=client,
+                parameters={name: tensor[place] for name, tensor in self.theta.items()},
+                buffers={name: tensor[place] for name, tensor in self.buffers.items()},
+                train_loss=self.train_losses[place],
+            )
+            for place, client in enumerate(self.clients)
+        ]
 
 
 class CohortTrainer:
@@ -88,13 +114,13 @@ class CohortTrainer:
         if not clients:
             return []
         try:
-            return self._train_stack(clients, round)
+            return self._train_stack(clients, round).each()
         except Exception as error:  # noqa: BLE001 - a client's error is an answer, on every engine
             if len(clients) == 1:
                 return [failure_of(clients[0].request.partition, error)]
             return [result for client in clients for result in self._train([client], round)]
 
-    def _train_stack(self, clients: Sequence[_Client], round: "_Round") -> list[_Trained | Failure]:
+    def _train_stack(self, clients: Sequence[_Client], round: "_Round") -> _Stack:
         partition = self._workload.partition
         plan = stacked_plan(
             [client.plan for client in clients], [partition[client.request.partition] for client in clients]
@@ -107,15 +133,13 @@ class CohortTrainer:
         }
         loss = StackedLoss(self._model, self._task, round.objective, self._layers)
         train_losses = self._minimise(theta, loss, round.make_optimizer(), plan, context)
-        places = {index: place for place, index in enumerate(plan.order)}
-        return [
-            _Trained(
-                client=client,
-                parameters={name: tensor[places[index]] for name, tensor in theta.items()},
-                train_loss=train_losses[places[index]],
-            )
-            for index, client in enumerate(clients)
-        ]
+        places = [plan.order.index(client) for client in range(len(clients))]
+        return _Stack(
+            clients=clients,
+            theta={name: tensor[places] for name, tensor in theta.items()},
+            buffers={},
+            train_losses=[train_losses[place] for place in places],
+        )
 
     def _minimise(
         self, theta: Tensors, loss: StackedLoss, optimizer: StackedOptimizer, plan: StackedPlan, context: StackedContext
@@ -146,13 +170,14 @@ class CohortTrainer:
     def _reply(self, trained: _Trained, objective: Objective, states: ClientStore) -> TrainReply:
         """Save the client's state, then answer."""
         request, context = trained.client.request, trained.client.context
+        tensors = {**trained.parameters, **trained.buffers}
         next_state = objective.next_state(trained.parameters, context) if objective.has_state else {}
         if objective.has_state:
             states.save(request.partition, request.round, next_state)
         return TrainReply(
             round=request.round,
             partition=request.partition,
-            tensors={name: trained.parameters[name].cpu() for name in self._roles},
+            tensors={name: tensors[name].cpu() for name in self._roles},
             roles=self._roles,
             num_examples=len(self._workload.partition[request.partition]),
             metrics={"train-loss": trained.train_loss},
