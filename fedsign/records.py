@@ -9,7 +9,7 @@ round that a killed server plays again, and does not count.
 """
 
 import traceback
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -129,6 +129,15 @@ class Failure:
     partition: int
     reason: str
     details: str = ""
+
+
+def one_by_one(results: Iterable[TrainReply | ReplyStack | Failure]) -> Iterator[TrainReply | Failure]:
+    """The same results, every client's by itself."""
+    for result in results:
+        if isinstance(result, ReplyStack):
+            yield from result.replies()
+        else:
+            yield result
 
 
 def failure_of(partition: int, error: Exception) -> Failure:
