@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from fedsign import checkpoints
 from fedsign.checkpoints import Checkpoint
 from fedsign.errors import ConfigError, RoundError
-from fedsign.exchange import ClientLedger, DirectExchange, Traffic
+from fedsign.exchange import ClientLedger, DirectExchange, Traffic, is_finite
 from fedsign.flower import foreign, foreign_rules
 from fedsign.flower.array import to_record, to_tensors
 from fedsign.flower.parameters_only import ParametersOnly
@@ -140,7 +140,7 @@ class RoundLoop:
                 f"{sorted(model.keys() - tensors.keys())}, unknown {sorted(tensors.keys() - model.keys())}."
             )
         for name, tensor in tensors.items():
-            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            if not is_finite(tensor):
                 raise RoundError(
                     f"strategy {self._config.strategy.name} made NaN or infinite values of finite replies in round "
                     f"{self.round}, tensor '{name}'; lower its step or the clients' learning rate."
