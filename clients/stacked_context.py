@@ -69,16 +69,19 @@ def stacked_context(contexts: Sequence[LocalContext]) -> StackedContext:
     shared_differs = any(not _same(context.shared, first.shared) for context in others)
     displacements = [context.unit_displacement for context in contexts if context.unit_displacement is not None]
     return StackedContext(
-        received=_stack([context.received for context in contexts]) if received_differs else dict(first.received),
+        received=stacked_tensors([context.received for context in contexts])
+        if received_differs
+        else dict(first.received),
         received_is_stacked=received_differs,
-        state=_stack([context.state for context in contexts]),
-        shared=_stack([context.shared for context in contexts]) if shared_differs else dict(first.shared),
+        state=stacked_tensors([context.state for context in contexts]),
+        shared=stacked_tensors([context.shared for context in contexts]) if shared_differs else dict(first.shared),
         shared_is_stacked=shared_differs,
         unit_displacement=None if first.unit_displacement is None else displacements,
     )
 
 
-def _stack(trees: Sequence[Mapping[str, Tensor]]) -> Tensors:
+def stacked_tensors(trees: Sequence[Mapping[str, Tensor]]) -> Tensors:
+    """Tensors [...] of K clients as [K, ...]."""
     return {name: torch.stack([tree[name] for tree in trees]) for name in trees[0]}
 
 

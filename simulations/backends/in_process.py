@@ -4,6 +4,7 @@ from clients.app import in_process_handler
 from clients.cohort import CohortTrainer
 from clients.state import ClientStore
 from clients.trainer import LocalTrainer, SequentialTrainer
+from fedsign.exchange import DirectExchange
 from fedsign.flower.in_process import InProcessGrid
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.records import roles_of
@@ -20,13 +21,17 @@ class InProcess:
         """See Engine."""
         config = workload.config
         with intra_op_threads(config.engine.threads):
-            handler = in_process_handler(trainer_of(workload), ClientStore(folder.clients))
+            trainer, states = trainer_of(workload), ClientStore(folder.clients)
+            num_partitions, roles = config.partition.num_clients, roles_of(workload.make_model())
             grid = PartitionGrid(
-                InProcessGrid(config.partition.num_clients, handler),
-                num_partitions=config.partition.num_clients,
-                roles=roles_of(workload.make_model()),
+                InProcessGrid(num_partitions, in_process_handler(trainer, states)),
+                num_partitions=num_partitions,
+                roles=roles,
             )
-            RoundLoop(workload, grid, folder, on_round).run()
+            direct = DirectExchange(
+                lambda requests: trainer.train_many(requests, states), num_partitions=num_partitions, roles=roles
+            )
+            RoundLoop(workload, grid, folder, on_round, direct=direct).run()
 
 
 def trainer_of(workload: Workload) -> LocalTrainer:

@@ -151,3 +151,36 @@ def test_clients_that_move_alike_do_not_drift_and_those_that_cancel_out_have_no_
     assert (alike.update_norm, alike.client_drift) == (2.0, 0.0)
     assert (cancelling.update_norm, cancelling.client_drift) == (0.0, None)
     assert (Spread().update_norm, Spread().client_drift) == (None, None)
+
+
+@given(
+    st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]),
+    st.booleans(),
+)
+def test_stacks_of_any_sizes_give_the_mean_of_their_models(
+    sizes: list[int], dtype: torch.dtype, weighted: bool
+) -> None:
+    """Against NumPy's average in float64; counters stay the first model's."""
+    num = sum(sizes)
+    rng = np.random.default_rng(num)
+    values, weights = rng.normal(size=(num, 3, 2)), rng.integers(1, 9, size=num).astype(float)
+    weights = weights if weighted else np.ones(num)
+    stack = {"w": torch.from_numpy(values).to(dtype), "n": torch.arange(num)}
+    total, start = WeightedMean(), 0
+    for size in sizes:
+        rows = slice(start, start + size)
+        total.add_stack({name: tensor[rows] for name, tensor in stack.items()}, weights[rows].tolist())
+        start += size
+    mean = total.result()
+    expected = np.average(stack["w"].double().numpy(), axis=0, weights=weights)
+    tolerance = 4 * torch.finfo(dtype).eps
+    np.testing.assert_allclose(mean["w"].double().numpy(), expected, rtol=tolerance, atol=tolerance)
+    assert (mean["w"].dtype, mean["n"].item(), total.count) == (dtype, 0, num)
+
+
+def test_a_stack_of_one_is_that_model_to_the_last_bit() -> None:
+    (model,) = random_models(1, size=2000)
+    total = WeightedMean()
+    total.add_stack({"w": model["w"][None]}, [29.0])
+    assert torch.equal(total.result()["w"], model["w"])
