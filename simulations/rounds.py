@@ -22,7 +22,8 @@ from fedsign.flower.array import to_record, to_tensors
 from fedsign.flower.parameters_only import ParametersOnly
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.flower.shims import seeded_globals
-from fedsign.records import Role, Tensors, roles_of, tensors_of
+from fedsign.models.working import WorkingModel
+from fedsign.records import Role, Tensors, roles_of
 from fedsign.registry import resolve
 from fedsign.results import Line, RunFolder
 from fedsign.seeding import Purpose, generator
@@ -49,12 +50,12 @@ class RoundLoop:
         self.workload, self.grid, self.folder, self.on_round = workload, grid, folder, on_round
         self.round = 0
         self._config = workload.config
-        self._model = workload.make_model()
+        self._model = WorkingModel(workload.make_model())
         self._strategy = make_strategy(workload)
         is_direct = isinstance(self._strategy, Strategy) and not self._strategy.needs_messages()
         self._direct = direct if is_direct else None
         self._exchange: PartitionGrid | DirectExchange = self._direct or grid
-        self._evaluated: Tensors = {name: tensor.cpu() for name, tensor in tensors_of(self._model).items()}
+        self._evaluated: Tensors = self._model.copies()
         self._served = self._evaluated
         self._resume()
 
@@ -69,8 +70,8 @@ class RoundLoop:
         started_at = time.perf_counter()
         traffic = self._train()
         trained_at = time.perf_counter()
-        self._model.load_state_dict(self._evaluated)
-        values = self.workload.evaluate(self._model)
+        self._model.load(self._evaluated)
+        values = self.workload.evaluate(self._model.module)
         ended_at = time.perf_counter()
         self._exchange.ledger.commit(self.round, traffic.with_state)
         timings = {"train_s": trained_at - started_at, "evaluate_s": ended_at - trained_at}
@@ -115,7 +116,7 @@ class RoundLoop:
         """One round of Flower's own: the cohort is shown to it, the global generators are lent to it."""
         seed, name = self._config.seed, self._config.strategy.name
         view = ParametersOnly(
-            to_record(self._served), roles_of(self._model), weighted_by=foreign_rules.weighted_by(strategy)
+            to_record(self._served), self._model.roles, weighted_by=foreign_rules.weighted_by(strategy)
         )
         cohort = self.grid.showing(self._cohort())
         with foreign_rules.calling(name, self.round), seeded_globals(seed, 2 * self.round), cohort:
