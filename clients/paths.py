@@ -76,6 +76,10 @@ def refusal(workload: Workload, spec: ObjectiveSpec) -> str | None:
     """Why a stack could not give what the sequential path gives, as the middle of a sentence; None if it can."""
     model, config = workload.make_model().train(), workload.config
     objective: Objective = plugins.build("objective", spec.name, spec.settings)
+    if config.engine.precision != "float32":
+        return f"engine.precision={config.engine.precision} is for one client after another only"
+    if config.engine.compile:
+        return "engine.compile=true compiles the model for one client after another only"
     if config.data.augment != "none":
         return f"data.augment={config.data.augment} draws its images' variations for one client after another"
     if any(isinstance(module, _DROPOUTS) and module.p > 0 for module in model.modules()):

@@ -16,7 +16,7 @@ from fedsign import plugins
 from fedsign.data.base import IntArray
 from fedsign.errors import ConfigError, DiskFullError
 from fedsign.models.batch_norm import freeze_batch_norm, has_batch_norm
-from fedsign.models.features import classifier_of, forward_with_features, recorded_features
+from fedsign.models.features import classifier_of
 from fedsign.models.working import WorkingModel
 from fedsign.objectives.base import LocalContext, Objective, Representation
 from fedsign.optim.displacement import unit_displacement
@@ -48,7 +48,7 @@ class SequentialTrainer:
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
-        self._model = WorkingModel(workload.make_model().train())
+        self._model = WorkingModel(workload.make_model().train(), workload.numerics)
         self._has_batch_norm = has_batch_norm(self._model.module)
         self._optimizer = LocalOptimizer(lambda round: make_optimizer(workload, self._model.module, round=round))
         self._objective: tuple[ObjectiveSpec, Objective] | None = None
@@ -123,7 +123,8 @@ class SequentialTrainer:
         if freezes:
             freeze_batch_norm(self._model.module)  # [Note: batches of one] in clients.batches
         try:
-            with torch_stream(workload.config.seed, Purpose.TRAINING, device=workload.device, **where):
+            seed, device = workload.config.seed, workload.device
+            with torch_stream(seed, Purpose.TRAINING, device=device, **where), workload.numerics.repeatable():
                 for epoch in plan:
                     losses.clear()
                     for chosen in epoch:
@@ -151,32 +152,30 @@ class _Step:
         optimizer: torch.optim.Optimizer,
     ) -> None:
         self._task, self._clip_norm = workload.training_task, workload.config.client.clip_norm
-        self._model, self._parameters = model.module, model.parameters
-        self._objective, self._context, self._optimizer = objective, context, stepper(optimizer)
+        self._model, self._optimizer = model, stepper(optimizer)
+        self._objective, self._context = objective, context
 
     def __call__(self, features: Tensor, targets: Tensor) -> Tensor:
         """Returns the batch's task loss, without penalties."""
         self._optimizer.clear()
-        outputs, contrast = self._contrasted(features) if self._objective.contrasts else (self._model(features), None)
+        outputs, contrast = (
+            self._contrasted(features) if self._objective.contrasts else (self._model.outputs(features), None)
+        )
         task_loss = self._task.loss(outputs, targets)
         loss = task_loss
-        for term in (contrast, self._objective.penalty(self._parameters, self._context)):
+        for term in (contrast, self._objective.penalty(self._model.parameters, self._context)):
             loss = loss if term is None else loss + term
         loss.backward()
         if self._clip_norm:
-            nn.utils.clip_grad_norm_(self._parameters.values(), self._clip_norm)
+            nn.utils.clip_grad_norm_(self._model.parameters.values(), self._clip_norm)
         self._optimizer.step()
         return task_loss.detach()
 
     def _contrasted(self, features: Tensor) -> tuple[Tensor, Tensor | None]:
         """The outputs and the objective's term for the batch's representation."""
-        with recorded_features(self._model) as latest:
-            outputs = self._model(features)
-            z = Representation(present=latest(), of=lambda others: self._representation(others, features))
+        outputs, present = self._model.outputs_and_features(features)
+        z = Representation(present=present, of=lambda others: self._model.features_of(others, features))
         return outputs, self._objective.contrast(z, self._context)
-
-    def _representation(self, parameters: Mapping[str, Tensor], features: Tensor) -> Tensor:
-        return forward_with_features(self._model, parameters, features)[1]
 
 
 def load_state(objective: Objective, received: Tensors, request: TrainRequest, states: ClientStore) -> Tensors:
@@ -221,4 +220,5 @@ def check_training(workload: Workload, spec: ObjectiveSpec) -> None:
             f"model.name={workload.config.model.name} was given, but objective '{spec.name}' contrasts what enters the classifier, "
             "and here that is the data itself; use a model with a hidden layer."
         )
+    workload.numerics.check_compiler()
     workload.training_task  # noqa: B018 - made on first use

@@ -151,12 +151,19 @@ class StrategyPart(Part):
 
 
 class EnginePart(Part):
-    """Where clients run.  `threads` is part of the experiment: the order of a sum depends on it."""
+    """Where clients run, and how numbers are computed there (`fedsign.numerics`).
+
+    `threads` is part of the experiment like the precision: the order of a sum depends on it.
+    """
 
     kind = "engine"
     name: str = "in_process"
     threads: Threads = 1
     device: str = "cpu"
+    precision: Literal["float32", "bf16"] = "float32"
+    channels_last: Literal["auto", "on", "off"] = "auto"  # how images lie in memory; auto: for 2-D convolutions
+    tf32: bool = False  # on CUDA, products of float32 with fewer bits
+    compile: bool = False  # the model's passes in training, by torch.compile
 
 
 class ClientSection(Section):

@@ -99,6 +99,7 @@ KINDS: dict[str, Kind] = {
             ),
             "mcmahan_cnn": ("fedsign.models.cnn:mcmahan_cnn", "McMahan's two convolutions, 1.66 M parameters on MNIST"),
             "niid_cnn": ("fedsign.models.cnn:niid_cnn", "NIID-Bench's and MOON's simple-cnn, from 16x16 on"),
+            "pfl_cnn": ("fedsign.models.cnn:pfl_cnn", "pfl-research's CNN with dropout, 1.63 M parameters on CIFAR"),
             "vgg8": ("fedsign.models.vgg:vgg8", "VGG of 5 convolutions, from 32x32 on"),
             "vgg11": ("fedsign.models.vgg:vgg11", "VGG of 8 convolutions, from 32x32 on"),
             "vgg16": ("fedsign.models.vgg:vgg16", "VGG of 13 convolutions, from 32x32 on"),

@@ -3,6 +3,7 @@
 Every process builds its own from the same configuration and seed; nothing of it travels.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -19,10 +20,12 @@ from fedsign.data.checks import check_fit, checked_dataset
 from fedsign.data.partition.base import Split, split_of
 from fedsign.data.splitting import hold_out_validation
 from fedsign.errors import ConfigError, DataError
+from fedsign.numerics import Numerics, device_of
 from fedsign.registry import resolve
 from fedsign.seeding import Purpose, generator, torch_stream
 from fedsign.tasks.base import Task
 
+Metric = Callable[[Tensor, Tensor], float]
 _EVALUATION_BATCH = 1024
 
 
@@ -90,7 +93,19 @@ class Workload:
     @cached_property
     def device(self) -> torch.device:
         """Where training and evaluation happen."""
-        return device_of(self.config.engine.device)
+        return self.numerics.device
+
+    @cached_property
+    def numerics(self) -> Numerics:
+        """How numbers are computed, as [engine] says."""
+        engine = self.config.engine
+        return Numerics(
+            device=device_of(engine.device),
+            precision=engine.precision,
+            channels_last=engine.channels_last,
+            tf32=engine.tf32,
+            compile=engine.compile,
+        )
 
     @cached_property
     def training_samples(self) -> AnySamples:
@@ -156,15 +171,24 @@ class Workload:
             values |= {f"validation_{name}": value for name, value in figures.items()}
         return values
 
+    @cached_property
+    def _metrics(self) -> list[tuple[str, Metric]]:
+        """What each metric is written as, and how it is computed."""
+        return [(name.rpartition(":")[2], resolve("metric", name)) for name in self.config.metrics]
+
     def _figures(self, model: nn.Module, samples: AnySamples) -> dict[str, float]:
         """Features stream through in batches; outputs are small and are kept until the metrics have seen them all."""
-        with torch.no_grad():
-            outputs = torch.cat(
-                [model(features.to(self.device)).cpu() for features, _ in samples.batches(_EVALUATION_BATCH)]
-            )
+        numerics, device = self.numerics, self.device
+        channels_last = numerics.takes_channels_last(model)
+        with torch.no_grad(), numerics.repeatable():
+            batches = [
+                numerics.outputs(model, features.to(device), channels_last=channels_last).cpu()
+                for features, _ in samples.batches(_EVALUATION_BATCH)
+            ]
+            outputs = batches[0] if len(batches) == 1 else torch.cat(batches)
             values = {"loss": self.task.loss(outputs, samples.targets).item()}
-        for name in self.config.metrics:
-            values[name.rpartition(":")[2]] = float(resolve("metric", name)(outputs, samples.targets))
+        for name, metric in self._metrics:
+            values[name] = float(metric(outputs, samples.targets))
         return values
 
 
@@ -187,16 +211,3 @@ def check_partition(indices: list[IntArray], *, num_clients: int, num_samples: i
             f"partition.name={name} deals a sample out twice or one that does not exist; expected are different indices "
             f"from 0 to {num_samples - 1}."
         )
-
-
-def device_of(name: str) -> torch.device:
-    """`auto`, `cpu`, `cuda` or `cuda:i` as a device that is there."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"engine.device='{name}' was given; expected is auto, cpu, cuda or cuda:0.") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"engine.device='{name}' was given, but torch sees no CUDA device here; use cpu or auto.")
-    return device

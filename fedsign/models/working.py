@@ -1,4 +1,4 @@
-"""A trainer's one model: received tensors are copied into it, trained ones are copied out.
+"""A trainer's one model: received tensors are copied into it, it is trained, the trained ones are copied out.
 
 `load_state_dict` and `named_parameters` walk over all modules, which for a small network takes longer than a local
 step; here that is done once.
@@ -11,20 +11,46 @@ import torch
 from torch import Tensor, nn
 
 from fedsign.models.batch_norm import BATCH_NORMS
+from fedsign.models.channels_last import laid_out, prepare
+from fedsign.models.features import forward_with_features, recorded_features
+from fedsign.numerics import Numerics, in_full
 from fedsign.records import Role, Tensors, roles_of
 
 
 class WorkingModel:
     """A model, its parameters by name, and its tensors for copying; the module must not get other parameters."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, numerics: Numerics) -> None:
+        """The module is changed for training (`fedsign.models.channels_last`), its tensors and their names are not."""
         self.module: Final = module
+        self.numerics: Final = numerics
+        self._channels_last = numerics.takes_channels_last(module)
+        if self._channels_last:
+            prepare(module)
+        self._forward: nn.Module = torch.compile(module) if numerics.compile else module  # type: ignore[assignment]
         self.parameters: Final[dict[str, nn.Parameter]] = dict(module.named_parameters())
         self.roles: Final[dict[str, Role]] = roles_of(module)
         self._is_plain = _loads_plainly(module)
         has_buffers = next(module.buffers(), None) is not None
         self._tensors = None if has_buffers else module.state_dict()  # a module may put other buffers in their place
         self._received: tuple[object, Tensors, Tensors] = (None, {}, {})  # of which round, as it came, on the device
+
+    def outputs(self, features: Tensor) -> Tensor:
+        """A training pass, in the experiment's precision and layout; the outputs are float32 in any."""
+        return self.numerics.outputs(self._forward, features, channels_last=self._channels_last)
+
+    def outputs_and_features(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """A training pass, and the representation that it has made of the batch."""
+        with recorded_features(self.module) as latest:
+            outputs = self.numerics.outputs(self.module, features, channels_last=self._channels_last)
+            return outputs, in_full(latest())
+
+    def features_of(self, parameters: Mapping[str, Tensor], features: Tensor) -> Tensor:
+        """The representation that other parameters make of the batch."""
+        if self._channels_last:
+            features = laid_out(features)
+        with self.numerics.reduced():
+            return in_full(forward_with_features(self.module, parameters, features)[1])
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy all tensors in; what does not fit raises as `load_state_dict` does."""

@@ -115,6 +115,7 @@ RESNET18 = (
         ("mcmahan_cnn", MNIST, {}, conv(5, 1, 32, 64) + full(7 * 7 * 64, 512, 10), 1_663_370),  # the paper's number
         ("niid_cnn", CIFAR, {}, conv(5, 3, 6, 16) + full(5 * 5 * 16, 120, 84, 10), 62_006),
         ("niid_cnn", MNIST, {}, conv(5, 1, 6, 16) + full(4 * 4 * 16, 120, 84, 10), 44_426),
+        ("pfl_cnn", CIFAR, {}, conv(3, 3, 32, 64) + full(14 * 14 * 64, 128, 10), 1_626_442),
         ("vgg8", CIFAR, {}, conv(3, 3, 64, 128, 256, 512, 512) + HEAD, 4_441_226),
         ("vgg8", CIFAR, {"hidden": []}, conv(3, 3, 64, 128, 256, 512, 512) + full(512, 10), 3_915_914),
         ("vgg11", CIFAR, {}, conv(3, *VGG11) + HEAD, 9_220_480 + HEAD),  # torchvision's vgg11().features

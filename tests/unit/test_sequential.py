@@ -17,6 +17,7 @@ from clients.state import ClientStore
 from clients.trainer import SequentialTrainer
 from fedsign.config import from_dict
 from fedsign.models.working import WorkingModel
+from fedsign.numerics import Numerics
 from fedsign.records import Failure, ObjectiveSpec, Tensors, TrainReply, TrainRequest, tensors_of
 from fedsign.seeding import Purpose, generator
 from fedsign.workload import Workload
@@ -235,13 +236,13 @@ class Counting(nn.Module):
 
 
 def test_a_module_that_loads_in_its_own_way_is_asked_to() -> None:
-    model = WorkingModel(Counting())
+    model = WorkingModel(Counting(), Numerics(device=torch.device("cpu")))
     model.load(tensors_of(model.module))
     assert model.module.loaded == 1
 
 
 def test_received_parameters_are_converted_once_a_round_and_are_those_of_the_request() -> None:
-    model = WorkingModel(nn.Linear(2, 3).double())
+    model = WorkingModel(nn.Linear(2, 3).double(), Numerics(device=torch.device("cpu")))
     came = tensors_of(nn.Linear(2, 3))
     first = model.received(came, round=1)
     assert first["weight"].dtype == torch.float64 and torch.equal(first["weight"], came["weight"].double())

@@ -11,9 +11,10 @@ from fedsign.config import ExperimentConfig, from_dict
 from fedsign.data.base import AnySamples, Dataset, LazySamples, Samples
 from fedsign.data.checks import checked_dataset
 from fedsign.errors import ConfigError, DataError
+from fedsign.numerics import device_of
 from fedsign.tasks.classification import Classification
 from fedsign.tasks.regression import Regression
-from fedsign.workload import Workload, check_partition, device_of
+from fedsign.workload import Workload, check_partition
 
 
 def samples(num: int = 4, *, classes: int = 2, features: Any = None) -> Samples:
