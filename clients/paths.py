@@ -116,7 +116,7 @@ def _found_by_trying(workload: Workload, model: nn.Module, objective: Objective)
     for module in still.modules():
         if type(module) in STACKED_NORMS + STACKED_DROPOUTS:
             module.eval()
-    with torch.no_grad():
+    with torch.no_grad(), torch_stream(0, Purpose.TRAINING):  # for draws that no layer of ours makes
         together, alone = still(pair)[:1], still(pair[:1])
     if not torch.allclose(together, alone, rtol=1e-3, atol=1e-5):
         return "the model's output for a sample depends on the other samples of the batch, which may be padding"

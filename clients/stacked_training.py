@@ -201,7 +201,7 @@ def trainable(workload: Workload) -> tuple[Samples, SampleTask]:
     Raises:
         ConfigError: they cannot.
     """
-    config, train, task = workload.config, workload.dataset.train, workload.training_task
+    config, train, task = workload.config, workload.training_samples, workload.training_task
     if not isinstance(train, Samples):
         raise ConfigError(
             f"data.name={config.data.name} was given, whose samples are fetched batch by batch, but client.path=cohort needs "
@@ -212,4 +212,4 @@ def trainable(workload: Workload) -> tuple[Samples, SampleTask]:
             f"task={config.task} was given, which has no method `losses`, but client.path=cohort needs the loss of every "
             "sample; add losses(outputs, targets), whose mean is the loss, or use client.path=sequential."
         )
-    return train.to(workload.device), task
+    return train, task

@@ -13,6 +13,7 @@ from torch import Tensor
 from fedsign.records import Tensors
 
 T = TypeVar("T")
+_BLOCK = 2**17  # elements of a tensor that are worked on at once, half a megabyte
 
 
 def in_slot_order(arrivals: Iterable[tuple[int, T]]) -> Iterator[T]:
@@ -101,58 +102,83 @@ class Spread:
         self._squares = 0.0
         self._count = 0
 
-    def add(self, update: Tensors, *, squares: float | None = None) -> None:
-        """Take one client's update in; the tensors become this object's.
-
-        Args:
-            update: local - global.
-            squares: its squared norm, where that is known already.
-        """
-        self._squares += squared_norm(update) if squares is None else squares
+    def add(self, local: Mapping[str, Tensor], received: Mapping[str, Tensor]) -> None:
+        """Take one client's update u = local - received in."""
+        self._begin(received)
+        small = [name for name, tensor in received.items() if tensor.numel() <= _BLOCK]
+        if small:
+            update = torch._foreach_sub(_chosen(local, small), _chosen(received, small))
+            self._squares += _squared_norm(update)
+            torch._foreach_add_(_chosen(self._sum, small), update)
+        for name in received:
+            if name not in small:
+                self._squares += _add_by_blocks(self._sum[name], local[name], received[name])
         self._count += 1
-        self._accumulate({name: tensor.float() for name, tensor in update.items()} if not self._sum else update)
 
-    def add_stack(self, updates: Tensors, *, squares: Sequence[float]) -> None:
-        """Take K clients' updates [K, ...] in, whose squared norms are known."""
-        self._squares += sum(squares)
-        self._count += len(squares)
-        self._accumulate({name: tensor.float().sum(0) for name, tensor in updates.items()})
+    def add_stack(self, local: Mapping[str, Tensor], received: Mapping[str, Tensor]) -> None:
+        """Take K clients' updates in at once; `local` are their tensors [K, ...]."""
+        self._begin(received)
+        small = [name for name, tensor in received.items() if tensor.numel() <= _BLOCK]
+        num = len(next(iter(local.values())))
+        if small:
+            self._add_small_stack(_chosen(local, small), _chosen(received, small), _chosen(self._sum, small))
+        for name in received:
+            if name not in small:
+                for one in local[name]:
+                    self._squares += _add_by_blocks(self._sum[name], one, received[name])
+        self._count += num
 
-    def _accumulate(self, update: Tensors) -> None:
+    def _add_small_stack(self, local: Sequence[Tensor], received: Sequence[Tensor], sums: Sequence[Tensor]) -> None:
+        """As one matrix [K, elements]: a few operations, however many tensors a model has."""
+        before = torch.cat([tensor.reshape(-1) for tensor in received])
+        updates = (torch.cat([tensor.flatten(1) for tensor in local], dim=1) - before).float()
+        self._squares += torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64).square().sum().item()
+        parts = updates.sum(0).split([tensor.numel() for tensor in received])
+        torch._foreach_add_([total.view(-1) for total in sums], parts)
+
+    def _begin(self, received: Mapping[str, Tensor]) -> None:
         if not self._sum:
-            self._sum = update
-            return
-        for name, total in self._sum.items():
-            total.add_(update[name])
+            self._sum = {name: torch.zeros_like(tensor, dtype=torch.float32) for name, tensor in received.items()}
 
     @property
     def update_norm(self) -> float | None:
         """||mean u||; None without updates."""
-        return squared_norm(self._sum) ** 0.5 / self._count if self._count else None
+        return _squared_norm(list(self._sum.values())) ** 0.5 / self._count if self._count else None
 
     @property
     def client_drift(self) -> float | None:
         """See the class; None without updates or where the mean update is zero."""
+        return self.figures()[1]
+
+    def figures(self) -> tuple[float | None, float | None]:
+        """`update_norm` and `client_drift`, for one walk."""
         norm = self.update_norm
         if not norm:
-            return None
-        return float(max(self._squares / self._count - norm**2, 0.0) ** 0.5) / norm
+            return norm, None
+        return norm, float(max(self._squares / self._count - norm**2, 0.0) ** 0.5) / norm
 
 
-def squared_norm(tensors: Mapping[str, Tensor]) -> float:
+def _squared_norm(tensors: Sequence[Tensor]) -> float:
     """Of all tensors as one vector, summed in float64."""
     if not tensors:
         return 0.0
-    norms = torch.stack(torch._foreach_norm(list(tensors.values()), 2, dtype=torch.float64)).tolist()
+    norms = torch.stack(torch._foreach_norm(list(tensors), 2, dtype=torch.float64)).tolist()
     return float(sum(norm**2 for norm in norms))
 
 
-def squared_norms(tensors: Mapping[str, Tensor]) -> list[float]:
-    """Of K vectors [K, ...], summed in float64."""
-    squares = [
-        torch.linalg.vector_norm(tensor.flatten(1), dim=1, dtype=torch.float64).square() for tensor in tensors.values()
-    ]
-    return list(torch.stack(squares).sum(0).tolist())
+def _add_by_blocks(total: Tensor, local: Tensor, received: Tensor) -> float:
+    """total += local - received, and the squared norm of the difference, which stays in the cache block by block."""
+    squares = []
+    triples = (tensor.reshape(-1).split(_BLOCK) for tensor in (total, local, received))
+    for part, after, before in zip(*triples, strict=True):
+        difference = (after - before).float()
+        part.add_(difference)
+        squares.append(torch.dot(difference, difference))
+    return float(torch.stack(squares).double().sum())
+
+
+def _chosen(tensors: Mapping[str, Tensor], names: Iterable[str]) -> list[Tensor]:
+    return [tensors[name] for name in names]
 
 
 def _weighted_sum(stack: Tensor, weights: Sequence[float]) -> Tensor:
@@ -161,7 +187,7 @@ def _weighted_sum(stack: Tensor, weights: Sequence[float]) -> Tensor:
         return stack[0].clone()
     wide = stack.to(torch.promote_types(stack.dtype, torch.float32))
     if all(weight == 1 for weight in weights):
-        return wide.sum(0)
+        return wide.sum(0)  # for small tensors less work than a product
     total: Tensor = torch.tensordot(wide.new_tensor(weights), wide, dims=1)
     return total
 

@@ -14,7 +14,7 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from fedsign.aggregation import Spread, in_slot_order, squared_norm, squared_norms
+from fedsign.aggregation import Spread, in_slot_order
 from fedsign.errors import ReplyError, RoundError
 from fedsign.records import CohortRequest, Failure, ReplyStack, Role, Tensors, TrainReply, TrainRequest
 
@@ -68,12 +68,11 @@ class Traffic:
 
 
 class DirectExchange:
-    """See the module.  `roles` are the model's, which every reply has to confirm; `traffic` tells of the last round."""
+    """See the module.  `roles` are the model's; `traffic` tells of the last round."""
 
     def __init__(self, train_many: TrainMany, *, num_partitions: int, roles: Mapping[str, Role]) -> None:
-        self._train_many, self._num_partitions, self._roles = train_many, num_partitions, dict(roles)
+        self._train_many, self._num_partitions = train_many, num_partitions
         self._parameters = [name for name, role in roles.items() if role is Role.PARAMETER]
-        self._buffers = [name for name, role in roles.items() if role is Role.BUFFER]
         self.ledger = ClientLedger()
         self.traffic = Traffic()
 
@@ -125,32 +124,24 @@ class DirectExchange:
         """Check a reply and add it to the account, or to the failures."""
         try:
             check_shapes(reply.tensors, reply.extra, like=request.tensors)
-            update = self._update(reply.tensors, request)
-            squares = squared_norm(update)
-            if not self._is_finite(reply, squares):
-                check_finite(reply.tensors, reply.extra)
+            check_finite(reply.tensors, reply.extra)
         except ReplyError as error:
             self.traffic.failures.append(Failure(partition=reply.partition, reason=str(error)))
             return False
-        self.traffic.spread.add(update, squares=squares)
+        self.traffic.spread.add(reply.tensors, self._parameters_of(request))
         self._count(reply, [reply.partition], [reply.num_examples], [reply.metrics])
         return True
 
     def _take_in_stack(self, stack: ReplyStack, request: CohortRequest) -> ReplyStack:
         """Check the replies of a stack, and add the good ones to the account, the others to the failures."""
-        own = {name: tensor[0] for name, tensor in stack.tensors.items()}
-        check_shapes(own, {name: tensor[0] for name, tensor in stack.extra.items()}, like=request.tensors)
-        update = self._update(stack.tensors, request)
-        squares = squared_norms(update)
-        if not self._is_finite(stack, sum(squares)):
+        first = {name: tensor[0] for name, tensor in stack.tensors.items()}
+        check_shapes(first, {name: tensor[0] for name, tensor in stack.extra.items()}, like=request.tensors)
+        if not all(map(is_finite, (*stack.tensors.values(), *stack.extra.values()))):
             stack = self._without_diverged(stack)
-            if not len(stack):
-                return stack
-            update = self._update(stack.tensors, request)
-            squares = squared_norms(update)
-        self.traffic.spread.add_stack(update, squares=squares)
-        each = [{name: values[place] for name, values in stack.metrics.items()} for place in range(len(stack))]
-        self._count(stack, stack.partitions, stack.num_examples, each)
+        if len(stack):
+            self.traffic.spread.add_stack(stack.tensors, self._parameters_of(request))
+            each = [{name: values[place] for name, values in stack.metrics.items()} for place in range(len(stack))]
+            self._count(stack, stack.partitions, stack.num_examples, each)
         return stack
 
     def _without_diverged(self, stack: ReplyStack) -> ReplyStack:
@@ -163,19 +154,8 @@ class DirectExchange:
                 diverged.append(place)
         return stack.without(diverged)
 
-    def _update(self, tensors: Tensors, request: CohortRequest) -> Tensors:
-        """local - global, of the parameters."""
-        names = self._parameters
-        before, after = [request.tensors[name] for name in names], [tensors[name] for name in names]
-        return dict(zip(names, torch._foreach_sub(after, before), strict=True))
-
-    def _is_finite(self, reply: Reply, squares: float) -> bool:
-        """Whether all values are, by the squares of the updates: one walk for two purposes.
-
-        False also where finite values overflow in the difference.
-        """
-        others = [*(reply.tensors[name] for name in self._buffers), *reply.extra.values()]
-        return isfinite(squares) and all(is_finite(tensor) for tensor in others)
+    def _parameters_of(self, request: CohortRequest) -> Tensors:
+        return {name: request.tensors[name] for name in self._parameters}
 
     def _count(
         self,

@@ -23,7 +23,7 @@ from fedsign.exchange import ClientLedger, Traffic, check_addresses, check_finit
 from fedsign.flower import wire
 from fedsign.flower.array import to_plain, to_tensors
 from fedsign.flower.shims import MessageGrid, ensure_task_identity, set_source
-from fedsign.records import Failure, Role, Tensors, TrainReply, failure_of
+from fedsign.records import Failure, Role, TrainReply, failure_of
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.25
 
@@ -248,16 +248,13 @@ class PartitionGrid(MessageGrid):
         if record is not None and record.get("has-state"):
             self.traffic.with_state.append(reply.metadata.src_node_id)
         self.traffic.bytes_up += _nbytes_of(reply.content)
-        self.traffic.spread.add(self._update(reply, request))
+        before, after = to_tensors(wire.arrays_of(request.content)), to_tensors(wire.arrays_of(reply.content))
+        parameters = {name: before[name] for name, role in self._roles.items() if role == Role.PARAMETER}
+        self.traffic.spread.add(after, parameters)
         metrics = next(iter(wire.of_kind(reply.content, MetricRecord).values()))
         num_examples, loss = metrics.get(wire.NUM_EXAMPLES_KEY), metrics.get("train-loss")
         if isinstance(num_examples, int | float) and isinstance(loss, int | float):
             self.traffic.weighted_losses.append((int(num_examples), float(loss)))
-
-    def _update(self, reply: Message, request: Message) -> Tensors:
-        """local - global, of the parameters."""
-        before, after = to_tensors(wire.arrays_of(request.content)), to_tensors(wire.arrays_of(reply.content))
-        return {name: after[name] - before[name] for name, role in self._roles.items() if role == Role.PARAMETER}
 
     def _ask(self, node_ids: list[int]) -> dict[str, int]:
         """Send the roll call's question; message id -> node id."""

@@ -497,7 +497,11 @@ def rmsprop(parameters: Any, lr: float, weight_decay: float) -> torch.optim.Opti
 
 REFUSED: dict[str, tuple[dict[str, Any], ObjectiveSpec, str]] = {
     "alpha dropout": ({"model": {"name": f"{HERE}:with_alpha_dropout"}}, ObjectiveSpec(), "cannot be repeated"),
-    "hidden dropout": ({"model": {"name": f"{HERE}:with_functional_dropout"}}, ObjectiveSpec(), "raises"),
+    "hidden dropout": (
+        {"model": {"name": f"{HERE}:with_functional_dropout"}},
+        ObjectiveSpec(),
+        "depends on the other samples",
+    ),
     "own buffer": ({"model": {"name": f"{HERE}:with_counter"}}, ObjectiveSpec(), "changes the buffer '0.seen'"),
     "own batch norm": (
         {"model": {"name": f"{HERE}:with_own_norm"}},

@@ -216,11 +216,12 @@ def test_results_do_not_depend_on_the_chunk(model: str, tmp_path: Path) -> None:
             assert_close(other[partition].tensors, reply.tensors, 1e-12)
 
 
-def test_padding_does_not_reach_the_statistics(tmp_path: Path) -> None:
-    """The neighbours' samples may be anything."""
+def test_a_neighbours_samples_do_not_reach_the_statistics(tmp_path: Path) -> None:
+    """They may be anything."""
     work = image_workload(torch.float64, MODELS["cnn with batch norm"])
     asked = requests(work, ObjectiveSpec())
     before = trained(CohortTrainer(work, chunk=5), asked, tmp_path)
+    work = image_workload(torch.float64, MODELS["cnn with batch norm"])
     train = work.dataset.train
     assert isinstance(train, Samples)
     features = train.features.clone()

@@ -230,5 +230,6 @@ def test_what_travels_besides_has_to_be_finite_too() -> None:
 def test_the_spread_of_a_stack_is_that_of_its_updates() -> None:
     """u = (3, 4) and (3, -4): mean (3, 0), each lies 4 from it."""
     spread = Spread()
-    spread.add_stack({"a": torch.tensor([[3.0], [3.0]]), "b": torch.tensor([[4.0], [-4.0]])}, squares=[25.0, 25.0])
+    local = {"a": torch.tensor([[4.0], [4.0]]), "b": torch.tensor([[4.0], [-4.0]])}
+    spread.add_stack(local, {"a": torch.tensor([1.0]), "b": torch.tensor([0.0])})
     assert (spread.update_norm, spread.client_drift) == (pytest.approx(3.0), pytest.approx(4 / 3))
