@@ -21,15 +21,16 @@ from clients.batches import num_steps
 from clients.stacked_context import stacked_context, stacked_tensors
 from clients.stacked_optim import StackedOptimizer, stacked_optimizer
 from clients.stacked_plan import StackedPlan, stacked_plan
-from clients.stacked_training import StackedTraining
+from clients.stacked_training import StackedTensors, StackedTraining
 from clients.state import ClientStore
 from clients.trainer import load_state, make_optimizer, to_device
 from fedsign import plugins
 from fedsign.errors import ConfigError, DiskFullError
+from fedsign.models.batch_norm import has_batch_norm
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.optim.displacement import unit_displacement
 from fedsign.records import Failure, ObjectiveSpec, ReplyStack, Tensors, TrainRequest, failure_of, roles_of
-from fedsign.seeding import Purpose, generators
+from fedsign.seeding import Purpose, generators, torch_generator
 from fedsign.workload import Workload
 
 T = TypeVar("T")
@@ -43,6 +44,8 @@ class _Client:
 
     request: TrainRequest
     context: LocalContext
+    buffers: Tensors  # as they came
+    frozen_norms: bool  # see [Note: batches of one] in clients.batches
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,19 +114,35 @@ class CohortTrainer:
             return [result for client in clients for result in self._train([client], round)]
 
     def _train_stack(self, clients: Sequence[_Client], round: "_Round") -> _Stack:
+        frozen = [client.frozen_norms for client in clients]
+        if len(set(frozen)) > 1:
+            return _joined(
+                [
+                    self._train_stack(
+                        [c for c, is_frozen in zip(clients, frozen, strict=True) if is_frozen == kind], round
+                    )
+                    for kind in (False, True)
+                ],
+                clients,
+            )
         plan = round.plan(clients)
-        context = stacked_context([clients[index].context for index in plan.order])
-        theta = {
-            name: (tensor if context.received_is_stacked else tensor.expand(len(clients), *tensor.shape)).clone()
-            for name, tensor in context.received.items()
-        }
-        losses = self._training.minimise(theta, round.objective, round.make_optimizer(), plan, context)
-        if plan.order != sorted(plan.order):
-            places = sorted(range(len(clients)), key=plan.order.__getitem__)
-            given = torch.tensor(places, device=next(iter(theta.values())).device)
-            theta = {name: tensor.index_select(0, given) for name, tensor in theta.items()}
-            losses = [losses[place] for place in places]
-        return _Stack(clients=clients, theta=theta, buffers={}, train_losses=losses)
+        ordered = [clients[index] for index in plan.order]
+        context = stacked_context([client.context for client in ordered])
+        tensors = StackedTensors(
+            theta=_copies([client.context.received for client in ordered]),
+            buffers=_copies([client.buffers for client in ordered]),
+        )
+        losses = self._training.minimise(
+            tensors,
+            round.objective,
+            round.make_optimizer(),
+            plan,
+            context,
+            round.streams(ordered) if self._training.needs_streams else (),
+            frozen_norms=frozen[0],
+        )
+        trained = _Stack(clients=ordered, theta=tensors.theta, buffers=tensors.buffers, train_losses=losses)
+        return trained if plan.order == sorted(plan.order) else _joined([trained], clients)
 
     def _replies(self, stack: _Stack, objective: Objective, states: ClientStore) -> Iterator[ReplyStack | Failure]:
         """The clients' states are saved, then they answer as one."""
@@ -157,11 +176,12 @@ class _Round:
 
     def __init__(self, workload: Workload, model: torch.nn.Module) -> None:
         self._workload, self._model = workload, model
-        self._partition = workload.partition
+        self._partition, self._has_norm = workload.partition, has_batch_norm(model)
         self._spec: ObjectiveSpec | None = None
         self._rate: tuple[int, float] = (0, 0.0)  # a round, and what its learning rate is multiplied with
         self._optimizer: torch.optim.Optimizer | None = None
-        self._received: tuple[Tensors, Tensors] = ({}, {})  # as it came, on the device
+        self._received: tuple[Tensors, Tensors] = ({}, {})  # as it came; its parameters on the device
+        self._buffers: Tensors = {}
         self._shared: tuple[Tensors, Tensors] = ({}, {})
         self._displacements: dict[int, float | None] = {}
         self._contexts: dict[int, LocalContext] = {}
@@ -170,10 +190,17 @@ class _Round:
     def begin(self, request: TrainRequest, states: ClientStore) -> _Client:
         """What a client's objective may read."""
         self._make(request)
-        client = self._workload.config.client
-        num_samples = len(self._partition[request.partition])
-        steps = num_steps(num_samples, client.batch_size, epochs=client.local_epochs, steps=client.local_steps)
-        return _Client(request=request, context=self._context(request, states, steps))
+        client, num_samples = self._workload.config.client, len(self._partition[request.partition])
+        steps = num_steps(
+            num_samples,
+            client.batch_size,
+            epochs=client.local_epochs,
+            steps=client.local_steps,
+            join_last=self._has_norm,
+        )
+        context = self._context(request, states, steps)
+        is_frozen = self._has_norm and min(num_samples, client.batch_size) == 1
+        return _Client(request=request, context=context, buffers=self._buffers, frozen_norms=is_frozen)
 
     def _make(self, request: TrainRequest) -> None:
         """The objective and the optimiser, unless they are there already."""
@@ -200,7 +227,16 @@ class _Round:
             config.client.batch_size,
             epochs=config.client.local_epochs,
             steps=config.client.local_steps,
+            join_last=self._has_norm,
         )
+
+    def streams(self, clients: Sequence[_Client]) -> list[torch.Generator]:
+        """What dropout and augmentation draw from, of each."""
+        seed, round = self._workload.config.seed, clients[0].request.round
+        return [
+            torch_generator(seed, Purpose.TRAINING, round=round, partition=client.request.partition)
+            for client in clients
+        ]
 
     def make_optimizer(self) -> StackedOptimizer:
         """A fresh one.
@@ -248,14 +284,14 @@ class _Round:
         came, _ = self._received
         if request.tensors is came or (came and _same(request.tensors, came)):
             return self._received[1]
-        parameters = dict(self._model.named_parameters())
+        own = self._model.state_dict()
         if {name: tensor.shape for name, tensor in request.tensors.items()} != {
-            name: parameter.shape for name, parameter in parameters.items()
+            name: tensor.shape for name, tensor in own.items()
         }:
             self._model.load_state_dict(request.tensors)  # says what does not fit, as on the sequential path
-        received = {
-            name: request.tensors[name].to(parameter.device, parameter.dtype) for name, parameter in parameters.items()
-        }
+        found = {name: request.tensors[name].to(tensor.device, tensor.dtype) for name, tensor in own.items()}
+        received = {name: found.pop(name) for name, _ in self._model.named_parameters()}
+        self._buffers = found
         self._received = (request.tensors, received)
         return received
 
@@ -294,3 +330,31 @@ def _alike(requests: Iterable[TrainRequest]) -> list[list[TrainRequest]]:
 
 def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(one[name] is other[name] for name in one)
+
+
+def _copies(trees: Sequence[Mapping[str, Tensor]]) -> Tensors:
+    """Tensors of K clients as new ones [K, ...]."""
+    if all(tree is trees[0] for tree in trees):
+        return {name: tensor.expand(len(trees), *tensor.shape).clone() for name, tensor in trees[0].items()}
+    return stacked_tensors(trees)
+
+
+def _joined(stacks: Sequence[_Stack], clients: Sequence[_Client]) -> _Stack:
+    """The clients of the stacks as one stack, in the order of `clients`."""
+    found = {id(client): place for place, client in enumerate(client for stack in stacks for client in stack.clients)}
+    places = [found[id(client)] for client in clients]
+    losses = [loss for stack in stacks for loss in stack.train_losses]
+
+    def ordered(trees: Sequence[Tensors]) -> Tensors:
+        tensors = (
+            trees[0] if len(trees) == 1 else {name: torch.cat([tree[name] for tree in trees]) for name in trees[0]}
+        )
+        given = torch.tensor(places, device=next(iter(tensors.values())).device) if tensors else torch.tensor(places)
+        return {name: tensor.index_select(0, given) for name, tensor in tensors.items()}
+
+    return _Stack(
+        clients=clients,
+        theta=ordered([stack.theta for stack in stacks]),
+        buffers=ordered([stack.buffers for stack in stacks]),
+        train_losses=[losses[place] for place in places],
+    )

@@ -8,6 +8,7 @@ experiment takes the same path everywhere): a chain of linear layers and element
 convolutions, which are slower on CPUs.
 """
 
+import copy
 from math import prod
 
 import torch
@@ -15,15 +16,18 @@ from torch import Tensor, nn
 
 from clients.stacked_context import StackedContext
 from clients.stacked_loss import StackedLoss, stacked_layers
+from clients.stacked_modules import STACKED_DROPOUTS, STACKED_NORMS, StackedModel
 from clients.stacked_optim import stacked_optimizer
 from clients.stacked_penalty import penalty_gradient
 from clients.stacked_training import trainable
 from clients.trainer import make_optimizer
 from fedsign import plugins
 from fedsign.errors import ConfigError, FedSignError
+from fedsign.models.batch_norm import BATCH_NORMS
 from fedsign.objectives.base import Objective
 from fedsign.records import ObjectiveSpec, failure_of
 from fedsign.registry import KINDS
+from fedsign.seeding import Purpose, torch_stream
 from fedsign.workload import Workload
 
 _MOST_PARAMETERS = 250_000
@@ -80,15 +84,19 @@ def refusal(workload: Workload, spec: ObjectiveSpec) -> str | None:
         return f"engine.precision={config.engine.precision} is for one client after another only"
     if config.engine.compile:
         return "engine.compile=true compiles the model for one client after another only"
-    if config.data.augment != "none":
-        return f"data.augment={config.data.augment} draws its images' variations for one client after another"
-    if any(isinstance(module, _DROPOUTS) and module.p > 0 for module in model.modules()):
-        return f"model.name={config.model.name} has dropout, whose draws are made for one client after another"
-    if model.state_dict().keys() != dict(model.named_parameters()).keys():
-        return (
-            f"model.name={config.model.name} has buffers (such as BatchNorm's statistics, which short batches would "
-            "change) or tensors that two layers share"
-        )
+    for module in model.modules():
+        if isinstance(module, _DROPOUTS) and module.p > 0:
+            if type(module) not in STACKED_DROPOUTS:
+                return f"model.name={config.model.name} has a layer {type(module).__name__}, whose draws cannot be repeated"
+            if workload.device.type == "cuda":
+                return f"model.name={config.model.name} has dropout, whose draws on a GPU belong to one client after another"
+        if isinstance(module, BATCH_NORMS) and type(module) not in STACKED_NORMS:
+            return (
+                f"model.name={config.model.name} has a layer {type(module).__name__}, a BatchNorm of a kind of its own"
+            )
+    own = [*dict(model.named_parameters()), *dict(model.named_buffers())]
+    if not set(model.state_dict()) <= set(own):
+        return f"model.name={config.model.name} has tensors that two layers share"
     if stacked_optimizer(make_optimizer(workload, model, round=1)) is None:
         return f"client.optimizer.name={config.client.optimizer.name} is none of torch's SGD, Adam and AdamW"
     if objective.contrasts and not objective.contrast_is_mean:
@@ -105,8 +113,15 @@ def refusal(workload: Workload, spec: ObjectiveSpec) -> str | None:
 def _found_by_trying(workload: Workload, model: nn.Module, objective: Objective) -> str | None:
     """Take the gradient of two clients with two samples each, and see whether samples know of each other."""
     pair = _two_samples(workload)
-    with torch.no_grad():
-        together, alone = model(pair)[:1], model(pair[:1])
+    moved = _moved_buffer(model, pair)
+    if moved is not None:
+        return f"a training pass changes the buffer '{moved}', which is none of BatchNorm's"
+    still = copy.deepcopy(model)
+    for module in still.modules():
+        if type(module) in STACKED_NORMS + STACKED_DROPOUTS:
+            module.eval()
+    with torch.no_grad(), torch_stream(0, Purpose.TRAINING):  # for draws that no layer of ours makes
+        together, alone = still(pair)[:1], still(pair[:1])
     if not torch.allclose(together, alone, rtol=1e-3, atol=1e-5):
         return "the model's output for a sample depends on the other samples of the batch, which may be padding"
     samples, task = trainable(workload)
@@ -123,9 +138,14 @@ def _found_by_trying(workload: Workload, model: nn.Module, objective: Objective)
     )
     targets = samples.targets[:1].expand(2, 2).contiguous()
     weights = torch.full((2, 2), 0.5, device=pair.device, dtype=alone.dtype)
-    total, _ = StackedLoss(model, task, objective, stacked_layers(model))(
-        theta, torch.stack([pair, pair]), targets, weights, context
-    )
+    stacked, features = StackedModel(model), torch.stack([pair, pair])
+    buffers = {name: torch.stack([buffer, buffer]) for name, buffer in model.named_buffers()}
+    loss = StackedLoss(stacked, task, objective, stacked_layers(model))
+    masks: list[Tensor] = []
+    if stacked.draws:
+        drawn = loss.draws(theta, features, weights, context, buffers=buffers)
+        masks = [alone.new_ones(2, 2, *draw.shape) for draw in drawn]
+    total, _ = loss(theta, features, targets, weights, context, buffers=buffers, masks=masks)
     penalty = penalty_gradient(objective, context)
     if penalty is not None:
         penalty(theta)
@@ -134,6 +154,16 @@ def _found_by_trying(workload: Workload, model: nn.Module, objective: Objective)
         if gradient is None or not model.get_parameter(name).requires_grad:
             return f"parameter '{name}' is not trained, and an optimiser leaves such a one alone"
     return None
+
+
+def _moved_buffer(model: nn.Module, batch: Tensor) -> str | None:
+    """The name of a buffer that a training pass changes, those of BatchNorm aside."""
+    model = copy.deepcopy(model)
+    norms = [name for name, module in model.named_modules() if type(module) in STACKED_NORMS]
+    before = {name: buffer.clone() for name, buffer in model.named_buffers() if name.rpartition(".")[0] not in norms}
+    with torch.no_grad(), torch_stream(0, Purpose.TRAINING):
+        model(batch)
+    return next((name for name, was in before.items() if not torch.equal(model.get_buffer(name), was)), None)
 
 
 def _two_samples(workload: Workload) -> Tensor:

@@ -7,16 +7,18 @@ are `clients.stacked_penalty`'s; `clients.stacked_chain` does the same by hand f
 
 [Note: means over true samples] A batch may be filled up with samples of weight 0.  The task's loss is therefore
 asked for sample by sample (`Task.losses`) and summed with the weights; so is an objective's contrast, whose mean over
-the batch (`Objective.contrast_is_mean`) is rebuilt from batches of one.
+the batch (`Objective.contrast_is_mean`) is rebuilt from its samples' contrasts.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from clients.stacked_context import StackedContext
+from clients.stacked_modules import Draw, StackedModel
 from fedsign.models.features import forward_with_features
 from fedsign.objectives.base import LocalContext, Objective, Representation
 from fedsign.records import Tensors
@@ -32,53 +34,101 @@ class StackedLoss:
     """Each client's loss of a batch: the task's, and the objective's contrast."""
 
     def __init__(
-        self, model: nn.Module, task: SampleTask, objective: Objective, layers: "list[Layer] | None" = None
+        self, model: StackedModel, task: SampleTask, objective: Objective, layers: "list[Layer] | None" = None
     ) -> None:
         """`layers` are the model's `stacked_layers`, looked up once for many rounds."""
         self._model, self._task, self._objective, self._layers = model, task, objective, layers
 
     def __call__(
-        self, theta: Tensors, features: Tensor, targets: Tensor, weights: Tensor, context: StackedContext
+        self,
+        theta: Tensors,
+        features: Tensor,
+        targets: Tensor,
+        weights: Tensor,
+        context: StackedContext,
+        *,
+        buffers: Tensors | None = None,
+        masks: Sequence[Tensor] = (),
     ) -> tuple[Tensor, Tensor]:
         """The sum over the clients of what they minimise, penalties aside, and each sample's task loss [K, B], detached.
 
-        theta [K, ...], features [K, B, ...], targets and weights [K, B].
+        theta [K, ...], features [K, B, ...], targets and weights [K, B].  `buffers` [K, ...] are moved in place by
+        BatchNorm; `masks` [K, B, ...] are dropout's, as many as `draws` says.
         """
-        contrast = None
-        if self._objective.contrasts:
-            outputs, contrast = context.mapped(self._contrasted, theta, features, weights)
-        else:
-            outputs = self._outputs(theta, features)
+        outputs, contrast = self._passed(theta, features, weights, context, buffers or {}, masks)
         losses = self._task.losses(outputs.flatten(0, 1), targets.flatten()).view_as(weights)
         total = (losses * weights).sum()
         if contrast is not None:
             total = total + contrast.sum()
         return total, losses.detach()
 
-    def _outputs(self, theta: Tensors, features: Tensor) -> Tensor:
-        """[K, B, outputs]."""
+    def draws(
+        self, theta: Tensors, features: Tensor, weights: Tensor, context: StackedContext, *, buffers: Tensors
+    ) -> list[Draw]:
+        """What dropout draws in such a step, call by call; moves `buffers`."""
+        self._passed(theta, features, weights, context, buffers, None)
+        return self._model.batch.draws
+
+    def _passed(
+        self,
+        theta: Tensors,
+        features: Tensor,
+        weights: Tensor,
+        context: StackedContext,
+        buffers: Tensors,
+        masks: Sequence[Tensor] | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Outputs [K, B, outputs] and contrasts [K]."""
+        own = (theta, buffers, features, weights, tuple(masks or ()))
+        if self._objective.contrasts:
+            outputs, contrast = context.mapped(partial(self._contrasted, masks is None), *own)
+            return outputs, contrast
         if self._layers is None:
-            model = self._model
-            mapped: Tensor = torch.vmap(lambda own, batch: functional_call(model, own, (batch,)))(theta, features)
-            return mapped
+            outputs = torch.vmap(partial(self._outputs, masks is None))(*own)
+            return outputs, None
         for layer in self._layers:
             features = layer(theta, features)
-        return features
+        return features, None
+
+    def _outputs(
+        self,
+        draws: bool,
+        theta: Tensors,
+        buffers: Tensors,
+        features: Tensor,
+        weights: Tensor,
+        masks: tuple[Tensor, ...],
+    ) -> Tensor:
+        """One client's [B, outputs]."""
+        self._model.batch.begin(weights, None if draws else masks)
+        outputs: Tensor = functional_call(self._model.module, {**theta, **buffers}, (features,))
+        return outputs
 
     def _contrasted(
-        self, context: LocalContext, theta: Tensors, features: Tensor, weights: Tensor
+        self,
+        draws: bool,
+        context: LocalContext,
+        theta: Tensors,
+        buffers: Tensors,
+        features: Tensor,
+        weights: Tensor,
+        masks: tuple[Tensor, ...],
     ) -> tuple[Tensor, Tensor]:
         """One client's outputs [B, outputs] and contrast; see [Note: means over true samples]."""
-        outputs, z = forward_with_features(self._model, theta, features)
+        module = self._model.module
+        self._model.batch.begin(weights, None if draws else masks)
+        outputs, z = forward_with_features(module, {**theta, **buffers}, features, moves_buffers=True)
 
-        def of_sample(present: Tensor, sample: Tensor) -> Tensor:
+        def of_sample(present: Tensor, place: Tensor) -> Tensor:
             def of(others: Mapping[str, Tensor]) -> Tensor:
-                return forward_with_features(self._model, others, sample[None])[1]
+                """The batch's, since samples may be normalised together; of it this sample's."""
+                return forward_with_features(module, {**buffers, **others}, features)[1].index_select(0, place[None])
 
             term = self._objective.contrast(Representation(present=present[None], of=of), context)
-            return _zero(theta) if term is None else term
+            return next(iter(theta.values())).new_zeros(()) if term is None else term
 
-        return outputs, (torch.vmap(of_sample)(z, features) * weights).sum()
+        places = torch.arange(len(features), device=features.device)
+        return outputs, (torch.vmap(of_sample)(z, places) * weights).sum()
 
 
 def stacked_layers(model: nn.Module) -> list[Layer] | None:
@@ -111,7 +161,3 @@ def _linear(name: str, *, has_bias: bool) -> Layer:
         return outputs if features.dim() == 3 else outputs.unflatten(1, features.shape[1:-1])
 
     return layer
-
-
-def _zero(theta: Tensors) -> Tensor:
-    return next(iter(theta.values())).new_zeros(())

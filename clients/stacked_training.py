@@ -4,7 +4,8 @@ A step's gradient is written out by hand where the model is a small chain (`clie
 otherwise; the penalty's is added to it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 
 import torch
@@ -13,13 +14,16 @@ from torch import Tensor, nn
 from clients.stacked_chain import ChainGradient, chain_gradient
 from clients.stacked_context import StackedContext
 from clients.stacked_loss import StackedLoss, stacked_layers
+from clients.stacked_modules import Draw, StackedModel, drawn_masks
 from clients.stacked_optim import StackedOptimizer, clip_each
 from clients.stacked_penalty import PenaltyGradient, has_penalty, penalty_gradient
 from clients.stacked_plan import StackedPlan
-from fedsign.data.base import Samples
+from fedsign.data.base import IntArray, Samples
 from fedsign.errors import ConfigError
+from fedsign.models.batch_norm import freeze_batch_norm
 from fedsign.objectives.base import Objective
 from fedsign.records import Tensors
+from fedsign.seeding import lent
 from fedsign.tasks.base import SampleTask
 from fedsign.workload import Workload
 
@@ -28,42 +32,83 @@ _AT_ONCE = 8 * 2**20  # bytes of features
 # K = clients of a stack, n = those that take part in a step, S = steps, B = samples of the largest batch
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StackedTensors:
+    """The clients' models: parameters and buffers by name, [K, ...]."""
+
+    theta: Tensors
+    buffers: Tensors
+
+
 class StackedTraining:
     """Local training for one workload; what it needs is looked up once for all rounds."""
 
     def __init__(self, workload: Workload, model: nn.Module) -> None:
         self._samples, self._task = trainable(workload)
-        self._model, self._clip_norm = model, workload.config.client.clip_norm
+        self._workload = workload
+        self._model = StackedModel(model)
         self._layers = stacked_layers(model)
         self._chain = chain_gradient(model, self._task, self._samples.shape)
 
+    @property
+    def needs_streams(self) -> bool:
+        """Whether clients draw numbers while they train."""
+        return self._model.draws or self._workload.config.data.augment != "none"
+
     def minimise(
         self,
-        theta: Tensors,
+        tensors: StackedTensors,
         objective: Objective,
         optimizer: StackedOptimizer,
         plan: StackedPlan,
         context: StackedContext,
+        streams: Sequence[torch.Generator] = (),
+        *,
+        frozen_norms: bool = False,
     ) -> list[float]:
-        """Take the clients' steps, in place in theta [K, ...]; returns each one's mean task loss of its last epoch."""
-        some = next(iter(theta.values()))
+        """Take the clients' steps, in place; returns each one's mean task loss of its last epoch.
+
+        `streams` are the clients' own, in the plan's order, if `needs_streams`.  `frozen_norms`: BatchNorm goes by its
+        running statistics; see [Note: batches of one] in clients.batches.
+        """
+        some = next(iter(tensors.theta.values()))
         weights = plan.weights.to(some)
         losses = torch.zeros_like(weights)
         loss = StackedLoss(self._model, self._task, objective, self._layers)
-        step = _Step(self._chain, loss, objective, optimizer, clip_norm=self._clip_norm)
+        step = _Step(self._chain, loss, objective, optimizer, clip_norm=self._workload.config.client.clip_norm)
+        if self._model.has_norm:
+            self._model.module.train()
+            if frozen_norms:
+                freeze_batch_norm(self._model.module)
         with torch.no_grad():
-            for num, (features, targets), weight, kept in zip(
-                plan.active, self._batches(plan.samples.to(some.device)), weights.unbind(), losses.unbind(), strict=True
-            ):
-                step.take_part(num, theta, context)
-                if num == len(kept):
-                    kept.copy_(step(features, targets, weight))
-                else:
-                    kept[:num] = step(features[:num], targets[:num], weight[:num])
+            for place, (features, targets) in enumerate(self._batches(plan.samples.to(some.device))):
+                num, weight, kept = plan.active[place], weights[place], losses[place]
+                step.take_part(num, tensors, context)
+                if num < len(kept):
+                    features, targets, weight, kept = features[:num], targets[:num], weight[:num], kept[:num]
+                masks: Sequence[Tensor] = ()
+                if streams:
+                    lengths = plan.lengths[place, :num]
+                    features = self._augmented(features, lengths, streams)
+                    if self._model.draws:
+                        if place == 0:
+                            draws = step.draws(features, weight)
+                        masks = drawn_masks(draws, lengths, streams, features)
+                kept.copy_(step(features, targets, weight, masks))
             counted = plan.loss_weights.to(some)
             # Not a plain product: a loss of an earlier epoch may have been infinite, and 0 x inf is NaN.
             means: list[float] = torch.where(counted > 0, counted * (losses * weights).sum(2), 0.0).sum(0).tolist()
         return means
+
+    def _augmented(self, features: Tensor, lengths: IntArray, streams: Sequence[torch.Generator]) -> Tensor:
+        """Every client's true samples varied by its own stream, which `Workload.augment` asks torch's generator for."""
+        if self._workload.config.data.augment == "none":
+            return features
+        features = features.clone()
+        for own, num, stream in zip(features, lengths.tolist(), streams, strict=False):
+            with lent(stream):
+                own[:num] = self._workload.augment(own[:num])
+        return features
 
     def _batches(self, chosen: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Features [K, B, ...] and targets [K, B] of every step, looked up for as many steps at once as `_AT_ONCE` allows."""
@@ -96,34 +141,43 @@ class _Step:
         self._reads_context = self._chain is None or has_penalty(objective)
         self._num = 0
         self._theta: Tensors = {}
+        self._buffers: Tensors = {}
         self._gradient: Tensors = {}
         self._context: StackedContext
         self._penalty: PenaltyGradient | None = None
 
-    def take_part(self, num: int, theta: Tensors, context: StackedContext) -> None:
+    def take_part(self, num: int, tensors: StackedTensors, context: StackedContext) -> None:
         """From now on the first `num` clients of the stack."""
         if num == self._num:
             return
         self._num = num
-        self._theta = {name: tensor[:num] for name, tensor in theta.items()}
+        self._theta = {name: tensor[:num] for name, tensor in tensors.theta.items()}
+        self._buffers = {name: tensor[:num] for name, tensor in tensors.buffers.items()}
         if self._reads_context:
             self._context = context.first(num)
             self._penalty = penalty_gradient(self._objective, self._context)
         self._gradient = {name: tensor[:num] for name, tensor in self._gradient.items()}
 
-    def __call__(self, features: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    def draws(self, features: Tensor, weights: Tensor) -> list[Draw]:
+        """What dropout draws in a step, found by a pass of the first client that leaves no trace."""
+        first = [{name: tensor[:1].clone() for name, tensor in each.items()} for each in (self._theta, self._buffers)]
+        return self._loss.draws(first[0], features[:1], weights[:1], self._context.first(1), buffers=first[1])
+
+    def __call__(self, features: Tensor, targets: Tensor, weights: Tensor, masks: Sequence[Tensor]) -> Tensor:
         """Move the parameters; returns the samples' task losses [n, B]."""
         descent = self._optimizer.descent
         if self._chain is not None and self._penalty is None and descent is not None and not self._clip_norm:
             return self._chain.add(self._theta, features, targets, weights, self._theta, beta=1, alpha=-descent)
-        losses, gradient = self._gradient_of(features, targets, weights)
+        losses, gradient = self._gradient_of(features, targets, weights, masks)
         gradients = list(gradient.values())
         if self._clip_norm:
             gradients = clip_each(gradients, self._clip_norm)
         self._optimizer.step(list(self._theta.values()), gradients)
         return losses
 
-    def _gradient_of(self, features: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def _gradient_of(
+        self, features: Tensor, targets: Tensor, weights: Tensor, masks: Sequence[Tensor]
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
         pull = None if self._penalty is None else self._penalty(self._theta)
         if self._chain is not None:
             if pull is None and not self._gradient:
@@ -132,7 +186,9 @@ class _Step:
             return self._chain.add(self._theta, features, targets, weights, into, beta=beta, alpha=1), into
         with torch.enable_grad():
             free = {name: tensor.detach().requires_grad_() for name, tensor in self._theta.items()}  # the same memory
-            total, losses = self._loss(free, features, targets, weights, self._context)
+            total, losses = self._loss(
+                free, features, targets, weights, self._context, buffers=self._buffers, masks=masks
+            )
         found = torch.autograd.grad(total, list(free.values()))
         if pull is not None:
             found = torch._foreach_add(found, list(pull.values()))
@@ -145,7 +201,7 @@ def trainable(workload: Workload) -> tuple[Samples, SampleTask]:
     Raises:
         ConfigError: they cannot.
     """
-    config, train, task = workload.config, workload.dataset.train, workload.training_task
+    config, train, task = workload.config, workload.training_samples, workload.training_task
     if not isinstance(train, Samples):
         raise ConfigError(
             f"data.name={config.data.name} was given, whose samples are fetched batch by batch, but client.path=cohort needs "
@@ -156,4 +212,4 @@ def trainable(workload: Workload) -> tuple[Samples, SampleTask]:
             f"task={config.task} was given, which has no method `losses`, but client.path=cohort needs the loss of every "
             "sample; add losses(outputs, targets), whose mean is the loss, or use client.path=sequential."
         )
-    return train.to(workload.device), task
+    return train, task

@@ -92,3 +92,24 @@ def torch_stream(
     finally:
         for each, state in zip(generators, before, strict=True):
             each.set_state(state)
+
+
+def torch_generator(seed: int, purpose: Purpose, *, round: int = 0, partition: int = 0) -> "torch.Generator":
+    """A generator on the CPU that draws what torch's own draws inside `torch_stream`."""
+    import torch
+
+    return torch.Generator().manual_seed(integer(seed, purpose, round=round, partition=partition))
+
+
+@contextmanager
+def lent(stream: "torch.Generator") -> Iterator[None]:
+    """Let torch's generator on the CPU go on inside the block where `stream` stands, and `stream` where it ends."""
+    import torch
+
+    before = torch.get_rng_state()
+    torch.set_rng_state(stream.get_state())
+    try:
+        yield
+        stream.set_state(torch.get_rng_state())
+    finally:
+        torch.set_rng_state(before)

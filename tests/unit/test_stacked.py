@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from clients.stacked_chain import chain_gradient
 from clients.stacked_context import StackedContext
 from clients.stacked_loss import StackedLoss, stacked_layers
+from clients.stacked_modules import StackedModel
 from clients.stacked_optim import StackedSGD
 from clients.stacked_penalty import by_autograd, has_penalty, penalty_gradient
 from fedsign.objectives.base import LocalContext, Objective
@@ -86,7 +87,7 @@ def test_the_gradient_of_a_chain_is_that_of_autograd(function: str, task_name: s
     features, targets, weights = batch_for(task, num_outputs)
     theta = stacked(model)
     free = {name: tensor.clone().requires_grad_() for name, tensor in theta.items()}
-    loss = StackedLoss(model, task, Objective(), stacked_layers(model))
+    loss = StackedLoss(StackedModel(model), task, Objective(), stacked_layers(model))
     total, expected_losses = loss(free, features, targets, weights, nothing_to_read())
     expected = dict(zip(free, torch.autograd.grad(total, list(free.values())), strict=True))
     chain = chain_gradient(model, task, (2, 3))

@@ -1,0 +1,144 @@
+"""Layers that mix samples or draw numbers, for a batch that may be filled up: BatchNorm and dropout.
+
+A model's copy gets them in place of its own forward methods.  They read what a client's batch is from a `Batch`,
+which whoever calls the model inside `torch.func.vmap` sets before.
+
+[Note: BatchNorm] Mean and variance are those of the true samples: padding weighs 0.  The running statistics are
+written in place into the tensors that `functional_call` was given, by torch's rule: the variance unbiased, `momentum`
+None for a plain mean over all batches.
+
+[Note: dropout] A mask is drawn for the true samples of one client, in the shape in which torch draws it, from a
+generator that is in the state in which the sequential path lends torch's own; a row of padding is dropped.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import prod
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedsign.data.base import IntArray
+
+# B = samples of a batch, true and padding; n = true samples; C = channels
+
+STACKED_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+STACKED_DROPOUTS = (nn.Dropout, nn.Dropout2d)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Draw:
+    """One call of a dropout layer: what it keeps a number with, and the shape of a sample's mask."""
+
+    keep: float
+    shape: tuple[int, ...]
+
+
+@dataclass(kw_only=True, slots=True)
+class Batch:
+    """A client's batch, as its layers see it.  Without `masks` dropout passes everything and notes what it would draw."""
+
+    weights: Tensor = field(default_factory=lambda: torch.ones(1))  # [B], 1/n for true samples
+    count: Tensor = field(default_factory=lambda: torch.ones(()))  # n
+    masks: Iterator[Tensor] | None = None  # [B, ...] each, in the order of the calls
+    draws: list[Draw] = field(default_factory=list)
+
+    def begin(self, weights: Tensor, masks: Sequence[Tensor] | None) -> None:
+        """Another batch."""
+        self.weights, self.count = weights, 1 / weights[0]  # the first sample is a true one
+        self.masks = None if masks is None else iter(masks)
+        self.draws = []
+
+
+class StackedModel:
+    """A model, in training mode, whose BatchNorm and dropout layers go by `batch`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.batch: Final = Batch()
+        self.has_norm: Final = any(type(module) in STACKED_NORMS for module in model.modules())
+        self.draws: Final = any(type(module) in STACKED_DROPOUTS and _rate(module) > 0 for module in model.modules())
+        self.module: Final = copy.deepcopy(model) if self.has_norm or self.draws else model
+        for module in self.module.modules():
+            function: Callable[..., Tensor] | None = None
+            if type(module) in STACKED_NORMS:
+                function = _batch_norm
+            elif type(module) in STACKED_DROPOUTS and _rate(module) > 0:
+                function = _dropout
+            if function is not None:
+                module.__dict__["forward"] = partial(function, module, self.batch)  # of this instance alone
+
+
+def _rate(module: nn.Module) -> float:
+    return float(getattr(module, "p", 0.0))
+
+
+def drawn_masks(
+    draws: Sequence[Draw], lengths: IntArray, generators: Sequence[torch.Generator], like: Tensor
+) -> list[Tensor]:
+    """The masks of a step, [clients, B, ...] each.
+
+    `lengths` are the clients' true samples; `like` [clients, B, ...] has the type and the number of samples.
+    """
+    width = like.shape[1]
+    masks = [like.new_zeros(len(lengths), width, *draw.shape) for draw in draws]
+    for client, (num, generator) in enumerate(zip(lengths.tolist(), generators, strict=False)):
+        for draw, mask in zip(draws, masks, strict=True):
+            if 0 < draw.keep < 1:
+                mask[client, :num] = like.new_empty(num, *draw.shape).bernoulli_(draw.keep, generator=generator)
+    for draw, mask in zip(draws, masks, strict=True):
+        if draw.keep > 0:
+            mask.div_(draw.keep)
+    return masks
+
+
+def _dropout(module: nn.Dropout, batch: Batch, x: Tensor) -> Tensor:
+    if not module.training:
+        return x
+    if batch.masks is None:
+        shape = tuple(x.shape[1:])
+        if isinstance(module, nn.Dropout2d):
+            if x.dim() != 4:
+                raise ValueError(f"Dropout2d was given {x.dim()} dimensions; expected are images [n, C, H, W].")
+            shape = (x.shape[1], 1, 1)
+        batch.draws.append(Draw(keep=1 - module.p, shape=shape))
+        return x
+    mask = next(batch.masks)
+    return x.mul_(mask) if module.inplace else x * mask
+
+
+def _batch_norm(module: nn.BatchNorm2d, batch: Batch, x: Tensor) -> Tensor:
+    """x [B, C, ...]; see [Note: BatchNorm]."""
+    if not module.training and module.running_mean is not None:
+        return functional.batch_norm(
+            x, module.running_mean, module.running_var, module.weight, module.bias, training=False, eps=module.eps
+        )
+    ones = (1,) * (x.dim() - 2)
+    pixels = prod(x.shape[2:])
+    weights = (batch.weights / pixels).view(-1, 1, *ones)
+    dims = [0, *range(2, x.dim())]
+    mean = (x * weights).sum(dims, keepdim=True)
+    centred = x - mean
+    variance = (centred.square() * weights).sum(dims, keepdim=True)
+    if module.training and module.track_running_stats:
+        _move(module, batch.count * pixels, mean.detach().flatten(), variance.detach().flatten())
+    normal = centred * (variance + module.eps).rsqrt()
+    if not module.affine:
+        return normal
+    return torch.addcmul(module.bias.view(-1, *ones), normal, module.weight.view(-1, *ones))
+
+
+def _move(module: nn.BatchNorm2d, num: Tensor, mean: Tensor, variance: Tensor) -> None:
+    """The running statistics after one more batch of `num` values per channel."""
+    running, tracked = (module.running_mean, module.running_var), module.num_batches_tracked
+    if tracked is not None:
+        tracked.add_(1)
+    share: Tensor | float = 0.0 if module.momentum is None else module.momentum
+    if module.momentum is None and tracked is not None:
+        share = 1 / tracked.to(num.dtype)
+    for before, now in zip(running, (mean, variance * num / (num - 1)), strict=True):
+        if before is not None:
+            before.copy_(before * (1 - share) + now * share)
