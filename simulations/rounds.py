@@ -189,7 +189,7 @@ class RoundLoop:
         self.folder.append("timings.jsonl", {"round": self.round, **timings})
         self.folder.append("rounds.jsonl", line, durable=is_checkpoint)
         if is_checkpoint:
-            self._keep_states(self.grid.ledger.versions)
+            self._keep_states(self._exchange.ledger.versions)
             own = self._strategy if isinstance(self._strategy, Strategy) else None
             checkpoints.save(
                 self.folder.checkpoints,
