@@ -118,10 +118,9 @@ class Population:
         if not self.num_rounds:
             return "No round was played."
         if self.clients:
-            return (
-                f"In {plural(self.num_rounds, 'round')} {len(times):,} of {self.size:,} clients took part, the one that did "
-                f"most often {plural(max(times, default=0), 'time')}."
-            )
+            most = max(times, default=0)
+            often = f"the one that did most often {most:,} times" if most > 1 else "none of them twice"
+            return f"In {plural(self.num_rounds, 'round')} {len(times):,} of {self.size:,} clients took part, {often}."
         fewest, most, never = min(times), max(times), sum(count == 0 for count in times)
         span = f"{fewest:,} to {most:,} times" if fewest < most else plural(fewest, "time")
         said = f"In {plural(self.num_rounds, 'round')} a client was sampled {span}, the median {middle(list(times))}."

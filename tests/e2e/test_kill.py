@@ -321,8 +321,17 @@ def test_a_run_of_stacks_that_is_killed_resumes_to_the_same_bits(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["feddyn", SPILLING])
-@pytest.mark.parametrize("step", [STATE, "end the transaction", f"{CHECKPOINT} > rename", "remove old states"])
+@pytest.mark.parametrize(
+    ("strategy", "step"),
+    [
+        ("feddyn", STATE),
+        ("feddyn", "end the transaction"),
+        (SPILLING, STATE),
+        (SPILLING, "end the transaction"),
+        (SPILLING, f"{CHECKPOINT} > rename"),
+        (SPILLING, "remove old states"),
+    ],
+)
 def test_a_run_killed_around_the_moment_that_its_clients_states_reach_the_disk_resumes_to_the_same_bits(
     runs: Runs, undisturbed: dict[str, tuple[dict[str, str], list[str]]], tmp_path: Path, strategy: str, step: str
 ) -> None:

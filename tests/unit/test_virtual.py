@@ -22,6 +22,7 @@ from fedsign.data.partition.lazy import NUM_COUNTED, LazyShares, counted_clients
 from fedsign.data.partition.virtual import draw_counts, virtual
 from fedsign.errors import ConfigError, DataError
 from fedsign.report.page import write_report
+from fedsign.report.population import Population
 from fedsign.workload import Workload, check_partition
 from simulations import partition_view, run
 
@@ -50,7 +51,7 @@ CASES = st.fixed_dictionaries(
         "labels": st.sampled_from(["dirichlet", "iid"]),
         "alpha": st.sampled_from([1e-300, 0.01, 0.5, 100.0, 1e12]),
         "samples_per_client": st.integers(1, 20),
-        "max_samples_per_client": st.sampled_from([0, 20, 25]),
+        "max_samples": st.sampled_from([0, 20, 25]),
     }
 )
 
@@ -68,14 +69,14 @@ def test_a_share_depends_neither_on_the_population_nor_on_who_was_asked_before(
     for index in in_order:
         assert len(np.unique(index)) == len(index) and index.min() >= 0 and index.max() < len(train)
         assert chosen["samples_per_client"] <= len(index)
-        assert len(index) <= (chosen["max_samples_per_client"] or chosen["samples_per_client"])
+        assert len(index) <= (chosen["max_samples"] or chosen["samples_per_client"])
 
 
 def test_a_client_draws_from_its_own_child_of_the_partitions_stream() -> None:
     """As NumPy spawns them; the generator itself may have been used before."""
     rng = np.random.default_rng(3)
     rng.random(5)
-    split = virtual(samples(30, 30), 8, rng, labels="iid", samples_per_client=4, max_samples_per_client=9)
+    split = virtual(samples(30, 30), 8, rng, labels="iid", samples_per_client=4, max_samples=9)
     for client, own in enumerate(np.random.default_rng(3).spawn(8)):
         size = own.integers(4, 9, endpoint=True)
         assert np.array_equal(split.indices[client], np.sort(own.choice(60, size=size, replace=False)))
@@ -117,7 +118,7 @@ def test_a_tiny_alpha_gives_every_client_one_class_as_often_as_it_is_frequent() 
 @pytest.mark.parametrize("chosen", [{"labels": "iid"}, {"alpha": 1.0}])
 def test_every_sample_is_as_likely_as_another_and_every_size_too(chosen: dict[str, Any]) -> None:
     train = samples(50, 50)
-    split = shares(train, 4000, samples_per_client=3, max_samples_per_client=7, **chosen)
+    split = shares(train, 4000, samples_per_client=3, max_samples=7, **chosen)
     sizes = np.bincount([len(index) for index in split.indices])[3:]
     assert len(sizes) == 5 and stats.chisquare(sizes).pvalue > 1e-4
     used = np.bincount(np.concatenate(list(split.indices)), minlength=100).reshape(-1)
@@ -145,8 +146,8 @@ def test_a_class_that_runs_out_is_made_up_for_by_the_others(there: list[int], da
     ("chosen", "said"),
     [
         ({"samples_per_client": 11}, r"samples_per_client=11 was given, but there are 10 training samples.*lower it"),
-        ({"samples_per_client": 2, "max_samples_per_client": 99}, r"max_samples_per_client=99 was given.*lower it"),
-        ({"samples_per_client": 5, "max_samples_per_client": 4}, r"max_samples_per_client=4 is below .*=5"),
+        ({"samples_per_client": 2, "max_samples": 99}, r"max_samples=99 was given.*lower it"),
+        ({"samples_per_client": 5, "max_samples": 4}, r"max_samples=4 is below .*=5"),
     ],
 )
 def test_shares_that_cannot_be_are_refused(chosen: dict[str, int], said: str) -> None:
@@ -161,7 +162,7 @@ def test_real_targets_have_no_label_skew_but_can_be_drawn_from_all_alike() -> No
     assert len(shares(train, 3, labels="iid").indices[2]) == 20
 
 
-@pytest.mark.parametrize("setting", ["labels=uniform", "alpha=0", "samples_per_client=0", "max_samples_per_client=-1"])
+@pytest.mark.parametrize("setting", ["labels=uniform", "alpha=0", "samples_per_client=0", "max_samples=-1"])
 def test_settings_out_of_their_range_are_refused(setting: str) -> None:
     key, _, value = setting.partition("=")
     with pytest.raises(ConfigError, match=rf"partition\.{key}=.*{value}.* was given, but expected is"):
@@ -210,7 +211,7 @@ def experiment(num_clients: int, **changes: Any) -> dict[str, Any]:
     return {
         "rounds": 2,
         "callbacks": [],
-        "partition": {"name": "virtual", "num_clients": num_clients, "max_samples_per_client": 30},
+        "partition": {"name": "virtual", "num_clients": num_clients, "max_samples": 30},
         "client": {"local_epochs": 1},
         "model": {"name": "mlp", "hidden": [8]},
         **changes,
@@ -244,8 +245,10 @@ def test_the_record_and_the_page_of_a_run_say_who_was_counted(tmp_path: Path) ->
     page = " ".join(write_report(done.folder).read_text(encoding="utf-8").split())
     assert "1,000,000 clients that draw their samples from the same ones." in page
     assert "1,000 clients were counted, evenly spaced from the first to the last" in page
-    assert "In 2 rounds 20 of 1,000,000 clients took part, the one that did most often 1 time." in page
+    assert "In 2 rounds 20 of 1,000,000 clients took part, none of them twice." in page
     assert "times sampled" not in page, "hardly a client that is drawn was ever sampled"
+    clients = Population.of(record, sampled={5: 3, 999_999: 1}, num_rounds=4)
+    assert clients.participation_sentence().endswith("clients took part, the one that did most often 3 times.")
 
 
 @contextmanager

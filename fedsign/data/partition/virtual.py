@@ -33,27 +33,27 @@ def virtual(
     labels: Literal["dirichlet", "iid"] = "dirichlet",
     alpha: Concentration = 0.5,
     samples_per_client: AtLeastOne = 20,
-    max_samples_per_client: Annotated[int, Field(ge=0)] = 0,
+    max_samples: Annotated[int, Field(ge=0)] = 0,
 ) -> Split:
     """Shares that are drawn on first use.
 
     Args:
         labels: `dirichlet`, or `iid` for samples drawn from all alike, where `alpha` plays no part.
         samples_per_client: how many samples each client has, or the least if there is a maximum.
-        max_samples_per_client: if above 0, sizes are equally likely from the least to this.
+        max_samples: if above 0, sizes are equally likely from the least to this.
 
     Raises:
         DataError: a client would need more samples than there are, the maximum is below the minimum, or targets that are no
             classes.
     """
-    largest = max_samples_per_client or samples_per_client
+    largest = max_samples or samples_per_client
     if largest < samples_per_client:
         raise DataError(
-            f"partition.max_samples_per_client={max_samples_per_client} is below partition.samples_per_client="
+            f"partition.max_samples={max_samples} is below partition.samples_per_client="
             f"{samples_per_client}; raise the one, lower the other, or set the maximum to 0 for clients of one size."
         )
     if largest > len(train):
-        setting = "max_samples_per_client" if max_samples_per_client else "samples_per_client"
+        setting = "max_samples" if max_samples else "samples_per_client"
         raise DataError(
             f"partition.{setting}={largest} was given, but there are {len(train)} training samples, and no client holds one "
             "twice; lower it."
