@@ -70,8 +70,9 @@ def chunk_of(workload: Workload) -> int:
     """How many clients fit into a stack, by what they take; at most those of a round."""
     model, client = workload.make_model(), workload.config.client
     parameter_bytes = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    largest = max(len(index) for index in workload.partition)
-    activation_bytes = 2 * 4 * min(client.batch_size, largest) * _num_activations(model, _two_samples(workload)[:1])
+    activation_bytes = (
+        2 * 4 * min(client.batch_size, workload.split.largest) * _num_activations(model, _two_samples(workload)[:1])
+    )
     fitting = _STACK_BYTES // (_COPIES * parameter_bytes + activation_bytes)
     return max(1, min(fitting, workload.config.server.cohort_size))
 

@@ -3,10 +3,10 @@
     <folder>/<partition>/round-000007.safetensors
 
 Versions and why a client may have to go back: [Note: versions of client state] in fedsign.records.  A
-version is written before the reply is sent; it counts only once the server asks for it.
+version is written before the reply is sent, since a client does not know of the server's checkpoints; it
+counts only once the server asks for it.  In the server's own process: `clients.state_cache`.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors.torch import load_file
@@ -17,11 +17,11 @@ from fedsign.errors import ClientStateError
 from fedsign.records import Tensors, TrainRequest
 
 
-@dataclass(frozen=True, slots=True)
 class ClientStore:
     """The states of all partitions that a process serves."""
 
-    folder: Path
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
     def load(self, request: TrainRequest) -> Tensors | None:
         """The state the server counts on; None for version 0, the initial state.

@@ -4,16 +4,21 @@
         served.safetensors      what clients receive in the next round
         evaluated.safetensors   only where it differs from the served model
         strategy.safetensors    the strategy's state, if it has one
-        state.json              round, versions of the clients' states
+        clients.safetensors     versions of the clients' states, if they keep any: `partition`, ascending, and `version`
+        state.json              the round, how many clients keep a state; in format 1, which is read too, their versions
 
 Client states are not here but with the clients, versioned (see [Note: versions of client state]).
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -22,7 +27,8 @@ from fedsign.disk import replace_file, replace_folder
 from fedsign.errors import ResumeError
 from fedsign.records import Tensors
 
-FORMAT = 1
+FORMAT = 2
+_READABLE = (1, FORMAT)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,10 +51,12 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> None:
             save_tensors(target / "evaluated.safetensors", checkpoint.evaluated)
         if checkpoint.strategy:
             save_tensors(target / "strategy.safetensors", checkpoint.strategy)
+        if checkpoint.client_versions:  # of a million clients: as tensors, since text would take seconds
+            save_tensors(target / "clients.safetensors", _table_of(checkpoint.client_versions))
         state = {
             "format": FORMAT,
             "round": checkpoint.round,
-            "client_versions": {str(key): value for key, value in sorted(checkpoint.client_versions.items())},
+            "num_clients_with_state": len(checkpoint.client_versions),
         }
         (target / "state.json").write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
 
@@ -66,7 +74,12 @@ def rounds_on_disk(folder: Path) -> list[int]:
 
 def client_versions_on_disk(folder: Path) -> dict[int, dict[int, int]]:
     """Round -> versions of the clients' states, of every checkpoint that can be resumed from."""
-    return {checkpoint.round: dict(checkpoint.client_versions) for checkpoint in map(load, _paths(folder))}
+    found = {}
+    for path in _paths(folder):
+        with _damage_said(path):
+            state = _state(path)
+            found[int(state["round"])] = _client_versions(path, state)
+    return found
 
 
 def load_latest(folder: Path) -> Checkpoint | None:
@@ -81,12 +94,8 @@ def load(path: Path) -> Checkpoint:
     Raises:
         ResumeError: it is damaged or of another format.
     """
-    try:
-        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
-        if state["format"] != FORMAT:
-            raise ResumeError(
-                f"the checkpoint {path} has format {state['format']}, this version reads {FORMAT}; use the fedsign that wrote it."
-            )
+    with _damage_said(path):
+        state = _state(path)
         evaluated = path / "evaluated.safetensors"
         strategy = path / "strategy.safetensors"
         return Checkpoint(
@@ -94,12 +103,8 @@ def load(path: Path) -> Checkpoint:
             served=load_file(path / "served.safetensors"),
             evaluated=load_file(evaluated) if evaluated.exists() else None,
             strategy=load_file(strategy) if strategy.exists() else {},
-            client_versions={int(key): value for key, value in state["client_versions"].items()},
+            client_versions=_client_versions(path, state),
         )
-    except (OSError, KeyError, ValueError, SafetensorError) as error:
-        raise ResumeError(
-            f"the checkpoint {path} is damaged ({error}); remove this folder to resume from the one before."
-        ) from error
 
 
 def save_model(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -121,6 +126,42 @@ def _as_os_error(error: SafetensorError, path: Path) -> Exception:
     """safetensors hides the errno in its text: "... (os error 28)"."""
     number = str(error).rpartition("os error ")[2].partition(")")[0]
     return OSError(int(number), str(error), str(path)) if number.isdigit() else error
+
+
+def _state(path: Path) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads((path / "state.json").read_text(encoding="utf-8"))
+    if state["format"] not in _READABLE:
+        raise ResumeError(
+            f"the checkpoint {path} has format {state['format']}, this version reads {FORMAT}; use the fedsign that wrote it."
+        )
+    return state
+
+
+def _table_of(versions: Mapping[int, int]) -> Tensors:
+    partitions = np.fromiter(versions.keys(), dtype=np.int64, count=len(versions))
+    order = np.argsort(partitions)
+    values = np.fromiter(versions.values(), dtype=np.int64, count=len(versions))
+    return {"partition": torch.from_numpy(partitions[order]), "version": torch.from_numpy(values[order])}
+
+
+def _client_versions(path: Path, state: Mapping[str, Any]) -> dict[int, int]:
+    if state["format"] == 1:
+        return {int(key): value for key, value in state["client_versions"].items()}
+    if not state["num_clients_with_state"]:
+        return {}
+    table = load_file(path / "clients.safetensors")
+    return dict(zip(table["partition"].tolist(), table["version"].tolist(), strict=True))
+
+
+@contextmanager
+def _damage_said(path: Path) -> Iterator[None]:
+    """Turn what a damaged checkpoint raises into a sentence."""
+    try:
+        yield
+    except (OSError, KeyError, ValueError, SafetensorError) as error:
+        raise ResumeError(
+            f"the checkpoint {path} is damaged ({error}); remove this folder to resume from the one before."
+        ) from error
 
 
 def _paths(folder: Path) -> list[Path]:

@@ -178,6 +178,7 @@ class ClientSection(Section):
     label_smoothing: Annotated[float, Field(ge=0, lt=1), _NOT_BOOL] = 0.0
     path: ClientPath = "sequential"  # one client after another, or many as one stack of tensors; auto: by a rule
     chunk: NonNegative = 0  # how many clients a stack holds at most; 0: by a rule
+    state_cache_mib: NonNegativeReal = 256.0  # memory for clients' states, in process; the rest lies on disk
     optimizer: OptimizerPart = OptimizerPart()
     schedule: SchedulePart = SchedulePart()
 

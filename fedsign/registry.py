@@ -85,6 +85,10 @@ KINDS: dict[str, Kind] = {
                 "fedsign.data.partition.natural:natural",
                 "the data's own owners: writers, speakers, hospitals",
             ),
+            "virtual": (
+                "fedsign.data.partition.virtual:virtual",
+                "each client draws its samples from all, on first use: for a million clients",
+            ),
         },
     ),
     "model": Kind(

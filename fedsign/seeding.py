@@ -8,7 +8,7 @@ read or advanced.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -55,6 +55,18 @@ def generators(seed: int, purpose: Purpose, *, round: int, partitions: Sequence[
     # Numbers below 2^32 are one word of entropy each, so that an array of words is the same seed.
     for words in np.array([[seed, int(purpose), round, partition] for partition in partitions], dtype=np.uint32):
         yield np.random.default_rng(np.random.SeedSequence(words))
+
+
+def child(rng: np.random.Generator, index: int) -> np.random.Generator:
+    """The stream number `index` below a generator's, whatever either of them has drawn.
+
+    NumPy's own kind of children, by number instead of in turn: what `rng.spawn` gives a fresh generator.
+
+    >>> child(np.random.default_rng(0), 2).integers(1000) == np.random.default_rng(0).spawn(3)[2].integers(1000)
+    np.True_
+    """
+    own = cast(np.random.SeedSequence, rng.bit_generator.seed_seq)
+    return np.random.default_rng(np.random.SeedSequence(own.entropy, spawn_key=(*own.spawn_key, index)))
 
 
 def integer(seed: int, purpose: Purpose, *, round: int = 0, partition: int = 0) -> int:

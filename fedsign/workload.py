@@ -3,7 +3,7 @@
 Every process builds its own from the same configuration and seed; nothing of it travels.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -18,6 +18,7 @@ from fedsign.data.augment import augmented
 from fedsign.data.base import AnySamples, Dataset, IntArray, normalised
 from fedsign.data.checks import check_fit, checked_dataset
 from fedsign.data.partition.base import Split, split_of
+from fedsign.data.partition.lazy import counted_clients
 from fedsign.data.splitting import hold_out_validation
 from fedsign.errors import ConfigError, DataError
 from fedsign.numerics import Numerics, device_of
@@ -58,12 +59,18 @@ class Workload:
         part, train = self.config.partition, self.dataset.train
         rng = generator(self.config.seed, Purpose.PARTITION)
         split = split_of(part.build(train, part.num_clients, rng), name=part.name)
-        check_partition(split.indices, num_clients=part.num_clients, num_samples=len(train), name=part.name)
+        check_partition(
+            split.indices,
+            num_clients=part.num_clients,
+            num_samples=len(train),
+            name=part.name,
+            is_shared=split.is_shared,
+        )
         return split
 
     @property
-    def partition(self) -> list[IntArray]:
-        """Indices into the training samples, one array per client."""
+    def partition(self) -> Sequence[IntArray]:
+        """Indices into the training samples, one array per client; not to be walked through, there may be a million."""
         return self.split.indices
 
     @cached_property
@@ -155,12 +162,16 @@ class Workload:
         return model.to(self.device)
 
     def label_counts(self) -> list[list[int]]:
-        """How many samples of each class each client holds, [clients][classes]; sizes for a regression."""
+        """How many samples of each class each counted client holds, [clients][classes]; sizes for a regression.
+
+        Who is counted: [Note: counted clients] in fedsign.data.partition.lazy.
+        """
+        shares = (self.partition[client] for client in counted_clients(self.partition))
         if not self.dataset.class_names:
-            return [[len(index)] for index in self.partition]
+            return [[len(index)] for index in shares]
         labels = self.dataset.train.targets.numpy()
         num_classes = len(self.dataset.class_names)
-        return [np.bincount(labels[index], minlength=num_classes).tolist() for index in self.partition]
+        return [np.bincount(labels[index], minlength=num_classes).tolist() for index in shares]
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Loss and metrics of a model on the server's test samples, and as `validation_...` on the held-out ones."""
@@ -198,16 +209,22 @@ def workload_of(config_toml: str) -> Workload:
     return Workload(from_toml(config_toml))
 
 
-def check_partition(indices: list[IntArray], *, num_clients: int, num_samples: int, name: str) -> None:
-    """Raise DataError unless every client has samples, and no sample has two clients."""
-    if len(indices) != num_clients or any(len(index) == 0 for index in indices):
+def check_partition(
+    indices: Sequence[IntArray], *, num_clients: int, num_samples: int, name: str, is_shared: bool = False
+) -> None:
+    """Raise DataError unless every counted client has samples, and no sample has two clients if none may.
+
+    Who is counted: [Note: counted clients] in fedsign.data.partition.lazy.
+    """
+    shares = [indices[client] for client in counted_clients(indices)]
+    if len(indices) != num_clients or any(len(index) == 0 for index in shares):
         raise DataError(
-            f"partition.name={name} gives {len(indices)} parts, {sum(len(index) == 0 for index in indices)} of them empty; "
+            f"partition.name={name} gives {len(indices)} parts, {sum(len(index) == 0 for index in shares)} of them empty; "
             f"expected are {num_clients} with at least one sample each."
         )
-    dealt = np.concatenate(indices)
-    if dealt.min() < 0 or dealt.max() >= num_samples or np.bincount(dealt).max() > 1:
-        raise DataError(
-            f"partition.name={name} deals a sample out twice or one that does not exist; expected are different indices "
-            f"from 0 to {num_samples - 1}."
-        )
+    for dealt in shares if is_shared else [np.concatenate(shares)]:
+        if dealt.min() < 0 or dealt.max() >= num_samples or np.bincount(dealt).max() > 1:
+            raise DataError(
+                f"partition.name={name} deals a sample out twice{' to one client' if is_shared else ''} or one that does not "
+                f"exist; expected are different indices from 0 to {num_samples - 1}."
+            )

@@ -24,6 +24,7 @@ from clients.trainer import check_training
 from fedsign import checkpoints, plugins, results
 from fedsign import config as configs
 from fedsign.config import ExperimentConfig
+from fedsign.data.partition.lazy import counted_clients
 from fedsign.errors import ConfigError, FedSignError, ResultsError
 from fedsign.records import ObjectiveSpec
 from fedsign.report.card import render_card
@@ -231,16 +232,31 @@ def _start(workload: Workload) -> RunFolder:
 
 
 def partition_record(workload: Workload) -> Line:
-    """partition.json: samples of each class at each client, and what was moved to give each its minimum."""
+    """partition.json, with a warning where samples were moved to give each client its minimum."""
     split = workload.split
     if split.num_moved:
         _log.warning("%s", split.moved_sentence(workload.config.partition.name))
-    return {
+    return split_facts(workload)
+
+
+def split_facts(workload: Workload) -> Line:
+    """Samples of each class at each client, and what was moved.
+
+    Of a large lazy population only `counted_clients` are counted, a row for each.
+    """
+    split = workload.split
+    facts: Line = {
         "class_names": list(workload.dataset.class_names),
         "counts": workload.label_counts(),
         "num_moved": split.num_moved,
         "moved_label_distance": split.moved_label_distance,
     }
+    if split.is_shared:
+        facts["samples_are_shared"] = True
+    counted, num_clients = counted_clients(split.indices), len(split.indices)
+    if len(counted) < num_clients:
+        facts |= {"num_clients": num_clients, "counted_clients": list(counted)}
+    return facts
 
 
 def config_of(experiment: ExperimentConfig | Mapping[str, Any] | None) -> ExperimentConfig:

@@ -9,10 +9,11 @@ import numpy as np
 
 from fedsign import config as configs
 from fedsign.data.partition.base import label_distance
+from fedsign.report.population import Population
 from fedsign.report.split import SplitPicture, check_path, write_split
 from fedsign.report.wording import middle, plural
 from fedsign.workload import Workload
-from simulations.api import environment
+from simulations.api import environment, split_facts
 
 DEFAULT_PATH = Path("partition.svg")
 _SAID_IN_THE_PICTURE = ("clients", "training samples", "samples per client", "classes per client")
@@ -37,20 +38,25 @@ def describe(workload: Workload) -> dict[str, Any]:
 
     `label_skew` is the mean over clients of the total variation between a client's label histogram and that of all
     training samples: 0 where every client has the mix of the whole, towards 1 where each has rare classes only.
+    Of a large lazy population everything is said of the `counted_clients`.
     """
-    config, split, counts = workload.config, workload.split, workload.label_counts()
-    names = workload.dataset.class_names
+    config, record, train = workload.config, split_facts(workload), workload.dataset.train
+    names, counts = workload.dataset.class_names, record["counts"]
     sizes = [sum(row) for row in counts]
     held = [sum(count > 0 for count in row) for row in counts]
+    is_shared = record.get("samples_are_shared", False)
+    total = len(train) if is_shared else sum(sizes)
     whole = np.sum(counts, axis=0, keepdims=True)
+    if is_shared and names:
+        whole = np.bincount(train.targets.numpy(), minlength=len(names))[None]
     return {
         "data": config.data.name,
         "seed": config.seed,
         "partition": {"name": config.partition.name, **config.partition.settings},
-        "clients": len(sizes),
+        "clients": len(workload.partition),
         "samples": {
-            "total": sum(sizes),
-            "left_out": len(workload.dataset.train) - sum(sizes),
+            "total": total,
+            "left_out": len(train) - total,
             "min": min(sizes),
             "median": median(sizes),
             "max": max(sizes),
@@ -59,10 +65,7 @@ def describe(workload: Workload) -> dict[str, Any]:
         if names
         else None,
         "label_skew": label_distance(counts, np.repeat(whole, len(counts), axis=0)) if names else None,
-        "num_moved": split.num_moved,
-        "moved_label_distance": split.moved_label_distance,
-        "class_names": list(names),
-        "counts": counts,
+        **record,
     }
 
 
@@ -70,9 +73,17 @@ def rows(facts: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """The facts for a reader: (name, value, remark)."""
     samples, classes, moved = facts["samples"], facts["classes"], facts["num_moved"]
     left = samples["left_out"]  # by a partition of the user's own
+    counted, is_shared = facts.get("counted_clients"), facts.get("samples_are_shared")
+    remark = (
+        f"{left:,} more are left out" if left else "every client draws its own from all of them" if is_shared else ""
+    )
     said = [
-        ("clients", f"{facts['clients']:,}", ""),
-        ("training samples", f"{samples['total']:,}", f"{left:,} more are left out" if left else ""),
+        (
+            "clients",
+            f"{facts['clients']:,}",
+            f"the figures are of {len(counted):,}, evenly spaced from the first to the last" if counted else "",
+        ),
+        ("training samples", f"{samples['total']:,}", remark),
         (
             "samples per client",
             middle([sum(row) for row in facts["counts"]]),
@@ -118,8 +129,7 @@ def draw(facts: Mapping[str, Any], path: Path) -> None:
     """
     picture = SplitPicture(
         title=title(facts),
-        class_names=facts["class_names"],
-        counts=facts["counts"],
+        clients=Population.of(facts),
         facts=[row for row in rows(facts) if row[0] not in _SAID_IN_THE_PICTURE],
         environment=environment(),
     )

@@ -1,13 +1,14 @@
 """The round loop: the same for every engine and every strategy.
 
 [Note: what is written when] In each round: the line of the round is appended and flushed; at a
-checkpoint it is first forced to the disk, then the checkpoint is put in place in one step.  So a
+checkpoint it is first forced to the disk, then the clients' states that the checkpoint counts on (by
+`keep_states`, where they are not on disk yet), then the checkpoint is put in place in one step.  So a
 checkpoint never knows of a round whose line is missing, and resuming drops the lines after it.
 """
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from flwr.app import ConfigRecord
@@ -31,6 +32,7 @@ from fedsign.workload import Workload
 from strategies.base import COHORT_KEY, SEED_KEY, Strategy
 
 OnRound = Callable[[Line], None]
+KeepStates = Callable[[Mapping[int, int]], None]  # given partition -> version
 _log = logging.getLogger("fedsign")
 
 
@@ -45,12 +47,14 @@ class RoundLoop:
         on_round: OnRound = lambda line: None,
         *,
         direct: DirectExchange | None = None,
+        keep_states: KeepStates = lambda versions: None,
     ) -> None:
         """`direct` is a shorter way to the same clients, for strategies that need no messages."""
         self.workload, self.grid, self.folder, self.on_round = workload, grid, folder, on_round
+        self._keep_states = keep_states
         self.round = 0
         self._config = workload.config
-        self._model = WorkingModel(workload.make_model())
+        self._model = WorkingModel(workload.make_model(), workload.numerics)
         self._strategy = make_strategy(workload)
         is_direct = isinstance(self._strategy, Strategy) and not self._strategy.needs_messages()
         self._direct = direct if is_direct else None
@@ -186,6 +190,7 @@ class RoundLoop:
         self.folder.append("timings.jsonl", {"round": self.round, **timings})
         self.folder.append("rounds.jsonl", line, durable=is_checkpoint)
         if is_checkpoint:
+            self._keep_states(self._exchange.ledger.versions)
             own = self._strategy if isinstance(self._strategy, Strategy) else None
             checkpoints.save(
                 self.folder.checkpoints,

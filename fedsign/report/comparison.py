@@ -177,7 +177,7 @@ def configuration(summary: Summary) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def _population(partition: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
-    clients = Population(class_names=partition.get("class_names", ()), counts=partition["counts"])
+    clients = Population.of(partition)
     return {
         "title": "; ".join(names),
         "pictures": [draw_population(clients, width=width) for width in (960, 340)],

@@ -105,7 +105,7 @@ def all_figures(summary: Summary) -> dict[str, tuple[str, Draw]]:
     for condition in summary.conditions:
         partition = summary.population.get(values_label(condition)) or {}
         if partition.get("counts"):
-            population = Population(class_names=partition.get("class_names", ()), counts=partition["counts"])
+            population = Population.of(partition)
             caption = _captioned("Samples of the clients", condition)
             found[_stem("clients", condition)] = (caption, _later(draw_clients, population))
     return found

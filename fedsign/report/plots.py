@@ -123,7 +123,7 @@ def draw_clients(population: Population) -> "Figure":
         below.set_yticks(range(0, len(names), stride), [_plain(name) for name in names[::stride]])
         below.set_xticks([])
         below.set_xlabel(
-            f"{len(shown)} of {len(population.counts)} clients" if len(shown) < len(population.counts) else "clients"
+            f"{len(shown):,} of {population.size:,} clients" if len(shown) < population.size else "clients"
         )
         below.set_ylabel("class")
         bars.set_xlim(-0.5, len(shown) - 0.5)

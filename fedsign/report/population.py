@@ -6,8 +6,9 @@ A column is a client.  Shades of one colour instead of a colour for each class: 
 for every kind of eye, in grey and with a hundred classes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
 from markupsafe import Markup
 
@@ -26,14 +27,45 @@ _NAMED_CLASSES = 5
 class Population:
     """What the clients hold: `counts` is [clients][classes]; `class_names` is empty for a regression.
 
-    `times_sampled` is empty for a split that was not trained on.
+    `times_sampled` is empty for a split that was not trained on.  Where not all clients were counted, `clients` are the
+    numbers of those that were, of `num_clients`; of such a population hardly any that is drawn was ever sampled, so
+    `times_sampled` is then of those that took part, and is told but not drawn.  `is_shared`: clients share samples.
     """
 
     class_names: Sequence[str]
     counts: Sequence[Sequence[int]]
+    clients: Sequence[int] = ()
+    num_clients: int = 0
+    is_shared: bool = False
     times_sampled: Sequence[int] = ()
     num_rounds: int = 0
     max_columns: int = MAX_COLUMNS
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any], *, sampled: Mapping[int, int] | None = None, num_rounds: int = 0) -> Self:
+        """From what partition.json holds, and how often each client that took part was sampled, if it was trained."""
+        clients = record.get("counted_clients", ())
+        times: Sequence[int] = ()
+        if sampled is not None:
+            times = [*sampled.values()] if clients else [sampled.get(row, 0) for row in range(len(record["counts"]))]
+        return cls(
+            class_names=record.get("class_names", ()),
+            counts=record["counts"],
+            clients=clients,
+            num_clients=record.get("num_clients", 0),
+            is_shared=record.get("samples_are_shared", False),
+            times_sampled=times,
+            num_rounds=num_rounds,
+        )
+
+    @property
+    def size(self) -> int:
+        """How many clients there are."""
+        return self.num_clients or len(self.counts)
+
+    def number_of(self, row: int) -> int:
+        """The client that a row of `counts` is of."""
+        return self.clients[row] if self.clients else row
 
     @property
     def sizes(self) -> list[int]:
@@ -59,14 +91,22 @@ class Population:
         said = f"Each column is a client; clients are sorted by {'their most common class' if self.class_names else 'size'}."
         num = len(self.counts)
         if num > self.max_columns:
-            said += f" Shown are {self.max_columns} of the {num:,}, taken evenly from the largest to the smallest."
+            counted = " that were counted" if self.clients else ""
+            said += (
+                f" Shown are {self.max_columns} of the {num:,}{counted}, taken evenly from the largest to the smallest."
+            )
         return said
 
     def size_sentence(self) -> str:
         """Numbers of samples and classes."""
         sizes = self.sizes
-        said = f"{plural(len(sizes), 'client')} with {plural(sum(sizes), 'training sample')} in all: "
-        said += f"the smallest has {min(sizes):,}, the median {middle(sizes)}, the largest {max(sizes):,}."
+        if self.is_shared:
+            said = f"{plural(self.size, 'client')} that draw their samples from the same ones. "
+        else:
+            said = f"{plural(self.size, 'client')} with {plural(sum(sizes), 'training sample')} in all: "
+        if self.clients:
+            said += f"{plural(len(sizes), 'client')} were counted, evenly spaced from the first to the last: "
+        said += f"{'The' if self.is_shared and not self.clients else 'the'} smallest has {min(sizes):,}, the median {middle(sizes)}, the largest {max(sizes):,}."
         if self.class_names:
             held = sum(sum(count > 0 for count in row) for row in self.counts) / len(sizes)
             said += f" A client holds {held:.1f} of the {plural(len(self.class_names), 'class')} on average."
@@ -77,6 +117,10 @@ class Population:
         times = self.times_sampled
         if not self.num_rounds:
             return "No round was played."
+        if self.clients:
+            most = max(times, default=0)
+            often = f"the one that did most often {most:,} times" if most > 1 else "none of them twice"
+            return f"In {plural(self.num_rounds, 'round')} {len(times):,} of {self.size:,} clients took part, {often}."
         fewest, most, never = min(times), max(times), sum(count == 0 for count in times)
         span = f"{fewest:,} to {most:,} times" if fewest < most else plural(fewest, "time")
         said = f"In {plural(self.num_rounds, 'round')} a client was sampled {span}, the median {middle(list(times))}."
@@ -109,7 +153,8 @@ class _Drawing:
         self.row = min(18.0, max(3.0, 300.0 / len(names))) if names else 0.0
         self.sizes = _Panel(top=_FIRST_HEAD, height=90.0 if names else 150.0)
         self.classes = _Panel(top=self.sizes.bottom + (_HEAD if names else 0.0), height=self.row * len(names))
-        self.times = _Panel(top=self.classes.bottom + _HEAD, height=50.0) if population.times_sampled else None
+        has_times = population.times_sampled and not population.clients
+        self.times = _Panel(top=self.classes.bottom + _HEAD, height=50.0) if has_times else None
         self.bottom = self.times.bottom if self.times else self.classes.bottom
         self.full_share, self.is_clipped = _full_share(population.counts)
 
@@ -129,7 +174,7 @@ class _Drawing:
 
     def draw(self) -> Markup:
         population = self.population
-        said = [population.size_sentence(), population.participation_sentence() if self.times else ""]
+        said = [population.size_sentence(), population.participation_sentence() if population.times_sampled else ""]
         return picture(
             self.content(),
             width=self.width,
@@ -215,13 +260,14 @@ class _Drawing:
 
     def _client_name(self, index: int, x: float, client: int) -> list[Markup]:
         """The client's number, where it has room."""
-        if self.column < _CHARACTER * len(str(max(self.clients))) + 4:
+        number_of = self.population.number_of
+        if self.column < _CHARACTER * len(str(max(map(number_of, self.clients)))) + 4:
             return []
-        return [tag("text", str(client), x=x + self.column / 2, y=self.bottom + 16, class_="tick below")]
+        return [tag("text", str(number_of(client)), x=x + self.column / 2, y=self.bottom + 16, class_="tick below")]
 
     def _description(self, client: int) -> str:
         row = self.population.counts[client]
-        said = f"client {client}: {plural(sum(row), 'sample')}"
+        said = f"client {self.population.number_of(client)}: {plural(sum(row), 'sample')}"
         if self.times:
             said += f", sampled {plural(self.population.times_sampled[client], 'time')}"
         held = sorted(zip(row, self.population.class_names, strict=False), key=lambda pair: -pair[0])

@@ -1,7 +1,7 @@
 """A split drawn before anything was trained: a picture (SVG) or a page (HTML), each one file that loads nothing."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedsign.disk import write_text
@@ -18,17 +18,16 @@ _MARGIN, _LINE, _TITLE = 28.0, 19.0, 24.0  # around the picture; heights of a li
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitPicture:
-    """What is shown: the clients' samples of each class, a title, and a few facts as (name, value, remark)."""
+    """What is shown: a title, the clients, and a few facts as (name, value, remark)."""
 
     title: str
-    class_names: Sequence[str]
-    counts: Sequence[Sequence[int]]
+    clients: Population
     facts: Sequence[tuple[str, str, str]]
     environment: Mapping[str, str]
 
     def population(self, max_columns: int) -> Population:
         """The drawing's view of the clients."""
-        return Population(class_names=self.class_names, counts=self.counts, max_columns=max_columns)
+        return replace(self.clients, max_columns=max_columns)
 
 
 def check_path(path: Path) -> None:

@@ -117,16 +117,10 @@ def facts(run: Run) -> list[Fact]:
 
 def population(run: Run) -> dict[str, Any] | None:
     """Pictures and sentences about the clients; None without a partition."""
-    counts = run.partition["counts"]
-    if not counts:
+    if not run.partition["counts"]:
         return None
     sampled = Counter(client for line in run.rounds for client in line.get("clients", ()))
-    clients = Population(
-        class_names=run.partition["class_names"],
-        counts=counts,
-        times_sampled=[sampled[client] for client in range(len(counts))],
-        num_rounds=len(run.rounds),
-    )
+    clients = Population.of(run.partition, sampled=sampled, num_rounds=len(run.rounds))
     return {
         "pictures": [draw_population(clients, width=width) for width in (960, 340)],
         "sizes": clients.size_sentence(),

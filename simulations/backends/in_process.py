@@ -2,7 +2,7 @@
 
 from clients.app import in_process_handler
 from clients.cohort import CohortTrainer
-from clients.state import ClientStore
+from clients.state_cache import StateCache
 from clients.trainer import LocalTrainer, SequentialTrainer
 from fedsign.exchange import DirectExchange
 from fedsign.flower.in_process import InProcessGrid
@@ -20,8 +20,9 @@ class InProcess:
     def execute(self, workload: Workload, folder: RunFolder, on_round: OnRound) -> None:
         """See Engine."""
         config = workload.config
-        with intra_op_threads(config.engine.threads):
-            trainer, states = trainer_of(workload), ClientStore(folder.clients)
+        cache = StateCache(folder.clients, budget_bytes=int(config.client.state_cache_mib * 2**20))
+        with intra_op_threads(config.engine.threads), cache.closed_at_the_end() as states:
+            trainer = trainer_of(workload)
             num_partitions, roles = config.partition.num_clients, roles_of(workload.make_model())
             grid = PartitionGrid(
                 InProcessGrid(num_partitions, in_process_handler(trainer, states)),
@@ -31,7 +32,7 @@ class InProcess:
             direct = DirectExchange(
                 lambda requests: trainer.train_many(requests, states), num_partitions=num_partitions, roles=roles
             )
-            RoundLoop(workload, grid, folder, on_round, direct=direct).run()
+            RoundLoop(workload, grid, folder, on_round, direct=direct, keep_states=states.commit).run()
 
 
 def trainer_of(workload: Workload) -> LocalTrainer:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Message
-from safetensors.torch import load_file
 
 from clients.app import EXPERIMENT_KEY, STATE_KEY
 from clients.app import app as client_app
+from clients.state_database import StateDatabase
 from fedsign import plugins
 from fedsign.checkpoints import load_latest
 from fedsign.comparison import Played, summarise
@@ -300,9 +300,13 @@ def test_what_is_called_tested_is_played_on_the_engine() -> None:
 
 def kept(done: Run) -> Iterator[int]:
     """Bytes of each client's last state."""
-    for folder in done.folder.clients.glob("*"):
-        *_, last = sorted(folder.glob("round-*.safetensors"))
-        yield sum(tensor.nbytes for tensor in load_file(last).values())
+    database = StateDatabase(done.folder.clients)
+    for partition in range(NUM_CLIENTS):
+        for last in database.versions(partition)[-1:]:
+            state = database.read(partition, last)
+            assert state is not None
+            yield sum(tensor.nbytes for tensor in state.values())
+    database.close()
 
 
 @pytest.mark.parametrize("row", list(KINDS["strategy"].table))

@@ -12,6 +12,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, Message, MetricRecord
 
+from clients.state_database import StateDatabase
 from fedsign import results
 from fedsign.errors import ConfigError, FedSignError, ResultsError, RoundError
 from fedsign.records import ObjectiveSpec, Tensors, TrainReply
@@ -124,8 +125,10 @@ def test_an_objective_may_change_between_rounds_and_state_lasts_over_those_witho
     done = run(tree(tmp_path, WarmUp, **everybody))
     assert len(done.rounds) == 6
     assert all(not line["failures"] for line in done.rounds)
-    versions = {path.name for path in (done.path / "clients").glob("*/*")}
-    assert "round-000006.safetensors" in versions and "round-000005.safetensors" not in versions
+    database = StateDatabase(done.folder.clients)
+    versions = {version for partition in range(6) for version in database.versions(partition)}
+    database.close()
+    assert 6 in versions and 5 not in versions
 
 
 def test_a_strategy_that_is_none_leaves_no_empty_run_behind(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
+from clients.state_database import StateDatabase
 from fedsign.checkpoints import load_latest
 from fedsign.registry import KINDS
 from simulations import Run, run
@@ -148,10 +148,13 @@ def check_memory_is_the_mean_of_the_clients_states(done: Run) -> None:
     assert checkpoint is not None
     assert len(checkpoint.client_versions) > 3
     total = {name: torch.zeros_like(tensor) for name, tensor in checkpoint.strategy.items()}
+    database = StateDatabase(done.folder.clients)
     for partition, version in checkpoint.client_versions.items():
-        state = load_file(done.folder.clients / f"{partition:06d}" / f"round-{version:06d}.safetensors")
+        state = database.read(partition, version)
+        assert state is not None
         for name in total:
             total[name] += state[name]
+    database.close()
     for name, memory in checkpoint.strategy.items():
         assert memory.abs().max() > 0
         torch.testing.assert_close(total[name] / 6, memory, rtol=1e-4, atol=1e-6)

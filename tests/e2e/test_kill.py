@@ -31,18 +31,22 @@ from typing import IO, Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save
 
 from clients.cohort import CohortTrainer
-from clients.state import ClientStore
+from clients.state_cache import StateCache
+from clients.state_database import StateDatabase
 from clients.trainer import SequentialTrainer
 from fedsign import checkpoints, results
 from fedsign.config import from_dict
+from fedsign.records import Tensors
 from fedsign.results import RunFolder, find_runs
 from fedsign.workload import Workload
 from simulations import load_run, run
 
 STRATEGIES = ("fedavg", "feddyn", "fedsign")
 STACKS = "feddyn in stacks"  # the clients of a round as two stacks of tensors
+SPILLING = "feddyn, spilling"  # two clients' states fit in memory
 NUM_KILLS = 20
 ROUNDS = 12
 LONGEST_DELAY_S = 0.003
@@ -50,7 +54,8 @@ GO_ON, RUN_FREE = b" ", b"\t"  # what a run waits for; blanks, so that one it di
 LIMIT_S = 120  # for one run, which takes one or two
 
 # Kills take turns, each at a random moment of its phase; 7, 3 strategies and 2 ways to strike have no common divisor.
-FOLDER, TRAINING, STATE = "make the run's folder", "train a client", "save a client's state"
+FOLDER, TRAINING, STATE = "make the run's folder", "train a client", "write a client's state"
+COMMIT = "keep the clients' states"
 CHECKPOINT, RENAME, EARLY, ANY = "write a checkpoint", "rename", "before the first checkpoint", "any moment"
 FINISHED = "finished"  # the last announcement
 PHASES = (FOLDER, TRAINING, STATE, CHECKPOINT, RENAME, EARLY, ANY)
@@ -156,7 +161,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dic
     """Traces and announcements of a run that nobody kills, for each strategy."""
     found = {}
     with warm(hash_seed=2) as process:
-        for strategy in (*STRATEGIES, STACKS):
+        for strategy in (*STRATEGIES, STACKS, SPILLING):
             root = tmp_path_factory.mktemp(strategy)
             announced = process.play(root, strategy)
             found[strategy] = traces(only_run(root)), announced
@@ -172,17 +177,23 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def _digest_of_state(state: Tensors | None) -> str:
+    assert state, "a state that the server counts on is not on disk"
+    return hashlib.sha256(save(state)).hexdigest()
+
+
 def traces(run: Path) -> dict[str, str]:
     """What must not depend on being killed: the final model, the lines, the committed client states."""
     checkpoint = checkpoints.load_latest(run / "checkpoints")
     assert checkpoint is not None and checkpoint.round == ROUNDS
     assert load_run(run).outcome == {"status": "finished"} and load_run(run).folder.environment
     assert not [*run.glob("*.partial"), *run.glob("checkpoints/*.partial")]
+    database = StateDatabase(run / "clients")
     states = {
-        f"client {partition}": digest(run / "clients" / f"{partition:06d}" / f"round-{version:06d}.safetensors")
+        f"client {partition}": _digest_of_state(database.read(partition, version))
         for partition, version in checkpoint.client_versions.items()
-        if (run / "clients").exists()
     }
+    database.close()
     last = run / "checkpoints" / f"round-{ROUNDS:06d}"
     tensors = {path.name: digest(path) for path in sorted(last.glob("*.safetensors"))}
     assert tensors
@@ -310,6 +321,30 @@ def test_a_run_of_stacks_that_is_killed_resumes_to_the_same_bits(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "step"),
+    [
+        ("feddyn", STATE),
+        ("feddyn", "end the transaction"),
+        (SPILLING, STATE),
+        (SPILLING, "end the transaction"),
+        (SPILLING, f"{CHECKPOINT} > rename"),
+        (SPILLING, "remove old states"),
+    ],
+)
+def test_a_run_killed_around_the_moment_that_its_clients_states_reach_the_disk_resumes_to_the_same_bits(
+    runs: Runs, undisturbed: dict[str, tuple[dict[str, str], list[str]]], tmp_path: Path, strategy: str, step: str
+) -> None:
+    expected, announced = undisturbed[strategy]
+    spilled = [what for what in announced if _belongs(what, STATE) and not _belongs(what, COMMIT)]
+    assert bool(spilled) == (strategy == SPILLING)
+    moments = [moment for moment, what in enumerate(announced) if f" > {step}" in f" > {what}"]
+    struck, _ = runs.kill(tmp_path, strategy, moment=moments[len(moments) // 2])
+    assert struck == announced[moments[len(moments) // 2]]
+    assert finish(runs, tmp_path, strategy) == expected
+
+
+@pytest.mark.slow
 def test_a_run_killed_again_and_again_resumes_to_the_same_bits(
     runs: Runs, undisturbed: dict[str, tuple[dict[str, str], list[str]]], tmp_path: Path
 ) -> None:
@@ -341,7 +376,7 @@ def serve() -> None:
 
 def _warm_up() -> None:
     """Import what a run would import on its way; no training, since autograd may start threads."""
-    for strategy in (*STRATEGIES, STACKS):
+    for strategy in (*STRATEGIES, STACKS, SPILLING):
         config = from_dict(_experiment(Path(), strategy))
         workload = Workload(config)
         config.engine.build(), config.strategy.build(), workload.label_counts()
@@ -392,6 +427,8 @@ def _experiment(root: Path, strategy: str) -> dict[str, Any]:
             "model": {"name": "mlp", "hidden": [8]},
         }
         return _experiment(root, "feddyn") | in_stacks
+    if strategy == SPILLING:
+        return _experiment(root, "feddyn") | {"client": {"local_epochs": 1, "state_cache_mib": 0.03}}
     return {
         "rounds": ROUNDS,
         "callbacks": [],
@@ -425,8 +462,14 @@ def _wrap(announce: Callable[[str], None]) -> None:
     wrap(results, "create", FOLDER)
     wrap(SequentialTrainer, "train", TRAINING)
     wrap(CohortTrainer, "_train_stack", TRAINING)
-    wrap(ClientStore, "load", "load a client's state")
-    wrap(ClientStore, "save", STATE)
+    wrap(StateCache, "load", "load a client's state")
+    wrap(StateCache, "save", "save a client's state")
+    wrap(StateCache, "commit", COMMIT)
+    wrap(StateDatabase, "_open", "open the states' file")
+    wrap(StateDatabase, "write", STATE)
+    wrap(StateDatabase, "remove", "remove old states")
+    wrap(StateDatabase, "commit", "end the transaction")
+    wrap(StateDatabase, "close", "close the states' file")
     wrap(Workload, "evaluate", "evaluate")
     wrap(RunFolder, "append", lambda folder, name, *_: f"append to {name}")
     wrap(RunFolder, "write_json", lambda folder, name, *_: f"write {name}")

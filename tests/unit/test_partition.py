@@ -25,6 +25,7 @@ from fedsign.errors import DataError
 from fedsign.registry import KINDS, resolve
 
 ROWS = list(KINDS["partition"].table)
+SHARED = ["virtual"]  # clients share samples: tests/unit/test_virtual.py
 
 
 def samples(num: int, num_classes: int = 10, *, num_owners: int = 0) -> Samples:
@@ -74,7 +75,7 @@ def a_case(draw: st.DrawFn) -> tuple[Samples, int, dict[str, dict[str, Any]]]:
     )
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", [name for name in ROWS if name not in SHARED])
 @settings(max_examples=40, deadline=None)
 @given(case=a_case(), seed=st.integers(0, 100))
 def test_every_partition_deals_every_sample_out_once_and_the_seed_alone_decides(

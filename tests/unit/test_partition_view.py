@@ -15,7 +15,7 @@ from fedsign.config import from_dict
 from fedsign.data.base import Dataset, Samples
 from fedsign.data.partition.base import Split
 from fedsign.errors import ConfigError, DataError
-from fedsign.report.population import MAX_COLUMNS
+from fedsign.report.population import MAX_COLUMNS, Population
 from fedsign.report.split import SplitPicture, check_path, html, svg
 from fedsign.workload import Workload
 from simulations import partition_view
@@ -89,9 +89,8 @@ def test_a_run_of_which_nothing_was_moved_is_not_warned_of(caplog: pytest.LogCap
 
 def picture(num_clients: int, *, class_names: tuple[str, ...] = ("<a>", "b")) -> SplitPicture:
     counts = [[1 + client % 7] * max(1, len(class_names)) for client in range(num_clients)]
-    return SplitPicture(
-        title="my <data>", class_names=class_names, counts=counts, facts=[("moved", "3 samples", "")], environment={}
-    )
+    clients = Population(class_names=class_names, counts=counts)
+    return SplitPicture(title="my <data>", clients=clients, facts=[("moved", "3 samples", "")], environment={})
 
 
 @pytest.mark.parametrize(("num_clients", "shown"), [(1, 1), (10, 10), (100, 100), (1_000, 160)])

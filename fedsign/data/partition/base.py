@@ -9,6 +9,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from fedsign.data.base import AnySamples, IntArray
+from fedsign.data.partition.lazy import LazyShares
 from fedsign.errors import DataError
 
 Concentration = Annotated[float, Field(gt=0, le=1e12)]  # of a Dirichlet law; sums of larger ones overflow
@@ -21,12 +22,18 @@ class Split:
 
     `num_moved` samples were moved between clients to give each its minimum.  `moved_label_distance` is
     what that did to the labels: `label_distance` of the histograms drawn and dealt; None where labels were
-    not part of the draw.
+    not part of the draw.  `is_shared`: a sample may belong to several clients, though not twice to one.
     """
 
-    indices: list[IntArray]
+    indices: Sequence[IntArray]
     num_moved: int = 0
     moved_label_distance: float | None = 0.0
+    is_shared: bool = False
+
+    @property
+    def largest(self) -> int:
+        """No client has more samples."""
+        return self.indices.largest if isinstance(self.indices, LazyShares) else max(map(len, self.indices))
 
     def moved_sentence(self, name: str) -> str:
         """What was moved, for a reader of the run."""
@@ -97,17 +104,14 @@ def group(owner_of: IntArray, num_clients: int) -> list[IntArray]:
     return np.split(order, np.cumsum(np.bincount(owner_of, minlength=num_clients))[:-1])
 
 
-def class_labels(train: AnySamples, *, name: str) -> IntArray:
+def class_labels(train: AnySamples, *, name: str, instead: str = "partition.name=iid, quantity or shards") -> IntArray:
     """The class of each sample.
 
     Raises:
         DataError: the targets are real numbers.
     """
     if train.targets.is_floating_point():
-        raise DataError(
-            f"partition.name={name} needs class labels, but the targets are real numbers; use partition.name=iid, "
-            "quantity or shards."
-        )
+        raise DataError(f"partition.name={name} needs class labels, but the targets are real numbers; use {instead}.")
     labels: IntArray = train.targets.numpy()
     return labels
 

@@ -1,0 +1,163 @@
+"""A population of a thousand to a million virtual clients: start, memory and milliseconds of a round, in turn.
+
+W1's model and training (digits, MLP 64-64-10, 10 clients a round, batches of 16, 1 epoch) with 14 virtual samples for each
+client, the cohort path, and the default checkpoints; once without client state (FedAvg) and once with (FedDyn).
+Each figure comes from a process of its own, forked where all is imported, played by `simulations.run` as `fedsign run` does it.
+Populations take turns, so that a busy machine disturbs all alike; figures are given as they are, and as ratios to the smallest
+population of the same turn.
+
+    python benchmarks/population.py [--repetitions 5] [--out benchmarks/results/population.json]
+"""
+
+import argparse
+import json
+import multiprocessing
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedsign.results import Line
+from simulations import run
+from simulations.api import environment
+from simulations.callbacks.base import Callback
+
+POPULATIONS = (1_000, 10_000, 100_000, 1_000_000)
+STRATEGIES = ("fedavg", "feddyn")
+ROUNDS = 60
+WARM_UP = 5  # rounds
+MIB = 2**20
+FIGURES = ("start_s", "start_thread_s", "wall_ms", "thread_ms", "peak_mib", "peak_beyond_imports_mib")
+
+
+class Clock(Callback):
+    """Notes when a round has ended, by the wall's clock and the thread's."""
+
+    def __init__(self) -> None:
+        self.times: list[tuple[float, float]] = []
+
+    def on_round(self, line: Line) -> None:
+        self.times.append((time.perf_counter(), time.thread_time()))
+
+
+def experiment(num_clients: int, strategy: str, root: str) -> dict[str, Any]:
+    """What is run."""
+    return {
+        "name": "population",
+        "rounds": ROUNDS,
+        "callbacks": [],
+        "strategy": {"name": strategy},
+        "partition": {"name": "virtual", "num_clients": num_clients, "samples_per_client": 14},
+        "model": {"name": "mlp", "hidden": [64]},
+        "server": {"cohort_size": 10},
+        "client": {"local_epochs": 1, "batch_size": 16, "lr": 0.1, "path": "cohort", "optimizer": {"momentum": 0.0}},
+        "results": {"root": root},
+    }
+
+
+def play(num_clients: int, strategy: str) -> dict[str, float]:
+    """In a process of its own: start from the end of the imports to the end of the first round, means of later rounds."""
+    torch.set_num_threads(1)
+    clock = Clock()
+    times = clock.times
+    imported_mib, started_at, thread_started_at = _peak_mib(), time.perf_counter(), time.thread_time()
+    with tempfile.TemporaryDirectory() as root:
+        done = run(experiment(num_clients, strategy, root), callbacks=[clock])
+        loss = done.rounds[-1]["loss"]
+    rounds = [(1000 * (wall - w), 1000 * (cpu - c)) for (w, c), (wall, cpu) in pairwise(times[WARM_UP:])]
+    return {
+        "start_s": times[0][0] - started_at,
+        "start_thread_s": times[0][1] - thread_started_at,
+        "wall_ms": statistics.fmean(wall for wall, _ in rounds),  # the mean: checkpoints are in some rounds only
+        "thread_ms": statistics.fmean(cpu for _, cpu in rounds),
+        "peak_mib": _peak_mib(),
+        "peak_beyond_imports_mib": _peak_mib() - imported_mib,
+        "last_loss": loss,
+    }
+
+
+def measure(repetitions: int) -> dict[str, Any]:
+    """All populations and strategies in turn, `repetitions` times."""
+    found: dict[str, dict[int, list[dict[str, float]]]] = {
+        name: {num: [] for num in POPULATIONS} for name in STRATEGIES
+    }
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["sklearn.datasets", "simulations.api"])
+    with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as processes:
+        for _ in range(repetitions):
+            for strategy in STRATEGIES:
+                for num_clients in POPULATIONS:
+                    found[strategy][num_clients].append(processes.submit(play, num_clients, strategy).result())
+    return {
+        "work": "W1 with virtual clients",
+        "rounds": ROUNDS,
+        "repetitions": repetitions,
+        "strategies": {
+            strategy: {
+                str(num_clients): {
+                    **{name: _spread([each[name] for each in turns]) for name in FIGURES},
+                    "ratio_to_smallest": {
+                        name: _spread(
+                            [
+                                each[name] / smallest[name]
+                                for each, smallest in zip(turns, by_population[POPULATIONS[0]], strict=True)
+                            ]
+                        )
+                        for name in ("wall_ms", "thread_ms", "start_s", "start_thread_s", "peak_mib")
+                    },
+                    "last_loss": turns[0]["last_loss"],
+                }
+                for num_clients, turns in by_population.items()
+            }
+            for strategy, by_population in found.items()
+        },
+        "threads": 1,
+        "machine": {"processor": _processor(), "environment": environment()},
+    }
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "lowest": min(values), "highest": max(values)}
+
+
+def _peak_mib() -> float:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / MIB if sys.platform == "darwin" else peak / 1024
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return ""
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "population.json")
+    arguments = parser.parse_args()
+    found = measure(arguments.repetitions)
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    for strategy, by_population in found["strategies"].items():
+        for num_clients, figures in by_population.items():
+            start, peak = figures["start_s"]["median"], figures["peak_mib"]["median"]
+            ratios = {name: figures["ratio_to_smallest"][name]["median"] for name in ("wall_ms", "thread_ms")}
+            print(
+                f"{strategy:8}{int(num_clients):10,} clients: start {start:5.2f} s, peak {peak:5.0f} MiB, a round "
+                f"{ratios['wall_ms']:.2f} x (thread {ratios['thread_ms']:.2f} x) that of {POPULATIONS[0]:,}"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""The states of a run's clients in the process that plays it: in memory, and on disk when a checkpoint counts on them.
+
+[Note: when states reach the disk] A version has to be on disk once a checkpoint counts on it (see
+[Note: versions of client state] in fedsign.records): a killed server asks for nothing else when it is resumed.
+So states stay in memory until a checkpoint is about to be put in place.  `commit`, which comes right before, writes
+the versions that the server counts on now, in one transaction, and forgets the others that were never written:
+nobody can ask for them, since older checkpoints count on versions that older commits wrote.  A kill before the
+transaction's end leaves what the last checkpoint knows; one after it leaves newer versions too, which do not count.
+
+Memory is a budget.  The clients that were longest not asked for leave first; what was not written yet goes to the disk,
+in the same transaction, so that a kill takes it back.  A kept state is a copy: an objective may change the tensors it
+gave or was given.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from clients.state import ClientStore
+from clients.state_database import StateDatabase
+from fedsign.records import Tensors, TrainRequest
+
+_TENSOR_BYTES = 640  # what a tensor takes besides its numbers
+
+
+class StateCache(ClientStore):
+    """Of all partitions; for the one process that plays a run.
+
+    A run that kept a file for each state, as other engines do, is gone on with: what is not here is looked for there.
+    """
+
+    def __init__(self, folder: Path, *, budget_bytes: int) -> None:
+        super().__init__(folder)
+        self._database = StateDatabase(folder)
+        self._budget_bytes = budget_bytes
+        self._held: OrderedDict[int, dict[int, Tensors]] = (
+            OrderedDict()
+        )  # partition -> version -> state; first: oldest use
+        self._unwritten: set[tuple[int, int]] = set()  # (partition, version)
+        self.held_bytes = 0
+
+    def load(self, request: TrainRequest) -> Tensors | None:
+        """See ClientStore."""
+        partition, version = request.partition, request.state_version
+        for old in [held for held in self._held.get(partition, ()) if held < request.round]:
+            if old not in request.needed_versions:
+                self._forget(partition, old)
+        self._database.remove(partition, before=request.round, but=request.needed_versions)
+        if not version:
+            return None
+        state = self._held.get(partition, {}).get(version)
+        if state is None:
+            state = self._database.read(partition, version)
+            if state is None:
+                return super().load(request)
+            self._hold(partition, version, state)
+        else:
+            self._held.move_to_end(partition)
+        return _copy(state)
+
+    def save(self, partition: int, version: int, state: Tensors) -> None:
+        """Take the state after round `version` into memory; see [Note: when states reach the disk]."""
+        self._unwritten.add((partition, version))
+        self._hold(partition, version, _copy(state))
+
+    def versions(self, partition: int) -> list[int]:
+        """The versions that are here, oldest first."""
+        held = self._held.get(partition, {})
+        return sorted({*held, *self._database.versions(partition), *super().versions(partition)})
+
+    def commit(self, versions: Mapping[int, int]) -> None:
+        """Write what the server counts on (partition -> version), before a checkpoint is put in place."""
+        for partition, version in sorted(self._unwritten):
+            if versions.get(partition) == version:
+                self._write(partition, version)
+            else:
+                self._forget(partition, version)
+        self._database.commit()
+
+    @contextmanager
+    def closed_at_the_end(self) -> Iterator["StateCache"]:
+        """Close the file when the run ends, however it ends."""
+        try:
+            yield self
+        finally:
+            self._database.close()
+
+    def _hold(self, partition: int, version: int, state: Tensors) -> None:
+        held = self._held.setdefault(partition, {})
+        self.held_bytes += _bytes_of(state) - _bytes_of(held.get(version, {}))
+        held[version] = state
+        self._held.move_to_end(partition)
+        while self.held_bytes > self._budget_bytes:
+            oldest = next(iter(self._held))
+            for each in list(self._held[oldest]):
+                if (oldest, each) in self._unwritten:
+                    self._write(oldest, each)
+                self._forget(oldest, each)
+
+    def _write(self, partition: int, version: int) -> None:
+        self._database.write(partition, version, self._held[partition][version])
+        self._unwritten.discard((partition, version))
+
+    def _forget(self, partition: int, version: int) -> None:
+        self._unwritten.discard((partition, version))
+        self.held_bytes -= _bytes_of(self._held[partition].pop(version))
+        if not self._held[partition]:
+            del self._held[partition]
+
+
+def _copy(state: Tensors) -> Tensors:
+    """In memory as it would come from the disk: on the CPU, contiguous, ordered by name."""
+    return {name: state[name].detach().cpu().clone(memory_format=torch.contiguous_format) for name in sorted(state)}
+
+
+def _bytes_of(state: Tensors) -> int:
+    return sum(tensor.nbytes + _TENSOR_BYTES for tensor in state.values())

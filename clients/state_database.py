@@ -1,0 +1,125 @@
+"""States of many clients in one file, written together: a transaction from one checkpoint to the next.
+
+    <folder>/states.sqlite
+
+A file for each state would have to be forced to the disk one by one; a transaction is forced once, however many
+states it holds, and a kill at any moment leaves all of it or nothing.  What is removed leaves room for what comes.
+"""
+
+import sqlite3
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors.torch import load, save
+
+from fedsign.disk import disk_errors, disk_full, sync
+from fedsign.errors import ClientStateError
+from fedsign.records import Tensors
+
+_PIECE_BYTES = 2**28  # SQLite holds a value of a billion bytes at most
+# One process plays a run, so that the log needs no memory shared between processes (which network disks lack).
+_SETTINGS = "PRAGMA page_size=16384; PRAGMA locking_mode=EXCLUSIVE; PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;"
+_TABLE = (
+    "CREATE TABLE IF NOT EXISTS states "
+    "(partition INTEGER, version INTEGER, piece INTEGER, data BLOB, PRIMARY KEY (partition, version, piece))"
+)
+
+
+class StateDatabase:
+    """The file is made with the first state that is written.
+
+    Raises, from every method:
+        DiskFullError: no space is left.
+        ClientStateError: the file is damaged, or cannot be read or written.
+    """
+
+    def __init__(self, folder: Path, *, piece_bytes: int = _PIECE_BYTES) -> None:
+        self.path = folder / "states.sqlite"
+        self._piece_bytes = piece_bytes
+        self._connection: sqlite3.Connection | None = None
+        if self.path.exists():
+            self._open()
+
+    def read(self, partition: int, version: int) -> Tensors | None:
+        """A state; None where it is not here."""
+        if self._connection is None:
+            return None
+        with self._errors():
+            rows = self._connection.execute(
+                "SELECT data FROM states WHERE partition = ? AND version = ? ORDER BY piece", (partition, version)
+            ).fetchall()
+        return load(b"".join(data for (data,) in rows)) if rows else None
+
+    def write(self, partition: int, version: int, state: Tensors) -> None:
+        """Put a state here, or in the place of the one of this version; nothing is forced to the disk before `commit`."""
+        data = save({name: tensor.contiguous() for name, tensor in state.items()})
+        with self._errors():
+            self._begun().execute("DELETE FROM states WHERE partition = ? AND version = ?", (partition, version))
+            self._begun().executemany(
+                "INSERT INTO states VALUES (?, ?, ?, ?)",
+                (
+                    (partition, version, piece, data[start : start + self._piece_bytes])
+                    for piece, start in enumerate(range(0, len(data), self._piece_bytes))
+                ),
+            )
+
+    def remove(self, partition: int, *, before: int, but: Collection[int]) -> None:
+        """Remove a client's versions before a round, but those."""
+        if self._connection is None:
+            return
+        old = [version for version in self.versions(partition) if version < before and version not in but]
+        with self._errors():
+            for version in old:
+                self._begun().execute("DELETE FROM states WHERE partition = ? AND version = ?", (partition, version))
+
+    def versions(self, partition: int) -> list[int]:
+        """The versions of a client's state that are here, oldest first."""
+        if self._connection is None:
+            return []
+        with self._errors():
+            rows = self._connection.execute(
+                "SELECT DISTINCT version FROM states WHERE partition = ? ORDER BY version", (partition,)
+            ).fetchall()
+        return [version for (version,) in rows]
+
+    def commit(self) -> None:
+        """Force everything that was written or removed to the disk, in one step."""
+        if self._connection is not None and self._connection.in_transaction:
+            with self._errors():
+                self._connection.execute("COMMIT")
+
+    def close(self) -> None:
+        """Drop what was not committed."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _begun(self) -> sqlite3.Connection:
+        """The connection, in a transaction."""
+        connection = self._connection or self._open()
+        if not connection.in_transaction:
+            connection.execute("BEGIN")
+        return connection
+
+    def _open(self) -> sqlite3.Connection:
+        with disk_errors(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self._errors():
+            self._connection = sqlite3.connect(self.path, isolation_level=None)  # transactions begin where we say
+            self._connection.executescript(_SETTINGS)
+            self._connection.execute(_TABLE)
+        sync(self.path.parent)
+        return self._connection
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+                raise disk_full(self.path) from error
+            raise ClientStateError(
+                f"the clients' states in {self.path} cannot be read or written ({error}): the file is damaged, in use or "
+                "write-protected; start a new run, or resume where the folder can be written."
+            ) from error

@@ -1,0 +1,104 @@
+"""Virtual clients: each draws its samples from all of them, when it is first asked, for populations of any size.
+
+Client k draws how many samples it has, which shares of the classes, and which samples, from its own stream: the
+k-th child of the partition's.  So its share does not depend on the size of the population, nor on who was asked
+before.  A sample may belong to many clients, but never twice to one: clients are like people who were drawn from
+the population that the data set stands for, not its parts.
+
+The shares of the classes are q ~ Dirichlet(alpha C p), with C classes whose shares of all samples are p: the mean is p, and
+where classes are equally frequent it is Dirichlet(alpha, ..., alpha), which is what the `dirichlet` partition tends to for
+one client among many.  Hsu et al. 2019 (arXiv 1909.06335) write Dirichlet(alpha' p), so alpha' = alpha C.  Of each class as
+many samples as a multinomial draw of q says; a class that runs out is made up for by the others, by the same law.
+"""
+
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from fedsign.data.base import AnySamples, IntArray
+from fedsign.data.partition.base import AtLeastOne, Concentration, Split, class_labels
+from fedsign.data.partition.lazy import LazyShares
+from fedsign.errors import DataError
+from fedsign.seeding import child
+
+
+def virtual(
+    train: AnySamples,
+    num_clients: int,
+    rng: np.random.Generator,
+    *,
+    labels: Literal["dirichlet", "iid"] = "dirichlet",
+    alpha: Concentration = 0.5,
+    samples_per_client: AtLeastOne = 20,
+    max_samples: Annotated[int, Field(ge=0)] = 0,
+) -> Split:
+    """Shares that are drawn on first use.
+
+    Args:
+        labels: `dirichlet`, or `iid` for samples drawn from all alike, where `alpha` plays no part.
+        samples_per_client: how many samples each client has, or the least if there is a maximum.
+        max_samples: if above 0, sizes are equally likely from the least to this.
+
+    Raises:
+        DataError: a client would need more samples than there are, the maximum is below the minimum, or targets that are no
+            classes.
+    """
+    largest = max_samples or samples_per_client
+    if largest < samples_per_client:
+        raise DataError(
+            f"partition.max_samples={max_samples} is below partition.samples_per_client="
+            f"{samples_per_client}; raise the one, lower the other, or set the maximum to 0 for clients of one size."
+        )
+    if largest > len(train):
+        setting = "max_samples" if max_samples else "samples_per_client"
+        raise DataError(
+            f"partition.{setting}={largest} was given, but there are {len(train)} training samples, and no client holds one "
+            "twice; lower it."
+        )
+    match labels:
+        case "dirichlet":
+            pick = _by_label(train, alpha)
+        case "iid":
+            pick = _from_all(len(train))
+        case _:
+            raise ValueError(f"labels={labels!r}; expected dirichlet or iid.")
+
+    def draw(client: int) -> IntArray:
+        own = child(rng, client)
+        return np.sort(pick(int(own.integers(samples_per_client, largest, endpoint=True)), own))
+
+    return Split(indices=LazyShares(num_clients, draw, largest=largest), is_shared=True)
+
+
+def _from_all(num_samples: int) -> Callable[[int, np.random.Generator], IntArray]:
+    return lambda size, rng: rng.choice(num_samples, size=size, replace=False)
+
+
+def _by_label(train: AnySamples, alpha: float) -> Callable[[int, np.random.Generator], IntArray]:
+    labels = class_labels(train, name="virtual", instead="partition.labels=iid")
+    by_class = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    there = np.array([len(index) for index in by_class])
+    concentration = np.maximum(alpha * len(there) * there / there.sum(), np.finfo(np.float64).tiny)
+
+    def pick(size: int, rng: np.random.Generator) -> IntArray:
+        counts = draw_counts(size, rng.dirichlet(concentration), there, rng)
+        chosen = [
+            index[rng.choice(len(index), size=n, replace=False)] for index, n in zip(by_class, counts, strict=True) if n
+        ]
+        return np.concatenate(chosen)
+
+    return pick
+
+
+def draw_counts(size: int, q: npt.NDArray[np.float64], there: IntArray, rng: np.random.Generator) -> IntArray:
+    """How many samples of each class: a multinomial draw of the shares q, with no more of a class than are there; [C]."""
+    counts = np.zeros_like(there)
+    while left := size - int(counts.sum()):
+        weights = np.where(counts < there, q, 0.0)
+        if not weights.sum() > 0:  # what is left has probability 0: as frequent as it is
+            weights = (there - counts).astype(np.float64)
+        counts = np.minimum(counts + rng.multinomial(left, weights / weights.sum()), there)
+    return counts
