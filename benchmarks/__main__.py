@@ -20,7 +20,7 @@ from benchmarks import startup
 from benchmarks.environments import PeerError
 from benchmarks.export import export
 from benchmarks.machine import arithmetic, machine
-from benchmarks.measure import Figures, play, play_once, summarised
+from benchmarks.measure import Figures, Record, play, play_once, summarised
 from benchmarks.players import BARE, PLAYERS, Player, player_named
 from benchmarks.task import Task
 from benchmarks.works import Work, all_works
@@ -52,6 +52,26 @@ def _measure(work: Work, device: str, given: argparse.Namespace, *, until: float
     folder = export(work, given.cache)
     before = machine()
     players = _chosen_players(work, device, given.players)
+    floor = arithmetic(Task(folder, torch.device(device)))
+
+    def kept(records: list[Record]) -> Figures:
+        result = {
+            "work": work.name,
+            "title": work.title,
+            "about": work.about,
+            "curve": None if work.curve is None else {"axis": work.curve[0], "at": work.curve[1]},
+            "device": device,
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "repetitions": max(len(record.plays) for record in records),
+            "warm_up": {"repetitions": 0 if given.no_warm_up else 1, "rounds": work.warm_up_rounds},
+            "machine": before,
+            "learnt_from": {"min_accuracy": work.min_accuracy, "loss_tolerance": work.loss_tolerance},
+            "arithmetic": floor,
+            "rows": summarised(work, records),
+        }
+        _write(path, result)
+        return result
+
     records = play(
         work,
         players,
@@ -62,25 +82,11 @@ def _measure(work: Work, device: str, given: argparse.Namespace, *, until: float
         warm_up=not given.no_warm_up,
         until=until,
         say=lambda text: print(text, flush=True),
+        keep=kept,
     )
-    rows = summarised(work, records)
-    result = {
-        "work": work.name,
-        "title": work.title,
-        "about": work.about,
-        "curve": None if work.curve is None else {"axis": work.curve[0], "at": work.curve[1]},
-        "device": device,
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "repetitions": max(len(record.plays) for record in records),
-        "warm_up": {"repetitions": 0 if given.no_warm_up else 1, "rounds": work.warm_up_rounds},
-        "machine": before,
-        "learnt_from": {"min_accuracy": work.min_accuracy, "loss_tolerance": work.loss_tolerance},
-        "arithmetic": arithmetic(Task(folder, torch.device(device))),
-        "rows": rows,
-    }
-    _write(path, result)
+    result = kept(records)
     if not given.no_profile:
-        for player, row in zip(players, rows, strict=True):
+        for player, row in zip(players, result["rows"], strict=True):
             if player.module == "ours" and "round_s" in row:
                 row["profile_s"] = _profile(work, player, folder, given.cache, device, row["mean_round_s"]["median"])
                 _write(path, result)

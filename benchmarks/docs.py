@@ -16,7 +16,7 @@ from benchmarks.works import all_works
 from fedsign.disk import write_text
 from fedsign.report.bars import Bar, draw_bars
 from fedsign.report.template import standalone
-from fedsign.report.wording import figure
+from fedsign.report.wording import figure, plural
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -313,7 +313,7 @@ def _measured_on(result: Figures) -> str:
     )
     kept = "" if result.get("warm_up", {}).get("repetitions", 1) else " (the first one kept)"
     return (
-        f"*{result['date']}, {result['repetitions']} repetitions{kept}, {machine['processor']}, {machine['cores']} cores, "
+        f"*{result['date']}, {plural(result['repetitions'], 'repetition')}{kept}, {machine['processor']}, {machine['cores']} cores, "
         f"{machine['memory_gb']} GB{gpu}; {versions}{''.join(', ' + each for each in sorted(peers))}.*{load}"
     )
 

@@ -78,8 +78,12 @@ def play(
     warm_up: bool = True,
     until: float,
     say: Callable[[str], None],
+    keep: Callable[[list[Record]], object] = lambda records: None,
 ) -> list[Record]:
-    """All players in turn; one repetition to warm up is dropped, and none is begun that would end after `until`."""
+    """All players in turn; one repetition to warm up is dropped, and none is begun that would end after `until`.
+
+    `keep` gets the records after every play, so that a run that is stopped leaves what it had.
+    """
     records = [Record(player, reason=player.refused.get(work.name, "")) for player in players]
     for record in records:
         record.reason = record.reason or _installed(record.player, cache)
@@ -100,6 +104,7 @@ def play(
                 continue
             if repetition:
                 record.plays.append(found)
+                keep(records)
             say(f"{work.name} {repetition}/{repetitions}: {record.player.name:12} {_told(work, found)}")
         longest = max(longest, time.monotonic() - began)
     return records

@@ -34,6 +34,7 @@ RULES: tuple[
     ("plan", "clients/batches.py", ()),
     ("plan", "clients/stacked_plan.py", ()),
     ("checks", "fedsign/flower/partition_grid.py", ()),
+    ("checks", "fedsign/exchange.py", ()),
     ("checks", "fedsign/records.py", ()),
     ("checks", "simulations/rounds.py", ("_checked_model", "_judge", "_report_failures")),
     ("messages", "fedsign/flower/", ()),
