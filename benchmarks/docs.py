@@ -81,10 +81,16 @@ def pages() -> dict[str, str]:
 
 
 def read_results() -> list[Figures]:
-    """All result files, in the order of the works."""
+    """The results of `python -m benchmarks`, in the order of the works."""
     order = [*all_works(), STARTUP]
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.rglob("*.json"))]
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in result_files()]
     return sorted(found, key=lambda result: (result.get("device", ""), order.index(result["work"])))
+
+
+def result_files() -> list[Path]:
+    """One for each device and work, and that of the start-up; what lies beside them is other programs'."""
+    startup = RESULTS / f"{STARTUP}.json"
+    return [*sorted(RESULTS.glob("*/*.json")), *([startup] if startup.exists() else [])]
 
 
 def _section(result: Figures, picture: str | None) -> str:

@@ -23,7 +23,7 @@ from fedsign.config import from_dict
 from fedsign.workload import Workload
 
 ROOT = Path(__file__).parents[2]
-RESULTS = sorted((ROOT / "benchmarks" / "results").rglob("*.json"))
+RESULTS = docs.result_files()
 WORKS = all_works()
 SMALL = replace(WORKS["w1"], experiment={**WORKS["w1"].experiment, "rounds": 3}, warm_up_rounds=1, min_accuracy=0.0)
 
@@ -75,7 +75,8 @@ def test_the_page_shows_where_we_lose_who_was_not_played_and_that_the_machine_wa
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = fabricated(bare_loop=0.004, floor=0.001, sequential=0.008, cohort=0.002, pfl_1=0.006)
-    (tmp_path / "w1.json").write_text(json.dumps(result), encoding="utf-8")
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "w1.json").write_text(json.dumps(result), encoding="utf-8")
     monkeypatch.setattr(docs, "RESULTS", tmp_path)
     page = docs.pages()["docs/benchmarks.md"]
     assert "we are 3.00 times as fast" in page, "6 ms over 2 ms"
