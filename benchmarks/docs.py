@@ -284,6 +284,7 @@ def _startup(result: Figures) -> str:
             ("`fedsign run`, to the end of the first round", "command_s"),
             (f"`python -c '{result['imports']}'`", "imports_s"),
             ("**beyond the imports**", "beyond_imports_s"),
+            ("processor time beyond the imports, to the end of the command", "cpu_beyond_imports_s"),
         )
     ]
     return (
