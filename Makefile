@@ -1,4 +1,4 @@
-.PHONY: check format lint types imports test test-all
+.PHONY: check format lint types imports test test-all bench
 
 check: lint types imports test  ## everything that a change has to pass, without the slow parts
 
@@ -21,3 +21,12 @@ test:
 
 test-all:  ## also kill -9, Ray, SuperLink and the recipes, one after another: about half an hour
 	pytest --durations=15
+
+WORKS = all,startup
+REPETITIONS = 5
+MINUTES = 120
+PLAYERS =
+
+bench:  ## ours and the peers in turn, and docs/benchmarks.md from the results; see benchmarks/README.md
+	python -m benchmarks --works $(WORKS) --players "$(PLAYERS)" --repetitions $(REPETITIONS) --minutes $(MINUTES)
+	python -m benchmarks.docs

@@ -27,7 +27,6 @@ from fedsign.config import ExperimentConfig
 from fedsign.data.partition.lazy import counted_clients
 from fedsign.errors import ConfigError, FedSignError, ResultsError
 from fedsign.records import ObjectiveSpec
-from fedsign.report.card import render_card
 from fedsign.results import Line, RunFolder
 from fedsign.workload import Workload
 from simulations.backends.base import Engine
@@ -99,6 +98,8 @@ class Run:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the main figures and the learning curve."""
+        from fedsign.report.card import render_card  # only notebooks ask for it, and a run should begin at once
+
         return render_card(self.folder)
 
 

@@ -1,7 +1,6 @@
 """report.html at the end of a run."""
 
 from fedsign.config import ExperimentConfig
-from fedsign.report.page import write_report
 from fedsign.results import Line, RunFolder
 from simulations.callbacks.base import Callback
 
@@ -18,5 +17,7 @@ class Report(Callback):
 
     def on_end(self, outcome: Line) -> None:
         """Write the page, also of a run that failed: what is there is worth seeing."""
+        from fedsign.report.page import write_report  # now, so that the first round does not wait for it
+
         if self._folder is not None:
             write_report(self._folder)

@@ -1,0 +1,157 @@
+"""`make bench`, or: python -m benchmarks [--works w1,w2] [--players cohort,pfl_1] [--repetitions 5] [--minutes 30]
+
+Writes benchmarks/results/<device>/<work>.json, one for each work; then `python -m benchmarks.docs` writes docs/benchmarks.md.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import startup
+from benchmarks.environments import PeerError
+from benchmarks.export import export
+from benchmarks.machine import arithmetic, machine
+from benchmarks.measure import Figures, Record, play, play_once, summarised
+from benchmarks.players import BARE, PLAYERS, Player, player_named
+from benchmarks.task import Task
+from benchmarks.works import Work, all_works
+
+HERE = Path(__file__).parent
+CACHE = Path(os.environ.get("FEDSIGN_BENCHMARKS_CACHE", Path.home() / ".cache" / "fedsign-benchmarks"))
+_PROFILED_S = 15.0  # of rounds, to sort their time into rooms
+
+
+def main() -> None:
+    """See the module."""
+    given = _arguments()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that a player ends with the driver
+    torch.set_num_threads(1)
+    given.out.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + 60 * given.minutes
+    asked = _chosen_works(given.works, given.devices)
+    if startup.NAME in given.works:
+        startup.measure(given.out / f"{startup.NAME}.json", repetitions=max(given.repetitions, 3))
+    for number, (work, device) in enumerate(asked):
+        left = max(end - time.monotonic(), 0.0) / (len(asked) - number)
+        _measure(work, device, given, until=time.monotonic() + left)
+
+
+def _measure(work: Work, device: str, given: argparse.Namespace, *, until: float) -> None:
+    """Play a work and write its result, with what was played so far also if it is stopped while it is profiled."""
+    path = given.out / device / f"{work.name}.json"
+    path.parent.mkdir(exist_ok=True)
+    folder = export(work, given.cache)
+    before = machine()
+    players = _chosen_players(work, device, given.players)
+    floor = arithmetic(Task(folder, torch.device(device)))
+
+    def kept(records: list[Record]) -> Figures:
+        result = {
+            "work": work.name,
+            "title": work.title,
+            "about": work.about,
+            "curve": None if work.curve is None else {"axis": work.curve[0], "at": work.curve[1]},
+            "device": device,
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "repetitions": max(len(record.plays) for record in records),
+            "warm_up": {"repetitions": 0 if given.no_warm_up else 1, "rounds": work.warm_up_rounds},
+            "machine": before,
+            "learnt_from": {"min_accuracy": work.min_accuracy, "loss_tolerance": work.loss_tolerance},
+            "arithmetic": floor,
+            "rows": summarised(work, records),
+        }
+        _write(path, result)
+        return result
+
+    records = play(
+        work,
+        players,
+        folder,
+        given.cache,
+        device=device,
+        repetitions=given.repetitions,
+        warm_up=not given.no_warm_up,
+        until=until,
+        say=lambda text: print(text, flush=True),
+        keep=kept,
+    )
+    result = kept(records)
+    if not given.no_profile:
+        for player, row in zip(players, result["rows"], strict=True):
+            if player.module == "ours" and "round_s" in row:
+                row["profile_s"] = _profile(work, player, folder, given.cache, device, row["mean_round_s"]["median"])
+                _write(path, result)
+    print(f"{work.name}: {path}", flush=True)
+
+
+def _write(path: Path, result: Figures) -> None:
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def _profile(work: Work, player: Player, folder: Path, cache: Path, device: str, round_s: float) -> Any:
+    """Seconds a round in each room, of as many rounds as it takes for the samples to be enough."""
+    rounds = max(work.experiment["rounds"], min(2000, round(_PROFILED_S / round_s)))
+    try:
+        return play_once(player, folder, cache, device=device, settings={"profile": rounds})["profile"]
+    except PeerError as error:
+        return {"not_played": str(error)}
+
+
+def _chosen_works(names: Sequence[str], devices: Sequence[str]) -> list[tuple[Work, str]]:
+    works = all_works()
+    for name in names:
+        if name not in (*works, "all", "scaling", startup.NAME):
+            raise SystemExit(
+                f"there is no work '{name}'; expected is all, scaling, {startup.NAME}, {', '.join(works)}."
+            )
+    chosen = [
+        work
+        for work in works.values()
+        if {work.name, "all"} & {*names} or ("scaling" in names and work.curve is not None)
+    ]
+    return [(work, device) for device in devices for work in chosen if device in work.devices]
+
+
+def _chosen_players(work: Work, device: str, names: Sequence[str]) -> list[Player]:
+    """Those asked for; the bare loop is always there, since ratios are taken to it."""
+    for name in names:
+        player_named(name)
+    return [
+        player
+        for player in PLAYERS
+        if device in player.devices
+        and (not work.players or player.name in work.players)
+        and (not names or player.name in (*names, BARE))
+    ]
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Ours and the peers in turn, on the same works.")
+
+    def several(text: str) -> list[str]:
+        return [name for name in text.split(",") if name]
+
+    here = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    parser.add_argument("--works", type=several, default=["all", startup.NAME], help="w1,w2,...; scaling; startup; all")
+    parser.add_argument("--players", type=several, default=[], help="without it, all; the bare loop plays always")
+    parser.add_argument("--devices", type=several, default=here, help="without it, cpu and, if there is one, cuda")
+    parser.add_argument("--repetitions", type=int, default=5, help="besides one that warms up and is dropped")
+    parser.add_argument("--minutes", type=float, default=120.0, help="no repetition is begun that would end later")
+    parser.add_argument("--no-warm-up", action="store_true", help="keep the first repetition; for works that take long")
+    parser.add_argument("--no-profile", action="store_true", help="do not sort our rounds' time into rooms")
+    parser.add_argument("--out", type=Path, default=HERE / "results")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="environments of the peers, exported works")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,364 @@
+"""docs/benchmarks.md and its pictures, made of benchmarks/results: `python -m benchmarks.docs`.
+
+Nothing is measured here and nothing is left out: a row where we lose stands where its figure puts it, and a player that could not
+be played says why.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.players import BARE, FLOOR, PLAYERS
+from benchmarks.rooms import ROOMS
+from benchmarks.startup import NAME as STARTUP
+from benchmarks.works import all_works
+from fedsign.disk import write_text
+from fedsign.report.bars import Bar, draw_bars
+from fedsign.report.template import standalone
+from fedsign.report.wording import figure, plural
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+Figures = dict[str, Any]
+
+_OURS = frozenset(player.name for player in PLAYERS if player.module == "ours")
+_MEASURES = frozenset({BARE, FLOOR})  # neither ours nor a peer
+_MISSING = "–"
+_TARGET_S = 1.5  # of the start-up beyond the imports
+
+_HEAD = """\
+# Benchmarks
+
+<!-- Written by `python -m benchmarks.docs` from benchmarks/results; do not edit. -->
+
+FedSign beside other simulators and beside a bare PyTorch loop, on the same works. Every player runs in a process of its own,
+in turn with the others, so that a busy minute of the machine hits all of them; each in its own environment with the same torch, and
+with one thread for each process that computes. One repetition warms up and is dropped, and the first rounds of each too.
+
+All train the same clients on the same batches from the same first parameters. *Learnt* says that the accuracy has passed the
+work's threshold and, where nothing is drawn at random, that the loss is the bare loop's to the work's tolerance.
+
+Ours is timed as `fedsign run` plays it: evaluation and a line on disk in every round, checkpoints and progress bar as by default.
+The bare loop writes and checks nothing, and neither do the peers as they are set up here.
+
+- **x loop**: the median round over the bare loop's of the same repetition; the median of the repetitions, and the range.
+- **CPU**: the same ratio of the process's processor time, which a busy machine disturbs less; for players of one process.
+- **mean**: the mean round, which holds what happens in some rounds only, such as checkpoints.
+- **first**: the first round alone. **start**: from the process's start to the first round.
+- **repeats**: whether all repetitions ended with the same loss, to the last bit.
+
+Again: `make bench`, or a part of it, such as `make bench WORKS=w1 REPETITIONS=7` ([how it works](../benchmarks/README.md)).
+"""
+
+
+def main() -> None:
+    """Write the page and the pictures."""
+    for path, text in pages().items():
+        write_text(ROOT / path, text)
+        print(path)
+
+
+def pages() -> dict[str, str]:
+    """What the results make, by path."""
+    results = read_results()
+    works = [result for result in results if result["work"] != STARTUP]
+    single = [result for result in works if not result["curve"]]
+    parts, files = [_HEAD], {}
+    for result in single:
+        name = (
+            f"docs/images/benchmark-{result['work']}{'' if result['device'] == 'cpu' else '-' + result['device']}.svg"
+        )
+        picture = draw_bars(_bars(result), label=f"Milliseconds a round, {result['title']}")
+        if picture is not None:
+            files[name] = standalone(picture) + "\n"
+        parts.append(_section(result, name.removeprefix("docs/") if picture is not None else None))
+    curves = [result for result in works if result["curve"]]
+    if curves:
+        parts.append(_curves(curves))
+    parts += [_startup(result) for result in results if result["work"] == STARTUP]
+    return {"docs/benchmarks.md": "\n".join(parts), **files}
+
+
+def read_results() -> list[Figures]:
+    """The results of `python -m benchmarks`, in the order of the works."""
+    order = [*all_works(), STARTUP]
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in result_files()]
+    return sorted(found, key=lambda result: (result.get("device", ""), order.index(result["work"])))
+
+
+def result_files() -> list[Path]:
+    """One for each device and work, and that of the start-up; what lies beside them is other programs'."""
+    startup = RESULTS / f"{STARTUP}.json"
+    return [*sorted(RESULTS.glob("*/*.json")), *([startup] if startup.exists() else [])]
+
+
+def _section(result: Figures, picture: str | None) -> str:
+    title = result["title"] + ("" if result["device"] == "cpu" else ", on a GPU")
+    rows = _ordered(result["rows"])
+    parts = [f"## {title}", result["about"], _measured_on(result)]
+    if picture:
+        parts.append(f"![Milliseconds a round of every player]({picture})")
+    head = (
+        "",
+        "x loop",
+        "range",
+        "CPU",
+        "ms a round",
+        "range",
+        "mean",
+        "first",
+        "start, s",
+        "MB",
+        "loss",
+        "accuracy",
+        "learnt",
+        "repeats",
+    )
+    parts.append(_table(head, [_row(row) for row in rows], left=1))
+    absent = [f"- **{row['title']}** was not played: {row['not_played']}." for row in rows if "not_played" in row]
+    parts += ["\n".join(absent)] if absent else []
+    parts += [_standing(rows), _floor(result, rows)]
+    profile = _profile(rows)
+    parts += [profile] if profile else []
+    return "\n\n".join(parts) + "\n"
+
+
+def _row(row: Figures) -> list[str]:
+    title = f"**{row['title']}**" if row["player"] in _OURS else row["title"]
+    if "not_played" in row:
+        return [title, "not played", *[_MISSING] * 12]
+    ratio, round_s = row["ratio_to_bare_loop"], row["round_s"]
+    learnt = row["learnt"] and row.get("agrees", True)
+    return [
+        title,
+        f"{ratio['median']:.2f}",
+        f"{ratio['lowest']:.2f}-{ratio['highest']:.2f}",
+        f"{row['cpu_ratio_to_bare_loop']['median']:.2f}" if "cpu_ratio_to_bare_loop" in row else _MISSING,
+        _ms(round_s["median"]),
+        f"{_ms(round_s['lowest'])}-{_ms(round_s['highest'])}",
+        _ms(row["mean_round_s"]["median"]),
+        _ms(row["first_round_s"]["median"]),
+        f"{row['start_s']['median']:.1f}",
+        str(row["peak_mb"]),
+        f"{row['loss']:.4f}",
+        f"{row['accuracy']:.3f}",
+        "yes" if learnt else "**no**",
+        {True: "yes", False: "no", None: _MISSING}[row["same_every_time"]],
+    ]
+
+
+def _standing(rows: Sequence[Figures]) -> str:
+    """Where we win and where we lose, in words made of the figures."""
+    played = [row for row in rows if "ratio_to_bare_loop" in row]
+    ours = [row for row in played if row["player"] in _OURS]
+    peers = [row for row in played if row["player"] not in _OURS | _MEASURES]
+    if not ours or not peers:
+        return "No peer was played, or none of ours."
+    best, peer = (min(rows, key=_median_s) for rows in (ours, peers))
+    times = _median_s(peer) / _median_s(best)
+    first = (
+        f"The fastest of ours, {best['title']}, takes {_ms(_median_s(best))} ms a round; the fastest peer, {peer['title']}, "
+        f"{_ms(_median_s(peer))} ms: we are {times:.2f} times as fast."
+    )
+    lost = [
+        f"{one['title']} is slower than {', '.join(faster)}"
+        for one in ours
+        if (faster := [each["title"] for each in peers if _median_s(each) < _median_s(one)])
+    ]
+    return f"{first} Where we lose: {'; '.join(lost)}." if lost else f"{first} None of ours is slower than a peer."
+
+
+def _floor(result: Figures, rows: Sequence[Figures]) -> str:
+    found = result["arithmetic"]
+    text = (
+        f"**Floor.** A round is {found['flops_per_round'] / 1e6:,.1f} million floating-point operations; a large matrix product runs at "
+        f"{found['flops_per_s'] / 1e9:.0f} GFLOP/s on "
+        + ("one thread here" if result["device"] == "cpu" else "this device")
+        + f", so that no program on it goes below {_ms(found['s_per_round'])} ms."
+    )
+    floor = next((row for row in rows if row["player"] == FLOOR and "round_s" in row), None)
+    if floor is None:
+        return text
+    ours = [
+        f"{row['title']} {_median_s(row) / _median_s(floor):.2f}"
+        for row in rows
+        if row["player"] in _OURS and "round_s" in row
+    ]
+    kind = (
+        "planned beforehand and stacked"
+        if floor.get("kind") == "one stack"
+        else "one client after another, on one thread"
+    )
+    return text + (
+        f" The arithmetic of the round and nothing else, {kind}, takes {_ms(_median_s(floor))} ms (the row *floor*, measured). "
+        f"Ours, in multiples of it: {', '.join(ours) or _MISSING}."
+    )
+
+
+def _profile(rows: Sequence[Figures]) -> str:
+    """Where the time of ours goes, in ms and percent."""
+    ours = [row for row in rows if "profile_s" in row and "not_played" not in row["profile_s"]]
+    if not ours:
+        return ""
+    table = []
+    for room in ROOMS:
+        if any(room in row["profile_s"] for row in ours):
+            cells = []
+            for row in ours:
+                value, total = row["profile_s"].get(room, 0.0), sum(row["profile_s"].values())
+                cells.append(f"{_ms(value)} ({100 * value / total:.0f} %)")
+            table.append([room, *cells])
+    table.append(["together", *(_ms(sum(row["profile_s"].values())) for row in ours)])
+    head = ("ms a round", *(row["title"] for row in ours))
+    return "Where the time goes, by samples of the stack of the main thread over more rounds:\n\n" + _table(
+        head, table, left=1
+    )
+
+
+def _curves(results: Sequence[Figures]) -> str:
+    parts = ["## Scaling"]
+    axes = dict.fromkeys((result["device"], result["curve"]["axis"]) for result in results)
+    for device, axis in axes:
+        points = sorted(
+            (result for result in results if (result["device"], result["curve"]["axis"]) == (device, axis)),
+            key=lambda result: result["curve"]["at"],
+        )
+        title = f"### Over {axis}" + ("" if device == "cpu" else ", on a GPU")
+        players = list(dict.fromkeys((row["player"], row["title"]) for result in points for row in result["rows"]))
+        parts += [
+            title,
+            points[0]["about"].replace(f"{points[0]['curve']['at']:,.0f}", "N", 1),
+            _measured_on(points[-1]),
+        ]
+        parts.append("Milliseconds a round, and in brackets times the bare loop:")
+        parts.append(
+            _table(
+                (axis, *(name for _, name in players)),
+                [_point(result, players, _round_cell) for result in points],
+                left=0,
+            )
+        )
+        if "population" in axis:
+            parts.append(
+                "Seconds from the process's start to the first round, and in brackets the largest memory in MB:"
+            )
+            parts.append(
+                _table(
+                    (axis, *(name for _, name in players)),
+                    [_point(result, players, _start_cell) for result in points],
+                    left=0,
+                )
+            )
+        reasons = {
+            f"- {result['title']}, {row['title']}: {row['not_played']}."
+            for result in points
+            for row in result["rows"]
+            if "not_played" in row
+        }
+        parts += ["\n".join(sorted(reasons))] if reasons else []
+    return "\n\n".join(parts) + "\n"
+
+
+def _point(result: Figures, players: Iterable[tuple[str, str]], cell: Any) -> list[str]:
+    rows = {row["player"]: row for row in result["rows"]}
+    cells = [cell(rows[name]) if name in rows and "round_s" in rows[name] else _MISSING for name, _ in players]
+    return [f"{result['curve']['at']:,.0f}", *cells]
+
+
+def _round_cell(row: Figures) -> str:
+    unsure = "" if row["learnt"] and row.get("agrees", True) else " (not learnt)"
+    return f"{_ms(_median_s(row))} ({row['ratio_to_bare_loop']['median']:.2f}){unsure}"
+
+
+def _start_cell(row: Figures) -> str:
+    return f"{row['start_s']['median']:.1f} ({row['peak_mb']:,})"
+
+
+def _startup(result: Figures) -> str:
+    beyond = result["beyond_imports_s"]
+    verdict = "within" if beyond["median"] <= _TARGET_S else "**above**"
+    rows = [
+        [title, f"{result[key]['median']:.2f}", f"{result[key]['lowest']:.2f}-{result[key]['highest']:.2f}"]
+        for title, key in (
+            ("`fedsign run`, to the end of the first round", "command_s"),
+            (f"`python -c '{result['imports']}'`", "imports_s"),
+            ("**beyond the imports**", "beyond_imports_s"),
+            ("processor time beyond the imports, to the end of the command", "cpu_beyond_imports_s"),
+        )
+    ]
+    return (
+        "\n\n".join(
+            [
+                "## Start-up",
+                "The default experiment, from the start of the command until the line of the first round is on disk; in turn with a "
+                "Python that only imports what FedSign takes from torch, Flower and scikit-learn.",
+                _measured_on(result),
+                _table(("", "s", "range"), rows, left=1),
+                f"{beyond['median']:.2f} s, {verdict} the {_TARGET_S} s that it is meant to take.",
+            ]
+        )
+        + "\n"
+    )
+
+
+def _measured_on(result: Figures) -> str:
+    machine = result["machine"]
+    gpu = f", {machine['gpu']}" if "gpu" in machine and result.get("device") == "cuda" else ""
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    peers = {
+        f"{name} {version}"
+        for row in result.get("rows", [])
+        for name, version in row.get("versions", {}).items()
+        if name not in machine["versions"]
+    }
+    busy = machine["load_before"] > 0.5
+    load = (
+        f" **The machine was busy (load {machine['load_before']} before it began): preliminary figures.**"
+        if busy
+        else ""
+    )
+    kept = "" if result.get("warm_up", {}).get("repetitions", 1) else " (the first one kept)"
+    return (
+        f"*{result['date']}, {plural(result['repetitions'], 'repetition')}{kept}, {machine['processor']}, {machine['cores']} cores, "
+        f"{machine['memory_gb']} GB{gpu}; {versions}{''.join(', ' + each for each in sorted(peers))}.*{load}"
+    )
+
+
+def _bars(result: Figures) -> list[Bar]:
+    looks = {True: 0, False: 1}
+    return [
+        Bar(
+            group="",
+            name=row["title"],
+            look=2 if row["player"] in _MEASURES else looks[row["player"] in _OURS],
+            value=1000 * _median_s(row),
+            text=f"{_ms(_median_s(row))} ms",
+        )
+        for row in _ordered(result["rows"])
+        if "round_s" in row
+    ]
+
+
+def _ordered(rows: Sequence[Figures]) -> list[Figures]:
+    """The fastest first; who could not play last."""
+    return sorted(rows, key=lambda row: _median_s(row) if "round_s" in row else float("inf"))
+
+
+def _median_s(row: Figures) -> float:
+    median: float = row["round_s"]["median"]
+    return median
+
+
+def _ms(seconds: float) -> str:
+    return figure(1000 * seconds)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, left: int) -> str:
+    """Markdown, the first `left` columns to the left and numbers to the right."""
+    rule = ["---" if column < left else "---:" for column in range(len(head))]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *rows))
+
+
+if __name__ == "__main__":
+    main()

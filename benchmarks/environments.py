@@ -1,0 +1,51 @@
+"""A Python of its own for each peer: a virtual environment in the cache, made from benchmarks/peers/<name>.txt.
+
+torch is the one that FedSign has here, so that all compute with the same library; `<name>.no-deps.txt` holds packages whose own
+requirements would pull in others.
+"""
+
+import hashlib
+import importlib.metadata
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+PEERS = Path(__file__).parent / "peers"
+
+
+class PeerError(Exception):
+    """A peer cannot be installed or played; the text says why."""
+
+
+def python_of(environment: str | None, cache: Path) -> Path:
+    """The Python that plays a peer; made and filled on first use.
+
+    Raises:
+        PeerError: its packages cannot be installed.
+    """
+    if environment is None:
+        return Path(sys.executable)
+    torch = f"torch=={importlib.metadata.version('torch').partition('+')[0]}"
+    plain, bare = PEERS / f"{environment}.txt", PEERS / f"{environment}.no-deps.txt"
+    texts = [file.read_text(encoding="utf-8") for file in (plain, bare) if file.exists()]
+    digest = hashlib.sha256("".join([torch, sys.version, *texts]).encode()).hexdigest()[:12]
+    folder = cache / "peers" / f"{environment}-{digest}"
+    python, done = folder / "bin" / "python", folder / "complete"
+    if done.exists():
+        return python
+    venv.create(folder, with_pip=True, clear=True)
+    _pip(python, torch)
+    _pip(python, torch, "-r", str(plain))  # once more, so that nothing pulls in another one
+    if bare.exists():
+        _pip(python, "--no-deps", "-r", str(bare))
+    done.touch()
+    return python
+
+
+def _pip(python: Path, *arguments: str) -> None:
+    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        raise PeerError(f"cannot be installed: {(lines or ['pip failed'])[-1]}")

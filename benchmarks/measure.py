@@ -1,0 +1,198 @@
+"""Plays a work: each player in turn, in a process of its own, again and again; then medians and ratios of neighbours in time."""
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.environments import PeerError, python_of
+from benchmarks.players import BARE, Player
+from benchmarks.players.stopwatch import STARTED_AT
+from benchmarks.works import Work
+
+Figures = dict[str, Any]
+ROOT = Path(__file__).parents[1]
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+_LONGEST_S = 3600.0
+
+
+@dataclass
+class Record:
+    """What a player's repetitions gave; `reason` says why there are none."""
+
+    player: Player
+    plays: list[Figures] = field(default_factory=list)
+    reason: str = ""
+
+
+def play_once(player: Player, folder: Path, cache: Path, *, device: str, settings: Figures | None = None) -> Figures:
+    """One process of a player: its rounds' seconds and what it says at the end.
+
+    Raises:
+        PeerError: it cannot be installed, or ended with an error; the text is its last line.
+    """
+    python = python_of(player.environment, cache)
+    with tempfile.TemporaryDirectory() as scratch:
+        out, log = Path(scratch) / "out.jsonl", Path(scratch) / "log.txt"
+        command = [str(python), "-m", f"benchmarks.players.{player.module}", "--work", str(folder), "--out", str(out)]
+        command += ["--device", device, "--settings", json.dumps({**player.settings, **(settings or {})})]
+        visible = {} if device == "cuda" else {"CUDA_VISIBLE_DEVICES": ""}
+        with log.open("w", encoding="utf-8") as printed:
+            process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env={**os.environ, **ONE_THREAD, **visible, "PYTHONPATH": str(ROOT), STARTED_AT: repr(time.time())},
+                stdin=subprocess.DEVNULL,
+                stdout=printed,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                code = process.wait(_LONGEST_S)
+            except BaseException as error:
+                _end(process)
+                if isinstance(error, subprocess.TimeoutExpired):
+                    raise PeerError(f"did not end within {_LONGEST_S / 60:.0f} minutes") from error
+                raise
+        if code or not out.exists():
+            raise PeerError(_last_line(log))
+        *rounds, end = map(json.loads, out.read_text(encoding="utf-8").splitlines())
+        return {"wall_s": [line["wall_s"] for line in rounds], "cpu_s": [line["cpu_s"] for line in rounds], **end}
+
+
+def play(
+    work: Work,
+    players: Sequence[Player],
+    folder: Path,
+    cache: Path,
+    *,
+    device: str,
+    repetitions: int,
+    warm_up: bool = True,
+    until: float,
+    say: Callable[[str], None],
+    keep: Callable[[list[Record]], object] = lambda records: None,
+) -> list[Record]:
+    """All players in turn; one repetition to warm up is dropped, and none is begun that would end after `until`.
+
+    `keep` gets the records after every play, so that a run that is stopped leaves what it had.
+    """
+    records = [Record(player, reason=player.refused.get(work.name, "")) for player in players]
+    for record in records:
+        record.reason = record.reason or _installed(record.player, cache)
+    longest = 0.0
+    for repetition in range(0 if warm_up else 1, repetitions + 1):
+        began = time.monotonic()
+        if repetition > 1 and began + longest > until:
+            say(f"{work.name}: the minutes are spent after {repetition - 1} of {repetitions} repetitions")
+            break
+        for record in records:
+            if record.reason:
+                continue
+            try:
+                found = play_once(record.player, folder, cache, device=device)
+            except PeerError as error:
+                record.reason, record.plays = str(error), []
+                say(f"{work.name}: {record.player.name} {error}")
+                continue
+            if repetition:
+                record.plays.append(found)
+                keep(records)
+            say(f"{work.name} {repetition}/{repetitions}: {record.player.name:12} {_told(work, found)}")
+        longest = max(longest, time.monotonic() - began)
+    return records
+
+
+def summarised(work: Work, records: Sequence[Record]) -> list[Figures]:
+    """A row for each player, those that could not play included."""
+    bare = next(record for record in records if record.player.name == BARE)
+    return [_row(work, record, bare) for record in records]
+
+
+def round_s(work: Work, found: Figures, *, clock: str = "wall_s") -> float:
+    """The median round after those that warm up."""
+    rounds: list[float] = found[clock][work.warm_up_rounds :]
+    return statistics.median(rounds)
+
+
+def mean_round_s(work: Work, found: Figures) -> float:
+    """The mean round after those that warm up; it holds what happens in some rounds only, such as a checkpoint."""
+    return statistics.fmean(found["wall_s"][work.warm_up_rounds :])
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, lowest, highest."""
+    return {"median": statistics.median(values), "lowest": min(values), "highest": max(values)}
+
+
+def _installed(player: Player, cache: Path) -> str:
+    """Make its environment; why that is not possible, if it is not."""
+    try:
+        python_of(player.environment, cache)
+    except PeerError as error:
+        return str(error)
+    return ""
+
+
+def _row(work: Work, record: Record, bare: Record) -> Figures:
+    row: Figures = {"player": record.player.name, "title": record.player.title, "settings": record.player.settings}
+    if record.reason or not record.plays:
+        return {**row, "not_played": record.reason or "no repetition was finished"}
+    plays, last = record.plays, record.plays[-1]
+    row |= {
+        "round_s": spread([round_s(work, each) for each in plays]),
+        "mean_round_s": spread([mean_round_s(work, each) for each in plays]),
+        "first_round_s": spread([each["wall_s"][0] for each in plays]),
+        "start_s": spread([each["start_s"] for each in plays]),
+        "peak_mb": round(max(each["peak_bytes"] for each in plays) / 1e6),
+        "loss": last["loss"],
+        "accuracy": last["accuracy"],
+        "learnt": last["accuracy"] >= work.min_accuracy,
+        "same_every_time": len({each["loss"] for each in plays}) == 1 if len(plays) > 1 else None,
+        "threads": last["threads"],
+        "versions": last["versions"],
+        **{key: last[key] for key in last if key in ("decided", "kind")},
+    }
+    if record.player.one_process:
+        row["cpu_round_s"] = spread([round_s(work, each, clock="cpu_s") for each in plays])
+    if bare.plays:
+        pairs = list(zip(plays, bare.plays, strict=False))
+        row["ratio_to_bare_loop"] = spread([round_s(work, one) / round_s(work, other) for one, other in pairs])
+        row["mean_ratio_to_bare_loop"] = spread(
+            [mean_round_s(work, one) / mean_round_s(work, other) for one, other in pairs]
+        )
+        if record.player.one_process:
+            row["cpu_ratio_to_bare_loop"] = spread(
+                [round_s(work, one, clock="cpu_s") / round_s(work, other, clock="cpu_s") for one, other in pairs]
+            )
+        if work.loss_tolerance is not None:
+            difference = abs(last["loss"] - bare.plays[-1]["loss"])
+            row["agrees"] = difference <= work.loss_tolerance * abs(bare.plays[-1]["loss"])
+    return row
+
+
+def _told(work: Work, found: Figures) -> str:
+    return (
+        f"{1000 * round_s(work, found):9.2f} ms a round (mean {1000 * mean_round_s(work, found):.2f}, "
+        f"first {1000 * found['wall_s'][0]:.1f}), loss {found['loss']:.4f}, accuracy {found['accuracy']:.3f}"
+    )
+
+
+def _last_line(log: Path) -> str:
+    """What a process said last, without paths of this machine."""
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    said = lines[-1] if lines else "it ended without a word"
+    return f"ended with an error: {said.replace(str(ROOT), '.').replace(str(Path.home()), '~')[:300]}"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """The process and its children, which are a group of their own."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,73 @@
+"""FedLab 1.3: StandalonePipeline with SGDSerialClientTrainer and SyncServerHandler, evaluation after each round.
+
+Its trainer takes batches from whatever a FedDataset gives as a loader; ours gives tensors that are cut already, since a
+DataLoader that collates sample by sample would be several times slower.  It sends and averages parameters, not buffers.
+"""
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.players.stopwatch import Stopwatch, arguments
+from benchmarks.task import Task
+
+
+def main() -> None:
+    """Play the work."""
+    given = arguments()
+    _make_torchvision_importable()
+    from fedlab.contrib.algorithm.basic_client import SGDSerialClientTrainer
+    from fedlab.contrib.algorithm.basic_server import SyncServerHandler
+    from fedlab.contrib.dataset.basic_dataset import FedDataset
+    from fedlab.core.standalone import StandalonePipeline
+
+    logging.disable(logging.INFO)
+    task, watch = Task(given.work, torch.device(given.device)), Stopwatch()
+    cuda = task.device.type == "cuda"
+
+    class Handler(SyncServerHandler):  # type: ignore[misc]
+        def sample_clients(self) -> list[int]:
+            return task.cohort(self.round + 1)
+
+    class Loaders(FedDataset):  # type: ignore[misc]
+        def get_dataloader(self, id: int, batch_size: int, type: str = "train") -> Iterator[tuple[Tensor, Tensor]]:
+            return task.batches(handler.round + 1, id)
+
+    class Pipeline(StandalonePipeline):  # type: ignore[misc]
+        def evaluate(self) -> None:
+            self.loss, self.accuracy = task.evaluate(self.handler.model)
+            watch.mark()
+
+    ratio = task.cohort_size / task.num_clients + 1e-9  # FedLab rounds down
+    handler: Any = Handler(task.make_network(), task.rounds, ratio, cuda=cuda)
+    trainer: Any = SGDSerialClientTrainer(task.make_network(), task.num_clients, cuda=cuda)
+    trainer.setup_dataset(Loaders())
+    trainer.setup_optim(1, task.batch_size, task.lr)  # the loader holds all epochs
+    task.clients if task.num_clients <= 10_000 else task.train  # noqa: B018 - made before the clock starts
+    torch.manual_seed(task.seed)
+    pipeline: Any = Pipeline(handler, trainer)
+    watch.mark()
+    pipeline.main()
+    watch.write(given.out, loss=pipeline.loss, accuracy=pipeline.accuracy, packages=("fedlab",))
+
+
+def _make_torchvision_importable() -> None:
+    """FedLab imports torchvision, which beside a CPU-only torch lacks the schemas of two operators."""
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for schema in (
+        "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+        "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    ):
+        if not hasattr(torch.ops.torchvision, schema.partition("(")[0]):
+            library.define(schema)
+    _KEEP_ALIVE.append(library)
+
+
+_KEEP_ALIVE: list[Any] = []
+
+
+if __name__ == "__main__":
+    main()

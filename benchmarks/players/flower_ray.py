@@ -1,0 +1,123 @@
+"""Flower 1.41: FedAvg of its message API by `run_simulation` on Ray, evaluation by the ServerApp after each round.
+
+One core an actor, one thread an actor; data and network are made once in each actor and kept.  Flower's nodes have random ids,
+so the server says in each message which client the node plays: then the clients and batches of a round are the works' own.
+Clients weigh alike.
+"""
+
+import os
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+from flwr.simulation import run_simulation
+from torch.nn import functional
+
+from benchmarks.players.stopwatch import Stopwatch, arguments
+from benchmarks.task import Task
+
+
+class FixedCohorts(FedAvg):
+    """FedAvg that sends each round to as many nodes as it has clients, and says whom each plays."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(fraction_train=task.cohort_size / task.num_clients, fraction_evaluate=0.0)
+        self._task = task
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Any:
+        """One message a client of the round."""
+        nodes = sorted(grid.get_node_ids())
+        common = {
+            **config,
+            "server-round": server_round,
+            "work": str(self._task.folder),
+            "device": str(self._task.device),
+        }
+        return [
+            Message(
+                RecordDict({"arrays": arrays, "config": ConfigRecord({**common, "client": client})}),
+                nodes[client % len(nodes)],
+                MessageType.TRAIN,
+            )
+            for client in self._task.cohort(server_round)
+        ]
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+        """FedAvg's; a client that failed ends the run, since its work was not done."""
+        received = list(replies)
+        failed = [message.error.reason for message in received if message.has_error()]
+        if failed or len(received) < self._task.cohort_size:
+            raise RuntimeError(f"round {server_round}: {len(received)} replies, errors: {failed[:1]}")
+        return super().aggregate_train(server_round, received)
+
+
+@lru_cache(maxsize=1)
+def actors_own(folder: str, device: str) -> tuple[Task, Any]:
+    """Made once in each actor."""
+    torch.set_num_threads(1)
+    task = Task(Path(folder), torch.device(device))
+    return task, task.make_network()
+
+
+client_app = ClientApp()
+
+
+@client_app.train()
+def train(message: Message, context: Context) -> Message:
+    """One client's round."""
+    content: Any = message.content
+    config = content["config"]
+    task, network = actors_own(config["work"], config["device"])
+    network.load_state_dict(content["arrays"].to_torch_state_dict())
+    network.train()
+    optimizer = torch.optim.SGD(network.parameters(), lr=task.lr)
+    for features, targets in task.batches(config["server-round"], config["client"]):
+        optimizer.zero_grad()
+        functional.cross_entropy(network(features), targets).backward()
+        optimizer.step()
+    metrics = MetricRecord({"num-examples": 1})
+    return Message(RecordDict({"arrays": ArrayRecord(network.state_dict()), "metrics": metrics}), reply_to=message)
+
+
+def main() -> None:
+    """Play the work."""
+    given = arguments()
+    task, watch = Task(given.work, torch.device(given.device)), Stopwatch()
+    network, found = task.make_network(), {}
+    actors = given.settings.get("actors", 2)
+    server_app = ServerApp()
+
+    def evaluate(round: int, arrays: ArrayRecord) -> MetricRecord:
+        network.load_state_dict(arrays.to_torch_state_dict())
+        found["loss"], found["accuracy"] = task.evaluate(network)
+        watch.mark()
+        return MetricRecord(dict(found))
+
+    @server_app.main()
+    def server(grid: Grid, context: Context) -> None:
+        arrays = ArrayRecord(network.state_dict())
+        FixedCohorts(task).start(grid, arrays, num_rounds=task.rounds, evaluate_fn=evaluate)
+
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    run_simulation(
+        server_app,
+        client_app,
+        num_supernodes=task.num_clients,
+        backend_config={
+            "init_args": {"num_cpus": actors, "num_gpus": torch.cuda.device_count(), "include_dashboard": False},
+            "client_resources": {"num_cpus": 1, "num_gpus": 1 / actors if task.device.type == "cuda" else 0.0},
+        },
+    )
+    watch.write(given.out, loss=found["loss"], accuracy=found["accuracy"], packages=("flwr", "ray"))
+
+
+if __name__ == "__main__":
+    from benchmarks.players import flower_ray  # under its own name: Ray's actors import what they are sent
+
+    flower_ray.main()

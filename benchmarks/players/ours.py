@@ -1,0 +1,71 @@
+"""FedSign as `fedsign run` plays it: result line and evaluation in every round, default checkpoints and callbacks.
+
+A round is timed from the end of the one before to its own end, by a callback.
+"""
+
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks import rooms
+from benchmarks.players.stopwatch import Stopwatch, arguments
+from fedsign.config import ExperimentConfig
+from fedsign.results import Line, RunFolder
+from simulations import run
+from simulations.callbacks.base import Callback
+
+
+class Clock(Callback):
+    """Notes when a round has ended."""
+
+    def __init__(self, watch: Stopwatch) -> None:
+        self._watch = watch
+
+    def on_start(self, folder: RunFolder, config: ExperimentConfig, lines: list[Line]) -> None:
+        """The first round begins."""
+        self._watch.mark()
+
+    def on_round(self, line: Line) -> None:
+        """A round has ended."""
+        self._watch.mark()
+
+
+def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree with changes, at any depth."""
+    result = dict(tree)
+    for key, value in changes.items():
+        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = merged(result[key], value) if both else value
+    return result
+
+
+def main() -> None:
+    """Play the work."""
+    given = arguments()
+    watch = Stopwatch()
+    settings = dict(given.settings)
+    profiled = settings.pop("profile", False)
+    task = json.loads((given.work / "task.json").read_text(encoding="utf-8"))
+    experiment = merged(task["experiment"], settings)
+    with tempfile.TemporaryDirectory() as root:
+        experiment = merged(experiment, {"engine": {"device": given.device}, "results": {"root": str(Path(root))}})
+        if profiled:
+            experiment = merged(experiment, {"rounds": profiled})
+        with rooms.Sampler(active=bool(profiled)) as sampler:
+            done = run(experiment, callbacks=[sampler.callback, Clock(watch)])
+        last = done.rounds[-1]
+        client = done.config.client
+    watch.write(
+        given.out,
+        loss=last["loss"],
+        accuracy=last["accuracy"],
+        packages=("flwr",),
+        decided={"path": client.path, "chunk": client.chunk},
+        **({"profile": sampler.seconds_per_round()} if profiled else {}),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""Where the time of our rounds goes: samples of the main thread's stack, sorted into rooms.
+
+A timer of the system interrupts the main thread every half millisecond, as soon as the interpreter is between two instructions;
+the time since the last interruption belongs to the innermost frame that a rule knows.  So a long operation of torch counts in full
+for whoever called it, and little is added to what is measured.
+"""
+
+import signal
+import time
+from collections import defaultdict
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+from fedsign.config import ExperimentConfig
+from fedsign.results import Line, RunFolder
+from simulations.callbacks.base import Callback
+
+_INTERVAL_S = 0.0005
+_ROOT = Path(__file__).parents[1]
+
+RULES: tuple[
+    tuple[str, str, tuple[str, ...]], ...
+] = (  # (room, start of a path, functions or all); the first that fits
+    ("disk", "fedsign/disk.py", ()),
+    ("disk", "fedsign/results.py", ()),
+    ("disk", "fedsign/checkpoints.py", ()),
+    ("disk", "clients/state.py", ()),
+    ("disk", "simulations/callbacks/", ()),
+    ("evaluation", "fedsign/workload.py", ("evaluate", "_figures")),
+    ("evaluation", "fedsign/metrics/", ()),
+    ("sampling", "strategies/base.py", ("sample",)),
+    ("sampling", "simulations/rounds.py", ("_cohort",)),
+    ("plan", "clients/batches.py", ()),
+    ("plan", "clients/stacked_plan.py", ()),
+    ("checks", "fedsign/flower/partition_grid.py", ()),
+    ("checks", "fedsign/exchange.py", ()),
+    ("checks", "fedsign/records.py", ()),
+    ("checks", "simulations/rounds.py", ("_checked_model", "_judge", "_report_failures")),
+    ("messages", "fedsign/flower/", ()),
+    ("messages", "clients/app.py", ()),
+    ("messages", "strategies/base.py", ("configure_train",)),
+    ("aggregation", "fedsign/aggregation.py", ()),
+    ("aggregation", "strategies/", ()),
+    ("training", "clients/", ()),
+    ("training", "fedsign/objectives/", ()),
+    ("training", "fedsign/optim/", ()),
+    ("training", "fedsign/models/", ()),
+    ("training", "fedsign/tasks/", ()),
+    ("round loop", "simulations/", ()),
+)
+OTHER = "other"
+ROOMS = (*dict.fromkeys(room for room, _, _ in RULES), OTHER)
+
+
+def room_of(path: str, function: str) -> str | None:
+    """The room of a frame; None where no rule knows it, such as torch and what all rooms use."""
+    if not path.startswith(str(_ROOT)):
+        return None
+    inside = path[len(str(_ROOT)) + 1 :]
+    for room, start, functions in RULES:
+        if inside.startswith(start) and (not functions or function in functions):
+            return room
+    return None
+
+
+class Sampler:
+    """Samples while the rounds are played; `callback` tells it when they begin and end."""
+
+    def __init__(self, *, active: bool) -> None:
+        self._active = active
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._last = 0.0
+        self._rounds = 0
+        self.callback = _Rounds(self)
+
+    def __enter__(self) -> "Sampler":
+        if self._active:
+            self._before = signal.signal(signal.SIGALRM, self._sample)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._active:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            signal.signal(signal.SIGALRM, self._before)
+
+    def begin(self) -> None:
+        """The first round begins."""
+        if self._active:
+            self._last = time.thread_time()
+            signal.setitimer(signal.ITIMER_REAL, _INTERVAL_S, _INTERVAL_S)
+
+    def round_ended(self, *, was_last: bool) -> None:
+        """One more round; after the last, no more samples."""
+        self._rounds += 1
+        if was_last and self._active:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+
+    def seconds_per_round(self) -> dict[str, float]:
+        """The thread's seconds in each room, a round."""
+        return {room: self._seconds[room] / max(self._rounds, 1) for room in ROOMS if self._seconds[room]}
+
+    def _sample(self, number: int, frame: FrameType | None) -> None:
+        now = time.thread_time()
+        self._seconds[_room(frame)] += now - self._last
+        self._last = time.thread_time()
+
+
+class _Rounds(Callback):
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler, self._total = sampler, 0
+
+    def on_start(self, folder: RunFolder, config: ExperimentConfig, lines: list[Line]) -> None:
+        """The first round begins."""
+        self._total = config.rounds
+        self._sampler.begin()
+
+    def on_round(self, line: Line) -> None:
+        """A round has ended."""
+        self._sampler.round_ended(was_last=line["round"] == self._total)
+
+
+def _room(frame: Any) -> str:
+    while frame is not None:
+        code = frame.f_code
+        room = room_of(code.co_filename, code.co_name)
+        if room is not None:
+            return room
+        frame = frame.f_back
+    return OTHER

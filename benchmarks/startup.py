@@ -1,0 +1,83 @@
+"""From the command to the end of the first round, and how much of that is the import of torch, Flower and the data library.
+
+`fedsign run` on the default experiment, one round; the end of the round is when its line was written to rounds.jsonl.  In turn with a
+Python that only imports what FedSign imports of torch, flwr and scikit-learn.
+"""
+
+import datetime
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import machine
+from benchmarks.measure import ONE_THREAD, ROOT, spread
+
+NAME = "startup"
+IMPORTS = "import torch, flwr.app, flwr.clientapp, flwr.serverapp, flwr.serverapp.strategy, sklearn.datasets"
+
+
+def measure(path: Path, *, repetitions: int) -> None:
+    """Both in turn, after one of each to warm up the disk's cache."""
+    before = machine()
+    commands, imports, processor = [], [], []
+    for repetition in range(repetitions + 1):
+        (command_s, command_cpu_s), (import_s, import_cpu_s) = first_round_s(), imports_s()
+        print(
+            f"{NAME} {repetition}/{repetitions}: first round after {command_s:.2f} s, imports {import_s:.2f} s",
+            flush=True,
+        )
+        if repetition:
+            commands.append(command_s)
+            imports.append(import_s)
+            processor.append(command_cpu_s - import_cpu_s)
+    result: dict[str, Any] = {
+        "work": NAME,
+        "title": "From the command to the end of the first round",
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "repetitions": repetitions,
+        "machine": before,
+        "command_s": spread(commands),
+        "imports_s": spread(imports),
+        "beyond_imports_s": spread([one - other for one, other in zip(commands, imports, strict=True)]),
+        "cpu_beyond_imports_s": spread(processor),
+        "imports": IMPORTS,
+    }
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(f"{NAME}: {statistics.median(commands) - statistics.median(imports):.2f} s beyond the imports; {path}")
+
+
+def first_round_s() -> tuple[float, float]:
+    """Seconds from the start of the process to the line of the first round, and processor seconds to its end."""
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.time()
+        command = [sys.executable, "-c", "from simulations.cli import main; main()", "run", "--set", "rounds=1"]
+        cpu_s = _run([*command, "--set", f"results.root={json.dumps(folder)}"])
+        (lines,) = Path(folder).glob("*/*/rounds.jsonl")
+        return lines.stat().st_mtime - began, cpu_s
+
+
+def imports_s() -> tuple[float, float]:
+    """Seconds and processor seconds of a Python that only imports."""
+    began = time.time()
+    cpu_s = _run([sys.executable, "-c", IMPORTS])
+    return time.time() - began, cpu_s
+
+
+def _run(command: list[str]) -> float:
+    """The processor seconds of a command."""
+    environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT)}
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, check=True, capture_output=True, env=environment, cwd=ROOT)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+if __name__ == "__main__":
+    measure(Path(__file__).parent / "results" / f"{NAME}.json", repetitions=5)
