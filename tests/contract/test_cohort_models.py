@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from clients.cohort import CohortTrainer
 from clients.paths import refusal
+from clients.trainer import SequentialTrainer
 from fedsign.config import from_dict
 from fedsign.data.base import Dataset, Samples
 from fedsign.records import ObjectiveSpec, Role
@@ -157,17 +158,35 @@ TABLE = [
 def test_a_stack_gives_what_one_client_after_another_gives(
     dtype: str, objective: str, optimizer: str, model: str, tmp_path: Path
 ) -> None:
+    """A bias before BatchNorm has no gradient but rounding, 1e-16 and less, which Adam divides by eps = 1e-8."""
     type_, tolerance = DTYPES[dtype]
+    if "adam" in optimizer and "norm" in model:
+        tolerance = max(tolerance, 1e-8)
     work = image_workload(type_, MODELS[model], **OPTIMIZERS[optimizer])
     both_paths(work, OBJECTIVES[objective], tmp_path, tolerance)
 
 
 @pytest.mark.parametrize("objective", ["plain", "feddyn"])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_resnet20_gives_what_one_client_after_another_gives(dtype: str, objective: str, tmp_path: Path) -> None:
-    type_, tolerance = DTYPES[dtype]
-    work = image_workload(type_, {"name": "resnet20"}, local_epochs=1)
-    both_paths(work, OBJECTIVES[objective], tmp_path, tolerance if dtype == "float64" else 10 * tolerance)
+def test_resnet20_gives_what_one_client_after_another_gives(objective: str, tmp_path: Path) -> None:
+    work = image_workload(torch.float64, {"name": "resnet20"}, local_epochs=1)
+    both_paths(work, OBJECTIVES[objective], tmp_path, 1e-10)
+
+
+def test_in_float32_a_stack_of_resnet20_lies_as_near_the_exact_result_as_the_sequential_path(tmp_path: Path) -> None:
+    """Twenty layers of BatchNorm over small batches make rounding grow, on either path; float64 stands for exact."""
+    models = {}
+    for name, dtype in (("exact", torch.float64), ("sequential", torch.float32), ("cohort", torch.float32)):
+        work = image_workload(dtype, {"name": "resnet20"}, local_epochs=1)
+        trainer = CohortTrainer(work, chunk=3) if name == "cohort" else SequentialTrainer(work)
+        replies = trained(trainer, requests(work, ObjectiveSpec()), tmp_path / name)
+        models[name] = {
+            partition: torch.cat([tensor.double().flatten() for tensor in reply.tensors.values()])
+            for partition, reply in replies.items()
+        }
+    for partition, exact in models["exact"].items():
+        rounding = (models["sequential"][partition] - exact).norm()
+        assert 0 < rounding < 0.05 * exact.norm()
+        assert (models["cohort"][partition] - exact).norm() < 5 * rounding
 
 
 @pytest.mark.parametrize("augment", ["flip", "crop_flip"])
@@ -200,10 +219,8 @@ def test_batches_of_one_leave_the_statistics_alone_and_are_stacked_by_themselves
         assert counters
         for partition, reply in found.items():
             steps = [int(reply.tensors[name]) for name in counters]
-            assert (steps == [int(start[name]) for name in counters]) == (
-                batch_size == 1
-            )  # or a first round moved them
-            assert partition in range(len(SIZES))
+            is_frozen = batch_size == 1 or SIZES[partition] == 1
+            assert (steps == [int(start[name]) for name in counters]) == is_frozen  # or the first round has moved them
 
 
 @pytest.mark.parametrize("model", MODELS)
