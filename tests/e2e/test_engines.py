@@ -10,16 +10,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save
 
+from clients.state_database import StateDatabase
 from tests.e2e.command import fedsign, settings
 
 ENGINES = ("ray", "superlink")
+NUM_CLIENTS = 3
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to" / "your-own-strategy.md"
 SMALL = settings(
     rounds=3,
-    partition__num_clients=3,
+    partition__num_clients=NUM_CLIENTS,
     partition__alpha=1.0,
-    server__cohort_size=3,
+    server__cohort_size=NUM_CLIENTS,
     callbacks=[],
     results__checkpoint_every=1,
 )
@@ -43,14 +46,21 @@ def play(folder: Path, strategy: str, engine: str) -> dict[str, str]:
 
 
 def hashes(run: Path) -> dict[str, str]:
-    """Of the lines, the model, the last checkpoint and the clients' last states."""
+    """Of the lines, the model, the last checkpoint and the clients' last states, which lie in files or in a database."""
     paths = [
         run / "rounds.jsonl",
         run / "model.safetensors",
         *sorted((run / "checkpoints" / "round-000003").iterdir()),
-        *sorted((run / "clients").glob("*/round-000003.safetensors")),
     ]
-    return {str(path.relative_to(run)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+    found = {str(path.relative_to(run)): path.read_bytes() for path in paths}
+    database = StateDatabase(run / "clients")
+    for partition in range(NUM_CLIENTS):
+        files = list((run / "clients").glob(f"{partition:06d}/round-000003.safetensors"))
+        state = load_file(files[0]) if files else database.read(partition, 3)
+        if state is not None:
+            found[f"state of client {partition}"] = save(dict(sorted(state.items())))
+    database.close()
+    return {name: hashlib.sha256(content).hexdigest() for name, content in found.items()}
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +83,7 @@ def test_an_engine_gives_the_bits_of_the_run_in_process(
     user_folder: Path, reference: tuple[str, dict[str, str]], engine: str
 ) -> None:
     strategy, expected = reference
-    has_client_state = any(name.startswith("clients/") for name in expected)
+    has_client_state = any(name.startswith("state of client") for name in expected)
     assert has_client_state == (strategy in {"feddyn", "scaffold", "anchored:Anchored"})
     assert play(user_folder, strategy, engine) == expected
 
