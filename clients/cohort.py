@@ -29,7 +29,7 @@ from fedsign.errors import ConfigError, DiskFullError
 from fedsign.models.batch_norm import has_batch_norm
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.optim.displacement import unit_displacement
-from fedsign.records import Failure, ObjectiveSpec, ReplyStack, Tensors, TrainRequest, failure_of, roles_of
+from fedsign.records import Failure, ObjectiveSpec, ReplyStack, Tensors, TrainReply, TrainRequest, failure_of, roles_of
 from fedsign.seeding import Purpose, generators, torch_generator
 from fedsign.workload import Workload
 
@@ -86,13 +86,17 @@ class CohortTrainer:
         self._round = _Round(workload, self._model)
         self._training = StackedTraining(workload, self._model)
 
-    def train_many(self, requests: Iterable[TrainRequest], states: ClientStore) -> Iterator[ReplyStack | Failure]:
+    def train_many(
+        self, requests: Iterable[TrainRequest], states: ClientStore
+    ) -> Iterator[TrainReply | ReplyStack | Failure]:
         """The replies of a chunk as one stack, and its failures; requests that differ in what to do are not stacked."""
         for alike in _alike(requests):
             for start in range(0, len(alike), self._chunk):
                 yield from self._train_chunk(alike[start : start + self._chunk], states)
 
-    def _train_chunk(self, requests: Sequence[TrainRequest], states: ClientStore) -> Iterator[ReplyStack | Failure]:
+    def _train_chunk(
+        self, requests: Sequence[TrainRequest], states: ClientStore
+    ) -> Iterator[TrainReply | ReplyStack | Failure]:
         round = self._round
         begun = [_attempted(partial(round.begin, request, states), request) for request in requests]
         yield from (client for client in begun if isinstance(client, Failure))
@@ -144,7 +148,9 @@ class CohortTrainer:
         trained = _Stack(clients=ordered, theta=tensors.theta, buffers=tensors.buffers, train_losses=losses)
         return trained if plan.order == sorted(plan.order) else _joined([trained], clients)
 
-    def _replies(self, stack: _Stack, objective: Objective, states: ClientStore) -> Iterator[ReplyStack | Failure]:
+    def _replies(
+        self, stack: _Stack, objective: Objective, states: ClientStore
+    ) -> Iterator[TrainReply | ReplyStack | Failure]:
         """The clients' states are saved, then they answer as one."""
         partitions = [client.request.partition for client in stack.clients]
         tensors = {**stack.theta, **stack.buffers}
@@ -163,6 +169,9 @@ class CohortTrainer:
             yield from (extra for extra in kept if isinstance(extra, Failure))
             replies = replies.without(failed) if failed else replies
             extras = [extra for extra in kept if not isinstance(extra, Failure)]
+            if not all(_shapes(extra) == _shapes(extras[0]) for extra in extras):  # whose are wrong, the server says
+                yield from (replace(one, extra=extra) for one, extra in zip(replies.replies(), extras, strict=True))
+                return
             replies = replace(replies, extra=stacked_tensors(extras) if extras else {})
         if len(replies):
             yield replies
@@ -313,6 +322,10 @@ def _keep(trained: _Trained, objective: Objective, states: ClientStore) -> Tenso
     if objective.has_state:
         states.save(request.partition, request.round, next_state)
     return {name: tensor.cpu() for name, tensor in objective.to_server(next_state, context).items()}
+
+
+def _shapes(tensors: Tensors) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 def _alike(requests: Iterable[TrainRequest]) -> list[list[TrainRequest]]:

@@ -140,7 +140,11 @@ class Spread:
 
     def _begin(self, received: Mapping[str, Tensor]) -> None:
         if not self._sum:
-            self._sum = {name: torch.zeros_like(tensor, dtype=torch.float32) for name, tensor in received.items()}
+            # contiguous, however the model lies in memory: parts of a sum are added to as views of it
+            self._sum = {
+                name: torch.zeros(tensor.shape, dtype=torch.float32, device=tensor.device)
+                for name, tensor in received.items()
+            }
 
     @property
     def update_norm(self) -> float | None:

@@ -135,7 +135,11 @@ class DirectExchange:
     def _take_in_stack(self, stack: ReplyStack, request: CohortRequest) -> ReplyStack:
         """Check the replies of a stack, and add the good ones to the account, the others to the failures."""
         first = {name: tensor[0] for name, tensor in stack.tensors.items()}
-        check_shapes(first, {name: tensor[0] for name, tensor in stack.extra.items()}, like=request.tensors)
+        try:
+            check_shapes(first, {name: tensor[0] for name, tensor in stack.extra.items()}, like=request.tensors)
+        except ReplyError as error:  # of one is of all
+            self.traffic.failures += [Failure(partition=partition, reason=str(error)) for partition in stack.partitions]
+            return stack.without(range(len(stack)))
         if not all(map(is_finite, (*stack.tensors.values(), *stack.extra.values()))):
             stack = self._without_diverged(stack)
         if len(stack):

@@ -1,17 +1,19 @@
 """The two ways to the clients give the same: values handed over in this process, and Flower messages."""
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from flwr.app import ArrayRecord, Message, MetricRecord
+from torch import Tensor
 
 from fedsign.aggregation import Spread
-from fedsign.errors import ReplyError
+from fedsign.errors import ReplyError, RoundError
 from fedsign.exchange import DirectExchange, check_finite
+from fedsign.objectives.base import LocalContext, Objective
 from fedsign.records import (
     CohortRequest,
     Failure,
@@ -233,3 +235,44 @@ def test_the_spread_of_a_stack_is_that_of_its_updates() -> None:
     local = {"a": torch.tensor([[4.0], [4.0]]), "b": torch.tensor([[4.0], [-4.0]])}
     spread.add_stack(local, {"a": torch.tensor([1.0]), "b": torch.tensor([0.0])})
     assert (spread.update_norm, spread.client_drift) == (pytest.approx(3.0), pytest.approx(4 / 3))
+
+
+class Misshapen(Objective):
+    """Sends something besides that is like no parameter, if it has moved further than `reach`."""
+
+    def __init__(self, *, reach: float = 0.0) -> None:
+        self.reach = reach
+
+    def to_server(self, next_state: Mapping[str, Tensor], context: LocalContext) -> Tensors:
+        name, parameter = next(iter(context.received.items()))
+        is_far = (context.unit_displacement or 0.0) > self.reach
+        return {name: parameter.new_zeros(3) if is_far else parameter.clone()}
+
+
+class AsksForMore(FedAvg):
+    def __init__(self, *, reach: float = 0.0) -> None:
+        super().__init__()
+        self.reach = reach
+
+    def objective(self, round: int) -> ObjectiveSpec:
+        return ObjectiveSpec(name=f"{__name__}:Misshapen", settings={"reach": self.reach})
+
+
+def failing(root: Path, path: str, *, reach: float) -> list[int]:
+    """Who failed in each round, of clients of different sizes, and so with different numbers of steps."""
+    client = {"local_epochs": 1, "path": path, "lr": 0.1, "optimizer": {"momentum": 0.0}}
+    changes = {"strategy": {"name": f"{__name__}:AsksForMore", "reach": reach}, "server": {"cohort_size": 6}}
+    done = run({**tree(root, ""), **changes, "client": client})
+    assert all("besides the model came" in each["reason"] for line in done.rounds for each in line["failures"])
+    return [each["client"] for line in done.rounds for each in line["failures"]]
+
+
+def test_a_misshapen_tensor_besides_the_model_is_the_failure_of_those_who_sent_it_on_either_path(
+    tmp_path: Path,
+) -> None:
+    some = failing(tmp_path, "sequential", reach=1.5)
+    assert 0 < len(some) < 3 * 6  # of three rounds, six clients each
+    assert failing(tmp_path, "cohort", reach=1.5) == some
+    for path in ("sequential", "cohort"):
+        with pytest.raises(RoundError, match=r"0 usable replies of 6.*besides the model came a tensor"):
+            failing(tmp_path, path, reach=0.0)

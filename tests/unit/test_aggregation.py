@@ -207,3 +207,19 @@ def test_large_tensors_are_walked_block_by_block_to_the_same_spread(dtype: torch
 def test_models_of_counters_alone_and_of_nothing_keep_the_first() -> None:
     for model in ({"n": torch.tensor(7)}, {}):
         assert mean_of([model, {name: tensor + 1 for name, tensor in model.items()}], [558.0, 2.0]) == model
+
+
+@pytest.mark.parametrize("size", [20, 400])  # 400 x 400 are more than a block
+def test_a_models_layout_in_memory_does_not_show_in_its_spread(size: int) -> None:
+    models = torch.from_numpy(np.random.default_rng(0).normal(size=(3, size, size))).float()
+    figures = []
+    for tensors in (list(models), [model.t().contiguous().t() for model in models]):
+        assert tensors[0].is_contiguous() == (not figures)
+        spread, stacked = Spread(), Spread()
+        for model in tensors[1:]:
+            spread.add({"w": model}, {"w": tensors[0]})
+        stacked.add_stack({"w": torch.stack(tensors[1:])}, {"w": tensors[0]})
+        figures += [spread.figures(), stacked.figures()]
+    assert figures[0][1] is not None and figures[0][1] > 0.1
+    for other in figures[1:]:
+        assert other == pytest.approx(figures[0], rel=1e-5)
