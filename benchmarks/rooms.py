@@ -25,7 +25,7 @@ RULES: tuple[
     ("disk", "fedsign/disk.py", ()),
     ("disk", "fedsign/results.py", ()),
     ("disk", "fedsign/checkpoints.py", ()),
-    ("disk", "clients/state.py", ()),
+    ("disk", "clients/state", ()),  # on disk, in memory, in the database
     ("disk", "simulations/callbacks/", ()),
     ("evaluation", "fedsign/workload.py", ("evaluate", "_figures")),
     ("evaluation", "fedsign/metrics/", ()),

@@ -30,7 +30,7 @@ from fedsign.models.batch_norm import has_batch_norm
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.optim.displacement import unit_displacement
 from fedsign.records import Failure, ObjectiveSpec, ReplyStack, Tensors, TrainReply, TrainRequest, failure_of, roles_of
-from fedsign.seeding import Purpose, generators, torch_generator
+from fedsign.seeding import Purpose, generator, torch_generator
 from fedsign.workload import Workload
 
 T = TypeVar("T")
@@ -230,9 +230,10 @@ class _Round:
     def plan(self, clients: Sequence[_Client]) -> StackedPlan:
         """The steps of clients that have begun."""
         config, partitions = self._workload.config, [client.request.partition for client in clients]
+        seed, round = config.seed, clients[0].request.round
         return stacked_plan(
             [self._partition[partition] for partition in partitions],
-            generators(config.seed, Purpose.BATCHES, round=clients[0].request.round, partitions=partitions),
+            (generator(seed, Purpose.BATCHES, round=round, partition=partition) for partition in partitions),
             config.client.batch_size,
             epochs=config.client.local_epochs,
             steps=config.client.local_steps,

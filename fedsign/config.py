@@ -258,6 +258,19 @@ def from_dict(data: Mapping[str, Any]) -> ExperimentConfig:
     return complete
 
 
+def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A tree with changes, at any depth.
+
+    >>> merged({"a": {"b": 1, "c": 2}}, {"a": {"c": 3}})
+    {'a': {'b': 1, 'c': 3}}
+    """
+    result = dict(tree)
+    for key, value in changes.items():
+        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = merged(result[key], value) if both else value
+    return result
+
+
 def _completed(section: SectionT, path: str, elsewhere: Callable[[], Iterable[str]]) -> SectionT:
     """The same section with the defaults of all its parts written out, at any depth."""
     updates: dict[str, Any] = {}

@@ -5,7 +5,7 @@ client in the same round draw the same numbers, whatever else they did before.  
 read or advanced.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from typing import TYPE_CHECKING, cast
@@ -44,17 +44,6 @@ def generator(seed: int, purpose: Purpose, *, round: int = 0, partition: int = 0
     np.True_
     """
     return np.random.default_rng(_sequence(seed, purpose, round, partition))
-
-
-def generators(seed: int, purpose: Purpose, *, round: int, partitions: Sequence[int]) -> Iterator[np.random.Generator]:
-    """`generator` for one partition after another, in less time."""
-    if max(seed, round, *partitions) >= 2**32:
-        for partition in partitions:
-            yield generator(seed, purpose, round=round, partition=partition)
-        return
-    # Numbers below 2^32 are one word of entropy each, so that an array of words is the same seed.
-    for words in np.array([[seed, int(purpose), round, partition] for partition in partitions], dtype=np.uint32):
-        yield np.random.default_rng(np.random.SeedSequence(words))
 
 
 def child(rng: np.random.Generator, index: int) -> np.random.Generator:

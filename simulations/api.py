@@ -289,7 +289,7 @@ def _resumed_config(folder: RunFolder, experiment: ExperimentConfig | Mapping[st
         after = experiment
     else:
         _check_tree(experiment)
-        after = configs.from_dict(_merged(before.model_dump(mode="json"), experiment))
+        after = configs.from_dict(configs.merged(before.model_dump(mode="json"), experiment))
     after = _with_path(after, path=before.client.path, chunk=before.client.chunk)
     for section in ExperimentConfig.model_fields:
         if section not in _CHANGEABLE_ON_RESUME and getattr(before, section) != getattr(after, section):
@@ -311,14 +311,6 @@ def _with_path(config: ExperimentConfig, *, path: str, chunk: int) -> Experiment
     if config.client.path != "auto":
         return config
     return config.model_copy(update={"client": config.client.model_copy(update={"path": path, "chunk": chunk})})
-
-
-def _merged(tree: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(tree)
-    for key, value in changes.items():
-        both = isinstance(value, Mapping) and isinstance(merged.get(key), dict)
-        merged[key] = _merged(merged[key], value) if both else value
-    return merged
 
 
 def _warn_of_other_versions(folder: RunFolder) -> None:

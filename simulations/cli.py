@@ -13,14 +13,12 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
 
 import fedsign
 from fedsign.errors import ConfigError, FedSignError
+from simulations.printing import escaped, print_finding, print_json, print_summary, print_table, run_row
 
 TRACEBACK = "FEDSIGN_TRACEBACK"  # an environment variable: show where an error comes from
-_WIDEST = 100_000  # columns
 STOPPED = 130  # the shell's exit code of a command stopped by Ctrl-C
 
 app = typer.Typer(
@@ -89,7 +87,7 @@ def run(
             typer.echo(experiment.to_toml(), nl=False)
             return
         done = _run(experiment)
-    _print_summary(done)
+    print_summary(done)
 
 
 @app.command()
@@ -119,12 +117,12 @@ def partition(
     path = out or (None if json else view.DEFAULT_PATH)
     facts = view.look(config, overrides or [], path)
     if json:
-        _print_json(facts)
+        print_json(facts)
         return
     console = Console(soft_wrap=True, highlight=False)
-    console.print(f"[bold]{_escape(view.title(facts))}[/]")
+    console.print(f"[bold]{escaped(view.title(facts))}[/]")
     for name, value, remark in [*view.rows(facts), ("picture", facts["picture"], "")]:
-        console.print(f"{name:<20}[bold]{_escape(value)}[/]  {_escape(remark)}".rstrip())
+        console.print(f"{name:<20}[bold]{escaped(value)}[/]  {escaped(remark)}".rstrip())
 
 
 @app.command()
@@ -222,7 +220,7 @@ def compare(
         done = command.play(asked)
     except KeyboardInterrupt:
         raise _Stopped(command.how_to_go_on(asked)) from None
-    command.present(done, export=export, print_json=_print_json if json else None)
+    command.present(done, export=export, print_json=print_json if json else None)
     if done.failures:
         raise typer.Exit(1)
 
@@ -232,13 +230,13 @@ def runs(root: RootOption = Path("runs"), json: JsonOption = False) -> None:
     """List the runs on disk."""
     from fedsign.results import find_runs
 
-    rows = [_run_row(folder) for folder in find_runs(root)]
+    rows = [run_row(folder) for folder in find_runs(root)]
     if json:
-        _print_json(rows)
+        print_json(rows)
     elif not rows:
         typer.echo(f"no runs under {root}; 'fedsign run' makes one.")
     else:
-        _print_table(rows)
+        print_table(rows)
 
 
 @app.command("list")
@@ -263,7 +261,7 @@ def list_names(
         if kind in ("", plural)
         for name, (_, what) in entry.table.items()
     ]
-    _print_json(rows) if json else _print_table(rows)
+    print_json(rows) if json else print_table(rows)
 
 
 @app.command()
@@ -285,13 +283,13 @@ def reproduce(
             {"name": key, "data": ", ".join(recipes.data_of(key)) or "its own", "claim": what}
             for key, what in recipes.table().items()
         ]
-        _print_json(rows) if json else _print_table(rows)
+        print_json(rows) if json else print_table(rows)
         return
     finding = recipes.get(name, data=data, root=data_root).check(quick=quick)
     if json:
-        _print_json(finding.as_json())
+        print_json(finding.as_json())
     else:
-        _print_finding(finding)
+        print_finding(finding)
     if not finding.as_expected:
         raise typer.Exit(1)
 
@@ -302,7 +300,7 @@ def doctor(json: JsonOption = False) -> None:
     from simulations.doctor import examine
 
     rows = examine()
-    _print_json(rows) if json else _print_table(rows)
+    print_json(rows) if json else print_table(rows)
     if any(row["state"] == "broken" for row in rows):
         raise typer.Exit(1)
 
@@ -331,10 +329,10 @@ def main() -> None:
         if os.environ.get(TRACEBACK):
             raise
         if isinstance(error, FedSignError):
-            _leave(f"[bold red]Error:[/] {_escape(str(error))}", error.exit_code)
+            _leave(f"[bold red]Error:[/] {escaped(str(error))}", error.exit_code)
         message = next(iter(str(error).strip().splitlines()), "no message")
         _leave(
-            f"[bold red]Error:[/] unexpected {type(error).__name__}: {_escape(message)}; this is a defect of FedSign or of "
+            f"[bold red]Error:[/] unexpected {type(error).__name__}: {escaped(message)}; this is a defect of FedSign or of "
             f"your own module: rerun with {TRACEBACK}=1 to see where",
             1,
         )
@@ -359,7 +357,7 @@ def _run(experiment: Any, *, resume: Path | None = None) -> Any:
     try:
         return api.run(experiment, resume=resume, callbacks=[Watch()])
     except KeyboardInterrupt:
-        there = f"; go on with: fedsign run --resume {_escape(shlex.quote(str(seen[-1])))}" if seen else "."
+        there = f"; go on with: fedsign run --resume {escaped(shlex.quote(str(seen[-1])))}" if seen else "."
         raise _Stopped(f"stopped{there}") from None
 
 
@@ -377,97 +375,6 @@ def _changed_on_resume(folder: Path, overrides: list[str]) -> Any:
     from fedsign.results import open_run
 
     return configs.load(open_run(folder).path / "config.toml", overrides) if overrides else None
-
-
-def _print_summary(done: Any) -> None:
-    config = done.config
-    rows = []
-    for metric in (*config.metrics, "loss"):
-        value = done.final(metric.rpartition(":")[2])
-        shown = "diverged" if value is None else f"{value:.4f}"
-        rows.append((metric, f"[bold]{shown}[/]  mean of the last {min(5, config.rounds)} rounds"))
-    failures = sum(len(line["failures"]) for line in done.rounds)
-    if failures:
-        rows.append(("failures", f"[bold]{failures}[/]  client replies that could not be used, see failures.jsonl"))
-    rows.append(("run", _escape(str(done.path))))
-    if (done.path / "report.html").exists():
-        rows.append(("report", _escape(str(done.path / "report.html"))))
-    console = Console(soft_wrap=True, highlight=False)
-    width = max(len(name) for name, _ in rows)
-    for name, text in rows:
-        console.print(f"{name:<{width}}  {text}")
-
-
-def _run_row(folder: Any) -> dict[str, Any]:
-    row = dict.fromkeys(("run", "strategy", "data", "rounds", "status", "metric", "value"))
-    try:
-        return row | _facts(folder)
-    except (FedSignError, LookupError, TypeError, ValueError, AttributeError, OSError):
-        return row | {"run": str(folder.path), "status": "damaged"}  # or another program's: the others are listed still
-
-
-def _facts(folder: Any) -> dict[str, Any]:
-    from fedsign import config as configs
-    from fedsign.results import final_value
-
-    raw = configs.parse_toml(folder.config_toml, source=str(folder.path))
-    lines = folder.rounds()
-    metric = next(iter(raw.get("metrics", [])), "loss").rpartition(":")[2]
-    return {
-        "run": str(folder.path),
-        "strategy": raw["strategy"]["name"],
-        "data": raw["data"]["name"],
-        "rounds": f"{len(lines)}/{raw['rounds']}",
-        "status": folder.outcome["status"],
-        "metric": metric,
-        "value": final_value(lines, metric),
-    }
-
-
-def _print_finding(finding: Any) -> None:
-    console = Console(soft_wrap=True, highlight=False)
-    console.print(f"[bold]{finding.name}[/]: {_escape(finding.claim)}")
-    table = Table("figure", "measured", "threshold", "met", box=None, padding=(0, 2, 0, 0))
-    for row in finding.rows():
-        table.add_row(*(_escape(str(cell)) for cell in row))
-    console.print(table)
-    if finding.reason:
-        console.print(f"reason: {_escape(finding.reason)}")
-    if finding.page:
-        console.print(f"page: {_escape(str(finding.page))}")
-    expected = "as expected" if finding.as_expected else f"expected was: {finding.expected}"
-    console.print(f"verdict: [bold]{finding.verdict}[/] ({expected})")
-
-
-def _print_table(rows: list[dict[str, Any]]) -> None:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in rows[0]:
-        table.add_column(column, overflow="fold", no_wrap=column == "run")  # a path can be copied in one piece
-    for row in rows:
-        table.add_row(*(_escape(_cell(value)) for value in row.values()))
-    console = Console(soft_wrap=True, highlight=False)
-    if "run" in rows[0] or not console.is_terminal:
-        needed = Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
-        console = Console(soft_wrap=True, highlight=False, width=max(console.width, needed))
-    console.print(table)
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
-
-
-def _print_json(value: Any) -> None:
-    import json
-
-    typer.echo(json.dumps(value, indent=1))
-
-
-def _escape(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
 
 
 if __name__ == "__main__":

@@ -5,13 +5,11 @@ A round is timed from the end of the one before to its own end, by a callback.
 
 import json
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from benchmarks import rooms
 from benchmarks.players.stopwatch import Stopwatch, arguments
-from fedsign.config import ExperimentConfig
+from fedsign.config import ExperimentConfig, merged
 from fedsign.results import Line, RunFolder
 from simulations import run
 from simulations.callbacks.base import Callback
@@ -30,15 +28,6 @@ class Clock(Callback):
     def on_round(self, line: Line) -> None:
         """A round has ended."""
         self._watch.mark()
-
-
-def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The tree with changes, at any depth."""
-    result = dict(tree)
-    for key, value in changes.items():
-        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
-        result[key] = merged(result[key], value) if both else value
-    return result
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from simulations import cli
+from simulations import printing
 from simulations.callbacks.progress import _number
 from simulations.recipes.base import Finding, Threshold, Verdict
 from tests.e2e.command import fedsign, settings
@@ -199,7 +199,7 @@ def test_a_finding_shows_its_reason_and_every_threshold_of_a_figure(capsys: pyte
         reason="needs a [GPU]",
     )
     assert finding.rows() == [("x", "3", "at least 1", "yes"), ("x", "3", "at most 2", "no"), ("y", "4", "", "")]
-    cli._print_finding(finding)
+    printing.print_finding(finding)
     assert "reason: needs a [GPU]" in capsys.readouterr().out
 
 

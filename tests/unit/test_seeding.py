@@ -83,3 +83,12 @@ def test_torch_stream_makes_dropout_repeatable() -> None:
 
     assert torch.equal(dropped(1), dropped(1))
     assert not torch.equal(dropped(1), dropped(2))
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**32 - 1, 2**32, 2**63])
+def test_a_stream_is_numpys_of_the_four_numbers(seed: int) -> None:
+    """Written as one array of words or as a list, whatever the numbers' sizes."""
+    for partition in (0, 5, 999_999):
+        found = generator(seed, Purpose.BATCHES, round=3, partition=partition)
+        expected = np.random.default_rng(np.random.SeedSequence([seed, 5, 3, partition]))
+        assert found.integers(2**62) == expected.integers(2**62)

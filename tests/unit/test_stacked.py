@@ -19,7 +19,6 @@ from fedsign.objectives.fedprox import FedProxObjective
 from fedsign.objectives.fedsign import FedSignObjective
 from fedsign.objectives.scaffold import ScaffoldObjective
 from fedsign.records import Tensors
-from fedsign.seeding import Purpose, generator, generators
 from fedsign.tasks.base import SampleTask
 from fedsign.tasks.classification import Classification
 from fedsign.tasks.regression import Regression
@@ -207,11 +206,3 @@ def test_a_penalty_of_the_users_own_is_differentiated_and_a_constant_has_no_grad
 def test_plain_gradient_descent_is_known_as_such(settings: dict[str, Any], descent: float | None) -> None:
     group = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1, **settings).param_groups[0]
     assert StackedSGD(group).descent == descent
-
-
-@pytest.mark.parametrize("seed", [0, 7, 2**32 - 1, 2**32, 2**63])
-def test_generators_of_many_partitions_are_those_of_each(seed: int) -> None:
-    partitions = [0, 5, 999_999]
-    found = list(generators(seed, Purpose.BATCHES, round=3, partitions=partitions))
-    expected = [generator(seed, Purpose.BATCHES, round=3, partition=partition) for partition in partitions]
-    assert [each.integers(2**62) for each in found] == [each.integers(2**62) for each in expected]

@@ -1,0 +1,110 @@
+"""What commands print: a run's figures, a recipe's verdict, tables, JSON.
+
+Like the command line itself, importing this imports neither torch nor Flower nor NumPy.
+"""
+
+import json
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.measure import Measurement
+from rich.table import Table
+
+from fedsign.errors import FedSignError
+
+_WIDEST = 100_000  # columns
+
+
+def print_summary(done: Any) -> None:
+    """A run's figures, and where it lies."""
+    config = done.config
+    rows = []
+    for metric in (*config.metrics, "loss"):
+        value = done.final(metric.rpartition(":")[2])
+        shown = "diverged" if value is None else f"{value:.4f}"
+        rows.append((metric, f"[bold]{shown}[/]  mean of the last {min(5, config.rounds)} rounds"))
+    failures = sum(len(line["failures"]) for line in done.rounds)
+    if failures:
+        rows.append(("failures", f"[bold]{failures}[/]  client replies that could not be used, see failures.jsonl"))
+    rows.append(("run", escaped(str(done.path))))
+    if (done.path / "report.html").exists():
+        rows.append(("report", escaped(str(done.path / "report.html"))))
+    console = Console(soft_wrap=True, highlight=False)
+    width = max(len(name) for name, _ in rows)
+    for name, text in rows:
+        console.print(f"{name:<{width}}  {text}")
+
+
+def run_row(folder: Any) -> dict[str, Any]:
+    """A run as a line of `fedsign runs`."""
+    row = dict.fromkeys(("run", "strategy", "data", "rounds", "status", "metric", "value"))
+    try:
+        return row | _facts(folder)
+    except (FedSignError, LookupError, TypeError, ValueError, AttributeError, OSError):
+        return row | {"run": str(folder.path), "status": "damaged"}  # or another program's: the others are listed still
+
+
+def _facts(folder: Any) -> dict[str, Any]:
+    from fedsign import config as configs
+    from fedsign.results import final_value
+
+    raw = configs.parse_toml(folder.config_toml, source=str(folder.path))
+    lines = folder.rounds()
+    metric = next(iter(raw.get("metrics", [])), "loss").rpartition(":")[2]
+    return {
+        "run": str(folder.path),
+        "strategy": raw["strategy"]["name"],
+        "data": raw["data"]["name"],
+        "rounds": f"{len(lines)}/{raw['rounds']}",
+        "status": folder.outcome["status"],
+        "metric": metric,
+        "value": final_value(lines, metric),
+    }
+
+
+def print_finding(finding: Any) -> None:
+    """A recipe's claim, figures and verdict."""
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(f"[bold]{finding.name}[/]: {escaped(finding.claim)}")
+    table = Table("figure", "measured", "threshold", "met", box=None, padding=(0, 2, 0, 0))
+    for row in finding.rows():
+        table.add_row(*(escaped(str(cell)) for cell in row))
+    console.print(table)
+    if finding.reason:
+        console.print(f"reason: {escaped(finding.reason)}")
+    if finding.page:
+        console.print(f"page: {escaped(str(finding.page))}")
+    expected = "as expected" if finding.as_expected else f"expected was: {finding.expected}"
+    console.print(f"verdict: [bold]{finding.verdict}[/] ({expected})")
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    """Rows of the same columns; in a pipe as wide as need be."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in rows[0]:
+        table.add_column(column, overflow="fold", no_wrap=column == "run")  # a path can be copied in one piece
+    for row in rows:
+        table.add_row(*(escaped(_cell(value)) for value in row.values()))
+    console = Console(soft_wrap=True, highlight=False)
+    if "run" in rows[0] or not console.is_terminal:
+        needed = Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
+        console = Console(soft_wrap=True, highlight=False, width=max(console.width, needed))
+    console.print(table)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def print_json(value: Any) -> None:
+    """For programs."""
+    typer.echo(json.dumps(value, indent=1))
+
+
+def escaped(text: str) -> str:
+    """Without a meaning to rich."""
+    return escape(text)
