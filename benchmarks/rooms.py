@@ -25,7 +25,9 @@ RULES: tuple[
     ("disk", "fedsign/disk.py", ()),
     ("disk", "fedsign/results.py", ()),
     ("disk", "fedsign/checkpoints.py", ()),
-    ("disk", "clients/state", ()),  # on disk, in memory, in the database
+    ("disk", "clients/state.py", ()),
+    ("disk", "clients/state_cache.py", ()),
+    ("disk", "clients/state_database.py", ()),
     ("disk", "simulations/callbacks/", ()),
     ("evaluation", "fedsign/workload.py", ("evaluate", "_figures")),
     ("evaluation", "fedsign/metrics/", ()),

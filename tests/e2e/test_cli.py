@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from simulations import printing
+from simulations import cli, printing
 from simulations.callbacks.progress import _number
 from simulations.recipes.base import Finding, Threshold, Verdict
 from tests.e2e.command import fedsign, settings
