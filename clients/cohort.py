@@ -68,9 +68,8 @@ class CohortTrainer:
 
     def train_many(self, requests: Iterable[TrainRequest], states: ClientStore) -> Iterator[TrainReply | Failure]:
         """One reply or failure per request, chunk by chunk; requests that differ in what to do are not stacked."""
-        for alike in _alike(requests):
-            for start in range(0, len(alike), self._chunk):
-                yield from self._train_chunk(alike[start : start + self._chunk], states)
+        for chunk in chunks_of(requests, self._chunk):
+            yield from self._train_chunk(chunk, states)
 
     def _train_chunk(self, requests: Sequence[TrainRequest], states: ClientStore) -> Iterator[TrainReply | Failure]:
         round = _Round(self._workload, self._model)
@@ -257,6 +256,13 @@ def _attempted(work: Callable[[], T], request: TrainRequest) -> T | Failure:
         raise  # not this client's fault: going on would lose one client after another
     except Exception as error:  # noqa: BLE001
         return failure_of(request.partition, error)
+
+
+def chunks_of(requests: Iterable[TrainRequest], size: int) -> Iterator[list[TrainRequest]]:
+    """The requests that are trained as one stack, `size` at most."""
+    for alike in _alike(requests):
+        for start in range(0, len(alike), size):
+            yield alike[start : start + size]
 
 
 def _alike(requests: Iterable[TrainRequest]) -> list[list[TrainRequest]]:

@@ -13,10 +13,10 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from clients.cohort import trainable
+from clients.cohort import CohortTrainer, trainable
 from clients.stacked_loss import StackedContext, StackedLoss, stacked_layers
 from clients.stacked_optim import stacked_optimizer
-from clients.trainer import make_optimizer
+from clients.trainer import LocalTrainer, SequentialTrainer, make_optimizer
 from fedsign import plugins
 from fedsign.errors import ConfigError, FedSignError
 from fedsign.objectives.base import Objective
@@ -50,6 +50,18 @@ def on_path(workload: Workload, spec: ObjectiveSpec, *, in_process: bool) -> Wor
     if client.path == "auto" and (why_not is not None or not is_faster(workload, spec)):
         return workload.with_client(path="sequential", chunk=0)
     return workload.with_client(path="cohort", chunk=client.chunk or chunk_of(workload))
+
+
+def trainer_of(workload: Workload) -> LocalTrainer:
+    """What `client.path` says, once it is decided."""
+    client = workload.config.client
+    match client.path:
+        case "sequential":
+            return SequentialTrainer(workload)
+        case "cohort":
+            return CohortTrainer(workload, chunk=client.chunk)
+        case _:
+            raise ValueError(f"client.path={client.path} is not decided; expected is sequential or cohort.")
 
 
 def is_faster(workload: Workload, spec: ObjectiveSpec) -> bool:

@@ -1,9 +1,16 @@
 """In process: clients one after another or in stacks, nothing serialised.  The fast default, and the reference."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+from pydantic import Field
+
+from clients import paths
 from clients.app import in_process_handler
-from clients.cohort import CohortTrainer
 from clients.state import ClientStore
-from clients.trainer import LocalTrainer, SequentialTrainer
+from clients.trainer import LocalTrainer
+from clients.workers import Workers, devices_of
 from fedsign.flower.in_process import InProcessGrid
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.records import roles_of
@@ -14,13 +21,16 @@ from simulations.rounds import OnRound, RoundLoop
 
 
 class InProcess:
-    """Takes no settings."""
+    """Settings: `workers`, processes that train the clients of a round; with 1, this process does."""
+
+    def __init__(self, *, workers: Annotated[int, Field(ge=1, le=1024)] = 1) -> None:
+        self.workers = workers
 
     def execute(self, workload: Workload, folder: RunFolder, on_round: OnRound) -> None:
         """See Engine."""
         config = workload.config
-        with intra_op_threads(config.engine.threads):
-            handler = in_process_handler(trainer_of(workload), ClientStore(folder.clients))
+        with intra_op_threads(config.engine.threads), self._trainer_of(workload, folder) as trainer:
+            handler = in_process_handler(trainer, ClientStore(folder.clients))
             grid = PartitionGrid(
                 InProcessGrid(config.partition.num_clients, handler),
                 num_partitions=config.partition.num_clients,
@@ -28,14 +38,13 @@ class InProcess:
             )
             RoundLoop(workload, grid, folder, on_round).run()
 
-
-def trainer_of(workload: Workload) -> LocalTrainer:
-    """What `client.path` says; it was decided before (`clients.paths.on_path`)."""
-    client = workload.config.client
-    match client.path:
-        case "sequential":
-            return SequentialTrainer(workload)
-        case "cohort":
-            return CohortTrainer(workload, chunk=client.chunk)
-        case _:
-            raise ValueError(f"client.path={client.path} is not decided; expected is sequential or cohort.")
+    @contextmanager
+    def _trainer_of(self, workload: Workload, folder: RunFolder) -> Iterator[LocalTrainer]:
+        """That of the path, in this process or in workers."""
+        own = paths.trainer_of(workload)
+        if self.workers == 1:
+            yield own
+        else:
+            devices = devices_of(workload, self.workers)
+            with Workers(workload, own, devices=devices, logs=folder.path / "logs") as workers:
+                yield workers
