@@ -17,7 +17,7 @@ from fedsign.errors import ConfigError
 from fedsign.flower import clipping, wire
 from fedsign.flower.in_process import Handler
 from fedsign.flower.shims import PARTITION_KEY
-from fedsign.records import Failure, TrainReply
+from fedsign.records import Failure, TrainReply, one_by_one
 from fedsign.workload import Workload, workload_of
 
 EXPERIMENT_KEY, STATE_KEY = "experiment", "state-folder"  # in the run configuration
@@ -35,7 +35,7 @@ def in_process_handler(trainer: LocalTrainer, states: ClientStore) -> Handler:
                 requests.append(wire.unpack_request(message))
             except Exception as error:  # noqa: BLE001 - a request that cannot be read is answered, as on any engine
                 yield wire.failure_reply(error, message)
-        for result in trainer.train_many(requests, states):
+        for result in one_by_one(trainer.train_many(requests, states)):
             yield _as_message(result, waiting[result.partition])
 
     return handle

@@ -11,7 +11,7 @@ diverges fills its own slice with NaN and nobody else's.
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -28,7 +28,7 @@ from fedsign.data.base import Samples
 from fedsign.errors import ConfigError, DiskFullError
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.optim.displacement import unit_displacement
-from fedsign.records import Failure, Tensors, TrainReply, TrainRequest, failure_of, roles_of
+from fedsign.records import Failure, ReplyStack, Tensors, TrainRequest, failure_of, roles_of
 from fedsign.seeding import Purpose, generator
 from fedsign.tasks.base import SampleTask
 from fedsign.workload import Workload
@@ -49,11 +49,30 @@ class _Client:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Trained:
-    """A client that has trained: its parameters, and the mean task loss of its last epoch."""
+    """A client that has trained."""
 
     client: _Client
     parameters: Tensors
-    train_loss: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Stack:
+    """Clients that have trained together: their tensors [K, ...] in the order of `clients`, by name.
+
+    `theta` are the parameters, `buffers` what else the model holds; `train_losses` are means over the last epochs.
+    """
+
+    clients: Sequence[_Client]
+    theta: Tensors
+    buffers: Tensors
+    train_losses: Sequence[float]
+
+    def each(self) -> list[_Trained]:
+        """The clients one by one."""
+        return [
+            _Trained(client=client, parameters={name: tensor[place] for name, tensor in self.theta.items()})
+            for place, client in enumerate(self.clients)
+        ]
 
 
 class CohortTrainer:
@@ -66,34 +85,33 @@ class CohortTrainer:
         self._layers = stacked_layers(self._model)
         self._train_samples, self._task = trainable(workload)
 
-    def train_many(self, requests: Iterable[TrainRequest], states: ClientStore) -> Iterator[TrainReply | Failure]:
-        """One reply or failure per request, chunk by chunk; requests that differ in what to do are not stacked."""
+    def train_many(self, requests: Iterable[TrainRequest], states: ClientStore) -> Iterator[ReplyStack | Failure]:
+        """The replies of a chunk as one stack, and its failures; requests that differ in what to do are not stacked."""
         for chunk in chunks_of(requests, self._chunk):
             yield from self._train_chunk(chunk, states)
 
-    def _train_chunk(self, requests: Sequence[TrainRequest], states: ClientStore) -> Iterator[TrainReply | Failure]:
+    def _train_chunk(self, requests: Sequence[TrainRequest], states: ClientStore) -> Iterator[ReplyStack | Failure]:
         round = _Round(self._workload, self._model)
         begun = [_attempted(partial(round.begin, request, states), request) for request in requests]
-        trained = iter(self._train([client for client in begun if isinstance(client, _Client)], round))
-        for client in begun:
-            result = client if isinstance(client, Failure) else next(trained)
-            if isinstance(result, Failure):
-                yield result
+        yield from (client for client in begun if isinstance(client, Failure))
+        for trained in self._train([client for client in begun if isinstance(client, _Client)], round):
+            if isinstance(trained, Failure):
+                yield trained
             else:
-                yield _attempted(partial(self._reply, result, round.objective, states), result.client.request)
+                yield from self._replies(trained, round.objective, states)
 
-    def _train(self, clients: Sequence[_Client], round: "_Round") -> list[_Trained | Failure]:
+    def _train(self, clients: Sequence[_Client], round: "_Round") -> "list[_Stack | Failure]":
         """All of them in one stack, or each in one of its own if that raises."""
         if not clients:
             return []
         try:
-            return self._train_stack(clients, round)
+            return [self._train_stack(clients, round)]
         except Exception as error:  # noqa: BLE001 - a client's error is an answer, on every engine
             if len(clients) == 1:
                 return [failure_of(clients[0].request.partition, error)]
             return [result for client in clients for result in self._train([client], round)]
 
-    def _train_stack(self, clients: Sequence[_Client], round: "_Round") -> list[_Trained | Failure]:
+    def _train_stack(self, clients: Sequence[_Client], round: "_Round") -> _Stack:
         partition = self._workload.partition
         plan = stacked_plan(
             [client.plan for client in clients], [partition[client.request.partition] for client in clients]
@@ -106,15 +124,13 @@ class CohortTrainer:
         }
         loss = StackedLoss(self._model, self._task, round.objective, self._layers)
         train_losses = self._minimise(theta, loss, round.make_optimizer(), plan, context)
-        places = {index: place for place, index in enumerate(plan.order)}
-        return [
-            _Trained(
-                client=client,
-                parameters={name: tensor[places[index]] for name, tensor in theta.items()},
-                train_loss=train_losses[places[index]],
-            )
-            for index, client in enumerate(clients)
-        ]
+        places = [plan.order.index(client) for client in range(len(clients))]
+        return _Stack(
+            clients=clients,
+            theta={name: tensor[places] for name, tensor in theta.items()},
+            buffers={},
+            train_losses=[train_losses[place] for place in places],
+        )
 
     def _minimise(
         self, theta: Tensors, loss: StackedLoss, optimizer: StackedOptimizer, plan: StackedPlan, context: StackedContext
@@ -142,22 +158,28 @@ class CohortTrainer:
         means: list[float] = torch.where(counted > 0, counted * losses, 0.0).sum(0).tolist()
         return means
 
-    def _reply(self, trained: _Trained, objective: Objective, states: ClientStore) -> TrainReply:
-        """Save the client's state, then answer."""
-        request, context = trained.client.request, trained.client.context
-        next_state = objective.next_state(trained.parameters, context) if objective.has_state else {}
-        if objective.has_state:
-            states.save(request.partition, request.round, next_state)
-        return TrainReply(
-            round=request.round,
-            partition=request.partition,
-            tensors={name: trained.parameters[name].cpu() for name in self._roles},
+    def _replies(self, stack: _Stack, objective: Objective, states: ClientStore) -> Iterator[ReplyStack | Failure]:
+        """The clients' states are saved, then they answer as one."""
+        partitions = [client.request.partition for client in stack.clients]
+        tensors = {**stack.theta, **stack.buffers}
+        replies = ReplyStack(
+            round=stack.clients[0].request.round,
+            partitions=partitions,
+            tensors={name: tensors[name].cpu() for name in self._roles},
             roles=self._roles,
-            num_examples=len(self._workload.partition[request.partition]),
-            metrics={"train-loss": trained.train_loss},
+            num_examples=[len(self._workload.partition[partition]) for partition in partitions],
+            metrics={"train-loss": stack.train_losses},
             has_state=objective.has_state,
-            extra={name: tensor.cpu() for name, tensor in objective.to_server(next_state, context).items()},
         )
+        if objective.has_state or type(objective).to_server is not Objective.to_server:
+            kept = [_attempted(partial(_keep, one, objective, states), one.client.request) for one in stack.each()]
+            failed = [place for place, extra in enumerate(kept) if isinstance(extra, Failure)]
+            yield from (extra for extra in kept if isinstance(extra, Failure))
+            replies = replies.without(failed) if failed else replies
+            extras = [extra for extra in kept if not isinstance(extra, Failure)]
+            replies = replace(replies, extra=_stack(extras) if extras else {})
+        if len(replies):
+            yield replies
 
 
 class _Round:
@@ -256,6 +278,15 @@ def _attempted(work: Callable[[], T], request: TrainRequest) -> T | Failure:
         raise  # not this client's fault: going on would lose one client after another
     except Exception as error:  # noqa: BLE001
         return failure_of(request.partition, error)
+
+
+def _keep(trained: _Trained, objective: Objective, states: ClientStore) -> Tensors:
+    """Save a client's state; what it sends besides its model."""
+    request, context = trained.client.request, trained.client.context
+    next_state = objective.next_state(trained.parameters, context) if objective.has_state else {}
+    if objective.has_state:
+        states.save(request.partition, request.round, next_state)
+    return {name: tensor.cpu() for name, tensor in objective.to_server(next_state, context).items()}
 
 
 def chunks_of(requests: Iterable[TrainRequest], size: int) -> Iterator[list[TrainRequest]]:

@@ -22,6 +22,7 @@ from fedsign.errors import ReplyError
 from fedsign.records import Tensors
 
 _ALIGNMENT = 64
+_LARGEST = 16  # models of 8 bytes a number: what is not written takes no memory
 _BLOCK_BYTES = 2**30  # of addresses, not of memory: each mapping costs a descriptor, and the number of these is limited
 
 # slot = one of the equal parts of a file, which holds what one message brings; block = slots that are mapped together
@@ -69,8 +70,8 @@ class Layout:
         """
         if self.num_bytes > len(memory):
             raise ReplyError(
-                f"tensors of {self.num_bytes} bytes were to be sent, but expected are {len(memory)} at most: those of the "
-                "model, and as many besides."
+                f"tensors of {self.num_bytes} bytes were to be sent, but expected are {len(memory)} at most, a multiple of the "
+                "model's; let the objective keep or send less."
             )
         for name, place in self.read(memory).items():
             place.copy_(tensors[name])
@@ -143,11 +144,9 @@ class Slots(SharedFile):
         os.close(self.descriptor)
 
 
-def slot_bytes_of(tensors: Mapping[str, Tensor]) -> int:
-    """For a model, and what travels besides it: as many tensors of the same shapes, of the widest type."""
-    return sum(
-        aligned(tensor.numel() * tensor.element_size()) + aligned(8 * tensor.numel()) for tensor in tensors.values()
-    )
+def slot_bytes_of(model: Mapping[str, Tensor]) -> int:
+    """Addresses for all that one client may bring or send: its model, what comes besides, and old and new states."""
+    return 2**20 + _LARGEST * sum(aligned(8 * tensor.numel()) for tensor in model.values())
 
 
 def _part(memory: Tensor, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Tensor:

@@ -6,7 +6,6 @@ Versions and why a client may have to go back: [Note: versions of client state] 
 version is written before the reply is sent; it counts only once the server asks for it.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors.torch import load_file
@@ -17,11 +16,11 @@ from fedsign.errors import ClientStateError
 from fedsign.records import Tensors, TrainRequest
 
 
-@dataclass(frozen=True, slots=True)
 class ClientStore:
     """The states of all partitions that a process serves."""
 
-    folder: Path
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
     def load(self, request: TrainRequest) -> Tensors | None:
         """The state the server counts on; None for version 0, the initial state.

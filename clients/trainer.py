@@ -18,7 +18,17 @@ from fedsign.models.batch_norm import freeze_batch_norm, has_batch_norm
 from fedsign.models.features import classifier_of, forward_with_features, recorded_features
 from fedsign.objectives.base import LocalContext, Objective, Representation
 from fedsign.optim.displacement import unit_displacement
-from fedsign.records import Failure, ObjectiveSpec, Tensors, TrainReply, TrainRequest, failure_of, roles_of, tensors_of
+from fedsign.records import (
+    Failure,
+    ObjectiveSpec,
+    ReplyStack,
+    Tensors,
+    TrainReply,
+    TrainRequest,
+    failure_of,
+    roles_of,
+    tensors_of,
+)
 from fedsign.seeding import Purpose, generator, torch_stream
 from fedsign.workload import Workload
 
@@ -26,8 +36,10 @@ from fedsign.workload import Workload
 class LocalTrainer(Protocol):
     """Anything that can train clients."""
 
-    def train_many(self, requests: Iterable[TrainRequest], states: ClientStore) -> Iterator[TrainReply | Failure]:
-        """One reply or failure per request, in any order."""
+    def train_many(
+        self, requests: Iterable[TrainRequest], states: ClientStore
+    ) -> Iterator[TrainReply | ReplyStack | Failure]:
+        """One reply or failure per request, in any order; those of several clients may come as one stack."""
         ...
 
 

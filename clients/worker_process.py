@@ -1,9 +1,9 @@
 """A process that trains clients for another one: see clients.workers.
 
-In:  what to be, once; then {"layout": n, "is": ...} for each kind of model, and jobs:
-     {"job": n, "states": folder, "tasks": [...], "units": [clients of each], "clients": [...]}
-Out: {"ready": true} once; for every client of a job {"job": n, "client": place, ...} with `failed` and `details`, or with
-     what is said of the reply, whose tensors lie in the client's slot, in layouts that were told before;
+In:  what to be, once; then {"layout": n, "is": ...} for each kind of model or state, and jobs:
+     {"job": n, "tasks": [...], "units": [[slot, where replies may begin in it, [clients]], ...]}
+Out: {"ready": true} once; then for each result {"job": n, "unit": place, "partitions": [...], ...} with `failed` and
+     `details`, or with what is said of the reply, whose tensors lie in the unit's slot, in layouts told before;
      {"full": sentence} where the disk is full, {"defect": sentence} where going on is of no use
 """
 
@@ -11,12 +11,13 @@ import logging
 import sys
 import time
 import tomllib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from clients.paths import trainer_of
 from clients.shared_data import mapped_data
@@ -26,7 +27,7 @@ from clients.trainer import LocalTrainer
 from fedsign.config import ExperimentConfig
 from fedsign.errors import DiskFullError, FedSignError
 from fedsign.processes import Message, Parent
-from fedsign.records import Failure, ObjectiveSpec, Tensors, TrainReply, TrainRequest, failure_of
+from fedsign.records import Failure, ObjectiveSpec, ReplyStack, Tensors, TrainReply, TrainRequest, failure_of
 from fedsign.workload import Workload
 
 _LONGEST_SILENCE_S = 0.002  # small clients are answered several at once
@@ -66,6 +67,32 @@ def _worker(given: Message, parent: Parent) -> "_Worker":
     )
 
 
+class _Given(ClientStore):
+    """The states that came with a job, and those that go back with its replies."""
+
+    def __init__(self) -> None:
+        super().__init__(Path())
+        self.given: dict[int, Tensors] = {}
+        self.saved: dict[int, tuple[int, Tensors]] = {}
+
+    def load(self, request: TrainRequest) -> Tensors | None:
+        """See ClientStore."""
+        return self.given.get(request.partition)
+
+    def save(self, partition: int, version: int, state: Tensors) -> None:
+        """See ClientStore."""
+        self.saved[partition] = version, state
+
+
+@dataclass(kw_only=True, slots=True)
+class _Unit:
+    """Where the next reply of a unit is written."""
+
+    place: int
+    memory: Tensor
+    start: int
+
+
 @dataclass(kw_only=True, slots=True)
 class _Worker:
     """Answers jobs."""
@@ -85,19 +112,29 @@ class _Worker:
         if "layout" in message:
             self.layouts[message["layout"]] = Layout.from_json(message["is"])
             return
-        states = ClientStore(Path(message["states"]))
-        requests = [self._request(client, message["tasks"]) for client in message["clients"]]
-        places = {request.partition: place for place, request in enumerate(requests)}
-        num_left = len(requests)
-        for unit in _units(requests, message["units"] if self.together else [num_left]):
-            for result in self.trainer.train_many(unit, states):
-                num_left -= 1
-                place = places[result.partition]
-                said = self._said(result, slot=message["clients"][place][0])
-                self._say({"job": message["job"], "client": place, **said}, now=not num_left)
+        states, unit_of, units = _Given(), dict[int, _Unit](), []
+        for place, (slot, start, clients) in enumerate(message["units"]):
+            unit = _Unit(place=place, memory=self.replies.memory(slot), start=start)
+            units.append([self._request(client, message["tasks"]) for client in clients])
+            for _, partition, _, layout, begin in clients:
+                unit_of[partition] = unit
+                if layout is not None:
+                    states.given[partition] = self.layouts[layout].read(unit.memory[begin:])
+        num_left = len(unit_of)
+        for requests in units if self.together else [list(chain.from_iterable(units))]:
+            for result in self.trainer.train_many(requests, states):
+                partitions = list(result.partitions) if isinstance(result, ReplyStack) else [result.partition]
+                num_left -= len(partitions)
+                unit = unit_of[partitions[0]]
+                head = {"job": message["job"], "unit": unit.place}
+                try:
+                    self._say(head | self._said(result, partitions, unit, states), now=not num_left)
+                except FedSignError as error:
+                    for partition in partitions:
+                        self._say(head | _failed(failure_of(partition, error)), now=True)
 
     def _request(self, client: list[Any], tasks: list[list[Any]]) -> TrainRequest:
-        _, task, partition, state_version, needed = client
+        task, partition, state_version, _, _ = client
         number, slot, tensors, shared, round, name, settings = tasks[task]
         if slot not in self.tasks or self.tasks[slot][0] != number:
             memory, layout = self.models.memory(slot), self.layouts[tensors]
@@ -108,34 +145,48 @@ class _Worker:
             tensors=self.tasks[slot][1],
             objective=ObjectiveSpec(name=name, settings=settings),
             state_version=state_version,
-            needed_versions=frozenset(needed),
+            needed_versions=frozenset({state_version}),
             shared=self.tasks[slot][2],
         )
 
-    def _said(self, result: TrainReply | Failure, *, slot: int) -> Message:
-        """A result in words; the tensors of a reply are written into its slot."""
+    def _said(
+        self, result: TrainReply | ReplyStack | Failure, partitions: list[int], unit: _Unit, states: _Given
+    ) -> Message:
+        """A result in words; the tensors of a reply, and its clients' new states, are written into shared memory.
+
+        Raises:
+            FedSignError: they are more than expected.
+        """
         if isinstance(result, Failure):
-            return {"failed": result.reason, "details": result.details}
-        memory, start, layouts = self.replies.memory(slot), 0, []
-        for tensors in (result.tensors, result.extra):
-            layout = Layout.of(tensors)
-            try:
-                layout.write(tensors, memory[start:])
-            except FedSignError as error:
-                failure = failure_of(result.partition, error)
-                return {"failed": failure.reason, "details": failure.details}
-            start += layout.num_bytes
-            layouts.append(self._told(layout))
+            return _failed(result)
+        start = unit.start
+        saved = {partition: states.saved.pop(partition) for partition in partitions if partition in states.saved}
+        tensors, extra, *of_states = [
+            self._written(tensors, unit)
+            for tensors in (result.tensors, result.extra, *(state for _, state in saved.values()))
+        ]
+        is_stack = isinstance(result, ReplyStack)
         return {
-            "num_examples": result.num_examples,
-            "metrics": dict(result.metrics),
+            "partitions": partitions,
+            "round": result.round,
+            "is_stack": is_stack,
+            "start": start,
+            "num_examples": list(result.num_examples) if isinstance(result, ReplyStack) else [result.num_examples],
+            "metrics": {name: value if is_stack else [value] for name, value in result.metrics.items()},
             "has_state": result.has_state,
-            "tensors": layouts[0],
-            "extra": layouts[1],
+            "tensors": tensors,
+            "extra": extra,
+            "states": [
+                [partition, version, number]
+                for (partition, (version, _)), number in zip(saved.items(), of_states, strict=True)
+            ],
         }
 
-    def _told(self, layout: Layout) -> int:
-        """The number of a layout, told if it is new."""
+    def _written(self, tensors: Tensors, unit: _Unit) -> int:
+        """Write tensors behind what the unit's memory holds; the number of their layout, told if it is new."""
+        layout = Layout.of(tensors)
+        layout.write(tensors, unit.memory[unit.start :])
+        unit.start += layout.num_bytes
         if layout not in self.own:
             self.parent.say(layout=len(self.own), **{"is": layout.as_json()}, flush=False)
             self.own.append(layout)
@@ -149,8 +200,5 @@ class _Worker:
             self.said_at = moment
 
 
-def _units(requests: list[TrainRequest], lengths: list[int]) -> Iterator[list[TrainRequest]]:
-    start = 0
-    for length in lengths:
-        yield requests[start : start + length]
-        start += length
+def _failed(failure: Failure) -> Message:
+    return {"partitions": [failure.partition], "failed": failure.reason, "details": failure.details}

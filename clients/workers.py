@@ -1,9 +1,9 @@
 """The clients of a round trained by several processes, which share memory: `engine.workers` of them.
 
 A worker holds the trainer of the configured path, made from the configuration as text, so that nothing is pickled and
-the user's own modules are imported as they are here.  The training samples, the received model and the replies lie in
-memory that all see ([Note: files without a name] in clients.shared_tensors); over the pipes go a few numbers a client.
-The states of clients stay on disk, where the worker writes them.
+the user's own modules are imported as they are here.  The training samples, the received model, the clients' states and
+the replies lie in memory that all see ([Note: files without a name] in clients.shared_tensors); over the pipes go a few
+numbers a client.  States are kept by this process, so that each client finds its own whoever trains it.
 
 What is trained together does not depend on the number of workers, and every random stream belongs to a round and a
 client: so the bits do not depend on it either, nor on who trains whom.
@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
+from torch import Tensor
 
 from clients.cohort import chunks_of
 from clients.shared_data import share_data
@@ -32,9 +33,10 @@ from clients.shared_tensors import Layout, Slots, slot_bytes_of
 from clients.state import ClientStore
 from clients.trainer import LocalTrainer
 from clients.worker_queue import Queue, Unit
+from fedsign import plugins
 from fedsign.errors import ConfigError, DiskFullError, EngineError
 from fedsign.processes import Child, Message, audible
-from fedsign.records import Failure, TrainReply, TrainRequest, roles_of
+from fedsign.records import Failure, ReplyStack, Tensors, TrainReply, TrainRequest, failure_of, roles_of
 from fedsign.workload import Workload
 
 WORKER_MARK = "FEDSIGN_WORKER"  # an environment variable: this process is one
@@ -43,9 +45,9 @@ _WINDOW_BYTES = 256 * 2**20  # of replies that may wait for their turn
 _NUM_JOBS = 2  # at a worker: one that it is at, and one so that it need not wait
 _NUM_ATTEMPTS = 2
 
-_log = logging.getLogger("fedsign")
-
+Result = TrainReply | ReplyStack | Failure
 _Key = tuple[int | str, ...]
+_log = logging.getLogger("fedsign")
 
 
 @dataclass(slots=True, eq=False)
@@ -55,6 +57,7 @@ class _Task:
     slot: int
     as_json: list[Any]
     layouts: tuple[int, int]
+    has_state: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -67,16 +70,24 @@ class _Call:
     keys: dict[int, _Key]  # partition -> of its task
     num_open: Counter[_Key]  # clients that a task is kept for
     tasks: dict[_Key, _Task] = field(default_factory=dict)
-    ready: deque[tuple[Unit, TrainReply | Failure]] = field(default_factory=deque)
+    ready: deque[tuple[Unit, Result]] = field(default_factory=deque)
+
+
+@dataclass(slots=True, eq=False)
+class _Share:
+    """A unit at a worker, and the memory for its replies, which is used again when nothing refers to it any more."""
+
+    unit: Unit
+    memory: Tensor
+    num_left: int
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """What was handed to a worker: requests with the slots for their replies, until they are answered."""
+    """What was handed to a worker: place -> what it has not finished."""
 
     call: _Call
-    units: list[Unit]
-    open: dict[int, tuple[Unit, TrainRequest, int]]
+    shares: dict[int, _Share]
 
 
 class _Worker:
@@ -104,11 +115,13 @@ class Workers:
                 "a worker process was made to play a run, by a module that plays one when it is imported; put that "
                 'under `if __name__ == "__main__":`.'
             )
-        model = workload.make_model()
+        model, client = workload.make_model().state_dict(), workload.config.client
         self._workload, self._own, self._devices, self._logs = workload, own, devices, logs
-        self._roles = roles_of(model)
-        slot_bytes = slot_bytes_of(model.state_dict())
-        self._models, self._replies = Slots("models", slot_bytes), Slots("replies", slot_bytes)
+        self._roles = roles_of(workload.make_model())
+        self._largest_unit = client.chunk if client.path == "cohort" else 1
+        self._model_bytes = sum(tensor.nbytes for tensor in model.values())
+        self._models = Slots("models", slot_bytes_of(model))
+        self._replies = Slots("replies", self._largest_unit * slot_bytes_of(model))
         self._data = share_data(workload)
         self._layouts: list[Layout] = []
         self._calls: list[_Call] = []
@@ -117,7 +130,8 @@ class Workers:
         logs.mkdir(parents=True, exist_ok=True)
         self._workers: list[_Worker] = []
         try:
-            self._workers += (self._start(index) for index in range(len(devices)))
+            for index in range(len(devices)):
+                self._workers.append(self._start(index))
         except BaseException:
             self.close()
             raise
@@ -135,7 +149,7 @@ class Workers:
         """Their ids."""
         return [worker.child.pid for worker in self._workers]
 
-    def train_many(self, requests: Iterable[TrainRequest], states: ClientStore) -> Iterator[TrainReply | Failure]:
+    def train_many(self, requests: Iterable[TrainRequest], states: ClientStore) -> Iterator[Result]:
         """See LocalTrainer; a reply's tensors lie in shared memory, which is used again when they are gone."""
         call = self._call(list(requests), states)
         self._calls.append(call)
@@ -147,15 +161,17 @@ class Workers:
                 self._hear(0.0 if call.ready else None)
                 if call.ready:
                     unit, result = call.ready.popleft()
-                    call.num_left -= 1
-                    unit.num_passed_on += 1
+                    num = len(result) if isinstance(result, ReplyStack) else 1
+                    call.num_left -= num
+                    unit.num_passed_on += num
                     if unit.num_passed_on == len(unit.requests):
                         call.queue.done(unit)
                     yield result
+                    del result  # its memory may be used again as soon as the caller is done with it
         finally:
             self._calls.remove(call)
             for unit in call.queue.clear():
-                self._close(call, unit.requests)
+                self._close(call, [request.partition for request in unit.requests])
 
     def await_all(self) -> None:
         """Wait until every worker is ready."""
@@ -214,25 +230,21 @@ class Workers:
         _log.warning("worker process %d %s; %s. Another takes its place.", worker.index, how, said)
         self._workers[self._workers.index(worker)] = self._start(worker.index)
         for place, job in enumerate(worker.jobs.values()):
-            for _, _, slot in job.open.values():
-                self._replies.give_back(slot)
-            for unit in job.units:
-                self._see_to(job.call, unit, how, was_at_it=place == 0)
+            for share in job.shares.values():
+                self._see_to(job.call, share.unit, how, was_at_it=place == 0)
 
     def _see_to(self, call: _Call, unit: Unit, how: str, *, was_at_it: bool) -> None:
         """What a dead worker was given: once more, or a failure."""
-        left = [request for request in unit.requests if request.partition not in unit.answered]
-        unit.attempts += was_at_it and bool(left)
-        if not left:
-            return
+        left = [request.partition for request in unit.requests if request.partition not in unit.answered]
+        unit.attempts += was_at_it
         if call not in self._calls:
             self._close(call, left)
         elif unit.attempts < _NUM_ATTEMPTS:
             call.queue.give_back(unit)
         else:
             reason = f"the worker process that trained this client {how}, and so did one before it."
-            for request in left:
-                self._answer(call, unit, request, Failure(partition=request.partition, reason=reason))
+            for partition in left:
+                self._answer(call, unit, Failure(partition=partition, reason=reason))
 
     # Work
 
@@ -243,8 +255,7 @@ class Workers:
             Unit(unit, sum(1 if client.local_steps else len(partition[request.partition]) for request in unit))
             for unit in together
         ]
-        largest = max((len(unit.requests) for unit in units), default=1)
-        window = max(2 * len(self._workers), _WINDOW_BYTES // (largest * self._replies.slot_bytes))
+        window = max(2 * len(self._workers), _WINDOW_BYTES // (self._largest_unit * self._model_bytes))
         queue = Queue(units, window=window, num_workers=len(self._workers))
         keys = {request.partition: _key(request) for request in requests}
         return _Call(queue, states, len(requests), keys, Counter(keys.values()))
@@ -261,47 +272,62 @@ class Workers:
 
     def _give(self, worker: _Worker, call: _Call, units: list[Unit]) -> None:
         """Hand a job over."""
-        job, tasks = _Job(call, units, {}), dict[_Key, int]()
-        clients: list[list[Any]] = []
+        job, tasks, layouts = _Job(call, {}), dict[_Key, int](), set[int]()
+        as_json: list[list[Any]] = []
         for unit in units:
+            slot = self._replies.take()
+            memory, start, clients = self._replies.lent(slot), 0, []
             for request in unit.requests:
-                key = call.keys[request.partition]
+                key, partition = call.keys[request.partition], request.partition
                 if key not in call.tasks:
                     call.tasks[key] = self._task(request)
-                slot = self._replies.take()
-                job.open[len(clients)] = unit, request, slot
-                task = tasks.setdefault(key, len(tasks))
-                clients.append([slot, task, request.partition, request.state_version, sorted(request.needed_versions)])
-        for number in {number for key in tasks for number in call.tasks[key].layouts} - worker.known:
+                try:
+                    state = call.states.load(request) if call.tasks[key].has_state else None
+                except DiskFullError:
+                    raise
+                except Exception as error:  # noqa: BLE001 - a client's error is an answer, on every engine
+                    self._answer(call, unit, failure_of(partition, error))
+                    continue
+                number = None if state is None else self._write(state, memory[start:])
+                clients.append([tasks.setdefault(key, len(tasks)), partition, request.state_version, number, start])
+                if number is not None:
+                    start += self._layouts[number].num_bytes
+                    layouts.add(number)
+            if clients:
+                job.shares[len(as_json)] = _Share(unit, memory, len(clients))
+                as_json.append([slot, start, clients])
+        if not as_json:
+            return
+        for key in tasks:
+            layouts.update(call.tasks[key].layouts)
+        for number in sorted(layouts - worker.known):
             worker.known.add(number)
             worker.child.say({"layout": number, "is": self._layouts[number].as_json()})
         worker.jobs[self._num_jobs] = job
-        worker.child.say(
-            {
-                "job": self._num_jobs,
-                "states": str(call.states.folder),
-                "tasks": [call.tasks[key].as_json for key in tasks],
-                "units": [len(unit.requests) for unit in units],
-                "clients": clients,
-            }
-        )
+        worker.child.say({"job": self._num_jobs, "tasks": [call.tasks[key].as_json for key in tasks], "units": as_json})
         self._num_jobs += 1
 
     def _task(self, request: TrainRequest) -> _Task:
         """Write what a request brings into shared memory."""
-        slot = self._models.take()
-        memory, start, layouts = self._models.memory(slot), 0, []
-        for tensors in (request.tensors, request.shared):
-            layout = Layout.of(tensors)
-            layout.write(tensors, memory[start:])
-            start += layout.num_bytes
-            if layout not in self._layouts:
-                self._layouts.append(layout)
-            layouts.append(self._layouts.index(layout))
-        objective = request.objective
+        slot, objective = self._models.take(), request.objective
+        memory = self._models.memory(slot)
+        model = self._write(request.tensors, memory)
+        shared = self._write(request.shared, memory[self._layouts[model].num_bytes :])
+        try:
+            has_state = bool(plugins.build("objective", objective.name, objective.settings).has_state)
+        except Exception:  # noqa: BLE001 - what is wrong with it is each client's failure, and said there
+            has_state = False
         self._num_tasks += 1
-        as_json = [self._num_tasks, slot, *layouts, request.round, objective.name, dict(objective.settings)]
-        return _Task(slot, as_json, (layouts[0], layouts[1]))
+        how = [request.round, objective.name, dict(objective.settings)]
+        return _Task(slot, [self._num_tasks, slot, model, shared, *how], (model, shared), has_state)
+
+    def _write(self, tensors: Tensors, memory: Tensor) -> int:
+        """Write tensors into a memory; returns the number of their layout."""
+        layout = Layout.of(tensors)
+        layout.write(tensors, memory)
+        if layout not in self._layouts:
+            self._layouts.append(layout)
+        return self._layouts.index(layout)
 
     def _take_in(self, worker: _Worker, message: Message) -> None:
         """What a worker says; see clients.worker_process."""
@@ -314,62 +340,71 @@ class Workers:
                 raise DiskFullError(sentence)
             case {"defect": sentence}:
                 raise EngineError(f"a worker process could not go on: {sentence}")
-            case {"job": number, "client": client}:
+            case {"job": number, "unit": place, "partitions": partitions}:
                 job = worker.jobs[number]
-                unit, request, slot = job.open.pop(client)
-                if not job.open:
-                    del worker.jobs[number]
-                if request.partition in unit.answered or "failed" in message:
-                    self._replies.give_back(slot)
-                    result: TrainReply | Failure = Failure(
-                        partition=request.partition,
-                        reason=message.get("failed", ""),
-                        details=message.get("details", ""),
-                    )
+                share = job.shares[place]
+                if job.call in self._calls:
+                    self._answer(job.call, share.unit, self._result(worker, job.call, share, message))
                 else:
-                    result = self._reply(worker, request, slot, message)
-                self._answer(job.call, unit, request, result)
+                    self._close(job.call, partitions)
+                share.num_left -= len(partitions)
+                if not share.num_left:
+                    del job.shares[place]
+                if not job.shares:
+                    del worker.jobs[number]
             case _:
                 raise EngineError(f"a worker process said {message}, which is not understood.")
 
-    def _reply(self, worker: _Worker, request: TrainRequest, slot: int, message: Message) -> TrainReply:
-        """A reply whose tensors lie in a slot, which is given back when they are gone."""
-        memory, layout = self._replies.lent(slot), worker.layouts[message["tensors"]]
-        return TrainReply(
-            round=request.round,
-            partition=request.partition,
-            tensors=layout.read(memory),
-            roles=self._roles,
-            num_examples=message["num_examples"],
-            metrics=message["metrics"],
-            has_state=message["has_state"],
-            extra=worker.layouts[message["extra"]].read(memory[layout.num_bytes :]),
-        )
+    def _result(self, worker: _Worker, call: _Call, share: _Share, said: Message) -> Result:
+        """A result whose tensors lie where the worker wrote them; the states that came with it are saved."""
+        partitions = said["partitions"]
+        if "failed" in said:
+            return Failure(partition=partitions[0], reason=said["failed"], details=said["details"])
+        start, parts = said["start"], []
+        for number in (said["tensors"], said["extra"], *(number for _, _, number in said["states"])):
+            parts.append(worker.layouts[number].read(share.memory[start:]))
+            start += worker.layouts[number].num_bytes
+        tensors, extra, *states = parts
+        for (partition, version, _), state in zip(said["states"], states, strict=True):
+            call.states.save(partition, version, state)
+        alike: dict[str, Any] = {
+            "round": said["round"], "tensors": tensors, "roles": self._roles, "has_state": said["has_state"], "extra": extra
+        }  # fmt: skip
+        if said["is_stack"]:
+            return ReplyStack(
+                partitions=partitions, num_examples=said["num_examples"], metrics=said["metrics"], **alike
+            )
+        metrics = {name: values[0] for name, values in said["metrics"].items()}
+        return TrainReply(partition=partitions[0], num_examples=said["num_examples"][0], metrics=metrics, **alike)
 
-    def _answer(self, call: _Call, unit: Unit, request: TrainRequest, result: TrainReply | Failure) -> None:
-        """A client is done; what is known of it already, from a worker that died later, is not said twice."""
-        if request.partition in unit.answered:
+    def _answer(self, call: _Call, unit: Unit, result: Result) -> None:
+        """Clients are done; what is known already, from a worker that died later, is not said twice."""
+        partitions = list(result.partitions) if isinstance(result, ReplyStack) else [result.partition]
+        known = [place for place, partition in enumerate(partitions) if partition in unit.answered]
+        if len(known) == len(partitions):
             return
-        unit.answered.add(request.partition)
+        if known and isinstance(result, ReplyStack):
+            result = result.without(known)
+        new = [partition for partition in partitions if partition not in unit.answered]
+        unit.answered.update(new)
         call.ready.append((unit, result))
-        self._close(call, [request])
+        self._close(call, new)
 
-    def _close(self, call: _Call, requests: Iterable[TrainRequest]) -> None:
+    def _close(self, call: _Call, partitions: Iterable[int]) -> None:
         """These clients are done; a task that nobody is asked any more makes room."""
-        for request in requests:
-            key = call.keys[request.partition]
+        for partition in partitions:
+            key = call.keys[partition]
             call.num_open[key] -= 1
             if not call.num_open[key] and key in call.tasks:
                 self._models.give_back(call.tasks.pop(key).slot)
 
     def _train_here(self, call: _Call) -> None:
         """One unit."""
-        (unit, *others) = call.queue.take()
+        unit, *others = call.queue.take()
         for other in others:
             call.queue.give_back(other)
-        requests = {request.partition: request for request in unit.requests}
         for result in self._own.train_many(unit.requests, call.states):
-            self._answer(call, unit, requests[result.partition], result)
+            self._answer(call, unit, result)
 
 
 def _key(request: TrainRequest) -> _Key:

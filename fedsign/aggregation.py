@@ -4,7 +4,7 @@ Floating-point addition is not associative, so the order is fixed: replies have 
 order of the requests, and `in_slot_order` lets an early reply wait for the slots before it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from fedsign.records import Tensors
 
 T = TypeVar("T")
+_BLOCK = 2**17  # elements of a tensor that are worked on at once, half a megabyte
 
 
 def in_slot_order(arrivals: Iterable[tuple[int, T]]) -> Iterator[T]:
@@ -41,6 +42,7 @@ class WeightedMean:
 
     def __init__(self) -> None:
         self._sums: Tensors = {}
+        self._averaged: Tensors = {}  # those of the sums that are floating
         self._dtypes: dict[str, torch.dtype] = {}
         self.total_weight = 0.0
         self.count = 0
@@ -48,27 +50,43 @@ class WeightedMean:
     def add(self, tensors: Mapping[str, Tensor], weight: float) -> None:
         """Take one model in; `weight` > 0."""
         if not self.count:
-            self._dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
-            self._sums = {name: _wide_copy(tensor) for name, tensor in tensors.items()}
+            self._begin(tensors, {name: _wide_copy(tensor) for name, tensor in tensors.items()})
         else:
-            if self.count == 1:
-                for total in self._sums.values():
-                    if total.is_floating_point():
-                        total.mul_(self.total_weight)
-            for name, total in self._sums.items():
-                if total.is_floating_point():
-                    total.add_(tensors[name], alpha=weight)
+            self._add(tensors, weight)
         self.total_weight += weight
         self.count += 1
+
+    def add_stack(self, tensors: Mapping[str, Tensor], weights: Sequence[float]) -> None:
+        """Take K models [K, ...] in at once; equal to adding each of them, to rounding."""
+        if len(weights) == 1 or not tensors:
+            for place, weight in enumerate(weights):
+                self.add({name: tensor[place] for name, tensor in tensors.items()}, weight)
+            return
+        sums = {name: _weighted_sum(tensor, weights) for name, tensor in tensors.items()}
+        if not self.count:
+            self._begin(tensors, sums)
+        else:
+            self._add(sums, 1.0)
+        self.total_weight += sum(weights)
+        self.count += len(weights)
+
+    def _begin(self, tensors: Mapping[str, Tensor], sums: Tensors) -> None:
+        self._dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
+        self._sums = sums
+        self._averaged = {name: total for name, total in sums.items() if total.is_floating_point()}
+
+    def _add(self, tensors: Mapping[str, Tensor], weight: float) -> None:
+        totals = list(self._averaged.values())
+        if self.count == 1 and self.total_weight != 1:  # the first was kept as it came, in case that it stays alone
+            torch._foreach_mul_(totals, self.total_weight)
+        torch._foreach_add_(totals, [tensors[name] for name in self._averaged], alpha=weight)
 
     def result(self) -> Tensors:
         """The mean, in the dtypes of the models.  Ends the accumulation."""
         if not self.count:
             raise ValueError("the mean of no models was asked for; add at least one first.")
         if self.count > 1:  # the mean of one model is that model: w x / w would be rounded twice
-            for total in self._sums.values():
-                if total.is_floating_point():
-                    total.div_(self.total_weight)
+            torch._foreach_div_(list(self._averaged.values()), self.total_weight)
         return {name: total.to(self._dtypes[name]) for name, total in self._sums.items()}
 
 
@@ -84,20 +102,37 @@ class Spread:
         self._squares = 0.0
         self._count = 0
 
-    def add(self, update: Tensors) -> None:
-        """Take one client's update in; the tensors become this object's."""
-        self._squares += _squared_norm(update)
+    def add(self, local: Mapping[str, Tensor], received: Mapping[str, Tensor]) -> None:
+        """Take one client's update u = local - received in."""
+        self._begin(received)
+        small = [name for name, tensor in received.items() if tensor.numel() <= _BLOCK]
+        if small:
+            update = torch._foreach_sub(_chosen(local, small), _chosen(received, small))
+            self._squares += _squared_norm(update)
+            torch._foreach_add_(_chosen(self._sum, small), update)
+        for name in received:
+            if name not in small:
+                self._squares += _add_by_blocks(self._sum[name], local[name], received[name])
         self._count += 1
+
+    def add_stack(self, local: Mapping[str, Tensor], received: Mapping[str, Tensor]) -> None:
+        """Take K clients' updates in at once; `local` are their tensors [K, ...]."""
+        self._begin(received)
+        names = list(received)
+        updates = torch._foreach_sub(_chosen(local, names), _chosen(received, names))
+        squares = [torch.linalg.vector_norm(each.flatten(1), dim=1, dtype=torch.float64).square() for each in updates]
+        self._squares += float(torch.stack(squares).sum())
+        torch._foreach_add_(_chosen(self._sum, names), [each.float().sum(0) for each in updates])
+        self._count += len(updates[0])
+
+    def _begin(self, received: Mapping[str, Tensor]) -> None:
         if not self._sum:
-            self._sum = {name: tensor.float() for name, tensor in update.items()}
-            return
-        for name, total in self._sum.items():
-            total.add_(update[name])
+            self._sum = {name: torch.zeros_like(tensor, dtype=torch.float32) for name, tensor in received.items()}
 
     @property
     def update_norm(self) -> float | None:
         """||mean u||; None without updates."""
-        return _squared_norm(self._sum) ** 0.5 / self._count if self._count else None
+        return _squared_norm(list(self._sum.values())) ** 0.5 / self._count if self._count else None
 
     @property
     def client_drift(self) -> float | None:
@@ -108,8 +143,38 @@ class Spread:
         return float(max(self._squares / self._count - norm**2, 0.0) ** 0.5) / norm
 
 
-def _squared_norm(tensors: Mapping[str, Tensor]) -> float:
-    return sum(float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2 for tensor in tensors.values())
+def _squared_norm(tensors: Sequence[Tensor]) -> float:
+    """Of all tensors as one vector, summed in float64."""
+    if not tensors:
+        return 0.0
+    norms = torch.stack(torch._foreach_norm(list(tensors), 2, dtype=torch.float64)).tolist()
+    return float(sum(norm**2 for norm in norms))
+
+
+def _add_by_blocks(total: Tensor, local: Tensor, received: Tensor) -> float:
+    """total += local - received, and the squared norm of the difference, which stays in the cache block by block."""
+    squares = []
+    triples = (tensor.reshape(-1).split(_BLOCK) for tensor in (total, local, received))
+    for part, after, before in zip(*triples, strict=True):
+        difference = (after - before).float()
+        part.add_(difference)
+        squares.append(torch.dot(difference, difference))
+    return float(torch.stack(squares).double().sum())
+
+
+def _chosen(tensors: Mapping[str, Tensor], names: Iterable[str]) -> list[Tensor]:
+    return [tensors[name] for name in names]
+
+
+def _weighted_sum(stack: Tensor, weights: Sequence[float]) -> Tensor:
+    """sum_k w_k x_k of a stack [K, ...], at least in float32; of counters, the first."""
+    if not stack.is_floating_point():
+        return stack[0].clone()
+    wide = stack.to(torch.promote_types(stack.dtype, torch.float32))
+    if all(weight == 1 for weight in weights):
+        return wide.sum(0)
+    total: Tensor = torch.tensordot(wide.new_tensor(weights), wide, dims=1)
+    return total
 
 
 def _wide_copy(tensor: Tensor) -> Tensor:

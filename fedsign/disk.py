@@ -110,6 +110,18 @@ def remove_partials(folder: Path) -> None:
             left.unlink(missing_ok=True)
 
 
+def append_bytes(path: Path, content: bytes, *, durable: bool) -> None:
+    """Add to a file's end; `durable` forces it to the disk.  System calls, because a file object takes longer to make."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        while content:  # a disk that is nearly full takes a part, and raises for the rest
+            content = content[os.write(descriptor, content) :]
+        if durable:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def sync(path: Path) -> None:
     """Force a file's bytes, or a folder's entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)

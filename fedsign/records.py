@@ -9,8 +9,8 @@ round that a killed server plays again, and does not count.
 """
 
 import traceback
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -66,6 +66,63 @@ class TrainReply:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CohortRequest:
+    """What the server asks of a round's clients; a `TrainRequest` for each of them says the same."""
+
+    round: int
+    cohort: Sequence[int]  # partitions
+    tensors: Tensors
+    objective: ObjectiveSpec
+    shared: Tensors = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplyStack:
+    """The replies of K clients of one round as one value: tensors [K, ...], and lists of K."""
+
+    round: int
+    partitions: Sequence[int]
+    tensors: Tensors
+    roles: Mapping[str, Role]
+    num_examples: Sequence[int]
+    metrics: Mapping[str, Sequence[float]]
+    has_state: bool = False
+    extra: Tensors = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.partitions)
+
+    def replies(self) -> list[TrainReply]:
+        """Each client's own; the tensors share memory with the stack."""
+        tensors, extra = _unbound(self.tensors, len(self)), _unbound(self.extra, len(self))
+        return [
+            TrainReply(
+                round=self.round,
+                partition=partition,
+                tensors=tensors[place],
+                roles=self.roles,
+                num_examples=self.num_examples[place],
+                metrics={name: values[place] for name, values in self.metrics.items()},
+                has_state=self.has_state,
+                extra=extra[place],
+            )
+            for place, partition in enumerate(self.partitions)
+        ]
+
+    def without(self, places: Collection[int]) -> "ReplyStack":
+        """The other clients' replies."""
+        kept = [place for place in range(len(self)) if place not in places]
+        return replace(
+            self,
+            partitions=[self.partitions[place] for place in kept],
+            tensors={name: tensor[kept] for name, tensor in self.tensors.items()},
+            num_examples=[self.num_examples[place] for place in kept],
+            metrics={name: [values[place] for place in kept] for name, values in self.metrics.items()},
+            extra={name: tensor[kept] for name, tensor in self.extra.items()},
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
     """A client that gave no usable reply in a round, and why (one sentence; details may be long)."""
 
@@ -74,10 +131,24 @@ class Failure:
     details: str = ""
 
 
+def one_by_one(results: Iterable[TrainReply | ReplyStack | Failure]) -> Iterator[TrainReply | Failure]:
+    """The same results, every client's by itself."""
+    for result in results:
+        if isinstance(result, ReplyStack):
+            yield from result.replies()
+        else:
+            yield result
+
+
 def failure_of(partition: int, error: Exception) -> Failure:
     """A client's exception as a failure: one line, and the traceback."""
     reason = " ".join(f"{type(error).__name__}: {error}".split())
     return Failure(partition=partition, reason=reason, details="".join(traceback.format_exception(error)))
+
+
+def _unbound(stack: Tensors, num: int) -> list[Tensors]:
+    columns = [tensor.unbind() for tensor in stack.values()]
+    return [dict(zip(stack, row, strict=True)) for row in zip(*columns, strict=True)] if columns else [{}] * num
 
 
 def roles_of(model: nn.Module) -> dict[str, Role]:

@@ -24,7 +24,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fedsign.disk import DISK_FULL, disk_errors, exclusive, remove_partials, sync, write_text
+from fedsign.disk import DISK_FULL, append_bytes, disk_errors, exclusive, remove_partials, write_text
 from fedsign.errors import ResultsError, ResumeError
 
 Line = dict[str, Any]
@@ -96,10 +96,7 @@ class RunFolder:
         path = self.path / name
         text = json.dumps({key: _finite(value) for key, value in line.items()}) + "\n"
         with disk_errors(path):
-            with path.open("a", encoding="utf-8") as file:
-                file.write(text)
-            if durable:
-                sync(path)
+            append_bytes(path, text.encode(), durable=durable)
 
     def rewind(self, round: int) -> None:
         """Drop what was written after a round, and the half line that a kill may have left."""

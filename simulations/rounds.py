@@ -7,19 +7,20 @@ checkpoint never knows of a round whose line is missing, and resuming drops the 
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ConfigRecord
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from fedsign import checkpoints
 from fedsign.checkpoints import Checkpoint
 from fedsign.errors import ConfigError, RoundError
+from fedsign.exchange import ClientLedger, DirectExchange, Traffic, is_finite
 from fedsign.flower import foreign, foreign_rules
 from fedsign.flower.array import to_record, to_tensors
 from fedsign.flower.parameters_only import ParametersOnly
-from fedsign.flower.partition_grid import ClientLedger, PartitionGrid, Traffic
+from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.flower.shims import seeded_globals
 from fedsign.records import Role, Tensors, roles_of, tensors_of
 from fedsign.registry import resolve
@@ -36,15 +37,25 @@ class RoundLoop:
     """One run, from its folder's last checkpoint (or the start) to the last round."""
 
     def __init__(
-        self, workload: Workload, grid: PartitionGrid, folder: RunFolder, on_round: OnRound = lambda line: None
+        self,
+        workload: Workload,
+        grid: PartitionGrid,
+        folder: RunFolder,
+        on_round: OnRound = lambda line: None,
+        *,
+        direct: DirectExchange | None = None,
     ) -> None:
+        """`direct` is a shorter way to the same clients, for strategies that need no messages."""
         self.workload, self.grid, self.folder, self.on_round = workload, grid, folder, on_round
         self.round = 0
         self._config = workload.config
         self._model = workload.make_model()
         self._strategy = make_strategy(workload)
+        is_direct = isinstance(self._strategy, Strategy) and not self._strategy.needs_messages()
+        self._direct = direct if is_direct else None
+        self._exchange: PartitionGrid | DirectExchange = self._direct or grid
         self._evaluated: Tensors = {name: tensor.cpu() for name, tensor in tensors_of(self._model).items()}
-        self._served: ArrayRecord = to_record(self._evaluated)
+        self._served = self._evaluated
         self._resume()
 
     def run(self) -> None:
@@ -61,46 +72,60 @@ class RoundLoop:
         self._model.load_state_dict(self._evaluated)
         values = self.workload.evaluate(self._model)
         ended_at = time.perf_counter()
-        self.grid.ledger.commit(self.round, traffic.with_state)
+        self._exchange.ledger.commit(self.round, traffic.with_state)
         timings = {"train_s": trained_at - started_at, "evaluate_s": ended_at - trained_at}
         self._write(_line(self.round, values, traffic), timings)
 
     def _train(self) -> Traffic:
         """One round of the strategy; leaves the served and the evaluated model behind."""
-        server, strategy = self._config.server, self._strategy
-        request = ConfigRecord({SEED_KEY: self._config.seed, COHORT_KEY: server.cohort_size})
-        if isinstance(strategy, Strategy):
-            messages = strategy.configure_train(self.round, self._served, request, self.grid)
-            replies = self.grid.send_and_receive(messages, timeout=server.round_timeout_s)
-            served, _ = strategy.aggregate_train(self.round, replies)
-            for _ in replies:  # a strategy may stop early; what it left is still taken in and accounted for
-                pass
-            self._judge(self.grid.traffic)
-        else:
-            served = self._train_foreign(strategy, request)
+        strategy = self._strategy
+        served = self._train_ours(strategy) if isinstance(strategy, Strategy) else self._train_foreign(strategy)
         if served is None:
             raise RoundError(
                 f"strategy {self._config.strategy.name} made no model of the replies of round {self.round}."
             )
-        tensors = self._checked_model(to_tensors(served))
+        self._served = self._checked_model(served)
         evaluated = strategy.evaluated_model if isinstance(strategy, Strategy) else None
-        self._evaluated = tensors if evaluated is None else self._checked_model(evaluated)
-        self._served = to_record(tensors)
-        return self.grid.traffic
+        self._evaluated = self._served if evaluated is None else self._checked_model(evaluated)
+        return self._exchange.traffic
 
-    def _train_foreign(self, strategy: FlowerStrategy, request: ConfigRecord) -> ArrayRecord | None:
+    def _train_ours(self, strategy: Strategy) -> Tensors | None:
+        """One round of a strategy of ours, over messages only where there have to be some."""
+        seed, server = self._config.seed, self._config.server
+        if self._direct is not None:
+            clients = range(self._config.partition.num_clients)
+            request = strategy.request(self.round, self._served, clients, cohort_size=server.cohort_size, seed=seed)
+            replies = self._direct.train(request)
+            served = strategy.aggregate(self.round, replies)
+            _drain(replies)
+        else:
+            messages = strategy.configure_train(self.round, to_record(self._served), self._entries(), self.grid)
+            answers = self.grid.send_and_receive(messages, timeout=server.round_timeout_s)
+            arrays, _ = strategy.aggregate_train(self.round, answers)
+            _drain(answers)
+            served = None if arrays is None else to_tensors(arrays)
+        self._judge(self._exchange.traffic)
+        return served
+
+    def _entries(self) -> ConfigRecord:
+        """What a strategy is told in Flower's way."""
+        return ConfigRecord({SEED_KEY: self._config.seed, COHORT_KEY: self._config.server.cohort_size})
+
+    def _train_foreign(self, strategy: FlowerStrategy) -> Tensors | None:
         """One round of Flower's own: the cohort is shown to it, the global generators are lent to it."""
         seed, name = self._config.seed, self._config.strategy.name
-        view = ParametersOnly(self._served, roles_of(self._model), weighted_by=foreign_rules.weighted_by(strategy))
+        view = ParametersOnly(
+            to_record(self._served), roles_of(self._model), weighted_by=foreign_rules.weighted_by(strategy)
+        )
         cohort = self.grid.showing(self._cohort())
         with foreign_rules.calling(name, self.round), seeded_globals(seed, 2 * self.round), cohort:
-            messages = view.completed(strategy.configure_train(self.round, view.parameters, request, self.grid))
+            messages = view.completed(strategy.configure_train(self.round, view.parameters, self._entries(), self.grid))
         replies = view.stripped(self.grid.send_and_receive(messages, timeout=self._config.server.round_timeout_s))
         self._judge(self.grid.traffic)
         foreign_rules.check_num_replies(strategy, len(replies), self.round)
         with foreign_rules.calling(name, self.round), seeded_globals(seed, 2 * self.round + 1):
             served, _ = strategy.aggregate_train(self.round, replies)  # a list: it is walked over more than once
-        return None if served is None else view.model(served)
+        return None if served is None else to_tensors(view.model(served))
 
     def _checked_model(self, tensors: Tensors) -> Tensors:
         """A model made by a strategy, in the model's types.
@@ -108,14 +133,14 @@ class RoundLoop:
         Raises:
             RoundError: it has other tensors than the model, or values that are not finite.
         """
-        model = to_tensors(self._served)
+        model = self._served
         if tensors.keys() != model.keys():
             raise RoundError(
                 f"strategy {self._config.strategy.name} made a model with other tensors in round {self.round}: missing "
                 f"{sorted(model.keys() - tensors.keys())}, unknown {sorted(tensors.keys() - model.keys())}."
             )
         for name, tensor in tensors.items():
-            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            if not is_finite(tensor):
                 raise RoundError(
                     f"strategy {self._config.strategy.name} made NaN or infinite values of finite replies in round "
                     f"{self.round}, tensor '{name}'; lower its step or the clients' learning rate."
@@ -165,14 +190,14 @@ class RoundLoop:
                 self.folder.checkpoints,
                 Checkpoint(
                     round=self.round,
-                    served=to_tensors(self._served),
+                    served=self._served,
                     evaluated=own.evaluated_model if own else None,
                     strategy=own.memory() if own else foreign.snapshot(self._strategy),
-                    client_versions=self.grid.ledger.versions,
+                    client_versions=self._exchange.ledger.versions,
                 ),
                 keep=results.keep_checkpoints,
             )
-            self.grid.ledger.checkpoint(self.round, on_disk=checkpoints.rounds_on_disk(self.folder.checkpoints))
+            self._exchange.ledger.checkpoint(self.round, on_disk=checkpoints.rounds_on_disk(self.folder.checkpoints))
         self.on_round(line)
 
     def _resume(self) -> None:
@@ -190,9 +215,9 @@ class RoundLoop:
         else:
             foreign.restore(self._strategy, checkpoint.strategy)
         self.round = checkpoint.round
-        self._served = to_record(checkpoint.served)
+        self._served = checkpoint.served
         self._evaluated = checkpoint.evaluated or checkpoint.served
-        self.grid.ledger = ClientLedger(
+        self._exchange.ledger = ClientLedger(
             versions=dict(checkpoint.client_versions),
             checkpoints=checkpoints.client_versions_on_disk(self.folder.checkpoints),
         )
@@ -226,6 +251,12 @@ def make_strategy(workload: Workload) -> FlowerStrategy:
         buffers = Role.BUFFER in roles_of(workload.make_model()).values()
         foreign_rules.check(strategy, cohort_size=workload.config.server.cohort_size, has_buffers=buffers)
     return strategy
+
+
+def _drain(replies: Iterable[object]) -> None:
+    """A strategy may stop early; what it left is still taken in and accounted for."""
+    for _ in replies:
+        pass
 
 
 def like(tensor: torch.Tensor, model: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ state* is the client's (`fedsign.objectives`), and stays there.
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -27,7 +27,7 @@ from fedsign.aggregation import WeightedMean
 from fedsign.errors import RoundError
 from fedsign.flower import wire
 from fedsign.flower.array import to_record, to_tensors
-from fedsign.records import ObjectiveSpec, Role, Tensors, TrainReply
+from fedsign.records import CohortRequest, ObjectiveSpec, ReplyStack, Role, Tensors, TrainReply
 from fedsign.seeding import Purpose, generator
 from strategies.server_optim.base import ServerOptimizer
 
@@ -136,50 +136,44 @@ class Strategy(FlowerStrategy):
         """The evaluated model after the last round; None where it is the served one."""
         return self._evaluated
 
-    # Flower's interface
+    # A round
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """One train message per sampled node."""
-        nodes = grid.get_node_ids()
-        clients = nodes if isinstance(nodes, range) else sorted(nodes)  # a million nodes are not listed
-        self.num_clients = len(clients)
-        seed = int(cast(int, config.get(SEED_KEY, 0)))
-        cohort_size = int(cast(int, config.get(COHORT_KEY, len(clients))))
-        rng = generator(seed, Purpose.SAMPLING, round=server_round)
-        cohort = [int(client) for client in self.sample(server_round, clients, cohort_size, rng)]
-        self._served = to_tensors(arrays)
-        spec = wire.objective_entry(self.objective(server_round))
-        request = ConfigRecord({**config, wire.ROUND_KEY: server_round, wire.OBJECTIVE_KEY: spec})
-        content = RecordDict({wire.ARRAYS: arrays, wire.CONFIG: request})
-        if shared := self.shared():
-            content[wire.BESIDES] = to_record(shared)
-        return [Message(content, node_id, MessageType.TRAIN) for node_id in cohort]
+    def request(
+        self, round: int, served: Tensors, clients: Sequence[int], *, cohort_size: int, seed: int
+    ) -> CohortRequest:
+        """Who is asked for what."""
+        self.num_clients, self._served = len(clients), served
+        rng = generator(seed, Purpose.SAMPLING, round=round)
+        cohort = [int(client) for client in self.sample(round, clients, cohort_size, rng)]
+        return CohortRequest(
+            round=round, cohort=cohort, tensors=served, objective=self.objective(round), shared=self.shared()
+        )
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Mean of the replies as they come, then the server's move; (None, None) without replies."""
+    def aggregate(self, round: int, replies: Iterable[TrainReply | ReplyStack]) -> Tensors | None:
+        """Mean of the replies as they come, then the server's move; None without replies.
+
+        Raises:
+            RoundError: a weight is no number above 0, or only some replies carry what travels besides.
+        """
         total, extra = WeightedMean(), WeightedMean()
         roles: Mapping[str, Role] = {}
-        for message in replies:
-            if message.has_error():
-                _log.warning("node %s failed: %s", message.metadata.src_node_id, message.error.reason)
-                continue
-            reply = wire.unpack_reply(message)
+        for reply in replies:
             roles = reply.roles
-            total.add(reply.tensors, self._checked_weight(reply))
-            if reply.extra:
-                extra.add(reply.extra, 1.0)
+            if isinstance(reply, ReplyStack):
+                total.add_stack(reply.tensors, [self._checked_weight(each) for each in reply.replies()])
+                extra.add_stack(reply.extra, [1.0] * len(reply) if reply.extra else [])
+            else:
+                total.add(reply.tensors, self._checked_weight(reply))
+                if reply.extra:
+                    extra.add(reply.extra, 1.0)
         if not total.count:
-            return None, None
+            return None
         if extra.count not in (0, total.count):
             raise RoundError(
                 f"{extra.count} of {total.count} replies carry tensors besides the model; expected are all or none."
             )
         aggregate = Aggregate(
-            round=server_round,
+            round=round,
             served=self._served,
             mean=keep_counters(total.result(), self._served),
             extra=extra.result() if extra.count else {},
@@ -192,7 +186,38 @@ class Strategy(FlowerStrategy):
         if self.server_optimizer is not None:
             stepped = self.server_optimizer.step(self._served, target, aggregate.parameters)
             target = {**target, **stepped}
-        return to_record(target), None
+        return target
+
+    # Flower's interface
+
+    @classmethod
+    def needs_messages(cls) -> bool:
+        """Whether a subclass has its own way with Flower's messages, so that a round has to be made of them."""
+        mine = (cls.configure_train, cls.aggregate_train)
+        return mine != (Strategy.configure_train, Strategy.aggregate_train)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """One train message per sampled node."""
+        nodes = grid.get_node_ids()
+        clients = nodes if isinstance(nodes, range) else sorted(nodes)  # a million nodes are not listed
+        cohort_size = int(cast(int, config.get(COHORT_KEY, len(clients))))
+        seed = int(cast(int, config.get(SEED_KEY, 0)))
+        request = self.request(server_round, to_tensors(arrays), clients, cohort_size=cohort_size, seed=seed)
+        spec = wire.objective_entry(request.objective)
+        entries = ConfigRecord({**config, wire.ROUND_KEY: server_round, wire.OBJECTIVE_KEY: spec})
+        content = RecordDict({wire.ARRAYS: arrays, wire.CONFIG: entries})
+        if request.shared:
+            content[wire.BESIDES] = to_record(request.shared)
+        return [Message(content, node_id, MessageType.TRAIN) for node_id in request.cohort]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """`aggregate` of the messages that are replies; (None, None) without any."""
+        model = self.aggregate(server_round, _unpacked(replies))
+        return None if model is None else to_record(model), None
 
     def _checked_weight(self, reply: TrainReply) -> float:
         weight = self.weight(reply)
@@ -215,6 +240,14 @@ class Strategy(FlowerStrategy):
     def summary(self) -> None:
         """One line for Flower's log."""
         _log.info("%s, %s weights", type(self).__name__, self.weighting)
+
+
+def _unpacked(messages: Iterable[Message]) -> Iterator[TrainReply]:
+    for message in messages:
+        if message.has_error():
+            _log.warning("node %s failed: %s", message.metadata.src_node_id, message.error.reason)
+        else:
+            yield wire.unpack_reply(message)
 
 
 def keep_counters(mean: Tensors, served: Tensors) -> Tensors:

@@ -7,73 +7,25 @@ infinite values are taken out and written down as failures.
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from math import isfinite, prod
+from math import prod
 from typing import cast
 
 import numpy as np
-import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
-from torch import Tensor
 
-from fedsign.aggregation import Spread, in_slot_order
-from fedsign.errors import EngineError, FedSignError, ReplyError, RoundError
+from fedsign.aggregation import in_slot_order
+from fedsign.errors import EngineError, FedSignError, ReplyError
+from fedsign.exchange import ClientLedger, Traffic, check_addresses, check_finite, check_shapes
 from fedsign.flower import wire
-from fedsign.flower.array import TensorArray, to_plain, to_tensors
+from fedsign.flower.array import to_plain, to_tensors
 from fedsign.flower.shims import MessageGrid, ensure_task_identity, set_source
-from fedsign.records import Failure, Role, Tensors, TrainReply, failure_of
+from fedsign.records import Failure, Role, TrainReply, failure_of
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.25
-
-
-@dataclass(slots=True)
-class ClientLedger:
-    """Which version of its state each client has that the server counts on, now and in each checkpoint.
-
-    See [Note: versions of client state] in fedsign.records.
-    """
-
-    versions: dict[int, int] = field(default_factory=dict)
-    checkpoints: dict[int, dict[int, int]] = field(default_factory=dict)  # round -> versions then
-
-    def commit(self, round: int, partitions: Iterable[int]) -> None:
-        """The round is done: the states that came with accepted replies are the clients' states now."""
-        self.versions.update(dict.fromkeys(partitions, round))
-
-    def checkpoint(self, round: int, *, on_disk: Iterable[int]) -> None:
-        """A checkpoint was written; only those on disk can still be resumed from."""
-        self.checkpoints[round] = dict(self.versions)
-        self.checkpoints = {kept: self.checkpoints[kept] for kept in on_disk if kept in self.checkpoints}
-
-    def needed(self, partition: int) -> set[int]:
-        """The versions of a client's state that could still be asked for."""
-        tables = (self.versions, *self.checkpoints.values())
-        return {table[partition] for table in tables if partition in table}
-
-
-@dataclass(slots=True)
-class Traffic:
-    """What happened to the messages of one round; bytes are those of the tensors."""
-
-    sent: list[int] = field(default_factory=list)
-    accepted: list[int] = field(default_factory=list)
-    with_state: list[int] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
-    bytes_down: int = 0
-    bytes_up: int = 0
-    weighted_losses: list[tuple[int, float]] = field(default_factory=list)
-    spread: Spread = field(default_factory=Spread)
-
-    @property
-    def train_loss(self) -> float | None:
-        """Mean of the clients' training losses, weighted by samples."""
-        total = sum(num for num, _ in self.weighted_losses)
-        return sum(num * loss for num, loss in self.weighted_losses) / total if total else None
 
 
 class PartitionGrid(MessageGrid):
@@ -170,19 +122,10 @@ class PartitionGrid(MessageGrid):
         """Send now; yield the good replies in the order of the messages, as soon as that can be."""
         batch = list(messages)
         self.traffic = Traffic(sent=[message.metadata.dst_node_id for message in batch])
-        self._check_addresses(self.traffic.sent)
+        check_addresses(self.traffic.sent, self._num_partitions)
         message_ids = list(self.push_messages(batch))
         deadline = time.monotonic() + timeout if timeout is not None else float("inf")
         return self._good_replies(batch, message_ids, deadline)
-
-    def _check_addresses(self, partitions: list[int]) -> None:
-        unknown = [partition for partition in partitions if not 0 <= partition < self._num_partitions]
-        twice = [partition for partition, count in Counter(partitions).items() if count > 1]
-        if unknown or twice:
-            raise RoundError(
-                f"the strategy addressed the clients {partitions}; expected are different ones from 0 to "
-                f"{self._num_partitions - 1}: correct its sampling."
-            )
 
     def _good_replies(self, batch: list[Message], message_ids: list[str], deadline: float) -> Iterator[Message]:
         for reply in in_slot_order(self._arrivals(batch, message_ids, deadline)):
@@ -271,34 +214,13 @@ class PartitionGrid(MessageGrid):
 
     def _check_train_reply(self, reply: Message, request: Message) -> None:
         """Decode the reply's tensors, once, and compare them with the model's."""
-        expected, given = wire.arrays_of(request.content), wire.arrays_of(reply.content)
-        if expected.keys() != given.keys():
-            raise ReplyError(
-                f"the reply's tensors are not the model's: missing {sorted(expected.keys() - given.keys())}, "
-                f"unknown {sorted(given.keys() - expected.keys())}."
-            )
         self._check_num_examples(reply)
         wire.decode_reply(reply)
         if wire.REPLY in wire.of_kind(reply.content, ConfigRecord):
             self._check_own_reply(wire.unpack_reply(reply), request)
-        for name, array in wire.arrays_of(reply.content).items():
-            if tuple(array.shape) != tuple(expected[name].shape) or array.dtype != expected[name].dtype:
-                raise ReplyError(
-                    f"tensor '{name}' came as {array.dtype}{list(array.shape)}, expected is "
-                    f"{expected[name].dtype}{list(expected[name].shape)}."
-                )
-            if not _is_finite(cast(TensorArray, array).tensor):
-                raise ReplyError(f"tensor '{name}' holds NaN or infinite values: the client's training diverged.")
-        for name, array in wire.besides(reply.content).items():
-            if name not in expected or tuple(array.shape) != tuple(expected[name].shape):
-                raise ReplyError(
-                    f"besides the model came a tensor '{name}' of shape {list(array.shape)}; expected are names and shapes "
-                    "of parameters."
-                )
-            if not _is_finite(cast(TensorArray, array).tensor):
-                raise ReplyError(
-                    f"tensor '{name}' besides the model holds NaN or infinite values: the client's training diverged."
-                )
+        tensors, extra = to_tensors(wire.arrays_of(reply.content)), to_tensors(wire.besides(reply.content))
+        check_shapes(tensors, extra, like=to_tensors(wire.arrays_of(request.content)))
+        check_finite(tensors, extra)
 
     def _check_own_reply(self, reply: TrainReply, request: Message) -> None:
         expected = (wire.round_of(request), request.metadata.dst_node_id)
@@ -326,16 +248,13 @@ class PartitionGrid(MessageGrid):
         if record is not None and record.get("has-state"):
             self.traffic.with_state.append(reply.metadata.src_node_id)
         self.traffic.bytes_up += _nbytes_of(reply.content)
-        self.traffic.spread.add(self._update(reply, request))
+        before, after = to_tensors(wire.arrays_of(request.content)), to_tensors(wire.arrays_of(reply.content))
+        parameters = {name: before[name] for name, role in self._roles.items() if role == Role.PARAMETER}
+        self.traffic.spread.add(after, parameters)
         metrics = next(iter(wire.of_kind(reply.content, MetricRecord).values()))
         num_examples, loss = metrics.get(wire.NUM_EXAMPLES_KEY), metrics.get("train-loss")
         if isinstance(num_examples, int | float) and isinstance(loss, int | float):
             self.traffic.weighted_losses.append((int(num_examples), float(loss)))
-
-    def _update(self, reply: Message, request: Message) -> Tensors:
-        """local - global, of the parameters."""
-        before, after = to_tensors(wire.arrays_of(request.content)), to_tensors(wire.arrays_of(reply.content))
-        return {name: after[name] - before[name] for name, role in self._roles.items() if role == Role.PARAMETER}
 
     def _ask(self, node_ids: list[int]) -> dict[str, int]:
         """Send the roll call's question; message id -> node id."""
@@ -365,10 +284,3 @@ def _nbytes_of(content: RecordDict) -> int:
 def _nbytes(array: Array) -> int:
     itemsize = 2 if array.dtype == "bfloat16" else np.dtype(array.dtype).itemsize
     return prod(array.shape) * itemsize
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    """By the extremes, which NaN passes through to: one walk, and no tensor of truth values."""
-    if not tensor.is_floating_point() or not tensor.numel():
-        return True
-    return all(isfinite(extreme.item()) for extreme in torch.aminmax(tensor))

@@ -11,6 +11,7 @@ from clients.app import in_process_handler
 from clients.state import ClientStore
 from clients.trainer import LocalTrainer
 from clients.workers import Workers, devices_of
+from fedsign.exchange import DirectExchange
 from fedsign.flower.in_process import InProcessGrid
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.records import roles_of
@@ -29,14 +30,18 @@ class InProcess:
     def execute(self, workload: Workload, folder: RunFolder, on_round: OnRound) -> None:
         """See Engine."""
         config = workload.config
+        states = ClientStore(folder.clients)
         with intra_op_threads(config.engine.threads), self._trainer_of(workload, folder) as trainer:
-            handler = in_process_handler(trainer, ClientStore(folder.clients))
+            num_partitions, roles = config.partition.num_clients, roles_of(workload.make_model())
             grid = PartitionGrid(
-                InProcessGrid(config.partition.num_clients, handler),
-                num_partitions=config.partition.num_clients,
-                roles=roles_of(workload.make_model()),
+                InProcessGrid(num_partitions, in_process_handler(trainer, states)),
+                num_partitions=num_partitions,
+                roles=roles,
             )
-            RoundLoop(workload, grid, folder, on_round).run()
+            direct = DirectExchange(
+                lambda requests: trainer.train_many(requests, states), num_partitions=num_partitions, roles=roles
+            )
+            RoundLoop(workload, grid, folder, on_round, direct=direct).run()
 
     @contextmanager
     def _trainer_of(self, workload: Workload, folder: RunFolder) -> Iterator[LocalTrainer]:

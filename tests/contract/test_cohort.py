@@ -32,7 +32,7 @@ from fedsign.data.digits import digits
 from fedsign.errors import ConfigError
 from fedsign.objectives.base import LocalContext, Objective, Representation
 from fedsign.objectives.moon import MoonObjective
-from fedsign.records import Failure, ObjectiveSpec, Tensors, TrainReply, TrainRequest, tensors_of
+from fedsign.records import Failure, ObjectiveSpec, Tensors, TrainReply, TrainRequest, one_by_one, tensors_of
 from fedsign.tasks.classification import Classification
 from fedsign.workload import Workload
 from simulations import load_run, run
@@ -144,7 +144,7 @@ def requests(
 
 def trained(trainer: LocalTrainer, asked: Sequence[TrainRequest], folder: Path) -> dict[int, TrainReply]:
     replies = {}
-    for reply in trainer.train_many(asked, ClientStore(folder)):
+    for reply in one_by_one(trainer.train_many(asked, ClientStore(folder))):
         assert isinstance(reply, TrainReply), getattr(reply, "details", "")
         replies[reply.partition] = reply
     assert sorted(replies) == sorted(request.partition for request in asked)
@@ -357,7 +357,7 @@ def test_a_client_that_is_done_does_not_move(tmp_path: Path) -> None:
 
 
 def results_of(trainer: LocalTrainer, asked: Sequence[TrainRequest], folder: Path) -> dict[int, TrainReply | Failure]:
-    return {result.partition: result for result in trainer.train_many(asked, ClientStore(folder))}
+    return {result.partition: result for result in one_by_one(trainer.train_many(asked, ClientStore(folder)))}
 
 
 def test_a_client_without_its_state_is_the_only_failure(tmp_path: Path) -> None:

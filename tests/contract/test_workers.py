@@ -29,7 +29,7 @@ from fedsign.config import from_dict
 from fedsign.data.base import Dataset, Samples
 from fedsign.errors import ConfigError, DiskFullError, EngineError
 from fedsign.objectives.base import LocalContext, Objective
-from fedsign.records import Failure, ObjectiveSpec, Tensors, TrainReply, TrainRequest, tensors_of
+from fedsign.records import Failure, ObjectiveSpec, Tensors, TrainReply, TrainRequest, one_by_one, tensors_of
 from fedsign.workload import Workload
 from simulations import load_run, run
 
@@ -149,7 +149,7 @@ def team(work: Workload, folder: Path, num: int = 2) -> Iterator[Workers]:
 
 
 def results(trainer: LocalTrainer, asked: Sequence[TrainRequest], folder: Path) -> Results:
-    found = {result.partition: result for result in trainer.train_many(asked, ClientStore(folder))}
+    found = {result.partition: result for result in one_by_one(trainer.train_many(asked, ClientStore(folder)))}
     assert sorted(found) == sorted(request.partition for request in asked)
     return found
 
@@ -211,7 +211,7 @@ def test_a_killed_worker_is_reported_and_replaced_and_no_bit_differs(
     asked = requests(work, OBJECTIVES["feddyn"])
     expected = results(paths.trainer_of(work), asked, tmp_path / "here")
     with team(work, tmp_path) as workers, caplog.at_level(logging.WARNING, "fedsign"):
-        replies = workers.train_many(asked, ClientStore(tmp_path / "there"))
+        replies = one_by_one(workers.train_many(asked, ClientStore(tmp_path / "there")))
         found = {(first := next(replies)).partition: first}
         for process in workers.processes:
             os.kill(process, signal.SIGKILL)

@@ -138,7 +138,8 @@ def test_client_drift_of_opposite_updates_is_their_distance_over_the_mean() -> N
     """u = (3, 4) and (3, -4): mean (3, 0), each lies 4 from it: drift 4 / 3."""
     spread = Spread()
     for sign in (1.0, -1.0):
-        spread.add({"a": torch.tensor([3.0]), "b": torch.tensor([4.0 * sign])})
+        local = {"a": torch.tensor([4.0]), "b": torch.tensor([4.0 * sign])}
+        spread.add(local, {"a": torch.tensor([1.0]), "b": torch.tensor([0.0])})
     assert spread.update_norm == pytest.approx(3.0)
     assert spread.client_drift == pytest.approx(4 / 3)
 
@@ -146,8 +147,58 @@ def test_client_drift_of_opposite_updates_is_their_distance_over_the_mean() -> N
 def test_clients_that_move_alike_do_not_drift_and_those_that_cancel_out_have_no_drift() -> None:
     alike, cancelling = Spread(), Spread()
     for sign in (1.0, -1.0):
-        alike.add({"a": torch.tensor([2.0])})
-        cancelling.add({"a": torch.tensor([2.0 * sign])})
+        alike.add({"a": torch.tensor([2.0])}, {"a": torch.zeros(1)})
+        cancelling.add({"a": torch.tensor([2.0 * sign])}, {"a": torch.zeros(1)})
     assert (alike.update_norm, alike.client_drift) == (2.0, 0.0)
     assert (cancelling.update_norm, cancelling.client_drift) == (0.0, None)
     assert (Spread().update_norm, Spread().client_drift) == (None, None)
+
+
+@given(
+    st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]),
+    st.booleans(),
+)
+def test_stacks_of_any_sizes_give_the_mean_of_their_models(
+    sizes: list[int], dtype: torch.dtype, weighted: bool
+) -> None:
+    """Against NumPy's average in float64; counters stay the first model's."""
+    num = sum(sizes)
+    rng = np.random.default_rng(num)
+    values, weights = rng.normal(size=(num, 3, 2)), rng.integers(1, 9, size=num).astype(float)
+    weights = weights if weighted else np.ones(num)
+    stack = {"w": torch.from_numpy(values).to(dtype), "n": torch.arange(num)}
+    total, start = WeightedMean(), 0
+    for size in sizes:
+        rows = slice(start, start + size)
+        total.add_stack({name: tensor[rows] for name, tensor in stack.items()}, weights[rows].tolist())
+        start += size
+    mean = total.result()
+    expected = np.average(stack["w"].double().numpy(), axis=0, weights=weights)
+    tolerance = 4 * torch.finfo(dtype).eps
+    np.testing.assert_allclose(mean["w"].double().numpy(), expected, rtol=tolerance, atol=tolerance)
+    assert (mean["w"].dtype, mean["n"].item(), total.count) == (dtype, 0, num)
+
+
+def test_a_stack_of_one_is_that_model_to_the_last_bit() -> None:
+    (model,) = random_models(1, size=2000)
+    total = WeightedMean()
+    total.add_stack({"w": model["w"][None]}, [29.0])
+    assert torch.equal(total.result()["w"], model["w"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_large_tensors_are_walked_block_by_block_to_the_same_spread(dtype: torch.dtype) -> None:
+    """Against the definition in float64; 300,000 elements are two blocks and a part of one."""
+    rng = np.random.default_rng(0)
+    models = torch.from_numpy(rng.normal(size=(4, 3, 100_000))).to(dtype)
+    spread, stacked = Spread(), Spread()
+    for model in models[1:]:
+        spread.add({"w": model}, {"w": models[0]})
+    stacked.add_stack({"w": models[1:]}, {"w": models[0]})
+    updates = (models[1:] - models[0]).double().numpy().reshape(3, -1)
+    mean = updates.mean(0)
+    drift = np.sqrt(((updates - mean) ** 2).sum(1).mean()) / np.linalg.norm(mean)
+    for found in (spread, stacked):
+        assert found.update_norm == pytest.approx(np.linalg.norm(mean), rel=1e-5)
+        assert found.client_drift == pytest.approx(drift, rel=1e-5)

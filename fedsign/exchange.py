@@ -1,0 +1,234 @@
+"""What goes out to the clients of a round, what comes back, and the account that is kept of it.
+
+Two ways lead to the clients.  `fedsign.flower.partition_grid.PartitionGrid` sends Flower messages; it serves every
+engine and every strategy.  `DirectExchange` hands the requests of our own strategies to a trainer in this process:
+the same requests, checks, failures and figures without a message for each client, which for small models took
+longer than their training.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+
+import torch
+from torch import Tensor
+
+from fedsign.aggregation import Spread, in_slot_order
+from fedsign.errors import ReplyError, RoundError
+from fedsign.records import CohortRequest, Failure, ReplyStack, Role, Tensors, TrainReply, TrainRequest
+
+Reply = TrainReply | ReplyStack
+TrainMany = Callable[[Sequence[TrainRequest]], Iterator[TrainReply | ReplyStack | Failure]]
+
+
+@dataclass(slots=True)
+class ClientLedger:
+    """Which version of its state each client has that the server counts on, now and in each checkpoint.
+
+    See [Note: versions of client state] in fedsign.records.
+    """
+
+    versions: dict[int, int] = field(default_factory=dict)
+    checkpoints: dict[int, dict[int, int]] = field(default_factory=dict)  # round -> versions then
+
+    def commit(self, round: int, partitions: Iterable[int]) -> None:
+        """The round is done: the states that came with accepted replies are the clients' states now."""
+        self.versions.update(dict.fromkeys(partitions, round))
+
+    def checkpoint(self, round: int, *, on_disk: Iterable[int]) -> None:
+        """A checkpoint was written; only those on disk can still be resumed from."""
+        self.checkpoints[round] = dict(self.versions)
+        self.checkpoints = {kept: self.checkpoints[kept] for kept in on_disk if kept in self.checkpoints}
+
+    def needed(self, partition: int) -> set[int]:
+        """The versions of a client's state that could still be asked for."""
+        tables = (self.versions, *self.checkpoints.values())
+        return {table[partition] for table in tables if partition in table}
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What happened to the requests of one round; bytes are those of the tensors."""
+
+    sent: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    with_state: list[int] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    bytes_down: int = 0
+    bytes_up: int = 0
+    weighted_losses: list[tuple[int, float]] = field(default_factory=list)
+    spread: Spread = field(default_factory=Spread)
+
+    @property
+    def train_loss(self) -> float | None:
+        """Mean of the clients' training losses, weighted by samples."""
+        total = sum(num for num, _ in self.weighted_losses)
+        return sum(num * loss for num, loss in self.weighted_losses) / total if total else None
+
+
+class DirectExchange:
+    """See the module.  `roles` are the model's; `traffic` tells of the last round."""
+
+    def __init__(self, train_many: TrainMany, *, num_partitions: int, roles: Mapping[str, Role]) -> None:
+        self._train_many, self._num_partitions = train_many, num_partitions
+        self._parameters = [name for name, role in roles.items() if role is Role.PARAMETER]
+        self.ledger = ClientLedger()
+        self.traffic = Traffic()
+
+    def train(self, request: CohortRequest) -> Iterator[Reply]:
+        """The good replies in the order of the cohort, as soon as that can be; a stack stands where its first client does."""
+        check_addresses(request.cohort, self._num_partitions)
+        content = [*request.tensors.values(), *request.shared.values()]
+        self.traffic = Traffic(sent=list(request.cohort), bytes_down=len(request.cohort) * nbytes(content))
+        return self._good_replies(request)
+
+    def _good_replies(self, request: CohortRequest) -> Iterator[Reply]:
+        """Accounted in the order of the slots, whatever the order of arrival: sums keep their bits."""
+        for reply in in_slot_order(self._arrivals(request)):
+            match reply:
+                case Failure():
+                    self.traffic.failures.append(reply)
+                case TrainReply():
+                    if self._take_in(reply, request):
+                        yield reply
+                case ReplyStack():
+                    if len(good := self._take_in_stack(reply, request)):
+                        yield good
+
+    def _arrivals(self, request: CohortRequest) -> Iterator[tuple[int, Reply | Failure | None]]:
+        """(slot, what stands there); None where a stack of an earlier slot holds the reply."""
+        waiting = {partition: slot for slot, partition in enumerate(request.cohort)}
+        for result in self._train_many([self._request_for(partition, request) for partition in request.cohort]):
+            if isinstance(result, ReplyStack):
+                first, *others = sorted(waiting.pop(partition) for partition in result.partitions)
+                yield first, result
+                yield from ((slot, None) for slot in others)
+            else:
+                yield waiting.pop(result.partition), result
+        for partition, slot in waiting.items():
+            yield slot, Failure(partition=partition, reason="the trainer gave no reply")
+
+    def _request_for(self, partition: int, request: CohortRequest) -> TrainRequest:
+        return TrainRequest(
+            round=request.round,
+            partition=partition,
+            tensors=request.tensors,
+            objective=request.objective,
+            state_version=self.ledger.versions.get(partition, 0),
+            needed_versions=frozenset(self.ledger.needed(partition)),
+            shared=request.shared,
+        )
+
+    def _take_in(self, reply: TrainReply, request: CohortRequest) -> bool:
+        """Check a reply and add it to the account, or to the failures."""
+        try:
+            check_shapes(reply.tensors, reply.extra, like=request.tensors)
+            check_finite(reply.tensors, reply.extra)
+        except ReplyError as error:
+            self.traffic.failures.append(Failure(partition=reply.partition, reason=str(error)))
+            return False
+        self.traffic.spread.add(reply.tensors, self._parameters_of(request))
+        self._count(reply, [reply.partition], [reply.num_examples], [reply.metrics])
+        return True
+
+    def _take_in_stack(self, stack: ReplyStack, request: CohortRequest) -> ReplyStack:
+        """Check the replies of a stack, and add the good ones to the account, the others to the failures."""
+        first = {name: tensor[0] for name, tensor in stack.tensors.items()}
+        check_shapes(first, {name: tensor[0] for name, tensor in stack.extra.items()}, like=request.tensors)
+        if not all(map(is_finite, (*stack.tensors.values(), *stack.extra.values()))):
+            stack = self._without_diverged(stack)
+        if len(stack):
+            self.traffic.spread.add_stack(stack.tensors, self._parameters_of(request))
+            each = [{name: values[place] for name, values in stack.metrics.items()} for place in range(len(stack))]
+            self._count(stack, stack.partitions, stack.num_examples, each)
+        return stack
+
+    def _without_diverged(self, stack: ReplyStack) -> ReplyStack:
+        diverged = []
+        for place, reply in enumerate(stack.replies()):
+            try:
+                check_finite(reply.tensors, reply.extra)
+            except ReplyError as error:
+                self.traffic.failures.append(Failure(partition=reply.partition, reason=str(error)))
+                diverged.append(place)
+        return stack.without(diverged)
+
+    def _parameters_of(self, request: CohortRequest) -> Tensors:
+        return {name: request.tensors[name] for name in self._parameters}
+
+    def _count(
+        self,
+        reply: Reply,
+        partitions: Sequence[int],
+        num_examples: Sequence[int],
+        metrics: Sequence[Mapping[str, float]],
+    ) -> None:
+        traffic = self.traffic
+        traffic.accepted += partitions
+        traffic.with_state += partitions if reply.has_state else []
+        traffic.bytes_up += nbytes([*reply.tensors.values(), *reply.extra.values()])
+        traffic.weighted_losses += [
+            (num, each["train-loss"])
+            for num, each in zip(num_examples, metrics, strict=True)
+            if each.get("train-loss") is not None
+        ]
+
+
+def check_addresses(partitions: Sequence[int], num_partitions: int) -> None:
+    """Raise RoundError unless a strategy addressed different clients that there are."""
+    unknown = [partition for partition in partitions if not 0 <= partition < num_partitions]
+    twice = [partition for partition, count in Counter(partitions).items() if count > 1]
+    if unknown or twice:
+        raise RoundError(
+            f"the strategy addressed the clients {list(partitions)}; expected are different ones from 0 to "
+            f"{num_partitions - 1}: correct its sampling."
+        )
+
+
+def check_shapes(tensors: Tensors, extra: Tensors, *, like: Tensors) -> None:
+    """Compare what a client sent with the model that it received.
+
+    Raises:
+        ReplyError: other names, shapes or types than the model's; or something besides that is like no parameter.
+    """
+    if tensors.keys() != like.keys():
+        raise ReplyError(
+            f"the reply's tensors are not the model's: missing {sorted(like.keys() - tensors.keys())}, "
+            f"unknown {sorted(tensors.keys() - like.keys())}."
+        )
+    for name, tensor in tensors.items():
+        if tensor.shape != like[name].shape or tensor.dtype != like[name].dtype:
+            raise ReplyError(f"tensor '{name}' came as {_kind(tensor)}, expected is {_kind(like[name])}.")
+    for name, tensor in extra.items():
+        if name not in like or tensor.shape != like[name].shape:
+            raise ReplyError(
+                f"besides the model came a tensor '{name}' of shape {list(tensor.shape)}; expected are names and shapes "
+                "of parameters."
+            )
+
+
+def check_finite(tensors: Tensors, extra: Tensors) -> None:
+    """Raise ReplyError for NaN or infinite values."""
+    for besides, group in (("", tensors), (" besides the model", extra)):
+        for name, tensor in group.items():
+            if not is_finite(tensor):
+                raise ReplyError(
+                    f"tensor '{name}'{besides} holds NaN or infinite values: the client's training diverged."
+                )
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """By the extremes, which NaN passes through to: one walk, and no tensor of truth values."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
+    return all(isfinite(extreme.item()) for extreme in torch.aminmax(tensor))
+
+
+def nbytes(tensors: Iterable[Tensor]) -> int:
+    """Of the values."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
