@@ -9,7 +9,6 @@ raises is trained again client by client, so that the one at fault is the only f
 diverges fills its own slice with NaN and nobody else's.
 """
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,19 +17,19 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from clients.stacked_loss import StackedContext, StackedLoss, stacked_layers
-from clients.stacked_optim import StackedOptimizer, clip_each, stacked_optimizer
-from clients.stacked_plan import ClientPlan, StackedPlan, client_plan, stacked_plan
+from clients.batches import num_steps
+from clients.stacked_context import stacked_context, stacked_tensors
+from clients.stacked_optim import StackedOptimizer, stacked_optimizer
+from clients.stacked_plan import StackedPlan, stacked_plan
+from clients.stacked_training import StackedTraining
 from clients.state import ClientStore
 from clients.trainer import load_state, make_optimizer, to_device
 from fedsign import plugins
-from fedsign.data.base import Samples
 from fedsign.errors import ConfigError, DiskFullError
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.optim.displacement import unit_displacement
-from fedsign.records import Failure, ReplyStack, Tensors, TrainRequest, failure_of, roles_of
-from fedsign.seeding import Purpose, generator
-from fedsign.tasks.base import SampleTask
+from fedsign.records import Failure, ObjectiveSpec, ReplyStack, Tensors, TrainRequest, failure_of, roles_of
+from fedsign.seeding import Purpose, generators
 from fedsign.workload import Workload
 
 T = TypeVar("T")
@@ -44,7 +43,6 @@ class _Client:
 
     request: TrainRequest
     context: LocalContext
-    plan: ClientPlan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,8 +80,8 @@ class CohortTrainer:
         self._workload, self._chunk = workload, chunk
         self._model = workload.make_model().train()
         self._roles = roles_of(self._model)
-        self._layers = stacked_layers(self._model)
-        self._train_samples, self._task = trainable(workload)
+        self._round = _Round(workload, self._model)
+        self._training = StackedTraining(workload, self._model)
 
     def train_many(self, requests: Iterable[TrainRequest], states: ClientStore) -> Iterator[ReplyStack | Failure]:
         """The replies of a chunk as one stack, and its failures; requests that differ in what to do are not stacked."""
@@ -91,7 +89,7 @@ class CohortTrainer:
             yield from self._train_chunk(chunk, states)
 
     def _train_chunk(self, requests: Sequence[TrainRequest], states: ClientStore) -> Iterator[ReplyStack | Failure]:
-        round = _Round(self._workload, self._model)
+        round = self._round
         begun = [_attempted(partial(round.begin, request, states), request) for request in requests]
         yield from (client for client in begun if isinstance(client, Failure))
         for trained in self._train([client for client in begun if isinstance(client, _Client)], round):
@@ -112,51 +110,19 @@ class CohortTrainer:
             return [result for client in clients for result in self._train([client], round)]
 
     def _train_stack(self, clients: Sequence[_Client], round: "_Round") -> _Stack:
-        partition = self._workload.partition
-        plan = stacked_plan(
-            [client.plan for client in clients], [partition[client.request.partition] for client in clients]
-        )
-        ordered = [clients[index] for index in plan.order]
-        context = _stacked_context([client.context for client in ordered])
+        plan = round.plan(clients)
+        context = stacked_context([clients[index].context for index in plan.order])
         theta = {
             name: (tensor if context.received_is_stacked else tensor.expand(len(clients), *tensor.shape)).clone()
             for name, tensor in context.received.items()
         }
-        loss = StackedLoss(self._model, self._task, round.objective, self._layers)
-        train_losses = self._minimise(theta, loss, round.make_optimizer(), plan, context)
-        places = [plan.order.index(client) for client in range(len(clients))]
-        return _Stack(
-            clients=clients,
-            theta={name: tensor[places] for name, tensor in theta.items()},
-            buffers={},
-            train_losses=[train_losses[place] for place in places],
-        )
-
-    def _minimise(
-        self, theta: Tensors, loss: StackedLoss, optimizer: StackedOptimizer, plan: StackedPlan, context: StackedContext
-    ) -> list[float]:
-        """All local steps of all clients, in place; returns each one's mean task loss of its last epoch."""
-        device, clip_norm = self._workload.device, self._workload.config.client.clip_norm
-        dtype = next(iter(theta.values())).dtype
-        chosen, weights = plan.samples.to(device), plan.weights.to(device, dtype)
-        losses = torch.zeros(plan.loss_weights.shape, dtype=dtype, device=device)
-        num = 0
-        for step, active in enumerate(plan.active):
-            if active != num:
-                num = active
-                moving = [tensor[:num] for tensor in theta.values()]
-                free = [tensor.detach().requires_grad_() for tensor in moving]  # the same memory
-                own = context.first(num)
-            features, targets = self._train_samples.batch(chosen[step, :num])
-            total, losses[step, :num] = loss(
-                dict(zip(theta, free, strict=True)), features, targets, weights[step, :num], own
-            )
-            gradients = list(torch.autograd.grad(total, free))
-            optimizer.step(moving, clip_each(gradients, clip_norm) if clip_norm else gradients)
-        counted = plan.loss_weights.to(device, dtype)
-        # Not a plain product: a loss of an earlier epoch may have been infinite, and 0 x inf is NaN.
-        means: list[float] = torch.where(counted > 0, counted * losses, 0.0).sum(0).tolist()
-        return means
+        losses = self._training.minimise(theta, round.objective, round.make_optimizer(), plan, context)
+        if plan.order != sorted(plan.order):
+            places = sorted(range(len(clients)), key=plan.order.__getitem__)
+            given = torch.tensor(places, device=next(iter(theta.values())).device)
+            theta = {name: tensor.index_select(0, given) for name, tensor in theta.items()}
+            losses = [losses[place] for place in places]
+        return _Stack(clients=clients, theta=theta, buffers={}, train_losses=losses)
 
     def _replies(self, stack: _Stack, objective: Objective, states: ClientStore) -> Iterator[ReplyStack | Failure]:
         """The clients' states are saved, then they answer as one."""
@@ -177,42 +143,63 @@ class CohortTrainer:
             yield from (extra for extra in kept if isinstance(extra, Failure))
             replies = replies.without(failed) if failed else replies
             extras = [extra for extra in kept if not isinstance(extra, Failure)]
-            replies = replace(replies, extra=_stack(extras) if extras else {})
+            replies = replace(replies, extra=stacked_tensors(extras) if extras else {})
         if len(replies):
             yield replies
 
 
 class _Round:
-    """What the clients of a chunk have in common, made by the first of them; each of them meets its errors."""
+    """What the clients of a round have in common, made when the first of them needs it; each of them meets its errors.
+
+    It serves one round after another, and keeps what the next one has in common with it.
+    """
 
     def __init__(self, workload: Workload, model: torch.nn.Module) -> None:
         self._workload, self._model = workload, model
+        self._partition = workload.partition
+        self._spec: ObjectiveSpec | None = None
+        self._rate: tuple[int, float] = (0, 0.0)  # a round, and what its learning rate is multiplied with
         self._optimizer: torch.optim.Optimizer | None = None
         self._received: tuple[Tensors, Tensors] = ({}, {})  # as it came, on the device
+        self._shared: tuple[Tensors, Tensors] = ({}, {})
         self._displacements: dict[int, float | None] = {}
+        self._contexts: dict[int, LocalContext] = {}
         self.objective = Objective()
 
     def begin(self, request: TrainRequest, states: ClientStore) -> _Client:
-        """A client's plan and what its objective may read."""
-        if self._optimizer is None:
+        """What a client's objective may read."""
+        self._make(request)
+        client = self._workload.config.client
+        num_samples = len(self._partition[request.partition])
+        steps = num_steps(num_samples, client.batch_size, epochs=client.local_epochs, steps=client.local_steps)
+        return _Client(request=request, context=self._context(request, states, steps))
+
+    def _make(self, request: TrainRequest) -> None:
+        """The objective and the optimiser, unless they are there already."""
+        if self._spec is not request.objective and self._spec != request.objective:
             self.objective = plugins.build("objective", request.objective.name, request.objective.settings)
-            self._optimizer = make_optimizer(self._workload, self._model, round=request.round)
-        config, partition = self._workload.config, request.partition
-        received = self._received_of(request)
-        plan = client_plan(
-            len(self._workload.partition[partition]),
+            self._spec = request.objective
+            self._contexts = {}
+        if self._rate[0] != request.round:
+            config = self._workload.config
+            factor = config.client.schedule.build(request.round, config.rounds)
+            if self._optimizer is None or factor != self._rate[1]:
+                self._optimizer = make_optimizer(self._workload, self._model, round=request.round)
+                self._displacements = {}
+            self._rate = (request.round, factor)
+            self._received, self._shared = ({}, {}), ({}, {})  # the next round's may be in the same memory
+            self._contexts = {}
+
+    def plan(self, clients: Sequence[_Client]) -> StackedPlan:
+        """The steps of clients that have begun."""
+        config, partitions = self._workload.config, [client.request.partition for client in clients]
+        return stacked_plan(
+            [self._partition[partition] for partition in partitions],
+            generators(config.seed, Purpose.BATCHES, round=clients[0].request.round, partitions=partitions),
             config.client.batch_size,
-            generator(config.seed, Purpose.BATCHES, round=request.round, partition=partition),
             epochs=config.client.local_epochs,
             steps=config.client.local_steps,
         )
-        context = LocalContext(
-            received=received,
-            state=load_state(self.objective, received, request, states),
-            shared=to_device(request.shared, self._workload.device),
-            unit_displacement=self._displacement(self._optimizer, len(plan.lengths)),
-        )
-        return _Client(request=request, context=context, plan=plan)
 
     def make_optimizer(self) -> StackedOptimizer:
         """A fresh one.
@@ -228,15 +215,37 @@ class _Round:
             )
         return found
 
-    def _displacement(self, optimizer: torch.optim.Optimizer, num_steps: int) -> float | None:
-        if num_steps not in self._displacements:
-            self._displacements[num_steps] = unit_displacement(optimizer, num_steps)
+    def _context(self, request: TrainRequest, states: ClientStore, steps: int) -> LocalContext:
+        """The same one for clients that differ in nothing an objective may read."""
+        received, shared = self._received_of(request), self._shared_of(request)
+        if not self.objective.has_state:
+            context = self._contexts.get(steps)
+            if context is not None and context.received is received and context.shared is shared:
+                return context
+        self._contexts[steps] = context = LocalContext(
+            received=received,
+            state=load_state(self.objective, received, request, states),
+            shared=shared,
+            unit_displacement=self._displacement(steps),
+        )
+        return context
+
+    def _shared_of(self, request: TrainRequest) -> Tensors:
+        """What the strategy sent, on the device; the same tensors for requests that carry the same ones."""
+        came, _ = self._shared
+        if request.shared is not came and not _same(request.shared, came):
+            self._shared = (request.shared, to_device(request.shared, self._workload.device))
+        return self._shared[1]
+
+    def _displacement(self, num_steps: int) -> float | None:
+        if num_steps not in self._displacements and self._optimizer is not None:
+            self._displacements[num_steps] = unit_displacement(self._optimizer, num_steps)
         return self._displacements[num_steps]
 
     def _received_of(self, request: TrainRequest) -> Tensors:
         """The parameters on the device, in the model's types; the same tensors for requests that carry the same ones."""
         came, _ = self._received
-        if came.keys() == request.tensors.keys() and all(request.tensors[name] is came[name] for name in came):
+        if request.tensors is came or (came and _same(request.tensors, came)):
             return self._received[1]
         parameters = dict(self._model.named_parameters())
         if {name: tensor.shape for name, tensor in request.tensors.items()} != {
@@ -248,26 +257,6 @@ class _Round:
         }
         self._received = (request.tensors, received)
         return received
-
-
-def trainable(workload: Workload) -> tuple[Samples, SampleTask]:
-    """The training samples on their device, and the task, if both can be batched over clients.
-
-    Raises:
-        ConfigError: they cannot.
-    """
-    config, train, task = workload.config, workload.dataset.train, workload.training_task
-    if not isinstance(train, Samples):
-        raise ConfigError(
-            f"data.name={config.data.name} was given, whose samples are fetched batch by batch, but client.path=cohort needs "
-            "them in memory; use client.path=sequential."
-        )
-    if not isinstance(task, SampleTask):
-        raise ConfigError(
-            f"task={config.task} was given, which has no method `losses`, but client.path=cohort needs the loss of every "
-            "sample; add losses(outputs, targets), whose mean is the loss, or use client.path=sequential."
-        )
-    return train.to(workload.device), task
 
 
 def _attempted(work: Callable[[], T], request: TrainRequest) -> T | Failure:
@@ -298,31 +287,15 @@ def chunks_of(requests: Iterable[TrainRequest], size: int) -> Iterator[list[Trai
 
 def _alike(requests: Iterable[TrainRequest]) -> list[list[TrainRequest]]:
     """Groups of requests of one round and one objective, in the order of their first ones."""
-    groups: dict[str, list[TrainRequest]] = {}
+    groups: list[list[TrainRequest]] = []
     for request in requests:
-        spec = json.dumps([request.round, request.objective.name, dict(request.objective.settings)], sort_keys=True)
-        groups.setdefault(spec, []).append(request)
-    return list(groups.values())
-
-
-def _stacked_context(contexts: Sequence[LocalContext]) -> StackedContext:
-    first = contexts[0]
-    received_differs = any(context.received is not first.received for context in contexts)
-    shared_differs = any(not _same(context.shared, first.shared) for context in contexts)
-    displacements = [context.unit_displacement for context in contexts]
-    some = next(iter(first.received.values()))
-    return StackedContext(
-        received=_stack([context.received for context in contexts]) if received_differs else dict(first.received),
-        received_is_stacked=received_differs,
-        state=_stack([context.state for context in contexts]),
-        shared=_stack([context.shared for context in contexts]) if shared_differs else dict(first.shared),
-        shared_is_stacked=shared_differs,
-        unit_displacement=None if first.unit_displacement is None else some.new_tensor(displacements),
-    )
-
-
-def _stack(trees: Sequence[Mapping[str, Tensor]]) -> Tensors:
-    return {name: torch.stack([tree[name] for tree in trees]) for name in trees[0]}
+        for group in groups:
+            if group[0].round == request.round and group[0].objective == request.objective:
+                group.append(request)
+                break
+        else:
+            groups.append([request])
+    return groups
 
 
 def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:

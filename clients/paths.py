@@ -13,9 +13,12 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from clients.cohort import CohortTrainer, trainable
-from clients.stacked_loss import StackedContext, StackedLoss, stacked_layers
+from clients.cohort import CohortTrainer
+from clients.stacked_context import StackedContext
+from clients.stacked_loss import StackedLoss, stacked_layers
 from clients.stacked_optim import stacked_optimizer
+from clients.stacked_penalty import penalty_gradient
+from clients.stacked_training import trainable
 from clients.trainer import LocalTrainer, SequentialTrainer, make_optimizer
 from fedsign import plugins
 from fedsign.errors import ConfigError, FedSignError
@@ -125,13 +128,16 @@ def _found_by_trying(workload: Workload, model: nn.Module, objective: Objective)
         state={name: torch.stack([tensor, tensor]) for name, tensor in state.items()},
         shared={},
         shared_is_stacked=False,
-        unit_displacement=torch.ones(2, device=pair.device),
+        unit_displacement=[1.0, 1.0],
     )
     targets = samples.targets[:1].expand(2, 2).contiguous()
     weights = torch.full((2, 2), 0.5, device=pair.device, dtype=alone.dtype)
     total, _ = StackedLoss(model, task, objective, stacked_layers(model))(
         theta, torch.stack([pair, pair]), targets, weights, context
     )
+    penalty = penalty_gradient(objective, context)
+    if penalty is not None:
+        penalty(theta)
     gradients = torch.autograd.grad(total, list(theta.values()), allow_unused=True)
     for name, gradient in zip(theta, gradients, strict=True):
         if gradient is None or not model.get_parameter(name).requires_grad:

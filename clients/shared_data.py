@@ -47,6 +47,7 @@ def share_data(workload: Workload) -> SharedData | None:
     layout.write(tensors, memory)
     there = replace(dataset, train=Samples(**layout.read(memory)))
     vars(workload)["dataset"] = there  # where cached_property keeps it
+    vars(workload).pop("training_samples", None)  # those of the former one
     return SharedData(file, layout, there)
 
 

@@ -2,7 +2,8 @@
 
 The sum of the clients' losses has each client's own gradient in its slice, since no client's loss depends on
 another's parameters; so plain autograd serves.  Models of linear layers and elementwise functions are batched
-matrix products; every other model and every objective is mapped over the clients by `torch.func.vmap`.
+matrix products; every other model and every contrast is mapped over the clients by `torch.func.vmap`.  Penalties
+are `clients.stacked_penalty`'s; `clients.stacked_chain` does the same by hand for small chains.
 
 [Note: means over true samples] A batch may be filled up with samples of weight 0.  The task's loss is therefore
 asked for sample by sample (`Task.losses`) and summed with the weights; so is an objective's contrast, whose mean over
@@ -10,13 +11,12 @@ the batch (`Objective.contrast_is_mean`) is rebuilt from batches of one.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from clients.stacked_context import StackedContext
 from fedsign.models.features import forward_with_features
 from fedsign.objectives.base import LocalContext, Objective, Representation
 from fedsign.records import Tensors
@@ -28,66 +28,19 @@ ELEMENTWISE = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tan
 Layer = Callable[[Mapping[str, Tensor], Tensor], Tensor]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StackedContext:
-    """The clients' `LocalContext`s in one.  `received` and `shared` are stacked only where they differ."""
-
-    received: Tensors
-    received_is_stacked: bool
-    state: Tensors  # [K, ...]
-    shared: Tensors
-    shared_is_stacked: bool
-    unit_displacement: Tensor | None  # [K]
-
-    def first(self, num: int) -> "StackedContext":
-        """That of the first clients."""
-
-        def cut(tensors: Tensors) -> Tensors:
-            return {name: tensor[:num] for name, tensor in tensors.items()}
-
-        return replace(
-            self,
-            received=cut(self.received) if self.received_is_stacked else self.received,
-            state=cut(self.state),
-            shared=cut(self.shared) if self.shared_is_stacked else self.shared,
-            unit_displacement=None if self.unit_displacement is None else self.unit_displacement[:num],
-        )
-
-    def mapped(self, function: Callable[..., tuple[Tensor, ...]], *stacked: object) -> tuple[Tensor, ...]:
-        """`function(client's context, client's part of each of `stacked`)` for every client."""
-        displacement = self.unit_displacement
-
-        def of_client(received: Tensors, state: Tensors, shared: Tensors, far: Tensor | None, *own: object) -> object:
-            context = LocalContext(
-                received=received, state=state, shared=shared, unit_displacement=cast("float | None", far)
-            )
-            return function(context, *own)
-
-        in_dims = (
-            0 if self.received_is_stacked else None,
-            0,
-            0 if self.shared_is_stacked else None,
-            None if displacement is None else 0,
-            *[0] * len(stacked),
-        )
-        results = torch.vmap(of_client, in_dims=in_dims)(self.received, self.state, self.shared, displacement, *stacked)
-        return cast("tuple[Tensor, ...]", results)
-
-
 class StackedLoss:
-    """Each client's loss: the task's, the objective's penalty and its contrast."""
+    """Each client's loss of a batch: the task's, and the objective's contrast."""
 
     def __init__(
         self, model: nn.Module, task: SampleTask, objective: Objective, layers: "list[Layer] | None" = None
     ) -> None:
         """`layers` are the model's `stacked_layers`, looked up once for many rounds."""
         self._model, self._task, self._objective, self._layers = model, task, objective, layers
-        self._has_penalty = type(objective).penalty is not Objective.penalty
 
     def __call__(
         self, theta: Tensors, features: Tensor, targets: Tensor, weights: Tensor, context: StackedContext
     ) -> tuple[Tensor, Tensor]:
-        """The sum over the clients of what they minimise, and each one's task loss [K], detached.
+        """The sum over the clients of what they minimise, penalties aside, and each sample's task loss [K, B], detached.
 
         theta [K, ...], features [K, B, ...], targets and weights [K, B].
         """
@@ -96,15 +49,11 @@ class StackedLoss:
             outputs, contrast = context.mapped(self._contrasted, theta, features, weights)
         else:
             outputs = self._outputs(theta, features)
-        losses = self._task.losses(outputs.flatten(0, 1), targets.flatten())
-        task_losses = (losses.view_as(weights) * weights).sum(1)
-        total = task_losses.sum()
+        losses = self._task.losses(outputs.flatten(0, 1), targets.flatten()).view_as(weights)
+        total = (losses * weights).sum()
         if contrast is not None:
             total = total + contrast.sum()
-        if self._has_penalty:
-            (penalty,) = context.mapped(self._penalty, theta)
-            total = total + penalty.sum()
-        return total, task_losses.detach()
+        return total, losses.detach()
 
     def _outputs(self, theta: Tensors, features: Tensor) -> Tensor:
         """[K, B, outputs]."""
@@ -115,10 +64,6 @@ class StackedLoss:
         for layer in self._layers:
             features = layer(theta, features)
         return features
-
-    def _penalty(self, context: LocalContext, theta: Tensors) -> tuple[Tensor]:
-        term = self._objective.penalty(theta, context)
-        return (_zero(theta) if term is None else term,)
 
     def _contrasted(
         self, context: LocalContext, theta: Tensors, features: Tensor, weights: Tensor

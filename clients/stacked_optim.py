@@ -17,6 +17,11 @@ from torch import Tensor
 class StackedOptimizer(Protocol):
     """One step of the first clients of a stack."""
 
+    @property
+    def descent(self) -> float | None:
+        """The learning rate of a rule that is  theta <- theta - lr g  and no more; else None."""
+        ...
+
     def step(self, parameters: list[Tensor], gradients: list[Tensor]) -> None:
         """Move the parameters [n, ...] in place; n never grows from step to step.
 
@@ -32,6 +37,11 @@ class StackedSGD:
         self._lr, self._weight_decay = float(group["lr"]), float(group["weight_decay"])
         self._momentum, self._nesterov = float(group["momentum"]), bool(group["nesterov"])
         self._velocity: list[Tensor] = []
+
+    @property
+    def descent(self) -> float | None:
+        """See StackedOptimizer."""
+        return None if self._momentum or self._weight_decay else self._lr
 
     def step(self, parameters: list[Tensor], gradients: list[Tensor]) -> None:
         """m <- momentum m + g + wd theta;  theta <- theta - lr m."""
@@ -63,6 +73,11 @@ class StackedAdam:
         self._mean: list[Tensor] = []
         self._square: list[Tensor] = []
         self._num_steps = 0
+
+    @property
+    def descent(self) -> float | None:
+        """None."""
+        return None
 
     def step(self, parameters: list[Tensor], gradients: list[Tensor]) -> None:
         """theta <- (1 - lr wd) theta - lr m / (sqrt(v) + eps), with m and v freed of their start at zero."""

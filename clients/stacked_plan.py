@@ -8,7 +8,7 @@ The samples and their order are those of `clients.batches.schedule`, by the same
 in that place would carry its NaN into this client (0 x NaN is NaN); the batch's own sample changes nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,71 +22,71 @@ from fedsign.data.base import IntArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ClientPlan:
-    """One client's steps: positions among its samples [S, B], true samples of each batch [S], where its last epoch begins."""
-
-    positions: IntArray
-    lengths: IntArray
-    last_epoch: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class StackedPlan:
     """The steps of a stack.  `order[i]` is the client (as given) that stands at place i."""
 
     order: list[int]
     active: list[int]  # [S] clients that take part in a step: the first so many
+    lengths: IntArray  # [S, K] true samples of a batch; 0 where a client is done
     samples: Tensor  # [S, K, B] int64, indices into the training samples
     weights: Tensor  # [S, K, B] float64, 1/n for the n true samples of a batch
     loss_weights: Tensor  # [S, K] float64, what a batch counts in the last epoch's mean loss
 
 
-def client_plan(num_samples: int, batch_size: int, rng: np.random.Generator, *, epochs: int, steps: int) -> ClientPlan:
-    """The batches of `clients.batches.schedule` as one array.
+def stacked_plan(
+    indices: Sequence[IntArray],
+    rngs: Iterable[np.random.Generator],
+    batch_size: int,
+    *,
+    epochs: int,
+    steps: int,
+    join_last: bool = False,
+) -> StackedPlan:
+    """The steps of several clients; `indices` are their samples' places in the training samples.
 
-    >>> plan = client_plan(5, 3, np.random.default_rng(0), epochs=1, steps=0)
-    >>> plan.positions.tolist(), plan.lengths.tolist()
-    ([[2, 4, 3], [0, 1, 0]], [3, 2])
+    >>> rngs = [np.random.default_rng(0)]
+    >>> plan = stacked_plan([np.arange(5)], rngs, 3, epochs=1, steps=0)
+    >>> plan.samples.tolist(), plan.lengths.tolist()
+    ([[[2, 4, 3]], [[0, 1, 0]]], [[3], [2]])
     """
-    total = num_steps(num_samples, batch_size, epochs=epochs, steps=steps)
-    size = min(batch_size, num_samples)
-    per_epoch = -(-num_samples // size)
-    num_epochs = -(-total // per_epoch)
-    order = np.empty((num_epochs, per_epoch * size), dtype=np.int64)
-    for epoch in order:
-        epoch[:num_samples] = rng.permutation(num_samples)
-    order[:, num_samples:] = order[:, (per_epoch - 1) * size, None]  # [Note: padding]
-    lengths = np.full((num_epochs, per_epoch), size, dtype=np.int64)
-    lengths[:, -1] = num_samples - (per_epoch - 1) * size
-    return ClientPlan(
-        positions=order.reshape(-1, size)[:total],
-        lengths=lengths.reshape(-1)[:total],
-        last_epoch=(num_epochs - 1) * per_epoch,
-    )
+    sizes = [len(index) for index in indices]
+    totals = [num_steps(size, batch_size, epochs=epochs, steps=steps, join_last=join_last) for size in sizes]
+    per_epoch = totals
+    if steps or epochs != 1:
+        per_epoch = [num_steps(size, batch_size, epochs=1, steps=0, join_last=join_last) for size in sizes]
+    order = sorted(range(len(sizes)), key=lambda client: -totals[client])  # stable
+    num_epochs = [-(-total // per) for total, per in zip(totals, per_epoch, strict=True)]
+    dealt, begins = _dealt(indices, rngs, num_epochs)
 
-
-def stacked_plan(plans: Sequence[ClientPlan], indices: Sequence[IntArray]) -> StackedPlan:
-    """The steps of several clients; `indices` are their samples' places in the training samples."""
-    num_steps_of = [len(plan.lengths) for plan in plans]
-    order = sorted(range(len(plans)), key=lambda client: -num_steps_of[client])
-    longest, width = num_steps_of[order[0]], max(plan.positions.shape[1] for plan in plans)
-    samples = np.zeros((longest, len(plans), width), dtype=np.int64)
-    lengths = np.zeros((longest, len(plans)), dtype=np.int64)
-    loss_weights = np.zeros((longest, len(plans)))
-    for place, client in enumerate(order):
-        plan = plans[client]
-        rows = slice(0, len(plan.lengths))
-        chosen = indices[client][plan.positions]
-        samples[rows, place] = chosen[:, :1]  # [Note: padding]
-        samples[rows, place, : chosen.shape[1]] = chosen
-        lengths[rows, place] = plan.lengths
-        last = plan.lengths[plan.last_epoch :]
-        loss_weights[plan.last_epoch : len(plan.lengths), place] = last / last.sum()
-    is_true = np.arange(width) < lengths[:, :, None]
+    size, total, per, begin, num = np.array([sizes, totals, per_epoch, begins, num_epochs])[:, order]  # [K] each
+    step = np.arange(total[0])[:, None]
+    epoch, batch = np.divmod(step, per)
+    is_active = step < total
+    lengths = np.where(batch == per - 1, size - batch * batch_size, batch_size)  # [S, K]
+    lengths = np.where(is_active, lengths, 0)
+    first = np.where(is_active, begin + epoch * size + batch * batch_size, 0)
+    place = np.arange(lengths.max())
+    is_true = place < lengths[:, :, None]
+    last_epoch = np.where(epoch == num - 1, lengths, 0)
     return StackedPlan(
         order=order,
-        active=(lengths > 0).sum(1).tolist(),
-        samples=torch.from_numpy(samples),
+        active=is_active.sum(1).tolist(),
+        lengths=lengths,
+        samples=torch.from_numpy(dealt[first[:, :, None] + is_true * place]),  # [Note: padding]
         weights=torch.from_numpy(is_true / np.maximum(lengths, 1)[:, :, None]),
-        loss_weights=torch.from_numpy(loss_weights),
+        loss_weights=torch.from_numpy(last_epoch / last_epoch.sum(0)),
     )
+
+
+def _dealt(
+    indices: Sequence[IntArray], rngs: Iterable[np.random.Generator], num_epochs: Sequence[int]
+) -> tuple[IntArray, list[int]]:
+    """Every client's samples as often as it has epochs, each time shuffled, one after another; where each client's begin."""
+    dealt = np.concatenate([index for index, num in zip(indices, num_epochs, strict=True) for _ in range(num)])
+    begins, place = [], 0
+    for index, num, rng in zip(indices, num_epochs, rngs, strict=True):
+        begins.append(place)
+        for _ in range(num):
+            rng.shuffle(dealt[place : place + len(index)])  # draws what `permutation` draws
+            place += len(index)
+    return dealt, begins

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from clients.batches import num_steps, schedule
+from clients.local_optim import LocalOptimizer, stepper
 from clients.state import ClientStore
 from fedsign import plugins
-from fedsign.data.base import AnySamples
+from fedsign.data.base import IntArray
 from fedsign.errors import ConfigError, DiskFullError
 from fedsign.models.batch_norm import freeze_batch_norm, has_batch_norm
 from fedsign.models.features import classifier_of, forward_with_features, recorded_features
+from fedsign.models.working import WorkingModel
 from fedsign.objectives.base import LocalContext, Objective, Representation
 from fedsign.optim.displacement import unit_displacement
 from fedsign.records import (
@@ -26,8 +28,6 @@ from fedsign.records import (
     TrainReply,
     TrainRequest,
     failure_of,
-    roles_of,
-    tensors_of,
 )
 from fedsign.seeding import Purpose, generator, torch_stream
 from fedsign.workload import Workload
@@ -44,13 +44,14 @@ class LocalTrainer(Protocol):
 
 
 class SequentialTrainer:
-    """One working model; every request trains it from the received tensors."""
+    """One working model; every request trains it from the received tensors.  Nothing else is made per client."""
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
-        self._model = workload.make_model()
-        self._roles = roles_of(self._model)
-        self._has_batch_norm = has_batch_norm(self._model)
+        self._model = WorkingModel(workload.make_model().train())
+        self._has_batch_norm = has_batch_norm(self._model.module)
+        self._optimizer = LocalOptimizer(lambda round: make_optimizer(workload, self._model.module, round=round))
+        self._objective: tuple[ObjectiveSpec, Objective] | None = None
 
     def train_many(self, requests: Iterable[TrainRequest], states: ClientStore) -> Iterator[TrainReply | Failure]:
         """Train one client after another; a client that raises is a failure, not the end."""
@@ -64,75 +65,78 @@ class SequentialTrainer:
 
     def train(self, request: TrainRequest, states: ClientStore) -> TrainReply:
         """One client's round: load, minimise, save its state, reply."""
-        model, config = self._model, self._workload.config
-        model.load_state_dict(request.tensors)
-        objective: Objective = plugins.build("objective", request.objective.name, request.objective.settings)
-        samples = self._workload.samples_of(request.partition)
-        optimizer = make_optimizer(self._workload, model, round=request.round)
+        workload, model, client = self._workload, self._model, self._workload.config.client
+        model.load(request.tensors)
+        objective = self._objective_of(request.objective)
+        index = workload.partition[request.partition]
+        optimizer = self._optimizer.fresh(request.round)
         steps = num_steps(
-            len(samples),
-            config.client.batch_size,
-            epochs=config.client.local_epochs,
-            steps=config.client.local_steps,
+            len(index),
+            client.batch_size,
+            epochs=client.local_epochs,
+            steps=client.local_steps,
             join_last=self._has_batch_norm,
         )
-        received = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        received = model.received(request.tensors, round=request.round)
         context = LocalContext(
             received=received,
             state=load_state(objective, received, request, states),
-            shared=to_device(request.shared, self._workload.device),
+            shared=to_device(request.shared, workload.device),
             unit_displacement=unit_displacement(optimizer, steps),
         )
-        train_loss = self._minimise(objective, context, optimizer, samples, request)
-        trained = {name: parameter.detach() for name, parameter in model.named_parameters()}
-        next_state = objective.next_state(trained, context) if objective.has_state else {}
+        train_loss = self._minimise(_Step(workload, model, objective, context, optimizer), index, request)
+        next_state = objective.next_state(model.detached(), context) if objective.has_state else {}
         if objective.has_state:
             states.save(request.partition, request.round, next_state)
         return TrainReply(
             round=request.round,
             partition=request.partition,
-            tensors={name: tensor.cpu() for name, tensor in tensors_of(model).items()},
-            roles=self._roles,
-            num_examples=len(samples),
+            tensors=model.copies(),
+            roles=model.roles,
+            num_examples=len(index),
             metrics={"train-loss": train_loss},
             has_state=objective.has_state,
             extra={name: tensor.cpu() for name, tensor in objective.to_server(next_state, context).items()},
         )
 
-    def _minimise(
-        self,
-        objective: Objective,
-        context: LocalContext,
-        optimizer: torch.optim.Optimizer,
-        samples: AnySamples,
-        request: TrainRequest,
-    ) -> float:
-        """All local steps; returns the mean task loss of the last epoch, per sample."""
+    def _objective_of(self, spec: ObjectiveSpec) -> Objective:
+        """The objective of this name and these settings; a round's clients share one, since it is a pure function."""
+        if self._objective is None or self._objective[0] != spec:
+            self._objective = spec, plugins.build("objective", spec.name, spec.settings)
+        return self._objective[1]
+
+    def _minimise(self, step: "_Step", index: IntArray, request: TrainRequest) -> float:
+        """All local steps on the samples at `index`; returns the mean task loss of the last epoch, per sample."""
         workload, settings = self._workload, self._workload.config.client
-        seed, round, partition = workload.config.seed, request.round, request.partition
-        rng = generator(seed, Purpose.BATCHES, round=round, partition=partition)
-        stream = torch_stream(seed, Purpose.TRAINING, round=round, partition=partition, device=workload.device)
+        where = {"round": request.round, "partition": request.partition}
         plan = schedule(
-            len(samples),
+            len(index),
             settings.batch_size,
-            rng,
+            generator(workload.config.seed, Purpose.BATCHES, **where),
             epochs=settings.local_epochs,
             steps=settings.local_steps,
             join_last=self._has_batch_norm,
         )
-        self._model.train()
-        if self._has_batch_norm and min(len(samples), settings.batch_size) == 1:
-            freeze_batch_norm(self._model)  # [Note: batches of one] in clients.batches
-        step = _Step(workload, self._model, objective, context, optimizer)
-        samples = samples.to(workload.device)
-        with stream:
-            for epoch in plan:
-                total, count = torch.zeros((), device=workload.device), 0
-                for index in epoch:
-                    features, targets = samples.batch(index)
-                    total += len(index) * step(workload.augment(features), targets)
-                    count += len(index)
-        return total.item() / count
+        samples, varies = workload.training_samples, workload.config.data.augment != "none"
+        losses: list[tuple[int, Tensor]] = []
+        freezes = self._has_batch_norm and min(len(index), settings.batch_size) == 1
+        if freezes:
+            freeze_batch_norm(self._model.module)  # [Note: batches of one] in clients.batches
+        try:
+            with torch_stream(workload.config.seed, Purpose.TRAINING, device=workload.device, **where):
+                for epoch in plan:
+                    losses.clear()
+                    for chosen in epoch:
+                        features, targets = samples.batch(torch.from_numpy(index[chosen.numpy()]))
+                        loss = step(workload.augment(features) if varies else features, targets)
+                        losses.append((len(chosen), loss))
+        finally:
+            if freezes:
+                self._model.module.train()
+        total = torch.zeros((), device=workload.device)
+        for num, loss in losses:
+            total += num * loss
+        return total.item() / sum(num for num, _ in losses)
 
 
 class _Step:
@@ -141,21 +145,20 @@ class _Step:
     def __init__(
         self,
         workload: Workload,
-        model: nn.Module,
+        model: WorkingModel,
         objective: Objective,
         context: LocalContext,
         optimizer: torch.optim.Optimizer,
     ) -> None:
-        self._workload, self._model, self._objective = workload, model, objective
-        self._context, self._optimizer = context, optimizer
-        self._parameters = dict(model.named_parameters())
-        self._clip_norm = workload.config.client.clip_norm
+        self._task, self._clip_norm = workload.training_task, workload.config.client.clip_norm
+        self._model, self._parameters = model.module, model.parameters
+        self._objective, self._context, self._optimizer = objective, context, stepper(optimizer)
 
     def __call__(self, features: Tensor, targets: Tensor) -> Tensor:
         """Returns the batch's task loss, without penalties."""
-        self._optimizer.zero_grad(set_to_none=True)
+        self._optimizer.clear()
         outputs, contrast = self._contrasted(features) if self._objective.contrasts else (self._model(features), None)
-        task_loss = self._workload.training_task.loss(outputs, targets)
+        task_loss = self._task.loss(outputs, targets)
         loss = task_loss
         for term in (contrast, self._objective.penalty(self._parameters, self._context)):
             loss = loss if term is None else loss + term

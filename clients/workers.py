@@ -28,10 +28,10 @@ import torch
 from torch import Tensor
 
 from clients.cohort import chunks_of
+from clients.paths import trainer_of
 from clients.shared_data import share_data
 from clients.shared_tensors import Layout, Slots, slot_bytes_of
 from clients.state import ClientStore
-from clients.trainer import LocalTrainer
 from clients.worker_queue import Queue, Unit
 from fedsign import plugins
 from fedsign.errors import ConfigError, DiskFullError, EngineError
@@ -104,8 +104,8 @@ class _Worker:
 class Workers:
     """A LocalTrainer; a context manager, which ends the processes."""
 
-    def __init__(self, workload: Workload, own: LocalTrainer, *, devices: Sequence[str], logs: Path) -> None:
-        """`own` trains in this process until the first worker is ready; a device for each worker.
+    def __init__(self, workload: Workload, *, devices: Sequence[str], logs: Path) -> None:
+        """Start a process for each device; what they have to say goes to files in `logs`.
 
         Raises:
             EngineError: this process is a worker itself.
@@ -116,13 +116,14 @@ class Workers:
                 'under `if __name__ == "__main__":`.'
             )
         model, client = workload.make_model().state_dict(), workload.config.client
-        self._workload, self._own, self._devices, self._logs = workload, own, devices, logs
+        self._workload, self._devices, self._logs = workload, devices, logs
         self._roles = roles_of(workload.make_model())
         self._largest_unit = client.chunk if client.path == "cohort" else 1
         self._model_bytes = sum(tensor.nbytes for tensor in model.values())
         self._models = Slots("models", slot_bytes_of(model))
         self._replies = Slots("replies", self._largest_unit * slot_bytes_of(model))
         self._data = share_data(workload)
+        self._own = trainer_of(workload)  # until the first worker is ready
         self._layouts: list[Layout] = []
         self._calls: list[_Call] = []
         self._num_jobs = self._num_tasks = 0

@@ -118,12 +118,23 @@ class Spread:
     def add_stack(self, local: Mapping[str, Tensor], received: Mapping[str, Tensor]) -> None:
         """Take K clients' updates in at once; `local` are their tensors [K, ...]."""
         self._begin(received)
-        names = list(received)
-        updates = torch._foreach_sub(_chosen(local, names), _chosen(received, names))
-        squares = [torch.linalg.vector_norm(each.flatten(1), dim=1, dtype=torch.float64).square() for each in updates]
-        self._squares += float(torch.stack(squares).sum())
-        torch._foreach_add_(_chosen(self._sum, names), [each.float().sum(0) for each in updates])
-        self._count += len(updates[0])
+        small = [name for name, tensor in received.items() if tensor.numel() <= _BLOCK]
+        num = len(next(iter(local.values())))
+        if small:
+            self._add_small_stack(_chosen(local, small), _chosen(received, small), _chosen(self._sum, small))
+        for name in received:
+            if name not in small:
+                for one in local[name]:
+                    self._squares += _add_by_blocks(self._sum[name], one, received[name])
+        self._count += num
+
+    def _add_small_stack(self, local: Sequence[Tensor], received: Sequence[Tensor], sums: Sequence[Tensor]) -> None:
+        """As one matrix [K, elements]: a few operations, however many tensors a model has."""
+        before = torch.cat([tensor.reshape(-1) for tensor in received])
+        updates = (torch.cat([tensor.flatten(1) for tensor in local], dim=1) - before).float()
+        self._squares += torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64).square().sum().item()
+        parts = updates.sum(0).split([tensor.numel() for tensor in received])
+        torch._foreach_add_([total.view(-1) for total in sums], parts)
 
     def _begin(self, received: Mapping[str, Tensor]) -> None:
         if not self._sum:
@@ -137,10 +148,14 @@ class Spread:
     @property
     def client_drift(self) -> float | None:
         """See the class; None without updates or where the mean update is zero."""
+        return self.figures()[1]
+
+    def figures(self) -> tuple[float | None, float | None]:
+        """`update_norm` and `client_drift`, for one walk."""
         norm = self.update_norm
         if not norm:
-            return None
-        return float(max(self._squares / self._count - norm**2, 0.0) ** 0.5) / norm
+            return norm, None
+        return norm, float(max(self._squares / self._count - norm**2, 0.0) ** 0.5) / norm
 
 
 def _squared_norm(tensors: Sequence[Tensor]) -> float:
@@ -172,7 +187,7 @@ def _weighted_sum(stack: Tensor, weights: Sequence[float]) -> Tensor:
         return stack[0].clone()
     wide = stack.to(torch.promote_types(stack.dtype, torch.float32))
     if all(weight == 1 for weight in weights):
-        return wide.sum(0)
+        return wide.sum(0)  # for small tensors less work than a product
     total: Tensor = torch.tensordot(wide.new_tensor(weights), wide, dims=1)
     return total
 

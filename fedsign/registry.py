@@ -358,8 +358,7 @@ def _module(kind: str, name: str, module_name: str) -> ModuleType:
 
 
 def _import(module_name: str) -> ModuleType:
-    here = str(Path.cwd())
-    if here not in sys.path and "" not in sys.path:
+    if module_name not in sys.modules and "" not in sys.path and (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)  # last: a user's file must not hide an installed package
         importlib.invalidate_caches()
     return importlib.import_module(module_name)

@@ -5,7 +5,7 @@ client in the same round draw the same numbers, whatever else they did before.  
 read or advanced.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from typing import TYPE_CHECKING
@@ -31,7 +31,9 @@ class Purpose(IntEnum):
 
 
 def _sequence(seed: int, purpose: Purpose, round: int, partition: int) -> np.random.SeedSequence:
-    return np.random.SeedSequence([seed, int(purpose), round, partition])
+    """Numbers below 2^32 are one word of entropy each, so that an array of words is the same seed, in half the time."""
+    numbers = [seed, int(purpose), round, partition]
+    return np.random.SeedSequence(numbers if max(numbers) >= 2**32 else np.array(numbers, dtype=np.uint32))
 
 
 def generator(seed: int, purpose: Purpose, *, round: int = 0, partition: int = 0) -> np.random.Generator:
@@ -42,6 +44,17 @@ def generator(seed: int, purpose: Purpose, *, round: int = 0, partition: int = 0
     np.True_
     """
     return np.random.default_rng(_sequence(seed, purpose, round, partition))
+
+
+def generators(seed: int, purpose: Purpose, *, round: int, partitions: Sequence[int]) -> Iterator[np.random.Generator]:
+    """`generator` for one partition after another, in less time."""
+    if max(seed, round, *partitions) >= 2**32:
+        for partition in partitions:
+            yield generator(seed, purpose, round=round, partition=partition)
+        return
+    # Numbers below 2^32 are one word of entropy each, so that an array of words is the same seed.
+    for words in np.array([[seed, int(purpose), round, partition] for partition in partitions], dtype=np.uint32):
+        yield np.random.default_rng(np.random.SeedSequence(words))
 
 
 def integer(seed: int, purpose: Purpose, *, round: int = 0, partition: int = 0) -> int:
@@ -65,11 +78,17 @@ def torch_stream(
     """
     import torch
 
-    devices = [device] if device is not None and device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        stream = integer(seed, purpose, round=round, partition=partition)
-        torch.default_generator.manual_seed(stream)  # torch.manual_seed would reseed every device
-        if devices:
-            with torch.cuda.device(devices[0]):
-                torch.cuda.manual_seed(stream)
+    generators = [torch.default_generator]  # torch.manual_seed would reseed every device
+    if device is not None and device.type == "cuda":
+        torch.cuda.init()
+        index = torch.cuda.current_device() if device.index is None else device.index
+        generators.append(torch.cuda.default_generators[index])
+    before = [each.get_state() for each in generators]
+    stream = integer(seed, purpose, round=round, partition=partition)
+    try:
+        for each in generators:
+            each.manual_seed(stream)
         yield
+    finally:
+        for each, state in zip(generators, before, strict=True):
+            each.set_state(state)

@@ -92,6 +92,11 @@ class Workload:
         """Where training and evaluation happen."""
         return device_of(self.config.engine.device)
 
+    @cached_property
+    def training_samples(self) -> AnySamples:
+        """All clients' training samples, on the device."""
+        return self.dataset.train.to(self.device)
+
     def take_data(self, other: "Workload") -> None:
         """Take another experiment's data set and split, each only if this one's would be the same."""
         mine, its = self.config, other.config
@@ -106,7 +111,13 @@ class Workload:
         """The same data, split and task for clients that train in another way."""
         client = self.config.client.model_copy(update=changes)
         other = Workload(self.config.model_copy(update={"client": client}))
-        kept = ("dataset", "split", "task", "device")  # what was made already and does not depend on the change
+        kept = (
+            "dataset",
+            "split",
+            "task",
+            "device",
+            "training_samples",
+        )  # what was made already and does not depend on the change
         other.__dict__.update({name: self.__dict__[name] for name in kept if name in self.__dict__})
         return other
 

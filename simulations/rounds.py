@@ -265,6 +265,7 @@ def like(tensor: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
 
 
 def _line(round: int, values: dict[str, float], traffic: Traffic) -> Line:
+    update_norm, client_drift = traffic.spread.figures()
     return {
         "round": round,
         **values,
@@ -274,6 +275,6 @@ def _line(round: int, values: dict[str, float], traffic: Traffic) -> Line:
         "failures": [{"client": failure.partition, "reason": failure.reason} for failure in traffic.failures],
         "bytes_down": traffic.bytes_down,
         "bytes_up": traffic.bytes_up,
-        "update_norm": traffic.spread.update_norm,
-        "client_drift": traffic.spread.client_drift,
+        "update_norm": update_norm,
+        "client_drift": client_drift,
     }

@@ -160,7 +160,7 @@ class Strategy(FlowerStrategy):
         for reply in replies:
             roles = reply.roles
             if isinstance(reply, ReplyStack):
-                total.add_stack(reply.tensors, [self._checked_weight(each) for each in reply.replies()])
+                total.add_stack(reply.tensors, self._weights(reply))
                 extra.add_stack(reply.extra, [1.0] * len(reply) if reply.extra else [])
             else:
                 total.add(reply.tensors, self._checked_weight(reply))
@@ -218,6 +218,11 @@ class Strategy(FlowerStrategy):
         """`aggregate` of the messages that are replies; (None, None) without any."""
         model = self.aggregate(server_round, _unpacked(replies))
         return None if model is None else to_record(model), None
+
+    def _weights(self, stack: ReplyStack) -> list[float]:
+        if type(self).weight is Strategy.weight and self.weighting == "uniform":  # nobody is asked one by one
+            return [1.0] * len(stack)
+        return [self._checked_weight(reply) for reply in stack.replies()]
 
     def _checked_weight(self, reply: TrainReply) -> float:
         weight = self.weight(reply)

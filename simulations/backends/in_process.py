@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from clients import paths
 from clients.app import in_process_handler
+from clients.paths import trainer_of
 from clients.state import ClientStore
 from clients.trainer import LocalTrainer
 from clients.workers import Workers, devices_of
@@ -46,10 +46,9 @@ class InProcess:
     @contextmanager
     def _trainer_of(self, workload: Workload, folder: RunFolder) -> Iterator[LocalTrainer]:
         """That of the path, in this process or in workers."""
-        own = paths.trainer_of(workload)
         if self.workers == 1:
-            yield own
+            yield trainer_of(workload)
         else:
             devices = devices_of(workload, self.workers)
-            with Workers(workload, own, devices=devices, logs=folder.path / "logs") as workers:
+            with Workers(workload, devices=devices, logs=folder.path / "logs") as workers:
                 yield workers

@@ -22,8 +22,9 @@ from torch.func import functional_call
 from clients.batches import schedule
 from clients.cohort import CohortTrainer
 from clients.paths import chunk_of, on_path
-from clients.stacked_loss import StackedContext, StackedLoss, stacked_layers
-from clients.stacked_plan import client_plan, stacked_plan
+from clients.stacked_context import StackedContext
+from clients.stacked_loss import StackedLoss, stacked_layers
+from clients.stacked_plan import stacked_plan
 from clients.state import ClientStore
 from clients.trainer import LocalTrainer, SequentialTrainer
 from fedsign.config import from_dict
@@ -283,20 +284,19 @@ def test_a_plan_holds_the_batches_of_the_schedule_and_padding_weighs_nothing(dat
     epochs = 0 if steps else data.draw(st.integers(1, 3))
     starts = np.cumsum([0, *sizes])
     indices = [np.arange(start, start + size) for start, size in zip(starts, sizes, strict=False)]
-    plan = stacked_plan(
-        [client_plan(size, batch_size, np.random.default_rng(k), epochs=epochs, steps=steps)
-         for k, size in enumerate(sizes)],
-        indices,
-    )  # fmt: skip
+    join_last = data.draw(st.booleans())
+    rngs = [np.random.default_rng(client) for client in range(len(sizes))]
+    plan = stacked_plan(indices, rngs, batch_size, epochs=epochs, steps=steps, join_last=join_last)
     assert sorted(plan.order) == list(range(len(sizes)))
     for place, client in enumerate(plan.order):
         rng = np.random.default_rng(client)
-        plans = list(schedule(sizes[client], batch_size, rng, epochs=epochs, steps=steps))
+        plans = list(schedule(sizes[client], batch_size, rng, epochs=epochs, steps=steps, join_last=join_last))
         expected = [indices[client][batch.numpy()].tolist() for epoch in plans for batch in epoch]
         for step, batch in enumerate(expected):
             is_true = plan.weights[step, place] > 0
             assert place < plan.active[step]
             assert plan.samples[step, place][is_true].tolist() == batch
+            assert plan.lengths[step, place] == len(batch)
             assert set(plan.samples[step, place].tolist()) == set(batch)  # padding is the batch's own
             assert torch.allclose(plan.weights[step, place][is_true], torch.tensor(1 / len(batch)).double())
         assert all(place >= active for active in plan.active[len(expected) :])
@@ -327,7 +327,7 @@ def test_padded_samples_contribute_nothing_to_loss_and_gradient(model: str, obje
     def gradients(features: Tensor, targets: Tensor) -> tuple[Tensor, list[Tensor]]:
         theta = {name: tensor.clone().requires_grad_() for name, tensor in away.items()}
         total, losses = loss(theta, features, targets, weights, context)
-        return losses, list(torch.autograd.grad(total, list(theta.values())))
+        return (losses * weights).sum(1), list(torch.autograd.grad(total, list(theta.values())))
 
     losses, found = gradients(features, targets)
     other_features, other_targets = features.clone(), targets.clone()

@@ -143,7 +143,7 @@ def requests(work: Workload, objective: ObjectiveSpec, *, own_models: bool = Fal
 @contextmanager
 def team(work: Workload, folder: Path, num: int = 2) -> Iterator[Workers]:
     """Workers that are ready, so that they train and not this process."""
-    with Workers(work, paths.trainer_of(work), devices=devices_of(work, num), logs=folder / "logs") as workers:
+    with Workers(work, devices=devices_of(work, num), logs=folder / "logs") as workers:
         workers.await_all()
         yield workers
 
@@ -309,7 +309,7 @@ def test_a_round_that_is_given_up_does_not_disturb_the_next_one(tmp_path: Path) 
 def test_before_a_worker_is_ready_this_process_trains(tmp_path: Path) -> None:
     work = workload("sequential")
     asked = requests(work, ObjectiveSpec())
-    with Workers(work, paths.trainer_of(work), devices=["cpu", "cpu"], logs=tmp_path / "logs") as workers:
+    with Workers(work, devices=["cpu", "cpu"], logs=tmp_path / "logs") as workers:
         begun_at = time.perf_counter()
         found = results(workers, asked, tmp_path)
         assert time.perf_counter() - begun_at < 1  # torch's import takes longer

@@ -1,0 +1,118 @@
+"""The optimiser of a client's local steps: made once a round, fresh for every client.
+
+torch's own optimisers are as new once their state is cleared.  Those of others may keep anything anywhere, so they are made
+anew for each client.  A step of torch's SGD, which for small models is mostly the wrapping around it, is taken with
+the same operations in the same order without the wrapping, so that the bits are torch's.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+_TORCHS = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+_PLAIN = {"maximize": False, "dampening": 0, "differentiable": False, "fused": None, "foreach": None}
+
+
+class Stepper(Protocol):
+    """What a local step needs of an optimiser."""
+
+    def clear(self) -> None:
+        """Forget the gradients."""
+        ...
+
+    def step(self) -> None:
+        """Move the parameters by their gradients."""
+        ...
+
+
+class LocalOptimizer:
+    """Gives every client a fresh optimiser; `make(round)` makes one with the round's learning rate."""
+
+    def __init__(self, make: Callable[[int], torch.optim.Optimizer]) -> None:
+        self._make = make
+        self._round: int | None = None
+        self._optimizer: torch.optim.Optimizer | None = None
+
+    def fresh(self, round: int) -> torch.optim.Optimizer:
+        """An optimiser without a past; the parameters have to be the received ones already."""
+        if self._optimizer is None or self._round != round or not _is_torchs(self._optimizer):
+            self._optimizer, self._round = self._make(round), round
+        else:
+            self._optimizer.state.clear()
+        return self._optimizer
+
+
+def stepper(optimizer: torch.optim.Optimizer) -> Stepper:
+    """The fastest way to take this optimiser's steps."""
+    groups = optimizer.param_groups
+    if (
+        type(optimizer) is torch.optim.SGD
+        and _is_torchs(optimizer)
+        and len(groups) == 1
+        and all(groups[0].get(key, plain) == plain for key, plain in _PLAIN.items())
+        and not isinstance(groups[0]["lr"], Tensor)
+    ):
+        return _SGD(optimizer)
+    return _Wrapped(optimizer)
+
+
+def _is_torchs(optimizer: torch.optim.Optimizer) -> bool:
+    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    return type(optimizer) in _TORCHS and not hooks
+
+
+class _Wrapped:
+    """An optimiser's own step."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+
+    def clear(self) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def step(self) -> None:
+        self._optimizer.step()
+
+
+class _SGD:
+    """torch.optim.SGD with momentum, Nesterov's included, and weight decay; a parameter without a gradient stays."""
+
+    def __init__(self, optimizer: torch.optim.SGD) -> None:
+        group = optimizer.param_groups[0]
+        self._parameters: list[nn.Parameter] = group["params"]
+        self._values = [parameter.detach() for parameter in self._parameters]  # the same memory
+        self._lr, self._weight_decay = float(group["lr"]), float(group["weight_decay"])
+        self._momentum, self._nesterov = float(group["momentum"]), bool(group["nesterov"])
+        self._velocity: dict[int, Tensor] = {}  # of the parameters that have had a gradient
+
+    def clear(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def step(self) -> None:
+        """m <- momentum m + g + wd theta;  theta <- theta - lr m."""
+        found = [parameter.grad for parameter in self._parameters]
+        places = [place for place, gradient in enumerate(found) if gradient is not None]
+        if not places:
+            return
+        gradients = [gradient for gradient in found if gradient is not None]
+        values = [self._values[place] for place in places]
+        if self._weight_decay:
+            gradients = list(torch._foreach_add(gradients, values, alpha=self._weight_decay))
+        if self._momentum:
+            gradients = self._with_momentum(places, gradients)
+        torch._foreach_add_(values, gradients, alpha=-self._lr)
+
+    def _with_momentum(self, places: list[int], gradients: list[Tensor]) -> list[Tensor]:
+        moving = [(self._velocity[at], new) for at, new in zip(places, gradients, strict=True) if at in self._velocity]
+        if moving:
+            velocities, new = [pair[0] for pair in moving], [pair[1] for pair in moving]
+            torch._foreach_mul_(velocities, self._momentum)
+            torch._foreach_add_(velocities, new)
+        for at, gradient in zip(places, gradients, strict=True):
+            if at not in self._velocity:
+                self._velocity[at] = gradient.clone()
+        velocity = [self._velocity[at] for at in places]
+        return list(torch._foreach_add(gradients, velocity, alpha=self._momentum)) if self._nesterov else velocity

@@ -1,0 +1,89 @@
+"""What the objectives of a stack of clients may read."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from fedsign.objectives.base import LocalContext
+from fedsign.records import Tensors
+
+# K = clients of the stack
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StackedContext:
+    """The clients' `LocalContext`s in one.  `received` and `shared` are stacked only where they differ."""
+
+    received: Tensors
+    received_is_stacked: bool
+    state: Tensors  # [K, ...]
+    shared: Tensors
+    shared_is_stacked: bool
+    unit_displacement: Sequence[float] | None  # [K]
+
+    def first(self, num: int) -> "StackedContext":
+        """That of the first clients."""
+
+        def cut(tensors: Tensors) -> Tensors:
+            return {name: tensor[:num] for name, tensor in tensors.items()}
+
+        return replace(
+            self,
+            received=cut(self.received) if self.received_is_stacked else self.received,
+            state=cut(self.state),
+            shared=cut(self.shared) if self.shared_is_stacked else self.shared,
+            unit_displacement=None if self.unit_displacement is None else self.unit_displacement[:num],
+        )
+
+    def mapped(self, function: Callable[..., tuple[Tensor, ...]], *stacked: object) -> tuple[Tensor, ...]:
+        """`function(client's context, client's part of each of `stacked`)` for every client."""
+        displacement = None
+        if self.unit_displacement is not None:
+            displacement = next(iter(self.received.values())).new_tensor(self.unit_displacement)
+
+        def of_client(received: Tensors, state: Tensors, shared: Tensors, far: Tensor | None, *own: object) -> object:
+            context = LocalContext(
+                received=received, state=state, shared=shared, unit_displacement=cast("float | None", far)
+            )
+            return function(context, *own)
+
+        in_dims = (
+            0 if self.received_is_stacked else None,
+            0,
+            0 if self.shared_is_stacked else None,
+            None if displacement is None else 0,
+            *[0] * len(stacked),
+        )
+        results = torch.vmap(of_client, in_dims=in_dims)(self.received, self.state, self.shared, displacement, *stacked)
+        return cast("tuple[Tensor, ...]", results)
+
+
+def stacked_context(contexts: Sequence[LocalContext]) -> StackedContext:
+    """The contexts of clients as one."""
+    first = contexts[0]
+    others = [context for context in contexts if context is not first]
+    received_differs = any(context.received is not first.received for context in others)
+    shared_differs = any(not _same(context.shared, first.shared) for context in others)
+    displacements = [context.unit_displacement for context in contexts if context.unit_displacement is not None]
+    return StackedContext(
+        received=stacked_tensors([context.received for context in contexts])
+        if received_differs
+        else dict(first.received),
+        received_is_stacked=received_differs,
+        state=stacked_tensors([context.state for context in contexts]),
+        shared=stacked_tensors([context.shared for context in contexts]) if shared_differs else dict(first.shared),
+        shared_is_stacked=shared_differs,
+        unit_displacement=None if first.unit_displacement is None else displacements,
+    )
+
+
+def stacked_tensors(trees: Sequence[Mapping[str, Tensor]]) -> Tensors:
+    """Tensors [...] of K clients as [K, ...]."""
+    return {name: torch.stack([tree[name] for tree in trees]) for name in trees[0]}
+
+
+def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return one is other or (one.keys() == other.keys() and all(one[name] is other[name] for name in one))

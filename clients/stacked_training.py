@@ -1,0 +1,159 @@
+"""All local steps of a stack of clients.
+
+A step's gradient is written out by hand where the model is a small chain (`clients.stacked_chain`), and autograd's
+otherwise; the penalty's is added to it.
+"""
+
+from collections.abc import Iterator, Mapping
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from clients.stacked_chain import ChainGradient, chain_gradient
+from clients.stacked_context import StackedContext
+from clients.stacked_loss import StackedLoss, stacked_layers
+from clients.stacked_optim import StackedOptimizer, clip_each
+from clients.stacked_penalty import PenaltyGradient, has_penalty, penalty_gradient
+from clients.stacked_plan import StackedPlan
+from fedsign.data.base import Samples
+from fedsign.errors import ConfigError
+from fedsign.objectives.base import Objective
+from fedsign.records import Tensors
+from fedsign.tasks.base import SampleTask
+from fedsign.workload import Workload
+
+_AT_ONCE = 8 * 2**20  # bytes of features
+
+# K = clients of a stack, n = those that take part in a step, S = steps, B = samples of the largest batch
+
+
+class StackedTraining:
+    """Local training for one workload; what it needs is looked up once for all rounds."""
+
+    def __init__(self, workload: Workload, model: nn.Module) -> None:
+        self._samples, self._task = trainable(workload)
+        self._model, self._clip_norm = model, workload.config.client.clip_norm
+        self._layers = stacked_layers(model)
+        self._chain = chain_gradient(model, self._task, self._samples.shape)
+
+    def minimise(
+        self,
+        theta: Tensors,
+        objective: Objective,
+        optimizer: StackedOptimizer,
+        plan: StackedPlan,
+        context: StackedContext,
+    ) -> list[float]:
+        """Take the clients' steps, in place in theta [K, ...]; returns each one's mean task loss of its last epoch."""
+        some = next(iter(theta.values()))
+        weights = plan.weights.to(some)
+        losses = torch.zeros_like(weights)
+        loss = StackedLoss(self._model, self._task, objective, self._layers)
+        step = _Step(self._chain, loss, objective, optimizer, clip_norm=self._clip_norm)
+        with torch.no_grad():
+            for num, (features, targets), weight, kept in zip(
+                plan.active, self._batches(plan.samples.to(some.device)), weights.unbind(), losses.unbind(), strict=True
+            ):
+                step.take_part(num, theta, context)
+                if num == len(kept):
+                    kept.copy_(step(features, targets, weight))
+                else:
+                    kept[:num] = step(features[:num], targets[:num], weight[:num])
+            counted = plan.loss_weights.to(some)
+            # Not a plain product: a loss of an earlier epoch may have been infinite, and 0 x inf is NaN.
+            means: list[float] = torch.where(counted > 0, counted * (losses * weights).sum(2), 0.0).sum(0).tolist()
+        return means
+
+    def _batches(self, chosen: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Features [K, B, ...] and targets [K, B] of every step, looked up for as many steps at once as `_AT_ONCE` allows."""
+        features, shape = self._samples.features, self._samples.shape
+        step_bytes = chosen[0].numel() * max(1, prod(shape)) * features.element_size()
+        for some in chosen.split(max(1, _AT_ONCE // step_bytes)):
+            index = some.flatten()
+            yield from zip(
+                features.index_select(0, index).view(*some.shape, *shape).unbind(),
+                self._samples.targets.index_select(0, index).view(some.shape).unbind(),
+                strict=True,
+            )
+
+
+class _Step:
+    """One local step of the clients that still take part."""
+
+    def __init__(
+        self,
+        chain: ChainGradient | None,
+        loss: StackedLoss,
+        objective: Objective,
+        optimizer: StackedOptimizer,
+        *,
+        clip_norm: float,
+    ) -> None:
+        self._chain = None if objective.contrasts else chain
+        self._loss, self._objective, self._optimizer = loss, objective, optimizer
+        self._clip_norm = clip_norm
+        self._reads_context = self._chain is None or has_penalty(objective)
+        self._num = 0
+        self._theta: Tensors = {}
+        self._gradient: Tensors = {}
+        self._context: StackedContext
+        self._penalty: PenaltyGradient | None = None
+
+    def take_part(self, num: int, theta: Tensors, context: StackedContext) -> None:
+        """From now on the first `num` clients of the stack."""
+        if num == self._num:
+            return
+        self._num = num
+        self._theta = {name: tensor[:num] for name, tensor in theta.items()}
+        if self._reads_context:
+            self._context = context.first(num)
+            self._penalty = penalty_gradient(self._objective, self._context)
+        self._gradient = {name: tensor[:num] for name, tensor in self._gradient.items()}
+
+    def __call__(self, features: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        """Move the parameters; returns the samples' task losses [n, B]."""
+        descent = self._optimizer.descent
+        if self._chain is not None and self._penalty is None and descent is not None and not self._clip_norm:
+            return self._chain.add(self._theta, features, targets, weights, self._theta, beta=1, alpha=-descent)
+        losses, gradient = self._gradient_of(features, targets, weights)
+        gradients = list(gradient.values())
+        if self._clip_norm:
+            gradients = clip_each(gradients, self._clip_norm)
+        self._optimizer.step(list(self._theta.values()), gradients)
+        return losses
+
+    def _gradient_of(self, features: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
+        pull = None if self._penalty is None else self._penalty(self._theta)
+        if self._chain is not None:
+            if pull is None and not self._gradient:
+                self._gradient = {name: torch.empty_like(tensor) for name, tensor in self._theta.items()}
+            into, beta = (self._gradient, 0) if pull is None else (pull, 1)
+            return self._chain.add(self._theta, features, targets, weights, into, beta=beta, alpha=1), into
+        with torch.enable_grad():
+            free = {name: tensor.detach().requires_grad_() for name, tensor in self._theta.items()}  # the same memory
+            total, losses = self._loss(free, features, targets, weights, self._context)
+        found = torch.autograd.grad(total, list(free.values()))
+        if pull is not None:
+            found = torch._foreach_add(found, list(pull.values()))
+        return losses, dict(zip(free, found, strict=True))
+
+
+def trainable(workload: Workload) -> tuple[Samples, SampleTask]:
+    """The training samples on their device, and the task, if both can be batched over clients.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    config, train, task = workload.config, workload.dataset.train, workload.training_task
+    if not isinstance(train, Samples):
+        raise ConfigError(
+            f"data.name={config.data.name} was given, whose samples are fetched batch by batch, but client.path=cohort needs "
+            "them in memory; use client.path=sequential."
+        )
+    if not isinstance(task, SampleTask):
+        raise ConfigError(
+            f"task={config.task} was given, which has no method `losses`, but client.path=cohort needs the loss of every "
+            "sample; add losses(outputs, targets), whose mean is the loss, or use client.path=sequential."
+        )
+    return train.to(workload.device), task

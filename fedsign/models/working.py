@@ -1,0 +1,76 @@
+"""A trainer's one model: received tensors are copied into it, trained ones are copied out.
+
+`load_state_dict` and `named_parameters` walk over all modules, which for a small network takes longer than a local
+step; here that is done once.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from fedsign.models.batch_norm import BATCH_NORMS
+from fedsign.records import Role, Tensors, roles_of
+
+
+class WorkingModel:
+    """A model, its parameters by name, and its tensors for copying; the module must not get other parameters."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module: Final = module
+        self.parameters: Final[dict[str, nn.Parameter]] = dict(module.named_parameters())
+        self.roles: Final[dict[str, Role]] = roles_of(module)
+        self._is_plain = _loads_plainly(module)
+        has_buffers = next(module.buffers(), None) is not None
+        self._tensors = None if has_buffers else module.state_dict()  # a module may put other buffers in their place
+        self._received: tuple[object, Tensors, Tensors] = (None, {}, {})  # of which round, as it came, on the device
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy all tensors in; what does not fit raises as `load_state_dict` does."""
+        own = self._own()
+        fits = self._is_plain and tensors.keys() == own.keys()
+        if fits and all(tensors[name].shape == tensor.shape for name, tensor in own.items()):
+            torch._foreach_copy_(list(own.values()), [tensors[name] for name in own])
+        else:
+            self.module.load_state_dict(tensors)
+
+    def received(self, tensors: Tensors, *, round: int) -> Tensors:
+        """The parameters among these tensors, on the model's device and in its types.
+
+        They are the tensors given where those are so already, and the same for all clients of a round that were sent the same.
+        """
+        of, came, found = self._received
+        if of == round and came.keys() == tensors.keys() and all(tensors[name] is came[name] for name in came):
+            return found
+        found = {name: tensors[name].to(own.device, own.dtype) for name, own in self.parameters.items()}
+        self._received = (round, dict(tensors), found)
+        return found
+
+    def detached(self) -> Tensors:
+        """The parameters as plain tensors, which share the model's memory."""
+        return {name: parameter.detach() for name, parameter in self.parameters.items()}
+
+    def copies(self) -> Tensors:
+        """A copy of all tensors in the CPU's memory."""
+        return {
+            name: tensor.clone(memory_format=torch.contiguous_format) if tensor.device.type == "cpu" else tensor.cpu()
+            for name, tensor in self._own().items()
+        }
+
+    def _own(self) -> Tensors:
+        return self.module.state_dict() if self._tensors is None else self._tensors
+
+
+def _loads_plainly(model: nn.Module) -> bool:
+    """Whether to load a model's state is to copy its tensors, and nothing that a module does in a way of its own."""
+    for module in model.modules():
+        loads = type(module)._load_from_state_dict is nn.Module._load_from_state_dict or isinstance(module, BATCH_NORMS)
+        says = type(module).state_dict is nn.Module.state_dict
+        saves = type(module)._save_to_state_dict is nn.Module._save_to_state_dict
+        asks = type(module).load_state_dict is nn.Module.load_state_dict
+        hooks = module._load_state_dict_pre_hooks or module._load_state_dict_post_hooks or module._state_dict_hooks
+        extra = type(module).get_extra_state is not nn.Module.get_extra_state
+        if extra or hooks or not (loads and says and saves and asks):
+            return False
+    return True

@@ -1,0 +1,216 @@
+"""The gradients of stacks that are written out by hand, against autograd."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from clients.stacked_chain import chain_gradient
+from clients.stacked_context import StackedContext
+from clients.stacked_loss import StackedLoss, stacked_layers
+from clients.stacked_optim import StackedSGD
+from clients.stacked_penalty import by_autograd, has_penalty, penalty_gradient
+from fedsign.objectives.base import LocalContext, Objective
+from fedsign.objectives.feddyn import FedDynObjective
+from fedsign.objectives.fedprox import FedProxObjective
+from fedsign.objectives.fedsign import FedSignObjective
+from fedsign.objectives.scaffold import ScaffoldObjective
+from fedsign.records import Tensors
+from fedsign.seeding import Purpose, generator, generators
+from fedsign.tasks.base import SampleTask
+from fedsign.tasks.classification import Classification
+from fedsign.tasks.regression import Regression
+
+NUM_CLIENTS, BATCH = 3, 5
+FUNCTIONS: dict[str, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU,
+    "relu in place": lambda: nn.ReLU(inplace=True),
+    "tanh": nn.Tanh,
+    "sigmoid": nn.Sigmoid,
+    "gelu": nn.GELU,
+    "gelu by tanh": lambda: nn.GELU(approximate="tanh"),
+    "silu": nn.SiLU,
+    "leaky relu": lambda: nn.LeakyReLU(0.2),
+    "elu": lambda: nn.ELU(0.7),
+    "softplus": lambda: nn.Softplus(beta=2.0, threshold=1.0),
+    "identity": nn.Identity,
+}
+TASKS: dict[str, tuple[SampleTask, int]] = {
+    "classes": (Classification(), 4),
+    "smoothed": (Classification(label_smoothing=0.3), 4),
+    "regression": (Regression(), 1),
+}
+
+
+def stacked(model: nn.Module, seed: int = 1) -> Tensors:
+    """Parameters [K, ...] of different clients."""
+    random = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.randn(NUM_CLIENTS, *tensor.shape, generator=random, dtype=torch.float64)
+        for name, tensor in model.named_parameters()
+    }
+
+
+def nothing_to_read() -> StackedContext:
+    return StackedContext(
+        received={}, received_is_stacked=False, state={}, shared={}, shared_is_stacked=False, unit_displacement=None
+    )
+
+
+def batch_for(task: SampleTask, num_outputs: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Features [K, B, 2, 3], targets and weights [K, B]; the second client's batch is filled up."""
+    random = torch.Generator().manual_seed(2)
+    features = torch.randn(NUM_CLIENTS, BATCH, 2, 3, generator=random, dtype=torch.float64)
+    if isinstance(task, Regression):
+        targets = torch.randn(NUM_CLIENTS, BATCH, generator=random, dtype=torch.float64)
+    else:
+        targets = torch.randint(num_outputs, (NUM_CLIENTS, BATCH), generator=random)
+    lengths = torch.tensor([BATCH, 2, BATCH - 1])[:, None]
+    weights = (torch.arange(BATCH) < lengths) / lengths.double()
+    return features, targets, weights
+
+
+@pytest.mark.parametrize("task_name", TASKS)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_the_gradient_of_a_chain_is_that_of_autograd(function: str, task_name: str) -> None:
+    task, num_outputs = TASKS[task_name]
+    model = nn.Sequential(
+        nn.Flatten(),
+        nn.Sequential(nn.Linear(6, 7), FUNCTIONS[function]()),
+        nn.Linear(7, 3, bias=False),
+        FUNCTIONS[function](),
+        nn.Linear(3, num_outputs),
+    ).double()
+    features, targets, weights = batch_for(task, num_outputs)
+    theta = stacked(model)
+    free = {name: tensor.clone().requires_grad_() for name, tensor in theta.items()}
+    loss = StackedLoss(model, task, Objective(), stacked_layers(model))
+    total, expected_losses = loss(free, features, targets, weights, nothing_to_read())
+    expected = dict(zip(free, torch.autograd.grad(total, list(free.values())), strict=True))
+    chain = chain_gradient(model, task, (2, 3))
+    assert chain is not None
+    before = {name: tensor.clone() for name, tensor in theta.items()}
+    into = {name: torch.full_like(tensor, 2.0) for name, tensor in theta.items()}
+    losses = chain.add(theta, features, targets, weights, into, beta=0.5, alpha=3.0)
+    torch.testing.assert_close(losses, expected_losses, rtol=1e-12, atol=1e-12)
+    for name, gradient in expected.items():
+        assert torch.equal(theta[name], before[name]) and gradient.abs().max() > 1e-3
+        torch.testing.assert_close(into[name], 1 + 3 * gradient, rtol=1e-12, atol=1e-12)
+    chain.add(theta, features, targets, weights, theta, beta=1, alpha=-0.1)  # a step of gradient descent in place
+    for name, gradient in expected.items():
+        torch.testing.assert_close(theta[name], before[name] - 0.1 * gradient, rtol=1e-12, atol=1e-12)
+
+
+class _Own(nn.Linear):
+    """A subclass may do anything."""
+
+
+class _OwnTask(Classification):
+    """A subclass may do anything."""
+
+
+@pytest.mark.parametrize(
+    ("model", "task", "shape"),
+    [
+        (nn.Sequential(_Own(6, 4)), Classification(), (6,)),
+        (nn.Sequential(nn.Linear(6, 4)), _OwnTask(), (6,)),
+        (nn.Sequential(nn.Linear(3, 4)), Classification(), (2, 3)),  # [n, 2, classes], which a loss reads otherwise
+        (nn.Sequential(nn.Flatten(), nn.Linear(6, 2)), Regression(), (2, 3)),
+        (nn.Sequential(nn.Flatten(), nn.LayerNorm(6), nn.Linear(6, 4)), Classification(), (2, 3)),
+        (nn.Sequential(nn.Flatten(2), nn.Linear(3, 4)), Classification(), (6,)),
+    ],
+    ids=["own layer", "own task", "not flat", "two outputs", "layer norm", "other flatten"],
+)
+def test_what_is_not_known_by_hand_is_left_to_autograd(model: nn.Module, task: Any, shape: tuple[int, ...]) -> None:
+    assert chain_gradient(model, task, shape) is None
+
+
+def test_a_model_with_hooks_is_left_to_autograd() -> None:
+    model = nn.Sequential(nn.Linear(6, 4))
+    assert chain_gradient(model, Classification(), (6,)) is not None
+    model[0].register_forward_hook(lambda module, inputs, output: 2 * output)
+    assert chain_gradient(model, Classification(), (6,)) is None
+
+
+PENALTIES: dict[str, Objective] = {
+    "fedprox": FedProxObjective(mu=0.7),
+    "feddyn": FedDynObjective(alpha=0.3),
+    "fedsign": FedSignObjective(gamma=0.9),
+    "fedsign tensor_mean": FedSignObjective(gamma=0.9, reduction="tensor_mean"),
+    "fedsign mean": FedSignObjective(gamma=0.9, reduction="mean"),
+    "scaffold": ScaffoldObjective(),
+}
+
+
+@pytest.mark.parametrize("received_is_stacked", [False, True])
+@pytest.mark.parametrize("shared", ["nothing", "one for all", "stacked"])
+@pytest.mark.parametrize("name", PENALTIES)
+def test_the_gradient_of_a_penalty_is_that_of_autograd(name: str, shared: str, received_is_stacked: bool) -> None:
+    model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
+    theta, received, sent = stacked(model), stacked(model, seed=3), stacked(model, seed=4)
+    for tensor in received.values():
+        tensor.flatten()[::3] = 0.0  # FedSign has no term where the received model is 0
+    context = StackedContext(
+        received=received if received_is_stacked else {name: tensor[0] for name, tensor in received.items()},
+        received_is_stacked=received_is_stacked,
+        state=dict(reversed(stacked(model, seed=5).items())),  # files have their own order
+        shared={} if shared == "nothing" else sent if shared == "stacked" else {key: sent[key][0] for key in sent},
+        shared_is_stacked=shared == "stacked",
+        unit_displacement=None,
+    )
+    given = {key: tensor.clone() for key, tensor in theta.items()}
+    known = penalty_gradient(PENALTIES[name], context)
+    assert known is not None and has_penalty(PENALTIES[name])
+    expected = by_autograd(PENALTIES[name], context)(theta)
+    for _ in range(2):  # what it gave may have been written to
+        found = known(theta)
+        assert list(found) == list(theta)
+        for key, gradient in expected.items():
+            assert torch.equal(theta[key], given[key]) and gradient.abs().max() > 1e-3
+            torch.testing.assert_close(found[key], gradient, rtol=1e-12, atol=1e-14)
+            found[key].zero_()
+
+
+class _Constant(Objective):
+    def penalty(self, parameters: Any, context: LocalContext) -> Tensor | None:
+        return torch.ones((), dtype=torch.float64)
+
+
+class _Stronger(FedProxObjective):
+    def penalty(self, parameters: Any, context: LocalContext) -> Tensor | None:
+        term = super().penalty(parameters, context)
+        return None if term is None else 2 * term
+
+
+def test_a_penalty_of_the_users_own_is_differentiated_and_a_constant_has_no_gradient() -> None:
+    model = nn.Sequential(nn.Linear(6, 4))
+    theta, received = stacked(model), {name: tensor[0] for name, tensor in stacked(model, seed=3).items()}
+    context = StackedContext(
+        received=received, received_is_stacked=False, state={}, shared={}, shared_is_stacked=False, unit_displacement=None
+    )  # fmt: skip
+    twice, constant = penalty_gradient(_Stronger(mu=0.5), context), penalty_gradient(_Constant(), context)
+    assert twice is not None and constant is not None
+    for name, gradient in twice(theta).items():
+        torch.testing.assert_close(gradient, theta[name] - received[name], rtol=1e-12, atol=1e-12)
+    assert not any(gradient.any() for gradient in constant(theta).values())
+    assert penalty_gradient(Objective(), context) is None and penalty_gradient(FedProxObjective(mu=0), context) is None
+    assert penalty_gradient(FedSignObjective(gamma=0), context) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "descent"),
+    [({}, 0.1), ({"momentum": 0.9}, None), ({"weight_decay": 0.1}, None), ({"momentum": 0.9, "nesterov": True}, None)],
+)
+def test_plain_gradient_descent_is_known_as_such(settings: dict[str, Any], descent: float | None) -> None:
+    group = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1, **settings).param_groups[0]
+    assert StackedSGD(group).descent == descent
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**32 - 1, 2**32, 2**63])
+def test_generators_of_many_partitions_are_those_of_each(seed: int) -> None:
+    partitions = [0, 5, 999_999]
+    found = list(generators(seed, Purpose.BATCHES, round=3, partitions=partitions))
+    expected = [generator(seed, Purpose.BATCHES, round=3, partition=partition) for partition in partitions]
+    assert [each.integers(2**62) for each in found] == [each.integers(2**62) for each in expected]
