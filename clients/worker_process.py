@@ -58,6 +58,7 @@ def _worker(given: Message, parent: Parent) -> "_Worker":
     workload = Workload(config)
     if given["data"] is not None:
         vars(workload)["dataset"] = mapped_data(given["data"])  # where cached_property keeps it
+    _warm_up(workload.device)
     return _Worker(
         parent=parent,
         trainer=trainer_of(workload),
@@ -65,6 +66,14 @@ def _worker(given: Message, parent: Parent) -> "_Worker":
         models=SharedFile(*given["models"]),
         replies=SharedFile(*given["replies"]),
     )
+
+
+def _warm_up(device: torch.device) -> None:
+    """One step: with an optimiser's first one torch imports its compiler, which takes as long as its own import."""
+    parameter = torch.zeros(1, device=device, requires_grad=True)
+    optimizer = torch.optim.SGD([parameter])
+    parameter.sum().backward()
+    optimizer.step()
 
 
 class _Given(ClientStore):
