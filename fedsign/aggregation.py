@@ -77,6 +77,8 @@ class WeightedMean:
 
     def _add(self, tensors: Mapping[str, Tensor], weight: float) -> None:
         totals = list(self._averaged.values())
+        if not totals:
+            return
         if self.count == 1 and self.total_weight != 1:  # the first was kept as it came, in case that it stays alone
             torch._foreach_mul_(totals, self.total_weight)
         torch._foreach_add_(totals, [tensors[name] for name in self._averaged], alpha=weight)
@@ -85,7 +87,7 @@ class WeightedMean:
         """The mean, in the dtypes of the models.  Ends the accumulation."""
         if not self.count:
             raise ValueError("the mean of no models was asked for; add at least one first.")
-        if self.count > 1:  # the mean of one model is that model: w x / w would be rounded twice
+        if self.count > 1 and self._averaged:  # the mean of one model is that model: w x / w would be rounded twice
             torch._foreach_div_(list(self._averaged.values()), self.total_weight)
         return {name: total.to(self._dtypes[name]) for name, total in self._sums.items()}
 

@@ -202,3 +202,8 @@ def test_large_tensors_are_walked_block_by_block_to_the_same_spread(dtype: torch
     for found in (spread, stacked):
         assert found.update_norm == pytest.approx(np.linalg.norm(mean), rel=1e-5)
         assert found.client_drift == pytest.approx(drift, rel=1e-5)
+
+
+def test_models_of_counters_alone_and_of_nothing_keep_the_first() -> None:
+    for model in ({"n": torch.tensor(7)}, {}):
+        assert mean_of([model, {name: tensor + 1 for name, tensor in model.items()}], [558.0, 2.0]) == model
