@@ -90,9 +90,8 @@ class CohortTrainer:
         self, requests: Iterable[TrainRequest], states: ClientStore
     ) -> Iterator[TrainReply | ReplyStack | Failure]:
         """The replies of a chunk as one stack, and its failures; requests that differ in what to do are not stacked."""
-        for alike in _alike(requests):
-            for start in range(0, len(alike), self._chunk):
-                yield from self._train_chunk(alike[start : start + self._chunk], states)
+        for chunk in chunks_of(requests, self._chunk):
+            yield from self._train_chunk(chunk, states)
 
     def _train_chunk(
         self, requests: Sequence[TrainRequest], states: ClientStore
@@ -327,6 +326,13 @@ def _keep(trained: _Trained, objective: Objective, states: ClientStore) -> Tenso
 
 def _shapes(tensors: Tensors) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in tensors.items()}
+
+
+def chunks_of(requests: Iterable[TrainRequest], size: int) -> Iterator[list[TrainRequest]]:
+    """The requests that are trained as one stack, `size` at most."""
+    for alike in _alike(requests):
+        for start in range(0, len(alike), size):
+            yield alike[start : start + size]
 
 
 def _alike(requests: Iterable[TrainRequest]) -> list[list[TrainRequest]]:

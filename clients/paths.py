@@ -14,13 +14,14 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
+from clients.cohort import CohortTrainer
 from clients.stacked_context import StackedContext
 from clients.stacked_loss import StackedLoss, stacked_layers
 from clients.stacked_modules import STACKED_DROPOUTS, STACKED_NORMS, StackedModel
 from clients.stacked_optim import stacked_optimizer
 from clients.stacked_penalty import penalty_gradient
 from clients.stacked_training import trainable
-from clients.trainer import make_optimizer
+from clients.trainer import LocalTrainer, SequentialTrainer, make_optimizer
 from fedsign import plugins
 from fedsign.errors import ConfigError, FedSignError
 from fedsign.models.batch_norm import BATCH_NORMS
@@ -56,6 +57,18 @@ def on_path(workload: Workload, spec: ObjectiveSpec, *, in_process: bool) -> Wor
     if client.path == "auto" and (why_not is not None or not is_faster(workload, spec)):
         return workload.with_client(path="sequential", chunk=0)
     return workload.with_client(path="cohort", chunk=client.chunk or chunk_of(workload))
+
+
+def trainer_of(workload: Workload) -> LocalTrainer:
+    """What `client.path` says, once it is decided."""
+    client = workload.config.client
+    match client.path:
+        case "sequential":
+            return SequentialTrainer(workload)
+        case "cohort":
+            return CohortTrainer(workload, chunk=client.chunk)
+        case _:
+            raise ValueError(f"client.path={client.path} is not decided; expected is sequential or cohort.")
 
 
 def is_faster(workload: Workload, spec: ObjectiveSpec) -> bool:

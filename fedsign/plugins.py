@@ -45,6 +45,7 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "strategy": ("algorithm", "aggregator"),
     "threads": ("num_threads", "num_cpus"),
     "weight_decay": ("decay", "l2"),
+    "workers": ("num_workers", "processes", "num_processes", "jobs", "n_jobs"),
 }
 
 

@@ -21,6 +21,7 @@ from torch import nn
 import fedsign
 from clients.paths import on_path
 from clients.trainer import check_training
+from clients.workers import devices_of
 from fedsign import checkpoints, plugins, results
 from fedsign import config as configs
 from fedsign.config import ExperimentConfig
@@ -119,7 +120,7 @@ def run(
     Args:
         experiment: a configuration, or a tree of changes to the default one.
         resume: the folder of a run to go on with; `experiment`, if given, may differ from that run's in
-            rounds, callbacks and results only.
+            rounds, callbacks, results and engine.workers only.
         callbacks: more callbacks, besides the configured ones.
 
     Raises:
@@ -216,6 +217,7 @@ def _prepare(workload: Workload) -> tuple[Workload, Engine, list[Callback]]:
     spec = strategy.objective(1) if isinstance(strategy, Strategy) else ObjectiveSpec()
     check_training(workload, spec)
     workload = on_path(workload, spec, in_process=config.engine.name == "in_process")
+    devices_of(workload, config.engine.settings.get("workers", 1))
     watchers = [plugins.build("callback", name, {}) for name in config.callbacks]
     return workload, config.engine.build(), watchers
 
@@ -292,10 +294,10 @@ def _resumed_config(folder: RunFolder, experiment: ExperimentConfig | Mapping[st
         after = configs.from_dict(configs.merged(before.model_dump(mode="json"), experiment))
     after = _with_path(after, path=before.client.path, chunk=before.client.chunk)
     for section in ExperimentConfig.model_fields:
-        if section not in _CHANGEABLE_ON_RESUME and getattr(before, section) != getattr(after, section):
+        if section not in _CHANGEABLE_ON_RESUME and _what_counts(before, section) != _what_counts(after, section):
             raise ConfigError(
                 f"the run in {folder.path} was started with another '{section}'; on resume only "
-                f"{', '.join(sorted(_CHANGEABLE_ON_RESUME))} may change. Start a new run instead."
+                f"{', '.join(sorted(_CHANGEABLE_ON_RESUME))} and engine.workers may change. Start a new run instead."
             )
     played = checkpoints.rounds_on_disk(folder.checkpoints)
     if played and after.rounds < played[-1]:
@@ -304,6 +306,12 @@ def _resumed_config(folder: RunFolder, experiment: ExperimentConfig | Mapping[st
         )
     results.update_config(folder, after.to_toml())
     return after
+
+
+def _what_counts(config: ExperimentConfig, section: str) -> Any:
+    """A section without what no result depends on."""
+    found = getattr(config, section)
+    return found.model_dump(exclude={"workers"}) if section == "engine" else found
 
 
 def _with_path(config: ExperimentConfig, *, path: str, chunk: int) -> ExperimentConfig:

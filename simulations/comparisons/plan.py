@@ -39,7 +39,8 @@ _OTHERWISE = {
     "callbacks": "it changes no result",
     "results": "it changes no result",
 }
-_NO_RESULT = {"name", "callbacks", "results"}  # keys of a configuration that its results do not depend on
+# Keys of a configuration that its results do not depend on.
+_NO_RESULT: dict[str, Any] = {"name": True, "callbacks": True, "results": True, "engine": {"workers": True}}
 _LONGEST = 80  # characters of a cell's readable name
 
 

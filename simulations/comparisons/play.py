@@ -229,8 +229,8 @@ def _workers(cell_configs: Configs, given: int | None) -> int:
                 "expected is 1."
             )
         return 1
-    threads = max(config.engine.threads for config in cell_configs.values())
-    return given or max(1, len(os.sched_getaffinity(0)) // threads)
+    cores = max(config.engine.threads * config.engine.settings["workers"] for config in cell_configs.values())
+    return given or max(1, len(os.sched_getaffinity(0)) // cores)
 
 
 def _check_folder(comparison: Comparison, plan: Plan, *, extend: bool) -> None:

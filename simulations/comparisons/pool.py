@@ -1,35 +1,14 @@
-"""Worker processes that play cells, each many of them, so that torch is imported once a process.
+"""Worker processes that play cells, each many of them, so that torch is imported once a process."""
 
-They are started as commands of their own, not by `multiprocessing`: a user's script needs no
-`if __name__ == "__main__"`, and a notebook works too.
-"""
-
-import json
-import queue
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
 
 from fedsign.errors import DiskFullError, EngineError
+from fedsign.processes import Child, Message, audible
 
-_PROGRAM = """
-import json, sys
-sys.path[:] = json.loads(sys.stdin.readline())
-from simulations.comparisons.worker import main
-try:
-    main()
-except KeyboardInterrupt:
-    sys.exit(130)
-"""
-_PATIENCE_S = 10.0
-
-Message = dict[str, Any]
+_MODULE = "simulations.comparisons.worker"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,57 +34,22 @@ class Watcher:
 
 
 class _Worker:
-    """One process, with a thread that puts what it says into the common queue."""
+    """One process, and what it is at."""
 
-    def __init__(self, index: int, logs: Path, heard: "queue.SimpleQueue[tuple[_Worker, Message | None]]") -> None:
-        self.index, self.log = index, logs / f"worker-{index}.log"
+    def __init__(self, index: int, logs: Path) -> None:
+        self.index = index
+        self.child = Child(_MODULE, log=logs / f"worker-{index}.log")
         self.job: Job | None = None
         self.is_ready = False
-        with self.log.open("ab") as log:
-            # a session of its own: Ctrl-C is for the command, which ends the workers
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _PROGRAM],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                encoding="utf-8",
-                start_new_session=True,
-            )
-        # `Popen` was asked for both pipes
-        self._stdin, self._stdout = cast(IO[str], self.process.stdin), cast(IO[str], self.process.stdout)
-        self._reader = threading.Thread(target=self._listen, args=(heard,), daemon=True)
-        self._reader.start()
-        self._write(sys.path)
 
     def begin(self, job: Job) -> None:
         """Hand a job over."""
         self.job = job
-        self._write({"config": job.config_toml, "resume": job.resume and str(job.resume)})
+        self.child.say({"config": job.config_toml, "resume": job.resume and str(job.resume)})
 
-    def end(self) -> None:
-        """Ask the process to end, then insist."""
-        if self.process.poll() is None:
-            self.process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(_PATIENCE_S)
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        self._reader.join()
-        for pipe in (self._stdin, self._stdout):
-            with suppress(BrokenPipeError):
-                pipe.close()
-
-    def _write(self, message: object) -> None:
-        with suppress(BrokenPipeError):  # it has died: the reader says so
-            self._stdin.write(json.dumps(message) + "\n")
-            self._stdin.flush()
-
-    def _listen(self, heard: "queue.SimpleQueue[tuple[_Worker, Message | None]]") -> None:
-        for line in self._stdout:
-            heard.put((self, json.loads(line)))
-        heard.put((self, None))
+    def epitaph(self) -> str:
+        """How it ended."""
+        return f"{self.child.epitaph()}; what it had to say is in {self.child.log}."
 
 
 def play_all(
@@ -118,7 +62,6 @@ def play_all(
         EngineError: a worker cannot be started.
     """
     left = list(jobs)
-    heard: queue.SimpleQueue[tuple[_Worker, Message | None]] = queue.SimpleQueue()
 
     def hand_out(worker: _Worker) -> None:
         if left:
@@ -128,51 +71,48 @@ def play_all(
                 watcher.on_begin(worker.index, job)
             worker.begin(job)
 
-    with _workers(min(workers, len(jobs)), logs, heard) as team:
+    with _workers(min(workers, len(jobs)), logs) as team:
         while left or any(worker.job for worker in team):
-            worker, message = heard.get()
-            if message is None:
-                worker.end()
-                if not worker.is_ready:
-                    raise EngineError(f"a worker process {_epitaph(worker)}")
-                team[worker.index] = _Worker(worker.index, logs, heard)
-                message = {"failed": f"the process that played it {_epitaph(worker)}"}
-            if "ready" in message:
-                worker.is_ready = True
-                hand_out(worker)
-            elif worker.job is None:
-                continue  # it died between two jobs; another one has taken its place
-            elif "round" in message:
-                for watcher in watchers:
-                    watcher.on_round(worker.index, worker.job, message["round"])
-            elif "stop" in message:
-                raise DiskFullError(message["stop"])
-            else:
-                job, worker.job = worker.job, None
-                for watcher in watchers:
-                    watcher.on_end(worker.index, job, message.get("failed"))
-                if worker.process.poll() is None:
+            for worker, message in _heard(team):
+                if message is None:
+                    epitaph = worker.epitaph()
+                    if not worker.is_ready:
+                        raise EngineError(f"a worker process {epitaph}")
+                    team[worker.index] = _Worker(worker.index, logs)
+                    message = {"failed": f"the process that played it {epitaph}"}
+                if "ready" in message:
+                    worker.is_ready = True
                     hand_out(worker)
+                elif worker.job is None:
+                    continue  # it died between two jobs; another one has taken its place
+                elif "round" in message:
+                    for watcher in watchers:
+                        watcher.on_round(worker.index, worker.job, message["round"])
+                elif "stop" in message:
+                    raise DiskFullError(message["stop"])
+                else:
+                    job, worker.job = worker.job, None
+                    for watcher in watchers:
+                        watcher.on_end(worker.index, job, message.get("failed"))
+                    if team[worker.index] is worker:
+                        hand_out(worker)
+
+
+def _heard(team: Sequence[_Worker]) -> list[tuple[_Worker, Message | None]]:
+    """What the workers have said, after waiting for something; None for one that has ended."""
+    of_child = {worker.child: worker for worker in team}
+    return [(of_child[child], message) for child in audible(of_child) for message in child.hear()]
 
 
 @contextmanager
-def _workers(
-    count: int, logs: Path, heard: "queue.SimpleQueue[tuple[_Worker, Message | None]]"
-) -> Iterator[list[_Worker]]:
+def _workers(count: int, logs: Path) -> Iterator[list[_Worker]]:
     logs.mkdir(parents=True, exist_ok=True)
     team: list[_Worker] = []
     try:
-        team += (_Worker(index, logs, heard) for index in range(count))
+        team += (_Worker(index, logs) for index in range(count))
         yield team
     finally:
         for worker in team:
-            worker.process.terminate()  # all at once; then each is waited for
+            worker.child.stop()  # all at once; then each is waited for
         for worker in team:
-            worker.end()
-
-
-def _epitaph(worker: _Worker) -> str:
-    code = worker.process.wait()
-    how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
-    memory = ", for want of memory perhaps" if code == -signal.SIGKILL else ""
-    return f"{how}{memory}; what it had to say is in {worker.log}."
+            worker.child.end()

@@ -3,25 +3,19 @@
 In:  {"config": TOML, "resume": path or null}
 Out: {"ready": true} once; then for each cell {"round": n} after every round, and at last {"finished": true},
      {"failed": sentence}, or {"stop": sentence} where going on with other cells would be of no use.
-
-It ends as soon as the other end of its input is closed, which the system does when the process that started
-it dies, however it dies.  What is printed goes to standard error: standard output is for the answers.
 """
 
-import json
 import logging
-import os
-import queue
 import signal
 import sys
-import threading
 import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from fedsign import config as configs
 from fedsign.disk import disk_errors
 from fedsign.errors import DiskFullError, FedSignError, ResultsError, ResumeError
+from fedsign.processes import Message, Parent
 from fedsign.results import Line, open_run
 from simulations import api
 from simulations.callbacks.base import Callback
@@ -31,33 +25,23 @@ _PATIENCE_S = 20.0  # for the last process that played a run and is being ended 
 
 
 class Answers(Callback):
-    """Writes lines for the process that started this one."""
+    """Tells the process that started this one how a run goes."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._file = os.fdopen(descriptor, "w", encoding="utf-8")
+    def __init__(self, parent: Parent) -> None:
+        self._parent = parent
 
     def on_round(self, line: Line) -> None:
         """Tell that a round has ended."""
-        self.say(round=line["round"])
-
-    def say(self, **message: Any) -> None:
-        """One line."""
-        self._file.write(json.dumps(message) + "\n")
-        self._file.flush()
+        self._parent.say(round=line["round"])
 
 
-def main() -> None:
+def main(parent: Parent) -> None:
     """Play what is asked for until the input ends."""
-    answers = Answers(os.dup(1))
-    os.dup2(2, 1)
     signal.signal(signal.SIGTERM, _stop)
     logging.basicConfig(format="%(levelname)s: %(message)s", stream=sys.stderr)
-    requests: queue.SimpleQueue[str] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(requests,), daemon=True).start()
-    answers.say(ready=True)
-    while True:
-        request = json.loads(requests.get())
-        answers.say(**_outcome(request, answers))
+    parent.say(ready=True)
+    for request in parent.requests():
+        parent.say(**_outcome(request, Answers(parent)))
 
 
 def play(config_toml: str, resume: Path | None, callback: Callback) -> None:
@@ -81,7 +65,7 @@ def play(config_toml: str, resume: Path | None, callback: Callback) -> None:
         api.run(config, callbacks=[callback])
 
 
-def _outcome(request: dict[str, Any], answers: Answers) -> dict[str, Any]:
+def _outcome(request: Message, answers: Answers) -> Message:
     """How the cell ended, as the message that says so."""
     try:
         play(request["config"], Path(request["resume"]) if request["resume"] else None, answers)
@@ -106,12 +90,6 @@ def _await_end_of_others(folder: Path) -> None:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
-
-
-def _listen(requests: "queue.SimpleQueue[str]") -> NoReturn:
-    for line in sys.stdin:
-        requests.put(line)
-    os._exit(0)  # nobody is left to answer to; what is on disk is whole at any moment
 
 
 def _stop(number: int, frame: object) -> NoReturn:

@@ -1,0 +1,64 @@
+"""The training samples once in memory, however many processes train on them."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from clients.shared_tensors import Layout, SharedFile, Slots
+from fedsign.data.base import Dataset, Samples
+from fedsign.data.normalise import Normalisation
+from fedsign.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class SharedData:
+    """Where the samples lie, and what else a process has to know of the data set."""
+
+    file: Slots
+    layout: Layout
+    dataset: Dataset
+
+    def as_json(self) -> dict[str, Any]:
+        """For `mapped_data`."""
+        normalisation = self.dataset.normalisation
+        return {
+            "file": [self.file.descriptor, self.file.slot_bytes],
+            "layout": self.layout.as_json(),
+            "class_names": self.dataset.class_names,
+            "shift": normalisation.shift,
+            "scale": normalisation.scale,
+        }
+
+
+def share_data(workload: Workload) -> SharedData | None:
+    """Move a workload's training samples into shared memory; None for samples that are fetched batch by batch.
+
+    The workload's data set is exchanged for one that lies there, so that the memory of the former can be used again.
+    """
+    dataset = workload.dataset
+    train = dataset.train
+    if not isinstance(train, Samples):
+        return None
+    tensors = {"features": train.features, "targets": train.targets}
+    if train.owners is not None:
+        tensors["owners"] = train.owners
+    layout = Layout.of(tensors)
+    file = Slots("data", layout.num_bytes)
+    memory = file.memory(file.take())
+    layout.write(tensors, memory)
+    there = replace(dataset, train=Samples(**layout.read(memory)))
+    vars(workload)["dataset"] = there  # where cached_property keeps it
+    vars(workload).pop("training_samples", None)  # those of the former one
+    return SharedData(file, layout, there)
+
+
+def mapped_data(found: dict[str, Any]) -> Dataset:
+    """The data set of another process, without the samples that only a server needs."""
+    tensors = Layout.from_json(found["layout"]).read(SharedFile(*found["file"]).memory(0))
+    train = Samples(**tensors)
+    none = Samples(features=train.features[:0], targets=train.targets[:0])
+    return Dataset(
+        train=train,
+        test=none,
+        class_names=tuple(found["class_names"]),
+        normalisation=Normalisation(shift=tuple(found["shift"]), scale=tuple(found["scale"])),
+    )

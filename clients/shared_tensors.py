@@ -1,0 +1,154 @@
+"""Tensors in memory that several processes see: files without a name, and where in them each tensor lies.
+
+[Note: files without a name] `memfd_create` gives memory that is reached by a file descriptor alone.  A child inherits
+the descriptor; nothing lies in /dev/shm, whose size a container often limits to 64 MiB, and the system takes the
+memory back when the last process that has it dies, however it dies.  A page takes memory once it is written.
+"""
+
+import mmap
+import os
+import weakref
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsign.errors import ReplyError
+from fedsign.records import Tensors
+
+_ALIGNMENT = 64
+_LARGEST = 16  # models of 8 bytes a number: what is not written takes no memory
+_BLOCK_BYTES = 2**30  # of addresses, not of memory: each mapping costs a descriptor, and the number of these is limited
+
+# slot = one of the equal parts of a file, which holds what one message brings; block = slots that are mapped together
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where tensors lie, in a memory of bytes; with their strides, since the order of a sum may depend on these."""
+
+    places: tuple[tuple[str, str, tuple[int, ...], tuple[int, ...], int], ...]  # name, dtype, shape, strides, offset
+    num_bytes: int
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> "Layout":
+        """One for these tensors, each dense and aligned."""
+        places, offset = [], 0
+        for name, tensor in tensors.items():
+            strides = torch.empty_like(tensor, device="meta").stride()  # its own if it is dense
+            places.append((name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), strides, offset))
+            offset += aligned(tensor.numel() * tensor.element_size())
+        return cls(tuple(places), offset)
+
+    @classmethod
+    def from_json(cls, found: Sequence[Any]) -> "Layout":
+        """What `as_json` gave, after its travel."""
+        places, num_bytes = found
+        return cls(tuple((name, dtype, tuple(a), tuple(b), offset) for name, dtype, a, b, offset in places), num_bytes)
+
+    def as_json(self) -> list[Any]:
+        """In lists."""
+        return [self.places, self.num_bytes]
+
+    def read(self, memory: Tensor) -> Tensors:
+        """The tensors that lie in a memory [bytes], uncopied."""
+        return {
+            name: _part(memory, getattr(torch, dtype), shape, strides, offset)
+            for name, dtype, shape, strides, offset in self.places
+        }
+
+    def write(self, tensors: Mapping[str, Tensor], memory: Tensor) -> None:
+        """Copy tensors of this layout into a memory [bytes].
+
+        Raises:
+            ReplyError: it is too small.
+        """
+        if self.num_bytes > len(memory):
+            raise ReplyError(
+                f"tensors of {self.num_bytes} bytes were to be sent, but expected are {len(memory)} at most, a multiple of the "
+                "model's; let the objective keep or send less."
+            )
+        for name, place in self.read(memory).items():
+            place.copy_(tensors[name])
+
+
+def aligned(num_bytes: int, to: int = _ALIGNMENT) -> int:
+    """The next multiple.
+
+    >>> aligned(65), aligned(64)
+    (128, 64)
+    """
+    return -(-num_bytes // to) * to
+
+
+class SharedFile:
+    """Slots in a file without a name; see the note.  It maps what is asked for, when it is asked for."""
+
+    def __init__(self, descriptor: int, slot_bytes: int) -> None:
+        self.descriptor, self.slot_bytes = descriptor, slot_bytes
+        self._slots_per_block = max(1, _BLOCK_BYTES // slot_bytes)
+        self._blocks: dict[int, mmap.mmap] = {}
+
+    def memory(self, slot: int) -> Tensor:
+        """A slot as a tensor [bytes]."""
+        return torch.frombuffer(self.view(slot), dtype=torch.uint8)
+
+    def view(self, slot: int) -> memoryview:
+        """A slot as a buffer of its own."""
+        number, place = divmod(slot, self._slots_per_block)
+        if number not in self._blocks:
+            num_bytes = self._block_bytes()
+            self._blocks[number] = mmap.mmap(self.descriptor, num_bytes, offset=number * num_bytes)
+        start = place * self.slot_bytes
+        return memoryview(self._blocks[number])[start : start + self.slot_bytes]
+
+    def _block_bytes(self) -> int:
+        return aligned(self._slots_per_block * self.slot_bytes, mmap.ALLOCATIONGRANULARITY)
+
+
+class Slots(SharedFile):
+    """A file's slots, as the process that made it hands them out; it grows when all are taken."""
+
+    def __init__(self, name: str, slot_bytes: int) -> None:
+        super().__init__(os.memfd_create(f"fedsign-{name}"), aligned(max(slot_bytes, 1)))
+        self._free: deque[int] = deque()
+        self.num_slots = 0  # that were ever in use at once
+
+    def take(self) -> int:
+        """A slot that nobody uses."""
+        if self._free:
+            return self._free.popleft()
+        number, place = divmod(self.num_slots, self._slots_per_block)
+        if place == 0:
+            os.ftruncate(self.descriptor, (number + 1) * self._block_bytes())
+        self.num_slots += 1
+        return self.num_slots - 1
+
+    def give_back(self, slot: int) -> None:
+        """Nobody uses it any more."""
+        self._free.appendleft(slot)  # the one used last, whose pages are there
+
+    def lent(self, slot: int) -> Tensor:
+        """A slot as a tensor [bytes]; it is given back when the last tensor that lies in it is gone."""
+        view = self.view(slot)
+        weakref.finalize(view, partial(self.give_back, slot)).atexit = False
+        return torch.frombuffer(view, dtype=torch.uint8)
+
+    def close(self) -> None:
+        """Close the file; tensors that lie in it stay."""
+        os.close(self.descriptor)
+
+
+def slot_bytes_of(model: Mapping[str, Tensor]) -> int:
+    """Addresses for all that one client may bring or send: its model, what comes besides, and old and new states."""
+    return 2**20 + _LARGEST * sum(aligned(8 * tensor.numel()) for tensor in model.values())
+
+
+def _part(memory: Tensor, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Tensor:
+    part: Tensor = memory[offset : offset + prod(shape) * dtype.itemsize].view(dtype)
+    return part.as_strided(shape, strides)
