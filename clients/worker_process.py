@@ -19,11 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clients.local_optim import stepper
 from clients.paths import trainer_of
 from clients.shared_data import mapped_data
 from clients.shared_tensors import Layout, SharedFile
 from clients.state import ClientStore
-from clients.trainer import LocalTrainer
+from clients.trainer import LocalTrainer, make_optimizer
 from fedsign.config import ExperimentConfig
 from fedsign.errors import DiskFullError, FedSignError
 from fedsign.processes import Message, Parent
@@ -58,7 +59,7 @@ def _worker(given: Message, parent: Parent) -> "_Worker":
     workload = Workload(config)
     if given["data"] is not None:
         vars(workload)["dataset"] = mapped_data(given["data"])  # where cached_property keeps it
-    _warm_up(workload.device)
+    _warm_up(workload)
     return _Worker(
         parent=parent,
         trainer=trainer_of(workload),
@@ -68,12 +69,12 @@ def _worker(given: Message, parent: Parent) -> "_Worker":
     )
 
 
-def _warm_up(device: torch.device) -> None:
-    """One step: with an optimiser's first one torch imports its compiler, which takes as long as its own import."""
-    parameter = torch.zeros(1, device=device, requires_grad=True)
-    optimizer = torch.optim.SGD([parameter])
-    parameter.sum().backward()
-    optimizer.step()
+def _warm_up(workload: Workload) -> None:
+    """One step: with the first one of most optimisers torch imports its compiler, which takes as long as its own import."""
+    model = workload.make_model()
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    stepper(make_optimizer(workload, model, round=1)).step()
 
 
 class _Given(ClientStore):

@@ -7,6 +7,7 @@ import torch
 from pydantic import Field
 
 from fedsign.optim.adamw import Decay
+from fedsign.optim.lean import made_lean
 
 
 def adam(
@@ -19,4 +20,4 @@ def adam(
     eps: Annotated[float, Field(ge=0)] = 1e-8,
 ) -> torch.optim.Optimizer:
     """torch's Adam; weight decay is added to the gradient (L2), unlike AdamW's."""
-    return torch.optim.Adam(parameters, lr=lr, weight_decay=weight_decay, betas=(beta1, beta2), eps=eps)
+    return made_lean(torch.optim.Adam, parameters, lr=lr, weight_decay=weight_decay, betas=(beta1, beta2), eps=eps)

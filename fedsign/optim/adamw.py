@@ -6,6 +6,8 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
+from fedsign.optim.lean import made_lean
+
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -19,4 +21,4 @@ def adamw(
     eps: Annotated[float, Field(ge=0)] = 1e-8,
 ) -> torch.optim.Optimizer:
     """torch's AdamW (decoupled weight decay)."""
-    return torch.optim.AdamW(parameters, lr=lr, weight_decay=weight_decay, betas=(beta1, beta2), eps=eps)
+    return made_lean(torch.optim.AdamW, parameters, lr=lr, weight_decay=weight_decay, betas=(beta1, beta2), eps=eps)

@@ -7,6 +7,7 @@ import torch
 from pydantic import Field
 
 from fedsign.errors import ConfigError
+from fedsign.optim.lean import made_lean
 
 
 def sgd(
@@ -20,4 +21,6 @@ def sgd(
     """torch's SGD: m <- momentum m + g, theta <- theta - lr m.  `nesterov` needs a momentum above 0."""
     if nesterov and momentum == 0:
         raise ConfigError("optimizer 'sgd': nesterov=true needs a momentum above 0; raise it or drop nesterov.")
-    return torch.optim.SGD(parameters, lr=lr, weight_decay=weight_decay, momentum=momentum, nesterov=nesterov)
+    return made_lean(
+        torch.optim.SGD, parameters, lr=lr, weight_decay=weight_decay, momentum=momentum, nesterov=nesterov
+    )

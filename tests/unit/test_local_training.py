@@ -1,5 +1,7 @@
 """The settings of a client's training: steps, clipping, smoothing, schedules, batches of one sample."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch.nn import functional
 from clients.batches import batches, num_steps, schedule
 from clients.state import ClientStore
 from clients.trainer import SequentialTrainer
+from fedsign import plugins
 from fedsign.config import from_dict
 from fedsign.errors import ConfigError
 from fedsign.optim.displacement import unit_displacement
@@ -214,3 +217,25 @@ def test_adams_first_step_is_lr_times_the_sign(name: str, tmp_path: Path) -> Non
 
 def test_adam_has_no_unit_displacement() -> None:
     assert unit_displacement(torch.optim.AdamW([nn.Parameter(torch.zeros(1))]), 3) is None
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+def test_optimisers_are_torchs_made_with_the_same_settings(name: str) -> None:
+    theirs = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
+    parameters = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))]
+    ours = plugins.build("optimizer", name, {}, parameters, 0.1, 0.01)
+    own = {"momentum": 0.9} if name == "sgd" else {}
+    assert type(ours) is theirs
+    assert ours.state_dict() == theirs(parameters, lr=0.1, weight_decay=0.01, **own).state_dict()
+    assert "add_param_group" not in vars(ours)
+
+
+def test_a_run_does_not_import_torchs_compiler(tmp_path: Path) -> None:
+    """It takes as long as importing torch."""
+    code = (
+        "import sys; from simulations import run\n"
+        f"run({{'rounds': 2, 'results': {{'root': {str(tmp_path)!r}}}}})\n"
+        "print('torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"

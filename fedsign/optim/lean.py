@@ -1,0 +1,29 @@
+"""torch's optimisers without torch's compiler.
+
+[Note: the compiler's import] torch wraps `Optimizer.add_param_group`, which every optimiser calls when it is made, so that
+the compiler does not trace it; the wrapper imports torch._dynamo, which takes as long as importing torch itself, and
+which nobody needs who compiles nothing.  Making the optimiser with what is wrapped leaves out the import and no more.
+"""
+
+import inspect
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+
+Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
+
+
+def made_lean(kind: type[Kind], parameters: Iterable[torch.nn.Parameter], **settings: Any) -> Kind:
+    """`kind(parameters, **settings)`, see [Note: the compiler's import].
+
+    >>> type(made_lean(torch.optim.SGD, [torch.nn.Parameter(torch.zeros(1))], lr=0.1))
+    <class 'torch.optim.sgd.SGD'>
+    """
+    optimizer = kind.__new__(kind)
+    unwrapped = inspect.unwrap(kind.add_param_group)
+    vars(optimizer)["add_param_group"] = partial(unwrapped, optimizer)
+    optimizer.__init__(parameters, **settings)  # type: ignore[misc]
+    del vars(optimizer)["add_param_group"]
+    return optimizer
