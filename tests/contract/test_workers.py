@@ -35,6 +35,7 @@ from fedsign.objectives.base import LocalContext, Objective
 from fedsign.records import Failure, ObjectiveSpec, Tensors, TrainReply, TrainRequest, one_by_one, tensors_of
 from fedsign.workload import Workload
 from simulations import load_run, run
+from simulations.backends.base import intra_op_threads
 
 HERE = __name__
 NUM_CLIENTS = 9
@@ -110,6 +111,13 @@ def large(seed: int) -> Dataset:
     return Dataset(
         train=part, test=replace(part, features=features[:10], targets=part.targets[:10]), class_names=("a", "b")
     )
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As an engine does it: the order of torch's sums depends on the number of threads."""
+    with intra_op_threads(1):
+        yield
 
 
 def workload(path: str, **changes: Any) -> Workload:
