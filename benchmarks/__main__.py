@@ -130,6 +130,7 @@ def _chosen_players(work: Work, device: str, names: Sequence[str]) -> list[Playe
         for player in PLAYERS
         if device in player.devices
         and (not work.players or player.name in work.players)
+        and (not player.works or work.name in player.works)
         and (not names or player.name in (*names, BARE))
     ]
 

@@ -4,8 +4,11 @@
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -29,8 +32,10 @@ from fedsign.records import (
     TrainRequest,
     failure_of,
 )
-from fedsign.seeding import Purpose, generator, torch_stream
+from fedsign.seeding import Purpose, generator, integer, torch_seeded
 from fedsign.workload import Workload
+
+_AT_ONCE = 64  # clients whose streams are made one after another
 
 
 class LocalTrainer(Protocol):
@@ -55,16 +60,29 @@ class SequentialTrainer:
 
     def train_many(self, requests: Iterable[TrainRequest], states: ClientStore) -> Iterator[TrainReply | Failure]:
         """Train one client after another; a client that raises is a failure, not the end."""
-        for request in requests:
+        for request, draws in self._with_draws(requests):
             try:
-                yield self.train(request, states)
+                yield self.train(request, states, draws)
             except DiskFullError:
                 raise  # not this client's fault: going on would lose one client after another
             except Exception as error:  # noqa: BLE001 - a client's error is an answer, on every engine
                 yield failure_of(request.partition, error)
 
-    def train(self, request: TrainRequest, states: ClientStore) -> TrainReply:
-        """One client's round: load, minimise, save its state, reply."""
+    def _with_draws(self, requests: Iterable[TrainRequest]) -> "Iterator[tuple[TrainRequest, _Draws]]":
+        """Streams for a few clients at once: done one after another it takes a fifth of the time."""
+        requests = iter(requests)
+        while some := list(islice(requests, _AT_ONCE)):
+            yield from zip(some, [self._draws(request) for request in some], strict=True)
+
+    def _draws(self, request: TrainRequest) -> "_Draws":
+        seed, where = self._workload.config.seed, {"round": request.round, "partition": request.partition}
+        return _Draws(
+            batches=generator(seed, Purpose.BATCHES, **where), training=integer(seed, Purpose.TRAINING, **where)
+        )
+
+    def train(self, request: TrainRequest, states: ClientStore, draws: "_Draws | None" = None) -> TrainReply:
+        """One client's round: load, minimise, save its state, reply.  `draws` are the client's own, if they are there already."""
+        draws = draws or self._draws(request)
         workload, model, client = self._workload, self._model, self._workload.config.client
         model.load(request.tensors)
         objective = self._objective_of(request.objective)
@@ -84,7 +102,7 @@ class SequentialTrainer:
             shared=to_device(request.shared, workload.device),
             unit_displacement=unit_displacement(optimizer, steps),
         )
-        train_loss = self._minimise(_Step(workload, model, objective, context, optimizer), index, request)
+        train_loss = self._minimise(_Step(workload, model, objective, context, optimizer), index, draws)
         next_state = objective.next_state(model.detached(), context) if objective.has_state else {}
         if objective.has_state:
             states.save(request.partition, request.round, next_state)
@@ -105,39 +123,46 @@ class SequentialTrainer:
             self._objective = spec, plugins.build("objective", spec.name, spec.settings)
         return self._objective[1]
 
-    def _minimise(self, step: "_Step", index: IntArray, request: TrainRequest) -> float:
+    def _minimise(self, step: "_Step", index: IntArray, draws: "_Draws") -> float:
         """All local steps on the samples at `index`; returns the mean task loss of the last epoch, per sample."""
         workload, settings = self._workload, self._workload.config.client
-        where = {"round": request.round, "partition": request.partition}
         plan = schedule(
             len(index),
             settings.batch_size,
-            generator(workload.config.seed, Purpose.BATCHES, **where),
+            draws.batches,
             epochs=settings.local_epochs,
             steps=settings.local_steps,
             join_last=self._has_batch_norm,
         )
         samples, varies = workload.training_samples, workload.config.data.augment != "none"
-        losses: list[tuple[int, Tensor]] = []
+        nums: list[int] = []
+        losses: list[Tensor] = []
         freezes = self._has_batch_norm and min(len(index), settings.batch_size) == 1
         if freezes:
             freeze_batch_norm(self._model.module)  # [Note: batches of one] in clients.batches
         try:
-            seed, device = workload.config.seed, workload.device
-            with torch_stream(seed, Purpose.TRAINING, device=device, **where), workload.numerics.repeatable():
+            with torch_seeded(draws.training, device=workload.device), workload.numerics.repeatable():
                 for epoch in plan:
+                    nums.clear()
                     losses.clear()
                     for chosen in epoch:
                         features, targets = samples.batch(torch.from_numpy(index[chosen.numpy()]))
                         loss = step(workload.augment(features) if varies else features, targets)
-                        losses.append((len(chosen), loss))
+                        nums.append(len(chosen))
+                        losses.append(loss)
         finally:
             if freezes:
                 self._model.module.train()
-        total = torch.zeros((), device=workload.device)
-        for num, loss in losses:
-            total += num * loss
-        return total.item() / sum(num for num, _ in losses)
+        means: list[float] = [losses[0].item()] if len(losses) == 1 else torch.stack(losses).tolist()
+        return sum(num * mean for num, mean in zip(nums, means, strict=True)) / sum(nums)
+
+
+@dataclass(frozen=True, slots=True)
+class _Draws:
+    """A client's streams in a round: what orders its samples, and the seed of what torch draws."""
+
+    batches: np.random.Generator
+    training: int
 
 
 class _Step:

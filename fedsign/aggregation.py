@@ -5,6 +5,7 @@ order of the requests, and `in_slot_order` lets an early reply wait for the slot
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import isfinite
 from typing import TypeVar
 
 import torch
@@ -97,59 +98,90 @@ class Spread:
 
     The *client drift* is sqrt(mean_k ||u_k - mean u||^2) / ||mean u||: 0 when all clients move alike, large when
     they move far and cancel out.
+
+    Small tensors are worked on as one vector, since there starting an operation takes longer than carrying it out; large
+    ones block by block, so that what is in between stays in the cache.
     """
 
     def __init__(self) -> None:
-        self._sum: Tensors = {}
+        self._received: Mapping[str, Tensor] = {}
+        self._small: list[str] = []
+        self._before = torch.empty(0)  # the small ones of those received, as one vector
+        self._small_sum: Tensor | float = 0.0
+        self._large_sums: Tensors = {}
         self._squares = 0.0
         self._count = 0
 
-    def add(self, local: Mapping[str, Tensor], received: Mapping[str, Tensor]) -> None:
-        """Take one client's update u = local - received in."""
+    def add(self, local: Mapping[str, Tensor], received: Mapping[str, Tensor]) -> bool:
+        """Take one client's update u = local - received in.
+
+        False, and nothing is taken in, where `local` holds NaN or infinite values.
+        """
         self._begin(received)
-        small = [name for name, tensor in received.items() if tensor.numel() <= _BLOCK]
-        if small:
-            update = torch._foreach_sub(_chosen(local, small), _chosen(received, small))
-            self._squares += _squared_norm(update)
-            torch._foreach_add_(_chosen(self._sum, small), update)
-        for name in received:
-            if name not in small:
-                self._squares += _add_by_blocks(self._sum[name], local[name], received[name])
+        if not all(is_finite(local[name]) for name in self._large_sums):
+            return False
+        if self._small:
+            update = (torch.cat([local[name].reshape(-1) for name in self._small]) - self._before).float()
+            if not self._take_small(update, update, _chosen(local, self._small)):
+                return False
+        for name, total in self._large_sums.items():
+            self._squares += _add_by_blocks(total, local[name], received[name])
         self._count += 1
+        return True
 
-    def add_stack(self, local: Mapping[str, Tensor], received: Mapping[str, Tensor]) -> None:
-        """Take K clients' updates in at once; `local` are their tensors [K, ...]."""
+    def add_stack(self, local: Mapping[str, Tensor], received: Mapping[str, Tensor]) -> bool:
+        """Take K clients' updates in at once; `local` are their tensors [K, ...].
+
+        False, and nothing is taken in, where one of them holds NaN or infinite values.
+        """
         self._begin(received)
-        small = [name for name, tensor in received.items() if tensor.numel() <= _BLOCK]
-        num = len(next(iter(local.values())))
-        if small:
-            self._add_small_stack(_chosen(local, small), _chosen(received, small), _chosen(self._sum, small))
-        for name in received:
-            if name not in small:
-                for one in local[name]:
-                    self._squares += _add_by_blocks(self._sum[name], one, received[name])
-        self._count += num
-
-    def _add_small_stack(self, local: Sequence[Tensor], received: Sequence[Tensor], sums: Sequence[Tensor]) -> None:
-        """As one matrix [K, elements]: a few operations, however many tensors a model has."""
-        before = torch.cat([tensor.reshape(-1) for tensor in received])
-        updates = (torch.cat([tensor.flatten(1) for tensor in local], dim=1) - before).float()
-        self._squares += torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64).square().sum().item()
-        parts = updates.sum(0).split([tensor.numel() for tensor in received])
-        torch._foreach_add_([total.view(-1) for total in sums], parts)
+        if not all(is_finite(local[name]) for name in self._large_sums):
+            return False
+        if self._small:
+            matrix = torch.cat([local[name].flatten(1) for name in self._small], dim=1)  # [K, elements]
+            updates = (matrix - self._before).float()
+            if not self._take_small(updates.sum(0), updates.view(-1), _chosen(local, self._small)):
+                return False
+        for name, total in self._large_sums.items():
+            for one in local[name]:
+                self._squares += _add_by_blocks(total, one, received[name])
+        self._count += len(next(iter(local.values())))
+        return True
 
     def _begin(self, received: Mapping[str, Tensor]) -> None:
-        if not self._sum:
+        """What is received is the same for all clients, mostly even in the same memory."""
+        if self._received is received:
+            return
+        if not self._count:
+            self._small = [name for name, tensor in received.items() if tensor.numel() <= _BLOCK]
             # contiguous, however the model lies in memory: parts of a sum are added to as views of it
-            self._sum = {
+            self._large_sums = {
                 name: torch.zeros(tensor.shape, dtype=torch.float32, device=tensor.device)
                 for name, tensor in received.items()
+                if tensor.numel() > _BLOCK
             }
+        self._received = received
+        if self._small:
+            self._before = torch.cat([received[name].reshape(-1) for name in self._small])
+
+    def _take_small(self, total: Tensor, updates: Tensor, local: Sequence[Tensor]) -> bool:
+        """Add the sum of updates, and their squared norm, which says whether they are finite: NaN and infinity show in it."""
+        squares = sum(torch.dot(part, part).item() for part in updates.split(_BLOCK))
+        if not isfinite(squares):
+            if not all(map(is_finite, local)):
+                return False
+            squares = updates.double().square().sum().item()  # too large for float32, that was all
+        self._squares += squares
+        self._small_sum = total if isinstance(self._small_sum, float) else self._small_sum.add_(total)
+        return True
 
     @property
     def update_norm(self) -> float | None:
         """||mean u||; None without updates."""
-        return _squared_norm(list(self._sum.values())) ** 0.5 / self._count if self._count else None
+        if not self._count:
+            return None
+        small = [] if isinstance(self._small_sum, float) else [self._small_sum]
+        return float(_squared_norm([*small, *self._large_sums.values()]) ** 0.5) / self._count
 
     @property
     def client_drift(self) -> float | None:
@@ -162,6 +194,13 @@ class Spread:
         if not norm:
             return norm, None
         return norm, float(max(self._squares / self._count - norm**2, 0.0) ** 0.5) / norm
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """By the extremes, which NaN passes through to: one walk, and no tensor of truth values."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
+    return all(isfinite(extreme.item()) for extreme in torch.aminmax(tensor))
 
 
 def _squared_norm(tensors: Sequence[Tensor]) -> float:

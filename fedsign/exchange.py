@@ -9,12 +9,10 @@ longer than their training.
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
 
-import torch
 from torch import Tensor
 
-from fedsign.aggregation import Spread, in_slot_order
+from fedsign.aggregation import Spread, in_slot_order, is_finite
 from fedsign.errors import ReplyError, RoundError
 from fedsign.records import CohortRequest, Failure, ReplyStack, Role, Tensors, TrainReply, TrainRequest
 
@@ -73,12 +71,14 @@ class DirectExchange:
     def __init__(self, train_many: TrainMany, *, num_partitions: int, roles: Mapping[str, Role]) -> None:
         self._train_many, self._num_partitions = train_many, num_partitions
         self._parameters = [name for name, role in roles.items() if role is Role.PARAMETER]
+        self._received: Tensors = {}  # the parameters of this round's request
         self.ledger = ClientLedger()
         self.traffic = Traffic()
 
     def train(self, request: CohortRequest) -> Iterator[Reply]:
         """The good replies in the order of the cohort, as soon as that can be; a stack stands where its first client does."""
         check_addresses(request.cohort, self._num_partitions)
+        self._received = {name: request.tensors[name] for name in self._parameters}
         content = [*request.tensors.values(), *request.shared.values()]
         self.traffic = Traffic(sent=list(request.cohort), bytes_down=len(request.cohort) * nbytes(content))
         return self._good_replies(request)
@@ -124,11 +124,12 @@ class DirectExchange:
         """Check a reply and add it to the account, or to the failures."""
         try:
             check_shapes(reply.tensors, reply.extra, like=request.tensors)
-            check_finite(reply.tensors, reply.extra)
+            check_finite(self._besides(reply.tensors), reply.extra)
+            if not self.traffic.spread.add(reply.tensors, self._received):
+                check_finite(reply.tensors, {})  # says which
         except ReplyError as error:
             self.traffic.failures.append(Failure(partition=reply.partition, reason=str(error)))
             return False
-        self.traffic.spread.add(reply.tensors, self._parameters_of(request))
         self._count(reply, [reply.partition], [reply.num_examples], [reply.metrics])
         return True
 
@@ -140,10 +141,12 @@ class DirectExchange:
         except ReplyError as error:  # of one is of all
             self.traffic.failures += [Failure(partition=partition, reason=str(error)) for partition in stack.partitions]
             return stack.without(range(len(stack)))
-        if not all(map(is_finite, (*stack.tensors.values(), *stack.extra.values()))):
+        besides = (*self._besides(stack.tensors).values(), *stack.extra.values())
+        if not (all(map(is_finite, besides)) and self.traffic.spread.add_stack(stack.tensors, self._received)):
             stack = self._without_diverged(stack)
+            if len(stack):
+                self.traffic.spread.add_stack(stack.tensors, self._received)
         if len(stack):
-            self.traffic.spread.add_stack(stack.tensors, self._parameters_of(request))
             each = [{name: values[place] for name, values in stack.metrics.items()} for place in range(len(stack))]
             self._count(stack, stack.partitions, stack.num_examples, each)
         return stack
@@ -158,8 +161,9 @@ class DirectExchange:
                 diverged.append(place)
         return stack.without(diverged)
 
-    def _parameters_of(self, request: CohortRequest) -> Tensors:
-        return {name: request.tensors[name] for name in self._parameters}
+    def _besides(self, tensors: Tensors) -> Tensors:
+        """What a reply holds besides parameters, whose spread says whether they are finite."""
+        return {name: tensor for name, tensor in tensors.items() if name not in self._received}
 
     def _count(
         self,
@@ -220,13 +224,6 @@ def check_finite(tensors: Tensors, extra: Tensors) -> None:
                 raise ReplyError(
                     f"tensor '{name}'{besides} holds NaN or infinite values: the client's training diverged."
                 )
-
-
-def is_finite(tensor: Tensor) -> bool:
-    """By the extremes, which NaN passes through to: one walk, and no tensor of truth values."""
-    if not tensor.is_floating_point() or not tensor.numel():
-        return True
-    return all(isfinite(extreme.item()) for extreme in torch.aminmax(tensor))
 
 
 def nbytes(tensors: Iterable[Tensor]) -> int:

@@ -6,7 +6,7 @@ read or advanced.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from enum import IntEnum
 from typing import TYPE_CHECKING, cast
 
@@ -64,7 +64,6 @@ def integer(seed: int, purpose: Purpose, *, round: int = 0, partition: int = 0) 
     return int(state[0] >> np.uint64(1))
 
 
-@contextmanager
 def torch_stream(
     seed: int,
     purpose: Purpose,
@@ -72,11 +71,17 @@ def torch_stream(
     round: int = 0,
     partition: int = 0,
     device: "torch.device | None" = None,
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Seed torch's generators inside the block and give them back as they were.
 
     torch's initialisers and dropout know only the global generator, so it is lent, not used.
     """
+    return torch_seeded(integer(seed, purpose, round=round, partition=partition), device=device)
+
+
+@contextmanager
+def torch_seeded(stream: int, *, device: "torch.device | None" = None) -> Iterator[None]:
+    """`torch_stream` with an `integer` that is there already."""
     import torch
 
     generators = [torch.default_generator]  # torch.manual_seed would reseed every device
@@ -85,7 +90,6 @@ def torch_stream(
         index = torch.cuda.current_device() if device.index is None else device.index
         generators.append(torch.cuda.default_generators[index])
     before = [each.get_state() for each in generators]
-    stream = integer(seed, purpose, round=round, partition=partition)
     try:
         for each in generators:
             each.manual_seed(stream)

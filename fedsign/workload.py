@@ -6,6 +6,7 @@ Every process builds its own from the same configuration and seed; nothing of it
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,8 @@ from fedsign.seeding import Purpose, generator, torch_stream
 from fedsign.tasks.base import Task
 
 Metric = Callable[[Tensor, Tensor], float]
-_EVALUATION_BATCH = 1024
+_EVALUATION_BATCH = 1024  # samples
+_EVALUATION_BYTES = 2**20  # of a batch's features on a CPU: what layers make of more than that leaves its caches
 
 
 @dataclass(frozen=True)
@@ -194,13 +196,18 @@ class Workload:
         with torch.no_grad(), numerics.repeatable():
             batches = [
                 numerics.outputs(model, features.to(device), channels_last=channels_last).cpu()
-                for features, _ in samples.batches(_EVALUATION_BATCH)
+                for features, _ in samples.batches(self._evaluation_batch(samples))
             ]
             outputs = batches[0] if len(batches) == 1 else torch.cat(batches)
             values = {"loss": self.task.loss(outputs, samples.targets).item()}
         for name, metric in self._metrics:
             values[name] = float(metric(outputs, samples.targets))
         return values
+
+    def _evaluation_batch(self, samples: AnySamples) -> int:
+        if self.device.type != "cpu":
+            return _EVALUATION_BATCH
+        return min(_EVALUATION_BATCH, max(32, _EVALUATION_BYTES // (4 * max(1, prod(samples.shape)))))
 
 
 @lru_cache(maxsize=2)

@@ -15,9 +15,10 @@ from flwr.app import ConfigRecord
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from fedsign import checkpoints
+from fedsign.aggregation import is_finite
 from fedsign.checkpoints import Checkpoint
 from fedsign.errors import ConfigError, RoundError
-from fedsign.exchange import ClientLedger, DirectExchange, Traffic, is_finite
+from fedsign.exchange import ClientLedger, DirectExchange, Traffic
 from fedsign.flower import foreign, foreign_rules
 from fedsign.flower.array import to_record, to_tensors
 from fedsign.flower.parameters_only import ParametersOnly

@@ -11,7 +11,10 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Player:
-    """One row of every table.  `refused` names works that it cannot play, with the reason."""
+    """One row of every table.  `refused` names works that it cannot play, with the reason.
+
+    `works` are those that it is for: a player of another precision has no place where all have to end at the same loss.
+    """
 
     name: str
     title: str
@@ -21,16 +24,44 @@ class Player:
     one_process: bool = True  # then its processor time is all of it, and can be compared too
     refused: dict[str, str] = field(default_factory=dict)
     devices: tuple[str, ...] = ("cpu", "cuda")
+    works: tuple[str, ...] = ()  # none: all
 
 
 BARE = "bare_loop"
 FLOOR = "floor"
+
+_LARGE_MODELS = ("w2", "silo", "silo-large")
 
 PLAYERS: tuple[Player, ...] = (
     Player(name=BARE, title="bare PyTorch loop", module="bare_loop"),
     Player(name=FLOOR, title="floor", module="floor"),
     Player(name="sequential", title="ours, sequential", module="ours", settings={"client": {"path": "sequential"}}),
     Player(name="cohort", title="ours, cohort", module="ours", settings={"client": {"path": "cohort"}}),
+    Player(
+        name="workers_2",
+        title="ours, 2 workers",
+        module="ours",
+        settings={"client": {"path": "sequential"}, "engine": {"workers": 2}},
+        one_process=False,
+        devices=("cpu",),
+        works=_LARGE_MODELS,
+    ),
+    Player(
+        name="bf16",
+        title="ours, bf16",
+        module="ours",
+        settings={"client": {"path": "sequential"}, "engine": {"precision": "bf16"}},
+        works=_LARGE_MODELS,
+    ),
+    Player(
+        name="bf16_workers_2",
+        title="ours, bf16, 2 workers",
+        module="ours",
+        settings={"client": {"path": "sequential"}, "engine": {"precision": "bf16", "workers": 2}},
+        one_process=False,
+        devices=("cpu",),
+        works=_LARGE_MODELS,
+    ),
     Player(name="pfl_1", title="pfl-research", module="pfl_research", environment="pfl", settings={"processes": 1}),
     Player(
         name="pfl_2",

@@ -12,7 +12,7 @@ W2 = Work(
         "name": "w2",
         "rounds": 5,
         "strategy": {"name": "fedavg"},
-        "data": {"name": "benchmarks.data:class_images", "num_train": 10_000, "num_test": 500},
+        "data": {"name": "benchmarks.data:class_images", "num_train": 10_000, "num_test": 500, "strength": 1.0},
         "partition": {"name": "iid", "num_clients": 200},
         "model": {"name": "benchmarks.networks:pfl_cnn"},
         "server": {"cohort_size": 50},
