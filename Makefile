@@ -22,7 +22,7 @@ test:
 test-all:  ## also kill -9, Ray, SuperLink and the recipes, one after another: about half an hour
 	pytest --durations=15
 
-WORKS = all,startup
+WORKS = all,startup,population,aggregation
 REPETITIONS = 5
 MINUTES = 120
 PLAYERS =

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import startup
+from benchmarks import aggregation, population, startup
 from benchmarks.environments import PeerError
 from benchmarks.export import export
 from benchmarks.machine import arithmetic, machine
@@ -27,6 +27,7 @@ from benchmarks.works import Work, all_works
 
 HERE = Path(__file__).parent
 CACHE = Path(os.environ.get("FEDSIGN_BENCHMARKS_CACHE", Path.home() / ".cache" / "fedsign-benchmarks"))
+_EXTRAS = {extra.NAME: extra.measure for extra in (startup, population, aggregation)}  # of FedSign alone
 _PROFILED_S = 15.0  # of rounds, to sort their time into rooms
 
 
@@ -38,8 +39,9 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + 60 * given.minutes
     asked = _chosen_works(given.works, given.devices)
-    if startup.NAME in given.works:
-        startup.measure(given.out / f"{startup.NAME}.json", repetitions=max(given.repetitions, 3))
+    for name, measure in _EXTRAS.items():
+        if name in given.works:
+            measure(given.out / f"{name}.json", repetitions=max(given.repetitions, 3))
     for number, (work, device) in enumerate(asked):
         left = max(end - time.monotonic(), 0.0) / (len(asked) - number)
         _measure(work, device, given, until=time.monotonic() + left)
@@ -109,10 +111,8 @@ def _profile(work: Work, player: Player, folder: Path, cache: Path, device: str,
 def _chosen_works(names: Sequence[str], devices: Sequence[str]) -> list[tuple[Work, str]]:
     works = all_works()
     for name in names:
-        if name not in (*works, "all", "scaling", startup.NAME):
-            raise SystemExit(
-                f"there is no work '{name}'; expected is all, scaling, {startup.NAME}, {', '.join(works)}."
-            )
+        if name not in (*works, "all", "scaling", *_EXTRAS):
+            raise SystemExit(f"there is no work '{name}'; expected is all, scaling, {', '.join([*_EXTRAS, *works])}.")
     chosen = [
         work
         for work in works.values()

@@ -5,11 +5,13 @@ be played says why.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.aggregation import NAME as AGGREGATION
 from benchmarks.players import BARE, FLOOR, PLAYERS
+from benchmarks.population import NAME as POPULATION
 from benchmarks.rooms import ROOMS
 from benchmarks.startup import NAME as STARTUP
 from benchmarks.works import all_works
@@ -23,6 +25,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 Figures = dict[str, Any]
 
 _OURS = frozenset(player.name for player in PLAYERS if player.module == "ours")
+_REDUCED = frozenset(player.name for player in PLAYERS if "precision" in player.settings.get("engine", {}))
 _MEASURES = frozenset({BARE, FLOOR})  # neither ours nor a peer
 _MISSING = "–"
 _TARGET_S = 1.5  # of the start-up beyond the imports
@@ -62,7 +65,7 @@ def main() -> None:
 def pages() -> dict[str, str]:
     """What the results make, by path."""
     results = read_results()
-    works = [result for result in results if result["work"] != STARTUP]
+    works = [result for result in results if result["work"] not in _EXTRAS]
     single = [result for result in works if not result["curve"]]
     parts, files = [_HEAD], {}
     for result in single:
@@ -76,21 +79,21 @@ def pages() -> dict[str, str]:
     curves = [result for result in works if result["curve"]]
     if curves:
         parts.append(_curves(curves))
-    parts += [_startup(result) for result in results if result["work"] == STARTUP]
+    parts += [_EXTRAS[result["work"]](result) for result in results if result["work"] in _EXTRAS]
     return {"docs/benchmarks.md": "\n".join(parts), **files}
 
 
 def read_results() -> list[Figures]:
     """The results of `python -m benchmarks`, in the order of the works."""
-    order = [*all_works(), STARTUP]
+    order = [*all_works(), *_EXTRAS]
     found = [json.loads(path.read_text(encoding="utf-8")) for path in result_files()]
     return sorted(found, key=lambda result: (result.get("device", ""), order.index(result["work"])))
 
 
 def result_files() -> list[Path]:
-    """One for each device and work, and that of the start-up; what lies beside them is other programs'."""
-    startup = RESULTS / f"{STARTUP}.json"
-    return [*sorted(RESULTS.glob("*/*.json")), *([startup] if startup.exists() else [])]
+    """One for each device and work, and those of FedSign alone; what lies beside them is other programs'."""
+    alone = [RESULTS / f"{name}.json" for name in _EXTRAS]
+    return [*sorted(RESULTS.glob("*/*.json")), *(path for path in alone if path.exists())]
 
 
 def _section(result: Figures, picture: str | None) -> str:
@@ -151,7 +154,8 @@ def _row(row: Figures) -> list[str]:
 def _standing(rows: Sequence[Figures]) -> str:
     """Where we win and where we lose, in words made of the figures."""
     played = [row for row in rows if "ratio_to_bare_loop" in row]
-    ours = [row for row in played if row["player"] in _OURS]
+    ours = [row for row in played if row["player"] in _OURS - _REDUCED]
+    reduced = [row for row in played if row["player"] in _REDUCED]
     peers = [row for row in played if row["player"] not in _OURS | _MEASURES]
     if not ours or not peers:
         return "No peer was played, or none of ours."
@@ -166,6 +170,12 @@ def _standing(rows: Sequence[Figures]) -> str:
         for one in ours
         if (faster := [each["title"] for each in peers if _median_s(each) < _median_s(one)])
     ]
+    if reduced:
+        least = min(reduced, key=_median_s)
+        first += (
+            f" In another precision than the peers', {least['title']} takes {_ms(_median_s(least))} ms, "
+            f"{_median_s(peer) / _median_s(least):.2f} times as fast."
+        )
     return f"{first} Where we lose: {'; '.join(lost)}." if lost else f"{first} None of ours is slower than a peer."
 
 
@@ -287,19 +297,72 @@ def _startup(result: Figures) -> str:
             ("processor time beyond the imports, to the end of the command", "cpu_beyond_imports_s"),
         )
     ]
-    return (
-        "\n\n".join(
-            [
-                "## Start-up",
-                "The default experiment, from the start of the command until the line of the first round is on disk; in turn with a "
-                "Python that only imports what FedSign takes from torch, Flower and scikit-learn.",
-                _measured_on(result),
-                _table(("", "s", "range"), rows, left=1),
-                f"{beyond['median']:.2f} s, {verdict} the {_TARGET_S} s that it is meant to take.",
-            ]
-        )
-        + "\n"
+    return _alone(
+        "Start-up",
+        "The default experiment, from the start of the command until the line of the first round is on disk; in turn with a "
+        "Python that only imports what FedSign takes from torch, Flower and scikit-learn.",
+        result,
+        _table(("", "s", "range"), rows, left=1),
+        f"{beyond['median']:.2f} s, {verdict} the {_TARGET_S} s that it is meant to take.",
     )
+
+
+def _population(result: Figures) -> str:
+    """Start, memory and rounds by the number of clients."""
+    head = ("", "clients", "start, s", "peak, MiB", "ms a round", "x the smallest", "range")
+    rows = []
+    for strategy, by_size in result["strategies"].items():
+        for size, figures in by_size.items():
+            ratio = figures["ratio_to_smallest"]["wall_ms"]
+            rows.append(
+                [
+                    strategy,
+                    f"{int(size):,}",
+                    f"{figures['start_s']['median']:.2f}",
+                    f"{figures['peak_mib']['median']:,.0f}",
+                    figure(figures["wall_ms"]["median"]),
+                    f"{ratio['median']:.2f}",
+                    f"{ratio['lowest']:.2f}-{ratio['highest']:.2f}",
+                ]
+            )
+    return _alone(
+        "A million clients",
+        "W1's model and training with virtual clients (`partition.name = virtual`) on the cohort path, without client state "
+        "(fedavg) and with it (feddyn), populations in turn. *start* is from the end of the imports to the end of the first round; "
+        "a round is the mean one, checkpoints included.",
+        result,
+        _table(head, rows, left=1),
+    )
+
+
+def _aggregation(result: Figures) -> str:
+    """Seconds, and memory by the number of replies."""
+    titles = {
+        "in_place_sum": "sum in place",
+        "ours": "**ours**, `WeightedMean`",
+        "flower": "Flower's `aggregate_arrayrecords`",
+    }
+    peaks = result["peak_mb"]
+    numbers = [*next(iter(peaks.values()))]
+    rows = []
+    for name, title in titles.items():
+        ratio = result["ratio_to_in_place_sum"][name]
+        cells = [_ms(result["seconds"][name]["median"]), f"{ratio['median']:.2f}"]
+        cells.append(f"{ratio['lowest']:.2f}-{ratio['highest']:.2f}")
+        rows.append([title, *cells, *(f"{peaks[name][num]:,.0f}" if name in peaks else _MISSING for num in numbers)])
+    head = ("", "ms", "x the sum", "range", *(f"MB, {num} replies" for num in numbers))
+    return _alone(
+        "Aggregation",
+        f"The mean of {result['num_replies']} replies of {result['mb']:.0f} MB each, in turn with a plain sum in place; and the peak of "
+        "memory while more and more replies arrive one after another.",
+        result,
+        _table(head, rows, left=1),
+    )
+
+
+def _alone(title: str, about: str, result: Figures, *parts: str) -> str:
+    """A section on FedSign alone."""
+    return "\n\n".join([f"## {title}", about, _measured_on(result), *parts]) + "\n"
 
 
 def _measured_on(result: Figures) -> str:
@@ -358,6 +421,13 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, left: int) -> 
     """Markdown, the first `left` columns to the left and numbers to the right."""
     rule = ["---" if column < left else "---:" for column in range(len(head))]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *rows))
+
+
+_EXTRAS: dict[str, Callable[[Figures], str]] = {
+    STARTUP: _startup,
+    POPULATION: _population,
+    AGGREGATION: _aggregation,
+}
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Plays a work: each player in turn, in a process of its own, again and again; then medians and ratios of neighbours in time."""
 
+import datetime
 import json
 import os
 import signal
@@ -7,7 +8,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,23 @@ def round_s(work: Work, found: Figures, *, clock: str = "wall_s") -> float:
 def mean_round_s(work: Work, found: Figures) -> float:
     """The mean round after those that warm up; it holds what happens in some rounds only, such as a checkpoint."""
     return statistics.fmean(found["wall_s"][work.warm_up_rounds :])
+
+
+def result_head(work: str, title: str, machine: Mapping[str, Any], repetitions: int) -> dict[str, Any]:
+    """What every result begins with; `machine` as it was before."""
+    return {
+        "work": work,
+        "title": title,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "repetitions": repetitions,
+        "machine": machine,
+    }
+
+
+def write_result(path: Path, result: Mapping[str, Any]) -> None:
+    """As a file of its own."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

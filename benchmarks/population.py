@@ -5,12 +5,8 @@ client, the cohort path, and the default checkpoints; once without client state 
 Each figure comes from a process of its own, forked where all is imported, played by `simulations.run` as `fedsign run` does it.
 Populations take turns, so that a busy machine disturbs all alike; figures are given as they are, and as ratios to the smallest
 population of the same turn.
-
-    python benchmarks/population.py [--repetitions 5] [--out benchmarks/results/population.json]
 """
 
-import argparse
-import json
 import multiprocessing
 import resource
 import statistics
@@ -24,11 +20,13 @@ from typing import Any
 
 import torch
 
+from benchmarks.machine import machine
+from benchmarks.measure import result_head, spread, write_result
 from fedsign.results import Line
 from simulations import run
-from simulations.api import environment
 from simulations.callbacks.base import Callback
 
+NAME = "population"
 POPULATIONS = (1_000, 10_000, 100_000, 1_000_000)
 STRATEGIES = ("fedavg", "feddyn")
 ROUNDS = 60
@@ -83,8 +81,9 @@ def play(num_clients: int, strategy: str) -> dict[str, float]:
     }
 
 
-def measure(repetitions: int) -> dict[str, Any]:
+def measure(path: Path, *, repetitions: int) -> None:
     """All populations and strategies in turn, `repetitions` times."""
+    before = machine()
     found: dict[str, dict[int, list[dict[str, float]]]] = {
         name: {num: [] for num in POPULATIONS} for name in STRATEGIES
     }
@@ -95,16 +94,15 @@ def measure(repetitions: int) -> dict[str, Any]:
             for strategy in STRATEGIES:
                 for num_clients in POPULATIONS:
                     found[strategy][num_clients].append(processes.submit(play, num_clients, strategy).result())
-    return {
-        "work": "W1 with virtual clients",
+    result = {
+        **result_head(NAME, "A population of a thousand to a million", before, repetitions),
         "rounds": ROUNDS,
-        "repetitions": repetitions,
         "strategies": {
             strategy: {
                 str(num_clients): {
-                    **{name: _spread([each[name] for each in turns]) for name in FIGURES},
+                    **{name: spread([each[name] for each in turns]) for name in FIGURES},
                     "ratio_to_smallest": {
-                        name: _spread(
+                        name: spread(
                             [
                                 each[name] / smallest[name]
                                 for each, smallest in zip(turns, by_population[POPULATIONS[0]], strict=True)
@@ -118,13 +116,16 @@ def measure(repetitions: int) -> dict[str, Any]:
             }
             for strategy, by_population in found.items()
         },
-        "threads": 1,
-        "machine": {"processor": _processor(), "environment": environment()},
     }
-
-
-def _spread(values: list[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "lowest": min(values), "highest": max(values)}
+    write_result(path, result)
+    for strategy, by_size in result["strategies"].items():
+        for size, figures in by_size.items():
+            start, peak = figures["start_s"]["median"], figures["peak_mib"]["median"]
+            ratios = {name: figures["ratio_to_smallest"][name]["median"] for name in ("wall_ms", "thread_ms")}
+            print(
+                f"{strategy:8}{int(size):10,} clients: start {start:5.2f} s, peak {peak:5.0f} MiB, a round "
+                f"{ratios['wall_ms']:.2f} x (thread {ratios['thread_ms']:.2f} x) that of {POPULATIONS[0]:,}"
+            )
 
 
 def _peak_mib() -> float:
@@ -132,32 +133,5 @@ def _peak_mib() -> float:
     return peak / MIB if sys.platform == "darwin" else peak / 1024
 
 
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return ""
-
-
-def main() -> None:
-    """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "population.json")
-    arguments = parser.parse_args()
-    found = measure(arguments.repetitions)
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    for strategy, by_population in found["strategies"].items():
-        for num_clients, figures in by_population.items():
-            start, peak = figures["start_s"]["median"], figures["peak_mib"]["median"]
-            ratios = {name: figures["ratio_to_smallest"][name]["median"] for name in ("wall_ms", "thread_ms")}
-            print(
-                f"{strategy:8}{int(num_clients):10,} clients: start {start:5.2f} s, peak {peak:5.0f} MiB, a round "
-                f"{ratios['wall_ms']:.2f} x (thread {ratios['thread_ms']:.2f} x) that of {POPULATIONS[0]:,}"
-            )
-
-
 if __name__ == "__main__":
-    main()
+    measure(Path(__file__).parent / "results" / f"{NAME}.json", repetitions=5)

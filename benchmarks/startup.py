@@ -4,7 +4,6 @@
 Python that only imports what FedSign imports of torch, flwr and scikit-learn.
 """
 
-import datetime
 import json
 import os
 import resource
@@ -14,10 +13,9 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 from benchmarks.machine import machine
-from benchmarks.measure import ONE_THREAD, ROOT, spread
+from benchmarks.measure import ONE_THREAD, ROOT, result_head, spread, write_result
 
 NAME = "startup"
 IMPORTS = "import torch, flwr.app, flwr.clientapp, flwr.serverapp, flwr.serverapp.strategy, sklearn.datasets"
@@ -37,19 +35,15 @@ def measure(path: Path, *, repetitions: int) -> None:
             commands.append(command_s)
             imports.append(import_s)
             processor.append(command_cpu_s - import_cpu_s)
-    result: dict[str, Any] = {
-        "work": NAME,
-        "title": "From the command to the end of the first round",
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "repetitions": repetitions,
-        "machine": before,
+    result = {
+        **result_head(NAME, "From the command to the end of the first round", before, repetitions),
         "command_s": spread(commands),
         "imports_s": spread(imports),
         "beyond_imports_s": spread([one - other for one, other in zip(commands, imports, strict=True)]),
         "cpu_beyond_imports_s": spread(processor),
         "imports": IMPORTS,
     }
-    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write_result(path, result)
     print(f"{NAME}: {statistics.median(commands) - statistics.median(imports):.2f} s beyond the imports; {path}")
 
 

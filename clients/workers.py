@@ -199,7 +199,7 @@ class Workers:
         shared = [self._models.descriptor, self._replies.descriptor]
         shared += [self._data.file.descriptor] if self._data else []
         log = self._logs / f"worker-{index}.log"
-        worker = _Worker(index, Child(_MODULE, log=log, shared=shared, environment={WORKER_MARK: "1"}))
+        worker = _Worker(index, Child(_MODULE, log=log, shared=shared, environment=_environment()))
         config = self._workload.config
         engine = config.engine.model_copy(update={"device": self._devices[index]})
         worker.child.say(
@@ -406,6 +406,13 @@ class Workers:
             call.queue.give_back(other)
         for result in self._own.train_many(unit.requests, call.states):
             self._answer(call, unit, result)
+
+
+def _environment() -> dict[str, str]:
+    """What a worker finds besides: its mark, and large pages for large tensors, which glibc has to be told before it starts."""
+    said = os.environ.get("GLIBC_TUNABLES", "")
+    pages = [] if "glibc.malloc.hugetlb" in said else ["glibc.malloc.hugetlb=1"]
+    return {WORKER_MARK: "1", "GLIBC_TUNABLES": ":".join([said] * bool(said) + pages)}
 
 
 def _key(request: TrainRequest) -> _Key:

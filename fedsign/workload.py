@@ -4,8 +4,9 @@ Every process builds its own from the same configuration and seed; nothing of it
 """
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from math import prod
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from fedsign import plugins
 from fedsign.config import ExperimentConfig, from_toml
 from fedsign.data.augment import augmented
-from fedsign.data.base import AnySamples, Dataset, IntArray, normalised
+from fedsign.data.base import AnySamples, Dataset, IntArray, Samples, normalised
 from fedsign.data.checks import check_fit, checked_dataset
 from fedsign.data.partition.base import Split, split_of
 from fedsign.data.partition.lazy import counted_clients
@@ -175,12 +176,15 @@ class Workload:
         num_classes = len(self.dataset.class_names)
         return [np.bincount(labels[index], minlength=num_classes).tolist() for index in shares]
 
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Loss and metrics of a model on the server's test samples, and as `validation_...` on the held-out ones."""
+    def evaluate(self, model: nn.Module, *, num_threads: int = 1) -> dict[str, float]:
+        """Loss and metrics of a model on the server's test samples, and as `validation_...` on the held-out ones.
+
+        `num_threads` share out the batches, on a CPU; no result depends on it.
+        """
         model.eval()
-        values = self._figures(model, self.dataset.test)
+        values = self._figures(model, self.dataset.test, num_threads)
         if self.dataset.validation is not None:
-            figures = self._figures(model, self.dataset.validation)
+            figures = self._figures(model, self.dataset.validation, num_threads)
             values |= {f"validation_{name}": value for name, value in figures.items()}
         return values
 
@@ -189,16 +193,24 @@ class Workload:
         """What each metric is written as, and how it is computed."""
         return [(name.rpartition(":")[2], resolve("metric", name)) for name in self.config.metrics]
 
-    def _figures(self, model: nn.Module, samples: AnySamples) -> dict[str, float]:
+    def _figures(self, model: nn.Module, samples: AnySamples, num_threads: int) -> dict[str, float]:
         """Features stream through in batches; outputs are small and are kept until the metrics have seen them all."""
-        numerics, device = self.numerics, self.device
+        numerics = self.numerics
         channels_last = numerics.takes_channels_last(model)
+
+        def outputs_of(batch: tuple[Tensor, Tensor]) -> Tensor:
+            with torch.no_grad():  # is each thread's own affair
+                return numerics.outputs(model, batch[0].to(self.device), channels_last=channels_last).cpu()
+
+        batches = samples.batches(self._evaluation_batch(samples))
         with torch.no_grad(), numerics.repeatable():
-            batches = [
-                numerics.outputs(model, features.to(device), channels_last=channels_last).cpu()
-                for features, _ in samples.batches(self._evaluation_batch(samples))
-            ]
-            outputs = batches[0] if len(batches) == 1 else torch.cat(batches)
+            if num_threads > 1 and self.device.type == "cpu" and isinstance(samples, Samples):
+                lend = partial(torch.set_num_threads, torch.get_num_threads())
+                with ThreadPoolExecutor(num_threads, initializer=lend) as threads:
+                    found = list(threads.map(outputs_of, batches))
+            else:
+                found = [outputs_of(batch) for batch in batches]
+            outputs = found[0] if len(found) == 1 else torch.cat(found)
             values = {"loss": self.task.loss(outputs, samples.targets).item()}
         for name, metric in self._metrics:
             values[name] = float(metric(outputs, samples.targets))

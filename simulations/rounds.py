@@ -49,10 +49,11 @@ class RoundLoop:
         *,
         direct: DirectExchange | None = None,
         keep_states: KeepStates = lambda versions: None,
+        evaluation_threads: int = 1,
     ) -> None:
         """`direct` is a shorter way to the same clients, for strategies that need no messages."""
         self.workload, self.grid, self.folder, self.on_round = workload, grid, folder, on_round
-        self._keep_states = keep_states
+        self._keep_states, self._evaluation_threads = keep_states, evaluation_threads
         self.round = 0
         self._config = workload.config
         self._model = WorkingModel(workload.make_model(), workload.numerics)
@@ -76,7 +77,7 @@ class RoundLoop:
         traffic = self._train()
         trained_at = time.perf_counter()
         self._model.load(self._evaluated)
-        values = self.workload.evaluate(self._model.module)
+        values = self.workload.evaluate(self._model.module, num_threads=self._evaluation_threads)
         ended_at = time.perf_counter()
         self._exchange.ledger.commit(self.round, traffic.with_state)
         timings = {"train_s": trained_at - started_at, "evaluate_s": ended_at - trained_at}

@@ -6,6 +6,8 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
+_MANY, _FEW = 64, 32  # samples, classes
+
 
 class Classification:
     """Mean cross-entropy in nats; to labels smoothed by s: 1 - s + s/classes for the right class, s/classes else."""
@@ -15,6 +17,9 @@ class Classification:
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """-mean log softmax(outputs)[targets]."""
+        if outputs.dim() == 2 and len(outputs) >= _MANY and outputs.shape[1] <= _FEW and not outputs.requires_grad:
+            # torch's softmax walks along rows of a few numbers one by one, and over many columns at once: several times as fast
+            outputs, targets = outputs.t().contiguous().unsqueeze(0), targets.unsqueeze(0)  # [1, classes, n], [1, n]
         return functional.cross_entropy(outputs, targets, label_smoothing=self.label_smoothing)
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:

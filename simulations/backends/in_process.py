@@ -45,7 +45,15 @@ class InProcess:
             direct = DirectExchange(
                 lambda requests: trainer.train_many(requests, states), num_partitions=num_partitions, roles=roles
             )
-            RoundLoop(workload, grid, folder, on_round, direct=direct, keep_states=states.commit).run()
+            RoundLoop(
+                workload,
+                grid,
+                folder,
+                on_round,
+                direct=direct,
+                keep_states=states.commit,
+                evaluation_threads=self.workers,  # who have nothing to do meanwhile
+            ).run()
 
     @contextmanager
     def _trainer_of(self, workload: Workload, folder: RunFolder) -> Iterator[LocalTrainer]:

@@ -589,3 +589,22 @@ def test_workers_have_a_gpu_each_or_share_the_one_that_is_named(tmp_path: Path) 
     with team(work, tmp_path) as workers:
         found = results(workers, asked, tmp_path / "there")
     assert_same_bits(found, results(paths.trainer_of(work), asked, tmp_path / "here"))
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (None, "glibc.malloc.hugetlb=1"),
+        ("glibc.malloc.arena_max=4", "glibc.malloc.arena_max=4:glibc.malloc.hugetlb=1"),
+        ("glibc.malloc.hugetlb=0", "glibc.malloc.hugetlb=0"),
+    ],
+)
+def test_workers_take_large_pages_unless_the_user_says_otherwise(
+    said: str | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    if said is not None:
+        monkeypatch.setenv("GLIBC_TUNABLES", said)
+    with team(workload("sequential"), tmp_path, num=1) as workers:
+        found = Path(f"/proc/{workers.processes[0]}/environ").read_bytes().split(b"\0")
+    assert f"GLIBC_TUNABLES={expected}".encode() in found

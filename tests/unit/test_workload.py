@@ -1,5 +1,6 @@
 """Data sets and partitions of a user's own: what cannot be trained on is refused with a sentence."""
 
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from fedsign.numerics import device_of
 from fedsign.tasks.classification import Classification
 from fedsign.tasks.regression import Regression
 from fedsign.workload import Workload, check_partition
+from simulations.backends.base import intra_op_threads
 
 
 def samples(num: int = 4, *, classes: int = 2, features: Any = None) -> Samples:
@@ -185,3 +187,40 @@ def test_the_loss_of_a_regression_is_the_mean_of_squares() -> None:
 def test_an_unknown_device_is_named(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"engine.device='{name}'"):
         device_of(name)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+@pytest.mark.parametrize(("num", "classes"), [(3, 10), (64, 2), (1000, 10), (200, 100)])
+def test_the_cross_entropy_is_torchs_for_any_number_of_samples(num: int, classes: int, smoothing: float) -> None:
+    drawn = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(num, classes, generator=drawn)
+    targets = torch.randint(0, classes, (num,), generator=drawn)
+    task = Classification(label_smoothing=smoothing)
+    expected = torch.nn.functional.cross_entropy(logits.double(), targets, label_smoothing=smoothing)
+    assert task.loss(logits, targets).item() == pytest.approx(expected.item(), rel=1e-6)
+    assert task.loss(logits.clone().requires_grad_(), targets).item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_threads_share_out_the_evaluation_and_change_no_bit() -> None:
+    """Images of 64 x 64 are evaluated 32 at a time."""
+    work = Workload(
+        from_dict({"data": {"name": "tests.unit.test_workload:images"}, "model": {"name": "cnn"}, "rounds": 1})
+    )
+    threads = set()
+    model = work.make_model()
+    model.register_forward_hook(lambda *_: threads.add((threading.get_ident(), torch.get_num_threads())))
+    with intra_op_threads(1):
+        alone = work.evaluate(model)
+        assert threads == {(threading.get_ident(), 1)}
+        threads.clear()
+        assert work.evaluate(model, num_threads=3) == alone
+    assert threading.get_ident() not in {thread for thread, _ in threads}
+    assert {num for _, num in threads} == {1}, "as many as the engine lends"
+
+
+def images(seed: int) -> Dataset:
+    drawn = torch.Generator().manual_seed(seed)
+    part = Samples(
+        features=torch.randn(600, 3, 64, 64, generator=drawn), targets=torch.randint(0, 4, (600,), generator=drawn)
+    )
+    return Dataset(train=part, test=part, class_names=("a", "b", "c", "d"))
