@@ -329,7 +329,8 @@ def _population(result: Figures) -> str:
         "A million clients",
         "W1's model and training with virtual clients (`partition.name = virtual`) on the cohort path, without client state "
         "(fedavg) and with it (feddyn), populations in turn. *start* is from the end of the imports to the end of the first round; "
-        "a round is the mean one, checkpoints included.",
+        "a round is the mean one, checkpoints included. Of 1,000 clients all samples are drawn before the first round, for the facts "
+        "about the split; of a larger population a round draws those of most of its clients itself, however many there are.",
         result,
         _table(head, rows, left=1),
     )
