@@ -7,7 +7,7 @@ which whoever calls the model inside `torch.func.vmap` sets before.
 written in place into the tensors that `functional_call` was given, by torch's rule: the variance unbiased, `momentum`
 None for a plain mean over all batches.
 
-[Note: dropout] A mask is drawn for the true samples of one client, in the shape in which torch draws it, from a
+[Note: dropout] A mask is drawn for the true samples of one client, in the shape and in the way in which its layer draws it, from a
 generator that is in the state in which the sequential path lends torch's own; a row of padding is dropped.
 """
 
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedsign.data.base import IntArray
+from fedsign.models import dropout
 
 # B = samples of a batch, true and padding; n = true samples; C = channels
 
@@ -32,10 +33,11 @@ STACKED_DROPOUTS = (nn.Dropout, nn.Dropout2d)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Draw:
-    """One call of a dropout layer: what it keeps a number with, and the shape of a sample's mask."""
+    """One call of a dropout layer: what it keeps a number with, the shape of a sample's mask, and whether torch draws it."""
 
     keep: float
     shape: tuple[int, ...]
+    is_torchs: bool
 
 
 @dataclass(kw_only=True, slots=True)
@@ -88,11 +90,16 @@ def drawn_masks(
     for client, (num, generator) in enumerate(zip(lengths.tolist(), generators, strict=False)):
         for draw, mask in zip(draws, masks, strict=True):
             if 0 < draw.keep < 1:
-                mask[client, :num] = like.new_empty(num, *draw.shape).bernoulli_(draw.keep, generator=generator)
-    for draw, mask in zip(draws, masks, strict=True):
-        if draw.keep > 0:
-            mask.div_(draw.keep)
+                mask[client, :num] = _drawn(draw, num, like, generator)
     return masks
+
+
+def _drawn(draw: Draw, num: int, like: Tensor, generator: torch.Generator) -> Tensor:
+    """A client's own mask [num, ...], as its layer draws it on the sequential path."""
+    shape = (num, *draw.shape)
+    if not draw.is_torchs:
+        return dropout.mask(shape, draw.keep, dtype=like.dtype, generator=generator)
+    return like.new_empty(shape).bernoulli_(draw.keep, generator=generator).div_(draw.keep)
 
 
 def _dropout(module: nn.Dropout, batch: Batch, x: Tensor) -> Tensor:
@@ -104,7 +111,7 @@ def _dropout(module: nn.Dropout, batch: Batch, x: Tensor) -> Tensor:
             if x.dim() != 4:
                 raise ValueError(f"Dropout2d was given {x.dim()} dimensions; expected are images [n, C, H, W].")
             shape = (x.shape[1], 1, 1)
-        batch.draws.append(Draw(keep=1 - module.p, shape=shape))
+        batch.draws.append(Draw(keep=1 - module.p, shape=shape, is_torchs=isinstance(module, nn.Dropout2d)))
         return x
     mask = next(batch.masks)
     return x.mul_(mask) if module.inplace else x * mask

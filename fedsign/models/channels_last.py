@@ -23,10 +23,9 @@ def laid_out(features: Tensor) -> Tensor:
 
 
 def prepare(model: nn.Module) -> None:
-    """Make a model that is to be trained on such inputs keep the layout on its way back, and the numbers it draws.
+    """Make a model that is to be trained on such inputs keep the layout on its way back.
 
-    No tensor changes, and no name.  Gradients come out of Flatten in the usual layout, in which the layers below would be slow;
-    dropout would draw its mask in the order of memory, and so another one.
+    No tensor changes, and no name.  Gradients come out of Flatten in the usual layout, in which the layers below would be slow.
     """
     _pool_first(model)
     for module in model.modules():
@@ -34,8 +33,6 @@ def prepare(model: nn.Module) -> None:
             module.register_forward_pre_hook(_keep_layout_of_input)
         elif type(module) is nn.MaxPool2d:
             module.register_forward_hook(_keep_layout_of_output)
-        elif type(module) is nn.Dropout:
-            module.__class__ = _Dropout
 
 
 def _pool_first(model: nn.Module) -> None:
@@ -79,19 +76,10 @@ def _keep_layout_of_output(module: nn.Module, inputs: tuple[Any, ...], output: A
 
 def _keep_layout(images: Any) -> None:
     """Lay the gradient of images out as they are themselves."""
-    if isinstance(images, Tensor) and images.requires_grad and _is_channels_last(images):
+    if isinstance(images, Tensor) and images.requires_grad and is_channels_last(images):
         images.register_hook(laid_out)
 
 
-def _is_channels_last(images: Tensor) -> bool:
+def is_channels_last(images: Tensor) -> bool:
+    """Whether images lie so, and not in the usual layout too."""
     return images.dim() == 4 and not images.is_contiguous() and images.is_contiguous(memory_format=torch.channels_last)
-
-
-class _Dropout(nn.Dropout):
-    """Draws the mask in the order of the shape, whatever the order in memory: the one of the usual layout."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        if not self.training or not 0 < self.p < 1 or input.device.type != "cpu" or not _is_channels_last(input):
-            return super().forward(input)
-        mask = torch.empty(input.shape, dtype=input.dtype).bernoulli_(1 - self.p).div_(1 - self.p)
-        return input * laid_out(mask)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedsign.models.batch_norm import BATCH_NORMS
 from fedsign.models.channels_last import laid_out, prepare
+from fedsign.models.dropout import replace_dropout
 from fedsign.models.features import forward_with_features, recorded_features
 from fedsign.numerics import Numerics, in_full
 from fedsign.records import Role, Tensors, roles_of
@@ -21,12 +22,14 @@ class WorkingModel:
     """A model, its parameters by name, and its tensors for copying; the module must not get other parameters."""
 
     def __init__(self, module: nn.Module, numerics: Numerics) -> None:
-        """The module is changed for training (`fedsign.models.channels_last`), its tensors and their names are not."""
+        """The module is changed for training (`fedsign.models.channels_last`, `fedsign.models.dropout`), its tensors and their names are not."""
         self.module: Final = module
         self.numerics: Final = numerics
         self._channels_last = numerics.takes_channels_last(module)
         if self._channels_last:
             prepare(module)
+        if not numerics.compile:
+            replace_dropout(module)
         self._forward: nn.Module = torch.compile(module) if numerics.compile else module  # type: ignore[assignment]
         self.parameters: Final[dict[str, nn.Parameter]] = dict(module.named_parameters())
         self.roles: Final[dict[str, Role]] = roles_of(module)
