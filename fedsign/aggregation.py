@@ -107,7 +107,7 @@ class Spread:
         self._received: Mapping[str, Tensor] = {}
         self._small: list[str] = []
         self._before = torch.empty(0)  # the small ones of those received, as one vector
-        self._small_sum: Tensor | float = 0.0
+        self._small_sum: Tensor | None = None
         self._large_sums: Tensors = {}
         self._squares = 0.0
         self._count = 0
@@ -172,7 +172,7 @@ class Spread:
                 return False
             squares = updates.double().square().sum().item()  # too large for float32, that was all
         self._squares += squares
-        self._small_sum = total if isinstance(self._small_sum, float) else self._small_sum.add_(total)
+        self._small_sum = total if self._small_sum is None else self._small_sum.add_(total)
         return True
 
     @property
@@ -180,7 +180,7 @@ class Spread:
         """||mean u||; None without updates."""
         if not self._count:
             return None
-        small = [] if isinstance(self._small_sum, float) else [self._small_sum]
+        small = [] if self._small_sum is None else [self._small_sum]
         return float(_squared_norm([*small, *self._large_sums.values()]) ** 0.5) / self._count
 
     @property
