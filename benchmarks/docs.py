@@ -198,7 +198,7 @@ def _floor(result: Figures, rows: Sequence[Figures]) -> str:
     kind = (
         "planned beforehand and stacked"
         if floor.get("kind") == "one stack"
-        else "one client after another, on one thread"
+        else "one client after another, on one thread, images in torch's usual layout"
     )
     return text + (
         f" The arithmetic of the round and nothing else, {kind}, takes {_ms(_median_s(floor))} ms (the row *floor*, measured). "

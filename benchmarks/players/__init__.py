@@ -55,7 +55,7 @@ PLAYERS: tuple[Player, ...] = (
     ),
     Player(
         name="bf16_workers_2",
-        title="ours, bf16, 2 workers",
+        title="ours, 2 x bf16",
         module="ours",
         settings={"client": {"path": "sequential"}, "engine": {"precision": "bf16", "workers": 2}},
         one_process=False,
