@@ -3,6 +3,9 @@
 [Note: files without a name] `memfd_create` gives memory that is reached by a file descriptor alone.  A child inherits
 the descriptor; nothing lies in /dev/shm, whose size a container often limits to 64 MiB, and the system takes the
 memory back when the last process that has it dies, however it dies.  A page takes memory once it is written.
+
+[Note: the end of a loan] is told by a weak reference whose callback is a method of a deque, and so runs no line of
+Python: an exception that a signal handler raises in a callback, such as Ctrl-C's, is printed and lost.
 """
 
 import mmap
@@ -11,7 +14,6 @@ import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -111,18 +113,29 @@ class SharedFile:
         return aligned(self._slots_per_block * self.slot_bytes, mmap.ALLOCATIONGRANULARITY)
 
 
+class _Loan(weakref.ref[memoryview]):
+    """Of a slot, for as long as the view of it is held; see the note."""
+
+    __slots__ = ("slot",)
+    slot: int
+
+
 class Slots(SharedFile):
     """A file's slots, as the process that made it hands them out; it grows when all are taken."""
 
     def __init__(self, name: str, slot_bytes: int) -> None:
         super().__init__(os.memfd_create(f"fedsign-{name}"), aligned(max(slot_bytes, 1)))
         self._free: deque[int] = deque()
+        self._loans: dict[int, _Loan] = {}  # slot -> the last one of it
+        self._ended: deque[_Loan] = deque()
         self.num_slots = 0  # that were ever in use at once
 
     def take(self) -> int:
         """A slot that nobody uses."""
+        if self._ended:
+            return self._ended.pop().slot  # the one used last, whose pages are there
         if self._free:
-            return self._free.popleft()
+            return self._free.pop()
         number, place = divmod(self.num_slots, self._slots_per_block)
         if place == 0:
             os.ftruncate(self.descriptor, (number + 1) * self._block_bytes())
@@ -131,12 +144,14 @@ class Slots(SharedFile):
 
     def give_back(self, slot: int) -> None:
         """Nobody uses it any more."""
-        self._free.appendleft(slot)  # the one used last, whose pages are there
+        self._free.append(slot)
 
     def lent(self, slot: int) -> Tensor:
         """A slot as a tensor [bytes]; it is given back when the last tensor that lies in it is gone."""
         view = self.view(slot)
-        weakref.finalize(view, partial(self.give_back, slot)).atexit = False
+        loan = _Loan(view, self._ended.append)
+        loan.slot = slot
+        self._loans[slot] = loan
         return torch.frombuffer(view, dtype=torch.uint8)
 
     def close(self) -> None:

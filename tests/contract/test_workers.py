@@ -511,7 +511,10 @@ def test_workers_end_with_the_process_that_started_them(end: signal.Signals, tmp
         assert len(workers) == 2 and all(map(is_alive, workers))
         time.sleep(0.5 * random.random())
         process.send_signal(end)
-        process.communicate(timeout=60)
+        try:
+            process.communicate(timeout=60)
+        finally:
+            process.kill()  # leaving the block waits for it
     deadline = time.monotonic() + 10
     while any(map(is_alive, workers)) and time.monotonic() < deadline:
         time.sleep(0.05)

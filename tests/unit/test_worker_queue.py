@@ -1,6 +1,7 @@
 """What is trained next, and where tensors lie in shared memory."""
 
 import os
+import sys
 
 import pytest
 import torch
@@ -115,6 +116,18 @@ def test_a_slot_is_used_again_once_the_last_tensor_in_it_is_gone() -> None:
     assert a.tolist() == [0, 1, 2, 3, 4]
     del a
     assert slots.take() == first
+    slots.close()
+
+
+def test_the_end_of_a_loan_runs_no_python_in_which_an_interruption_would_be_lost() -> None:
+    slots = Slots("test", 100)
+    memory = slots.lent(slots.take())
+    events: list[str] = []
+    sys.setprofile(lambda frame, event, what: events.append(event))
+    del memory
+    sys.setprofile(None)
+    assert "call" not in events
+    assert slots.take() == 0
     slots.close()
 
 
