@@ -59,12 +59,12 @@ def on_path(workload: Workload, spec: ObjectiveSpec, *, in_process: bool) -> Wor
     return workload.with_client(path="cohort", chunk=client.chunk or chunk_of(workload))
 
 
-def trainer_of(workload: Workload) -> LocalTrainer:
-    """What `client.path` says, once it is decided."""
+def trainer_of(workload: Workload, *, copies: bool = True) -> LocalTrainer:
+    """What `client.path` says, once it is decided; without `copies` a reply is good until the next one is asked for."""
     client = workload.config.client
     match client.path:
         case "sequential":
-            return SequentialTrainer(workload)
+            return SequentialTrainer(workload, copies=copies)
         case "cohort":
             return CohortTrainer(workload, chunk=client.chunk)
         case _:

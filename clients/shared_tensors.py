@@ -38,11 +38,12 @@ class Layout:
     num_bytes: int
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor]) -> "Layout":
-        """One for these tensors, each dense and aligned."""
+    def of(cls, tensors: Mapping[str, Tensor], *, contiguous: bool = False) -> "Layout":
+        """One for these tensors, each dense and aligned; or contiguous, whatever their strides."""
         places, offset = [], 0
+        order = torch.contiguous_format if contiguous else torch.preserve_format
         for name, tensor in tensors.items():
-            strides = torch.empty_like(tensor, device="meta").stride()  # its own if it is dense
+            strides = torch.empty_like(tensor, device="meta", memory_format=order).stride()  # its own if it is dense
             places.append((name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), strides, offset))
             offset += aligned(tensor.numel() * tensor.element_size())
         return cls(tuple(places), offset)

@@ -51,8 +51,9 @@ class LocalTrainer(Protocol):
 class SequentialTrainer:
     """One working model; every request trains it from the received tensors.  Nothing else is made per client."""
 
-    def __init__(self, workload: Workload) -> None:
-        self._workload = workload
+    def __init__(self, workload: Workload, *, copies: bool = True) -> None:
+        """Without `copies` a reply's tensors are the working model's own: good until the next request is trained."""
+        self._workload, self._copies = workload, copies
         self._model = WorkingModel(workload.make_model().train(), workload.numerics)
         self._has_batch_norm = has_batch_norm(self._model.module)
         self._optimizer = LocalOptimizer(lambda round: make_optimizer(workload, self._model.module, round=round))
@@ -109,7 +110,7 @@ class SequentialTrainer:
         return TrainReply(
             round=request.round,
             partition=request.partition,
-            tensors=model.copies(),
+            tensors=model.copies() if self._copies else model.tensors(),
             roles=model.roles,
             num_examples=len(index),
             metrics={"train-loss": train_loss},

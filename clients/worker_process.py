@@ -62,7 +62,7 @@ def _worker(given: Message, parent: Parent) -> "_Worker":
     _warm_up(workload)
     return _Worker(
         parent=parent,
-        trainer=trainer_of(workload),
+        trainer=trainer_of(workload, copies=False),  # each reply is written into shared memory at once
         together=config.client.path == "cohort",
         models=SharedFile(*given["models"]),
         replies=SharedFile(*given["replies"]),
@@ -171,11 +171,11 @@ class _Worker:
             return _failed(result)
         start = unit.start
         saved = {partition: states.saved.pop(partition) for partition in partitions if partition in states.saved}
-        tensors, extra, *of_states = [
-            self._written(tensors, unit)
-            for tensors in (result.tensors, result.extra, *(state for _, state in saved.values()))
-        ]
         is_stack = isinstance(result, ReplyStack)
+        tensors = self._written(result.tensors, unit, contiguous=not is_stack)  # as the copies of one process are
+        extra, *of_states = [
+            self._written(tensors, unit) for tensors in (result.extra, *(state for _, state in saved.values()))
+        ]
         return {
             "partitions": partitions,
             "round": result.round,
@@ -192,9 +192,9 @@ class _Worker:
             ],
         }
 
-    def _written(self, tensors: Tensors, unit: _Unit) -> int:
+    def _written(self, tensors: Tensors, unit: _Unit, *, contiguous: bool = False) -> int:
         """Write tensors behind what the unit's memory holds; the number of their layout, told if it is new."""
-        layout = Layout.of(tensors)
+        layout = Layout.of(tensors, contiguous=contiguous)
         layout.write(tensors, unit.memory[unit.start :])
         unit.start += layout.num_bytes
         if layout not in self.own:

@@ -30,6 +30,7 @@ from fedsign.tasks.base import Task
 
 Metric = Callable[[Tensor, Tensor], float]
 _EVALUATION_BATCH = 1024  # samples
+_LARGE_SAMPLE_BYTES, _SMALLEST_SHARE = 4096, 16
 _EVALUATION_BYTES = 2**20  # of a batch's features on a CPU: what layers make of more than that leaves its caches
 
 
@@ -219,7 +220,10 @@ class Workload:
     def _evaluation_batch(self, samples: AnySamples) -> int:
         if self.device.type != "cpu":
             return _EVALUATION_BATCH
-        return min(_EVALUATION_BATCH, max(32, _EVALUATION_BYTES // (4 * max(1, prod(samples.shape)))))
+        sample_bytes = 4 * max(1, prod(samples.shape))
+        batch = min(_EVALUATION_BATCH, max(32, _EVALUATION_BYTES // sample_bytes))
+        # images take long enough for threads to share them out; no result may depend on how many threads there are
+        return batch if sample_bytes < _LARGE_SAMPLE_BYTES else min(batch, max(_SMALLEST_SHARE, -(-len(samples) // 4)))
 
 
 @lru_cache(maxsize=2)

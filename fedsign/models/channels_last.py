@@ -1,8 +1,7 @@
 """Images with their channels last in memory, [n, H, W, C] behind the shape [n, C, H, W].
 
-torch's convolutions and above all its max-pooling are faster so, on CPUs and GPUs.  It is enough to lay out a model's
-inputs in this way: each layer passes it on, and parameters stay as they are.  Results differ from the usual layout's
-by rounding only.
+torch's convolutions and above all its max-pooling are faster so, on CPUs and GPUs.  Each layer passes the layout of
+a model's inputs on.  Results differ from the usual layout's by rounding only.
 """
 
 from itertools import pairwise
@@ -25,9 +24,11 @@ def laid_out(features: Tensor) -> Tensor:
 def prepare(model: nn.Module) -> None:
     """Make a model that is to be trained on such inputs keep the layout on its way back.
 
-    No tensor changes, and no name.  Gradients come out of Flatten in the usual layout, in which the layers below would be slow.
+    No value changes, and no name.  Gradients come out of Flatten in the usual layout, in which the layers below would be slow.
+    Weights of convolutions lie in memory as their inputs do, or torch would lay out weights and gradients anew in every step.
     """
     _pool_first(model)
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     for module in model.modules():
         if type(module) is nn.Flatten:
             module.register_forward_pre_hook(_keep_layout_of_input)

@@ -80,10 +80,16 @@ class WorkingModel:
         """The parameters as plain tensors, which share the model's memory."""
         return {name: parameter.detach() for name, parameter in self.parameters.items()}
 
+    def tensors(self) -> Tensors:
+        """All tensors as they lie in the model, which the next `load` or step changes."""
+        return {name: tensor.detach() for name, tensor in self._own().items()}
+
     def copies(self) -> Tensors:
         """A copy of all tensors in the CPU's memory."""
         return {
-            name: tensor.clone(memory_format=torch.contiguous_format) if tensor.device.type == "cpu" else tensor.cpu()
+            name: tensor.clone(memory_format=torch.contiguous_format)
+            if tensor.device.type == "cpu"
+            else tensor.cpu().contiguous()
             for name, tensor in self._own().items()
         }
 

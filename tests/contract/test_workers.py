@@ -468,6 +468,22 @@ def test_a_run_has_the_same_bits_with_any_number_of_workers(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["feddyn", "scaffold"])
+def test_images_lie_otherwise_in_memory_and_give_the_same_bits_with_workers_and_after_resuming(
+    strategy: str, tmp_path: Path, ready: None
+) -> None:
+    """Convolutions' weights lie with their channels last, in the model and in what is made of it; what travels does not."""
+    images = {"strategy": {"name": strategy}, "model": {"name": "cnn"}}
+    clipped = {"local_epochs": 1, "clip_norm": 0.5, "path": "sequential"}
+    first = run(experiment(tmp_path / "one", 1, **images, client=clipped))
+    second = run(experiment(tmp_path / "two", 2, **images, client=clipped))
+    half = run(experiment(tmp_path / "half", 1, **images, client=clipped, rounds=2))
+    run({"rounds": first.config.rounds}, resume=half.path)
+    assert traces(second.path) == traces(first.path)
+    assert traces(half.path) == traces(first.path)
+
+
+@pytest.mark.slow
 def test_a_run_is_gone_on_with_by_another_number_of_workers(tmp_path: Path, ready: None) -> None:
     whole = run(experiment(tmp_path / "whole", 1, strategy={"name": "feddyn", "alpha": 0.1}))
     half = run(experiment(tmp_path / "half", 2, strategy={"name": "feddyn", "alpha": 0.1}, rounds=2))
