@@ -41,7 +41,7 @@ def main() -> None:
             self.loss, self.accuracy = task.evaluate(self.handler.model)
             watch.mark()
 
-    ratio = task.cohort_size / task.num_clients + 1e-9  # FedLab rounds down
+    ratio = min(1.0, task.cohort_size / task.num_clients + 1e-9)  # FedLab rounds down
     handler: Any = Handler(task.make_network(), task.rounds, ratio, cuda=cuda)
     trainer: Any = SGDSerialClientTrainer(task.make_network(), task.num_clients, cuda=cuda)
     trainer.setup_dataset(Loaders())
