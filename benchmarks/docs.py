@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.aggregation import NAME as AGGREGATION
+from benchmarks.analysis import NAME as ANALYSIS
 from benchmarks.players import BARE, FLOOR, PLAYERS
 from benchmarks.population import NAME as POPULATION
 from benchmarks.rooms import ROOMS
@@ -361,6 +362,33 @@ def _aggregation(result: Figures) -> str:
     )
 
 
+def _analysis(result: Figures) -> str:
+    """Valleys beside what they cannot do without; rounds with and without watching signs."""
+    titles = {
+        "mlp": ("valley of the default MLP, 246 points on 360 samples", "a loop over the points", "loop"),
+        "resnet20": ("curve of ResNet-20, 41 points on 2,000 images, statistics of 500", "the passes alone", "passes"),
+    }
+    rows = []
+    for what, (title, other_title, other) in titles.items():
+        seconds, ratio = result["seconds"][what], result["ratio"][what]
+        cells = [f"{seconds['ours']['median']:.2f}", other_title, f"{seconds[other]['median']:.2f}"]
+        rows.append([title, *cells, f"{ratio['median']:.2f}", f"{ratio['lowest']:.2f}-{ratio['highest']:.2f}"])
+    watched = []
+    for what, title in {"w1": "W1, cohort", "w2": "W2, sequential"}.items():
+        on, off = (_ms(result["round_ms"][what][state]["median"] / 1000) for state in ("on", "off"))
+        more, ratio = result["signs_ms"][what], result["signs_ratio"][what]
+        spread = f"{more['lowest']:.2f} to {more['highest']:.2f}"
+        watched.append([title, off, on, f"{more['median']:.2f}", spread, f"{ratio['median']:.3f}"])
+    return _alone(
+        "Valleys and signs",
+        "What it costs to look, in turn with what cannot be done without; and what a round takes with `results.signs`, in turn with "
+        "one without.",
+        result,
+        _table(("", "ours, s", "beside", "s", "ratio", "range"), rows, left=1),
+        _table(("", "off, ms", "on, ms", "more, ms", "range", "ratio"), watched, left=1),
+    )
+
+
 def _alone(title: str, about: str, result: Figures, *parts: str) -> str:
     """A section on FedSign alone."""
     return "\n\n".join([f"## {title}", about, _measured_on(result), *parts]) + "\n"
@@ -428,6 +456,7 @@ _EXTRAS: dict[str, Callable[[Figures], str]] = {
     STARTUP: _startup,
     POPULATION: _population,
     AGGREGATION: _aggregation,
+    ANALYSIS: _analysis,
 }
 
 

@@ -32,6 +32,10 @@ RESERVED_METRICS = frozenset(  # what a line of rounds.jsonl holds besides the m
         "bytes_up",
         "update_norm",
         "client_drift",
+        "signs_models",
+        "signs_models_global",
+        "signs_updates",
+        "signs_updates_global",
     }
 )
 _NOT_BOOL = BeforeValidator(plugins.refuse_bool)
@@ -201,11 +205,12 @@ class ServerSection(Section):
 
 
 class ResultsSection(Section):
-    """Where a run is written, and how often it can be resumed from."""
+    """Where a run is written, and how often it can be resumed from; `signs`: how far the clients' signs agree, too."""
 
     root: str = "runs"
     checkpoint_every: Positive = 5
     keep_checkpoints: Positive = 2
+    signs: bool = False
 
 
 class ExperimentConfig(Section):

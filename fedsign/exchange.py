@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from fedsign.aggregation import Spread, in_slot_order, is_finite
+from fedsign.analysis.agreement import SignAgreement
 from fedsign.errors import ReplyError, RoundError
 from fedsign.records import CohortRequest, Failure, ReplyStack, Role, Tensors, TrainReply, TrainRequest
 
@@ -57,6 +58,7 @@ class Traffic:
     bytes_up: int = 0
     weighted_losses: list[tuple[int, float]] = field(default_factory=list)
     spread: Spread = field(default_factory=Spread)
+    signs: SignAgreement | None = None  # if they are watched
 
     @property
     def train_loss(self) -> float | None:
@@ -66,7 +68,7 @@ class Traffic:
 
 
 class DirectExchange:
-    """See the module.  `roles` are the model's; `traffic` tells of the last round."""
+    """See the module.  `roles` are the model's; `traffic` tells of the last round, of signs if they are watched."""
 
     def __init__(self, train_many: TrainMany, *, num_partitions: int, roles: Mapping[str, Role]) -> None:
         self._train_many, self._num_partitions = train_many, num_partitions
@@ -74,13 +76,18 @@ class DirectExchange:
         self._received: Tensors = {}  # the parameters of this round's request
         self.ledger = ClientLedger()
         self.traffic = Traffic()
+        self.watches_signs = False
 
     def train(self, request: CohortRequest) -> Iterator[Reply]:
         """The good replies in the order of the cohort, as soon as that can be; a stack stands where its first client does."""
         check_addresses(request.cohort, self._num_partitions)
         self._received = {name: request.tensors[name] for name in self._parameters}
         content = [*request.tensors.values(), *request.shared.values()]
-        self.traffic = Traffic(sent=list(request.cohort), bytes_down=len(request.cohort) * nbytes(content))
+        self.traffic = Traffic(
+            sent=list(request.cohort),
+            bytes_down=len(request.cohort) * nbytes(content),
+            signs=SignAgreement() if self.watches_signs else None,
+        )
         return self._good_replies(request)
 
     def _good_replies(self, request: CohortRequest) -> Iterator[Reply]:
@@ -130,6 +137,8 @@ class DirectExchange:
         except ReplyError as error:
             self.traffic.failures.append(Failure(partition=reply.partition, reason=str(error)))
             return False
+        if self.traffic.signs is not None:
+            self.traffic.signs.add(reply.tensors, self._received)
         self._count(reply, [reply.partition], [reply.num_examples], [reply.metrics])
         return True
 
@@ -147,6 +156,8 @@ class DirectExchange:
             if len(stack):
                 self.traffic.spread.add_stack(stack.tensors, self._received)
         if len(stack):
+            if self.traffic.signs is not None:
+                self.traffic.signs.add_stack(stack.tensors, self._received)
             each = [{name: values[place] for name, values in stack.metrics.items()} for place in range(len(stack))]
             self._count(stack, stack.partitions, stack.num_examples, each)
         return stack

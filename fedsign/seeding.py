@@ -28,6 +28,7 @@ class Purpose(IntEnum):
     FOREIGN = 7  # the global generators that foreign strategies use
     DATA = 8  # samples of synthetic datasets
     VALIDATION = 9  # which training samples are held out for validation
+    ANALYSIS = 10  # noise around a model, and which samples are looked at
 
 
 def _sequence(seed: int, purpose: Purpose, round: int, partition: int) -> np.random.SeedSequence:

@@ -16,6 +16,7 @@ from rich.console import Console
 
 import fedsign
 from fedsign.errors import ConfigError, FedSignError
+from simulations.analyses.command import app as analyse
 from simulations.printing import escaped, print_finding, print_json, print_summary, print_table, run_row
 
 TRACEBACK = "FEDSIGN_TRACEBACK"  # an environment variable: show where an error comes from
@@ -292,6 +293,9 @@ def reproduce(
         print_finding(finding)
     if not finding.as_expected:
         raise typer.Exit(1)
+
+
+app.add_typer(analyse)
 
 
 @app.command()

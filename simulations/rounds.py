@@ -61,6 +61,7 @@ class RoundLoop:
         is_direct = isinstance(self._strategy, Strategy) and not self._strategy.needs_messages()
         self._direct = direct if is_direct else None
         self._exchange: PartitionGrid | DirectExchange = self._direct or grid
+        self._exchange.watches_signs = self._config.results.signs
         self._evaluated: Tensors = self._model.copies()
         self._served = self._evaluated
         self._resume()
@@ -81,7 +82,8 @@ class RoundLoop:
         ended_at = time.perf_counter()
         self._exchange.ledger.commit(self.round, traffic.with_state)
         timings = {"train_s": trained_at - started_at, "evaluate_s": ended_at - trained_at}
-        self._write(_line(self.round, values, traffic), timings)
+        signs = {} if traffic.signs is None else traffic.signs.figures()
+        self._write(_line(self.round, values, traffic, signs), timings, signs)
 
     def _train(self) -> Traffic:
         """One round of the strategy; leaves the served and the evaluated model behind."""
@@ -185,11 +187,14 @@ class RoundLoop:
                 },
             )
 
-    def _write(self, line: Line, timings: dict[str, float]) -> None:
+    def _write(self, line: Line, timings: dict[str, float], signs: Mapping[str, Line]) -> None:
         """See [Note: what is written when]."""
         results = self._config.results
         is_checkpoint = self.round % results.checkpoint_every == 0 or self.round == self._config.rounds
         self.folder.append("timings.jsonl", {"round": self.round, **timings})
+        if signs:
+            layers = {name: of_layer for name, of_layer in signs.items() if name}
+            self.folder.append("signs.jsonl", {"round": self.round, "layers": layers}, durable=is_checkpoint)
         self.folder.append("rounds.jsonl", line, durable=is_checkpoint)
         if is_checkpoint:
             self._keep_states(self._exchange.ledger.versions)
@@ -272,7 +277,7 @@ def like(tensor: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
     return tensor.to(model.dtype) if model.is_floating_point() else model
 
 
-def _line(round: int, values: dict[str, float], traffic: Traffic) -> Line:
+def _line(round: int, values: dict[str, float], traffic: Traffic, signs: Mapping[str, Line]) -> Line:
     update_norm, client_drift = traffic.spread.figures()
     return {
         "round": round,
@@ -285,4 +290,5 @@ def _line(round: int, values: dict[str, float], traffic: Traffic) -> Line:
         "bytes_up": traffic.bytes_up,
         "update_norm": update_norm,
         "client_drift": client_drift,
+        **{f"signs_{figure}": share for figure, share in signs.get("", {}).items()},
     }

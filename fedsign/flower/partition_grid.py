@@ -18,6 +18,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from fedsign.aggregation import in_slot_order
+from fedsign.analysis.agreement import SignAgreement
 from fedsign.errors import EngineError, FedSignError, ReplyError
 from fedsign.exchange import ClientLedger, Traffic, check_addresses, check_finite, check_shapes
 from fedsign.flower import wire
@@ -52,6 +53,7 @@ class PartitionGrid(MessageGrid):
         self._shown: Sequence[int] = range(num_partitions)
         self.ledger = ledger or ClientLedger()
         self.traffic = Traffic()
+        self.watches_signs = False
 
     def set_run(self, run: Run) -> None:
         """Pass on."""
@@ -121,7 +123,8 @@ class PartitionGrid(MessageGrid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
         """Send now; yield the good replies in the order of the messages, as soon as that can be."""
         batch = list(messages)
-        self.traffic = Traffic(sent=[message.metadata.dst_node_id for message in batch])
+        signs = SignAgreement() if self.watches_signs else None
+        self.traffic = Traffic(sent=[message.metadata.dst_node_id for message in batch], signs=signs)
         check_addresses(self.traffic.sent, self._num_partitions)
         message_ids = list(self.push_messages(batch))
         deadline = time.monotonic() + timeout if timeout is not None else float("inf")
@@ -251,6 +254,8 @@ class PartitionGrid(MessageGrid):
         before, after = to_tensors(wire.arrays_of(request.content)), to_tensors(wire.arrays_of(reply.content))
         parameters = {name: before[name] for name, role in self._roles.items() if role == Role.PARAMETER}
         self.traffic.spread.add(after, parameters)
+        if self.traffic.signs is not None:
+            self.traffic.signs.add(after, parameters)
         metrics = next(iter(wire.of_kind(reply.content, MetricRecord).values()))
         num_examples, loss = metrics.get(wire.NUM_EXAMPLES_KEY), metrics.get("train-loss")
         if isinstance(num_examples, int | float) and isinstance(loss, int | float):

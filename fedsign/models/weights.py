@@ -19,7 +19,7 @@ def load_weights(model: nn.Module, path: Path, *, may_differ: tuple[str, ...]) -
     Raises:
         ConfigError: the file is not there, cannot be read, or another tensor is missing, unknown or of another shape.
     """
-    given, own = _tensors(path), model.state_dict()
+    given, own = read_tensors(path), model.state_dict()
     fitting = {name: tensor for name, tensor in given.items() if name in own and tensor.shape == own[name].shape}
     wrong = sorted(name for name in {*given, *own} - {*fitting} if not name.startswith(may_differ))
     if wrong:
@@ -36,7 +36,12 @@ def _difference(given: Tensor | None, own: Tensor | None) -> str:
     return "unknown to the model" if own is None else f"{list(given.shape)} instead of {list(own.shape)}"
 
 
-def _tensors(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The state_dict in a file.
+
+    Raises:
+        ConfigError: it is not there, or holds something else.
+    """
     try:
         found: Any = (
             load_file(path)

@@ -54,7 +54,10 @@ _STYLE: Mapping[str, Any] = {
 _METADATA: Mapping[str, dict[str, Any]] = {
     "pdf": {"CreationDate": None, "Creator": "FedSign", "Producer": None},
     "svg": {"Date": None, "Creator": "FedSign"},
+    "png": {"Software": "FedSign"},
 }
+
+_DPI = 300  # of a .png
 
 Draw = Callable[[], "Figure"]
 
@@ -74,7 +77,7 @@ def save(figure: "Figure", path: Path, format: str) -> None:
     """Write a figure; nothing in the file depends on when or where."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # a box stands for it
-        figure.savefig(path, format=format, metadata=_METADATA[format], bbox_inches="tight", pad_inches=0.02)
+        figure.savefig(path, format=format, metadata=_METADATA[format], bbox_inches="tight", pad_inches=0.02, dpi=_DPI)
 
 
 def all_figures(summary: Summary) -> dict[str, tuple[str, Draw]]:

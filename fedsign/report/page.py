@@ -36,9 +36,18 @@ def render(run: summary.Run) -> str:
         headline=summary.headline(run),
         facts=summary.facts(run),
         charts=run_charts.charts(run),
+        valleys=_valleys(run),
         population=summary.population(run),
         failures=summary.failures(run),
         configuration=summary.configuration(run),
         config_toml=run.config_toml,
         environment=run.environment,
     )
+
+
+def _valleys(run: summary.Run) -> list[run_charts.Chart]:
+    if run.valley is None:
+        return []
+    from fedsign.report.valley_charts import valley_charts  # only where there is one, since it takes NumPy
+
+    return valley_charts(run.valley)

@@ -24,7 +24,7 @@ WIDTH = 3.3
 
 _CURVES_HEIGHT = 2.2
 _LONGEST_NAME = 22
-_COLOURS = ("#17559c", "#b4500b", "#0b7a5a", "#8a3fa8", "#a3195b", "#6b6200", "#0b7285", "#5c6068")
+COLOURS = ("#17559c", "#b4500b", "#0b7a5a", "#8a3fa8", "#a3195b", "#6b6200", "#0b7285", "#5c6068")
 _DASHES: tuple[Any, ...] = (
     "-",
     (0, (4, 1.6)),
@@ -46,8 +46,8 @@ def draw_curves(lines: Sequence[Line], *, title: str, key: str, last: int, focus
         points = {round: (mean, std) for round, mean, std in line.points()}
         rows = [points.get(round, (float("nan"), 0.0)) for round in line.curve.rounds]
         means, stds = [factor * mean for mean, _ in rows], [factor * std for _, std in rows]
-        colour = _COLOURS[line.look % 8]
-        axes.plot(line.curve.rounds, means, color=colour, linestyle=_dash(line.look), label=_plain(line.name))
+        colour = COLOURS[line.look % 8]
+        axes.plot(line.curve.rounds, means, color=colour, linestyle=dash(line.look), label=_plain(line.name))
         if any(stds):
             low = [mean - std for mean, std in zip(means, stds, strict=True)]
             high = [mean + std for mean, std in zip(means, stds, strict=True)]
@@ -67,7 +67,7 @@ def draw_differences(summary: Summary) -> "Figure":
     figure, axes = _new(0.55 + 0.19 * (len(rows) + _num_groups([row.group for row in rows])))
     heights = _heights(axes, [row.group for row in rows], [row.name for row in rows])
     for row, height in zip(rows, heights, strict=True):
-        colour, interval = _COLOURS[row.look % 8], row.difference
+        colour, interval = COLOURS[row.look % 8], row.difference
         if interval.low is not None and interval.high is not None:
             ends = [scale.factor * interval.low, scale.factor * interval.high]
             axes.plot(ends, [height, height], color=colour, linewidth=1.3, marker="|", markersize=5)
@@ -86,7 +86,7 @@ def draw_bars(bars: Sequence[Bar], *, name: str) -> "Figure":
     largest = max((bar.value for bar in bars if bar.value), default=1.0)
     for bar, height in zip(bars, heights, strict=True):
         if bar.value is not None:
-            axes.barh(height, bar.value / largest, height=0.62, color=_COLOURS[bar.look % 8])
+            axes.barh(height, bar.value / largest, height=0.62, color=COLOURS[bar.look % 8])
         colour = "black" if bar.value is not None else "#666666"
         axes.text(
             (bar.value or 0.0) / largest + 0.015,
@@ -107,7 +107,7 @@ def draw_clients(population: Population) -> "Figure":
     """How many samples each client has, above, and of which classes, below: darker is a larger share."""
     shown = population.shown()
     names = list(population.class_names)
-    figure = _empty(2.4 if names else 1.5)
+    figure = empty(2.4 if names else 1.5)
     grid = figure.add_gridspec(2 if names else 1, 1, height_ratios=(1, 2) if names else (1,))
     sizes = [population.sizes[client] for client in shown]
     bars = figure.add_subplot(grid[0])
@@ -129,21 +129,22 @@ def draw_clients(population: Population) -> "Figure":
         bars.set_xlim(-0.5, len(shown) - 0.5)
     else:
         bars.set_xlabel("clients")
-    bars.bar(range(len(shown)), sizes, width=0.8, color=_COLOURS[0])
+    bars.bar(range(len(shown)), sizes, width=0.8, color=COLOURS[0])
     bars.set_xticks([])
     bars.set_ylabel("samples")
     bars.grid(visible=False, axis="x")
     return figure
 
 
-def _empty(height: float) -> "Figure":
+def empty(height: float, *, width: float = WIDTH) -> "Figure":
+    """Without axes yet."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(WIDTH, height), layout="constrained")
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def _new(height: float) -> tuple["Figure", "Axes"]:
-    figure = _empty(height)
+    figure = empty(height)
     return figure, figure.add_subplot()
 
 
@@ -205,7 +206,8 @@ def _plain(text: str) -> str:
     return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
 
 
-def _dash(look: int) -> Any:
+def dash(look: int) -> Any:
+    """The dashes of a line, by its place among the lines."""
     return _DASHES[(look + look // 8) % len(_DASHES)]
 
 

@@ -15,6 +15,11 @@ DRIFT = (
     "length ‖ū‖ of their mean: at 1, the clients disagree as much as they agree."
 )
 
+SIGNS = (
+    "The share of parameters whose signs are equal, of those where both have one. Of signs without any relation half are: "
+    "below 0.5, clients pull against each other."
+)
+
 _DIRECTIONS = {"bytes_down": "down", "bytes_up": "up"}
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 _MIN_ROUNDS_TO_SMOOTH = 10
@@ -34,7 +39,7 @@ class Chart:
 def charts(run: Run) -> list[Chart]:
     """The curves over the rounds: every metric, the losses, the bytes, and how far the clients drift apart."""
     drawn = [_metric_chart(run, name) for name in run.metrics]
-    return [*drawn, _loss_chart(run), *_traffic_chart(run), *_drift_chart(run)]
+    return [*drawn, _loss_chart(run), *_traffic_chart(run), *_drift_chart(run), *_sign_chart(run)]
 
 
 def _metric_chart(run: Run, name: str) -> Chart:
@@ -105,6 +110,28 @@ def _drift_chart(run: Run) -> list[Chart]:
     curve = Curve(name="client drift", values=run.values("client_drift"), style="first")
     svg = chart(_numbers(run), [curve], label=_label(run, "client_drift", "client drift"))
     return [Chart(title="Client drift", svg=svg, key=[], text=DRIFT)]
+
+
+def _sign_chart(run: Run) -> list[Chart]:
+    """The agreement of signs over all layers, where it was watched."""
+    shown: dict[str, tuple[str, Style]] = {
+        "signs_models_global": ("models, global", "first"),
+        "signs_models": ("models", "faint"),
+        "signs_updates": ("updates", "second"),
+        "signs_updates_global": ("updates, global", "third"),
+    }
+    shown = {key: value for key, value in shown.items() if run.has(key)}
+    if not shown:
+        return []
+    curves = [Curve(name=name, values=run.values(key), style=style) for key, (name, style) in shown.items()]
+    key = [
+        ("client’s and received model", "first"),
+        ("two clients’ models", "faint"),
+        ("two clients’ updates", "second"),
+        ("client’s update and received model", "third"),
+    ]
+    svg = chart(_numbers(run), curves, label="; ".join(_label(run, key, name) for key, (name, _) in shown.items()))
+    return [Chart(title="Agreement of signs", svg=svg, key=key, text=SIGNS)]
 
 
 def _numbers(run: Run) -> list[int]:

@@ -4,12 +4,16 @@ import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from fedsign.errors import ResultsError
 from fedsign.report import wording
 from fedsign.report.population import Population, draw_population
 from fedsign.results import Line, RunFolder, final_value, read_lines
+
+if TYPE_CHECKING:
+    from fedsign.report.analysis import Found
 
 LAST = 5
 """The headline is the mean of this many last rounds."""
@@ -30,6 +34,7 @@ class Run:
     rounds: Sequence[Line]
     timings: Sequence[Line]
     failures: Sequence[Line]
+    valley: "Found | None" = None  # what `fedsign analyse valley` left
 
     def section(self, name: str) -> Line:
         """A table of the configuration; empty where there is none."""
@@ -71,6 +76,7 @@ def read(folder: RunFolder) -> Run:
         raise ResultsError(f"{folder.path / 'config.toml'} cannot be read ({error}).") from error
     # a run that was stopped at its very start has no partition yet
     has_partition = (folder.path / "partition.json").exists()
+    valley = folder.path / "analysis" / "valley.json"
     return Run(
         config=config,
         config_toml=folder.config_toml,
@@ -80,7 +86,14 @@ def read(folder: RunFolder) -> Run:
         rounds=folder.rounds(),
         timings=folder.timings(),
         failures=read_lines(folder.path / "failures.jsonl"),
+        valley=_valley(valley) if valley.exists() else None,
     )
+
+
+def _valley(path: Path) -> "Found":
+    from fedsign.report.analysis import read_found  # only where there is one, since it takes NumPy
+
+    return read_found(path)
 
 
 def headline(run: Run) -> Fact:

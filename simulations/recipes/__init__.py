@@ -17,6 +17,17 @@ _MODULES = {
     "feddyn-fixed-point": "simulations.recipes.feddyn_fixed_point",
     "fedsign-table": "simulations.recipes.fedsign_table",
     "niid-bench": "simulations.recipes.niid_bench",
+    "valley-seven-noises": "simulations.recipes.valley_seven_noises",
+    "valley-sign-ratio": "simulations.recipes.valley_sign_ratio",
+    "valley-special-directions": "simulations.recipes.valley_special_directions",
+    "valley-bn-init": "simulations.recipes.valley_bn_init",
+    "valley-hyperparameters": "simulations.recipes.valley_hyperparameters",
+    "valley-interpolation-batch-size": "simulations.recipes.valley_interpolation_batch_size",
+    "soup-sign-ratio": "simulations.recipes.soup_sign_ratio",
+    "valley-parameter-groups": "simulations.recipes.valley_parameter_groups",
+    "softmax-demo": "simulations.recipes.softmax_demo",
+    "relu-demo": "simulations.recipes.relu_demo",
+    "activation-confusion": "simulations.recipes.activation_confusion",
 }
 
 

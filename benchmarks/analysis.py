@@ -1,0 +1,182 @@
+"""What it costs to look: valleys against the passes that they cannot do without, and watching signs against not watching.
+
+- The valley of the default MLP: 2 directions x 3 scales x 41 points on all test samples of digits; beside it a plain loop.
+- A curve of 41 points of ResNet-20 on 2,000 images of 32x32, BatchNorm's statistics taken anew of 500 at every point; beside
+  it the same passes of one model, with nothing else done.
+- `results.signs` on W1 (cohort path) and on W2 (sequential), on and off in turn.
+"""
+
+import copy
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.machine import machine
+from benchmarks.measure import result_head, spread, write_result
+from benchmarks.works.w1 import W1
+from benchmarks.works.w2 import W2
+from fedsign.analysis.landscape import Landscape
+from fedsign.analysis.noise import noise, with_signs
+from fedsign.analysis.scaling import Scaling, scaled
+from fedsign.analysis.valley import curves, lambdas_of
+from fedsign.config import from_dict, merged
+from fedsign.data.base import Samples
+from fedsign.models.channels_last import laid_out, prepare
+from fedsign.models.resnet import resnet20
+from fedsign.results import Line
+from fedsign.tasks.classification import Classification
+from fedsign.workload import Workload
+from simulations import run
+from simulations.callbacks.base import Callback
+
+NAME = "analysis"
+SCALES = (0.2, 1.0, 2.0)
+IMAGES, STATISTICS, BATCH = 2000, 500, 100
+ROUNDS = {"w1": 40, "w2": 3}
+
+
+def directions_of(landscape: Landscape, num: int) -> list[Tensor]:
+    """Gaussian noise with the model's signs."""
+    layout, theta = landscape.layout, landscape.centre
+    return [
+        scaled(layout, with_signs(noise("gaussian", layout.size, seed=0, index=draw), theta), theta, Scaling.NORM)
+        for draw in range(num)
+    ]
+
+
+def mlp_valley() -> dict[str, Callable[[], object]]:
+    """Ours, and a loop over the points."""
+    workload = Workload(from_dict({}))
+    model, samples = workload.make_model().eval(), workload.dataset.test
+    assert isinstance(samples, Samples)  # digits are in memory
+    plain = copy.deepcopy(model)
+
+    def ours() -> object:
+        landscape = Landscape(model, workload.task, samples)
+        return curves(landscape, directions_of(landscape, 2), scales=SCALES)
+
+    def loop() -> object:
+        landscape = Landscape(model, workload.task, samples)
+        parameters = [*plain.parameters()]
+        centre = [parameter.clone() for parameter in parameters]
+        found = []
+        with torch.no_grad():
+            for direction in directions_of(landscape, 2):
+                parts = [*landscape.layout.tensors(direction).values()]
+                for scale in SCALES:
+                    for at in lambdas_of(41):
+                        for parameter, begin, step in zip(parameters, centre, parts, strict=True):
+                            parameter.copy_(begin + float(at) * scale * step)
+                        outputs = plain(samples.features)
+                        loss = nn.functional.cross_entropy(outputs, samples.targets).item()
+                        found.append((loss, (outputs.argmax(1) != samples.targets).double().mean().item()))
+        return found
+
+    return {"ours": ours, "loop": loop}
+
+
+def resnet_curve() -> dict[str, Callable[[], object]]:
+    """Ours, and the passes alone: in the same layout, in the same batches."""
+    torch.manual_seed(0)
+    model = resnet20((3, 32, 32), 10).eval()
+    samples = Samples(features=torch.randn(IMAGES, 3, 32, 32), targets=torch.randint(10, (IMAGES,)))
+    images = torch.randn(STATISTICS, 3, 32, 32)
+    passing = copy.deepcopy(model)
+    prepare(passing)
+
+    def ours() -> object:
+        landscape = Landscape(model, Classification(), samples, statistics=images, statistics_batch=BATCH)
+        return curves(landscape, directions_of(landscape, 1))
+
+    def passes() -> object:
+        with torch.no_grad():
+            for _ in range(41):
+                passing.train()
+                for batch in images.split(BATCH):
+                    passing(laid_out(batch))
+                passing.eval()
+                outputs = [passing(laid_out(batch)) for batch in samples.features.split(BATCH)]
+        return outputs
+
+    return {"ours": ours, "passes": passes}
+
+
+class Clock(Callback):
+    """Notes when a round has ended."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def on_round(self, line: Line) -> None:
+        self.times.append(time.perf_counter())
+
+
+def round_ms(experiment: dict[str, Any], rounds: int, *, signs: bool) -> float:
+    """Median of a round, after the first."""
+    clock = Clock()
+    with tempfile.TemporaryDirectory() as root:
+        own = {"rounds": rounds, "callbacks": [], "results": {"root": root, "signs": signs}}
+        run(merged(experiment, own), callbacks=[clock])
+    return statistics.median(1000 * (after - before) for before, after in pairwise(clock.times))
+
+
+def measure(path: Path, *, repetitions: int) -> None:
+    """All in turn, after one turn to warm up."""
+    before = machine()
+    seconds: dict[str, dict[str, list[float]]] = {}
+    for what, players in {"mlp": mlp_valley(), "resnet20": resnet_curve()}.items():
+        of_work = seconds[what] = {name: [] for name in players}
+        for repetition in range(repetitions + (what == "mlp")):
+            for name, play in players.items():
+                began = time.perf_counter()
+                play()
+                if repetition or what != "mlp":  # over a minute each: the first is no slower
+                    of_work[name].append(time.perf_counter() - began)
+    watched: dict[str, dict[str, list[float]]] = {}
+    works = {"w1": merged(W1.experiment, {"client": {"path": "cohort"}}), "w2": W2.experiment}
+    for name, experiment in works.items():
+        found = watched[name] = {"off": [], "on": []}
+        for _ in range(3 * repetitions if name == "w1" else repetitions):
+            for state, values in found.items():
+                values.append(round_ms(experiment, ROUNDS[name], signs=state == "on"))
+    ratios = {
+        "mlp": [one / other for one, other in zip(seconds["mlp"]["ours"], seconds["mlp"]["loop"], strict=True)],
+        "resnet20": [
+            one / other for one, other in zip(seconds["resnet20"]["ours"], seconds["resnet20"]["passes"], strict=True)
+        ],
+    }
+    write_result(
+        path,
+        {
+            **result_head(NAME, "Looking at valleys and signs", before, repetitions),
+            "threads": torch.get_num_threads(),
+            "seconds": {
+                what: {name: spread(taken) for name, taken in found.items()} for what, found in seconds.items()
+            },
+            "ratio": {what: spread(found) for what, found in ratios.items()},
+            "round_ms": {
+                what: {state: spread(values) for state, values in found.items()} for what, found in watched.items()
+            },
+            "signs_ms": {
+                what: spread([on - off for on, off in zip(found["on"], found["off"], strict=True)])
+                for what, found in watched.items()
+            },
+            "signs_ratio": {
+                what: spread([on / off for on, off in zip(found["on"], found["off"], strict=True)])
+                for what, found in watched.items()
+            },
+        },
+    )
+    for what, found in seconds.items():
+        for name, taken in found.items():
+            print(f"{NAME}: {what} {name:8} {spread(taken)['median']:8.3f} s")
+    for what, found in watched.items():
+        for state, values in found.items():
+            print(f"{NAME}: {what} signs {state:3} {spread(values)['median']:8.3f} ms a round")

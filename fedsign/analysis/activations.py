@@ -1,0 +1,66 @@
+"""What a step along a model's signs does to its hidden units.
+
+Paper: arXiv 2405.12489, section 5.  ReLU demonstration: for w = a h + delta, the pre-activation (w + lambda sign(w))^T h grows with
+lambda.  Confusion matrix: which hidden features are active (above 0) in theta_f and in theta_f + lambda |eps| sign(theta_f).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedsign.analysis.valley import Array
+from fedsign.analysis.vector import Layout
+from fedsign.models.features import forward_with_features
+from fedsign.seeding import Purpose, generator
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Confusion:
+    """Counts of (sample, feature): rows, of the model: inactive, active; columns, of the moved one."""
+
+    counts: tuple[tuple[int, int], tuple[int, int]]
+
+    @property
+    def trace_fraction(self) -> float:
+        """The share of features that stay what they are."""
+        (quiet, woken), (silenced, active) = self.counts
+        return (quiet + active) / (quiet + woken + silenced + active)
+
+
+def activation_confusion(
+    model: nn.Module, layout: Layout, centre: Tensor, moved: Tensor, features: Tensor, *, batch: int = 512
+) -> Confusion:
+    """Of the representation that goes into the model's head, in evaluation mode; `centre` and `moved` are models [D]."""
+    was_training = model.training
+    model.eval()
+    counts = torch.zeros(2, 2, dtype=torch.int64)
+    try:
+        with torch.no_grad():
+            for part in features.split(batch):
+                before, after = (
+                    forward_with_features(model, layout.tensors(point), part)[1] > 0 for point in (centre, moved)
+                )
+                for row in (False, True):
+                    for column in (False, True):
+                        counts[int(row), int(column)] += ((before == row) & (after == column)).sum().cpu()
+    finally:
+        model.train(was_training)
+    (a, b), (c, d) = counts.tolist()
+    return Confusion(counts=((a, b), (c, d)))
+
+
+def relu_demo(
+    lambdas: Array, *, size: int = 64, alignment: float = 0.1, draws: int = 10_000, seed: int = 0
+) -> tuple[Array, Array]:
+    """(w + lambda sign(w))^T h before and after ReLU, [lambdas, draws] each.
+
+    h [size] is drawn once from G(0, 1); w = alignment h + delta with delta ~ G(0, 1) drawn anew for each of the draws.  The paper does
+    not say its size.
+    """
+    rng = generator(seed, Purpose.ANALYSIS, round=4)
+    h = rng.standard_normal(size)
+    weights = alignment * h + rng.standard_normal((draws, size))
+    before = np.stack([weights @ h + at * (np.sign(weights) @ h) for at in lambdas])
+    return before, np.maximum(before, 0.0)

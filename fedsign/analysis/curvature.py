@@ -1,0 +1,110 @@
+"""The Hessian of the mean loss: products, trace and extreme eigenvalues, without ever writing it down.
+
+Trace: Hutchinson 1989, E[v^T H v] over v of independent signs; extreme eigenvalues: Lanczos' method as in
+`scipy.sparse.linalg.eigsh`.  BatchNorm uses the model's statistics and dropout is off, so that the loss is a function of the
+parameters alone.
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vjp
+
+from fedsign.analysis.valley import Array
+from fedsign.analysis.vector import Layout
+from fedsign.data.base import Samples
+from fedsign.errors import ConfigError
+from fedsign.over_seeds import mean_and_std
+from fedsign.seeding import Purpose, generator
+from fedsign.tasks.base import Task
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trace:
+    """tr(H): the mean over draws, and the standard error of that mean (None for one draw)."""
+
+    mean: float
+    standard_error: float | None
+
+
+class Curvature:
+    """A model's loss on some samples around its parameters; the model is copied and stays as it is."""
+
+    def __init__(self, model: nn.Module, task: Task, samples: Samples, *, batch: int = 1024) -> None:
+        """Batches bound the memory; no result depends on them but by rounding."""
+        self.layout = Layout.of(model)
+        self.centre = self.layout.vector(dict(model.named_parameters()))
+        self._model, self._task, self._samples, self._batch = copy.deepcopy(model).eval(), task, samples, batch
+
+    def gradient(self) -> Tensor:
+        """Of the mean loss, [D]."""
+        return self._mean(lambda loss: grad(loss)(self.centre))
+
+    def product(self, vector: Tensor) -> Tensor:
+        """H v [D], reverse over reverse, which more operations of torch know than forward over reverse."""
+        return self._mean(lambda loss: vjp(grad(loss), self.centre)[1](vector)[0])
+
+    def trace(self, *, draws: int = 32, seed: int = 0) -> Trace:
+        """Hutchinson's estimate.
+
+        Raises:
+            ConfigError: no draw was asked for.
+        """
+        if draws < 1:
+            raise ConfigError(f"draws={draws} was given for the trace, but expected is 1 or more.")
+        rng = generator(seed, Purpose.ANALYSIS, round=2)
+        found = []
+        for _ in range(draws):
+            signs = torch.from_numpy(rng.choice([-1.0, 1.0], size=self.layout.size)).to(self.centre)
+            found.append(float(signs.double() @ self.product(signs).double()))
+        mean, std = mean_and_std(found)
+        assert mean is not None  # there is a draw
+        return Trace(mean=mean, standard_error=None if std is None else std / draws**0.5)
+
+    def extreme_eigenvalues(self, count: int = 1, *, tolerance: float = 1e-3, seed: int = 0) -> tuple[Array, Array]:
+        """The `count` smallest and the `count` largest eigenvalues, ascending.
+
+        Raises:
+            ConfigError: there are not so many, or Lanczos' method does not find them.
+        """
+        size = self.layout.size
+        if not 1 <= count < size:
+            raise ConfigError(f"{count} eigenvalues were asked for, but expected is 1 or more, and less than {size}.")
+        start = generator(seed, Purpose.ANALYSIS, round=3).standard_normal(size)
+        operator = LinearOperator((size, size), matvec=self._matvec, dtype=np.float64)
+        try:
+            low, high = (
+                np.sort(eigsh(operator, k=count, which=which, tol=tolerance, v0=start, return_eigenvectors=False))
+                for which in ("SA", "LA")
+            )
+        except ArpackNoConvergence as error:
+            raise ConfigError(
+                f"Lanczos' method found {len(error.eigenvalues)} of {count} eigenvalues; raise tolerance={tolerance:g}."
+            ) from error
+        return low, high
+
+    def _matvec(self, vector: Array) -> Array:
+        found: Array = self.product(torch.from_numpy(vector.reshape(-1)).to(self.centre)).double().cpu().numpy()
+        return found
+
+    def _mean(self, of: Callable[[Callable[[Tensor], Tensor]], Tensor]) -> Tensor:
+        """Of something linear in the loss, over batches weighted by their samples."""
+        total = torch.zeros_like(self.centre)
+        features, targets = self._samples.features, self._samples.targets
+        for x, y in zip(features.split(self._batch), targets.split(self._batch), strict=True):
+            total.add_(of(self._loss(x, y)).detach(), alpha=len(x) / len(features))
+        return total
+
+    def _loss(self, features: Tensor, targets: Tensor) -> Callable[[Tensor], Tensor]:
+        buffers = dict(self._model.named_buffers())
+
+        def loss(point: Tensor) -> Tensor:
+            outputs = functional_call(self._model, (self.layout.tensors(point), buffers), (features,))
+            return self._task.loss(outputs, targets)
+
+        return loss

@@ -1,0 +1,234 @@
+"""Loss and error of a model at many points of its parameters' space.
+
+Points are `centre + coefficients @ directions`.  Two ways, which agree to rounding:
+
+- stacked: some points at a time as one model with parameters [P, ...] (`torch.func`), within a budget of bytes;
+- one by one, in one working copy of the model: what convolutions on a CPU are faster with, and whatever
+  `torch.func.vmap` cannot map.
+
+[Note: BatchNorm] At every point the running statistics are cleared, `statistics` go forward once, and the point is then
+evaluated with what they left (arXiv 2405.12489, section 3.2).  The statistics are means over batches of
+`statistics_batch` samples, all counted alike, as BatchNorm's own with momentum=None.  Dropout is off throughout.
+
+D = number of parameters, P = points, K = directions.
+"""
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from fedsign.analysis.vector import Layout
+from fedsign.data.base import Samples
+from fedsign.errors import ConfigError
+from fedsign.models.batch_norm import BATCH_NORMS
+from fedsign.models.channels_last import laid_out, prepare
+from fedsign.tasks.base import Task
+
+_CACHE_BYTES = 2**22  # of a CPU: what a step makes of more than that leaves its caches
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """Mean loss and error (the share of samples whose class is wrong) of P points, [P] each, float64; on the CPU.
+
+    `error` is None for outputs that are no classes.
+    """
+
+    loss: Tensor
+    error: Tensor | None
+
+    def part(self, start: int, stop: int) -> "Values":
+        """Those of some points that follow each other."""
+        return Values(self.loss[start:stop], None if self.error is None else self.error[start:stop])
+
+
+class Landscape:
+    """A model's surroundings, seen on some samples; the model itself is copied and stays as it is."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        samples: Samples,
+        *,
+        statistics: Tensor | None = None,
+        statistics_batch: int = 100,
+        max_bytes: int = 2**28,
+    ) -> None:
+        """See the module; `statistics` are features [m, ...] for BatchNorm, without which it keeps the model's own.
+
+        `max_bytes` bound what a stack of points takes in memory: parameters and activations.
+
+        Raises:
+            ConfigError: there is nothing to evaluate on, or nothing that could be varied.
+        """
+        if not len(samples.features):
+            raise ConfigError("no samples were given for the landscape, but expected is at least one.")
+        self.layout = Layout.of(model)
+        self.centre = self.layout.vector(dict(model.named_parameters()))
+        self._model = copy.deepcopy(model).eval()
+        self._task, self._samples, self._max_bytes = task, samples, max_bytes
+        self._norms = [
+            module for module in self._model.modules() if isinstance(module, BATCH_NORMS) and module.track_running_stats
+        ]
+        self._statistics: Sequence[Tensor] = ()
+        if statistics is not None and self._norms:
+            self._statistics = statistics.tensor_split(-(-len(statistics) // statistics_batch))
+        self._bytes_per_sample = _activation_bytes(self._model, samples.features[:1])
+        self._is_one_by_one = self._has_slow_convolutions() or not self._can_be_stacked()
+        if self._is_one_by_one:
+            prepare(self._model)
+
+    @property
+    def num_samples(self) -> int:
+        """That a point is evaluated on."""
+        return len(self._samples.features)
+
+    @property
+    def num_statistics(self) -> int:
+        """That BatchNorm's statistics are taken of; 0 without BatchNorm."""
+        return sum(map(len, self._statistics))
+
+    def along(self, directions: Sequence[Tensor], coefficients: Tensor, *, centre: Tensor | None = None) -> Values:
+        """Values at centre + coefficients [P, K] @ directions (K of [D]); the centre is the model's own without one."""
+        centre = self.centre if centre is None else centre
+        stack = torch.stack(list(directions)).to(centre)
+        weights = coefficients.to(centre)
+        if self._is_one_by_one:
+            points = (torch.addmv(centre, stack.t(), row) for row in weights)
+            return _joined([self._alone(point) for point in points])
+        return _joined([self._stacked(centre, stack, part) for part in weights.split(self._chunk())])
+
+    def at(self, points: Tensor) -> Values:
+        """Values at points [P, D]."""
+        return self.along(
+            list(points), torch.eye(len(points), dtype=points.dtype), centre=torch.zeros_like(self.centre)
+        )
+
+    def _has_slow_convolutions(self) -> bool:
+        kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+        return self.centre.device.type == "cpu" and any(isinstance(module, kinds) for module in self._model.modules())
+
+    def _can_be_stacked(self) -> bool:
+        """Whether `vmap` maps the model; both ways give the same, so that nobody has to be told."""
+        try:
+            with torch.no_grad():
+                points = self.layout.tensors(self.centre.expand(2, -1))
+                buffers = {name: buffer.expand(2, *buffer.shape) for name, buffer in self._model.named_buffers()}
+                self._outputs(points, buffers, self._samples.features[:2])
+        except RuntimeError:  # what torch.func raises for all that it cannot do
+            return False
+        return True
+
+    def _alone(self, point: Tensor) -> Values:
+        """One point, in the working copy."""
+        with torch.no_grad():
+            own = dict(self._model.named_parameters())
+            torch._foreach_copy_(list(own.values()), list(self.layout.tensors(point).values()))
+            self._collect_statistics()
+            outputs = torch.cat([self._model(laid_out(batch)) for batch in self._batches(1)])
+            return self._values(outputs.unsqueeze(0))
+
+    def _collect_statistics(self) -> None:
+        """See [Note: BatchNorm]."""
+        if not self._statistics:
+            return
+        for module in self._norms:
+            module.reset_running_stats()
+            module.train()
+        for number, batch in enumerate(self._statistics, start=1):
+            for module in self._norms:
+                module.momentum = 1 / number  # the mean of what was seen so far
+            self._model(laid_out(batch))
+        for module in self._norms:
+            module.eval()
+
+    def _stacked(self, centre: Tensor, directions: Tensor, weights: Tensor) -> Values:
+        """Some points at once."""
+        with torch.no_grad():
+            points = torch.addmm(centre, weights, directions)
+            parameters = self.layout.tensors(points)
+            buffers = self._stacked_statistics(parameters, len(points))
+            batches = self._batches(len(points))
+            outputs = torch.cat([self._outputs(parameters, buffers, batch) for batch in batches], dim=1)
+            return self._values(outputs)
+
+    def _outputs(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], batch: Tensor) -> Tensor:
+        """[P, n, ...]."""
+
+        def call(own: dict[str, Tensor], state: dict[str, Tensor]) -> Tensor:
+            found: Tensor = functional_call(self._model, (own, state), (batch,))
+            return found
+
+        return vmap(call)(parameters, buffers)
+
+    def _stacked_statistics(self, parameters: dict[str, Tensor], num_points: int) -> dict[str, Tensor]:
+        """The buffers of each point, [P, ...]; see [Note: BatchNorm]."""
+        found = {name: buffer.expand(num_points, *buffer.shape).clone() for name, buffer in self._model.named_buffers()}
+        if not self._statistics:
+            return found
+        of = {id(buffer): name for name, buffer in self._model.named_buffers()}
+        for module in self._norms:
+            found[of[id(module.running_mean)]].zero_()
+            found[of[id(module.running_var)]].fill_(1)
+            module.train()
+        for number, batch in enumerate(self._statistics, start=1):
+            for module in self._norms:
+                module.momentum = 1 / number
+            self._outputs(parameters, found, batch)  # updates them in place
+        for module in self._norms:
+            module.eval()
+        return found
+
+    def _values(self, outputs: Tensor) -> Values:
+        """Of outputs [P, n, ...]."""
+        targets = self._samples.targets.to(outputs.device)
+        loss = torch.stack([self._task.loss(each, targets) for each in outputs])
+        is_of_classes = outputs.dim() == 3 and not targets.is_floating_point()
+        error = (outputs.argmax(2) != targets).double().mean(1).cpu() if is_of_classes else None
+        return Values(loss.double().cpu(), error)
+
+    def _batches(self, num_points: int) -> Iterator[Tensor]:
+        features = self._samples.features
+        budget = self._max_bytes // 2 if self.centre.device.type != "cpu" else _CACHE_BYTES
+        yield from features.split(max(32, budget // max(1, num_points * self._bytes_per_sample)))
+
+    def _chunk(self) -> int:
+        """How many points a stack holds: half of the budget is for parameters, thrice since they are made and used."""
+        return max(1, self._max_bytes // 2 // (3 * self.centre.numel() * self.centre.element_size()))
+
+
+def grid(*axes: Sequence[float]) -> Tensor:
+    """Coefficients [P, K] of all combinations of K axes, the last one fastest; float64.
+
+    >>> grid([0, 1], [5, 6]).tolist()
+    [[0.0, 5.0], [0.0, 6.0], [1.0, 5.0], [1.0, 6.0]]
+    """
+    return torch.cartesian_prod(*(torch.tensor(axis, dtype=torch.float64) for axis in axes)).reshape(-1, len(axes))
+
+
+def _joined(parts: Sequence[Values]) -> Values:
+    errors = [part.error for part in parts if part.error is not None]
+    return Values(torch.cat([part.loss for part in parts]), torch.cat(errors) if errors else None)
+
+
+def _activation_bytes(model: nn.Module, features: Tensor) -> int:
+    """The most that a layer takes in and gives out for one sample."""
+    seen = [0]
+
+    def note(module: nn.Module, given: tuple[object, ...], made: object) -> None:
+        tensors = [each for each in (*given, made) if isinstance(each, Tensor)]
+        seen.append(sum(each.numel() * each.element_size() for each in tensors))
+
+    handles = [module.register_forward_hook(note) for module in model.modules() if not [*module.children()]]
+    try:
+        with torch.no_grad():
+            model(features)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return max(seen)

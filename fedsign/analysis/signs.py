@@ -1,0 +1,82 @@
+"""How far the signs of two models agree, and how a step between them is distributed.
+
+Paper: arXiv 2405.12489, section 4: the same-sign ratio (SSR) of two models is the share of parameters with equal signs; 0 is a
+sign of its own.  Of a step eps = theta_2 - theta_1: mean, standard deviation and SSR with both ends, in the five groups
+BN Weight, CLF Weight, CLF Bias, Other Weight, Other Bias.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedsign.analysis.groups import mask_of
+from fedsign.analysis.vector import Layout
+
+GROUPS_OF_A_STEP = ("BN weight", "BN bias", "CLF weight", "CLF bias", "Other weight", "Other bias")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupOfStep:
+    """A step in one group of parameters; SSR = same-sign ratio of the step with its start and its end."""
+
+    group: str
+    num_parameters: int
+    mean: float
+    std: float
+    ssr_start: float
+    ssr_end: float
+
+
+def same_sign_ratio(first: Tensor, second: Tensor, *, where: Tensor | None = None) -> float:
+    """The share of elements of two vectors [D] with equal signs, of those in a mask [D]; NaN of none.
+
+    >>> same_sign_ratio(torch.tensor([1.0, -2.0, 0.0, 3.0]), torch.tensor([5.0, 1.0, 0.0, 1.0]))
+    0.75
+    """
+    equal = first.sign() == second.sign()
+    chosen = equal if where is None else equal[where]
+    return float(chosen.double().mean())
+
+
+def same_sign_ratios(layout: Layout, first: Tensor, second: Tensor) -> dict[str, float]:
+    """Of each parameter tensor."""
+    return {name: same_sign_ratio(first[place], second[place]) for name, place in layout.places().items()}
+
+
+def step_by_group(model: nn.Module, layout: Layout, first: Tensor, second: Tensor) -> list[GroupOfStep]:
+    """The step from the first model to the second, group by group; groups that the model does not have are left out."""
+    step = second - first
+    found = []
+    for group, mask in _masks(model, layout).items():
+        if mask.any():
+            inside = step[mask].double()
+            found.append(
+                GroupOfStep(
+                    group=group,
+                    num_parameters=int(mask.sum()),
+                    mean=float(inside.mean()),
+                    std=float(inside.std(correction=0)),
+                    ssr_start=same_sign_ratio(step, first, where=mask),
+                    ssr_end=same_sign_ratio(step, second, where=mask),
+                )
+            )
+    return found
+
+
+def _masks(model: nn.Module, layout: Layout) -> dict[str, Tensor]:
+    is_weight = torch.zeros(layout.size, dtype=torch.bool)
+    for name, place in layout.places().items():
+        is_weight[place] = not name.endswith("bias")
+    none = torch.zeros_like(is_weight)
+    has_norms = any("BatchNorm" in type(module).__name__ for module in model.modules())
+    of_norms = mask_of("BN", model, layout) if has_norms else none
+    has_classifier = any(isinstance(module, nn.Linear) for module in model.modules())
+    of_classifier = ~mask_of("FEAT", model, layout) if has_classifier else none
+    others = ~(of_norms | of_classifier)
+    kinds = {"BN": of_norms, "CLF": of_classifier, "Other": others}
+    return {
+        f"{kind} {what}": mask & (is_weight if what == "weight" else ~is_weight)
+        for kind, mask in kinds.items()
+        for what in ("weight", "bias")
+    }

@@ -1,0 +1,72 @@
+"""Why a step along the signs of a softmax classifier's weights is flat.
+
+Paper: arXiv 2405.12489, section 5 and Figure 29.  For logits W h and p = softmax(W h), the Hessian of a sample's cross-entropy is
+(diag(p) - p p^T) kron (h h^T), with trace sum_c p_c (1 - p_c) ||h||^2; noise with the signs of W makes p more decided,
+and so the trace smaller.
+
+The paper's listing contracts gradient and Hessian with the moved weights where its text has the noise;
+`contract_with = "weights"` does as the listing does.
+
+n = samples, C = classes, d = features, P = points.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import log_softmax
+
+from fedsign.analysis.valley import Array
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SoftmaxCurve:
+    """At weights + lambda noise, each [P]: means over the samples.
+
+    `spread` = sum_c p_c (1 - p_c); `trace` = tr H; `slope` = eps^T g; `curvature` = eps^T H eps.
+    """
+
+    lambdas: Array
+    spread: Array
+    trace: Array
+    slope: Array
+    curvature: Array
+    loss: Array
+    error: Array
+
+
+def softmax_curve(
+    weights: Array,
+    noise: Array,
+    features: Array,
+    labels: NDArray[np.int64],
+    lambdas: Array,
+    *,
+    contract_with: Literal["noise", "weights"] = "noise",
+) -> SoftmaxCurve:
+    """Of weights and noise [C, d], features [n, d], labels [n]."""
+    rows = [_point(weights + at * noise, noise, features, labels, contract_with == "weights") for at in lambdas]
+    spread, trace, slope, curvature, loss, error = np.array(rows).T
+    return SoftmaxCurve(
+        lambdas=lambdas, spread=spread, trace=trace, slope=slope, curvature=curvature, loss=loss, error=error
+    )
+
+
+def _point(
+    weights: Array, noise: Array, features: Array, labels: NDArray[np.int64], with_weights: bool
+) -> tuple[float, ...]:
+    logits = features @ weights.T
+    log_p = log_softmax(logits, axis=1)
+    p = np.exp(log_p)
+    right = np.eye(len(weights))[labels]
+    moved = features @ (weights if with_weights else noise).T  # eps h of each sample, [n, C]
+    spread = (p * (1 - p)).sum(1)
+    return (
+        float(spread.mean()),
+        float((spread * (features**2).sum(1)).mean()),
+        float(((p - right) * moved).sum(1).mean()),
+        float(((p * moved**2).sum(1) - (p * moved).sum(1) ** 2).mean()),
+        float(-(right * log_p).sum(1).mean()),
+        float((logits.argmax(1) != labels).mean()),
+    )

@@ -1,0 +1,182 @@
+"""Valleys: loss and error along a direction or over a plane, and the numbers that say what a picture shows.
+
+Paper: arXiv 2405.12489, section 3.2: theta_f + lambda s NS(eps), lambda in [-1, 1].  The sides of a curve are
+compared by E_lambda over [0, 1] and over [-1, 0] (Figure 4); here by the trapezoid rule, so that the number of points matters little.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedsign.analysis.landscape import Landscape, Values, grid
+from fedsign.errors import ConfigError
+from fedsign.over_seeds import Interval, paired_difference
+
+Array = NDArray[np.float64]
+RISE = 0.1
+"""Above the centre, where a valley's width is measured: 10 points of error, or 0.1 nats of loss."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sides:
+    """What one figure of a curve (loss or error) is on its two sides.
+
+    `mean_*`: over lambda from 0 to the end.  `width_*`: the |lambda| at which the figure has first risen by `RISE` above the
+    centre, None where it does not within the curve.  `asymmetry` = mean_negative - mean_positive: above 0, the positive side is
+    the flat one.  A figure that is not finite somewhere has means that are not.
+    """
+
+    centre: float
+    mean_positive: float
+    mean_negative: float
+    width_positive: float | None
+    width_negative: float | None
+
+    @property
+    def asymmetry(self) -> float:
+        """See the class."""
+        return self.mean_negative - self.mean_positive
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Curve:
+    """Values at lambdas [P], ascending, with 0 among them."""
+
+    lambdas: Array
+    loss: Array
+    error: Array | None
+
+    def sides(self, figure: str = "error") -> Sides:
+        """Of `loss` or `error`.
+
+        Raises:
+            ConfigError: the curve has no such figure.
+        """
+        values = {"loss": self.loss, "error": self.error}.get(figure)
+        if values is None:
+            raise ConfigError(f"figure '{figure}' was asked for, but a curve has 'loss' and, for classes, 'error'.")
+        return sides_of(self.lambdas, values)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Surface:
+    """Values over a plane: loss and error [Q, P] at (rows[q], columns[p])."""
+
+    rows: Array
+    columns: Array
+    loss: Array
+    error: Array | None
+
+
+def lambdas_of(points: int = 41, *, low: float = -1.0, high: float = 1.0) -> Array:
+    """Evenly spaced, with both ends.
+
+    Raises:
+        ConfigError: 0 would not be one of them.
+    """
+    found = np.linspace(low, high, points)
+    nearest = np.abs(found).argmin() if points > 1 else 0
+    if points < 3 or abs(found[nearest]) > 1e-9 * (high - low):
+        raise ConfigError(
+            f"{points} points from {low:g} to {high:g} were asked for, but expected are 3 or more, 0 being one."
+        )
+    found[nearest] = 0.0
+    return found
+
+
+def curves(
+    landscape: Landscape,
+    directions: Sequence[torch.Tensor],
+    *,
+    scales: Sequence[float] = (1.0,),
+    lambdas: Array | None = None,
+) -> list[list[Curve]]:
+    """A curve for each direction [D], scaled already, and each s; all of them in one batched program.
+
+    Returns:
+        curves[direction][scale], over lambda; the point is theta_f + lambda s direction.
+    """
+    at = lambdas_of() if lambdas is None else lambdas
+    steps = [scale * value for scale in scales for value in at]
+    found: list[list[Curve]] = []
+    for direction in directions:
+        values = landscape.along([direction], grid(steps))
+        parts = [values.part(start, start + len(at)) for start in range(0, len(steps), len(at))]
+        found.append([curve_of(at, part) for part in parts])
+    return found
+
+
+def surface(
+    landscape: Landscape,
+    first: torch.Tensor,
+    second: torch.Tensor,
+    *,
+    rows: Array | None = None,
+    columns: Array | None = None,
+) -> Surface:
+    """Values over the plane of two directions [D]: theta_f + row * first + column * second."""
+    rows = lambdas_of(21) if rows is None else rows
+    columns = lambdas_of(21) if columns is None else columns
+    values = landscape.along([first, second], grid(rows.tolist(), columns.tolist()))
+    shape = (len(rows), len(columns))
+    return Surface(
+        rows=rows,
+        columns=columns,
+        loss=values.loss.numpy().reshape(shape),
+        error=None if values.error is None else values.error.numpy().reshape(shape),
+    )
+
+
+def curve_of(lambdas: Array, values: Values) -> Curve:
+    """Values as a curve."""
+    return Curve(
+        lambdas=lambdas, loss=values.loss.numpy(), error=None if values.error is None else values.error.numpy()
+    )
+
+
+def sides_of(lambdas: Array, values: Array) -> Sides:
+    """See Sides.
+
+    >>> sides_of(np.array([-1.0, 0.0, 1.0]), np.array([0.4, 0.0, 0.2])).asymmetry
+    0.1
+    """
+    zero = int(np.flatnonzero(lambdas == 0)[0])
+    right, left = slice(zero, None), slice(zero, None, -1)
+    return Sides(
+        centre=float(values[zero]),
+        mean_positive=_mean(lambdas[right], values[right]),
+        mean_negative=_mean(-lambdas[left], values[left]),
+        width_positive=_width(lambdas[right], values[right]),
+        width_negative=_width(-lambdas[left], values[left]),
+    )
+
+
+def asymmetry(sides: Sequence[Sides]) -> Interval | None:
+    """Mean over directions of mean_negative - mean_positive, with its 95 % interval (Student's t); None without a number."""
+    negative = {index: side.mean_negative for index, side in enumerate(sides)}
+    positive = {index: side.mean_positive for index, side in enumerate(sides)}
+    return paired_difference(negative, positive, higher_is_better=True)
+
+
+def _mean(distances: Array, values: Array) -> float:
+    """Over [0, the end], by the trapezoid rule."""
+    if len(distances) < 2:
+        return float("nan")
+    return float(np.trapezoid(values, distances) / (distances[-1] - distances[0]))
+
+
+def _width(distances: Array, values: Array) -> float | None:
+    """Where the values first rise above values[0] + RISE, between two points on the line that joins them."""
+    limit = values[0] + RISE
+    above = np.flatnonzero(~(values <= limit))  # what is not finite has risen
+    if not len(above):
+        return None
+    end = int(above[0])
+    if end == 0:
+        return 0.0
+    before, after = values[end - 1], values[end]
+    share = (limit - before) / (after - before) if np.isfinite(after) else 0.0
+    return float(distances[end - 1] + share * (distances[end] - distances[end - 1]))

@@ -1,0 +1,74 @@
+"""All parameters of a model as one vector, so that points of the landscape are sums of vectors.
+
+D = number of parameters, P = points.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from fedsign.errors import ConfigError
+from fedsign.records import Tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where each parameter lies in the vector, in the order of `named_parameters`."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "Layout":
+        """A model's; parameters that are shared stand in it once.
+
+        Raises:
+            ConfigError: it has none.
+        """
+        parameters = dict(model.named_parameters())
+        if not parameters:
+            raise ConfigError(
+                f"a {type(model).__name__} without parameters was given; expected is a model that can be trained."
+            )
+        dtype = torch.float32
+        for parameter in parameters.values():
+            dtype = torch.promote_types(dtype, parameter.dtype)
+        return cls({name: tuple(parameter.shape) for name, parameter in parameters.items()}, dtype)
+
+    @property
+    def size(self) -> int:
+        """D."""
+        return sum(map(prod, self.shapes.values()))
+
+    def places(self) -> dict[str, slice]:
+        """Name -> where it lies."""
+        found, start = {}, 0
+        for name, shape in self.shapes.items():
+            found[name] = slice(start, start + prod(shape))
+            start += prod(shape)
+        return found
+
+    def vector(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """[D], a copy; tensors that are no parameters are left out.
+
+        Raises:
+            ConfigError: a parameter is missing or has another shape.
+        """
+        for name, shape in self.shapes.items():
+            if name not in tensors or tuple(tensors[name].shape) != shape:
+                there = "no such tensor" if name not in tensors else f"shape {list(tensors[name].shape)}"
+                raise ConfigError(
+                    f"a model with {there} for '{name}' was given, but expected is shape {list(shape)}; give a file of this "
+                    "architecture."
+                )
+        return torch.cat([tensors[name].detach().reshape(-1).to(self.dtype) for name in self.shapes])
+
+    def tensors(self, vectors: Tensor) -> Tensors:
+        """Name -> [..., *shape] of vectors [..., D], as views."""
+        return {
+            name: vectors[..., place].unflatten(-1, shape) if shape else vectors[..., place].squeeze(-1)
+            for (name, place), shape in zip(self.places().items(), self.shapes.values(), strict=True)
+        }

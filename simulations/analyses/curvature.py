@@ -1,0 +1,45 @@
+"""`fedsign analyse curvature`: the Hessian's trace and extreme eigenvalues, and how the gradient lies to the signs."""
+
+import torch
+
+from fedsign.analysis.curvature import Curvature
+from fedsign.report.analysis import Found
+from simulations.analyses.subject import Subject
+
+
+def look(
+    subject: Subject, *, draws: int = 32, eigenvalues: int = 1, samples: int | None = None, seed: int = 0
+) -> Found:
+    """Of the mean loss on the test samples.
+
+    Raises:
+        FedSignError: what was asked for cannot be computed.
+    """
+    chosen = subject.test_samples(samples)
+    curvature = Curvature(subject.model, subject.workload.task, chosen)
+    trace = curvature.trace(draws=draws, seed=seed)
+    low, high = curvature.extreme_eigenvalues(eigenvalues, seed=seed)
+    gradient = curvature.gradient().double()
+    signs = curvature.centre.sign().double()
+    return Found(
+        kind="curvature",
+        name=subject.name,
+        facts={
+            "source": str(subject.source),
+            "model": subject.workload.config.model.name,
+            "data": subject.workload.config.data.name,
+            "num_parameters": curvature.layout.size,
+            "num_samples": len(chosen),
+            "draws": draws,
+            "seed": seed,
+            "trace": trace.mean,
+            "trace_standard_error": trace.standard_error,
+            "largest": float(high[-1]),
+            "smallest": float(low[0]),
+            "gradient_norm": float(gradient.norm()),
+            "cosine_signs_gradient": float(torch.cosine_similarity(signs, gradient, dim=0)),
+        },
+        rows=[],
+        summary=[],
+        arrays={"smallest": low, "largest": high},
+    )

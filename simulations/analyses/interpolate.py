@@ -1,0 +1,76 @@
+"""`fedsign analyse interpolate`: the line through two models, its barrier, and what the step between them is made of."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from torch import Tensor
+
+from fedsign.analysis.interpolation import between, soup_gap
+from fedsign.analysis.landscape import Landscape
+from fedsign.analysis.signs import same_sign_ratio, step_by_group
+from fedsign.errors import ConfigError
+from fedsign.report.analysis import Found
+from simulations.analyses.subject import Subject
+
+
+def look(
+    first: Subject, second: Subject, *, points: int = 61, samples: int | None = None, statistics: int = 500
+) -> Found:
+    """From the first model to the second and beyond, on the first one's test samples.
+
+    Raises:
+        FedSignError: they are not of one architecture.
+    """
+    landscape = Landscape(
+        first.model, first.workload.task, first.test_samples(samples), statistics=first.statistics(statistics)
+    )
+    one, other = landscape.centre, vector_of(second, landscape)
+    path = between(landscape, one, other, points=points)
+    arrays = {"lambda": path.curve.lambdas, "loss": path.curve.loss}
+    if path.curve.error is not None:
+        arrays["error"] = path.curve.error
+    return Found(
+        kind="interpolation",
+        name=f"{first.name} to {second.name}",
+        facts={
+            "source": str(first.source),
+            "target": str(second.source),
+            "model": first.workload.config.model.name,
+            "data": first.workload.config.data.name,
+            "num_parameters": landscape.layout.size,
+            "num_samples": landscape.num_samples,
+            "num_statistics": landscape.num_statistics,
+            "figure": path.figure,
+            "first": path.ends[0],
+            "second": path.ends[1],
+            "middle": path.middle,
+            "midpoint_gap": path.midpoint_gap,
+            "barrier": path.barrier,
+            "same_sign_ratio": same_sign_ratio(one, other),
+        },
+        rows=[asdict(row) for row in step_by_group(first.model, landscape.layout, one.cpu(), other.cpu())],
+        summary=[],
+        arrays=arrays,
+    )
+
+
+def soup_of(subjects: Sequence[Subject], *, samples: int | None = None, statistics: int = 500) -> float:
+    """What the uniform soup of some models is better by than their mean; see `fedsign.analysis.interpolation.soup_gap`."""
+    first = subjects[0]
+    landscape = Landscape(
+        first.model, first.workload.task, first.test_samples(samples), statistics=first.statistics(statistics)
+    )
+    return soup_gap(landscape, [vector_of(subject, landscape) for subject in subjects])
+
+
+def vector_of(subject: Subject, landscape: Landscape) -> Tensor:
+    """A model's parameters, in the order of another one's.
+
+    Raises:
+        ConfigError: it has other parameters.
+    """
+    try:
+        found = landscape.layout.vector(subject.tensors)
+    except ConfigError as error:
+        raise ConfigError(f"{subject.source} and the first model are not of one architecture: {error}") from error
+    return found.to(landscape.centre)

@@ -1,0 +1,78 @@
+"""`fedsign analyse signs`: how far the signs of models agree, layer by layer, and over the rounds of a run that watched them."""
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsign.analysis.signs import same_sign_ratio, same_sign_ratios
+from fedsign.analysis.vector import Layout
+from fedsign.errors import ConfigError
+from fedsign.report.analysis import Found
+from fedsign.results import read_lines
+from simulations.analyses.subject import Subject
+
+_FIGURE = "models_global"
+
+
+def look(subjects: Sequence[Subject]) -> Found:
+    """Of every pair of models; a run alone is compared with what its training began with.
+
+    Raises:
+        FedSignError: there is nothing to compare, or the models are not of one architecture.
+    """
+    first = subjects[0]
+    layout = Layout.of(first.model)
+    models = {str(subject.source): _vector(subject, layout) for subject in subjects}
+    if len(subjects) == 1:
+        if first.initial is None:
+            raise ConfigError(
+                f"{first.source} alone was given, and what its training began with is not known; expected is a run, or two files."
+            )
+        models = {"initial": layout.vector(dict(first.initial.named_parameters())).cpu(), **models}
+    elif len(models) < len(subjects):
+        raise ConfigError("the same path was given twice, but expected are different models.")
+    rows = []
+    for (one, a), (other, b) in combinations(models.items(), 2):
+        rows.append({"first": one, "second": other, "layer": "", "same_sign_ratio": same_sign_ratio(a, b)})
+        rows += [
+            {"first": one, "second": other, "layer": layer, "same_sign_ratio": ratio}
+            for layer, ratio in same_sign_ratios(layout, a, b).items()
+        ]
+    return Found(
+        kind="signs",
+        name=first.name,
+        facts={
+            "sources": list(models),
+            "model": first.workload.config.model.name,
+            "num_parameters": layout.size,
+            "layers": list(layout.shapes),
+        },
+        rows=rows,
+        summary=[row for row in rows if not row["layer"]],
+        arrays=_over_rounds(first),
+    )
+
+
+def _vector(subject: Subject, layout: Layout) -> Tensor:
+    try:
+        return layout.vector(subject.tensors).cpu()
+    except ConfigError as error:
+        raise ConfigError(f"{subject.source} and the first model are not of one architecture: {error}") from error
+
+
+def _over_rounds(subject: Subject) -> dict[str, NDArray[Any]]:
+    """`rounds` and, of each layer, the agreement of the clients' models with the received one [layers, rounds]."""
+    lines = read_lines(subject.run.path / "signs.jsonl") if subject.run is not None else []
+    if not lines:
+        return {}
+    layers = list(lines[-1]["layers"])
+    values = [[line["layers"].get(layer, {}).get(_FIGURE) for line in lines] for layer in layers]
+    return {
+        "rounds": np.array([line["round"] for line in lines]),
+        "layers": np.array(layers),
+        _FIGURE: np.array(values, dtype=np.float64),
+    }

@@ -1,0 +1,133 @@
+"""What is looked at: a model with its weights, and the samples it is looked at on.
+
+A run gives all of it; so does one of its checkpoints.  A plain state_dict needs the experiment that it belongs to: `--model`
+and `--set`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedsign import checkpoints
+from fedsign import config as configs
+from fedsign.data.base import AnySamples, Samples
+from fedsign.errors import ConfigError, ResultsError
+from fedsign.models.weights import load_weights, read_tensors
+from fedsign.records import Tensors
+from fedsign.results import RunFolder, open_run
+from fedsign.seeding import Purpose, generator
+from fedsign.workload import Workload
+
+_CHANGEABLE = frozenset({"data", "engine"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A model and where it came from; `run` is the run that it belongs to, if any."""
+
+    source: Path
+    workload: Workload
+    tensors: Tensors
+    run: RunFolder | None
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """With its weights, in evaluation mode."""
+        model = self.workload.make_model()
+        model.load_state_dict(self.tensors)
+        return model.eval()
+
+    @cached_property
+    def initial(self) -> nn.Module | None:
+        """The model that training began with; of a run alone is that known."""
+        return None if self.run is None else self.workload.make_model()
+
+    @property
+    def name(self) -> str:
+        """For titles."""
+        return self.source.stem if self.run is None else self.workload.config.name
+
+    def test_samples(self, count: int | None) -> Samples:
+        """The server's test samples, or that many of them, drawn by the experiment's seed."""
+        return self._some(self.workload.dataset.test, count, draw=0)
+
+    def statistics(self, count: int) -> Tensor:
+        """Features of training samples for BatchNorm's statistics, drawn by the experiment's seed."""
+        return self._some(self.workload.dataset.train, count, draw=1).features
+
+    def _some(self, samples: AnySamples, count: int | None, *, draw: int) -> Samples:
+        if count is not None and count < 1:
+            raise ConfigError(f"{count} samples were asked for, but expected is 1 or more.")
+        chosen = np.arange(len(samples))
+        if count is not None and count < len(samples):
+            rng = generator(self.workload.config.seed, Purpose.ANALYSIS, round=5, partition=draw)
+            chosen = np.sort(rng.permutation(len(samples))[:count])
+        features, targets = samples.batch(torch.from_numpy(chosen))
+        return Samples(features=features.to(self.workload.device), targets=targets.to(self.workload.device))
+
+
+def subject_of(path: Path, *, model: str | None = None, overrides: Sequence[str] = ()) -> Subject:
+    """What a path is of: a run's folder, a checkpoint's folder, or a file of weights.
+
+    Args:
+        path: where it is.
+        model: the name of the model, for a file of weights alone; `overrides` ("KEY=VALUE") say the rest of its experiment.
+        overrides: changes of a run's experiment that leave its model as it is, such as another data set.
+
+    Raises:
+        FedSignError: there is nothing of the kind, or it does not fit.
+    """
+    if path.is_file():
+        return _of_file(path, model, overrides)
+    if model is not None:
+        raise ConfigError(
+            f"--model={model} was given with {path}, which is no file of weights; a run knows its model: drop --model."
+        )
+    if (path / "state.json").is_file():
+        run = open_run(path.parent.parent)
+        checkpoint = checkpoints.load(path)
+        tensors = checkpoint.evaluated or checkpoint.served
+    else:
+        run = open_run(path)
+        tensors = _last_model(run)
+    return Subject(source=path, workload=Workload(_experiment(run, overrides)), tensors=tensors, run=run)
+
+
+def _of_file(path: Path, model: str | None, overrides: Sequence[str]) -> Subject:
+    if model is None:
+        raise ConfigError(
+            f"{path} is a file of weights, which does not say its model; name it with --model (and its data with --set "
+            "data.name=NAME), or give the folder of a run."
+        )
+    workload = Workload(configs.load(None, [f"model.name={model}", *overrides]))
+    module = workload.make_model()
+    load_weights(module, path, may_differ=())
+    return Subject(source=path, workload=workload, tensors=module.state_dict(), run=None)
+
+
+def _last_model(run: RunFolder) -> Tensors:
+    """The final model, or the newest checkpoint's of a run that has not ended."""
+    final = run.path / "model.safetensors"
+    if final.is_file():
+        return read_tensors(final)
+    checkpoint = checkpoints.load_latest(run.checkpoints)
+    if checkpoint is None:
+        raise ResultsError(f"{run.path} has no checkpoint yet; resume it with 'fedsign run --resume {run.path}'.")
+    return checkpoint.evaluated or checkpoint.served
+
+
+def _experiment(run: RunFolder, overrides: Sequence[str]) -> configs.ExperimentConfig:
+    changes = dict(configs.parse_override(text) for text in overrides)
+    fixed = sorted(key for key in changes if key.partition(".")[0] not in _CHANGEABLE)
+    if fixed:
+        raise ConfigError(
+            f"--set {fixed[0]} was given with the run {run.path}, whose model it could change; expected are keys under "
+            f"{' and '.join(sorted(_CHANGEABLE))}."
+        )
+    own = configs.from_toml(run.config_toml)
+    return own.replace(**changes) if changes else own

@@ -1,0 +1,163 @@
+"""`fedsign analyse`: from a run, a checkpoint or a file to numbers, arrays, figures and a section of the page."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from fedsign.errors import ConfigError, FedSignError
+from simulations.api import Run, run
+from simulations.cli import app
+
+SHORT = {"rounds": 10, "callbacks": ["report"], "client": {"local_epochs": 2}}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+    """Two runs, of two seeds."""
+    root = tmp_path_factory.mktemp("runs")
+    return [run({**SHORT, "seed": seed, "results": {"root": str(root), "signs": seed == 0}}) for seed in (0, 1)]
+
+
+def analyse(*words: Any) -> dict[str, Any]:
+    done = CliRunner().invoke(app, ["analyse", *map(str, words), "--json"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    found: dict[str, Any] = json.loads(done.output)
+    return found
+
+
+def refused(*words: Any) -> str:
+    with pytest.raises(FedSignError) as caught:
+        CliRunner().invoke(app, ["analyse", *map(str, words)], catch_exceptions=False)
+    assert isinstance(caught.value, ConfigError) or caught.value.exit_code == 2
+    return str(caught.value)
+
+
+def test_the_valley_of_a_run_is_in_files_and_on_its_page(trained: list[Run], tmp_path: Path) -> None:
+    folder = shutil.copytree(trained[0].path, tmp_path / "run")
+    words = ("valley", folder, "--directions", "gaussian,sign", "--draws", 2, "--scales", "0.5,1", "--points", 11)
+    found = analyse(*words)
+    assert {Path(file).name for file in found["files"]} == {
+        "valley.json",
+        "valley.npz",
+        *(f"valley-{what}.{format}" for what in ("error", "loss") for format in ("svg", "pdf", "png")),
+    }
+    assert all(Path(file).stat().st_size > 500 for file in found["files"])
+    assert [(row["direction"], row["draw"], row["scale"]) for row in found["curves"]] == [
+        (name, draw, scale) for name, draw in (("gaussian", 0), ("gaussian", 1), ("sign", 0)) for scale in (0.5, 1.0)
+    ]
+    with np.load(folder / "analysis" / "valley.npz") as arrays:
+        assert arrays["error"].shape == arrays["loss"].shape == (3, 2, 11)
+        centre = arrays["error"][:, :, 5]
+        assert np.allclose(
+            centre, 1 - trained[0].rounds[-1]["accuracy"]
+        )  # lambda = 0 is the model that was evaluated last
+        assert np.allclose(arrays["loss"][:, :, 5], trained[0].rounds[-1]["loss"], rtol=1e-5)
+    page = (folder / "report.html").read_text()
+    assert page.count("Valley, s =") == 2 and "sign(θf)" in page
+    before = {file: Path(file).read_bytes() for file in found["files"]}
+    analyse(*words)
+    assert before == {file: Path(file).read_bytes() for file in found["files"]}
+
+
+def test_a_surface(trained: list[Run], tmp_path: Path) -> None:
+    found = analyse("valley", trained[0].path, "--surface", "--points", 5, "--out", tmp_path)
+    with np.load(tmp_path / "surface.npz") as arrays:
+        assert arrays["error"].shape == (5, 5)
+        assert arrays["error"][2, 2] == pytest.approx(1 - trained[0].rounds[-1]["accuracy"])
+    assert found["facts"]["rows"] == "G(0, 1) 0" and (tmp_path / "surface-error.png").stat().st_size > 2000
+
+
+def test_a_checkpoint_and_a_file_of_weights_are_looked_at_as_the_run_is(trained: list[Run], tmp_path: Path) -> None:
+    done = trained[0]
+    words = ("--points", 5, "--draws", 1, "--scales", 1)
+    whole = analyse("valley", done.path, *words, "--out", tmp_path / "a")
+    checkpoint = analyse("valley", done.path / "checkpoints" / "round-000010", *words, "--out", tmp_path / "b")
+    weights = tmp_path / "weights.safetensors"
+    save_file(load_file(done.path / "model.safetensors"), weights)
+    of_file = analyse("valley", weights, "--model", "mlp", *words, "--out", tmp_path / "c")
+    assert whole["curves"] == checkpoint["curves"] == of_file["curves"]
+    earlier = analyse("valley", done.path / "checkpoints" / "round-000005", *words, "--out", tmp_path / "d")
+    assert earlier["curves"] != whole["curves"]
+    assert not (done.path / "analysis" / "valley.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--directions", "gausian"], "direction 'gausian' is not known. Did you mean 'gaussian'?"),
+        (["--scaling", "norms"], "--scaling=norms was given. Did you mean 'norm'?"),
+        (["--scales", "1,x"], "--scales 1,x was given, but expected are numbers"),
+        (["--scales", "0"], "numbers above 0"),
+        (["--points", "10"], "0 being one"),
+        (["--signs", "2"], "from 0 to 1"),
+        (["--draws", "0"], "--draws=0"),
+        (["--samples", "0"], "0 samples were asked for"),
+        (["--group", "BN"], "group 'BN' has no parameters in this model"),
+        (["--set", "model.name=cnn"], "--set model.name was given with the run"),
+        (["--model", "cnn"], "drop --model"),
+        (["--surface", "--draws", "1"], "one direction was given for a surface"),
+    ],
+)
+def test_what_cannot_be_drawn_is_one_sentence(words: list[str], said: str, trained: list[Run], tmp_path: Path) -> None:
+    assert said in refused("valley", trained[0].path, *words, "--out", tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_paths_that_are_nothing(trained: list[Run], tmp_path: Path) -> None:
+    assert "is not a run" in refused("valley", tmp_path)
+    weights = tmp_path / "weights.safetensors"
+    save_file({"a": torch.ones(2)}, weights)
+    assert "name it with --model" in refused("valley", weights)
+    assert "does not fit the model" in refused("valley", weights, "--model", "mlp")
+    begun = shutil.copytree(trained[0].path, tmp_path / "begun")
+    shutil.rmtree(begun / "checkpoints")
+    (begun / "model.safetensors").unlink()
+    assert "has no checkpoint yet" in refused("valley", begun)
+
+
+def test_between_two_runs(trained: list[Run], tmp_path: Path) -> None:
+    found = analyse("interpolate", trained[0].path, trained[1].path, "--points", 31, "--out", tmp_path)
+    facts = found["facts"]
+    first, second = (1 - done.rounds[-1]["accuracy"] for done in trained)
+    assert facts["first"] == pytest.approx(first)
+    # the second model on the first one's test samples, some of which it was trained on
+    assert facts["second"] <= second + 0.1
+    assert facts["midpoint_gap"] == pytest.approx((facts["first"] + facts["second"]) / 2 - facts["middle"])
+    assert facts["barrier"] >= facts["middle"] - max(facts["first"], facts["second"])
+    assert [row["group"] for row in found["curves"]] == ["CLF weight", "CLF bias", "Other weight", "Other bias"]
+    assert (tmp_path / "interpolation-error.svg").exists()
+    other = run({**SHORT, "rounds": 1, "model": {"name": "linear"}, "results": {"root": str(tmp_path / "other")}})
+    assert "not of one architecture" in refused("interpolate", trained[0].path, other.path)
+
+
+def test_signs_of_runs(trained: list[Run], tmp_path: Path) -> None:
+    alone = analyse("signs", trained[0].path, "--out", tmp_path / "alone")
+    assert alone["summary"][0]["first"] == "initial" and alone["summary"][0]["same_sign_ratio"] > 0.7
+    assert (tmp_path / "alone" / "signs-rounds.svg").exists()  # this run watched its clients
+    pair = analyse("signs", trained[0].path, trained[1].path, "--out", tmp_path / "pair")
+    assert pair["summary"][0]["same_sign_ratio"] == pytest.approx(0.5, abs=0.1)  # of two random starts
+    assert "the same path was given twice" in refused("signs", trained[0].path, trained[0].path)
+
+
+def test_curvature_of_a_run(trained: list[Run], tmp_path: Path) -> None:
+    facts = analyse("curvature", trained[0].path, "--draws", 8, "--samples", 100, "--out", tmp_path)["facts"]
+    assert facts["smallest"] < facts["largest"] and facts["trace"] > 0
+    assert abs(facts["cosine_signs_gradient"]) < 0.2
+
+
+def test_tables_for_people(trained: list[Run], tmp_path: Path) -> None:
+    for words, said in (
+        (["valley", trained[0].path, "--points", 5, "--draws", 2], "asymmetry"),
+        (["interpolate", trained[0].path, trained[1].path, "--points", 5], "midpoint gap"),
+        (["signs", trained[0].path], "same signs"),
+        (["curvature", trained[0].path, "--draws", 2, "--samples", 50], "largest eigenvalue"),
+    ):
+        done = CliRunner().invoke(app, ["analyse", *map(str, words), "--out", str(tmp_path)], catch_exceptions=False)
+        assert done.exit_code == 0 and said in done.output

@@ -1,0 +1,278 @@
+"""Noises, directions, scales and groups as the paper defines them; valleys of functions that are known in closed form."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor, nn
+
+from fedsign.analysis.directions import special
+from fedsign.analysis.groups import GROUPS, mask_of
+from fedsign.analysis.interpolation import between, soup, soup_gap
+from fedsign.analysis.landscape import Landscape
+from fedsign.analysis.noise import NOISES, noise, with_signs
+from fedsign.analysis.scaling import Scaling, scaled
+from fedsign.analysis.signs import same_sign_ratio, step_by_group
+from fedsign.analysis.valley import asymmetry, curves, lambdas_of, sides_of, surface
+from fedsign.analysis.vector import Layout
+from fedsign.data.base import Samples
+from fedsign.errors import ConfigError
+from fedsign.models.cnn import cnn
+from fedsign.models.resnet import resnet20
+from fedsign.tasks.classification import Classification
+from fedsign.tasks.regression import Regression
+
+CONTINUOUS = {
+    "gaussian": stats.norm(0, 1).cdf,
+    "uniform": stats.uniform(-1, 2).cdf,
+    "gaussian_1": stats.norm(1, 1).cdf,
+    "uniform_01": stats.uniform(0, 1).cdf,
+}
+DISCRETE = {"ternary": [-1, 0, 1], "binary": [0, 1], "ones": [1]}
+
+
+@pytest.mark.parametrize("name", NOISES)
+def test_a_noise_has_its_distribution(name: str) -> None:
+    drawn = noise(name, 20_000, seed=3).double().numpy()
+    if name in CONTINUOUS:
+        assert stats.kstest(drawn, CONTINUOUS[name]).pvalue > 1e-3
+    else:
+        values, counts = np.unique(drawn, return_counts=True)
+        assert values.tolist() == DISCRETE[name]
+        assert len(values) == 1 or stats.chisquare(counts).pvalue > 1e-3
+
+
+def test_a_draw_belongs_to_seed_and_index() -> None:
+    drawn = {(seed, index): noise("gaussian", 50, seed=seed, index=index) for seed in (0, 1) for index in (0, 1)}
+    assert torch.equal(drawn[0, 1], noise("gaussian", 50, seed=0, index=1))
+    assert len({tuple(each.tolist()) for each in drawn.values()}) == 4
+
+
+@given(st.floats(0, 1), st.integers(1, 200), st.integers(0, 5))
+@settings(max_examples=60, deadline=None)
+def test_signs_are_replaced_on_the_fraction_that_is_asked_for(fraction: float, size: int, seed: int) -> None:
+    eps, theta = noise("gaussian", size, seed=seed), noise("gaussian", size, seed=seed, index=1)
+    mixed = with_signs(eps, theta, fraction=fraction, seed=seed)
+    assert torch.equal(mixed.abs(), eps.abs())
+    moved = mixed != eps
+    assert (mixed[moved].sign() == theta[moved].sign()).all()
+    num_chosen = round(fraction * size)
+    agreeing = int((mixed.sign() == theta.sign()).sum())
+    assert agreeing >= num_chosen
+    more = with_signs(eps, theta, fraction=min(1.0, fraction + 0.2), seed=seed)
+    assert torch.equal(more[moved], mixed[moved])  # nested
+
+
+def test_all_signs_and_none() -> None:
+    eps, theta = noise("gaussian", 99, seed=0), noise("gaussian", 99, seed=1)
+    assert torch.equal(with_signs(eps, theta).sign(), theta.sign())
+    assert torch.equal(with_signs(eps, theta, fraction=0.0), eps)
+    zeros = torch.zeros(99)
+    assert torch.equal(with_signs(eps, zeros), eps)
+    with pytest.raises(ConfigError, match="from 0 to 1"):
+        with_signs(eps, theta, fraction=1.5)
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return cnn((1, 8, 8), 10)
+
+
+def test_norm_scaled_noise_is_as_long_as_the_model_and_keeps_its_direction(model: nn.Module) -> None:
+    layout = Layout.of(model)
+    theta = layout.vector(model.state_dict())
+    eps = noise("gaussian", layout.size, seed=0)
+    found = scaled(layout, eps, theta, Scaling.NORM)
+    assert found.norm().item() == pytest.approx(theta.norm().item(), rel=1e-5)
+    assert torch.cosine_similarity(found, eps, dim=0).item() == pytest.approx(1, abs=1e-5)
+    assert torch.equal(scaled(layout, eps, theta, Scaling.RAW), eps)
+
+
+def test_filter_scaled_noise_is_as_long_as_the_model_in_each_filter(model: nn.Module) -> None:
+    layout = Layout.of(model)
+    theta = layout.vector(model.state_dict())
+    eps = noise("gaussian", layout.size, seed=0)
+    found = layout.tensors(scaled(layout, eps, theta, Scaling.FILTER))
+    own, drawn = layout.tensors(theta), layout.tensors(eps)
+    for name, tensor in found.items():
+        for filter, its_own, its_noise in zip(tensor, own[name], drawn[name], strict=True):
+            assert filter.norm().item() == pytest.approx(its_own.norm().item(), rel=1e-5)
+            assert (filter * its_noise >= 0).all()
+
+
+def test_noise_in_a_group_is_as_long_as_the_group_and_zero_elsewhere(model: nn.Module) -> None:
+    layout = Layout.of(model)
+    theta = layout.vector(model.state_dict())
+    mask = mask_of("BN", model, layout)
+    found = scaled(layout, noise("gaussian", layout.size, seed=0), theta, Scaling.NORM, where=mask)
+    assert not found[~mask].any() and found[mask].all()
+    assert found.norm().item() == pytest.approx(theta[mask].norm().item(), rel=1e-5)
+
+
+def members(group: str, model: nn.Module) -> set[str]:
+    layout = Layout.of(model)
+    mask = mask_of(group, model, layout)
+    inside = {name for name, place in layout.places().items() if mask[place].all()}
+    assert int(mask.sum()) == sum(mask[layout.places()[name]].numel() for name in inside)  # whole tensors only
+    return inside
+
+
+def test_groups_of_a_resnet() -> None:
+    model = resnet20((3, 8, 8), 10)
+    names = {name for name, _ in model.named_parameters()}
+    kinds = {path: type(module) for path, module in model.named_modules()}
+    of = {
+        kind: {name for name in names if issubclass(kinds[name.rpartition(".")[0]], kind)}
+        for kind in (nn.Conv2d, nn.BatchNorm2d, nn.Linear)
+    }
+    assert members("ALL", model) == names
+    assert members("CONV", model) == of[nn.Conv2d] and members("BN", model) == of[nn.BatchNorm2d]
+    assert members("CLF", model) == {name for name in of[nn.Linear] if name.endswith("weight")}
+    assert members("FEAT", model) == names - of[nn.Linear]
+    assert members("LAYER1", model) and members("LAYER1", model) < names
+    assert members("*.bias", model) == {name for name in names if name.endswith(".bias")}
+    with pytest.raises(ConfigError, match="no parameters in this model"):
+        mask_of("nothing.*", model, Layout.of(model))
+    assert set(GROUPS) == {"ALL", "CLF", "FEAT", "LAYER1", "CONV", "BN"}
+
+
+def test_the_special_directions() -> None:
+    model = nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 1))
+    layout = Layout.of(model)
+    theta = torch.tensor([1.0, -3.0, 0.0, 2.0, -2.0])  # weight [1, 2], bias; weight [1, 1], bias
+    initial = torch.arange(5.0)
+    found = {
+        name: special(name, layout, theta, initial).tolist()
+        for name in ("initial", "final", "sign", "sign_centred", "sgp", "sgp_centred")
+    }
+    assert found == {
+        "initial": [0, 1, 2, 3, 4],
+        "final": theta.tolist(),
+        "sign": [1, -1, 0, 1, -1],
+        "sign_centred": [1, -1, 0, 0, 0],  # the first weight's mean is -1, a single number is its own mean
+        "sgp": [1, 0, 0, 1, 0],
+        "sgp_centred": [1, 0, 0, 0, 0],
+    }
+    with pytest.raises(ConfigError, match="not known here"):
+        special("initial", layout, theta)
+
+
+def least_squares() -> tuple[nn.Module, Samples, Tensor]:
+    """A linear model's mean squared error is a parabola: L(theta + d) = L + g^T d + 1/2 d^T H d, H = 2 X^T X / n."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(5, 1, bias=False)).double()
+    samples = Samples(features=torch.randn(40, 5, dtype=torch.float64), targets=torch.randn(40, dtype=torch.float64))
+    return model, samples, 2 * samples.features.t() @ samples.features / 40
+
+
+def test_curves_of_a_parabola() -> None:
+    model, samples, hessian = least_squares()
+    landscape = Landscape(model, Regression(), samples)
+    theta, direction = landscape.centre, torch.randn(5, dtype=torch.float64)
+    residual = samples.features @ theta - samples.targets
+    slope = 2 * (samples.features.t() @ residual / 40) @ direction
+    for scale, curve in zip([0.5, 2.0], curves(landscape, [direction], scales=[0.5, 2.0])[0], strict=True):
+        step = scale * torch.from_numpy(curve.lambdas)
+        expected = residual.square().mean() + step * slope + 0.5 * step**2 * (direction @ hessian @ direction)
+        assert np.allclose(curve.loss, expected, rtol=1e-10)
+        assert curve.error is None and len(curve.lambdas) == 41
+
+
+def test_a_surface_of_a_paraboloid() -> None:
+    model, samples, _ = least_squares()
+    landscape = Landscape(model, Regression(), samples)
+    first, second = (torch.randn(5, dtype=torch.float64) for _ in range(2))
+    rows, columns = lambdas_of(5), lambdas_of(7)
+    found = surface(landscape, first, second, rows=rows, columns=columns)
+    assert found.loss.shape == (5, 7)
+    for row, i in ((rows[1], 1), (rows[4], 4)):
+        for column, j in ((columns[0], 0), (columns[5], 5)):
+            point = landscape.centre + row * first + column * second
+            expected = (samples.features @ point - samples.targets).square().mean().item()
+            assert found.loss[i, j] == pytest.approx(expected, rel=1e-10)
+
+
+def test_the_middle_of_two_models_is_better_by_an_eighth_of_the_hessians_form() -> None:
+    """(L(a) + L(b)) / 2 - L((a + b) / 2) = (b - a)^T H (b - a) / 8 for a parabola, which has no barrier."""
+    model, samples, hessian = least_squares()
+    landscape = Landscape(model, Regression(), samples)
+    first, second = (torch.randn(5, dtype=torch.float64) for _ in range(2))
+    path = between(landscape, first, second, points=31)
+    expected = float((second - first) @ hessian @ (second - first) / 8)
+    assert path.midpoint_gap == pytest.approx(expected, rel=1e-10)
+    assert path.barrier == 0 and path.figure == "loss"
+    assert soup_gap(landscape, [first, second]) == pytest.approx(expected, rel=1e-10)
+    assert path.curve.lambdas[[0, -1]].tolist() == [-1, 2]
+
+
+def test_a_barrier_is_what_stands_between_two_minima() -> None:
+    """A network and the same one with its hidden units swapped are the same function; their middle is another."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU(), nn.Linear(2, 2, bias=False)).double()
+    first = torch.tensor([3.0, 0, -3, 0, 2, -2, -2, 2], dtype=torch.float64)  # unit 1 sees x > 0, unit 2 x < 0
+    second = torch.tensor([-3.0, 0, 3, 0, -2, 2, 2, -2], dtype=torch.float64)
+    features = torch.randn(200, 2, dtype=torch.float64)
+    landscape = Landscape(model, Classification(), Samples(features=features, targets=(features[:, 0] < 0).long()))
+    path = between(landscape, first, second)
+    assert path.ends == (0.0, 0.0)
+    share = (features[:, 0] < 0).double().mean().item()  # in the middle all weights are 0, and the first class is said
+    assert path.middle == pytest.approx(share) and path.barrier == pytest.approx(share)
+    assert path.midpoint_gap == pytest.approx(-share)
+
+
+def test_soups() -> None:
+    models = [torch.tensor([0.0, 3.0]), torch.tensor([3.0, 0.0])]
+    assert soup(models).tolist() == [1.5, 1.5]
+    assert soup(models, [2, 1]).tolist() == pytest.approx([1.0, 2.0])
+    for weights in ([1.0], [0.0, 0.0]):
+        with pytest.raises(ConfigError, match="for a soup"):
+            soup(models, weights)
+
+
+def test_the_sides_of_a_curve() -> None:
+    lambdas = np.array([-1.0, -0.5, 0.0, 0.5, 1.0])
+    found = sides_of(lambdas, np.array([0.6, 0.4, 0.2, 0.2, 0.25]))
+    assert found.mean_negative == pytest.approx((0.6 / 2 + 0.4 + 0.2 / 2) / 2)
+    assert found.mean_positive == pytest.approx((0.2 / 2 + 0.2 + 0.25 / 2) / 2)
+    assert found.asymmetry == pytest.approx(found.mean_negative - found.mean_positive)
+    assert found.width_negative == pytest.approx(0.25)  # 0.2 + 0.1 is met half way to 0.4
+    assert found.width_positive is None
+
+
+def test_sides_of_what_is_not_finite() -> None:
+    found = sides_of(np.array([-1.0, 0.0, 1.0]), np.array([np.inf, 0.2, np.nan]))
+    assert found.width_negative == found.width_positive == 0.0
+    assert not np.isfinite([found.mean_negative, found.mean_positive]).any()
+
+
+def test_the_asymmetrys_interval_is_students() -> None:
+    sides = [sides_of(np.array([-1.0, 0.0, 1.0]), np.array([rise, 0.0, 0.0])) for rise in (0.2, 0.4, 0.6)]
+    found = asymmetry(sides)
+    values = np.array([0.1, 0.2, 0.3])
+    half = stats.t.ppf(0.975, 2) * values.std(ddof=1) / 3**0.5
+    assert found is not None and found.mean == pytest.approx(0.2)
+    assert (found.low, found.high) == pytest.approx((0.2 - half, 0.2 + half))
+
+
+@pytest.mark.parametrize("points", [2, 4, 1])
+def test_a_grid_without_zero_is_refused(points: int) -> None:
+    with pytest.raises(ConfigError, match="0 being one"):
+        lambdas_of(points)
+
+
+def test_same_signs_and_steps_by_group() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 1))
+    layout = Layout.of(model)
+    first = torch.tensor([1.0, -1, 2, 2, 0, 1, 1, 1, 0, 0, 3, -3, 1])
+    second = torch.tensor([2.0, -2, 1, -1, 0, 2, 3, -1, 1, 1, 4, -4, 0])
+    assert same_sign_ratio(first, second) == pytest.approx(8 / 13)
+    found = {row.group: row for row in step_by_group(model, layout, first, second)}
+    assert list(found) == ["BN weight", "BN bias", "CLF weight", "CLF bias", "Other weight", "Other bias"]
+    norm = found["BN weight"]  # from (1, 1) to (3, -1): steps 2 and -2
+    assert (norm.num_parameters, norm.mean, norm.std, norm.ssr_start, norm.ssr_end) == (2, 0, 2, 0.5, 1)
+    head = found["CLF weight"]  # from (3, -3) to (4, -4)
+    assert (head.mean, head.std, head.ssr_start, head.ssr_end) == (0, 1, 1, 1)
+    assert sum(row.num_parameters for row in found.values()) == 13
