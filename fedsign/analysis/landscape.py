@@ -28,6 +28,7 @@ from fedsign.models.batch_norm import BATCH_NORMS
 from fedsign.models.channels_last import laid_out, prepare
 from fedsign.tasks.base import Task
 
+_MOST_ON_A_CPU = 32  # points of a stack: larger ones are slower
 _CACHE_BYTES = 2**22  # of a CPU: what a step makes of more than that leaves its caches
 
 
@@ -194,12 +195,14 @@ class Landscape:
 
     def _batches(self, num_points: int) -> Iterator[Tensor]:
         features = self._samples.features
-        budget = self._max_bytes // 2 if self.centre.device.type != "cpu" else _CACHE_BYTES
+        is_on_cpu = self.centre.device.type == "cpu"
+        budget = _CACHE_BYTES * min(num_points, 4) if is_on_cpu else self._max_bytes // 2
         yield from features.split(max(32, budget // max(1, num_points * self._bytes_per_sample)))
 
     def _chunk(self) -> int:
         """How many points a stack holds: half of the budget is for parameters, thrice since they are made and used."""
-        return max(1, self._max_bytes // 2 // (3 * self.centre.numel() * self.centre.element_size()))
+        fitting = max(1, self._max_bytes // 2 // (3 * self.centre.numel() * self.centre.element_size()))
+        return min(fitting, _MOST_ON_A_CPU) if self.centre.device.type == "cpu" else fitting
 
 
 def grid(*axes: Sequence[float]) -> Tensor:

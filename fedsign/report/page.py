@@ -14,21 +14,22 @@ from fedsign.results import RunFolder
 TEMPLATE = "page.html.jinja"
 
 
-def write_report(folder: RunFolder) -> Path:
-    """Write the page of a run into its folder and return its path.
+def write_report(folder: RunFolder, *, live: bool = False) -> Path:
+    """Write the page of a run into its folder and return its path; `live`: a browser that shows it loads it again.
 
     Raises:
         ResultsError: the run cannot be read.
     """
     path = folder.path / "report.html"
-    write_text(path, render(summary.read(folder)))
+    write_text(path, render(summary.read(folder), live=live))
     return path
 
 
-def render(run: summary.Run) -> str:
+def render(run: summary.Run, *, live: bool = False) -> str:
     """The page as text."""
     return template.render(
         TEMPLATE,
+        live=live,
         name=str(run.config.get("name", "run")),
         seed=run.config.get("seed", 0),
         outcome=run.outcome,

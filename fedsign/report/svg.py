@@ -18,6 +18,7 @@ Point = tuple[float, float]
 LARGEST = 1e150
 """Beyond this a value is not drawn: differences and powers of it would overflow."""
 
+_SMALLEST = 1e-300  # below this a difference has no logarithm, or steps without digits
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 
@@ -114,7 +115,7 @@ def nice_ticks(low: float, high: float, *, at_most: int = 6, min_step: float = 0
     if not (math.isfinite(low) and math.isfinite(high) and low <= high and at_most >= 3):
         raise ValueError(f"ticks from {low} to {high}, at most {at_most}: give low <= high and at_most >= 3.")
     magnitude = max(abs(low), abs(high))
-    if high - low <= 1e-9 * magnitude or high == low:
+    if high - low <= max(1e-9 * magnitude, _SMALLEST):
         half = 0.1 * magnitude or 1.0
         low, high = low - half, high + half
     power = 10.0 ** (math.floor(math.log10((high - low) / at_most)) - 1)

@@ -1,23 +1,41 @@
-"""report.html at the end of a run."""
+"""report.html while a run goes on, and at its end."""
+
+import time
 
 from fedsign.config import ExperimentConfig
 from fedsign.results import Line, RunFolder
 from simulations.callbacks.base import Callback
 
+_INTERVAL_S = 10.0
+_SHARE = 0.02  # of a run's time that its page may take
+
 
 class Report(Callback):
-    """Writes the page from what is on disk."""
+    """Writes the page from what is on disk; while the run goes on, one that a browser loads again by itself."""
 
     def __init__(self) -> None:
         self._folder: RunFolder | None = None
+        self._next_at = 0.0
 
     def on_start(self, folder: RunFolder, config: ExperimentConfig, lines: list[Line]) -> None:
         """Remember the folder."""
         self._folder = folder
+        self._next_at = time.monotonic() + _INTERVAL_S
+
+    def on_round(self, line: Line) -> None:
+        """Write the page if it is some seconds old."""
+        began = time.monotonic()
+        if began >= self._next_at:
+            self._write(live=True)
+            ended = time.monotonic()
+            self._next_at = ended + max(_INTERVAL_S, (ended - began) / _SHARE)
 
     def on_end(self, outcome: Line) -> None:
         """Write the page, also of a run that failed: what is there is worth seeing."""
+        self._write(live=False)
+
+    def _write(self, *, live: bool) -> None:
         from fedsign.report.page import write_report  # now, so that the first round does not wait for it
 
         if self._folder is not None:
-            write_report(self._folder)
+            write_report(self._folder, live=live)

@@ -48,5 +48,5 @@ RECIPE = Recipe(
         Threshold(figure="largest_of_sgp", bound="at most", value=0.02),
     ),
     quick_thresholds=(Threshold(figure="smallest_of_signs", bound="at least", value=0.0),),
-    expected=Verdict.HOLDS,
+    expected=Verdict.DOES_NOT_HOLD,
 )

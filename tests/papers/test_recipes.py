@@ -100,6 +100,19 @@ def test_data_that_a_recipe_does_not_know_is_named() -> None:
         recipes.get("feddyn-fixed-point", data="digits")
 
 
+VALLEYS = [
+    *(name for name in recipes.table() if name.startswith("valley-")),
+    *("softmax-demo", "relu-demo", "activation-confusion", "soup-sign-ratio"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VALLEYS)
+def test_a_figure_of_the_fedsign_paper(name: str) -> None:
+    finding = recipes.get(name).check(quick=True)
+    assert finding.as_expected, finding.figures
+
+
 @pytest.mark.slow
 def test_feddyn_ends_at_the_joint_optimum_where_fedavg_does_not() -> None:
     finding = recipes.get("feddyn-fixed-point").check()

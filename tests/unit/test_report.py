@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedsign.config import ExperimentConfig
 from fedsign.errors import ResultsError
 from fedsign.report.curves import Curve, chart
 from fedsign.report.page import write_report
@@ -21,6 +22,8 @@ from fedsign.report.population import MAX_COLUMNS, Population
 from fedsign.report.svg import decades, nice_ticks, segments_of, thin
 from fedsign.report.wording import NARROW_SPACE
 from fedsign.results import Line, RunFolder
+from simulations.api import run
+from simulations.callbacks.base import Callback
 
 SVG = "{http://www.w3.org/2000/svg}"
 DIGITS = [str(digit) for digit in range(10)]
@@ -316,3 +319,23 @@ def test_importing_the_page_pulls_in_nothing_heavy() -> None:
     code = "import sys, fedsign.report.page; print({'torch', 'flwr', 'matplotlib', 'numpy'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_the_page_is_written_while_the_run_goes_on_and_a_browser_loads_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("simulations.callbacks.report._INTERVAL_S", 0.0)
+    monkeypatch.setattr("simulations.callbacks.report._SHARE", 1e9)
+    seen: list[str] = []
+
+    class Reader(Callback):
+        def on_start(self, folder: RunFolder, config: ExperimentConfig, lines: list[Line]) -> None:
+            self.page = folder.path / "report.html"
+
+        def on_round(self, line: Line) -> None:
+            seen.append(self.page.read_text())
+
+    small = {"rounds": 3, "client": {"local_epochs": 1}, "results": {"root": str(tmp_path)}}
+    done = run({**small, "callbacks": ["report"]}, callbacks=[Reader()])
+    assert all('http-equiv="refresh"' in page and "unfinished" in page for page in seen) and len(seen) == 3
+    assert 'http-equiv="refresh"' not in (done.path / "report.html").read_text()
