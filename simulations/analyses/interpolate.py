@@ -1,5 +1,6 @@
 """`fedsign analyse interpolate`: the line through two models, its barrier, and what the step between them is made of."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -12,6 +13,8 @@ from fedsign.errors import ConfigError
 from fedsign.report.analysis import Found
 from simulations.analyses.subject import Subject
 
+_log = logging.getLogger("fedsign")
+
 
 def look(
     first: Subject, second: Subject, *, points: int = 61, samples: int | None = None, statistics: int = 500
@@ -21,6 +24,7 @@ def look(
     Raises:
         FedSignError: they are not of one architecture.
     """
+    _warn_of_other_data(first, second)
     landscape = Landscape(
         first.model, first.workload.task, first.test_samples(samples), statistics=first.statistics(statistics)
     )
@@ -61,6 +65,18 @@ def soup_of(subjects: Sequence[Subject], *, samples: int | None = None, statisti
         first.model, first.workload.task, first.test_samples(samples), statistics=first.statistics(statistics)
     )
     return soup_gap(landscape, [vector_of(subject, landscape) for subject in subjects])
+
+
+def _warn_of_other_data(first: Subject, second: Subject) -> None:
+    """Test samples are held out by the seed: another run may have been trained on them."""
+    one, other = first.workload.config, second.workload.config
+    if (one.seed, one.data) != (other.seed, other.data):
+        _log.warning(
+            "%s and %s hold out other test samples (other seed or data): the second model may have been trained on some of those "
+            "that it is looked at on.",
+            first.source,
+            second.source,
+        )
 
 
 def vector_of(subject: Subject, landscape: Landscape) -> Tensor:

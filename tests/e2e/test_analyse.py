@@ -122,8 +122,9 @@ def test_paths_that_are_nothing(trained: list[Run], tmp_path: Path) -> None:
     assert "has no checkpoint yet" in refused("valley", begun)
 
 
-def test_between_two_runs(trained: list[Run], tmp_path: Path) -> None:
+def test_between_two_runs(trained: list[Run], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     found = analyse("interpolate", trained[0].path, trained[1].path, "--points", 31, "--out", tmp_path)
+    assert "hold out other test samples" in caplog.text  # the seeds differ
     facts = found["facts"]
     first, second = (1 - done.rounds[-1]["accuracy"] for done in trained)
     assert facts["first"] == pytest.approx(first)
