@@ -15,7 +15,7 @@ from simulations.printing import escaped, print_json
 
 app = typer.Typer(
     name="analyse",
-    help="Look at what was learnt: loss valleys around a model.",
+    help="Look at what was learnt: loss valleys, the line through two models, signs, curvature.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -37,6 +37,20 @@ def test_the_surface_is_the_one_in_the_golden_file() -> None:
     assert surface() == GOLDEN.read_text(encoding="utf-8")
 
 
+def test_every_argument_and_option_says_what_it_is() -> None:
+    from simulations.cli import app
+
+    silent = _silent(typer.main.get_command(app), "fedsign")
+    assert not silent, silent
+
+
+def _silent(command: click.Command, path: str) -> list[str]:
+    found = [f"{path} {each.name}" for each in command.params if not getattr(each, "help", None) and each.name != "help"]
+    for name, below in getattr(command, "commands", {}).items():
+        found += _silent(below, f"{path} {name}")
+    return found
+
+
 def test_help_imports_nothing_heavy() -> None:
     """What a newcomer types first must answer at once, also through the console script's entry point."""
     program = (
