@@ -45,7 +45,9 @@ def test_every_argument_and_option_says_what_it_is() -> None:
 
 
 def _silent(command: click.Command, path: str) -> list[str]:
-    found = [f"{path} {each.name}" for each in command.params if not getattr(each, "help", None) and each.name != "help"]
+    found = [
+        f"{path} {each.name}" for each in command.params if not getattr(each, "help", None) and each.name != "help"
+    ]
     for name, below in getattr(command, "commands", {}).items():
         found += _silent(below, f"{path} {name}")
     return found
