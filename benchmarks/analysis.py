@@ -54,8 +54,9 @@ def directions_of(landscape: Landscape, num: int) -> list[Tensor]:
 def mlp_valley() -> dict[str, Callable[[], object]]:
     """Ours, and a loop over the points."""
     workload = Workload(from_dict({}))
-    model, samples = workload.make_model().eval(), workload.dataset.test
-    assert isinstance(samples, Samples)  # digits are in memory
+    model, test = workload.make_model().eval(), workload.dataset.test
+    features, targets = test.batch(torch.arange(len(test)))
+    samples = Samples(features=features, targets=targets)
     plain = copy.deepcopy(model)
 
     def ours() -> object:

@@ -14,7 +14,6 @@ pairs agree; so only p and n are kept.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,14 +28,6 @@ _SQUARES = ((_MOST, np.uint16), (2**16 - 1, np.uint32), (2**32 - 1, np.uint64)) 
 FIGURES = ("models", "models_global", "updates", "updates_global")
 
 
-@dataclass(slots=True)
-class _Counts:
-    """How many clients are above and below 0 at each element, [D] each: bytes, or more where there are more clients."""
-
-    above: NDArray[Any]
-    below: NDArray[Any]
-
-
 class SignAgreement:
     """See the module.  Clients are taken in one by one or as stacks; every one counts alike.
 
@@ -46,7 +37,8 @@ class SignAgreement:
     def __init__(self) -> None:
         self._received: Mapping[str, Tensor] = {}
         self._before = np.empty(0, np.float32)  # all that is received, as one vector [D]
-        self._counts: tuple[_Counts, _Counts] | None = None  # of models, of updates
+        # how many clients' models are above and below 0 at each element, and how many updates; more than bytes for more clients
+        self._counts: NDArray[Any] = np.zeros((4, 0), np.uint8)
         self._num_clients = 0
 
     def add(self, local: Mapping[str, Tensor], received: Mapping[str, Tensor]) -> None:
@@ -70,12 +62,16 @@ class SignAgreement:
 
     def figures(self) -> dict[str, dict[str, float | None]]:
         """Layer -> figure -> its value, None where nothing has a sign; the first, "", is of all layers together."""
-        if self._counts is None:
+        if not self._num_clients:
             return {}
         sizes = [tensor.numel() for tensor in self._received.values()]
         starts = np.cumsum([0, *sizes[:-1]])
-        rows = [row for counts in self._counts for row in self._sums(counts, starts)]
-        by_layer = np.stack(rows)  # [8, layers]
+        by_layer = np.stack(
+            [
+                *self._sums(self._counts[0], self._counts[1], starts),
+                *self._sums(self._counts[2], self._counts[3], starts),
+            ]
+        )  # [8, layers]
         layers = np.concatenate([by_layer.sum(1, keepdims=True), by_layer], axis=1).T
         return {name: _shares(row) for name, row in zip(["", *self._received], layers, strict=True)}
 
@@ -85,36 +81,32 @@ class SignAgreement:
             self._before = np.concatenate([_flat(tensor) for tensor in received.values()])
         self._num_clients += num_clients
         dtype = np.uint8 if self._num_clients <= _MOST else np.uint32
-        if self._counts is None:
-            zeros = np.zeros((4, self._before.size), dtype)
-            self._counts = _Counts(zeros[0], zeros[1]), _Counts(zeros[2], zeros[3])
-        elif self._counts[0].above.dtype != dtype:
-            models, updates = (_Counts(each.above.astype(dtype), each.below.astype(dtype)) for each in self._counts)
-            self._counts = models, updates
+        if not self._counts.size:
+            self._counts = np.zeros((4, self._before.size), dtype)
+        elif self._counts.dtype != dtype:
+            self._counts = self._counts.astype(dtype)
 
     def _count(self, values: NDArray[Any], start: int) -> None:
         """Some elements of one client, from the place `start` of the vector on, block by block."""
-        assert self._counts is not None  # `_begin` made them
-        models, updates = self._counts
         signs = np.empty(min(values.size, _BLOCK), np.bool_)
         for begin in range(0, values.size, _BLOCK):
             part = values[begin : begin + _BLOCK]
             place = slice(start + begin, start + begin + part.size)
             before, found = self._before[place], signs[: part.size]
-            for count, compare, to in (
-                (models.above, np.greater, 0),
-                (models.below, np.less, 0),
-                (updates.above, np.greater, before),
-                (updates.below, np.less, before),
-            ):
+            comparisons: tuple[tuple[np.ufunc, Any], ...] = (
+                (np.greater, 0),
+                (np.less, 0),
+                (np.greater, before),
+                (np.less, before),
+            )
+            for count, (compare, to) in zip(self._counts, comparisons, strict=True):
                 compare(part, to, out=found)
                 count[place] += found.view(np.uint8)  # as bytes: to add truth values NumPy would convert them first
 
-    def _sums(self, counts: _Counts, starts: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    def _sums(self, above: NDArray[Any], below: NDArray[Any], starts: NDArray[np.int64]) -> list[NDArray[np.int64]]:
         """For each layer: ordered pairs that agree, ordered pairs, clients that agree with the received model, clients."""
         wide = next(dtype for most, dtype in _SQUARES if self._num_clients <= most)
-        above: NDArray[Any] = counts.above.astype(wide)
-        below: NDArray[Any] = counts.below.astype(wide)
+        above, below = above.astype(wide), below.astype(wide)
         both = above + below
         is_above, is_below = self._before > 0, self._before < 0
         products = (

@@ -19,7 +19,6 @@ from fedsign.analysis.valley import Array
 from fedsign.analysis.vector import Layout
 from fedsign.data.base import Samples
 from fedsign.errors import ConfigError
-from fedsign.over_seeds import mean_and_std
 from fedsign.seeding import Purpose, generator
 from fedsign.tasks.base import Task
 
@@ -62,9 +61,8 @@ class Curvature:
         for _ in range(draws):
             signs = torch.from_numpy(rng.choice([-1.0, 1.0], size=self.layout.size)).to(self.centre)
             found.append(float(signs.double() @ self.product(signs).double()))
-        mean, std = mean_and_std(found)
-        assert mean is not None  # there is a draw
-        return Trace(mean=mean, standard_error=None if std is None else std / draws**0.5)
+        error = float(np.std(found, ddof=1)) / draws**0.5 if draws > 1 else None
+        return Trace(mean=float(np.mean(found)), standard_error=error)
 
     def extreme_eigenvalues(self, count: int = 1, *, tolerance: float = 1e-3, seed: int = 0) -> tuple[Array, Array]:
         """The `count` smallest and the `count` largest eigenvalues, ascending.

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsign.analysis.landscape import Landscape, Values, grid
-from fedsign.analysis.valley import Curve, curve_of
+from fedsign.analysis.landscape import Landscape, grid
+from fedsign.analysis.valley import Array, Curve, curve_of
 from fedsign.errors import ConfigError
 
 
@@ -21,6 +21,7 @@ class Path:
     """Values on the line through two minima, at lambdas in [-1, 2]; 0 is the first, 1 the second."""
 
     curve: Curve
+    values: Array  # of `figure`, along the curve
     middle: float  # of `figure`, at lambda = 0.5
     ends: tuple[float, float]
     figure: str  # loss or error
@@ -33,12 +34,10 @@ class Path:
     @property
     def barrier(self) -> float:
         """The most that a point between the minima is above the line that joins their values; 0 if none is."""
-        values = self.curve.error if self.figure == "error" else self.curve.loss
-        assert values is not None  # `figure` was read off it
         at = self.curve.lambdas
         inside = (at >= 0) & (at <= 1)
         line = (1 - at) * self.ends[0] + at * self.ends[1]
-        return float(max(0.0, np.max((values - line)[inside])))
+        return float(max(0.0, np.max((self.values - line)[inside])))
 
 
 def between(
@@ -56,9 +55,15 @@ def between(
     lambdas = np.linspace(low, high, points)
     marks = [0.0, 0.5, 1.0]
     values = landscape.along([second - first], grid([*lambdas.tolist(), *marks]), centre=first)
-    figure = "loss" if values.error is None else "error"
-    start, middle, end = _figure(values.part(points, points + len(marks)), figure)
-    return Path(curve=curve_of(lambdas, values.part(0, points)), middle=middle, ends=(start, end), figure=figure)
+    figure, found = values.main()
+    start, middle, end = found[points:].tolist()
+    return Path(
+        curve=curve_of(lambdas, values.part(0, points)),
+        values=found[:points].numpy(),
+        middle=middle,
+        ends=(start, end),
+        figure=figure,
+    )
 
 
 def soup(models: Sequence[Tensor], weights: Sequence[float] | None = None) -> Tensor:
@@ -82,11 +87,5 @@ def soup(models: Sequence[Tensor], weights: Sequence[float] | None = None) -> Te
 def soup_gap(landscape: Landscape, models: Sequence[Tensor]) -> float:
     """Mean error (or loss) of the models minus that of their soup: above 0, the soup is better."""
     values = landscape.at(torch.stack([*models, soup(models)]))
-    *own, mixed = _figure(values, "loss" if values.error is None else "error")
-    return sum(own) / len(own) - mixed
-
-
-def _figure(values: Values, figure: str) -> list[float]:
-    found = values.loss if figure == "loss" else values.error
-    assert found is not None
-    return [float(value) for value in found]
+    *own, mixed = values.main()[1].tolist()
+    return float(sum(own) / len(own) - mixed)

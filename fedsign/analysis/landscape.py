@@ -42,6 +42,10 @@ class Values:
     loss: Tensor
     error: Tensor | None
 
+    def main(self) -> tuple[str, Tensor]:
+        """The figure that valleys are about: the error, or the loss where there is none; with its name."""
+        return ("loss", self.loss) if self.error is None else ("error", self.error)
+
     def part(self, start: int, stop: int) -> "Values":
         """Those of some points that follow each other."""
         return Values(self.loss[start:stop], None if self.error is None else self.error[start:stop])

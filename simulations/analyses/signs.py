@@ -28,11 +28,12 @@ def look(subjects: Sequence[Subject]) -> Found:
     layout = Layout.of(first.model)
     models = {str(subject.source): _vector(subject, layout) for subject in subjects}
     if len(subjects) == 1:
-        if first.initial is None:
+        initial = first.initial_vector(layout)
+        if initial is None:
             raise ConfigError(
                 f"{first.source} alone was given, and what its training began with is not known; expected is a run, or two files."
             )
-        models = {"initial": layout.vector(dict(first.initial.named_parameters())).cpu(), **models}
+        models = {"initial": initial, **models}
     elif len(models) < len(subjects):
         raise ConfigError("the same path was given twice, but expected are different models.")
     rows = []

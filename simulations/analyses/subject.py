@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedsign import checkpoints
 from fedsign import config as configs
+from fedsign.analysis.vector import Layout
 from fedsign.data.base import AnySamples, Samples
 from fedsign.errors import ConfigError, ResultsError
 from fedsign.models.weights import load_weights, read_tensors
@@ -46,6 +47,12 @@ class Subject:
     def initial(self) -> nn.Module | None:
         """The model that training began with; of a run alone is that known."""
         return None if self.run is None else self.workload.make_model()
+
+    def initial_vector(self, layout: Layout) -> Tensor | None:
+        """The parameters that training began with [D], on the CPU."""
+        if self.initial is None:
+            return None
+        return layout.vector(dict(self.initial.named_parameters())).cpu()
 
     @property
     def name(self) -> str:

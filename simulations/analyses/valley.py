@@ -155,9 +155,7 @@ def _landscape(subject: Subject, asked: Asked) -> Landscape:
 def _rays(subject: Subject, landscape: Landscape, asked: Asked) -> list[_Ray]:
     layout, theta = landscape.layout, landscape.centre.cpu()
     where = None if asked.group == "ALL" else mask_of(asked.group, subject.model, layout)
-    initial = None
-    if subject.initial is not None:
-        initial = layout.vector(dict(subject.initial.named_parameters())).cpu()
+    initial = subject.initial_vector(layout)
     found = []
     for name in asked.directions:
         for draw in range(asked.draws if name in NOISES else 1):

@@ -6,6 +6,8 @@ with it; from trained ones the ratio stays above 0.95 and the gap is positive.  
 to train the start on, two to go on with.
 """
 
+import torch
+
 from fedsign.analysis.interpolation import soup_gap
 from fedsign.analysis.landscape import Landscape
 from fedsign.analysis.signs import same_sign_ratio
@@ -27,8 +29,8 @@ def measure(quick: bool) -> Figures:
         random = tensors_of(model)
         starts = {"random": random, "trained": trained_on_share(workload, random, 0, epochs=_EPOCHS_OF_START)}
         test = workload.dataset.test
-        assert isinstance(test, Samples)  # digits are in memory
-        landscape = Landscape(model, workload.task, test)
+        features, targets = test.batch(torch.arange(len(test)))
+        landscape = Landscape(model, workload.task, Samples(features=features, targets=targets))
         for name, start in starts.items():
             for epochs in _EPOCHS[-2:] if quick else _EPOCHS:
                 ends = [trained_on_share(workload, start, share, epochs=epochs) for share in (1, 2)]

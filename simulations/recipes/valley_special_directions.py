@@ -19,8 +19,7 @@ def measure(quick: bool) -> Figures:
         subject = network(seed)
         landscape = landscape_of(subject)
         layout, theta = landscape.layout, landscape.centre
-        assert subject.initial is not None  # it is a run
-        initial = layout.vector(dict(subject.initial.named_parameters()))
+        initial = subject.initial_vector(layout)
         for name, values in found.items():
             direction = scaled(layout, special(name, layout, theta, initial), theta, Scaling.NORM)
             values.append(sides_of_direction(landscape, direction, scale=1.0).asymmetry)

@@ -83,7 +83,18 @@ def test_many_points_are_a_naive_loop(name: str, with_statistics: bool, dtype: t
     for row, loss, error in zip(weights.to(dtype), values.loss, values.error, strict=True):
         point = landscape.centre + row[0] * directions[0] + row[1] * directions[1]
         expected = naive(model, point, samples, given, batch=30)
-        assert (loss.item(), error.item()) == pytest.approx(expected, rel=1e-6 if dtype == torch.float64 else 2e-5)
+        assert (loss.item(), error.item()) == pytest.approx(expected, rel=1e-10 if dtype == torch.float64 else 2e-6)
+
+
+@pytest.mark.parametrize("name", ["cnn with BatchNorm", "resnet20"])
+def test_convolutions_in_a_stack_as_on_a_gpu_give_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, samples, statistics = trained_like(name, torch.float64)
+    alone = Landscape(model, Classification(), samples, statistics=statistics)
+    monkeypatch.setattr(Landscape, "_has_slow_convolutions", lambda self: False)
+    stacked = Landscape(model, Classification(), samples, statistics=statistics)
+    direction = 0.3 * torch.randn(alone.layout.size, dtype=torch.float64)
+    found, expected = (each.along([direction], grid([-1.0, 0.0, 0.5])).loss for each in (stacked, alone))
+    assert torch.allclose(found, expected, rtol=1e-10, atol=0)
 
 
 @pytest.mark.parametrize("name", MODELS)
