@@ -11,6 +11,7 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from clients.conduct import conducted
 from clients.state import ClientStore
 from clients.trainer import LocalTrainer, SequentialTrainer
 from fedsign.errors import ConfigError
@@ -50,9 +51,9 @@ def train(message: Message, context: Context) -> Message:
     try:
         workload = _workload(context)
         torch.set_num_threads(workload.config.engine.threads)
-        trainer = SequentialTrainer(workload)
+        trainer = conducted(SequentialTrainer(workload), workload, in_process=False)
         states = ClientStore(Path(str(context.run_config[STATE_KEY])))
-        (result,) = trainer.train_many([wire.unpack_request(message)], states)
+        (result,) = one_by_one(trainer.train_many([wire.unpack_request(message)], states))
     except Exception as error:  # noqa: BLE001 - told to the server, whatever it is
         return wire.failure_reply(error, message)
     reply = _as_message(result, message)

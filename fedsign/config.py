@@ -56,6 +56,7 @@ Threads = Annotated[int, Field(ge=1, le=MAX_THREADS), _NOT_BOOL]
 PositiveReal = Annotated[float, Field(gt=0, allow_inf_nan=False), _NOT_BOOL]
 NonNegativeReal = Annotated[float, Field(ge=0, allow_inf_nan=False), _NOT_BOOL]
 Seconds = Annotated[float, Field(gt=0), _NOT_BOOL]  # may be infinite
+Fraction = Annotated[float, Field(ge=0, le=1), _NOT_BOOL]
 ClientPath = Literal["auto", "sequential", "cohort"]
 FileName = Annotated[str, AfterValidator(_file_name)]
 
@@ -204,6 +205,21 @@ class ServerSection(Section):
     optimizer: ServerOptimizerPart = ServerOptimizerPart()
 
 
+class FaultsSection(Section):
+    """How often a client fails on purpose in a round, and how long a late one takes (`clients.faults`)."""
+
+    crash_rate: Fraction = 0.0
+    delay_rate: Fraction = 0.0
+    delay_s: Annotated[float, Field(ge=0, allow_inf_nan=False), _NOT_BOOL] = 5.0
+    nan_rate: Fraction = 0.0
+    drop_rate: Fraction = 0.0
+
+    @property
+    def any(self) -> bool:
+        """Whether there are any."""
+        return any((self.crash_rate, self.delay_rate, self.nan_rate, self.drop_rate))
+
+
 class ResultsSection(Section):
     """Where a run is written, and how often it can be resumed from; `signs`: how far the clients' signs agree, too."""
 
@@ -229,6 +245,7 @@ class ExperimentConfig(Section):
     strategy: StrategyPart = StrategyPart()
     server: ServerSection = ServerSection()
     engine: EnginePart = EnginePart()
+    faults: FaultsSection = FaultsSection()
     results: ResultsSection = ResultsSection()
 
     def to_toml(self) -> str:

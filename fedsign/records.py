@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 Tensors = dict[str, Tensor]
 
+LATE = "no reply within server.round_timeout_s"  # a failure's reason, the same on every engine
+
 
 class Role(StrEnum):
     """How the server treats a tensor of the model."""

@@ -29,6 +29,8 @@ class Purpose(IntEnum):
     DATA = 8  # samples of synthetic datasets
     VALIDATION = 9  # which training samples are held out for validation
     ANALYSIS = 10  # noise around a model, and which samples are looked at
+    FAULTS = 11  # which clients fail on purpose
+    ATTACK = 12  # which clients are malicious
 
 
 def _sequence(seed: int, purpose: Purpose, round: int, partition: int) -> np.random.SeedSequence:

@@ -24,7 +24,7 @@ from fedsign.exchange import ClientLedger, Traffic, check_addresses, check_finit
 from fedsign.flower import wire
 from fedsign.flower.array import to_plain, to_tensors
 from fedsign.flower.shims import MessageGrid, ensure_task_identity, set_source
-from fedsign.records import Failure, Role, TrainReply, failure_of
+from fedsign.records import LATE, Failure, Role, TrainReply, failure_of
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.25
 
@@ -165,7 +165,7 @@ class PartitionGrid(MessageGrid):
                 pause_s = _FIRST_PAUSE_S
             elif time.monotonic() > deadline:
                 for slot in waiting.values():
-                    yield slot, _failure(batch[slot], "no reply within server.round_timeout_s")
+                    yield slot, _failure(batch[slot], LATE)
                 return
             else:
                 time.sleep(pause_s)

@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from clients.app import in_process_handler
+from clients.conduct import conducted
 from clients.paths import trainer_of
 from clients.state_cache import StateCache
 from clients.trainer import LocalTrainer
@@ -59,12 +60,12 @@ class InProcess:
     def _trainer_of(self, workload: Workload, folder: RunFolder) -> Iterator[LocalTrainer]:
         """That of the path, in this process or in workers."""
         if self.workers == 1:
-            yield trainer_of(workload)
+            yield conducted(trainer_of(workload), workload, in_process=True)
         else:
             self._warn_of_idle_workers(workload)
             devices = devices_of(workload, self.workers)
             with Workers(workload, devices=devices, logs=folder.path / "logs") as workers:
-                yield workers
+                yield conducted(workers, workload, in_process=True)
 
     def _warn_of_idle_workers(self, workload: Workload) -> None:
         """A stack is one worker's work, and how many clients it holds must not depend on the number of workers."""
