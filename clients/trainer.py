@@ -3,6 +3,7 @@
 `train_many` is the seam: whatever trains many clients at once has to give what this gives.
 """
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -17,13 +18,14 @@ from clients.local_optim import LocalOptimizer, stepper
 from clients.state import ClientStore
 from fedsign import plugins
 from fedsign.data.base import IntArray
-from fedsign.errors import ConfigError, DiskFullError
+from fedsign.errors import ConfigError, DiskFullError, LateError
 from fedsign.models.batch_norm import freeze_batch_norm, has_batch_norm
 from fedsign.models.features import classifier_of
 from fedsign.models.working import WorkingModel
 from fedsign.objectives.base import LocalContext, Objective, Representation
 from fedsign.optim.displacement import unit_displacement
 from fedsign.records import (
+    LATE,
     Failure,
     ObjectiveSpec,
     ReplyStack,
@@ -64,6 +66,8 @@ class SequentialTrainer:
         for request, draws in self._with_draws(requests):
             try:
                 yield self.train(request, states, draws)
+            except LateError:
+                yield Failure(partition=request.partition, reason=LATE)
             except DiskFullError:
                 raise  # not this client's fault: going on would lose one client after another
             except Exception as error:  # noqa: BLE001 - a client's error is an answer, on every engine
@@ -136,6 +140,7 @@ class SequentialTrainer:
             join_last=self._has_batch_norm,
         )
         samples, varies = workload.training_samples, workload.config.data.augment != "none"
+        deadline = time.monotonic() + workload.config.server.round_timeout_s
         nums: list[int] = []
         losses: list[Tensor] = []
         freezes = self._has_batch_norm and min(len(index), settings.batch_size) == 1
@@ -151,6 +156,8 @@ class SequentialTrainer:
                         loss = step(workload.augment(features) if varies else features, targets)
                         nums.append(len(chosen))
                         losses.append(loss)
+                        if time.monotonic() > deadline:
+                            raise LateError(LATE)
         finally:
             if freezes:
                 self._model.module.train()

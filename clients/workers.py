@@ -9,17 +9,20 @@ What is trained together does not depend on the number of workers, and every ran
 client: so the bits do not depend on it either, nor on who trains whom.
 
 A worker that dies is reported and replaced.  What it was training is tried once more, client by client (chunk by
-chunk on the cohort path); clients whose worker dies again are failures of the round.  Until the first worker is ready,
-which takes as long as importing torch, this process trains itself.
+chunk on the cohort path); clients whose worker dies again are failures of the round.  A worker whose client hangs, for
+longer than server.round_timeout_s, is ended and replaced likewise; therefore this process never trains itself, not even
+until the first worker is ready.
 """
 
 import json
 import logging
 import os
+import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -28,7 +31,6 @@ import torch
 from torch import Tensor
 
 from clients.cohort import chunks_of
-from clients.paths import trainer_of
 from clients.shared_data import share_data
 from clients.shared_tensors import Layout, Slots, slot_bytes_of
 from clients.state import ClientStore
@@ -36,7 +38,7 @@ from clients.worker_queue import Queue, Unit
 from fedsign import plugins
 from fedsign.errors import ConfigError, DiskFullError, EngineError
 from fedsign.processes import Child, Message, audible
-from fedsign.records import Failure, ReplyStack, Tensors, TrainReply, TrainRequest, failure_of, roles_of
+from fedsign.records import LATE, Failure, ReplyStack, Tensors, TrainReply, TrainRequest, failure_of, roles_of
 from fedsign.workload import Workload
 
 WORKER_MARK = "FEDSIGN_WORKER"  # an environment variable: this process is one
@@ -44,6 +46,7 @@ _MODULE = "clients.worker_process"
 _WINDOW_BYTES = 256 * 2**20  # of replies that may wait for their turn
 _NUM_JOBS = 2  # at a worker: one that it is at, and one so that it need not wait
 _NUM_ATTEMPTS = 2
+_GRACE_S = 2.0
 
 Result = TrainReply | ReplyStack | Failure
 _Key = tuple[int | str, ...]
@@ -97,6 +100,8 @@ class _Worker:
         self.index, self.child = index, child
         self.is_ready = False
         self.jobs: dict[int, _Job] = {}  # the first is the one that it is at
+        self.heard_at = 0.0  # or given something to do
+        self.is_late = False
         self.layouts: dict[int, Layout] = {}  # its own
         self.known: set[int] = set()  # of ours
 
@@ -119,15 +124,15 @@ class Workers:
         self._workload, self._devices, self._logs = workload, devices, logs
         self._roles = roles_of(workload.make_model())
         self._largest_unit = client.chunk if client.path == "cohort" else 1
+        # a stack answers as a whole; one client that is late says so itself, before it is ended
+        self._longest_silence_s = self._largest_unit * workload.config.server.round_timeout_s + _GRACE_S
         self._model_bytes = sum(tensor.nbytes for tensor in model.values())
         self._models = Slots("models", slot_bytes_of(model))
         self._replies = Slots("replies", self._largest_unit * slot_bytes_of(model))
         self._data = share_data(workload)
-        self._own = trainer_of(workload)  # until the first worker is ready
         self._layouts: list[Layout] = []
         self._calls: list[_Call] = []
         self._num_jobs = self._num_tasks = 0
-        self._is_starting = True
         logs.mkdir(parents=True, exist_ok=True)
         self._workers: list[_Worker] = []
         try:
@@ -157,9 +162,8 @@ class Workers:
         try:
             while call.num_left:
                 self._hand_out()
-                if self._is_starting and not call.ready and len(call.queue):
-                    self._train_here(call)
-                self._hear(0.0 if call.ready else None)
+                self._hear(0.0 if call.ready else self._patience_s())
+                self._end_the_late()
                 if call.ready:
                     unit, result = call.ready.popleft()
                     num = len(result) if isinstance(result, ReplyStack) else 1
@@ -216,6 +220,7 @@ class Workers:
         """Take in what the workers say; wait for the first word if there is no limit of time."""
         of_child = {worker.child: worker for worker in self._workers}
         for child in audible(of_child, timeout_s):
+            of_child[child].heard_at = time.monotonic()
             for message in child.hear():
                 if message is None:
                     self._bury(of_child[child])
@@ -232,7 +237,10 @@ class Workers:
         self._workers[self._workers.index(worker)] = self._start(worker.index)
         for place, job in enumerate(worker.jobs.values()):
             for share in job.shares.values():
-                self._see_to(job.call, share.unit, how, was_at_it=place == 0)
+                if worker.is_late:
+                    self._see_to_late(job, share.unit, was_at_it=place == 0)
+                else:
+                    self._see_to(job.call, share.unit, how, was_at_it=place == 0)
 
     def _see_to(self, call: _Call, unit: Unit, how: str, *, was_at_it: bool) -> None:
         """What a dead worker was given: once more, or a failure."""
@@ -246,6 +254,30 @@ class Workers:
             reason = f"the worker process that trained this client {how}, and so did one before it."
             for partition in left:
                 self._answer(call, unit, Failure(partition=partition, reason=reason))
+
+    def _see_to_late(self, job: _Job, unit: Unit, *, was_at_it: bool) -> None:
+        """A job of several units does not say which one is late: each is tried once more, as a job of its own."""
+        left = [request.partition for request in unit.requests if request.partition not in unit.answered]
+        if job.call not in self._calls:
+            self._close(job.call, left)
+        elif not was_at_it or len(job.shares) > 1:
+            job.call.queue.give_back(unit)
+        else:
+            for partition in left:
+                self._answer(job.call, unit, Failure(partition=partition, reason=LATE))
+
+    def _patience_s(self) -> float | None:
+        """Until the next worker that is at something is late."""
+        ends = [worker.heard_at + self._longest_silence_s for worker in self._workers if worker.jobs]
+        earliest = min(ends, default=inf)
+        return None if earliest == inf else max(0.0, earliest - time.monotonic())
+
+    def _end_the_late(self) -> None:
+        """A client that hangs can only be ended with its process, which is heard to be gone, and replaced."""
+        for worker in self._workers:
+            if worker.jobs and time.monotonic() > worker.heard_at + self._longest_silence_s and not worker.is_late:
+                worker.is_late = True
+                worker.child.kill()
 
     # Work
 
@@ -304,6 +336,8 @@ class Workers:
         for number in sorted(layouts - worker.known):
             worker.known.add(number)
             worker.child.say({"layout": number, "is": self._layouts[number].as_json()})
+        if not worker.jobs:
+            worker.heard_at = time.monotonic()
         worker.jobs[self._num_jobs] = job
         worker.child.say({"job": self._num_jobs, "tasks": [call.tasks[key].as_json for key in tasks], "units": as_json})
         self._num_jobs += 1
@@ -334,7 +368,7 @@ class Workers:
         """What a worker says; see clients.worker_process."""
         match message:
             case {"ready": True}:
-                worker.is_ready, self._is_starting = True, False
+                worker.is_ready = True
             case {"layout": number, "is": found}:
                 worker.layouts[number] = Layout.from_json(found)
             case {"full": sentence}:
@@ -398,14 +432,6 @@ class Workers:
             call.num_open[key] -= 1
             if not call.num_open[key] and key in call.tasks:
                 self._models.give_back(call.tasks.pop(key).slot)
-
-    def _train_here(self, call: _Call) -> None:
-        """One unit."""
-        unit, *others = call.queue.take()
-        for other in others:
-            call.queue.give_back(other)
-        for result in self._own.train_many(unit.requests, call.states):
-            self._answer(call, unit, result)
 
 
 def _environment() -> dict[str, str]:

@@ -36,6 +36,7 @@ RESERVED_METRICS = frozenset(  # what a line of rounds.jsonl holds besides the m
         "signs_models_global",
         "signs_updates",
         "signs_updates_global",
+        "surplus",
     }
 )
 _NOT_BOOL = BeforeValidator(plugins.refuse_bool)
@@ -200,6 +201,9 @@ class ServerSection(Section):
     """The server's side of a round."""
 
     cohort_size: Positive = 10
+    over_sampling: NonNegativeReal = (
+        0.0  # 0.3: asks 30 % more clients, and the round ends with the first cohort_size replies
+    )
     min_replies: Positive = 1
     round_timeout_s: Seconds = 3600.0
     optimizer: ServerOptimizerPart = ServerOptimizerPart()

@@ -49,6 +49,10 @@ class ClientStateError(FedSignError):
     """The state a client keeps on disk is not the one the server counts on."""
 
 
+class LateError(FedSignError):
+    """A client trained for longer than a round lasts."""
+
+
 class RoundError(FedSignError):
     """A round ended with too few usable replies."""
 

@@ -54,6 +54,7 @@ class Traffic:
     accepted: list[int] = field(default_factory=list)
     with_state: list[int] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
+    surplus: list[int] = field(default_factory=list)  # were asked, and are not needed any more
     bytes_down: int = 0
     bytes_up: int = 0
     weighted_losses: list[tuple[int, float]] = field(default_factory=list)
@@ -68,7 +69,10 @@ class Traffic:
 
 
 class DirectExchange:
-    """See the module.  `roles` are the model's; `traffic` tells of the last round, of signs if they are watched."""
+    """See the module.  `roles` are the model's; `traffic` tells of the last round, of signs if they are watched.
+
+    With `num_wanted` a round ends with so many good replies.
+    """
 
     def __init__(self, train_many: TrainMany, *, num_partitions: int, roles: Mapping[str, Role]) -> None:
         self._train_many, self._num_partitions = train_many, num_partitions
@@ -77,6 +81,7 @@ class DirectExchange:
         self.ledger = ClientLedger()
         self.traffic = Traffic()
         self.watches_signs = False
+        self.num_wanted: int | None = None
 
     def train(self, request: CohortRequest) -> Iterator[Reply]:
         """The good replies in the order of the cohort, as soon as that can be; a stack stands where its first client does."""
@@ -104,9 +109,22 @@ class DirectExchange:
                         yield good
 
     def _arrivals(self, request: CohortRequest) -> Iterator[tuple[int, Reply | Failure | None]]:
-        """(slot, what stands there); None where a stack of an earlier slot holds the reply."""
-        waiting = {partition: slot for slot, partition in enumerate(request.cohort)}
-        for result in self._train_many([self._request_for(partition, request) for partition in request.cohort]):
+        """(slot, what stands there); None where a stack of an earlier slot holds the reply.
+
+        Nobody comes late here, so that clients beyond the number wanted are asked only in the place of those that failed.
+        """
+        reserve = list(enumerate(request.cohort))
+        num_wanted = self.num_wanted or len(reserve)
+        while reserve and (num := num_wanted - len(self.traffic.accepted)) > 0:
+            asked, reserve = dict(reserve[:num]), reserve[num:]
+            yield from self._arrivals_of({partition: slot for slot, partition in asked.items()}, request)
+        self.traffic.surplus = [partition for _, partition in reserve]
+
+    def _arrivals_of(
+        self, waiting: dict[int, int], request: CohortRequest
+    ) -> Iterator[tuple[int, Reply | Failure | None]]:
+        """Of some clients; `waiting` is their slots."""
+        for result in self._train_many([self._request_for(partition, request) for partition in waiting]):
             if isinstance(result, ReplyStack):
                 first, *others = sorted(waiting.pop(partition) for partition in result.partitions)
                 yield first, result

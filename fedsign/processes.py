@@ -85,6 +85,10 @@ class Child:
         """Ask the process to end, and do not wait."""
         self._process.terminate()
 
+    def kill(self) -> None:
+        """End the process, and do not wait."""
+        self._process.kill()
+
     def end(self) -> None:
         """Ask the process to end, then insist."""
         if self._process.poll() is None:

@@ -9,6 +9,7 @@ checkpoint never knows of a round whose line is missing, and resuming drops the 
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from math import ceil
 
 import torch
 from flwr.app import ConfigRecord
@@ -62,6 +63,9 @@ class RoundLoop:
         self._direct = direct if is_direct else None
         self._exchange: PartitionGrid | DirectExchange = self._direct or grid
         self._exchange.watches_signs = self._config.results.signs
+        server = self._config.server
+        self._num_asked = min(ceil(server.cohort_size * (1 + server.over_sampling)), self._config.partition.num_clients)
+        self._exchange.num_wanted = server.cohort_size
         self._evaluated: Tensors = self._model.copies()
         self._served = self._evaluated
         self._resume()
@@ -103,7 +107,7 @@ class RoundLoop:
         seed, server = self._config.seed, self._config.server
         if self._direct is not None:
             clients = range(self._config.partition.num_clients)
-            request = strategy.request(self.round, self._served, clients, cohort_size=server.cohort_size, seed=seed)
+            request = strategy.request(self.round, self._served, clients, cohort_size=self._num_asked, seed=seed)
             replies = self._direct.train(request)
             served = strategy.aggregate(self.round, replies)
             _drain(replies)
@@ -118,7 +122,7 @@ class RoundLoop:
 
     def _entries(self) -> ConfigRecord:
         """What a strategy is told in Flower's way."""
-        return ConfigRecord({SEED_KEY: self._config.seed, COHORT_KEY: self._config.server.cohort_size})
+        return ConfigRecord({SEED_KEY: self._config.seed, COHORT_KEY: self._num_asked})
 
     def _train_foreign(self, strategy: FlowerStrategy) -> Tensors | None:
         """One round of Flower's own: the cohort is shown to it, the global generators are lent to it."""
@@ -160,7 +164,7 @@ class RoundLoop:
         """The clients that a foreign strategy may choose from: the same that ours would sample."""
         rng = generator(self._config.seed, Purpose.SAMPLING, round=self.round)
         clients = range(self._config.partition.num_clients)
-        return Strategy().sample(self.round, clients, self._config.server.cohort_size, rng)
+        return Strategy().sample(self.round, clients, self._num_asked, rng)
 
     def _judge(self, traffic: Traffic) -> None:
         """Write down which clients failed; stop when too few are left."""
@@ -290,5 +294,6 @@ def _line(round: int, values: dict[str, float], traffic: Traffic, signs: Mapping
         "bytes_up": traffic.bytes_up,
         "update_norm": update_norm,
         "client_drift": client_drift,
+        **({"surplus": traffic.surplus} if traffic.surplus else {}),
         **{f"signs_{figure}": share for figure, share in signs.get("", {}).items()},
     }

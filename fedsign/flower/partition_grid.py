@@ -32,7 +32,8 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.25
 class PartitionGrid(MessageGrid):
     """See the module.  `leaves_process`: messages are serialised by the engine underneath.
 
-    `roles` are the model's, which every reply has to confirm; `traffic` tells of the last round.
+    `roles` are the model's, which every reply has to confirm; `traffic` tells of the last round.  With `num_wanted` a round
+    ends with so many good replies, the first that come.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class PartitionGrid(MessageGrid):
         self.ledger = ledger or ClientLedger()
         self.traffic = Traffic()
         self.watches_signs = False
+        self.num_wanted: int | None = None
 
     def set_run(self, run: Run) -> None:
         """Pass on."""
@@ -131,18 +133,22 @@ class PartitionGrid(MessageGrid):
         return self._good_replies(batch, message_ids, deadline)
 
     def _good_replies(self, batch: list[Message], message_ids: list[str], deadline: float) -> Iterator[Message]:
-        for reply in in_slot_order(self._arrivals(batch, message_ids, deadline)):
-            if isinstance(reply, Failure):
+        for request, reply in zip(batch, in_slot_order(self._arrivals(batch, message_ids, deadline)), strict=True):
+            if reply is None:
+                self.traffic.surplus.append(request.metadata.dst_node_id)
+            elif isinstance(reply, Failure):
                 self.traffic.failures.append(reply)
             else:
-                self._account(reply, batch[len(self.traffic.accepted) + len(self.traffic.failures)])
+                self._account(reply, request)
                 yield reply
 
     def _arrivals(
         self, batch: list[Message], message_ids: list[str], deadline: float
-    ) -> Iterator[tuple[int, Message | Failure]]:
-        """(slot, reply or failure), in order of arrival; every slot once."""
+    ) -> Iterator[tuple[int, Message | Failure | None]]:
+        """(slot, reply or failure), in order of arrival; every slot once.  None: it is not waited for any more."""
         waiting: dict[str, int] = {}
+        trains = bool(batch) and batch[0].metadata.message_type == MessageType.TRAIN
+        num_wanted, num_good = (self.num_wanted if trains else None) or len(batch), 0
         # HTTP grids mark with None what could not be pushed, and give nothing for a batch that is too large.
         pushed: list[str | None] = list(message_ids) or [None] * len(batch)
         for slot, message_id in enumerate(pushed):
@@ -160,7 +166,12 @@ class PartitionGrid(MessageGrid):
             arrived = list(self._grid.pull_messages(list(waiting)))
             for reply in arrived:
                 slot = waiting.pop(reply.metadata.reply_to_message_id)
-                yield slot, self._checked(reply, batch[slot])
+                checked = self._checked(reply, batch[slot]) if num_good < num_wanted else None
+                num_good += isinstance(checked, Message)
+                yield slot, checked
+            if num_good == num_wanted:
+                yield from ((slot, None) for slot in waiting.values())
+                return
             if arrived:
                 pause_s = _FIRST_PAUSE_S
             elif time.monotonic() > deadline:

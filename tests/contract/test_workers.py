@@ -317,16 +317,6 @@ def test_a_round_that_is_given_up_does_not_disturb_the_next_one(tmp_path: Path) 
     assert_same_bits(found[1], results(own, others, tmp_path / "others"))
 
 
-def test_before_a_worker_is_ready_this_process_trains(tmp_path: Path) -> None:
-    work = workload("sequential")
-    asked = requests(work, ObjectiveSpec())
-    with Workers(work, devices=["cpu", "cpu"], logs=tmp_path / "logs") as workers:
-        begun_at = time.perf_counter()
-        found = results(workers, asked, tmp_path)
-        assert time.perf_counter() - begun_at < 1  # torch's import takes longer
-    assert_same_bits(found, results(paths.trainer_of(work), asked, tmp_path))
-
-
 def test_samples_lie_in_memory_once(tmp_path: Path) -> None:
     work = workload("sequential", data={"name": f"{HERE}:large"}, partition={"name": "iid", "num_clients": 100})
     asked = requests(work, ObjectiveSpec())
