@@ -14,6 +14,7 @@ from flwr.clientapp import ClientApp
 from clients.conduct import conducted
 from clients.state import ClientStore
 from clients.trainer import LocalTrainer, SequentialTrainer
+from clients.watchdog import ended_after
 from fedsign.errors import ConfigError
 from fedsign.flower import clipping, wire
 from fedsign.flower.in_process import Handler
@@ -53,7 +54,8 @@ def train(message: Message, context: Context) -> Message:
         torch.set_num_threads(workload.config.engine.threads)
         trainer = conducted(SequentialTrainer(workload), workload, in_process=False)
         states = ClientStore(Path(str(context.run_config[STATE_KEY])))
-        (result,) = one_by_one(trainer.train_many([wire.unpack_request(message)], states))
+        with ended_after(workload.config.server.round_timeout_s):
+            (result,) = one_by_one(trainer.train_many([wire.unpack_request(message)], states))
     except Exception as error:  # noqa: BLE001 - told to the server, whatever it is
         return wire.failure_reply(error, message)
     reply = _as_message(result, message)

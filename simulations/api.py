@@ -21,7 +21,6 @@ from torch import nn
 import fedsign
 from clients.paths import on_path
 from clients.trainer import check_training
-from clients.workers import devices_of
 from fedsign import checkpoints, plugins, results
 from fedsign import config as configs
 from fedsign.config import ExperimentConfig
@@ -217,9 +216,10 @@ def _prepare(workload: Workload) -> tuple[Workload, Engine, list[Callback]]:
     spec = strategy.objective(1) if isinstance(strategy, Strategy) else ObjectiveSpec()
     check_training(workload, spec)
     workload = on_path(workload, spec, in_process=config.engine.name == "in_process")
-    devices_of(workload, config.engine.settings.get("workers", 1))
+    engine: Engine = config.engine.build()
+    engine.check(workload)
     watchers = [plugins.build("callback", name, {}) for name in config.callbacks]
-    return workload, config.engine.build(), watchers
+    return workload, engine, watchers
 
 
 def _start(workload: Workload) -> RunFolder:

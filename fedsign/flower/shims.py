@@ -137,9 +137,12 @@ def run_on_ray(
     The public `run_simulation` takes no run configuration and is deprecated; what it calls does, when
     it is given an app's folder: clients then load the app's ClientApp and configuration from there.
     """
+    from flwr.server.superlink.fleet.vce.backend import raybackend
     from flwr.simulation.run_simulation import _run_simulation
     from flwr.supercore.constant import NOOP_FEDERATION_ID
     from flwr.supercore.telemetry import EventType
+
+    from fedsign.flower.ray_backend import LastingRayBackend
 
     ensure_task_identity()
     run = Run.create_empty(run_id=IN_PROCESS_RUN_ID)
@@ -147,17 +150,22 @@ def run_on_ray(
     run.federation_id = NOOP_FEDERATION_ID
     server_app = ServerApp()
     server_app.main()(server_main)
-    _run_simulation(
-        num_supernodes=num_nodes,
-        exit_event=EventType.PYTHON_API_RUN_SIMULATION_LEAVE,
-        client_app_attr=client_app,
-        server_app=server_app,
-        backend_name="ray",
-        backend_config=backend_config,
-        app_dir=str(app_folder),
-        is_app=True,
-        run=run,
-    )
+    flowers_own = raybackend.RayBackend
+    setattr(raybackend, "RayBackend", LastingRayBackend)  # noqa: B010 - Flower imports it when it starts, and takes no other
+    try:
+        _run_simulation(
+            num_supernodes=num_nodes,
+            exit_event=EventType.PYTHON_API_RUN_SIMULATION_LEAVE,
+            client_app_attr=client_app,
+            server_app=server_app,
+            backend_name="ray",
+            backend_config=backend_config,
+            app_dir=str(app_folder),
+            is_app=True,
+            run=run,
+        )
+    finally:
+        setattr(raybackend, "RayBackend", flowers_own)  # noqa: B010
 
 
 __all__ = [

@@ -14,6 +14,10 @@ from simulations.rounds import OnRound
 class Engine(Protocol):
     """Plays all rounds of a run; its constructor's parameters are the settings of [engine]."""
 
+    def check(self, workload: Workload) -> None:
+        """Raise FedSignError for what it could not play, before a run begins."""
+        ...
+
     def execute(self, workload: Workload, folder: RunFolder, on_round: OnRound) -> None:
         """Run to the last round; `on_round` is called in this process after each."""
         ...

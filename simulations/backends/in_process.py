@@ -31,6 +31,10 @@ class InProcess:
     def __init__(self, *, workers: Annotated[int, Field(ge=1, le=1024)] = 1) -> None:
         self.workers = workers
 
+    def check(self, workload: Workload) -> None:
+        """See Engine."""
+        devices_of(workload, self.workers)
+
     def execute(self, workload: Workload, folder: RunFolder, on_round: OnRound) -> None:
         """See Engine."""
         config = workload.config

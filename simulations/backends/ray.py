@@ -1,8 +1,16 @@
-"""Ray: Flower's simulation runtime; the server's side runs in this process, clients in actors."""
+"""Ray: Flower's simulation runtime; the server's side runs in this process, clients in actors.
+
+Without an address Ray is started on this machine, with all of its CPUs and GPUs, and ended afterwards.  With one
+(`auto`, `HOST:PORT`, `ray://...`) the clients train on a cluster that is there: the app travels to its machines, while
+FedSign has to be installed there, and the run's folder, where clients keep their states, has to lie where all see it.
+"""
 
 import importlib.util
+import inspect
 import os
-from typing import Annotated
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid
@@ -12,6 +20,7 @@ from fedsign.errors import ConfigError
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.flower.shims import quiet_flower, run_on_ray
 from fedsign.records import roles_of
+from fedsign.registry import nearest
 from fedsign.results import RunFolder
 from fedsign.workload import Workload
 from simulations.backends.base import intra_op_threads
@@ -20,19 +29,29 @@ from simulations.rounds import OnRound, RoundLoop
 
 
 class Ray:
-    """Settings: resources of one client; `start_timeout_s`, until all clients have answered the roll call."""
+    """Settings: resources of one client, which decide how many train at once; where Ray runs; `start_timeout_s`, until all
+    clients have answered the roll call.
+
+    `client_resources`: more options of the clients' actors that Flower knows, numbers such as `memory`; `init_args`: what
+    ray.init takes, such as `num_cpus`, `object_store_memory`, `runtime_env`.
+    """
 
     def __init__(
         self,
         *,
         cpus_per_client: Annotated[float, Field(gt=0)] = 1.0,
         gpus_per_client: Annotated[float, Field(ge=0)] = 0.0,
+        client_resources: dict[str, float] = {},  # noqa: B006 - is never changed
+        address: str = "",
+        init_args: dict[str, Any] = {},  # noqa: B006 - is never changed
         start_timeout_s: Annotated[float, Field(gt=0)] = 300.0,
     ) -> None:
         if importlib.util.find_spec("ray") is None:
             raise ConfigError("engine.name=ray needs Ray, which is not installed: pip install 'fedsign[ray]'.")
-        self.cpus_per_client = cpus_per_client
-        self.gpus_per_client = gpus_per_client
+        _check_resources(client_resources)
+        _check_init_args(init_args, address)
+        self.resources = {"num_cpus": cpus_per_client, "num_gpus": gpus_per_client, **client_resources}
+        self.address, self.init_args = address, init_args
         self.start_timeout_s = start_timeout_s
 
     def execute(self, workload: Workload, folder: RunFolder, on_round: OnRound) -> None:
@@ -55,16 +74,32 @@ class Ray:
                 app_folder=app,
                 client_app=f"{CLIENT_STUB}:app",
                 num_nodes=config.partition.num_clients,
-                backend_config={
-                    "client_resources": {
-                        "num_cpus": self.cpus_per_client,
-                        "num_gpus": self.gpus_per_client,
-                    },
-                    "init_args": {"log_to_driver": False, "logging_level": "error"},
-                },
+                backend_config={"client_resources": self.resources, "init_args": self._init_args(app)},
             )
         if raised:
             raise raised[0]
+
+    def check(self, workload: Workload) -> None:
+        """A GPU that is set aside and not used, or used and not set aside, is a mistake."""
+        device, gpus = workload.config.engine.device, self.resources["num_gpus"]
+        if gpus and device == "cpu":
+            raise ConfigError(
+                f"engine.gpus_per_client={gpus:g} was given with engine.device=cpu, which leaves the GPUs idle; give "
+                "engine.device=cuda, or engine.gpus_per_client=0."
+            )
+        if not gpus and device.startswith("cuda"):
+            raise ConfigError(
+                f"engine.device={device} was given with engine.gpus_per_client=0, so that Ray would hand out no GPU; give the "
+                "share of one that a client takes, such as engine.gpus_per_client=0.25."
+            )
+
+    def _init_args(self, app: Path) -> dict[str, Any]:
+        """What ray.init gets: quiet unless asked otherwise; on a cluster the app comes with the run."""
+        found: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", **self.init_args}
+        if self.address:
+            found["address"] = self.address
+            found["runtime_env"] = {"working_dir": str(app), **found.get("runtime_env", {})}
+        return found
 
     def _play(self, grid: Grid, workload: Workload, folder: RunFolder, on_round: OnRound) -> None:
         config = workload.config
@@ -77,3 +112,33 @@ class Ray:
             )
             partitions.roll_call(timeout_s=self.start_timeout_s)
             RoundLoop(workload, partitions, folder, on_round).run()
+
+
+def _check_resources(client_resources: Mapping[str, float]) -> None:
+    """Those that have settings of their own are not to be given twice."""
+    for name, setting in (("num_cpus", "cpus_per_client"), ("num_gpus", "gpus_per_client")):
+        if name in client_resources:
+            raise ConfigError(
+                f"engine.client_resources.{name} was given; expected is engine.{setting}={client_resources[name]:g}."
+            )
+
+
+def _check_init_args(init_args: Mapping[str, Any], address: str) -> None:
+    """Names that ray.init takes; Ray itself would say of another one that it is deprecated, or nothing."""
+    import ray
+
+    known = [name for name in inspect.signature(ray.init).parameters if name not in ("address", "kwargs")]
+    for name in init_args:
+        if name == "address":
+            raise ConfigError(f"engine.init_args.address was given; expected is engine.address={init_args[name]}.")
+        if name not in known and not name.startswith("_"):
+            raise ConfigError(
+                f"engine.init_args.{name} was given, which ray.init does not take.{nearest(name, known)} Expected is one of "
+                f"{', '.join(known)}."
+            )
+    for name in ("num_cpus", "num_gpus", "resources", "object_store_memory"):
+        if address and name in init_args:
+            raise ConfigError(
+                f"engine.init_args.{name} was given with engine.address={address}, but a cluster that is there has its own; "
+                "drop one of the two."
+            )

@@ -84,6 +84,9 @@ class SuperLink:
         self.num_supernodes = num_supernodes
         self.start_timeout_s = start_timeout_s
 
+    def check(self, workload: Workload) -> None:
+        """See Engine."""
+
     def execute(self, workload: Workload, folder: RunFolder, on_round: OnRound) -> None:
         """See Engine."""
         num_clients = workload.config.partition.num_clients
