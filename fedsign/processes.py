@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -29,6 +30,7 @@ from fedsign.processes import serve
 serve(sys.argv[1])
 """
 _PATIENCE_S = 10.0
+_LOOKS_EVERY_S = 1.0
 _CHUNK_BYTES = 2**18
 
 
@@ -147,6 +149,22 @@ def serve(module: str) -> None:
         importlib.import_module(module).main(parent)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def end_when_orphaned() -> None:
+    """From now on, end this process when the one that started it has died.
+
+    For processes of Flower's, which ask the main thread to end: while it speaks to a SuperLink that is gone, it does not hear
+    and tries for ever.  What is on disk is whole at any moment.
+    """
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_LOOKS_EVERY_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _end_with_parent() -> NoReturn:

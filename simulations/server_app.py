@@ -3,9 +3,6 @@
 How it ended is written to the run's folder as `served.json`, for the process that started the engine.
 """
 
-import os
-import threading
-import time
 from pathlib import Path
 
 import torch
@@ -16,6 +13,7 @@ from clients.app import EXPERIMENT_KEY
 from fedsign.errors import FedSignError
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.flower.shims import quiet_flower
+from fedsign.processes import end_when_orphaned
 from fedsign.records import roles_of
 from fedsign.results import RunFolder
 from fedsign.workload import workload_of
@@ -23,7 +21,6 @@ from simulations.flower_app import FOLDER_KEY
 from simulations.rounds import RoundLoop
 
 OUTCOME = "served.json"
-_LOOKS_EVERY_S = 1.0
 
 app = ServerApp()
 
@@ -31,7 +28,7 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Play all rounds of the experiment in the run configuration."""
-    _end_when_orphaned()
+    end_when_orphaned()
     folder = RunFolder(Path(str(context.run_config[FOLDER_KEY])))
     try:
         with quiet_flower():
@@ -43,22 +40,6 @@ def main(grid: Grid, context: Context) -> None:
         folder.write_json(OUTCOME, {"status": "failed", "kind": "", "error": f"{type(error).__name__}: {error}"})
         raise
     folder.write_json(OUTCOME, {"status": "finished"})
-
-
-def _end_when_orphaned() -> None:
-    """End this process when the one that started it has died.
-
-    Flower asks the main thread to end, which does not hear while it pushes to a SuperLink that is gone, and tries for ever.
-    What is on disk is whole at any moment.
-    """
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(_LOOKS_EVERY_S)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def _play(grid: Grid, config_toml: str, folder: RunFolder) -> None:

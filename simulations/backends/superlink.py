@@ -99,14 +99,15 @@ class SuperLink:
         )
         place = _make_place(folder)
         with ExitStack() as stack:
-            link = stack.enter_context(_process("flower-superlink", _link_arguments(place), place))
+            link = stack.enter_context(_process([find_program("flower-superlink"), *_link_arguments(place)], place))
             _wait_for_port(place.port, link, place, self.start_timeout_s)
             processes = {"superlink": link}
             num_nodes = min(self.num_supernodes, num_clients)
             for index in range(num_nodes):
                 name = f"supernode-{index}"
                 arguments = _node_arguments(place, list(range(index, num_clients, num_nodes)))
-                processes[name] = stack.enter_context(_process("flower-supernode", arguments, place, name))
+                command = [sys.executable, "-m", "clients.site", *arguments]
+                processes[name] = stack.enter_context(_process(command, place, name))
             run_id = _submit(app, place)
             _follow(folder, on_round, lambda: _check_alive(processes, run_id, place, folder))
 
@@ -152,13 +153,11 @@ def _node_arguments(place: _Place, partitions: list[int]) -> list[str]:
 
 
 @contextmanager
-def _process(
-    program: str, arguments: list[str], place: _Place, name: str = "superlink"
-) -> Iterator["subprocess.Popen[bytes]"]:
-    """Start one of Flower's programs in a process group of its own, and end the whole group."""
+def _process(command: list[str], place: _Place, name: str = "superlink") -> Iterator["subprocess.Popen[bytes]"]:
+    """Start a program in a process group of its own, and end the whole group."""
     with (place.logs / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-c", _LEADER, str(os.getpid()), find_program(program), *arguments],
+            [sys.executable, "-c", _LEADER, str(os.getpid()), *command],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

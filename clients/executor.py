@@ -1,0 +1,32 @@
+"""The process in which a site's clients train: torch is imported and the data are made once, not for every message.
+
+`clients.site` starts it beside a SuperNode, and again whenever it ends.  One process serves one app: for the next one it
+becomes a fresh interpreter, so that no module of another run is left in it.
+"""
+
+import logging
+import os
+import sys
+
+from fedsign.flower.tasks import Task, Tasks
+from fedsign.processes import end_when_orphaned
+
+
+def serve(address: str, first: Task | None = None) -> None:
+    """Play tasks, one after another."""
+    tasks, served = Tasks(address), first
+    if first is not None:
+        tasks.play(first)
+    while True:
+        task = tasks.next()
+        if served is not None and task.fab_hash != served.fab_hash:
+            os.execv(sys.executable, [sys.executable, "-m", "clients.executor", address, task.token, task.fab_hash])
+        served = task
+        tasks.play(task)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(format="%(levelname)s: %(message)s", stream=sys.stderr)
+    end_when_orphaned()
+    _address, *_given = sys.argv[1:]
+    serve(_address, Task(token=_given[0], fab_hash=_given[1]) if _given else None)

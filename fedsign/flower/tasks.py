@@ -1,0 +1,99 @@
+"""The tasks of a SuperNode, played in this process.
+
+A SuperNode with `--isolation process` leaves it to others to play its messages.  Flower's own way is a fresh process for
+each message, which imports torch and makes the experiment's data anew.  `Tasks` is the same conversation with the SuperNode
+(`flwr.supernode.runtime.run_clientapp` of Flower 1.41, step by step), as often as wanted in one process.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from flwr.app import Context, Error, Message
+from flwr.cli.install import install_from_fab
+from flwr.clientapp import ClientApp
+from flwr.clientapp.utils import get_load_client_app_fn
+from flwr.common.constant import ErrorCode, SubStatus
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.fab import Fab
+from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
+from flwr.supercore.retry import make_simple_http_retry_invoker
+from flwr.supercore.run import Run
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+
+from fedsign.records import failure_of
+
+POLL_INTERVAL_S = 0.1
+_log = logging.getLogger("fedsign")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """A message to play: the right to do so, and which app it is for."""
+
+    token: str
+    fab_hash: str
+
+
+class Tasks:
+    """The tasks of the SuperNode whose Runtime API is at `address`, on this machine and without TLS, as Flower's own are."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._client = self._connect(RuntimeVersionHttpInterceptor(component_name="flower-superexec"))
+        self._apps: dict[str, ClientApp] = {}
+
+    def next(self) -> Task:
+        """Wait for a task and take it."""
+        while True:
+            answer = self._client.AcquireTask(AcquireTaskRequest(supported_task_types={TaskType.CLIENT_APP}))
+            if answer.HasField("task") and answer.token:
+                return Task(token=answer.token, fab_hash=answer.task.fab_hash)
+            time.sleep(POLL_INTERVAL_S)
+
+    def play(self, task: Task) -> None:
+        """Pull the message, let the app answer it, push the answer; whatever the app raises is an answer too."""
+        client = self._connect(
+            RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"), RuntimeTokenHttpInterceptor(task.token)
+        )
+        heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
+        heartbeat.start()
+        try:
+            message, context, run, fab = pull_task_input(client)
+            reply, why = _answer(lambda: self._app(run, fab), message, context)
+            push_message(client, reply, context)
+            push_task_output(client, context, SubStatus.FAILED if why else SubStatus.COMPLETED, why)
+        finally:
+            heartbeat.stop()
+            client.close()
+
+    def _app(self, run: Run, fab: Fab) -> ClientApp:
+        """The app of a bundle, loaded once."""
+        if fab.hash_str not in self._apps:
+            install_from_fab(fab.content, skip_prompt=True)
+            load = get_load_client_app_fn(default_app_ref="", app_path=None, multi_app=True)
+            self._apps[fab.hash_str] = load(run.fab_id, run.fab_version, fab.hash_str)
+        return self._apps[fab.hash_str]
+
+    def _connect(self, *interceptors: RuntimeVersionHttpInterceptor | RuntimeTokenHttpInterceptor) -> RuntimeHttpClient:
+        return RuntimeHttpClient.from_server_address(
+            server_address=self._address,
+            insecure=True,
+            root_certificates=None,
+            interceptors=list(interceptors),
+            retry_invoker=make_simple_http_retry_invoker(),
+        )
+
+
+def _answer(app: Callable[[], ClientApp], message: Message, context: Context) -> tuple[Message, str]:
+    """The app's reply; an error message and its reason where there is none."""
+    try:
+        return app()(message=message, context=context), ""
+    except Exception as error:  # noqa: BLE001 - told to the server, whatever it is
+        _log.exception("the ClientApp raised an exception")
+        reason = failure_of(0, error).reason
+        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message), reason
