@@ -198,12 +198,15 @@ class Workload:
 
         Who is counted: [Note: counted clients] in fedsign.data.partition.lazy.
         """
-        shares = (self.partition[client] for client in counted_clients(self.partition))
-        if not self.dataset.class_names:
-            return [[len(index)] for index in shares]
-        labels = self.dataset.train.targets.numpy()
-        num_classes = len(self.dataset.class_names)
-        return [np.bincount(labels[index], minlength=num_classes).tolist() for index in shares]
+        return [self.counts_of(client) for client in counted_clients(self.partition)]
+
+    def counts_of(self, partition: int) -> list[int]:
+        """How many training samples of each class a client holds; how many there are, for a regression."""
+        index, class_names = self.partition[partition], self.dataset.class_names
+        if not class_names:
+            return [len(index)]
+        counts: list[int] = np.bincount(self.dataset.train.targets.numpy()[index], minlength=len(class_names)).tolist()
+        return counts
 
     def evaluate(self, model: nn.Module, *, num_threads: int = 1) -> dict[str, float]:
         """Loss and metrics of a model on the server's test samples, and as `validation_...` on the held-out ones.
