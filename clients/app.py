@@ -1,29 +1,30 @@
 """The Flower ClientApp, and the same work for the grid in this process.
 
-A node serves the partition that its configuration names (`partition-id`, as Flower's engines set it), or
-several (`partitions = "0,3,6"`).  The experiment comes as one TOML string in the run configuration.
+The experiment comes as one TOML string in the run configuration.  Whose work a node does, on which data, and what it tells
+of it, says its own configuration: `clients.node`.
 """
 
+import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from contextlib import suppress
+from dataclasses import replace
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from clients.conduct import conducted
+from clients.evaluator import SiteEvaluator
+from clients.node import EXPERIMENT_KEY, Node
 from clients.state import ClientStore
 from clients.trainer import LocalTrainer, SequentialTrainer
 from clients.watchdog import ended_after
-from fedsign.errors import ConfigError
-from fedsign.flower import clipping, wire
+from fedsign.config import from_toml
+from fedsign.data import sites
+from fedsign.flower import clipping, evaluation, wire
 from fedsign.flower.in_process import Handler
-from fedsign.flower.shims import PARTITION_KEY
-from fedsign.records import Failure, TrainReply, one_by_one
-from fedsign.workload import Workload, workload_of
-
-EXPERIMENT_KEY, STATE_KEY = "experiment", "state-folder"  # in the run configuration
-PARTITIONS_KEY = "partitions"  # in a node's configuration
+from fedsign.records import Failure, TrainReply, failure_of, one_by_one
+from fedsign.workload import Workload
 
 
 def in_process_handler(trainer: LocalTrainer, states: ClientStore) -> Handler:
@@ -50,43 +51,62 @@ app = ClientApp()
 def train(message: Message, context: Context) -> Message:
     """Train one partition; an error is an answer that says why."""
     try:
-        workload = _workload(context)
-        torch.set_num_threads(workload.config.engine.threads)
+        node, workload = _at_work(context)
         trainer = conducted(SequentialTrainer(workload), workload, in_process=False)
-        states = ClientStore(Path(str(context.run_config[STATE_KEY])))
+        states = node.states(context, workload.config)
         with ended_after(workload.config.server.round_timeout_s):
             (result,) = one_by_one(trainer.train_many([wire.unpack_request(message)], states))
+        if isinstance(result, Failure):
+            result = node.told(result, workload.config)
     except Exception as error:  # noqa: BLE001 - told to the server, whatever it is
-        return wire.failure_reply(error, message)
+        return _failed(error, message, context)
     reply = _as_message(result, message)
     return reply if reply.has_error() else wire.encode_reply(reply)
 
 
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """Test a model on a site's own samples; its figures are the answer."""
+    try:
+        _, workload = _at_work(context)
+        return evaluation.pack_reply(SiteEvaluator(workload).evaluate(evaluation.unpack_request(message)), message)
+    except Exception as error:  # noqa: BLE001 - told to the server, whatever it is
+        return _failed(error, message, context)
+
+
 @app.query("roll_call")
 def roll_call(message: Message, context: Context) -> Message:
-    """Which partitions this node serves."""
-    record = ConfigRecord({"partitions": served_partitions(context)})
+    """Which partitions this node serves; a site reads its data, so that what is wrong with them is said before a round."""
+    try:
+        node = Node.of(context)
+        record = ConfigRecord({"partitions": list(node.partitions)})
+        workload = node.workload(context)
+        if sites.lies_at_nodes(workload.config):
+            for site in node.partitions:
+                workload.share_of(site)
+            if node.tells(workload.config):
+                record["counts"] = json.dumps({site: workload.counts_of(site) for site in node.partitions})
+    except Exception as error:  # noqa: BLE001 - told to the server, whatever it is
+        return _failed(error, message, context)
     return Message(RecordDict({wire.REPLY: record, wire.METRICS: MetricRecord({})}), reply_to=message)
 
 
-def served_partitions(context: Context) -> list[int]:
-    """From the node's configuration.
-
-    Raises:
-        ConfigError: it names none.
-    """
-    node_config = context.node_config
-    if PARTITIONS_KEY in node_config:
-        return [int(item) for item in str(node_config[PARTITIONS_KEY]).split(",")]
-    if PARTITION_KEY in node_config:
-        return [int(node_config[PARTITION_KEY])]
-    raise ConfigError(
-        f"node {context.node_id} has no partition: start its SuperNode with --node-config 'partition-id=K', K from 0."
-    )
+def _at_work(context: Context) -> tuple[Node, Workload]:
+    """This node and its experiment, with the experiment's number of threads."""
+    node = Node.of(context)
+    workload = node.workload(context)
+    torch.set_num_threads(workload.config.engine.threads)
+    return node, workload
 
 
-def _workload(context: Context) -> Workload:
-    return workload_of(str(context.run_config[EXPERIMENT_KEY]))
+def _failed(error: Exception, message: Message, context: Context) -> Message:
+    """An error as an answer, in as many words as the node tells."""
+    failure = failure_of(-1, error)
+    with suppress(Exception):  # what is wrong may be the node's configuration itself, or the experiment's
+        node = Node.of(context)
+        failure = node.told(failure_of(node.partitions[0], error), from_toml(str(context.run_config[EXPERIMENT_KEY])))
+        return wire.failure_reply(failure, message)
+    return wire.failure_reply(replace(failure, details=""), message)
 
 
 def _as_message(result: TrainReply | Failure, request: Message) -> Message:

@@ -91,7 +91,7 @@ class SequentialTrainer:
         workload, model, client = self._workload, self._model, self._workload.config.client
         model.load(request.tensors)
         objective = self._objective_of(request.objective)
-        index = workload.partition[request.partition]
+        index = workload.share_of(request.partition)
         optimizer = self._optimizer.fresh(request.round)
         steps = num_steps(
             len(index),

@@ -108,7 +108,9 @@ class DataPart(Part):
 
     kind = "dataset"
     name: str = "digits"
-    normalise: Literal["default", "none", "per_channel", "unit"] = "default"
+    normalise: Literal["default", "none", "per_channel", "unit", "constants"] = "default"
+    mean: tuple[float, ...] = ()  # of the channels, for normalise = "constants"
+    std: tuple[Annotated[float, Field(gt=0)], ...] = ()
     augment: Literal["none", "flip", "crop_flip"] = "none"
     validation_fraction: Annotated[float, Field(ge=0, lt=1), _NOT_BOOL] = 0.0
 
@@ -206,6 +208,8 @@ class ServerSection(Section):
     )
     min_replies: Positive = 1
     round_timeout_s: Seconds = 3600.0
+    evaluation: Literal["auto", "server", "clients"] = "auto"  # whose test samples; auto: the server's, if it has some
+    evaluate_clients: NonNegative = 0  # how many clients evaluate in a round, where they do; 0: all
     optimizer: ServerOptimizerPart = ServerOptimizerPart()
 
 
@@ -435,6 +439,12 @@ def _check_values(config: ExperimentConfig) -> None:
             f"client.local_epochs={client.local_epochs} and client.local_steps={client.local_steps} were given; expected is "
             "one of the two above 0: set the other to 0."
         )
+    data = config.data
+    if (data.normalise == "constants") != bool(data.mean) or len(data.mean) != len(data.std):
+        raise ConfigError(
+            f"data.normalise={data.normalise} was given with {len(data.mean)} numbers in data.mean and {len(data.std)} in "
+            "data.std; with normalise=constants both need a number for every channel, and otherwise none."
+        )
     if client.label_smoothing and config.task != "classification":
         raise ConfigError(
             f"client.label_smoothing={client.label_smoothing} was given with task={config.task}; only classification has "
@@ -444,6 +454,11 @@ def _check_values(config: ExperimentConfig) -> None:
         raise ConfigError(
             f"server.cohort_size={server.cohort_size} exceeds the {num_clients} clients of "
             "partition.num_clients; lower the one or raise the other."
+        )
+    if server.evaluate_clients > num_clients:
+        raise ConfigError(
+            f"server.evaluate_clients={server.evaluate_clients} exceeds the {num_clients} clients of partition.num_clients; "
+            "lower it, or set it to 0 for all."
         )
     if server.min_replies > server.cohort_size:
         raise ConfigError(

@@ -125,6 +125,28 @@ class ReplyStack:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluateRequest:
+    """The server asks a site to test a model on samples of its own."""
+
+    round: int
+    partition: int
+    tensors: Tensors
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluateReply:
+    """A site's figures: the loss and the metrics, of validation samples under `validation_...`."""
+
+    round: int
+    partition: int
+    name: str
+    num_train: int
+    num_test: int
+    num_validation: int
+    figures: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
     """A client that gave no usable reply in a round, and why (one sentence; details may be long)."""
 

@@ -89,6 +89,10 @@ KINDS: dict[str, Kind] = {
                 "fedsign.data.partition.virtual:virtual",
                 "each client draws its samples from all, on first use: for a million clients",
             ),
+            "sites": (
+                "fedsign.data.partition.sites:sites",
+                "each client has data of its own, which lie with it: hospitals",
+            ),
         },
     ),
     "model": Kind(

@@ -8,6 +8,7 @@ runs/<experiment>/<id>/
     timings.jsonl      seconds per round (kept apart, since they never repeat)
     failures.jsonl     what failed clients reported, in full
     signs.jsonl        how far the clients' signs agree, per round and layer, if `results.signs` is set
+    sites.jsonl        what each site said of the model, per round, where sites evaluate
     checkpoints/       see fedsign.checkpoints
     clients/           what clients keep between rounds
     lock               held by the process that plays the run
@@ -104,7 +105,7 @@ class RunFolder:
         remove_partials(self.path)
         remove_partials(self.checkpoints)
         (self.path / "outcome.json").unlink(missing_ok=True)
-        for name in ("rounds.jsonl", "timings.jsonl", "failures.jsonl", "signs.jsonl"):
+        for name in ("rounds.jsonl", "timings.jsonl", "failures.jsonl", "signs.jsonl", "sites.jsonl"):
             path = self.path / name
             if path.exists():
                 kept = [line for line in read_lines(path) if line["round"] <= round]

@@ -31,6 +31,7 @@ class Purpose(IntEnum):
     ANALYSIS = 10  # noise around a model, and which samples are looked at
     FAULTS = 11  # which clients fail on purpose
     ATTACK = 12  # which clients are malicious
+    EVALUATION = 20  # which sites evaluate in a round
 
 
 def _sequence(seed: int, purpose: Purpose, round: int, partition: int) -> np.random.SeedSequence:

@@ -16,10 +16,12 @@ from torch import Tensor, nn
 
 from fedsign import plugins
 from fedsign.config import ExperimentConfig, from_toml
+from fedsign.data import sites
 from fedsign.data.augment import augmented
 from fedsign.data.base import AnySamples, Dataset, IntArray, Samples, normalised
 from fedsign.data.checks import check_fit, checked_dataset
-from fedsign.data.partition.base import Split, split_of
+from fedsign.data.normalise import Normalisation
+from fedsign.data.partition.base import Split, group, split_of
 from fedsign.data.partition.lazy import counted_clients
 from fedsign.data.splitting import hold_out_validation
 from fedsign.errors import ConfigError, DataError
@@ -39,6 +41,7 @@ class Workload:
     """Data, partition, model and task of an experiment, each made on first use."""
 
     config: ExperimentConfig
+    sites_here: frozenset[int] | None = None  # the sites whose data this process reads; None: see fedsign.data.sites
 
     @cached_property
     def dataset(self) -> Dataset:
@@ -49,9 +52,13 @@ class Workload:
             ConfigError: it does not fit the task, a metric or the augmentation.
         """
         config, part = self.config, self.config.data
-        dataset = checked_dataset(part.build(config.seed), name=part.name)
+        if sites.has_sites(config):
+            dataset = sites.read_sites(config, self.sites_here)
+        else:
+            dataset = checked_dataset(part.build(config.seed), name=part.name)
+            dataset = hold_out_validation(dataset, part.validation_fraction, config.seed)
         check_fit(dataset, name=part.name, task=config.task, metrics=config.metrics, augment=part.augment)
-        return normalised(hold_out_validation(dataset, part.validation_fraction, config.seed), part.normalise)
+        return normalised(dataset, part.normalise, Normalisation(shift=part.mean, scale=part.std))
 
     @cached_property
     def split(self) -> Split:
@@ -63,6 +70,8 @@ class Workload:
         part, train = self.config.partition, self.dataset.train
         rng = generator(self.config.seed, Purpose.PARTITION)
         split = split_of(part.build(train, part.num_clients, rng), name=part.name)
+        if sites.has_sites(self.config):
+            return split  # sites whose data lie elsewhere are empty here
         check_partition(
             split.indices,
             num_clients=part.num_clients,
@@ -136,7 +145,7 @@ class Workload:
     def with_client(self, **changes: Any) -> "Workload":
         """The same data, split and task for clients that train in another way."""
         client = self.config.client.model_copy(update=changes)
-        other = Workload(self.config.model_copy(update={"client": client}))
+        other = Workload(self.config.model_copy(update={"client": client}), self.sites_here)
         kept = (
             "dataset",
             "split",
@@ -150,6 +159,25 @@ class Workload:
     def samples_of(self, partition: int) -> AnySamples:
         """One client's training samples."""
         return self.dataset.train[self.partition[partition]]
+
+    def share_of(self, partition: int) -> IntArray:
+        """Indices of one client's training samples.
+
+        Raises:
+            DataError: it is a site whose data do not lie here.
+        """
+        share = self.partition[partition]
+        if not len(share):
+            raise DataError(
+                f"site {partition} has no data here; start its node with --node-config 'data-root=\"FOLDER\"', or name its folder "
+                "in partition.roots."
+            )
+        return share
+
+    @cached_property
+    def is_evaluated_at_clients(self) -> bool:
+        """Whether clients test the model on samples of their own, instead of the server."""
+        return sites.is_evaluated_at_clients(self.config)
 
     def augment(self, features: Tensor) -> Tensor:
         """A training batch varied at random, by torch's global generator; the batch itself for `none`."""
@@ -170,22 +198,45 @@ class Workload:
 
         Who is counted: [Note: counted clients] in fedsign.data.partition.lazy.
         """
-        shares = (self.partition[client] for client in counted_clients(self.partition))
-        if not self.dataset.class_names:
-            return [[len(index)] for index in shares]
-        labels = self.dataset.train.targets.numpy()
-        num_classes = len(self.dataset.class_names)
-        return [np.bincount(labels[index], minlength=num_classes).tolist() for index in shares]
+        return [self.counts_of(client) for client in counted_clients(self.partition)]
+
+    def counts_of(self, partition: int) -> list[int]:
+        """How many training samples of each class a client holds; how many there are, for a regression."""
+        index, class_names = self.partition[partition], self.dataset.class_names
+        if not class_names:
+            return [len(index)]
+        counts: list[int] = np.bincount(self.dataset.train.targets.numpy()[index], minlength=len(class_names)).tolist()
+        return counts
 
     def evaluate(self, model: nn.Module, *, num_threads: int = 1) -> dict[str, float]:
         """Loss and metrics of a model on the server's test samples, and as `validation_...` on the held-out ones.
 
         `num_threads` share out the batches, on a CPU; no result depends on it.
         """
+        return self._all_figures(model, self.dataset.test, self.dataset.validation, num_threads)
+
+    def evaluate_site(self, model: nn.Module, site: int, *, num_threads: int = 1) -> dict[str, float]:
+        """The same of one site's own test samples, and of those that it held out."""
+        self.share_of(site)
+        return self._all_figures(model, *self.tests_of_sites[site], num_threads)
+
+    @cached_property
+    def tests_of_sites(self) -> dict[int, tuple[AnySamples, AnySamples | None]]:
+        """The test and validation samples of each site whose data lie here."""
+        test, validation = self.dataset.test, self.dataset.validation
+        mine, held = _by_owner(test), {} if validation is None else _by_owner(validation)
+        return {
+            site: (test[index], validation[held[site]] if validation is not None and site in held else None)
+            for site, index in mine.items()
+        }
+
+    def _all_figures(
+        self, model: nn.Module, test: AnySamples, validation: AnySamples | None, num_threads: int
+    ) -> dict[str, float]:
         model.eval()
-        values = self._figures(model, self.dataset.test, num_threads)
-        if self.dataset.validation is not None:
-            figures = self._figures(model, self.dataset.validation, num_threads)
+        values = self._figures(model, test, num_threads)
+        if validation is not None:
+            figures = self._figures(model, validation, num_threads)
             values |= {f"validation_{name}": value for name, value in figures.items()}
         return values
 
@@ -224,6 +275,13 @@ class Workload:
         batch = min(_EVALUATION_BATCH, max(32, _EVALUATION_BYTES // sample_bytes))
         # images take long enough for threads to share them out; no result may depend on how many threads there are
         return batch if sample_bytes < _LARGE_SAMPLE_BYTES else min(batch, max(_SMALLEST_SHARE, -(-len(samples) // 4)))
+
+
+def _by_owner(samples: AnySamples) -> dict[int, IntArray]:
+    if samples.owners is None or not len(samples):
+        return {}
+    parts = group(samples.owners.numpy(), int(samples.owners.max()) + 1)
+    return {owner: index for owner, index in enumerate(parts) if len(index)}
 
 
 @lru_cache(maxsize=2)

@@ -25,6 +25,7 @@ from fedsign import checkpoints, plugins, results
 from fedsign import config as configs
 from fedsign.config import ExperimentConfig
 from fedsign.data.partition.lazy import counted_clients
+from fedsign.data.sites import check_evaluation, frame_of, lies_at_nodes
 from fedsign.errors import ConfigError, FedSignError, ResultsError
 from fedsign.records import ObjectiveSpec
 from fedsign.results import Line, RunFolder
@@ -214,6 +215,7 @@ def _prepare(workload: Workload) -> tuple[Workload, Engine, list[Callback]]:
     config = workload.config
     strategy = make_strategy(workload)
     spec = strategy.objective(1) if isinstance(strategy, Strategy) else ObjectiveSpec()
+    check_evaluation(config)
     check_training(workload, spec)
     workload = on_path(workload, spec, in_process=config.engine.name == "in_process")
     engine: Engine = config.engine.build()
@@ -236,10 +238,10 @@ def _start(workload: Workload) -> RunFolder:
 
 def partition_record(workload: Workload) -> Line:
     """partition.json, with a warning where samples were moved to give each client its minimum."""
-    split = workload.split
-    if split.num_moved:
-        _log.warning("%s", split.moved_sentence(workload.config.partition.name))
-    return split_facts(workload)
+    facts = split_facts(workload)
+    if facts.get("num_moved"):
+        _log.warning("%s", workload.split.moved_sentence(workload.config.partition.name))
+    return facts
 
 
 def split_facts(workload: Workload) -> Line:
@@ -247,6 +249,15 @@ def split_facts(workload: Workload) -> Line:
 
     Of a large lazy population only `counted_clients` are counted, a row for each.
     """
+    config = workload.config
+    if lies_at_nodes(config):
+        names = list(frame_of(config).class_names)
+        return {
+            "class_names": names,
+            "counts": [],
+            "counts_are_private": True,
+            "num_clients": config.partition.num_clients,
+        }
     split = workload.split
     facts: Line = {
         "class_names": list(workload.dataset.class_names),

@@ -7,14 +7,17 @@ nodes.
 
 import shutil
 import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
 import fedsign
-from clients.app import EXPERIMENT_KEY, STATE_KEY
+from clients.node import EXPERIMENT_KEY, RUN_KEY, STATE_KEY, is_deployed
 from fedsign.config import ExperimentConfig
+from fedsign.data import sites
+from fedsign.disk import write_text
 from fedsign.registry import PACKAGES
 
 FOLDER_KEY = "run-folder"
@@ -45,12 +48,27 @@ def write_app(target: Path, config: ExperimentConfig, *, run_folder: Path, state
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, copy)
     run_config = {
-        EXPERIMENT_KEY: config.to_toml(),
+        EXPERIMENT_KEY: _without_roots(config).to_toml(),
         FOLDER_KEY: str(run_folder.resolve()),
-        STATE_KEY: str(state_folder.resolve()),
+        RUN_KEY: _name_of(run_folder),
     }
+    if not is_deployed(config):  # where a node's states lie is the node's affair
+        run_config[STATE_KEY] = str(state_folder.resolve())
     (target / "pyproject.toml").write_text(tomli_w.dumps(_pyproject(run_config)), encoding="utf-8")
     return target
+
+
+def _without_roots(config: ExperimentConfig) -> ExperimentConfig:
+    """What a node may know: where other sites' data lie is not among it."""
+    return config.replace(**{"partition.roots": []}) if sites.lies_at_nodes(config) else config
+
+
+def _name_of(run_folder: Path) -> str:
+    """What nodes call a run: the same whenever it is resumed, and no other run's."""
+    path = run_folder / "name"
+    if not path.exists():
+        write_text(path, f"{run_folder.resolve().name}-{uuid.uuid4().hex[:12]}")
+    return path.read_text(encoding="utf-8")
 
 
 def user_modules(folder: Path) -> list[Path]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedsign import config as configs
 from fedsign.data.partition.base import label_distance
+from fedsign.errors import ConfigError
 from fedsign.report.population import Population
 from fedsign.report.split import SplitPicture, check_path, write_split
 from fedsign.report.wording import middle, plural
@@ -42,6 +43,11 @@ def describe(workload: Workload) -> dict[str, Any]:
     """
     config, record, train = workload.config, split_facts(workload), workload.dataset.train
     names, counts = workload.dataset.class_names, record["counts"]
+    if not counts:
+        raise ConfigError(
+            f"partition.name={config.partition.name} was given with engine.name={config.engine.name}, where what a site holds "
+            "stays with it; look at it where the sites' folders lie, with engine.name=in_process and partition.roots."
+        )
     sizes = [sum(row) for row in counts]
     held = [sum(count > 0 for count in row) for row in counts]
     is_shared = record.get("samples_are_shared", False)

@@ -9,6 +9,7 @@ checkpoint never knows of a round whose line is missing, and resuming drops the 
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from math import ceil
 
 import torch
@@ -20,17 +21,18 @@ from fedsign.aggregation import is_finite
 from fedsign.checkpoints import Checkpoint
 from fedsign.errors import ConfigError, RoundError
 from fedsign.exchange import ClientLedger, DirectExchange, Traffic
-from fedsign.flower import foreign, foreign_rules
+from fedsign.flower import evaluation, foreign, foreign_rules
 from fedsign.flower.array import to_record, to_tensors
 from fedsign.flower.parameters_only import ParametersOnly
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.flower.shims import seeded_globals
 from fedsign.models.working import WorkingModel
-from fedsign.records import Role, Tensors, roles_of
+from fedsign.records import Failure, Role, Tensors, roles_of
 from fedsign.registry import resolve
 from fedsign.results import Line, RunFolder
 from fedsign.seeding import Purpose, generator
 from fedsign.workload import Workload
+from simulations.evaluation import AskSites, Evaluation, Evaluator
 from strategies.base import COHORT_KEY, SEED_KEY, Strategy
 
 OnRound = Callable[[Line], None]
@@ -51,13 +53,21 @@ class RoundLoop:
         direct: DirectExchange | None = None,
         keep_states: KeepStates = lambda versions: None,
         evaluation_threads: int = 1,
+        ask_sites: AskSites | None = None,
     ) -> None:
-        """`direct` is a shorter way to the same clients, for strategies that need no messages."""
+        """`direct` is a shorter way to the same clients, for strategies that need no messages; so is `ask_sites` to evaluate."""
         self.workload, self.grid, self.folder, self.on_round = workload, grid, folder, on_round
-        self._keep_states, self._evaluation_threads = keep_states, evaluation_threads
+        self._keep_states = keep_states
         self.round = 0
         self._config = workload.config
         self._model = WorkingModel(workload.make_model(), workload.numerics)
+        self._evaluator = Evaluator(
+            workload=workload,
+            model=self._model,
+            ask_sites=ask_sites
+            or partial(evaluation.ask_sites, grid, timeout_s=workload.config.server.round_timeout_s),
+            num_threads=evaluation_threads,
+        )
         self._strategy = make_strategy(workload)
         is_direct = isinstance(self._strategy, Strategy) and not self._strategy.needs_messages()
         self._direct = direct if is_direct else None
@@ -81,13 +91,19 @@ class RoundLoop:
         started_at = time.perf_counter()
         traffic = self._train()
         trained_at = time.perf_counter()
-        self._model.load(self._evaluated)
-        values = self.workload.evaluate(self._model.module, num_threads=self._evaluation_threads)
+        evaluated = self._evaluator.evaluate(self.round, self._evaluated)
+        self._take_in(evaluated, traffic)
         ended_at = time.perf_counter()
         self._exchange.ledger.commit(self.round, traffic.with_state)
         timings = {"train_s": trained_at - started_at, "evaluate_s": ended_at - trained_at}
         signs = {} if traffic.signs is None else traffic.signs.figures()
-        self._write(_line(self.round, values, traffic, signs), timings, signs)
+        self._write(_line(self.round, evaluated.figures, traffic, signs), timings, signs, evaluated)
+
+    def _take_in(self, evaluated: Evaluation, traffic: Traffic) -> None:
+        """What the evaluation adds to the account of the round."""
+        self._report(evaluated.failures)
+        traffic.failures += evaluated.failures
+        traffic.bytes_down += evaluated.bytes_down
 
     def _train(self) -> Traffic:
         """One round of the strategy; leaves the served and the evaluated model behind."""
@@ -168,7 +184,7 @@ class RoundLoop:
 
     def _judge(self, traffic: Traffic) -> None:
         """Write down which clients failed; stop when too few are left."""
-        self._report_failures(traffic)
+        self._report(traffic.failures)
         if len(traffic.accepted) < self._config.server.min_replies:
             first = traffic.failures[0] if traffic.failures else None
             why = f" First failure: client {first.partition}: {first.reason}" if first else ""
@@ -178,8 +194,8 @@ class RoundLoop:
                 f"{self.folder.path / 'failures.jsonl'})"
             )
 
-    def _report_failures(self, traffic: Traffic) -> None:
-        for failure in traffic.failures:
+    def _report(self, failures: Iterable[Failure]) -> None:
+        for failure in failures:
             _log.warning("round %d: client %d failed: %s", self.round, failure.partition, failure.reason)
             self.folder.append(
                 "failures.jsonl",
@@ -191,7 +207,7 @@ class RoundLoop:
                 },
             )
 
-    def _write(self, line: Line, timings: dict[str, float], signs: Mapping[str, Line]) -> None:
+    def _write(self, line: Line, timings: dict[str, float], signs: Mapping[str, Line], evaluated: Evaluation) -> None:
         """See [Note: what is written when]."""
         results = self._config.results
         is_checkpoint = self.round % results.checkpoint_every == 0 or self.round == self._config.rounds
@@ -199,6 +215,9 @@ class RoundLoop:
         if signs:
             layers = {name: of_layer for name, of_layer in signs.items() if name}
             self.folder.append("signs.jsonl", {"round": self.round, "layers": layers}, durable=is_checkpoint)
+        if self.workload.is_evaluated_at_clients:
+            sites = {"round": self.round, "sites": evaluated.site_lines()}
+            self.folder.append("sites.jsonl", sites, durable=is_checkpoint)
         self.folder.append("rounds.jsonl", line, durable=is_checkpoint)
         if is_checkpoint:
             self._keep_states(self._exchange.ledger.versions)

@@ -3,13 +3,14 @@
 How it ended is written to the run's folder as `served.json`, for the process that started the engine.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from clients.app import EXPERIMENT_KEY
+from clients.node import EXPERIMENT_KEY
 from fedsign.errors import FedSignError
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.flower.shims import quiet_flower
@@ -53,4 +54,12 @@ def _play(grid: Grid, config_toml: str, folder: RunFolder) -> None:
         leaves_process=True,
     )
     partitions.roll_call(timeout_s=float(config.engine.settings.get("start_timeout_s", 300.0)))
+    _write_counts(folder, partitions.counts, num_clients=config.partition.num_clients)
     RoundLoop(workload, partitions, folder).run()
+
+
+def _write_counts(folder: RunFolder, counts: Mapping[int, list[int]], *, num_clients: int) -> None:
+    """Complete partition.json where every site has told what it holds."""
+    if len(counts) == num_clients:
+        known = {key: value for key, value in folder.partition.items() if key != "counts_are_private"}
+        folder.write_json("partition.json", {**known, "counts": [counts[site] for site in range(num_clients)]})

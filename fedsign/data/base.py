@@ -171,8 +171,12 @@ class Dataset:
         return len(self.class_names) or 1
 
 
-def normalised(dataset: Dataset, preset: Preset) -> Dataset:
-    """The data set with the features of all its samples normalised; see [Note: channels]."""
+def normalised(dataset: Dataset, preset: Preset, constants: Normalisation = IDENTITY) -> Dataset:
+    """The data set with the features of all its samples normalised; see [Note: channels].
+
+    Raises:
+        DataError: there are not as many constants as channels.
+    """
     match preset:
         case "default":
             normalisation = dataset.normalisation
@@ -182,6 +186,13 @@ def normalised(dataset: Dataset, preset: Preset) -> Dataset:
             normalisation = IDENTITY
         case "per_channel" | "unit":
             normalisation = _measured(dataset.train, preset)
+        case "constants":
+            normalisation, num_channels = constants, dataset.input_shape[0]
+            if len(constants.shift) != num_channels:
+                raise DataError(
+                    f"data.mean has {len(constants.shift)} numbers and a sample {num_channels} channels; expected is one number "
+                    "for each."
+                )
     return replace(
         dataset,
         train=dataset.train.normalised(normalisation),

@@ -12,9 +12,14 @@ then loss and RMSE are in standard deviations of the training rows' targets.
 The texts, the classes and the scale of the target are learnt before the validation split, of all training rows: they
 decide the shape and the unit of what a model gives.  So a text that only validation rows have has a feature, which is
 zero in training.
+
+[Note: agreed columns] Where tables lie apart (`partition.name=sites`), nothing that decides a model's shape may be learnt of
+one of them.  `class_names` and `levels` (column -> its texts) say what there is, in this order; what a table has besides is
+an error, and what it lacks is fine.  With `strict`, so is a column that is named nowhere (`unused` names those to leave
+out), and nothing is learnt: features have to be named, texts to have levels, and a target without class names is a number.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,6 +30,7 @@ import torch
 from torch import Tensor
 
 from fedsign.data.base import Dataset, Samples
+from fedsign.data.files import check_classes
 from fedsign.data.splitting import train_test
 from fedsign.errors import DataError
 from fedsign.registry import nearest
@@ -46,6 +52,15 @@ class Columns:
     owner: str | None
     target_type: TargetType
     scale_target: bool
+    class_names: tuple[str, ...]  # empty: as the training rows have them
+    levels: Mapping[str, tuple[str, ...]]  # the texts of a column; of others, as the training rows have them
+    unused: tuple[str, ...]
+    strict: bool
+
+
+def num_features(features: Iterable[str], levels: Mapping[str, tuple[str, ...]]) -> int:
+    """How many features agreed columns give."""
+    return sum(len(levels[name]) if name in levels else 1 for name in features)
 
 
 def from_tables(
@@ -68,14 +83,18 @@ def from_tables(
         train, test = table.iloc[first], table.iloc[second]
     else:
         train, test = table, _table(read, test_path, "data.test_path")
-    names = _feature_names(train, columns)
+    if columns.strict:
+        for part, file in ((train, path), (test, test_path or path)):
+            _check_agreed(part, columns, file)
+    names = _feature_names(train, columns, path)
     owners = [] if columns.owner is None else [columns.owner]
     for part, file in ((train, path), (test, test_path or path)):
         _check_complete(part, [*names, columns.target, *(owners if part is train else [])], file)
-    encoded = [_encode(train, test, name, is_text=name in columns.categorical) for name in names]
+    files = (path, test_path or path)
+    encoded = [_encode(train, test, name, columns, files) for name in names]
     features = [np.concatenate([each[part] for each in encoded], axis=1) for part in (0, 1)]
     scaled = np.concatenate([np.full(each[0].shape[1], each[2]) for each in encoded])
-    targets, class_names = _targets(train[columns.target], test[columns.target], columns)
+    targets, class_names = _targets(train[columns.target], test[columns.target], columns, files)
     return Dataset(
         train=Samples(
             features=torch.from_numpy(features[0]),
@@ -104,23 +123,55 @@ def _table(read: Callable[[Path], "pd.DataFrame"], path: str, key: str) -> "pd.D
     return table
 
 
-def _feature_names(table: "pd.DataFrame", columns: Columns) -> list[str]:
+def _check_agreed(table: "pd.DataFrame", columns: Columns, path: str) -> None:
+    """See [Note: agreed columns]."""
+    if not columns.features:
+        raise DataError(
+            "data.features was not given, but tables that lie apart have to agree on it; name the columns to predict from, such "
+            'as --set \'data.features=["age", "pressure"]\'.'
+        )
+    if columns.scale_target:
+        raise DataError(
+            "data.scale_target=true was given, but tables that lie apart have no scale in common; scale the column at every site "
+            "by the same numbers, and set data.scale_target=false."
+        )
+    unlevelled = next((name for name in columns.categorical if name not in columns.levels), None)
+    if unlevelled is not None:
+        raise DataError(
+            f"data.categorical names the column '{unlevelled}' without its levels; give them with "
+            f"--set 'data.levels.{unlevelled}=[\"...\"]'."
+        )
+    named = (columns.target, *columns.features, *columns.unused, *([columns.owner] if columns.owner else []))
+    extra = next((str(name) for name in table.columns if name not in named), None)
+    if extra is not None:
+        raise DataError(
+            f"{path} has a column '{extra}', which is named neither in data.features nor in data.unused; name it in one of them "
+            f"or take it out.{nearest(extra, named)}"
+        )
+
+
+def _feature_names(table: "pd.DataFrame", columns: Columns, path: str) -> list[str]:
     """The columns to use, in the order given or the file's own."""
     known = [str(name) for name in table.columns]
-    wanted = {"target": [columns.target], "features": columns.features, "categorical": columns.categorical}
+    wanted = {
+        "target": [columns.target],
+        "features": columns.features,
+        "categorical": columns.categorical,
+        "levels": columns.levels,
+    }
     for key, names in {**wanted, "owner": [] if columns.owner is None else [columns.owner]}.items():
         for name in names:
             if name not in known:
                 shown = ", ".join(known[:20]) + (", ..." if len(known) > 20 else "")
                 raise DataError(
-                    f"data.{key} names the column '{name}', but the columns are {shown}.{nearest(name, known)}"
+                    f"data.{key} names the column '{name}', but the columns of {path} are {shown}.{nearest(name, known)}"
                 )
     if columns.owner == columns.target:
         raise DataError(
             f"data.owner={columns.owner} was given with data.target={columns.target}; a column cannot be both: name another "
             "one, or leave data.owner out."
         )
-    left = [name for name in known if name not in (columns.target, columns.owner)]
+    left = [name for name in known if name not in (columns.target, columns.owner, *columns.unused)]
     chosen = list(columns.features or left)
     if columns.owner in chosen:
         raise DataError(
@@ -151,7 +202,7 @@ def _check_complete(table: "pd.DataFrame", names: list[str], path: str) -> None:
 
 
 def _encode(
-    train: "pd.DataFrame", test: "pd.DataFrame", name: str, *, is_text: bool
+    train: "pd.DataFrame", test: "pd.DataFrame", name: str, columns: Columns, files: tuple[str, str]
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], bool]:
     """One column as features [rows, ...] of training and test rows, and whether they are to be scaled."""
     kind = _kind(train[name])
@@ -160,7 +211,7 @@ def _encode(
             f"column '{name}' is of type {train[name].dtype}; expected are numbers, texts or truth values: turn it into "
             "numbers, or list the columns to use in data.features."
         )
-    if kind != "text" and not is_text:
+    if kind != "text" and name not in columns.categorical and name not in columns.levels:
         if _kind(test[name]) in ("text", "other"):
             raise DataError(
                 f"column '{name}' holds numbers in the training rows, but {test[name].dtype} in the test rows."
@@ -168,7 +219,15 @@ def _encode(
         numbers = [part[name].to_numpy(np.float32)[:, None] for part in (train, test)]
         return numbers[0], numbers[1], kind != "bool"
     texts = [part[name].astype(str).to_numpy(str) for part in (train, test)]
-    known = np.unique(texts[0])
+    if columns.strict and name not in columns.levels:
+        raise DataError(
+            f"column '{name}' of {files[0]} holds texts, whose levels tables that lie apart have to agree on; give them with "
+            f"--set 'data.levels.{name}=[\"...\"]', or correct the column."
+        )
+    known = np.array(columns.levels[name]) if name in columns.levels else np.unique(texts[0])
+    if name in columns.levels:
+        for part, file in zip(texts, files, strict=True):
+            _check_levels(part, name, columns.levels[name], file)
     if len(known) > _MAX_TEXTS:
         raise DataError(
             f"column '{name}' has {len(known)} different values, which would be as many features; list the columns to use in "
@@ -177,12 +236,30 @@ def _encode(
     return (texts[0][:, None] == known).astype(np.float32), (texts[1][:, None] == known).astype(np.float32), False
 
 
+def _check_levels(texts: npt.NDArray[np.str_], name: str, levels: tuple[str, ...], path: str) -> None:
+    unknown = next((text for text in np.unique(texts).tolist() if text not in levels), None)
+    if unknown is not None:
+        raise DataError(
+            f"column '{name}' of {path} has the text '{unknown}', which is none of data.levels.{name} ({', '.join(levels)}); "
+            f"correct it, or add it to the levels.{nearest(unknown, levels)}"
+        )
+
+
 def _targets(
-    train: "pd.Series[Any]", test: "pd.Series[Any]", columns: Columns
+    train: "pd.Series[Any]", test: "pd.Series[Any]", columns: Columns, files: tuple[str, str]
 ) -> tuple[tuple[Tensor, Tensor], tuple[str, ...]]:
     """Labels with their names, or real numbers without; see [Note: columns]."""
     kind = _kind(train)
-    if columns.target_type == "number" or (columns.target_type == "auto" and kind == "real"):
+    if columns.class_names:
+        if columns.target_type == "number" or columns.scale_target:
+            raise DataError(
+                "data.class_names was given with data.target_type=number or data.scale_target=true, and a number has no classes; "
+                "leave the one or the other out."
+            )
+        agreed = [_among(part, columns.class_names, file) for part, file in zip((train, test), files, strict=True)]
+        return (agreed[0], agreed[1]), columns.class_names
+    is_number = columns.target_type == "auto" and (kind == "real" or columns.strict)
+    if columns.target_type == "number" or is_number:
         if kind in ("text", "other") or _kind(test) in ("text", "other"):
             raise DataError(
                 f"the target '{train.name}' holds {train.dtype}, but data.target_type=number needs numbers."
@@ -210,6 +287,14 @@ def _targets(
         torch.from_numpy(np.searchsorted(known, given[1]).astype(np.int64)),
     )
     return found, tuple(str(value) for value in known.tolist())
+
+
+def _among(column: "pd.Series[Any]", class_names: tuple[str, ...], path: str) -> Tensor:
+    """Labels as positions in the agreed class names."""
+    names = [str(value) for value in column.tolist()]
+    check_classes(dict.fromkeys(names), class_names, where=f"the target '{column.name}' of {path}")
+    position = {name: place for place, name in enumerate(class_names)}
+    return torch.tensor([position[name] for name in names], dtype=torch.int64)
 
 
 def _real(column: "pd.Series[Any]") -> Tensor:

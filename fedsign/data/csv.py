@@ -24,6 +24,10 @@ def csv(
     owner: str | None = None,
     target_type: TargetType = "auto",
     scale_target: bool = False,
+    class_names: tuple[str, ...] = (),
+    levels: dict[str, tuple[str, ...]] | None = None,
+    unused: tuple[str, ...] = (),
+    strict: bool = False,
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2,
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ",",
 ) -> Dataset:
@@ -42,5 +46,9 @@ def csv(
         owner=owner,
         target_type=target_type,
         scale_target=scale_target,
+        class_names=class_names,
+        levels=levels or {},
+        unused=unused,
+        strict=strict,
     )
     return from_tables(read, path, test_path, columns, test_fraction=test_fraction, seed=seed)

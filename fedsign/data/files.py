@@ -1,8 +1,9 @@
 """What readers of image files share: bytes to fractions, and sentences where files are missing or damaged."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from fedsign.data.base import Samples
 from fedsign.errors import DataError
+from fedsign.registry import nearest
 
 
 def folder_of(root: str) -> Path:
@@ -42,6 +44,17 @@ def check_present(name: str, folder: Path, files: Sequence[str], remedy: str) ->
             f"{name} was not found: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not in "
             f"{folder.absolute()}. Put the files there, or name another folder with --set data.root=PATH; {remedy}"
         )
+
+
+def check_classes(found: Iterable[Any], class_names: Sequence[str], *, where: str, what: str = "the class") -> None:
+    """Raise DataError that names the first class that is found in `where` and is none of the configuration's."""
+    for name in map(str, found):
+        if name not in class_names:
+            shown = ", ".join(class_names[:20]) + (", ..." if len(class_names) > 20 else "")
+            raise DataError(
+                f"{where} has {what} '{name}', which is none of data.class_names ({shown}); rename it, leave it out, or add it "
+                f"to data.class_names at every site.{nearest(name, class_names)}"
+            )
 
 
 @contextmanager

@@ -3,6 +3,9 @@
 Any format that Pillow reads.  An image is scaled so that it just covers a square of `size` pixels, and its
 middle is cut out; one that has that size already is taken as it is.
 
+`class_names` says which classes there are, in this order: a folder of another name is an error, and a class without a
+folder is fine.  Without it the classes are the folders, in sorted order.
+
 [Note: in memory or not] As float32, n images take n * channels * size^2 * 4 bytes.  With `in_memory = "auto"` they are
 read once and kept if that is at most `_MAX_BYTES`, and otherwise read again for every batch.  Every process of
 an engine reads its own.
@@ -17,7 +20,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsign.data.base import AnySamples, Dataset, LazySamples, Samples, features_of
-from fedsign.data.files import folder_of
+from fedsign.data.files import check_classes, folder_of
 from fedsign.data.normalise import IDENTITY, Normalisation
 from fedsign.data.splitting import train_test
 from fedsign.data.torchvision_shim import torchvision
@@ -36,12 +39,14 @@ def image_folder(
     channels: Literal[1, 3] = 3,
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2,
     in_memory: InMemory = "auto",
+    class_names: tuple[str, ...] = (),
 ) -> Dataset:
     """Features [n, channels, size, size] in [0, 1].  `test_fraction` counts where there are no folders train and test."""
     folder = folder_of(root)
     if all((folder / part).is_dir() for part in _PARTS):
-        return from_folders(*(folder / part for part in _PARTS), size=size, channels=channels, in_memory=in_memory)
-    listed = Listing(folder, size=size, channels=channels)
+        parts = (folder / part for part in _PARTS)
+        return from_folders(*parts, size=size, channels=channels, in_memory=in_memory, class_names=class_names)
+    listed = Listing(folder, size=size, channels=channels, class_names=class_names)
     train, test = train_test(len(listed), seed, test_fraction)
     samples = listed.samples(in_memory, num_images=len(listed))
     return Dataset(train=samples[train], test=samples[test], class_names=listed.class_names)
@@ -55,9 +60,10 @@ def from_folders(
     channels: int,
     in_memory: InMemory,
     normalisation: Normalisation = IDENTITY,
+    class_names: tuple[str, ...] = (),
 ) -> Dataset:
     """A data set of a folder of training images and one of test images, with the same classes."""
-    listed = [Listing(folder, size=size, channels=channels) for folder in (train, test)]
+    listed = [Listing(folder, size=size, channels=channels, class_names=class_names) for folder in (train, test)]
     names = [each.class_names for each in listed]
     if names[0] != names[1]:
         odd = ", ".join(sorted(set(names[0]) ^ set(names[1])))
@@ -70,9 +76,9 @@ def from_folders(
 class Listing:
     """The images of one folder of class folders, in the order of their names; an item is read when it is asked for."""
 
-    def __init__(self, folder: Path, *, size: int, channels: int) -> None:
+    def __init__(self, folder: Path, *, size: int, channels: int, class_names: tuple[str, ...] = ()) -> None:
         try:
-            found = torchvision("torchvision.datasets").ImageFolder(folder)
+            found = torchvision("torchvision.datasets").ImageFolder(folder, allow_empty=bool(class_names))
         except OSError as error:
             raise DataError(
                 f"{folder.absolute()} is no folder of class folders with images ({error}). Expected is {folder}/CLASS/IMAGE for "
@@ -80,8 +86,10 @@ class Listing:
             ) from error
         self._files: list[str] = [path for path, _ in found.samples]
         self._shape = (channels, size, size)
-        self.targets = torch.tensor(found.targets)
-        self.class_names: tuple[str, ...] = tuple(found.classes)
+        self.class_names: tuple[str, ...] = class_names or tuple(found.classes)
+        check_classes(found.classes, self.class_names, where=str(folder.absolute()), what="the class folder")
+        position = {name: place for place, name in enumerate(self.class_names)}
+        self.targets = torch.tensor([position[found.classes[label]] for label in found.targets], dtype=torch.int64)
 
     def __len__(self) -> int:
         return len(self._files)

@@ -5,7 +5,8 @@ feature is a channel of its own.  So statistics are taken over all dimensions bu
 
 A data set's factory gives features as they are (images in [0, 1]) and says which normalisation is
 customary for them; the preset that the experiment names decides which one is applied.  What a preset
-measures, it measures on the training samples that are left after the validation split, never on others.
+measures, it measures on the training samples that are left after the validation split, never on others.  `constants` are
+the configuration's own, `data.mean` and `data.std`, one number per channel.
 """
 
 from collections.abc import Iterable
@@ -15,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Preset = Literal["default", "none", "per_channel", "unit"]
+Preset = Literal["default", "none", "per_channel", "unit", "constants"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

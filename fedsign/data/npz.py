@@ -2,9 +2,13 @@
 
 Optional arrays: owners (owners_train beside x_train), one integer per training sample; class_names.  Bytes (uint8)
 are read as the fractions byte / 255.  Integer targets are classes, real ones a regression's.
+
+The setting `class_names` says which classes there are, in this order: labels are positions in it, or, where the file has
+class_names of its own, those are looked up in it by their names.
 """
 
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,6 +19,7 @@ from numpy.lib.format import MAGIC_PREFIX
 from pydantic import Field
 
 from fedsign.data.base import Dataset, Samples, features_of
+from fedsign.data.files import check_classes
 from fedsign.data.splitting import train_test
 from fedsign.errors import DataError
 
@@ -27,6 +32,7 @@ def npz(
     path: str = "data.npz",
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2,
     channels: Literal["first", "last"] = "first",
+    class_names: tuple[str, ...] = (),
 ) -> Dataset:
     """Features [n, ...] as they are; with `channels = "last"`, images [n, H, W, C] become [n, C, H, W]."""
     file = Path(path).expanduser()
@@ -43,7 +49,9 @@ def npz(
             f"{file} holds the arrays {', '.join(sorted(arrays)) or 'none'}; expected are x_train, y_train, x_test and y_test, "
             "or x and y."
         )
-    return Dataset(train=train, test=test, class_names=_class_names(arrays, train, test))
+    if class_names:
+        train, test = (_among(part, arrays, class_names, file) for part in (train, test))
+    return Dataset(train=train, test=test, class_names=class_names or _class_names(arrays, train, test))
 
 
 def _read(file: Path) -> Arrays:
@@ -82,6 +90,25 @@ def _samples(
         targets=torch.from_numpy(y.astype(np.float32 if y.dtype.kind == "f" else np.int64)),
         owners=None if owners is None else torch.from_numpy(owners.astype(np.int64)),
     )
+
+
+def _among(samples: Samples, arrays: Arrays, class_names: tuple[str, ...], file: Path) -> Samples:
+    """The same samples with labels that are positions in `class_names`."""
+    if samples.targets.is_floating_point():
+        raise DataError(f"data.class_names was given, but {file} holds real targets; leave it out for a regression.")
+    labels = samples.targets.tolist()
+    if "class_names" in arrays:
+        own = [str(name) for name in arrays["class_names"]]
+        names = [own[label] if 0 <= label < len(own) else str(label) for label in labels]
+        check_classes(dict.fromkeys(names), class_names, where=str(file))
+        return replace(samples, targets=torch.tensor([class_names.index(name) for name in names], dtype=torch.int64))
+    unknown = next((label for label in labels if not 0 <= label < len(class_names)), None)
+    if unknown is not None:
+        raise DataError(
+            f"{file} has the class {unknown}, but data.class_names names {len(class_names)}, and labels are positions in it, "
+            f"from 0 to {len(class_names) - 1}; correct the labels, or name the class at every site."
+        )
+    return samples
 
 
 def _class_names(arrays: Arrays, train: Samples, test: Samples) -> tuple[str, ...]:

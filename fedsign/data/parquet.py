@@ -26,6 +26,10 @@ def parquet(
     owner: str | None = None,
     target_type: TargetType = "auto",
     scale_target: bool = False,
+    class_names: tuple[str, ...] = (),
+    levels: dict[str, tuple[str, ...]] | None = None,
+    unused: tuple[str, ...] = (),
+    strict: bool = False,
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2,
 ) -> Dataset:
     """Features [n, F]; see [Note: columns] in `fedsign.data.columns`.  Nulls are missing values.
@@ -51,5 +55,9 @@ def parquet(
         owner=owner,
         target_type=target_type,
         scale_target=scale_target,
+        class_names=class_names,
+        levels=levels or {},
+        unused=unused,
+        strict=strict,
     )
     return from_tables(read, path, test_path, columns, test_fraction=test_fraction, seed=seed)

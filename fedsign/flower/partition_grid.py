@@ -6,6 +6,7 @@ its messages, and never sees one that would make it fail: errors, missing or wro
 infinite values are taken out and written down as failures.
 """
 
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -52,6 +53,7 @@ class PartitionGrid(MessageGrid):
         self._leaves_process = leaves_process
         self._node_of: Callable[[int], int] = lambda partition: partition
         self._shown: Sequence[int] = range(num_partitions)
+        self.counts: dict[int, list[int]] = {}  # of labels, of the sites that told them at the roll call
         self.ledger = ledger or ClientLedger()
         self.traffic = Traffic()
         self.watches_signs = False
@@ -286,7 +288,10 @@ class PartitionGrid(MessageGrid):
             node_id = waiting.pop(reply.metadata.reply_to_message_id)
             if reply.has_error():
                 raise EngineError(f"a node cannot take part: {(reply.error.reason or '').partition(chr(10))[0]}")
-            yield node_id, list(cast("list[int]", wire.of_kind(reply.content, ConfigRecord)[wire.REPLY]["partitions"]))
+            record = wire.of_kind(reply.content, ConfigRecord)[wire.REPLY]
+            told = json.loads(str(record.get("counts", "{}")))
+            self.counts |= {int(partition): counts for partition, counts in told.items()}
+            yield node_id, list(cast("list[int]", record["partitions"]))
 
 
 def _failure(request: Message, reason: str, details: str = "") -> Failure:

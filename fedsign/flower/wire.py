@@ -62,7 +62,7 @@ def unpack_request(message: Message) -> TrainRequest:
     route_record = of_kind(content, ConfigRecord)[ROUTE]
     config = _strategy_config(content)
     objective = json.loads(str(config.get(OBJECTIVE_KEY, '{"name": "plain", "settings": {}}')))
-    encodings = json.loads(str(route_record["encodings"]))
+    encodings = encodings_of(route_record)
     return TrainRequest(
         round=round_of(message),
         partition=int(cast(int, route_record["partition"])),
@@ -72,6 +72,11 @@ def unpack_request(message: Message) -> TrainRequest:
         needed_versions=frozenset(json.loads(str(route_record["needed-versions"]))),
         shared=to_tensors(besides(content), encodings),
     )
+
+
+def encodings_of(route_record: ConfigRecord) -> dict[str, str]:
+    """The unusual encodings that a request's route tells of."""
+    return dict(json.loads(str(route_record["encodings"])))
 
 
 def round_of(message: Message) -> int:

@@ -8,7 +8,7 @@ same whenever it is made again.
 from pathlib import Path
 
 from fedsign.disk import write_text
-from fedsign.report import run_charts, summary, template
+from fedsign.report import run_charts, sites, summary, template
 from fedsign.results import RunFolder
 
 TEMPLATE = "page.html.jinja"
@@ -39,6 +39,8 @@ def render(run: summary.Run, *, live: bool = False) -> str:
         charts=run_charts.charts(run),
         valleys=_valleys(run),
         population=summary.population(run),
+        private_counts=summary.private_counts(run),
+        sites=sites.sites(run),
         failures=summary.failures(run),
         configuration=summary.configuration(run),
         config_toml=run.config_toml,

@@ -34,6 +34,7 @@ class Run:
     rounds: Sequence[Line]
     timings: Sequence[Line]
     failures: Sequence[Line]
+    sites: Sequence[Line] = ()  # what each site said of the model, by round, where sites evaluate
     valley: "Found | None" = None  # what `fedsign analyse valley` left
 
     def section(self, name: str) -> Line:
@@ -86,6 +87,7 @@ def read(folder: RunFolder) -> Run:
         rounds=folder.rounds(),
         timings=folder.timings(),
         failures=read_lines(folder.path / "failures.jsonl"),
+        sites=read_lines(folder.path / "sites.jsonl"),
         valley=_valley(valley) if valley.exists() else None,
     )
 
@@ -140,6 +142,14 @@ def population(run: Run) -> dict[str, Any] | None:
         "participation": clients.participation_sentence(),
         "caption": clients.caption(),
     }
+
+
+def private_counts(run: Run) -> str:
+    """A sentence where the clients' samples are not known."""
+    if not run.partition.get("counts_are_private"):
+        return ""
+    num_clients = wording.plural(run.partition.get("num_clients", 0), "client")
+    return f"{num_clients}, whose label counts stay with them: there is no picture of the split."
 
 
 def failures(run: Run) -> dict[str, Any]:

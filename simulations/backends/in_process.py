@@ -9,6 +9,7 @@ from pydantic import Field
 
 from clients.app import in_process_handler
 from clients.conduct import conducted
+from clients.evaluator import SiteEvaluator
 from clients.paths import trainer_of
 from clients.state_cache import StateCache
 from clients.trainer import LocalTrainer
@@ -20,6 +21,7 @@ from fedsign.records import roles_of
 from fedsign.results import RunFolder
 from fedsign.workload import Workload
 from simulations.backends.base import intra_op_threads
+from simulations.evaluation import AskSites
 from simulations.rounds import OnRound, RoundLoop
 
 _log = logging.getLogger("fedsign")
@@ -58,7 +60,14 @@ class InProcess:
                 direct=direct,
                 keep_states=states.commit,
                 evaluation_threads=self.workers,  # who have nothing to do meanwhile
+                ask_sites=self._sites_of(workload),
             ).run()
+
+    def _sites_of(self, workload: Workload) -> AskSites | None:
+        """Sites evaluate in this process too, where they do."""
+        if not workload.is_evaluated_at_clients:
+            return None
+        return SiteEvaluator(workload, num_threads=self.workers).evaluate_many
 
     @contextmanager
     def _trainer_of(self, workload: Workload, folder: RunFolder) -> Iterator[LocalTrainer]:

@@ -13,17 +13,20 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tomli_w
 from pydantic import Field
 
-from clients.app import PARTITIONS_KEY
+from clients.node import PARTITIONS_KEY, ROOT_KEY, SHARE_KEY, SITE_KEY, STATE_KEY
 from fedsign import errors
+from fedsign.config import ExperimentConfig
+from fedsign.data import sites
 from fedsign.errors import EngineError, FedSignError
 from fedsign.results import Line, RunFolder
 from fedsign.workload import Workload
@@ -68,21 +71,29 @@ class _Place:
     port: int
 
     @property
+    def home(self) -> Path:
+        """Flower's."""
+        return Path(self.environment["FLWR_HOME"])
+
+    @property
     def address(self) -> str:
         return f"{_LOOPBACK}:{self.port}"
 
 
 class SuperLink:
-    """Settings: number of SuperNodes; `start_timeout_s`, until they have answered the roll call."""
+    """Settings: number of SuperNodes (with `partition.name=sites`, one for each); `start_timeout_s`, until they have answered
+    the roll call; `share_details`: let them tell tracebacks and label counts, which otherwise stay with them."""
 
     def __init__(
         self,
         *,
         num_supernodes: Annotated[int, Field(gt=0)] = 3,
         start_timeout_s: Annotated[float, Field(gt=0)] = 300.0,
+        share_details: bool = False,
     ) -> None:
         self.num_supernodes = num_supernodes
         self.start_timeout_s = start_timeout_s
+        self.share_details = share_details
 
     def check(self, workload: Workload) -> None:
         """See Engine."""
@@ -102,14 +113,26 @@ class SuperLink:
             link = stack.enter_context(_process([find_program("flower-superlink"), *_link_arguments(place)], place))
             _wait_for_port(place.port, link, place, self.start_timeout_s)
             processes = {"superlink": link}
-            num_nodes = min(self.num_supernodes, num_clients)
+            num_nodes = num_clients if sites.has_sites(workload.config) else min(self.num_supernodes, num_clients)
             for index in range(num_nodes):
                 name = f"supernode-{index}"
-                arguments = _node_arguments(place, list(range(index, num_clients, num_nodes)))
-                command = [sys.executable, "-m", "clients.site", *arguments]
+                own = self._node_config(workload.config, list(range(index, num_clients, num_nodes)), folder)
+                command = [sys.executable, "-m", "clients.site", *_node_arguments(place, own)]
                 processes[name] = stack.enter_context(_process(command, place, name))
             run_id = _submit(app, place)
             _follow(folder, on_round, lambda: _check_alive(processes, run_id, place, folder))
+
+    def _node_config(self, config: ExperimentConfig, partitions: list[int], folder: RunFolder) -> dict[str, Any]:
+        """What a SuperNode is told beside the experiment; a site's folder is told to its own alone."""
+        own: dict[str, Any] = {
+            PARTITIONS_KEY: ",".join(map(str, partitions)),
+            STATE_KEY: str(folder.clients.resolve()),
+            SHARE_KEY: self.share_details,
+        }
+        if sites.has_sites(config):
+            (site,) = partitions
+            own |= {ROOT_KEY: _absolute(sites.root_of(config, site)), SITE_KEY: sites.name_of(config, site)}
+        return own
 
 
 def _make_place(folder: RunFolder) -> _Place:
@@ -144,12 +167,18 @@ def _link_arguments(place: _Place) -> list[str]:
     ]  # fmt: skip
 
 
-def _node_arguments(place: _Place, partitions: list[int]) -> list[str]:
-    served = ",".join(str(partition) for partition in partitions)
+def _node_arguments(place: _Place, own: Mapping[str, Any]) -> list[str]:
+    """`own` goes through a file, since a path may hold any character."""
+    config = place.home / f"node-{uuid.uuid4().hex[:8]}.toml"
+    config.write_text(tomli_w.dumps(own), encoding="utf-8")
     return [
         "--insecure", "--superlink", place.address, "--host", _LOOPBACK, "--port", str(_free_port()),
-        "--node-config", f'{PARTITIONS_KEY}="{served}"',
+        "--node-config", str(config),
     ]  # fmt: skip
+
+
+def _absolute(root: str) -> str:
+    return str(Path(root).expanduser().resolve()) if root else ""
 
 
 @contextmanager

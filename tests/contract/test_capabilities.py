@@ -10,8 +10,8 @@ import pytest
 import torch
 from flwr.app import Message
 
-from clients.app import EXPERIMENT_KEY, STATE_KEY
 from clients.app import app as client_app
+from clients.node import EXPERIMENT_KEY, STATE_KEY
 from clients.state_database import StateDatabase
 from fedsign import plugins
 from fedsign.checkpoints import load_latest

@@ -24,7 +24,8 @@ from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy.multikrum import select_multikrum
 from safetensors.torch import load_file, save_file
 
-from clients.app import EXPERIMENT_KEY, STATE_KEY, app, in_process_handler
+from clients.app import app, in_process_handler
+from clients.node import EXPERIMENT_KEY, STATE_KEY
 from clients.state import ClientStore
 from clients.trainer import SequentialTrainer
 from fedsign.checkpoints import load_latest

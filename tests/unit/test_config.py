@@ -26,6 +26,8 @@ DEFAULT_EXPERIMENT = {
         "test_fraction": 0.2,
         "flat": True,
         "normalise": "default",
+        "mean": [],
+        "std": [],
         "augment": "none",
         "validation_fraction": 0.0,
     },

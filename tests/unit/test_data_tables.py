@@ -172,7 +172,7 @@ def test_numbers_can_be_categories(tmp_path: Path, read: Callable[..., Dataset],
         (
             {},
             {"target": "il"},
-            "data.target names the column 'il', but the columns are age, city, weight, hospital, ill. Did",
+            "data.target names the column 'il', but the columns of {path} are age, city, weight, hospital, ill. Did",
         ),
         ({}, {"features": ("age", "size")}, "data.features names the column 'size'"),
         ({}, {"features": ("age", "ill")}, "and not the target"),

@@ -1,0 +1,43 @@
+"""What a site answers when it is asked to test a model: figures of its own test samples, which stay with it."""
+
+from collections.abc import Iterable, Iterator
+
+from fedsign.data import sites
+from fedsign.models.working import WorkingModel
+from fedsign.records import EvaluateReply, EvaluateRequest, Failure, Tensors, failure_of
+from fedsign.workload import Workload
+
+
+class SiteEvaluator:
+    """Tests models at the sites whose data lie in this process; `num_threads` share out the batches, on a CPU."""
+
+    def __init__(self, workload: Workload, *, num_threads: int = 1) -> None:
+        self._workload, self._num_threads = workload, num_threads
+        self._model = WorkingModel(workload.make_model(), workload.numerics)
+        self._loaded: Tensors | None = None
+
+    def evaluate_many(self, requests: Iterable[EvaluateRequest]) -> Iterator[EvaluateReply | Failure]:
+        """One site after another; one that raises is a failure, not the end."""
+        for request in requests:
+            try:
+                yield self.evaluate(request)
+            except Exception as error:  # noqa: BLE001 - a client's error is an answer, on every engine
+                yield failure_of(request.partition, error)
+
+    def evaluate(self, request: EvaluateRequest) -> EvaluateReply:
+        """One site's figures."""
+        if self._loaded is not request.tensors:  # all sites of a round are sent the same
+            self._model.load(request.tensors)
+            self._loaded = request.tensors
+        workload, site = self._workload, request.partition
+        figures = workload.evaluate_site(self._model.module, site, num_threads=self._num_threads)
+        test, validation = workload.tests_of_sites[site]
+        return EvaluateReply(
+            round=request.round,
+            partition=site,
+            name=sites.name_of(workload.config, site),
+            num_train=len(workload.share_of(site)),
+            num_test=len(test),
+            num_validation=0 if validation is None else len(validation),
+            figures=figures,
+        )

@@ -1,0 +1,133 @@
+"""Evaluation over messages: the evaluated model to sites, their figures back.
+
+A request is what a train message is without an objective.  A reply has no arrays: one MetricRecord with the figures and
+the counts, and the record `reply`.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+
+from fedsign import codec
+from fedsign.aggregation import in_slot_order
+from fedsign.errors import ReplyError
+from fedsign.flower import wire
+from fedsign.flower.array import to_record, to_tensors
+from fedsign.flower.partition_grid import PartitionGrid
+from fedsign.records import EvaluateReply, EvaluateRequest, Failure, failure_of
+
+_NUM_TEST, _NUM_TRAIN, _NUM_VALIDATION = wire.NUM_EXAMPLES_KEY, "num-train-examples", "num-validation-examples"
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.25
+
+
+def ask_sites(
+    grid: PartitionGrid, requests: Sequence[EvaluateRequest], *, timeout_s: float
+) -> Iterator[EvaluateReply | Failure]:
+    """An answer or a failure for each request, in their order."""
+    if not requests:
+        return
+    content = RecordDict(
+        {
+            wire.ARRAYS: to_record(requests[0].tensors),  # all are asked about one model
+            wire.CONFIG: ConfigRecord({wire.ROUND_KEY: requests[0].round}),
+        }
+    )
+    messages = [Message(content, request.partition, MessageType.EVALUATE) for request in requests]
+    yield from in_slot_order(_arrivals(grid, requests, messages, timeout_s))
+
+
+def _arrivals(
+    grid: PartitionGrid, requests: Sequence[EvaluateRequest], messages: list[Message], timeout_s: float
+) -> Iterator[tuple[int, EvaluateReply | Failure]]:
+    pushed: list[str | None] = list(grid.push_messages(messages)) or [None] * len(messages)
+    waiting = {message_id: slot for slot, message_id in enumerate(pushed) if message_id is not None}
+    for slot, message_id in enumerate(pushed):
+        if message_id is None:
+            yield slot, Failure(partition=requests[slot].partition, reason="the request could not be sent to the node")
+    deadline, pause_s = time.monotonic() + timeout_s, _FIRST_PAUSE_S
+    while waiting:
+        arrived = list(grid.pull_messages(list(waiting)))
+        for reply in arrived:
+            slot = waiting.pop(reply.metadata.reply_to_message_id)
+            yield slot, _answer(reply, requests[slot])
+        if arrived:
+            pause_s = _FIRST_PAUSE_S
+        elif time.monotonic() > deadline:
+            for slot in waiting.values():
+                yield (
+                    slot,
+                    Failure(partition=requests[slot].partition, reason="no reply within server.round_timeout_s"),
+                )
+            return
+        else:
+            time.sleep(pause_s)
+            pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _answer(message: Message, request: EvaluateRequest) -> EvaluateReply | Failure:
+    """Whatever a node sends is that node's affair alone."""
+    if message.has_error():
+        reason, _, details = (message.error.reason or "the node gave no reason").partition("\n")
+        return Failure(partition=request.partition, reason=reason, details=details)
+    try:
+        return unpack_reply(message, request)
+    except Exception as error:  # noqa: BLE001 - see above
+        why = (
+            str(error) if isinstance(error, ReplyError) else f"the reply cannot be read: {failure_of(0, error).reason}."
+        )
+        return Failure(partition=request.partition, reason=why)
+
+
+def unpack_request(message: Message) -> EvaluateRequest:
+    """An evaluate message as a request."""
+    route = wire.of_kind(message.content, ConfigRecord)[wire.ROUTE]
+    return EvaluateRequest(
+        round=wire.round_of(message),
+        partition=int(cast(int, route["partition"])),
+        tensors=to_tensors(wire.arrays_of(message.content), wire.encodings_of(route)),
+    )
+
+
+def pack_reply(reply: EvaluateReply, request: Message) -> Message:
+    """A reply as a message."""
+    counts = {_NUM_TEST: reply.num_test, _NUM_TRAIN: reply.num_train, _NUM_VALIDATION: reply.num_validation}
+    record = ConfigRecord(
+        {"codec": codec.VERSION, "round": reply.round, "partition": reply.partition, "name": reply.name}
+    )
+    return Message(
+        RecordDict({wire.METRICS: MetricRecord({**counts, **reply.figures}), wire.REPLY: record}), reply_to=request
+    )
+
+
+def unpack_reply(message: Message, request: EvaluateRequest) -> EvaluateReply:
+    """A reply from a message.
+
+    Raises:
+        ReplyError: it is for another round or client, or counts no samples.
+    """
+    record = wire.of_kind(message.content, ConfigRecord)[wire.REPLY]
+    figures = {name: float(cast(float, value)) for name, value in _metrics(message).items()}
+    counts = {key: int(figures.pop(key)) for key in (_NUM_TEST, _NUM_TRAIN, _NUM_VALIDATION)}
+    reply = EvaluateReply(
+        round=int(cast(int, record["round"])),
+        partition=int(cast(int, record["partition"])),
+        name=str(record["name"]),
+        num_test=counts[_NUM_TEST],
+        num_train=counts[_NUM_TRAIN],
+        num_validation=counts[_NUM_VALIDATION],
+        figures=figures,
+    )
+    if (reply.round, reply.partition) != (request.round, request.partition):
+        raise ReplyError(
+            f"the reply is for round {reply.round}, partition {reply.partition}; expected were round {request.round}, "
+            f"partition {request.partition}."
+        )
+    if reply.num_test < 1 or min(reply.num_train, reply.num_validation) < 0:
+        raise ReplyError(f"the reply counts {reply.num_test} test samples; expected is 1 or more.")
+    return reply
+
+
+def _metrics(message: Message) -> MetricRecord:
+    return wire.of_kind(message.content, MetricRecord)[wire.METRICS]

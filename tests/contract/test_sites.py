@@ -1,0 +1,327 @@
+"""Clients with data of their own: what they train on, how they evaluate, and what is said of them."""
+
+import json
+from collections.abc import Mapping
+from math import fsum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedsign.config import from_dict
+from fedsign.data.base import Dataset, LazySamples, Samples
+from fedsign.data.npz import npz
+from fedsign.errors import ConfigError, DataError, FedSignError
+from fedsign.metrics.accuracy import accuracy
+from fedsign.records import EvaluateReply
+from fedsign.report.page import write_report
+from fedsign.workload import Workload
+from simulations import Run, run
+from simulations.evaluation import evaluating, means
+from simulations.partition_view import describe
+
+SIZES = (60, 40, 30)
+NUM_SITES = len(SIZES)
+CLASS_NAMES = ["no", "yes"]
+
+
+def write_site(folder: Path, size: int, *, seed: int, **arrays: Any) -> Path:
+    """Two classes that a line divides, in a file of its own; the last fifth are test samples."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(size, 5)).astype(np.float32)
+    y = (x[:, 0] + 0.3 * x[:, 1] > 0).astype(int)
+    cut = size * 4 // 5
+    parts = {"x_train": x[:cut], "y_train": y[:cut], "x_test": x[cut:], "y_test": y[cut:]}
+    np.savez(folder / "data.npz", **{**parts, **arrays})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def roots(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("sites")
+    return [str(write_site(folder / f"clinic {k}", size, seed=k)) for k, size in enumerate(SIZES)]
+
+
+def tree(root: Path, roots: list[str], **changes: Any) -> dict[str, Any]:
+    whole = {
+        "rounds": 2,
+        "callbacks": [],
+        "data": {"name": "npz", "class_names": CLASS_NAMES},
+        "partition": {"name": "sites", "num_clients": len(roots), "roots": roots, "input_shape": [5]},
+        "server": {"cohort_size": 2},
+        "model": {"name": "mlp", "hidden": [8]},
+        "client": {"local_steps": 3},
+        "results": {"root": str(root), "checkpoint_every": 1},
+    }
+    for key, value in changes.items():
+        known = whole.get(key)
+        whole[key] = {**known, **value} if isinstance(known, dict) and isinstance(value, Mapping) else value
+    return whole
+
+
+def site_lines(done: Run) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (done.path / "sites.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def played(roots: list[str], tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run(tree(tmp_path_factory.mktemp("played"), roots))
+
+
+def test_a_client_trains_on_what_its_site_holds_and_on_nothing_else(roots: list[str], tmp_path: Path) -> None:
+    work = Workload(from_dict(tree(tmp_path, roots)))
+    for site, root in enumerate(roots):
+        with np.load(Path(root) / "data.npz") as own:
+            assert np.array_equal(work.samples_of(site).features.numpy(), own["x_train"])
+            test, _ = work.tests_of_sites[site]
+            assert np.array_equal(test.features.numpy(), own["x_test"])
+
+
+def test_without_roots_there_is_a_model_and_no_data(tmp_path: Path) -> None:
+    """What a server sees: enough to make the model that the sites train."""
+    config = from_dict(tree(tmp_path, ["", "", ""], engine={"name": "superlink"}))
+    work = Workload(config)
+    assert len(work.dataset.train) == len(work.dataset.test) == 0
+    assert [tuple(p.shape) for p in work.make_model().parameters()] == [(8, 5), (8,), (2, 8), (2,)]
+    with pytest.raises(DataError, match="site 1 has no data here"):
+        work.share_of(1)
+
+
+def test_a_server_of_a_deployment_reads_no_sites_data_even_where_it_could(tmp_path: Path, roots: list[str]) -> None:
+    work = Workload(from_dict(tree(tmp_path, roots, engine={"name": "superlink"})))
+    assert len(work.dataset.train) == 0
+    assert len(Workload(work.config, frozenset({1})).dataset.train) == SIZES[1] * 4 // 5
+
+
+def test_loss_and_accuracy_of_the_sites_are_those_of_the_union_of_their_test_samples(
+    played: Run, roots: list[str]
+) -> None:
+    """mean over sites by n_k of the mean over their n_k samples = the mean over all samples."""
+    work = Workload(played.config)
+    parts = [npz(0, path=f"{root}/data.npz", class_names=tuple(CLASS_NAMES)).test for root in roots]
+    features = torch.cat([part.features for part in parts if isinstance(part, Samples)])
+    targets = torch.cat([part.targets for part in parts])
+    outputs = played.model()(features)
+    last = played.rounds[-1]
+    assert last["loss"] == pytest.approx(work.task.loss(outputs, targets).item(), rel=1e-6)
+    assert last["accuracy"] == pytest.approx(accuracy(outputs, targets), rel=1e-12)
+
+
+def test_a_rounds_figures_are_the_means_of_the_sites_lines_by_samples(played: Run) -> None:
+    lines = site_lines(played)
+    assert [line["round"] for line in lines] == [1, 2]
+    for line, told in zip(lines, played.rounds, strict=True):
+        assert [site["client"] for site in line["sites"]] == [0, 1, 2]
+        assert [site["name"] for site in line["sites"]] == ["clinic 0", "clinic 1", "clinic 2"]
+        assert [site["num_test"] for site in line["sites"]] == [size // 5 for size in SIZES]
+        assert [site["num_train"] for site in line["sites"]] == [size * 4 // 5 for size in SIZES]
+        for key in ("loss", "accuracy"):
+            weighted = [site["num_test"] * site[key] for site in line["sites"]]
+            assert told[key] == fsum(weighted) / (sum(SIZES) // 5)
+
+
+def test_workers_give_the_same_bits(played: Run, roots: list[str], tmp_path: Path) -> None:
+    done = run(tree(tmp_path, roots, engine={"workers": 2}))
+    for name in ("rounds.jsonl", "sites.jsonl"):
+        assert (done.path / name).read_bytes() == (played.path / name).read_bytes()
+
+
+def test_a_run_is_resumed_to_the_same_lines(played: Run, roots: list[str], tmp_path: Path) -> None:
+    half = run(tree(tmp_path, roots, rounds=1))
+    done = run({"rounds": 2}, resume=half.path)
+    for name in ("rounds.jsonl", "sites.jsonl"):
+        assert (done.path / name).read_bytes() == (played.path / name).read_bytes()
+
+
+def test_the_model_that_sites_evaluate_is_counted_as_traffic(played: Run) -> None:
+    model = sum(4 * parameter.numel() for parameter in played.model().parameters())
+    assert [line["bytes_down"] for line in played.rounds] == [(2 + NUM_SITES) * model] * 2
+
+
+def test_a_number_of_sites_may_evaluate_and_every_round_draws_its_own(roots: list[str], tmp_path: Path) -> None:
+    done = run(tree(tmp_path, roots, rounds=6, server={"evaluate_clients": 1}))
+    asked = [[site["client"] for site in line["sites"]] for line in site_lines(done)]
+    assert asked == [evaluating(done.config, round) for round in range(1, 7)]
+    assert {len(sites) for sites in asked} == {1} and len({tuple(sites) for sites in asked}) > 1
+
+
+def test_the_server_evaluates_on_test_samples_of_its_own(roots: list[str], tmp_path: Path) -> None:
+    """All samples that lie there are test samples."""
+    own = write_site(tmp_path / "server", 50, seed=9)
+    done = run(tree(tmp_path, roots, partition={"test_root": str(own)}))
+    with np.load(own / "data.npz") as arrays:
+        features, targets = (
+            torch.from_numpy(np.concatenate([arrays[f"{k}_train"], arrays[f"{k}_test"]])) for k in "xy"
+        )
+    assert done.rounds[-1]["accuracy"] == pytest.approx(accuracy(done.model()(features), targets), rel=1e-12)
+    assert not (done.path / "sites.jsonl").exists()
+    asked = run(tree(tmp_path, roots, partition={"test_root": str(own)}, server={"evaluation": "clients"}))
+    assert len(site_lines(asked)) == 2
+
+
+def test_validation_samples_are_held_out_and_evaluated_at_each_site(roots: list[str], tmp_path: Path) -> None:
+    """A tenth of each class of 48, 32 and 24 training samples, rounded down."""
+    done = run(tree(tmp_path, roots, data={"validation_fraction": 0.1}))
+    work = Workload(done.config)
+    held = [work.tests_of_sites[site][1] for site in range(NUM_SITES)]
+    nums = [0 if samples is None else len(samples) for samples in held]
+    assert sum(nums) > 0 and [len(work.samples_of(site)) + num for site, num in enumerate(nums)] == [48, 32, 24]
+    values = [site["validation_loss"] for site in site_lines(done)[-1]["sites"]]
+    weighted = [num * value for num, value in zip(nums, values, strict=True)]
+    assert done.rounds[-1]["validation_loss"] == pytest.approx(fsum(weighted) / sum(nums), rel=1e-12)
+
+
+def reply(num: int, **figures: float) -> EvaluateReply:
+    return EvaluateReply(round=1, partition=0, name="a", num_train=1, num_test=num, num_validation=0, figures=figures)
+
+
+def test_a_metric_that_a_site_cannot_define_is_the_mean_of_the_others() -> None:
+    sites = [reply(1, loss=1.0, auc=0.5), reply(3, loss=2.0, auc=float("nan")), reply(4, loss=5.0, auc=1.0)]
+    assert means(sites, ["loss", "auc"]) == {"loss": (1 + 6 + 20) / 8, "auc": (0.5 + 4) / 5}
+    diverged = means(
+        [reply(1, loss=float("nan"), auc=float("nan")), reply(1, loss=1.0, auc=float("nan"))], ["loss", "auc"]
+    )
+    assert all(np.isnan(value) for value in diverged.values())
+    assert all(np.isnan(value) for value in means([], ["loss", "auc"]).values())
+
+
+def refusing(outputs: Tensor, targets: Tensor) -> float:
+    """A metric that the smallest site's samples make fail."""
+    if len(targets) == SIZES[2] // 5:
+        raise ValueError("too few samples")
+    return 1.0
+
+
+def test_a_site_that_fails_to_evaluate_is_a_failure_and_the_round_goes_on(roots: list[str], tmp_path: Path) -> None:
+    done = run(tree(tmp_path, roots, metrics=["accuracy", f"{__name__}:refusing"]))
+    for line, sites in zip(done.rounds, site_lines(done), strict=True):
+        assert line["failures"] == [{"client": 2, "reason": "in evaluation: ValueError: too few samples"}]
+        assert [site["client"] for site in sites["sites"]] == [0, 1]
+        assert line["refusing"] == 1.0 and line["num_replies"] == 2
+    first = json.loads((done.path / "failures.jsonl").read_text().splitlines()[0])
+    assert "Traceback" in first["details"]  # in process nothing is a secret
+
+
+def test_the_page_shows_each_site(played: Run) -> None:
+    page = write_report(played.folder).read_text(encoding="utf-8")
+    assert "<h2>Sites</h2>" in page and "Test accuracy at the sites" in page
+    for k in range(NUM_SITES):
+        assert f'<th scope="row">clinic {k}</th>' in page
+
+
+def test_the_page_says_that_counts_are_private(played: Run, tmp_path: Path) -> None:
+    folder = played.folder
+    before = folder.partition
+    folder.write_json("partition.json", {"class_names": [], "counts": [], "counts_are_private": True, "num_clients": 3})
+    try:
+        assert "3 clients, whose label counts stay with them" in write_report(folder).read_text(encoding="utf-8")
+    finally:
+        folder.write_json("partition.json", before)
+
+
+def test_the_split_of_sites_is_shown_where_they_lie_here(roots: list[str], tmp_path: Path) -> None:
+    facts = describe(Workload(from_dict(tree(tmp_path, roots))))
+    assert [sum(row) for row in facts["counts"]] == [48, 32, 24]
+    with pytest.raises(ConfigError, match=r"what a site holds stays with it"):
+        describe(Workload(from_dict(tree(tmp_path, roots, engine={"name": "superlink"}))))
+
+
+def one_class(path: Path) -> Path:
+    return write_site(path, 20, seed=0, y_train=np.ones(16, dtype=int), y_test=np.ones(4, dtype=int))
+
+
+def test_a_class_that_a_site_lacks_is_fine(roots: list[str], tmp_path: Path) -> None:
+    done = run(tree(tmp_path, [*roots, str(one_class(tmp_path / "one"))]))
+    assert done.folder.partition["counts"][3] == [0, 16] and not any(line["failures"] for line in done.rounds)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"data": {"class_names": []}}, r"the sites' class names are not known; name them with --set"),
+        (
+            {"data": {"class_names": ["one"]}},
+            r"site 'clinic 0': .*data\.npz has the class 1, but data\.class_names names 1",
+        ),
+        ({"partition": {"input_shape": []}}, r"the server cannot see the shape of the sites' samples; say it"),
+        ({"partition": {"input_shape": [7]}}, r"site 'clinic 0': the data in .* of the shape \[5\]; expected is \[7\]"),
+        ({"partition": {"num_clients": 4}}, r"site 3 of partition\.num_clients=4 has no data here"),
+        ({"partition": {"num_clients": 2}}, r"partition\.roots holds 3 entries for partition\.num_clients=2 sites"),
+        ({"partition": {"names": ["a"]}}, r"partition\.names holds 1 entries"),
+        ({"data": {"normalise": "unit"}}, r"data\.normalise=unit measures the data"),
+        ({"data": {"normalise": "per_channel"}}, r"would give every site another scale"),
+        ({"server": {"evaluation": "server"}}, r"the server has no test samples; name them with"),
+        ({"server": {"evaluate_clients": 4}}, r"server\.evaluate_clients=4 exceeds the 3 clients"),
+        ({"metrics": ["rmse"]}, r"'rmse' says nothing"),
+        ({"data": {"name": "mnist"}}, r"unknown key 'data\.class_names'"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence_before_the_first_round(
+    changes: dict[str, Any], said: str, roots: list[str], tmp_path: Path
+) -> None:
+    with pytest.raises(FedSignError, match=said) as caught:
+        run(tree(tmp_path, roots, **changes))
+    assert "\n" not in str(caught.value) and caught.value.exit_code == 2
+    assert not list(tmp_path.rglob("rounds.jsonl"))
+
+
+def test_usual_partitions_have_no_test_samples_at_the_clients(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"server\.evaluation=clients was given with partition\.name=dirichlet"):
+        run({"server": {"evaluation": "clients"}, "results": {"root": str(tmp_path)}})
+    with pytest.raises(ConfigError, match=r"server\.evaluate_clients=3 was given, but the server evaluates"):
+        run({"server": {"evaluate_clients": 3}, "results": {"root": str(tmp_path)}})
+    assert not list(tmp_path.iterdir())
+
+
+# Readers of the user's own
+
+
+class Rows:
+    """A torch Dataset that is read item by item."""
+
+    def __init__(self, path: Path, part: str) -> None:
+        with np.load(path) as arrays:
+            self.x, self.targets = arrays[f"x_{part}"], arrays[f"y_{part}"].tolist()
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.from_numpy(self.x[index]), self.targets[index]
+
+
+def rows(seed: int, *, root: str = ".", class_names: tuple[str, ...] = (), lazy_above: int = 0) -> Dataset:
+    """Fetched batch by batch, but for the small sites."""
+    whole = npz(seed, path=f"{root}/data.npz", class_names=class_names)
+    if len(whole.train) <= lazy_above:
+        return whole
+    parts = [
+        LazySamples(source=Rows(Path(root) / "data.npz", part), targets=samples.targets)
+        for part, samples in (("train", whole.train), ("test", whole.test))
+    ]
+    return Dataset(train=parts[0], test=parts[1], class_names=class_names)
+
+
+@pytest.mark.parametrize("lazy_above", [0, 30])
+def test_samples_may_be_fetched_batch_by_batch_at_some_sites_or_all(
+    lazy_above: int, played: Run, roots: list[str], tmp_path: Path
+) -> None:
+    own = {"name": f"{__name__}:rows", "class_names": CLASS_NAMES, "lazy_above": lazy_above}
+    done = run(tree(tmp_path, roots, data=own))
+    assert isinstance(Workload(done.config).dataset.train, LazySamples)
+    for name in ("rounds.jsonl", "sites.jsonl"):
+        assert (done.path / name).read_bytes() == (played.path / name).read_bytes()
+
+
+def unnamed(seed: int, *, root: str = ".", class_names: tuple[str, ...] = ()) -> Dataset:
+    """Names its classes by itself."""
+    return npz(seed, path=f"{root}/data.npz")
+
+
+def test_a_reader_that_goes_its_own_way_with_classes_is_refused(roots: list[str], tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"site 'clinic 0': the data in .* have the classes \['0', '1'\]; expected are"):
+        run(tree(tmp_path, roots, data={"name": f"{__name__}:unnamed", "class_names": CLASS_NAMES}))
