@@ -19,7 +19,7 @@ from fedsign.flower.shims import quiet_flower
 from fedsign.records import roles_of
 from fedsign.results import RunFolder
 from fedsign.workload import workload_of
-from simulations.flower_app import FOLDER_KEY
+from simulations.flower_app import FOLDER_KEY, FOLLOWER_KEY, WORKING_KEY
 from simulations.rounds import RoundLoop
 
 OUTCOME = "served.json"
@@ -31,7 +31,10 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Play all rounds of the experiment in the run configuration."""
-    _end_when_orphaned()
+    follower = context.run_config.get(FOLLOWER_KEY)
+    _end_when_orphaned(None if follower is None else int(str(follower)))
+    if WORKING_KEY in context.run_config:
+        os.chdir(str(context.run_config[WORKING_KEY]))
     folder = RunFolder(Path(str(context.run_config[FOLDER_KEY])))
     try:
         with quiet_flower():
@@ -45,8 +48,8 @@ def main(grid: Grid, context: Context) -> None:
     folder.write_json(OUTCOME, {"status": "finished"})
 
 
-def _end_when_orphaned() -> None:
-    """End this process when the one that started it has died.
+def _end_when_orphaned(follower: int | None) -> None:
+    """End this process when the one that started it has died, or the command that follows its run.
 
     Flower asks the main thread to end, which does not hear while it pushes to a SuperLink that is gone, and tries for ever.
     What is on disk is whole at any moment.
@@ -54,7 +57,7 @@ def _end_when_orphaned() -> None:
     parent = os.getppid()
 
     def watch() -> None:
-        while os.getppid() == parent:
+        while os.getppid() == parent and (follower is None or Path(f"/proc/{follower}").exists()):
             time.sleep(_LOOKS_EVERY_S)
         os._exit(1)
 

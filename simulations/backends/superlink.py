@@ -19,21 +19,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tomli_w
 from pydantic import Field
 
 from clients.app import PARTITIONS_KEY
 from fedsign import errors
-from fedsign.errors import EngineError, FedSignError
+from fedsign.errors import ConfigError, EngineError, FedSignError
 from fedsign.results import Line, RunFolder
 from fedsign.workload import Workload
 from simulations.flower_app import write_app
+from simulations.flower_programs import (
+    CONNECTION,
+    answer_of,
+    call_flwr,
+    complaint_of,
+    find_program,
+    flower_environment,
+    write_connection,
+)
 from simulations.rounds import OnRound
 from simulations.server_app import OUTCOME
 
-_CONNECTION = "fedsign"
 _LOOPBACK = "127.0.0.1"
 _POLL_S = 0.2
+_NUM_SUPERNODES = 3
 _STATUS_EVERY_S = 15.0
 
 # Leads a program's process group and ends all of it, when asked or when this process dies (Linux tells it): Flower's
@@ -73,19 +81,32 @@ class _Place:
 
 
 class SuperLink:
-    """Settings: number of SuperNodes; `start_timeout_s`, until they have answered the roll call."""
+    """Settings: `federation`, the folder of a federation that is up ("": one of this run's own, on this machine);
+    `num_supernodes` of this run's own; `start_timeout_s`, until they have answered the roll call."""
 
     def __init__(
         self,
         *,
-        num_supernodes: Annotated[int, Field(gt=0)] = 3,
+        num_supernodes: Annotated[int, Field(gt=0)] = _NUM_SUPERNODES,
         start_timeout_s: Annotated[float, Field(gt=0)] = 300.0,
+        federation: str = "",
     ) -> None:
+        if federation and num_supernodes != _NUM_SUPERNODES:
+            raise ConfigError(
+                f"engine.num_supernodes={num_supernodes} and engine.federation={federation} were both given; a federation has the "
+                "SuperNodes of its sites: leave engine.num_supernodes out."
+            )
+        self.federation = federation
         self.num_supernodes = num_supernodes
         self.start_timeout_s = start_timeout_s
 
     def execute(self, workload: Workload, folder: RunFolder, on_round: OnRound) -> None:
         """See Engine."""
+        if self.federation:
+            from simulations.backends import federation  # which follows its runs by functions of this module
+
+            federation.execute(Path(self.federation), workload, folder, on_round)
+            return
         num_clients = workload.config.partition.num_clients
         (folder.path / OUTCOME).unlink(missing_ok=True)
         app = write_app(
@@ -104,8 +125,8 @@ class SuperLink:
                 name = f"supernode-{index}"
                 arguments = _node_arguments(place, list(range(index, num_clients, num_nodes)))
                 processes[name] = stack.enter_context(_process("flower-supernode", arguments, place, name))
-            run_id = _submit(app, place)
-            _follow(folder, on_round, lambda: _check_alive(processes, run_id, place, folder))
+            run_id = submit(app, place.environment, logs=place.logs)
+            follow(folder, on_round, lambda: _check_alive(processes, run_id, place, folder))
 
 
 def _make_place(folder: RunFolder) -> _Place:
@@ -113,24 +134,8 @@ def _make_place(folder: RunFolder) -> _Place:
     for path in (home, logs):
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir()
-    place = _Place(
-        logs=logs,
-        environment={
-            **os.environ,
-            "FLWR_HOME": str(home),
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # Flower's default is one second
-            "PYTHONUNBUFFERED": "1",
-        },
-        port=_free_port(),
-    )
-    connection = {
-        "superlink": {
-            "default": _CONNECTION,
-            _CONNECTION: {"address": place.address, "insecure": True},
-        }
-    }
-    (home / "config.toml").write_text(tomli_w.dumps(connection), encoding="utf-8")
+    place = _Place(logs=logs, environment=flower_environment(home), port=_free_port())
+    write_connection(home, place.address, authority=None)
     return place
 
 
@@ -182,26 +187,19 @@ def _end_group(process: "subprocess.Popen[bytes]") -> None:
     process.wait()
 
 
-def _submit(app: Path, place: _Place) -> str:
+def submit(app: Path, environment: Mapping[str, str], *, logs: Path) -> str:
     """`flwr run`; returns the run's id."""
-    done = _flwr(["run", str(app), _CONNECTION, "--format", "json"], place)
-    try:
-        answer = json.loads(done.stdout[done.stdout.index("{") :])
-        return str(answer["run-id"])
-    except (ValueError, KeyError) as error:
-        raise EngineError(
-            f"Flower did not take the run: {(done.stderr or done.stdout).strip()[-500:]} (logs are in {place.logs})"
-        ) from error
+    done = call_flwr(["run", str(app), CONNECTION, "--format", "json"], environment)
+    run_id = answer_of(done).get("run-id")
+    if run_id is None:
+        raise EngineError(f"Flower did not take the run: {complaint_of(done)} (logs are in {logs})")
+    return str(run_id)
 
 
-def _run_status(run_id: str, place: _Place) -> str:
+def run_status(run_id: str, environment: Mapping[str, str]) -> str:
     """Flower's word for how the run is, such as `running` or `finished:failed`."""
-    done = _flwr(["list", "--run-id", run_id, "--format", "json"], place)
-    try:
-        answer = json.loads(done.stdout[done.stdout.index("{") :])
-        return str(answer["runs"][0]["status"])
-    except (ValueError, KeyError, IndexError):
-        return "unknown"
+    runs = answer_of(call_flwr(["list", "--run-id", run_id, "--format", "json"], environment)).get("runs")
+    return str(runs[0]["status"]) if runs else "unknown"
 
 
 def _check_alive(
@@ -211,12 +209,12 @@ def _check_alive(
     for name, process in processes.items():
         if process.poll() is not None:
             raise EngineError(f"the process {name} ended in the middle of the run; see {place.logs / name}.log.")
-    word = _run_status(run_id, place)
+    word = run_status(run_id, place.environment)
     if word.startswith("finished") and not (folder.path / OUTCOME).exists():
         raise EngineError(f"the ServerApp ended without a result (Flower says '{word}'); see {place.logs}.")
 
 
-def _follow(folder: RunFolder, on_round: OnRound, check_alive: Callable[[], None]) -> None:
+def follow(folder: RunFolder, on_round: OnRound, check_alive: Callable[[], None]) -> None:
     """Hand on the lines as they are written, until the ServerApp says how it ended."""
     num_seen = len(folder.rounds())
     heard_at = time.monotonic()
@@ -242,27 +240,6 @@ def _raise_failure(outcome: Line) -> None:
         return
     kind = getattr(errors, outcome["kind"], EngineError)
     raise (kind if isinstance(kind, type) and issubclass(kind, FedSignError) else EngineError)(outcome["error"])
-
-
-def _flwr(arguments: list[str], place: _Place) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [find_program("flwr"), *arguments],
-        capture_output=True,
-        text=True,
-        env=dict(place.environment),
-        stdin=subprocess.DEVNULL,
-        timeout=120,
-        check=False,
-    )
-
-
-def find_program(name: str) -> str:
-    """One of Flower's console scripts: beside this interpreter, or on the path."""
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
-        raise EngineError(f"the program '{name}', which comes with flwr, was not found; reinstall flwr.")
-    return found
 
 
 def _wait_for_port(port: int, process: "subprocess.Popen[bytes]", place: _Place, timeout_s: float) -> None:
