@@ -20,7 +20,9 @@ def serve(address: str, first: Task | None = None) -> None:
     while True:
         task = tasks.next()
         if served is not None and task.fab_hash != served.fab_hash:
-            os.execv(sys.executable, [sys.executable, "-m", "clients.executor", address, task.token, task.fab_hash])
+            os.execv(
+                sys.executable, [sys.executable, "-P", "-m", "clients.executor", address, task.token, task.fab_hash]
+            )
         served = task
         tasks.play(task)
 

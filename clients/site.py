@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
             if executor is None or executor.poll() is not None:
                 if executor is not None:
                     _mourn(executor, time.monotonic() - began_at)
-                executor = subprocess.Popen([sys.executable, "-m", "clients.executor", f"{host}:{port}"])
+                executor = subprocess.Popen([sys.executable, "-P", "-m", "clients.executor", f"{host}:{port}"])
                 began_at = time.monotonic()
             time.sleep(_LOOKS_EVERY_S)
         return node.returncode

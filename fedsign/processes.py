@@ -151,8 +151,8 @@ def serve(module: str) -> None:
         sys.exit(130)
 
 
-def end_when_orphaned() -> None:
-    """From now on, end this process when the one that started it has died.
+def end_when_orphaned(other: int | None = None) -> None:
+    """From now on, end this process when the one that started it has died, or another one whose id is given.
 
     For processes of Flower's, which ask the main thread to end: while it speaks to a SuperLink that is gone, it does not hear
     and tries for ever.  What is on disk is whole at any moment.
@@ -160,7 +160,7 @@ def end_when_orphaned() -> None:
     parent = os.getppid()
 
     def watch() -> None:
-        while os.getppid() == parent:
+        while os.getppid() == parent and (other is None or Path(f"/proc/{other}").exists()):
             time.sleep(_LOOKS_EVERY_S)
         os._exit(1)
 

@@ -17,6 +17,7 @@ from rich.console import Console
 import fedsign
 from fedsign.errors import ConfigError, FedSignError
 from simulations.analyses.command import app as analyse
+from simulations.deployment.command import app as deploy
 from simulations.printing import escaped, print_finding, print_json, print_summary, print_table, run_row
 
 TRACEBACK = "FEDSIGN_TRACEBACK"  # an environment variable: show where an error comes from
@@ -296,6 +297,7 @@ def reproduce(
 
 
 app.add_typer(analyse)
+app.add_typer(deploy)
 
 
 @app.command()

@@ -21,6 +21,8 @@ from fedsign.disk import write_text
 from fedsign.registry import PACKAGES
 
 FOLDER_KEY = "run-folder"
+WORKING_KEY = "working-folder"  # the command's, to which relative paths of the configuration belong
+FOLLOWER_KEY = "followed-by"  # the command's process id; a run that nobody follows ends
 CLIENT_STUB, SERVER_STUB = "fedsign_client_app", "fedsign_server_app"  # no names that a user's own file may have
 
 _CLIENT_SOURCE = '''"""The ClientApp, from the installed package."""
@@ -37,8 +39,13 @@ app = simulations.server_app.app
 '''
 
 
-def write_app(target: Path, config: ExperimentConfig, *, run_folder: Path, state_folder: Path) -> Path:
-    """Write the app into a fresh folder `target` and return it."""
+def write_app(
+    target: Path, config: ExperimentConfig, *, run_folder: Path, state_folder: Path, followed_by: int | None = None
+) -> Path:
+    """Write the app into a fresh folder `target` and return it.
+
+    `followed_by`: the process that the ServerApp does not outlive, where a SuperLink does.
+    """
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     (target / f"{CLIENT_STUB}.py").write_text(_CLIENT_SOURCE, encoding="utf-8")
@@ -54,6 +61,8 @@ def write_app(target: Path, config: ExperimentConfig, *, run_folder: Path, state
     }
     if not is_deployed(config):  # where a node's states lie is the node's affair
         run_config[STATE_KEY] = str(state_folder.resolve())
+    if followed_by is not None:
+        run_config |= {FOLLOWER_KEY: str(followed_by), WORKING_KEY: str(Path.cwd())}
     (target / "pyproject.toml").write_text(tomli_w.dumps(_pyproject(run_config)), encoding="utf-8")
     return target
 

@@ -3,6 +3,7 @@
 How it ended is written to the run's folder as `served.json`, for the process that started the engine.
 """
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from fedsign.processes import end_when_orphaned
 from fedsign.records import roles_of
 from fedsign.results import RunFolder
 from fedsign.workload import workload_of
-from simulations.flower_app import FOLDER_KEY
+from simulations.flower_app import FOLDER_KEY, FOLLOWER_KEY, WORKING_KEY
 from simulations.rounds import RoundLoop
 
 OUTCOME = "served.json"
@@ -29,7 +30,10 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Play all rounds of the experiment in the run configuration."""
-    end_when_orphaned()
+    follower = context.run_config.get(FOLLOWER_KEY)
+    end_when_orphaned(None if follower is None else int(str(follower)))
+    if WORKING_KEY in context.run_config:
+        os.chdir(str(context.run_config[WORKING_KEY]))
     folder = RunFolder(Path(str(context.run_config[FOLDER_KEY])))
     try:
         with quiet_flower():

@@ -27,16 +27,25 @@ from clients.node import PARTITIONS_KEY, ROOT_KEY, SHARE_KEY, SITE_KEY, STATE_KE
 from fedsign import errors
 from fedsign.config import ExperimentConfig
 from fedsign.data import sites
-from fedsign.errors import EngineError, FedSignError
+from fedsign.errors import ConfigError, EngineError, FedSignError
 from fedsign.results import Line, RunFolder
 from fedsign.workload import Workload
 from simulations.flower_app import write_app
+from simulations.flower_programs import (
+    CONNECTION,
+    answer_of,
+    call_flwr,
+    complaint_of,
+    find_program,
+    flower_environment,
+    write_connection,
+)
 from simulations.rounds import OnRound
 from simulations.server_app import OUTCOME
 
-_CONNECTION = "fedsign"
 _LOOPBACK = "127.0.0.1"
 _POLL_S = 0.2
+_NUM_SUPERNODES = 3
 _STATUS_EVERY_S = 15.0
 
 # Leads a program's process group and ends all of it, when asked or when this process dies (Linux tells it): Flower's
@@ -81,16 +90,25 @@ class _Place:
 
 
 class SuperLink:
-    """Settings: number of SuperNodes (with `partition.name=sites`, one for each); `start_timeout_s`, until they have answered
-    the roll call; `share_details`: let them tell tracebacks and label counts, which otherwise stay with them."""
+    """Settings: `federation`, the folder of a federation that is up ("": one of this run's own, on this machine);
+    `num_supernodes` of this run's own (with `partition.name=sites`, one for each site); `start_timeout_s`, until they have
+    answered the roll call; `share_details`: let them tell tracebacks and label counts, which otherwise stay with them.
+    """
 
     def __init__(
         self,
         *,
-        num_supernodes: Annotated[int, Field(gt=0)] = 3,
+        num_supernodes: Annotated[int, Field(gt=0)] = _NUM_SUPERNODES,
         start_timeout_s: Annotated[float, Field(gt=0)] = 300.0,
         share_details: bool = False,
+        federation: str = "",
     ) -> None:
+        if federation and num_supernodes != _NUM_SUPERNODES:
+            raise ConfigError(
+                f"engine.num_supernodes={num_supernodes} and engine.federation={federation} were both given; a federation has the "
+                "SuperNodes of its sites: leave engine.num_supernodes out."
+            )
+        self.federation = federation
         self.num_supernodes = num_supernodes
         self.start_timeout_s = start_timeout_s
         self.share_details = share_details
@@ -100,6 +118,11 @@ class SuperLink:
 
     def execute(self, workload: Workload, folder: RunFolder, on_round: OnRound) -> None:
         """See Engine."""
+        if self.federation:
+            from simulations.backends import federation  # which follows its runs by functions of this module
+
+            federation.execute(Path(self.federation), workload, folder, on_round)
+            return
         num_clients = workload.config.partition.num_clients
         (folder.path / OUTCOME).unlink(missing_ok=True)
         app = write_app(
@@ -117,10 +140,10 @@ class SuperLink:
             for index in range(num_nodes):
                 name = f"supernode-{index}"
                 own = self._node_config(workload.config, list(range(index, num_clients, num_nodes)), folder)
-                command = [sys.executable, "-m", "clients.site", *_node_arguments(place, own)]
+                command = [sys.executable, "-P", "-m", "clients.site", *_node_arguments(place, own)]
                 processes[name] = stack.enter_context(_process(command, place, name))
-            run_id = _submit(app, place)
-            _follow(folder, on_round, lambda: _check_alive(processes, run_id, place, folder))
+            run_id = submit(app, place.environment, logs=place.logs)
+            follow(folder, on_round, lambda: _check_alive(processes, run_id, place, folder))
 
     def _node_config(self, config: ExperimentConfig, partitions: list[int], folder: RunFolder) -> dict[str, Any]:
         """What a SuperNode is told beside the experiment; a site's folder is told to its own alone."""
@@ -140,24 +163,8 @@ def _make_place(folder: RunFolder) -> _Place:
     for path in (home, logs):
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir()
-    place = _Place(
-        logs=logs,
-        environment={
-            **os.environ,
-            "FLWR_HOME": str(home),
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # Flower's default is one second
-            "PYTHONUNBUFFERED": "1",
-        },
-        port=_free_port(),
-    )
-    connection = {
-        "superlink": {
-            "default": _CONNECTION,
-            _CONNECTION: {"address": place.address, "insecure": True},
-        }
-    }
-    (home / "config.toml").write_text(tomli_w.dumps(connection), encoding="utf-8")
+    place = _Place(logs=logs, environment=flower_environment(home), port=_free_port())
+    write_connection(home, place.address, authority=None)
     return place
 
 
@@ -213,26 +220,19 @@ def _end_group(process: "subprocess.Popen[bytes]") -> None:
     process.wait()
 
 
-def _submit(app: Path, place: _Place) -> str:
+def submit(app: Path, environment: Mapping[str, str], *, logs: Path) -> str:
     """`flwr run`; returns the run's id."""
-    done = _flwr(["run", str(app), _CONNECTION, "--format", "json"], place)
-    try:
-        answer = json.loads(done.stdout[done.stdout.index("{") :])
-        return str(answer["run-id"])
-    except (ValueError, KeyError) as error:
-        raise EngineError(
-            f"Flower did not take the run: {(done.stderr or done.stdout).strip()[-500:]} (logs are in {place.logs})"
-        ) from error
+    done = call_flwr(["run", str(app), CONNECTION, "--format", "json"], environment)
+    run_id = answer_of(done).get("run-id")
+    if run_id is None:
+        raise EngineError(f"Flower did not take the run: {complaint_of(done)} (logs are in {logs})")
+    return str(run_id)
 
 
-def _run_status(run_id: str, place: _Place) -> str:
+def run_status(run_id: str, environment: Mapping[str, str]) -> str:
     """Flower's word for how the run is, such as `running` or `finished:failed`."""
-    done = _flwr(["list", "--run-id", run_id, "--format", "json"], place)
-    try:
-        answer = json.loads(done.stdout[done.stdout.index("{") :])
-        return str(answer["runs"][0]["status"])
-    except (ValueError, KeyError, IndexError):
-        return "unknown"
+    runs = answer_of(call_flwr(["list", "--run-id", run_id, "--format", "json"], environment)).get("runs")
+    return str(runs[0]["status"]) if runs else "unknown"
 
 
 def _check_alive(
@@ -242,12 +242,12 @@ def _check_alive(
     for name, process in processes.items():
         if process.poll() is not None:
             raise EngineError(f"the process {name} ended in the middle of the run; see {place.logs / name}.log.")
-    word = _run_status(run_id, place)
+    word = run_status(run_id, place.environment)
     if word.startswith("finished") and not (folder.path / OUTCOME).exists():
         raise EngineError(f"the ServerApp ended without a result (Flower says '{word}'); see {place.logs}.")
 
 
-def _follow(folder: RunFolder, on_round: OnRound, check_alive: Callable[[], None]) -> None:
+def follow(folder: RunFolder, on_round: OnRound, check_alive: Callable[[], None]) -> None:
     """Hand on the lines as they are written, until the ServerApp says how it ended."""
     num_seen = len(folder.rounds())
     heard_at = time.monotonic()
@@ -273,27 +273,6 @@ def _raise_failure(outcome: Line) -> None:
         return
     kind = getattr(errors, outcome["kind"], EngineError)
     raise (kind if isinstance(kind, type) and issubclass(kind, FedSignError) else EngineError)(outcome["error"])
-
-
-def _flwr(arguments: list[str], place: _Place) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [find_program("flwr"), *arguments],
-        capture_output=True,
-        text=True,
-        env=dict(place.environment),
-        stdin=subprocess.DEVNULL,
-        timeout=120,
-        check=False,
-    )
-
-
-def find_program(name: str) -> str:
-    """One of Flower's console scripts: beside this interpreter, or on the path."""
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
-        raise EngineError(f"the program '{name}', which comes with flwr, was not found; reinstall flwr.")
-    return found
 
 
 def _wait_for_port(port: int, process: "subprocess.Popen[bytes]", place: _Place, timeout_s: float) -> None:

@@ -1,0 +1,105 @@
+"""A run on a federation that is up: `engine.federation` names its folder (`fedsign deploy`).
+
+The SuperLink starts the ServerApp on its own machine, where the run's folder has to lie; so this runs there too, and
+under the same user.  The ServerApp ends when this process does, so that a run that was killed can be resumed.
+"""
+
+import getpass
+import logging
+import os
+import pwd
+from pathlib import Path
+
+from fedsign.errors import ConfigError, EngineError
+from fedsign.results import RunFolder
+from fedsign.workload import Workload
+from simulations.backends.superlink import follow, run_status, submit
+from simulations.deployment.federation import Federation, open_federation
+from simulations.deployment.membership import environment_of, process_of
+from simulations.deployment.start import UNSAFE, check_certificate
+from simulations.deployment.tls import ServerError, look_at_server
+from simulations.flower_app import write_app
+from simulations.flower_programs import CONNECTION, call_flwr
+from simulations.rounds import OnRound
+from simulations.server_app import OUTCOME
+
+_log = logging.getLogger("fedsign")
+
+
+def execute(path: Path, workload: Workload, folder: RunFolder, on_round: OnRound) -> None:
+    """Submit the run to the SuperLink of a federation's folder, and follow it to its end.
+
+    Raises:
+        ConfigError: the federation does not fit the experiment, or is not to be trusted.
+        EngineError: it is not up, or ends in the middle of the run.
+    """
+    federation = open_federation(path)
+    check_fits(federation, workload.config.partition.num_clients)
+    check_is_up(federation)
+    environment = environment_of(federation)
+    (folder.path / OUTCOME).unlink(missing_ok=True)
+    app = write_app(
+        folder.path / "app",
+        workload.config,
+        run_folder=folder.path,
+        state_folder=folder.clients,
+        followed_by=os.getpid(),
+    )
+    run_id = submit(app, environment, logs=federation.folder / "logs")
+    try:
+        follow(folder, on_round, lambda: _check_alive(federation, run_id, environment, folder))
+    except BaseException:
+        call_flwr(["stop", run_id, CONNECTION], environment)  # without this process, the ServerApp ends too
+        raise
+
+
+def check_fits(federation: Federation, num_clients: int) -> None:
+    """Raise ConfigError unless each client is an active site's."""
+    served = {site.partition for site in federation.active}
+    without = [partition for partition in range(num_clients) if partition not in served]
+    if without:
+        raise ConfigError(
+            f"partition.num_clients={num_clients} was given, but {without[:5]} are no partitions of an active site of the federation "
+            f"{federation.name}, which has {sorted(served)}; add sites with 'fedsign deploy add-site', or set partition.num_clients."
+        )
+    if len(served) > num_clients:
+        _log.warning(
+            "partition.num_clients=%d: %d of the federation's %d sites take no part in this run.",
+            num_clients, len(served) - num_clients, len(served),
+        )  # fmt: skip
+
+
+def check_is_up(federation: Federation) -> None:
+    """Raise unless the SuperLink is a process of this machine and this user, and the one that the CA vouches for."""
+    if federation.insecure:
+        _log.warning(UNSAFE)
+    else:
+        check_certificate(federation, _log.warning)
+    process = process_of(federation)
+    if process is None:
+        raise EngineError(
+            f"the federation {federation.name} is not up on this machine: start {federation.server / 'start.sh'}, or try it out with "
+            "'fedsign deploy up'; a run is started on the SuperLink's own machine."
+        )
+    if process.owner != os.getuid():
+        other = pwd.getpwuid(process.owner).pw_name
+        raise EngineError(
+            f"the SuperLink runs as user {other}, who writes the run's folder, but this is {getpass.getuser()}; run this command "
+            f"as {other} too: sudo -u {other} fedsign run ..."
+        )
+    try:
+        look_at_server(
+            federation.local_host, federation.port, authority=None if federation.insecure else federation.authority
+        )
+    except ServerError as error:
+        raise EngineError(str(error)) from error
+
+
+def _check_alive(federation: Federation, run_id: str, environment: dict[str, str], folder: RunFolder) -> None:
+    if process_of(federation) is None:
+        raise EngineError("the SuperLink ended in the middle of the run; start it again, and go on with --resume.")
+    word = run_status(run_id, environment)
+    if word.startswith("finished") and not (folder.path / OUTCOME).exists():
+        raise EngineError(
+            f"the ServerApp ended without a result (Flower says '{word}'); what it printed is with the SuperLink's output."
+        )

@@ -1,0 +1,1 @@
+"""`fedsign deploy`: a federation over several machines, from the certificates to the processes."""

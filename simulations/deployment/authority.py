@@ -1,0 +1,155 @@
+"""A federation's own certificate authority: one CA, one certificate for its server.
+
+Sites have no certificates: they know the CA and thereby the server, and the server knows them by the public
+halves of their keys (`keys`).  So the CA's key is needed to make the server's certificate, and for nothing else.
+"""
+
+import datetime as dt
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fedsign.errors import ConfigError
+from simulations.deployment.keys import write_secret
+
+ALWAYS = ("localhost", "127.0.0.1", "::1")  # the server's own processes come this way
+WARN_DAYS = 30
+_AUTHORITY_DAYS = 3650
+_CLOCKS_MAY_DIFFER = dt.timedelta(minutes=5)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Certified:
+    """A certificate and its key, as PEM."""
+
+    certificate: bytes
+    key: bytes
+
+    def write(self, certificate: Path, key: Path) -> None:
+        """The key for its owner alone."""
+        certificate.write_bytes(self.certificate)
+        write_secret(key, self.key)
+
+
+def make_authority(name: str) -> Certified:
+    """A CA of ten years, which may sign servers' certificates and no other CA's."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"FedSign federation {name}"[:64])])
+    began = _now() - _CLOCKS_MAY_DIFFER
+    builder = _builder(subject, subject, key.public_key(), began, began + dt.timedelta(days=_AUTHORITY_DAYS))
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
+    return _signed(builder, key, by=key)
+
+
+def issue(authority: Certified, hosts: Sequence[str], *, lifetime: dt.timedelta) -> Certified:
+    """A server's certificate for names and addresses, and for this machine's loopback."""
+    signer = serialization.load_pem_private_key(authority.key, password=None)
+    if not isinstance(signer, ec.EllipticCurvePrivateKey):
+        raise ConfigError("the key of the CA is no elliptic-curve key; restore the ca folder that 'deploy init' made.")
+    issuer = x509.load_pem_x509_certificate(authority.certificate)
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
+    began = _now() - _CLOCKS_MAY_DIFFER
+    until = min(_now() + lifetime, issuer.not_valid_after_utc)
+    builder = _builder(subject, issuer.subject, key.public_key(), min(began, until - _CLOCKS_MAY_DIFFER), until)
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    names = [general_name(host) for host in dict.fromkeys((*hosts, *ALWAYS))]
+    builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    public = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
+    return _signed(builder.add_extension(public, critical=False), key, by=signer)
+
+
+def general_name(host: str) -> x509.GeneralName:
+    """An address, or else a name."""
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def ends_at(certificate: Path) -> dt.datetime:
+    """When a certificate on disk ends.
+
+    Raises:
+        ConfigError: it is not there, or cannot be read.
+    """
+    try:
+        return x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{certificate} is no certificate that can be read ({error}); unpack the kit again, or make the "
+            "federation's anew with 'fedsign deploy renew'."
+        ) from error
+
+
+def days_left(end: dt.datetime) -> float:
+    """Until then; negative when it is over."""
+    return (end - _now()) / dt.timedelta(days=1)
+
+
+def expiry_warning(end: dt.datetime, *, what: str) -> str | None:
+    """A sentence if a certificate ends soon, which is not yet an error."""
+    left = days_left(end)
+    if left > WARN_DAYS:
+        return None
+    return f"{what} ends in {left:.0f} days, on {end:%Y-%m-%d}; make a new one with 'fedsign deploy renew'."
+
+
+def check_not_over(end: dt.datetime, *, what: str) -> None:
+    """Raise ConfigError when a certificate is over."""
+    if days_left(end) <= 0:
+        raise ConfigError(
+            f"{what} ended on {end:%Y-%m-%d %H:%M} UTC; make a new one on the server's machine with 'fedsign deploy "
+            "renew', and start the SuperLink again."
+        )
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, began: dt.datetime, until: dt.datetime
+) -> x509.CertificateBuilder:
+    return x509.CertificateBuilder(
+        issuer_name=issuer,
+        subject_name=subject,
+        public_key=public,
+        serial_number=x509.random_serial_number(),
+        not_valid_before=began,
+        not_valid_after=until,
+    ).add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _signed(
+    builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey, *, by: ec.EllipticCurvePrivateKey
+) -> Certified:
+    return Certified(
+        certificate=builder.sign(by, hashes.SHA256()).public_bytes(serialization.Encoding.PEM),
+        key=key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        ),
+    )
+
+
+def _now() -> dt.datetime:
+    return dt.datetime.now(dt.UTC)

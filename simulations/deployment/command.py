@@ -1,0 +1,273 @@
+"""`fedsign deploy ...`: what it was asked for, and what it prints.
+
+Like the command line itself, importing this imports neither torch nor Flower nor NumPy, nor cryptography.
+"""
+
+import datetime as dt
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fedsign.errors import ConfigError
+from simulations.printing import escaped, print_json, print_table
+
+app = typer.Typer(
+    name="deploy",
+    help="A federation over several machines: certificates, a kit for each site, checks.\n\n"
+    "'init' on the server's machine, 'check' and 'start' in the kit at each site; 'up' and 'down' try it out on one machine.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+FolderOption = Annotated[Path, typer.Option("--folder", help="The federation's folder on the server's machine.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+DaysOption = Annotated[int, typer.Option(min=1, max=3650, help="How long the server's certificate is valid.")]
+DataOption = Annotated[
+    str, typer.Option("--data-root", metavar="DIR", help="The folder of the site's data, at the site.")
+]
+DeviceOption = Annotated[str, typer.Option(help="What the site computes on: cpu, cuda, cuda:1.")]
+_FOLDER = Path("federation")
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="A folder to make, on the server's machine.")] = _FOLDER,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A name or address of the server; the first is what sites connect to. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    site: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[=FILE]",
+            help="A site; FILE: the public key that it sent. Without FILE its key is made here and lies in its kit. May be repeated.",
+        ),
+    ] = None,
+    name: Annotated[str, typer.Option(help="What the federation is called.")] = "federation",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Of the server, TCP.")] = 8000,
+    bind: Annotated[str, typer.Option(help="The server's own address to listen at; 0.0.0.0: all of them.")] = "0.0.0.0",
+    days: DaysOption = 365,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS and keys; for trying out only.")] = False,
+) -> None:
+    """Make a federation: CA, the server's certificate, a kit for each site.
+
+    For example: fedsign deploy init --host fl.example.org --host 192.0.2.10 --site berlin --site hamburg=hamburg.pub
+    """
+    from simulations.deployment.federation import Federation
+    from simulations.deployment.provision import init as make
+    from simulations.deployment.start import UNSAFE
+
+    if not host:
+        raise ConfigError(
+            "--host is missing: give a name or an address under which sites reach this machine; it may be repeated."
+        )
+    asked = Federation(folder=folder.resolve(), name=name, hosts=tuple(host), port=port, bind=bind, insecure=insecure)
+    made = make(asked, [_newcomer(text) for text in site or ()], lifetime=dt.timedelta(days=days))
+    if insecure:
+        _warn(UNSAFE)
+    _say(f"federation {made.name} in {folder}: server {made.hosts[0]}, port {made.port}, {len(made.active)} sites")
+    _say_kits(made, (each.name for each in made.active))
+    _say(f"next: {folder}/server/start.sh here; each site unpacks its kit and follows README.md in it")
+
+
+@app.command()
+def key(
+    site: Annotated[str, typer.Argument(help="The site's name.")],
+    folder: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where to write.")] = Path(),
+) -> None:
+    """Make a site's key at the site: SITE.key stays there, SITE.pub is sent to the server's people."""
+    from simulations.deployment.federation import check_site_name
+    from simulations.deployment.keys import fingerprint, make_key
+
+    check_site_name(site)
+    private, public = folder / f"{site}.key", folder / f"{site}.pub"
+    if not folder.is_dir():
+        raise ConfigError(f"--out {folder} is no folder; make it first.")
+    line = make_key(private, comment=site)
+    public.write_text(line + "\n", encoding="utf-8")
+    _say(f"{private}  stays here, readable for you alone")
+    _say(f"{public}  for the server's people: fedsign deploy add-site {site} --public-key {public.name}")
+    _say(f"fingerprint  {fingerprint(line)}")
+
+
+@app.command("add-site")
+def add_site(
+    site: Annotated[str, typer.Argument(help="The new site's name.")],
+    folder: FolderOption = _FOLDER,
+    public_key: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What the site sent; without it, a key is made here and lies in the kit."),
+    ] = None,
+    data_root: DataOption = "",
+    device: DeviceOption = "",
+) -> None:
+    """Add a site, also while the SuperLink runs."""
+    from simulations.deployment import provision
+    from simulations.deployment.federation import open_federation
+
+    newcomer = provision.Newcomer(name=site, public_key=public_key, data_root=data_root, device=device)
+    grown, _ = provision.add_site(open_federation(folder), newcomer)
+    _say(f"{site} has partition {grown.site(site).partition}" + _when(provision.apply(grown)))
+    _say_kits(grown, [site])
+
+
+@app.command()
+def revoke(
+    site: Annotated[str, typer.Argument(help="The site's name.")],
+    folder: FolderOption = _FOLDER,
+) -> None:
+    """Take a site out, also while the SuperLink runs: its key is never taken again."""
+    from simulations.deployment import provision
+    from simulations.deployment.federation import open_federation
+
+    left = provision.revoke(open_federation(folder), site)
+    partition = left.site(site).partition
+    _say(f"{site} is revoked" + _when(provision.apply(left)))
+    _say(
+        f"partition {partition} is free: the next site that is added gets it; until then a run needs fewer clients or waits for it"
+    )
+
+
+@app.command()
+def renew(
+    folder: FolderOption = _FOLDER,
+    days: DaysOption = 365,
+    host: Annotated[
+        list[str] | None, typer.Option(help="A further name or address of the server; may be repeated.")
+    ] = None,
+) -> None:
+    """Make a new certificate for the server; the kits stay as they are."""
+    from simulations.deployment.authority import ends_at
+    from simulations.deployment.federation import open_federation
+    from simulations.deployment.membership import process_of
+    from simulations.deployment.provision import renew as make
+
+    renewed = make(open_federation(folder), host or [], lifetime=dt.timedelta(days=days))
+    _say(f"certificate for {', '.join(renewed.hosts)}, until {ends_at(renewed.certificate):%Y-%m-%d}")
+    if process_of(renewed) is not None:
+        _say("the SuperLink that is running has the old one: start it again")
+
+
+@app.command()
+def check(
+    folder: Annotated[
+        Path | None, typer.Argument(help="A site's kit, or the federation's folder; without it, what is here.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Look whether everything is there: data, versions, device, TLS, clock, keys.
+
+    Exit code 1: something is broken.
+    """
+    from simulations.deployment.check import check_server, check_site
+    from simulations.deployment.federation import open_federation
+    from simulations.deployment.kits import SITE_FILE, open_kit
+
+    where = _found(folder)
+    rows = check_site(open_kit(where)) if (where / SITE_FILE).exists() else check_server(open_federation(where))
+    print_json(rows) if json else print_table(rows)
+    if any(row["state"] == "broken" for row in rows):
+        raise typer.Exit(1)
+
+
+@app.command()
+def start(
+    folder: Annotated[
+        Path | None, typer.Argument(help="A site's kit, or the server's folder; without it, what is here.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="In a kit: connect to this name of the server instead.")] = None,
+) -> None:
+    """Become the SuperLink or a site's SuperNode, until stopped; what the start scripts call."""
+    from simulations.deployment.federation import open_federation
+    from simulations.deployment.kits import SITE_FILE, open_kit
+    from simulations.deployment.start import start_server, start_site
+
+    where = _found(folder)
+    if (where / SITE_FILE).exists():
+        start_site(open_kit(where), _warn, host=host)
+    if host is not None:
+        raise ConfigError("--host belongs to a site's kit; where the server listens is 'bind' in federation.toml.")
+    start_server(open_federation(where), _warn)
+
+
+@app.command()
+def up(
+    local: Annotated[int, typer.Option("--local", min=1, metavar="N", help="How many sites, on this machine.")],
+    folder: FolderOption = _FOLDER,
+    timeout_s: Annotated[float, typer.Option("--timeout-s", min=1, help="Until all are online.")] = 180.0,
+) -> None:
+    """Start the server and N sites on this machine, to try it out; makes a federation if there is none."""
+    from simulations.deployment import local as processes
+    from simulations.deployment import provision
+    from simulations.deployment.federation import FILE, Federation, open_federation
+    from simulations.deployment.tls import free_port
+
+    if not (folder / FILE).exists():
+        asked = Federation(
+            folder=folder.resolve(), name="local", hosts=("localhost",), port=free_port(), bind="127.0.0.1"
+        )
+        sites = [provision.Newcomer(name=f"site-{number}") for number in range(1, local + 1)]
+        provision.init(asked, sites, lifetime=dt.timedelta(days=365))
+        _say(f"made a federation for this machine alone in {folder}")
+    federation = open_federation(folder)
+    processes.up(federation, local, timeout_s=timeout_s, say=_say)
+    _say(
+        f"next: fedsign run --set engine.name=superlink --set engine.federation={folder} --set partition.num_clients={local} "
+        f"--set server.cohort_size={local}"
+    )
+
+
+@app.command()
+def down(folder: FolderOption = _FOLDER) -> None:
+    """End what runs from this folder: the server, and sites that were started by 'up'."""
+    from simulations.deployment.federation import open_federation
+    from simulations.deployment.local import down as end
+
+    ended = end(open_federation(folder))
+    _say(f"ended: {', '.join(map(str, ended))}" if ended else "nothing was running")
+
+
+def _found(folder: Path | None) -> Path:
+    """A kit or a federation, also named by its server folder."""
+    from simulations.deployment.federation import FILE
+    from simulations.deployment.kits import SITE_FILE
+
+    candidates = [Path(), _FOLDER] if folder is None else [folder, folder.resolve().parent]
+    for candidate in candidates:
+        if (candidate / SITE_FILE).exists() or (candidate / FILE).exists():
+            return candidate
+    named = "this folder" if folder is None else str(folder)
+    raise ConfigError(f"{named} holds neither a site's kit ({SITE_FILE}) nor a federation ({FILE}); name one of them.")
+
+
+def _newcomer(text: str) -> Any:
+    from simulations.deployment.provision import Newcomer
+
+    name, _, file = text.partition("=")
+    return Newcomer(name=name, public_key=Path(file) if file else None)
+
+
+def _say_kits(federation: Any, names: Iterable[str]) -> None:
+    for name in names:
+        kit = federation.kit(name)
+        what = "its key is in it: send it as you would a password" if (kit / "key").exists() else "holds no secret"
+        _say(f"kit of {name}: {kit}.tar.gz  {what}")
+
+
+def _when(is_told: bool) -> str:
+    return ", and the SuperLink knows" if is_told else "; the SuperLink will know when it is started"
+
+
+def _say(line: str) -> None:
+    Console(soft_wrap=True, highlight=False).print(escaped(line))
+
+
+def _warn(line: str) -> None:
+    print(f"warning: {line}", file=sys.stderr)

@@ -1,0 +1,205 @@
+"""A federation's folder on the server's machine: who belongs to it, and where its files lie.
+
+`federation.toml` is the truth about the sites; what the SuperLink knows is made equal to it (`membership`).
+"""
+
+import datetime as dt
+import ipaddress
+import platform
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedsign.disk import write_text
+from fedsign.errors import ConfigError
+
+FILE = "federation.toml"
+DEFAULT_PORT = 8000
+ACTIVE, REVOKED = "active", "revoked"
+_HEADER = "# Written by 'fedsign deploy'; change it with add-site, revoke and renew.\n\n"
+_SITE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63})*")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Site:
+    """One site; `public_key` is "" in an insecure federation."""
+
+    name: str
+    partition: int
+    public_key: str
+    state: str = ACTIVE
+    since: str = field(default_factory=lambda: f"{dt.datetime.now(dt.UTC):%Y-%m-%d}")
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it may take part."""
+        return self.state == ACTIVE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Federation:
+    """`hosts`: the server's names and addresses, the first of which sites connect to; `bind`: where it listens."""
+
+    folder: Path
+    name: str
+    hosts: tuple[str, ...]
+    port: int = DEFAULT_PORT
+    bind: str = "0.0.0.0"
+    insecure: bool = False
+    versions: Mapping[str, str] = field(default_factory=lambda: versions())
+    sites: tuple[Site, ...] = ()
+
+    @property
+    def active(self) -> tuple[Site, ...]:
+        """Sites that may take part, in the order of their partitions."""
+        return tuple(sorted((site for site in self.sites if site.is_active), key=lambda site: site.partition))
+
+    @property
+    def server(self) -> Path:
+        """What the SuperLink needs."""
+        return self.folder / "server"
+
+    @property
+    def certificate(self) -> Path:
+        """The server's."""
+        return self.server / "server.pem"
+
+    @property
+    def authority(self) -> Path:
+        """The CA's certificate, which all know."""
+        return self.folder / "ca" / "ca.pem"
+
+    @property
+    def authority_key(self) -> Path:
+        """The CA's key, which is in no kit."""
+        return self.folder / "ca" / "ca.key"
+
+    @property
+    def local_host(self) -> str:
+        """How processes of the server's machine reach the SuperLink."""
+        return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.bind, self.bind)
+
+    @property
+    def local_address(self) -> str:
+        """The same with the port."""
+        return with_port(self.local_host, self.port)
+
+    def kit(self, site: str) -> Path:
+        """The folder that is sent to a site."""
+        return self.folder / "kits" / site
+
+    def site(self, name: str) -> Site:
+        """By its name.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        for site in self.sites:
+            if site.name == name:
+                return site
+        known = ", ".join(site.name for site in self.sites) or "none yet"
+        raise ConfigError(f"the federation {self.name} has no site '{name}'; its sites are: {known}.")
+
+    def with_site(self, name: str, *, public_key: str) -> "Federation":
+        """One site more, which gets the lowest partition that no active site has.
+
+        Raises:
+            ConfigError: the name or the key is in use, or the name cannot be one.
+        """
+        check_site_name(name)
+        for site in self.sites:
+            if site.name == name:
+                raise ConfigError(f"a site '{name}' is there already ({site.state}); give the new one another name.")
+            if public_key and site.public_key == public_key:
+                raise ConfigError(f"this key is that of site '{site.name}' ({site.state}); every site needs its own.")
+        taken = {site.partition for site in self.active}
+        partition = next(index for index in range(len(taken) + 1) if index not in taken)
+        return replace(self, sites=(*self.sites, Site(name=name, partition=partition, public_key=public_key)))
+
+    def without(self, name: str) -> "Federation":
+        """The site revoked; its key stays on record, so that it is never taken again."""
+        gone = replace(self.site(name), state=REVOKED)
+        return replace(self, sites=tuple(gone if site.name == name else site for site in self.sites))
+
+    def write(self) -> None:
+        """To federation.toml."""
+        facts = asdict(self)
+        tree = {key: facts[key] for key in ("name", "hosts", "port", "bind", "insecure", "versions")}
+        tree["sites"] = list(facts["sites"])
+        write_text(self.folder / FILE, _HEADER + tomli_w.dumps(tree))
+
+
+def open_federation(folder: Path) -> Federation:
+    """Read federation.toml.
+
+    Raises:
+        ConfigError: the folder holds no federation, or the file is damaged.
+    """
+    path = folder / FILE
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        tree["sites"] = tuple(Site(**site) for site in tree["sites"])
+        return Federation(folder=folder.resolve(), **tree | {"hosts": tuple(tree["hosts"])})
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{folder} holds no federation ({FILE} is missing); name another folder, or make one with 'fedsign deploy init'."
+        ) from error
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"{path} cannot be read ({error}); restore it from a copy.") from error
+
+
+def check_site_name(name: str) -> None:
+    """Raise ConfigError unless it can be a folder's and a unit's name."""
+    if not _SITE_NAME.fullmatch(name):
+        raise ConfigError(
+            f"'{name}' cannot be a site's name; expected are small letters, digits and '-', a letter or digit first."
+        )
+
+
+def check_host(host: str) -> None:
+    """Raise ConfigError unless it is a name or an address, without a port."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        looks_like_an_address = re.fullmatch(r"[\d.]+", host)
+        if looks_like_an_address or not _HOST_NAME.fullmatch(host):
+            raise ConfigError(
+                f"--host {host} is neither a name nor an address; expected is such as fl.example.org or 192.0.2.10, "
+                "the port is given with --port."
+            ) from None
+
+
+def with_port(host: str, port: int) -> str:
+    """host:port, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def versions() -> dict[str, str]:
+    """What has to fit between the server and its sites."""
+    found = {"python": platform.python_version()}
+    for name in ("fedsign", "flwr", "torch"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "missing"
+    return found
+
+
+def site_facts(federation: Federation, site: Site) -> dict[str, Any]:
+    """What a kit says about the federation."""
+    return {
+        "name": federation.name,
+        "site": site.name,
+        "partition": site.partition,
+        "host": federation.hosts[0],
+        "port": federation.port,
+        "insecure": federation.insecure,
+        "versions": dict(federation.versions),
+    }

@@ -1,0 +1,98 @@
+"""The SuperLink behind a gate: sites get what a SuperNode needs, and nothing more.
+
+Flower 1.41 serves everything on one port, and the open-source SuperLink knows no accounts: whoever reaches the port
+could register a key of his own, or start a run, which is code that executes at every site.  So requests from other
+machines pass only to the Fleet API, which asks for a registered key; runs and registrations are for this machine.
+A SuperNode that asks before the sites are registered is told to try again, since it would take a refusal as final.
+
+`python -m simulations.deployment.gate FEDERATION ARGUMENTS...` is `flower-superlink ARGUMENTS...` with that gate, and registers the
+federation's sites once it answers.
+"""
+
+import ipaddress
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from flwr.superlink import extensions
+from flwr.superlink.cli import flower_superlink
+from starlette.middleware import Middleware
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from fedsign.errors import FedSignError
+from simulations.deployment.federation import Federation, open_federation
+from simulations.deployment.membership import answers, register_sites
+
+_OPEN_TO_SITES = ("/v1/fleet/",)
+_OPEN_TO_ALL = ("/health",)
+_REFUSAL = "Only SuperNodes are served from other machines; start runs and register sites on the server's machine.\n"
+_NOT_YET = "The sites are being registered; try again.\n"
+_POLL_S = 0.2
+
+
+class Gate:
+    """An ASGI middleware, the outermost one.  `is_open`: the sites are registered."""
+
+    def __init__(self, app: ASGIApp, is_open: threading.Event) -> None:
+        self.app = app
+        self.is_open = is_open
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on, or refuse."""
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+        elif scope["path"].startswith(_OPEN_TO_SITES) and not self.is_open.is_set():
+            await PlainTextResponse(_NOT_YET, status_code=503)(scope, receive, send)
+        elif may_pass(scope):
+            await self.app(scope, receive, send)
+        elif scope["type"] == "http":
+            await PlainTextResponse(_REFUSAL, status_code=403)(scope, receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1008})
+
+
+def may_pass(scope: Scope) -> bool:
+    """Whether a request is a SuperNode's, or comes from this machine."""
+    path = scope["path"]
+    return path in _OPEN_TO_ALL or path.startswith(_OPEN_TO_SITES) or _is_local(scope)
+
+
+def _is_local(scope: Scope) -> bool:
+    client, server = scope.get("client"), scope.get("server")
+    if client is None:
+        return False
+    try:
+        return ipaddress.ip_address(client[0]).is_loopback or (server is not None and client[0] == server[0])
+    except ValueError:
+        return False
+
+
+def main() -> None:
+    """See the module."""
+    folder, *arguments = sys.argv[1:]
+    federation = open_federation(Path(folder))
+    is_open = threading.Event()
+    extensions.get_middleware = lambda: (Middleware(Gate, is_open=is_open),)
+    threading.Thread(target=_register_when_up, args=[federation, is_open], daemon=True).start()
+    sys.argv = ["flower-superlink", *arguments]
+    superlink: Any = flower_superlink
+    superlink()
+
+
+def _register_when_up(federation: Federation, is_open: threading.Event) -> None:
+    while not answers(federation):
+        time.sleep(_POLL_S)
+    try:
+        register_sites(federation)
+    except FedSignError as error:
+        print(f"fedsign: the sites could not be registered: {error}", file=sys.stderr, flush=True)
+        os._exit(1)
+    is_open.set()
+
+
+if __name__ == "__main__":
+    main()

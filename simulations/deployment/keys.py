@@ -1,0 +1,100 @@
+"""A site's key pair, in the form that Flower's SuperNodes and SuperLink read: OpenSSH, on the curve P-384."""
+
+import base64
+import hashlib
+import os
+import stat
+from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from fedsign.errors import ConfigError
+
+_OPENSSH = serialization.PublicFormat.OpenSSH
+
+
+def make_key(private: Path, *, comment: str) -> str:
+    """Write a new private key, 0600, and return its public half as one line.
+
+    Raises:
+        ConfigError: there is a key already, which would be lost.
+    """
+    if private.exists():
+        raise ConfigError(f"{private} is there already and would be lost; move it away, or name another file.")
+    key = ec.generate_private_key(ec.SECP384R1())
+    private_bytes = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    )
+    write_secret(private, private_bytes)
+    return f"{_public_line(key.public_key())} {comment}"
+
+
+def public_half(private: Path) -> str:
+    """Of a private key on disk.
+
+    Raises:
+        ConfigError: the file is missing or holds no such key.
+    """
+    try:
+        key = serialization.load_ssh_private_key(private.read_bytes(), password=None)
+        if isinstance(key, ec.EllipticCurvePrivateKey):
+            return _public_line(key.public_key())
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise ConfigError(
+            f"{private} is no private key that can be read ({error}); make one with 'fedsign deploy key'."
+        ) from error
+    raise ConfigError(f"{private} is no elliptic-curve key; make one with 'fedsign deploy key'.")
+
+
+def read_public(path: Path) -> str:
+    """The public half that a site has sent, as one line without its comment.
+
+    Raises:
+        ConfigError: it is missing, no public key, or the private one.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"the public key {path} cannot be read: {error.strerror}; name the file that the site sent."
+        ) from error
+    if b"PRIVATE KEY" in content:
+        raise ConfigError(f"{path} is a private key, which must stay at its site; ask for the file that ends in .pub.")
+    try:
+        key = serialization.load_ssh_public_key(content)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise ConfigError(
+            f"{path} is no public key ({error}); expected is the .pub file that 'fedsign deploy key' writes."
+        ) from error
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not key.curve.name.startswith("secp"):
+        raise ConfigError(f"{path} is no key of a NIST curve, which Flower asks for; 'fedsign deploy key' makes one.")
+    return _public_line(key)
+
+
+def fingerprint(public: str) -> str:
+    """What people compare over the telephone, as ssh-keygen -l prints it."""
+    digest = hashlib.sha256(base64.b64decode(public.split()[1])).digest()
+    return "SHA256:" + base64.b64encode(digest).decode("ascii").rstrip("=")
+
+
+def write_secret(path: Path, content: bytes) -> None:
+    """Whole or not at all, and never readable by others."""
+    partial = path.with_name(path.name + ".partial")
+    partial.unlink(missing_ok=True)
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def is_private(path: Path) -> bool:
+    """Whether only its owner can read a file."""
+    return not stat.S_IMODE(path.stat().st_mode) & 0o077
+
+
+def _public_line(key: ec.EllipticCurvePublicKey) -> str:
+    return key.public_bytes(serialization.Encoding.OpenSSH, _OPENSSH).decode("ascii")

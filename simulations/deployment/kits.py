@@ -1,0 +1,139 @@
+"""What is sent to a site, and what lies at the server: scripts, units, instructions.
+
+A kit holds the CA's certificate, never its key.  Its own key is in it only when the site did not make one itself.
+"""
+
+import tarfile
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedsign.errors import ConfigError
+from simulations.deployment import templates
+from simulations.deployment.federation import Federation, Site, site_facts, with_port
+
+SITE_FILE = "site.toml"
+KEY_FILE, PUBLIC_FILE, AUTHORITY_FILE = "key", "key.pub", "ca.pem"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kit:
+    """A site's folder, read.  `data_root` and `device` are the site's own, "" for what the experiment says."""
+
+    folder: Path
+    data_root: str
+    device: str
+    facts: Mapping[str, Any]
+
+    @property
+    def key(self) -> Path:
+        """The site's private key."""
+        return self.folder / KEY_FILE
+
+    @property
+    def authority(self) -> Path:
+        """The CA that vouches for the server."""
+        return self.folder / AUTHORITY_FILE
+
+    @property
+    def address(self) -> str:
+        """The SuperLink's."""
+        return with_port(self.facts["host"], self.facts["port"])
+
+    @property
+    def data_folder(self) -> Path | None:
+        """Where the site's data lie; a relative path is meant from the kit."""
+        return (self.folder / Path(self.data_root).expanduser()).resolve() if self.data_root else None
+
+    def node_config(self) -> dict[str, str | int]:
+        """What the SuperNode tells its ClientApp."""
+        config: dict[str, str | int] = {"partition-id": self.facts["partition"]}
+        if self.data_folder is not None:
+            config["data-root"] = str(self.data_folder)
+        if self.device:
+            config["device"] = self.device
+        return config
+
+
+def open_kit(folder: Path) -> Kit:
+    """Read site.toml.
+
+    Raises:
+        ConfigError: there is none, or it was damaged when it was edited.
+    """
+    path = folder / SITE_FILE
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read ({error.strerror}); name the folder of a site's kit, as unpacked."
+        ) from error
+    except ValueError as error:
+        raise ConfigError(
+            f'{path} is no TOML ({error}); texts stand in quotes there, such as data_root = "/data".'
+        ) from error
+    unknown = set(tree) - {"data_root", "device", "federation"}
+    if unknown or not isinstance(tree.get("federation"), dict):
+        what = f"has the unknown key '{min(unknown)}'" if unknown else "has no table [federation]"
+        raise ConfigError(f"{path} {what}; expected are data_root, device and [federation], as the kit came.")
+    for key in ("data_root", "device"):
+        if not isinstance(tree.get(key, ""), str):
+            raise ConfigError(f"{path} has {key} = {tree[key]!r}; expected is a text in quotes.")
+    return Kit(
+        folder=folder.resolve(),
+        data_root=tree.get("data_root", ""),
+        device=tree.get("device", ""),
+        facts=tree["federation"],
+    )
+
+
+def write_kit(federation: Federation, site: Site, *, data_root: str, device: str) -> Path:
+    """Fill a site's folder, in which its key may lie already, and pack it; returns the archive."""
+    kit = federation.kit(site.name)
+    kit.mkdir(parents=True, exist_ok=True, mode=0o700)
+    mine = tomli_w.dumps({"data_root": data_root, "device": device})
+    theirs = tomli_w.dumps({"federation": site_facts(federation, site)})
+    (kit / SITE_FILE).write_text(templates.SITE_HEADER + mine + templates.SITE_REST + theirs, encoding="utf-8")
+    if not federation.insecure:
+        (kit / AUTHORITY_FILE).write_bytes(federation.authority.read_bytes())
+        (kit / PUBLIC_FILE).write_text(f"{site.public_key} {site.name}\n", encoding="utf-8")
+    has_key = (kit / KEY_FILE).exists()
+    texts = templates.for_site(federation, site, has_key=has_key)
+    _write_texts(kit, texts)
+    return _pack(kit)
+
+
+def write_server(federation: Federation) -> None:
+    """The start script, the systemd unit and the instructions of the server."""
+    federation.server.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _write_texts(federation.server, templates.for_server(federation))
+    (federation.folder / "README.md").write_text(templates.readme(federation), encoding="utf-8")
+    (federation.folder / ".gitignore").write_text("*\n", encoding="utf-8")  # keys belong in no repository
+
+
+def _write_texts(folder: Path, texts: Mapping[str, str]) -> None:
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+        (folder / name).chmod(0o755 if name.endswith(".sh") else 0o644)
+
+
+def _pack(kit: Path) -> Path:
+    """The kit as it is sent; for its owner alone, since a key may be in it."""
+    archive = kit.with_name(kit.name + ".tar.gz")
+    archive.touch(mode=0o600)
+    archive.chmod(0o600)
+    with tarfile.open(archive, "w:gz") as tar:
+        for path in sorted(kit.iterdir()):
+            if path.is_file():  # not what trying out has left: logs, Flower's home
+                tar.add(path, arcname=f"{kit.name}/{path.name}", filter=_nobodys)
+    return archive
+
+
+def _nobodys(info: tarfile.TarInfo) -> tarfile.TarInfo:
+    info.uid = info.gid = 0
+    info.uname = info.gname = ""
+    return info

@@ -1,0 +1,143 @@
+"""Making a federation and changing it: init, add-site, revoke, renew."""
+
+import datetime as dt
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedsign.errors import ConfigError
+from simulations.deployment import membership
+from simulations.deployment.authority import Certified, issue, make_authority
+from simulations.deployment.federation import FILE, Federation, check_host, check_site_name
+from simulations.deployment.keys import make_key, read_public
+from simulations.deployment.kits import KEY_FILE, write_kit, write_server
+from simulations.flower_programs import write_connection
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Newcomer:
+    """A site to be; `public_key`: the file that it sent, or None for a key in the kit."""
+
+    name: str
+    public_key: Path | None = None
+    data_root: str = ""
+    device: str = ""
+
+
+def init(federation: Federation, newcomers: Sequence[Newcomer], *, lifetime: dt.timedelta) -> Federation:
+    """Make the folder: CA, server, a kit for each site.
+
+    Raises:
+        ConfigError: the folder is in use, or a name, address or key cannot be one.
+    """
+    folder = federation.folder
+    if (folder / FILE).exists():
+        raise ConfigError(
+            f"{folder} holds a federation already; add sites with 'fedsign deploy add-site', or name another folder."
+        )
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} is not empty; name a folder that is, or none that exists.")
+    for host in federation.hosts:
+        check_host(host)
+    for newcomer in newcomers:
+        check_site_name(newcomer.name)
+        _check_key(federation, newcomer)
+    try:
+        return _make(federation, newcomers, lifetime)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)  # half a federation is none
+        raise
+
+
+def add_site(federation: Federation, newcomer: Newcomer) -> tuple[Federation, Path]:
+    """One site more; returns the federation and the kit's archive."""
+    _check_key(federation, newcomer)
+    federation.with_site(newcomer.name, public_key="")  # refuses a name in use before a key is made
+    public = _public_key(federation, newcomer)
+    grown = federation.with_site(newcomer.name, public_key=public)
+    grown.write()
+    archive = write_kit(grown, grown.site(newcomer.name), data_root=newcomer.data_root, device=newcomer.device)
+    write_server(grown)
+    return grown, archive
+
+
+def revoke(federation: Federation, name: str) -> Federation:
+    """Recorded first, so that it holds from the next start on, whatever happens now."""
+    if not federation.site(name).is_active:
+        raise ConfigError(f"site '{name}' is revoked already.")
+    left = federation.without(name)
+    left.write()
+    write_server(left)
+    return left
+
+
+def renew(federation: Federation, hosts: Sequence[str], *, lifetime: dt.timedelta) -> Federation:
+    """A new certificate for the server, also for further names and addresses.
+
+    Raises:
+        ConfigError: the federation has none, or the CA's key is elsewhere.
+    """
+    if federation.insecure:
+        raise ConfigError("an insecure federation has no certificate; make a new one without --insecure.")
+    for host in hosts:
+        check_host(host)
+    if not federation.authority_key.exists():
+        raise ConfigError(
+            f"{federation.authority_key} is missing; put the CA's key back for as long as this command takes."
+        )
+    grown = replace(federation, hosts=tuple(dict.fromkeys((*federation.hosts, *hosts))))
+    authority = Certified(certificate=federation.authority.read_bytes(), key=federation.authority_key.read_bytes())
+    _issue(grown, authority, lifetime)
+    grown.write()
+    return grown
+
+
+def apply(federation: Federation) -> bool:
+    """Tell the SuperLink at once, if it runs; otherwise it is told when it starts."""
+    if membership.process_of(federation) is None or not membership.answers(federation):
+        return False
+    membership.register_sites(federation)
+    return True
+
+
+def _make(federation: Federation, newcomers: Sequence[Newcomer], lifetime: dt.timedelta) -> Federation:
+    federation.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    federation.folder.chmod(0o700)
+    federation.server.mkdir(mode=0o700)
+    if not federation.insecure:
+        authority = make_authority(federation.name)
+        federation.authority.parent.mkdir(mode=0o700)
+        authority.write(federation.authority, federation.authority_key)
+        _issue(federation, authority, lifetime)
+    authority_file = None if federation.insecure else federation.authority
+    write_connection(membership.home_of(federation), federation.local_address, authority=authority_file)
+    write_server(federation)
+    federation.write()
+    for newcomer in newcomers:
+        federation, _ = add_site(federation, newcomer)
+    return federation
+
+
+def _issue(federation: Federation, authority: Certified, lifetime: dt.timedelta) -> None:
+    hosts = dict.fromkeys((*federation.hosts, federation.local_host))
+    issue(authority, list(hosts), lifetime=lifetime).write(federation.certificate, federation.server / "server.key")
+
+
+def _check_key(federation: Federation, newcomer: Newcomer) -> None:
+    if newcomer.public_key is not None:
+        if federation.insecure:
+            raise ConfigError(
+                f"a public key was given for '{newcomer.name}', but an insecure federation asks for none; drop it."
+            )
+        read_public(newcomer.public_key)
+
+
+def _public_key(federation: Federation, newcomer: Newcomer) -> str:
+    if federation.insecure:
+        return ""
+    if newcomer.public_key is not None:
+        return read_public(newcomer.public_key)
+    kit = federation.kit(newcomer.name)
+    kit.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return " ".join(make_key(kit / KEY_FILE, comment=newcomer.name).split()[:2])

@@ -1,0 +1,106 @@
+"""What a site sees of its server: the TLS handshake, the certificate's end, the clock.
+
+By Python's own library alone, so that its answer does not depend on Flower's.
+"""
+
+import datetime as dt
+import email.utils
+import socket
+import ssl
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from pathlib import Path
+
+from fedsign.errors import FedSignError
+
+_EXPIRED, _NAME_MISMATCH, _ADDRESS_MISMATCH = 10, 62, 64  # of OpenSSL's X509_V_ERR_...
+_TIMEOUT_S = 5.0
+
+
+class ServerError(FedSignError):
+    """The server cannot be reached, or is not the one that the CA vouches for."""
+
+    def __init__(self, message: str, *, is_final: bool) -> None:
+        super().__init__(message)
+        self.is_final = is_final  # trying again does not help
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """`certificate_ends`: None without TLS; `ahead_s`: how far this machine's clock is before the server's."""
+
+    certificate_ends: dt.datetime | None
+    ahead_s: float
+
+
+def look_at_server(host: str, port: int, *, authority: Path | None) -> Seen:
+    """Ask the server how it is, as a SuperNode would.
+
+    Raises:
+        ServerError: there is no answer, or its certificate is not to be trusted.
+    """
+    try:
+        connection, ends = _connect(host, port, authority)
+        connection.request("GET", "/health")
+        response = connection.getresponse()
+        seen_at = dt.datetime.now(dt.UTC)
+        response.read()
+        connection.close()
+    except ssl.SSLCertVerificationError as error:
+        raise ServerError(_untrusted(error, host), is_final=True) from error
+    except ssl.SSLError as error:
+        raise ServerError(
+            f"what answers at {host}, port {port}, does not speak TLS ({error.reason}); is it another program, or a federation "
+            "made with --insecure?",
+            is_final=True,
+        ) from error
+    except (OSError, HTTPException) as error:
+        raise ServerError(
+            f"nothing answers at {host}, port {port} ({error}); start the SuperLink there, and let the firewall pass this port.",
+            is_final=False,
+        ) from error
+    return Seen(certificate_ends=ends, ahead_s=_ahead_s(response.headers["date"], seen_at))
+
+
+def _connect(host: str, port: int, authority: Path | None) -> tuple[HTTPConnection, dt.datetime | None]:
+    if authority is None:
+        return HTTPConnection(host, port, timeout=_TIMEOUT_S), None
+    context = ssl.create_default_context(cafile=authority)
+    connection = HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=context)
+    connection.connect()
+    certificate = connection.sock.getpeercert() if isinstance(connection.sock, ssl.SSLSocket) else None
+    ends_s = ssl.cert_time_to_seconds(str((certificate or {})["notAfter"]))
+    return connection, dt.datetime.fromtimestamp(ends_s, dt.UTC)
+
+
+def _ahead_s(date: str | None, seen_at: dt.datetime) -> float:
+    """The header counts whole seconds, cut off: half a second is added on average."""
+    if date is None:
+        return 0.0
+    return (seen_at - email.utils.parsedate_to_datetime(date)).total_seconds() - 0.5
+
+
+def _untrusted(error: ssl.SSLCertVerificationError, host: str) -> str:
+    match error.verify_code:
+        case code if code == _EXPIRED:
+            return (
+                f"the certificate of {host} has expired; its people make a new one with 'fedsign deploy renew' and start the "
+                "SuperLink again (if it has not, this machine's clock is wrong)."
+            )
+        case code if code in (_NAME_MISMATCH, _ADDRESS_MISMATCH):
+            return (
+                f"the certificate of the server is not made out to {host}; its people make one that is with 'fedsign deploy "
+                f"renew --host {host}'."
+            )
+        case _:
+            return (
+                f"the certificate of {host} is not signed by this federation's CA ({error.verify_message}); it is another server, or "
+                "the federation was made anew: ask for a new kit."
+            )
+
+
+def free_port() -> int:
+    """A port of the loopback that nobody has now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,74 @@
+"""Flower's programs: where they are, how their speed is set, and what `flwr` answers."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedsign.errors import EngineError
+
+CONNECTION = "fedsign"  # the name of the connection in Flower's configuration
+
+
+def find_program(name: str) -> str:
+    """One of Flower's console scripts: beside this interpreter, or on the path."""
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise EngineError(f"the program '{name}', which comes with flwr, was not found; reinstall flwr.")
+    return found
+
+
+def flower_environment(home: Path) -> dict[str, str]:
+    """This process's environment, with a home of its own for Flower, and as fast as its settings allow."""
+    beside = str(Path(sys.executable).parent)  # Flower starts further programs of its own by their names
+    return {
+        **os.environ,
+        "PATH": os.pathsep.join([beside, *os.environ.get("PATH", "").split(os.pathsep)]),
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # Flower's default is one second
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def write_connection(home: Path, address: str, *, authority: Path | None) -> None:
+    """Flower's configuration: the SuperLink's address, and the CA that vouches for it; None: without TLS."""
+    home.mkdir(parents=True, exist_ok=True)
+    trust = {"insecure": True} if authority is None else {"root-certificates": str(authority.resolve())}
+    tree = {"superlink": {"default": CONNECTION, CONNECTION: {"address": address, **trust}}}
+    (home / "config.toml").write_text(tomli_w.dumps(tree), encoding="utf-8")
+
+
+def call_flwr(arguments: Sequence[str], environment: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
+    """`flwr ARGUMENTS`."""
+    return subprocess.run(
+        [find_program("flwr"), *arguments],
+        capture_output=True,
+        text=True,
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        timeout=120,
+        check=False,
+    )
+
+
+def answer_of(done: "subprocess.CompletedProcess[str]") -> dict[str, Any]:
+    """The JSON in what `flwr --format json` printed, among other lines; {} without one."""
+    try:
+        answer = json.loads(done.stdout[done.stdout.index("{") :])
+    except ValueError:
+        return {}
+    return answer if isinstance(answer, dict) else {}
+
+
+def complaint_of(done: "subprocess.CompletedProcess[str]") -> str:
+    """What `flwr` said that it did not do, shortened."""
+    return str(answer_of(done).get("error-message") or done.stderr.strip() or done.stdout.strip())[-500:]
