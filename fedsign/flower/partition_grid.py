@@ -6,11 +6,10 @@ its messages, and never sees one that would make it fail: errors, missing or wro
 infinite values are taken out and written down as failures.
 """
 
-import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from math import prod
+from math import inf, prod
 from typing import cast
 
 import numpy as np
@@ -20,14 +19,15 @@ from flwr.supercore.run import Run
 
 from fedsign.aggregation import in_slot_order
 from fedsign.analysis.agreement import SignAgreement
-from fedsign.errors import EngineError, FedSignError, ReplyError
+from fedsign.errors import FedSignError, ReplyError
 from fedsign.exchange import ClientLedger, Traffic, check_addresses, check_finite, check_shapes
 from fedsign.flower import wire
 from fedsign.flower.array import to_plain, to_tensors
+from fedsign.flower.nodes import FIRST_PAUSE_S, LONGEST_PAUSE_S, Nodes
 from fedsign.flower.shims import MessageGrid, ensure_task_identity, set_source
 from fedsign.records import LATE, Failure, Role, TrainReply, failure_of
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.25
+_TTL_SLACK_S = 60.0
 
 
 class PartitionGrid(MessageGrid):
@@ -51,13 +51,13 @@ class PartitionGrid(MessageGrid):
         self._num_partitions = num_partitions
         self._roles = {name: str(role) for name, role in roles.items()}
         self._leaves_process = leaves_process
-        self._node_of: Callable[[int], int] = lambda partition: partition
+        self._nodes = Nodes(grid, num_partitions=num_partitions)
         self._shown: Sequence[int] = range(num_partitions)
-        self.counts: dict[int, list[int]] = {}  # of labels, of the sites that told them at the roll call
         self.ledger = ledger or ClientLedger()
         self.traffic = Traffic()
         self.watches_signs = False
         self.num_wanted: int | None = None
+        self._ttl_s = inf  # of a message that no node has pulled; a node that comes back finds no round that is over
 
     def set_run(self, run: Run) -> None:
         """Pass on."""
@@ -82,37 +82,13 @@ class PartitionGrid(MessageGrid):
             self._shown = range(self._num_partitions)
 
     def roll_call(self, *, timeout_s: float) -> None:
-        """Ask every node which partitions it serves, until each partition has a node.
+        """Find out which node serves which partition; see Nodes."""
+        self._nodes.roll_call(timeout_s=timeout_s)
 
-        Raises:
-            EngineError: some partition has none in time, or two nodes claim the same one.
-        """
-        wanted = set(range(self._num_partitions))
-        claimed: dict[int, int] = {}
-        waiting: dict[str, int] = {}
-        asked: set[int] = set()
-        deadline = time.monotonic() + timeout_s
-        pause_s = _FIRST_PAUSE_S
-        while wanted - claimed.keys():
-            new = sorted(set(self._grid.get_node_ids()) - asked)
-            asked.update(new)
-            waiting |= self._ask(new)
-            for node_id, partitions in self._answers(waiting):
-                for partition in partitions:
-                    if claimed.setdefault(partition, node_id) != node_id:
-                        raise EngineError(
-                            f"two nodes claim partition {partition}: give every node its own partition-id in --node-config."
-                        )
-            missing = sorted(wanted - claimed.keys())
-            if missing and time.monotonic() > deadline:
-                raise EngineError(
-                    f"{len(missing)} of {self._num_partitions} partitions have no node after {timeout_s:g} s (first: "
-                    f"{missing[:5]}); start their nodes, or lower partition.num_clients."
-                )
-            if missing:
-                time.sleep(pause_s)
-                pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
-        self._node_of = claimed.__getitem__
+    @property
+    def counts(self) -> dict[int, list[int]]:
+        """Of labels, of the sites that told them at the roll call."""
+        return self._nodes.counts
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages that are addressed to partitions."""
@@ -130,8 +106,10 @@ class PartitionGrid(MessageGrid):
         signs = SignAgreement() if self.watches_signs else None
         self.traffic = Traffic(sent=[message.metadata.dst_node_id for message in batch], signs=signs)
         check_addresses(self.traffic.sent, self._num_partitions)
+        self._ttl_s = inf if timeout is None else timeout + _TTL_SLACK_S
+        self._nodes.refresh(self.traffic.sent)
         message_ids = list(self.push_messages(batch))
-        deadline = time.monotonic() + timeout if timeout is not None else float("inf")
+        deadline = time.monotonic() + timeout if timeout is not None else inf
         return self._good_replies(batch, message_ids, deadline)
 
     def _good_replies(self, batch: list[Message], message_ids: list[str], deadline: float) -> Iterator[Message]:
@@ -163,7 +141,7 @@ class PartitionGrid(MessageGrid):
                 )
             else:
                 waiting[message_id] = slot
-        pause_s = _FIRST_PAUSE_S
+        pause_s = FIRST_PAUSE_S
         while waiting:
             arrived = list(self._grid.pull_messages(list(waiting)))
             for reply in arrived:
@@ -175,14 +153,14 @@ class PartitionGrid(MessageGrid):
                 yield from ((slot, None) for slot in waiting.values())
                 return
             if arrived:
-                pause_s = _FIRST_PAUSE_S
+                pause_s = FIRST_PAUSE_S
             elif time.monotonic() > deadline:
                 for slot in waiting.values():
                     yield slot, _failure(batch[slot], LATE)
                 return
             else:
                 time.sleep(pause_s)
-                pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
+                pause_s = min(1.5 * pause_s, LONGEST_PAUSE_S)
 
     def _outgoing(self, message: Message, plain: dict[int, tuple[ArrayRecord, ArrayRecord, dict[str, str]]]) -> Message:
         """The message for the node that serves the partition; arrays shared by messages are converted once."""
@@ -207,9 +185,9 @@ class PartitionGrid(MessageGrid):
         )
         return Message(
             routed,
-            self._node_of(partition),
+            self._nodes.of(partition),
             metadata.message_type,
-            ttl=metadata.ttl,
+            ttl=min(metadata.ttl, self._ttl_s),
             group_id=metadata.group_id,
         )
 
@@ -273,25 +251,6 @@ class PartitionGrid(MessageGrid):
         num_examples, loss = metrics.get(wire.NUM_EXAMPLES_KEY), metrics.get("train-loss")
         if isinstance(num_examples, int | float) and isinstance(loss, int | float):
             self.traffic.weighted_losses.append((int(num_examples), float(loss)))
-
-    def _ask(self, node_ids: list[int]) -> dict[str, int]:
-        """Send the roll call's question; message id -> node id."""
-        questions = [
-            Message(RecordDict({wire.CONFIG: ConfigRecord({})}), node_id, wire.ROLL_CALL) for node_id in node_ids
-        ]
-        asked: list[str | None] = list(self._grid.push_messages(questions)) if questions else []
-        return {message_id: node_id for message_id, node_id in zip(asked, node_ids, strict=True) if message_id}
-
-    def _answers(self, waiting: dict[str, int]) -> Iterator[tuple[int, list[int]]]:
-        """The answers that are there, taken out of `waiting`: (node id, partitions)."""
-        for reply in self._grid.pull_messages(list(waiting)) if waiting else ():
-            node_id = waiting.pop(reply.metadata.reply_to_message_id)
-            if reply.has_error():
-                raise EngineError(f"a node cannot take part: {(reply.error.reason or '').partition(chr(10))[0]}")
-            record = wire.of_kind(reply.content, ConfigRecord)[wire.REPLY]
-            told = json.loads(str(record.get("counts", "{}")))
-            self.counts |= {int(partition): counts for partition, counts in told.items()}
-            yield node_id, list(cast("list[int]", record["partitions"]))
 
 
 def _failure(request: Message, reason: str, details: str = "") -> Failure:

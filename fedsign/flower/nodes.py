@@ -1,0 +1,133 @@
+"""Which node serves which partition: a roll call at the start, and a look at who has come and gone before each sending.
+
+Flower's node ids are random.  A SuperNode that comes back may have another one than before, and one that is struck down is
+known to be gone only when its heartbeats have been missing for a while.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from typing import cast
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedsign.errors import EngineError
+from fedsign.flower import wire
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.25
+_REJOIN_S = 15.0  # to be waited for when somebody has gone and somebody else has come
+_log = logging.getLogger("fedsign")
+
+
+class Nodes:
+    """The nodes of a grid.  `counts`: of labels, of the sites that told them at the roll call."""
+
+    def __init__(self, grid: Grid, *, num_partitions: int) -> None:
+        self._grid, self._num_partitions = grid, num_partitions
+        self._node_of: dict[int, int] | None = None  # None: a node id is a partition
+        self._asked: set[int] = set()
+        self._waiting: dict[str, int] = {}  # message id -> node id
+        self.counts: dict[int, list[int]] = {}
+
+    def of(self, partition: int) -> int:
+        """The node that serves a partition."""
+        return partition if self._node_of is None else self._node_of[partition]
+
+    def roll_call(self, *, timeout_s: float) -> None:
+        """Ask every node which partitions it serves, until each partition has a node.
+
+        Raises:
+            EngineError: some partition has none in time, two nodes claim the same one, or one cannot take part.
+        """
+        claimed: dict[int, int] = {}
+        deadline = time.monotonic() + timeout_s
+        for _ in _pauses():
+            self._ask(self._grid.get_node_ids())
+            for node_id, partitions, refusal in self._answers():
+                if refusal:
+                    raise EngineError(f"a node cannot take part: {refusal}")
+                for partition in partitions:
+                    if claimed.setdefault(partition, node_id) != node_id:
+                        raise EngineError(
+                            f"two nodes claim partition {partition}: give every node its own partition-id in --node-config."
+                        )
+            missing = [partition for partition in range(self._num_partitions) if partition not in claimed]
+            if not missing:
+                break
+            if time.monotonic() > deadline:
+                raise EngineError(
+                    f"{len(missing)} of {self._num_partitions} partitions have no node after {timeout_s:g} s (first: "
+                    f"{missing[:5]}); start their nodes, or lower partition.num_clients."
+                )
+        self._node_of = claimed
+
+    def refresh(self, wanted: Iterable[int]) -> None:
+        """Take in who has come, before something is sent to these partitions.
+
+        A node that has come may stand for one that has gone; only then its answer is waited for.
+        """
+        if self._node_of is None:
+            return
+        online = set(self._grid.get_node_ids())
+        self._ask(online)
+        deadline = time.monotonic() + _REJOIN_S
+        for _ in _pauses():
+            for node_id, partitions, refusal in self._answers():
+                if refusal:
+                    _log.warning("a node that has come cannot take part: %s", refusal)
+                for partition in partitions:
+                    self._hand_over(partition, node_id, online)
+            has_gone = any(self._node_of[partition] not in online for partition in wanted)
+            if not (has_gone and self._waiting) or time.monotonic() > deadline:
+                return
+
+    def _hand_over(self, partition: int, node_id: int, online: set[int]) -> None:
+        """To a node that has come, unless the one that serves the partition is still there."""
+        table = self._node_of
+        if table is None or table.get(partition) == node_id:
+            return
+        if partition not in table:
+            _log.warning("a node that has come serves partition %d, which is not asked for", partition)
+        elif table[partition] in online:
+            _log.warning(
+                "a node that has come claims partition %d, which another one serves: it gets no work", partition
+            )
+        else:
+            table[partition] = node_id
+
+    def _ask(self, node_ids: Iterable[int]) -> None:
+        """Send the roll call's question to those who were not asked yet."""
+        new = sorted(set(node_ids) - self._asked)
+        if not new:
+            return
+        self._asked.update(new)
+        questions = [Message(RecordDict({wire.CONFIG: ConfigRecord({})}), node_id, wire.ROLL_CALL) for node_id in new]
+        sent: list[str | None] = list(self._grid.push_messages(questions))
+        for message_id, node_id in zip(sent, new, strict=True):
+            if message_id:
+                self._waiting[message_id] = node_id
+            else:
+                self._asked.discard(node_id)  # it has gone again
+
+    def _answers(self) -> Iterator[tuple[int, list[int], str]]:
+        """The answers that are there, taken out of those that are waited for: (node id, partitions, why not)."""
+        for reply in self._grid.pull_messages(list(self._waiting)) if self._waiting else ():
+            node_id = self._waiting.pop(reply.metadata.reply_to_message_id)
+            if reply.has_error():
+                yield node_id, [], (reply.error.reason or "it gave no reason").partition("\n")[0]
+                continue
+            record = wire.of_kind(reply.content, ConfigRecord)[wire.REPLY]
+            told = json.loads(str(record.get("counts", "{}")))
+            self.counts |= {int(partition): counts for partition, counts in told.items()}
+            yield node_id, list(cast("list[int]", record["partitions"])), ""
+
+
+def _pauses() -> Iterator[None]:
+    """Endless; longer and longer pauses between its steps."""
+    pause_s = FIRST_PAUSE_S
+    while True:
+        yield
+        time.sleep(pause_s)
+        pause_s = min(1.5 * pause_s, LONGEST_PAUSE_S)
