@@ -58,6 +58,7 @@ class Deployment(Grid):
         self._delay_s = delay_s
         self._replies: dict[str, tuple[float, Message]] = {}
         self.arrived_in_order: list[str] = []
+        self.ttls: list[float] = []
 
     def set_run(self, run: Run) -> None: ...
 
@@ -74,7 +75,10 @@ class Deployment(Grid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         return [self._push(message) for message in messages]
 
-    def _push(self, message: Message) -> str:
+    def _push(self, message: Message) -> Any:
+        if message.metadata.dst_node_id not in self.nodes:
+            return None  # as Flower's grids do for a node that is gone
+        self.ttls.append(message.metadata.ttl)
         message_id = f"{self._rng.integers(2**62):016x}"
         delivered = over_the_wire(message)
         set_message_id(delivered, message_id)
@@ -389,6 +393,70 @@ def test_a_node_that_comes_late_is_called_too() -> None:
     grid = PartitionGrid(deployment, num_partitions=2, roles=ROLES, leaves_process=True)
     grid.roll_call(timeout_s=5)
     assert len(list(grid.send_and_receive(requests(0, 1)))) == 2
+
+
+def two_nodes() -> tuple[Deployment, PartitionGrid]:
+    deployment = Deployment([node(0), node(1)])
+    grid = PartitionGrid(deployment, num_partitions=2, roles=ROLES, leaves_process=True)
+    grid.roll_call(timeout_s=5)
+    return deployment, grid
+
+
+def test_a_node_that_comes_back_under_another_id_serves_its_partition_again() -> None:
+    deployment, grid = two_nodes()
+    gone = list(deployment.nodes)[1]
+    del deployment.nodes[gone]
+    assert [reply.metadata.src_node_id for reply in grid.send_and_receive(requests(0, 1), timeout=5)] == [0]
+    (failure,) = grid.traffic.failures
+    assert failure.partition == 1 and failure.reason.startswith("the request could not be sent to the node")
+    deployment.nodes[gone + 1] = node(1)
+    assert [reply.metadata.src_node_id for reply in grid.send_and_receive(requests(0, 1), timeout=5)] == [0, 1]
+
+
+def test_a_newcomer_gets_no_work_of_a_node_that_is_there(caplog: pytest.LogCaptureFixture) -> None:
+    deployment, grid = two_nodes()
+    asked: list[Message] = []
+
+    def impostor(message: Message) -> Message | None:
+        asked.append(message)
+        return node(1)(message)
+
+    deployment.nodes[7] = impostor
+    for _ in range(2):
+        assert len(list(grid.send_and_receive(requests(0, 1), timeout=5))) == 2
+    assert [message.metadata.message_type for message in asked] == [wire.ROLL_CALL]
+    assert "claims partition 1, which another one serves" in caplog.text
+
+
+def test_a_newcomer_that_cannot_take_part_does_not_end_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    deployment, grid = two_nodes()
+    deployment.nodes[7] = lambda message: wire.failure_reply(ValueError("no data here"), message)
+    for _ in range(2):
+        assert len(list(grid.send_and_receive(requests(0, 1), timeout=5))) == 2
+    assert "cannot take part: ValueError: no data here" in caplog.text
+
+
+def test_a_request_is_not_kept_for_a_node_that_comes_when_the_round_is_over() -> None:
+    deployment, grid = two_nodes()
+    deployment.ttls.clear()
+    list(grid.send_and_receive(requests(0, 1), timeout=5))
+    assert len(deployment.ttls) == 2 and all(5 <= ttl <= 5 + 60 for ttl in deployment.ttls)
+
+
+@pytest.mark.parametrize("num_wanted", [1, 3])
+def test_a_round_ends_with_the_first_replies_that_are_wanted(num_wanted: int) -> None:
+    """Two of five never answer, and nobody waits for them."""
+
+    def silent(partition: int) -> Answer:
+        return lambda message: node(partition)(message) if message.metadata.message_type == wire.ROLL_CALL else None
+
+    grid, started_at = deployed([node(0), silent(1), node(2), silent(3), node(4)]), time.monotonic()
+    grid.num_wanted = num_wanted
+    replies = list(grid.send_and_receive(requests(0, 1, 2, 3, 4), timeout=60))
+    assert time.monotonic() - started_at < 10
+    traffic = grid.traffic
+    assert len(replies) == len(traffic.accepted) == num_wanted and not traffic.failures
+    assert sorted([*traffic.accepted, *traffic.surplus]) == [0, 1, 2, 3, 4]
 
 
 def test_a_node_of_no_partition_of_ours_does_not_stand_in_for_one() -> None:
