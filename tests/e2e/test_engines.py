@@ -1,4 +1,4 @@
-"""Three engines, the same bits: in process, Ray actors, SuperNode processes over HTTP."""
+"""Four ways to run, the same bits: in process, with workers, Ray actors, SuperNode processes over HTTP."""
 
 import hashlib
 import re
@@ -15,11 +15,17 @@ from safetensors.torch import load_file, save
 from clients.state_database import StateDatabase
 from tests.e2e.command import fedsign, settings
 
-ENGINES = ("ray", "superlink")
+ENGINES: dict[str, dict[str, object]] = {
+    "workers": {"engine__workers": 2},
+    "ray": {"engine__name": "ray", "engine__init_args__num_cpus": 2},
+    "superlink": {"engine__name": "superlink"},
+}
+STRATEGIES = ("fedavg", "fedprox", "feddyn", "fedsign", "scaffold", "anchored:Anchored")  # the last is the user's own
 NUM_CLIENTS = 3
+ROUNDS = 5
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to" / "your-own-strategy.md"
 SMALL = settings(
-    rounds=3,
+    rounds=ROUNDS,
     partition__num_clients=NUM_CLIENTS,
     partition__alpha=1.0,
     server__cohort_size=NUM_CLIENTS,
@@ -34,12 +40,10 @@ def own_strategy() -> str:
     return str(source)
 
 
-def play(folder: Path, strategy: str, engine: str) -> dict[str, str]:
+def play(folder: Path, strategy: str, **engine: object) -> dict[str, str]:
     """Run it and return the hashes of all that should not depend on the engine."""
-    root = folder / f"{strategy.replace(':', '-')}-{engine}-{uuid.uuid4().hex[:6]}"
-    done = fedsign(
-        "run", *SMALL, *settings(strategy__name=strategy, engine__name=engine, results__root=root), folder=folder
-    )
+    root = folder / f"{strategy.replace(':', '-')}-{uuid.uuid4().hex[:6]}"
+    done = fedsign("run", *SMALL, *settings(strategy__name=strategy, results__root=root, **engine), folder=folder)
     assert done.returncode == 0, done.stderr
     (config,) = root.glob("*/*/config.toml")
     return hashes(config.parent)
@@ -50,13 +54,13 @@ def hashes(run: Path) -> dict[str, str]:
     paths = [
         run / "rounds.jsonl",
         run / "model.safetensors",
-        *sorted((run / "checkpoints" / "round-000003").iterdir()),
+        *sorted((run / "checkpoints" / f"round-{ROUNDS:06d}").iterdir()),
     ]
     found = {str(path.relative_to(run)): path.read_bytes() for path in paths}
     database = StateDatabase(run / "clients")
     for partition in range(NUM_CLIENTS):
-        files = list((run / "clients").glob(f"{partition:06d}/round-000003.safetensors"))
-        state = load_file(files[0]) if files else database.read(partition, 3)
+        files = list((run / "clients").glob(f"{partition:06d}/round-{ROUNDS:06d}.safetensors"))
+        state = load_file(files[0]) if files else database.read(partition, ROUNDS)
         if state is not None:
             found[f"state of client {partition}"] = save(dict(sorted(state.items())))
     database.close()
@@ -71,10 +75,10 @@ def user_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=["fedavg", "feddyn", "fedsign", "scaffold", "anchored:Anchored"])
+@pytest.fixture(scope="module", params=STRATEGIES)
 def reference(request: pytest.FixtureRequest, user_folder: Path) -> tuple[str, dict[str, str]]:
     """A strategy and its hashes in process."""
-    return request.param, play(user_folder, request.param, "in_process")
+    return request.param, play(user_folder, request.param)
 
 
 @pytest.mark.engines
@@ -85,12 +89,26 @@ def test_an_engine_gives_the_bits_of_the_run_in_process(
     strategy, expected = reference
     has_client_state = any(name.startswith("state of client") for name in expected)
     assert has_client_state == (strategy in {"feddyn", "scaffold", "anchored:Anchored"})
-    assert play(user_folder, strategy, engine) == expected
+    assert play(user_folder, strategy, **ENGINES[engine]) == expected
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("engine", ["ray", "workers"])  # a SuperLink: below, killed
+def test_a_run_that_goes_on_in_other_processes_ends_with_the_same_bits(user_folder: Path, engine: str) -> None:
+    """Two rounds, and five with the clients' states of before: what clients keep lies where the next process finds it."""
+    root = user_folder / f"resumed-{engine}"
+    choice = settings(strategy__name="feddyn", results__root=root, **ENGINES[engine])
+    begun = fedsign("run", *SMALL, *choice, "--set", "rounds=2", folder=user_folder)
+    assert begun.returncode == 0, begun.stderr
+    (config,) = root.glob("*/*/config.toml")
+    resumed = fedsign("run", "--resume", str(config.parent), "--set", f"rounds={ROUNDS}", folder=user_folder)
+    assert resumed.returncode == 0, resumed.stderr
+    assert hashes(config.parent) == play(user_folder, "feddyn")
 
 
 @pytest.mark.engines
 def test_flowers_own_strategy_gives_the_same_bits_on_ray(user_folder: Path) -> None:
-    assert play(user_folder, "flower_fedavg", "ray") == play(user_folder, "flower_fedavg", "in_process")
+    assert play(user_folder, "flower_fedavg", **ENGINES["ray"]) == play(user_folder, "flower_fedavg")
 
 
 def test_the_strategy_of_the_how_to_fits_on_one_page() -> None:
@@ -100,7 +118,7 @@ def test_the_strategy_of_the_how_to_fits_on_one_page() -> None:
 @pytest.mark.engines
 def test_killing_a_run_on_a_superlink_leaves_no_process_and_it_resumes_to_the_same_bits(user_folder: Path) -> None:
     """kill -9 of the command in the middle of round 2 or 3: Flower's processes end, and the run goes on."""
-    expected = play(user_folder, "feddyn", "in_process")
+    expected = play(user_folder, "feddyn")
     root = user_folder / "killed"
     choice = settings(strategy__name="feddyn", engine__name="superlink", results__root=root)
     command = [sys.executable, "-m", "simulations.cli", "run", *SMALL, *choice]
