@@ -137,6 +137,12 @@ class Workload:
         mine, its = self.config, other.config
         if any(getattr(mine, key) != getattr(its, key) for key in ("seed", "data", "task", "metrics")):
             return
+        if sites.has_sites(mine) and (mine.partition, mine.engine, mine.server) != (
+            its.partition,
+            its.engine,
+            its.server,
+        ):
+            return  # whose data are read, and where, is said there
         made = vars(other)  # where cached_property keeps what has been made
         for key in ("dataset", "split") if mine.partition == its.partition else ("dataset",):
             if key in made:

@@ -41,10 +41,10 @@ def sites(run: Run) -> dict[str, Any] | None:
     if not found:
         return None
     keys = [*run.metrics, "loss"]
-    heads = [f"{which} {key}" for key in keys for which in ("last", "best")]
+    heads = [f"{which} {key.replace('_', ' ')}" for key in keys for which in ("last", "best, in round")]
     return {
         "lead": LEAD,
-        "charts": [_chart(run, found, keys[0])],
+        "charts": [_chart(run, found, key) for key in dict.fromkeys((keys[0], "loss"))],
         "heads": heads,
         "rows": [_row(site, keys) for site in found[:_MAX_ROWS]],
         "total": len(found),
@@ -74,7 +74,7 @@ def _row(site: _Site, keys: Sequence[str]) -> tuple[str, list[str]]:
         last = values.get(max(site.lines))
         cells += [
             wording.figure(last, percent=percent),
-            f"{wording.figure(values[best], percent=percent)} (round {best:,})",
+            f"{wording.figure(values[best], percent=percent)}, {best:,}",
         ]
     return site.name, cells
 

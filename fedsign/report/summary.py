@@ -19,6 +19,7 @@ LAST = 5
 """The headline is the mean of this many last rounds."""
 
 _MAX_FAILURES = 200
+_SAID_ELSEWHERE = {"num_clients", "roots", "names", "input_shape", "test_root"}  # of a partition
 _MAX_REASON = 600
 
 
@@ -118,7 +119,7 @@ def facts(run: Run) -> list[Fact]:
             value=wording.setting(run.section("server").get("cohort_size", "")),
             remark=f"of {num_clients:,}",
         ),
-        Fact(name="data", value=_part_name(data), remark=_named(partition, without={"num_clients"})),
+        Fact(name="data", value=_part_name(data), remark=_named(partition, without=_SAID_ELSEWHERE)),
         Fact(name="model", value=_part_name(run.section("model")), remark=_settings(run.section("model"))),
         Fact(name="bytes down", value=wording.byte_count(down), remark="server to clients"),
         Fact(name="bytes up", value=wording.byte_count(up), remark="clients to server"),

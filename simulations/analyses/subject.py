@@ -70,6 +70,11 @@ class Subject:
     def _some(self, samples: AnySamples, count: int | None, *, draw: int) -> Samples:
         if count is not None and count < 1:
             raise ConfigError(f"{count} samples were asked for, but expected is 1 or more.")
+        if not len(samples):
+            raise ConfigError(
+                f"{self.source} was trained on data that lie at sites, and none of them are here; name folders here with "
+                "--set engine.name=in_process --set 'partition.roots=[\"...\"]', or other data."
+            )
         chosen = np.arange(len(samples))
         if count is not None and count < len(samples):
             rng = generator(self.workload.config.seed, Purpose.ANALYSIS, round=5, partition=draw)

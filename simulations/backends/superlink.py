@@ -114,7 +114,24 @@ class SuperLink:
         self.share_details = share_details
 
     def check(self, workload: Workload) -> None:
-        """See Engine."""
+        """See Engine; what a site decides for itself cannot be said for the sites of a federation.
+
+        Raises:
+            ConfigError: it was said.
+        """
+        if not self.federation:
+            return
+        if self.share_details:
+            raise ConfigError(
+                f"engine.share_details=true was given with engine.federation={self.federation}, whose sites decide that: start "
+                "those that share with --node-config 'share-details=true', and leave engine.share_details out."
+            )
+        given = workload.config.partition.settings["roots"] if sites.has_sites(workload.config) else []
+        if any(given):
+            raise ConfigError(
+                f"partition.roots={given} was given with engine.federation={self.federation}, whose sites know where their data "
+                "lie (data_root in site.toml); leave it out."
+            )
 
     def execute(self, workload: Workload, folder: RunFolder, on_round: OnRound) -> None:
         """See Engine."""

@@ -51,7 +51,7 @@ class Kit:
 
     def node_config(self) -> dict[str, str | int]:
         """What the SuperNode tells its ClientApp."""
-        config: dict[str, str | int] = {"partition-id": self.facts["partition"]}
+        config: dict[str, str | int] = {"partition-id": self.facts["partition"], "site": self.facts["site"]}
         if self.data_folder is not None:
             config["data-root"] = str(self.data_folder)
         if self.device:

@@ -174,6 +174,22 @@ def test_an_unknown_class_stops_the_run_before_the_first_round(roots: list[str],
         grid_of(config, sites_of(config, tmp_path, [roots[0], str(odd), roots[2]]))
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"engine": {"share_details": True}}, r"engine\.share_details=true was given with engine\.federation=here"),
+        ({}, r"partition\.roots=\['.*'\] was given with engine\.federation=here"),
+    ],
+)
+def test_nobody_decides_for_the_sites_of_a_federation(
+    changes: dict[str, Any], said: str, roots: list[str], tmp_path: Path
+) -> None:
+    engine = {"name": "superlink", "federation": "here", **changes.get("engine", {})}
+    with pytest.raises(ConfigError, match=said):
+        run(tree(tmp_path, roots, engine=engine))
+    assert not list(tmp_path.iterdir())
+
+
 def test_one_folder_is_not_several_sites(roots: list[str], tmp_path: Path) -> None:
     config = deployed(tmp_path, roots)
     both = node(config, tmp_path, **{"partition-id": 0, "partitions": "0,1,2", "data-root": roots[0]})
