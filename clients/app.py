@@ -52,8 +52,8 @@ def train(message: Message, context: Context) -> Message:
     """Train one partition; an error is an answer that says why."""
     try:
         node, workload = _at_work(context)
-        trainer = conducted(SequentialTrainer(workload), workload, in_process=False)
         states = node.states(context, workload.config)
+        trainer = conducted(SequentialTrainer(workload), workload, in_process=False, folder=states.folder)
         with ended_after(workload.config.server.round_timeout_s):
             (result,) = one_by_one(trainer.train_many([wire.unpack_request(message)], states))
         if isinstance(result, Failure):

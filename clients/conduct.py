@@ -6,11 +6,15 @@ a round is drawn from (seed, purpose, round, partition) like everything else.  W
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Protocol
 
+from clients.attack import Attack
 from clients.faults import Faults
+from clients.privacy import ClientPrivacy
 from clients.state import ClientStore
 from clients.trainer import LocalTrainer
+from fedsign.privacy.local import Local
 from fedsign.records import Failure, ReplyStack, TrainReply, TrainRequest, failure_of
 from fedsign.workload import Workload
 
@@ -74,10 +78,19 @@ class ConductedTrainer:
             yield stack.without(places)
 
 
-def conducts_of(workload: Workload, *, in_process: bool) -> list[Conduct]:
-    """The ways to behave that the experiment asks for."""
+def conducts_of(workload: Workload, *, in_process: bool, folder: Path) -> list[Conduct]:
+    """The ways to behave that the experiment asks for, in their order: what is sent, and then whether it arrives.
+
+    `folder` is that of the clients' states.
+    """
     config = workload.config
     found: list[Conduct] = []
+    attack = Attack(config.attack, seed=config.seed, num_clients=config.partition.num_clients)
+    privacy = config.privacy.build()
+    if isinstance(privacy, Local):
+        found.append(ClientPrivacy(privacy, folder, is_malicious=attack.is_malicious))
+    if config.attack.name != "none":
+        found.append(attack)
     if config.faults.any:
         found.append(
             Faults(config.faults, seed=config.seed, timeout_s=config.server.round_timeout_s, waits=not in_process)
@@ -85,9 +98,9 @@ def conducts_of(workload: Workload, *, in_process: bool) -> list[Conduct]:
     return found
 
 
-def conducted(trainer: LocalTrainer, workload: Workload, *, in_process: bool) -> LocalTrainer:
+def conducted(trainer: LocalTrainer, workload: Workload, *, in_process: bool, folder: Path) -> LocalTrainer:
     """The trainer, with its clients' conduct if there is any."""
-    conducts = conducts_of(workload, in_process=in_process)
+    conducts = conducts_of(workload, in_process=in_process, folder=folder)
     return ConductedTrainer(trainer, conducts) if conducts else trainer
 
 

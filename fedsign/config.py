@@ -32,6 +32,10 @@ RESERVED_METRICS = frozenset(  # what a line of rounds.jsonl holds besides the m
         "bytes_up",
         "update_norm",
         "client_drift",
+        "epsilon",
+        "epsilon_round",
+        "clip_norm",
+        "malicious",
         "signs_models",
         "signs_models_global",
         "signs_updates",
@@ -228,6 +232,21 @@ class FaultsSection(Section):
         return any((self.crash_rate, self.delay_rate, self.nan_rate, self.drop_rate))
 
 
+class PrivacyPart(Part):
+    """Differential privacy of the clients (`fedsign.privacy`)."""
+
+    kind = "privacy"
+    name: str = "none"
+
+
+class AttackPart(Part):
+    """What malicious clients send, and which share of the population they are (`clients.attack`)."""
+
+    kind = "attack"
+    name: str = "none"
+    fraction: Fraction = 0.2
+
+
 class ResultsSection(Section):
     """Where a run is written, and how often it can be resumed from; `signs`: how far the clients' signs agree, too."""
 
@@ -254,6 +273,8 @@ class ExperimentConfig(Section):
     server: ServerSection = ServerSection()
     engine: EnginePart = EnginePart()
     faults: FaultsSection = FaultsSection()
+    privacy: PrivacyPart = PrivacyPart()
+    attack: AttackPart = AttackPart()
     results: ResultsSection = ResultsSection()
 
     def to_toml(self) -> str:

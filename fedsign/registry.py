@@ -255,6 +255,31 @@ KINDS: dict[str, Kind] = {
             ),
         },
     ),
+    "privacy": Kind(
+        plural="privacies",
+        num_given=0,
+        table={
+            "none": ("fedsign.privacy.none:none", "what clients send is used as it is"),
+            "central": (
+                "fedsign.privacy.central:Central",
+                "updates clipped by a fixed norm, noise from a trusted server",
+            ),
+            "central_adaptive": (
+                "fedsign.privacy.central_adaptive:CentralAdaptive",
+                "the same, clipped by a norm that follows a quantile of the updates' norms",
+            ),
+            "local": ("fedsign.privacy.local:Local", "every client clips its update and adds noise before it replies"),
+        },
+    ),
+    "attack": Kind(
+        plural="attacks",
+        num_given=0,
+        table={
+            "none": ("clients.attack:none", "nobody attacks"),
+            "sign_flip": ("clients.attack:sign_flip", "malicious clients send the opposite of their update"),
+            "scale": ("clients.attack:scale", "malicious clients send a multiple of their update"),
+        },
+    ),
     "engine": Kind(
         plural="engines",
         num_given=0,

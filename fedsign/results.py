@@ -7,6 +7,8 @@ runs/<experiment>/<id>/
     rounds.jsonl       one line a round: the same bits whenever the run is repeated or resumed
     timings.jsonl      seconds per round (kept apart, since they never repeat)
     failures.jsonl     what failed clients reported, in full
+    privacy.jsonl      what was released in each round and what of the budget is spent, with [privacy]
+    privacy.key        the secret that noise comes from, for the server alone
     signs.jsonl        how far the clients' signs agree, per round and layer, if `results.signs` is set
     sites.jsonl        what each site said of the model, per round, where sites evaluate
     checkpoints/       see fedsign.checkpoints

@@ -16,6 +16,7 @@ import torch
 from flwr.app import ConfigRecord
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
+from clients.attack import malicious
 from fedsign import checkpoints
 from fedsign.aggregation import is_finite
 from fedsign.checkpoints import Checkpoint
@@ -33,6 +34,7 @@ from fedsign.results import Line, RunFolder
 from fedsign.seeding import Purpose, generator
 from fedsign.workload import Workload
 from simulations.evaluation import AskSites, Evaluation, Evaluator
+from simulations.privacy import account_of, accountant_of, privacy_for
 from strategies.base import COHORT_KEY, SEED_KEY, Strategy
 
 OnRound = Callable[[Line], None]
@@ -79,6 +81,10 @@ class RoundLoop:
         self._evaluated: Tensors = self._model.copies()
         self._served = self._evaluated
         self._resume()
+        self._account = account_of(workload, self._strategy, folder, round=self.round)
+        self._malicious = malicious(
+            self._config.attack, seed=self._config.seed, num_clients=self._config.partition.num_clients
+        )
 
     def run(self) -> None:
         """All remaining rounds, then the final model."""
@@ -89,7 +95,10 @@ class RoundLoop:
 
     def _play_round(self) -> None:
         started_at = time.perf_counter()
+        if self._account is not None:
+            self._account.begin()
         traffic = self._train()
+        spent = {} if self._account is None else self._account.spend(self.round, traffic.sent)
         trained_at = time.perf_counter()
         evaluated = self._evaluator.evaluate(self.round, self._evaluated)
         self._take_in(evaluated, traffic)
@@ -97,7 +106,10 @@ class RoundLoop:
         self._exchange.ledger.commit(self.round, traffic.with_state)
         timings = {"train_s": trained_at - started_at, "evaluate_s": ended_at - trained_at}
         signs = {} if traffic.signs is None else traffic.signs.figures()
-        self._write(_line(self.round, evaluated.figures, traffic, signs), timings, signs, evaluated)
+        line = {**_line(self.round, evaluated.figures, traffic, signs), **spent}
+        if self._config.attack.name != "none":
+            line["malicious"] = len(self._malicious.intersection(traffic.sent))
+        self._write(line if self._account is None else self._account.publishable(line), timings, signs, evaluated)
 
     def _take_in(self, evaluated: Evaluation, traffic: Traffic) -> None:
         """What the evaluation adds to the account of the round."""
@@ -275,8 +287,11 @@ def make_strategy(workload: Workload) -> FlowerStrategy:
             "strategies.base.Strategy or of Flower's Strategy."
         )
     optimizer = workload.config.server.optimizer
+    privacy = privacy_for(workload, strategy)
     if isinstance(strategy, Strategy):
-        strategy.server_optimizer = optimizer.build()
+        strategy.server_optimizer, strategy.privacy = optimizer.build(), privacy
+        if privacy is not None:
+            accountant_of(workload, strategy, privacy)  # so that a missing package is known before the run
     elif optimizer.name != "none":
         raise ConfigError(
             f"server.optimizer.name={optimizer.name} was given, but strategy {part.name} is Flower's and moves the server by "

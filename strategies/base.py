@@ -27,14 +27,17 @@ from fedsign.aggregation import WeightedMean
 from fedsign.errors import RoundError
 from fedsign.flower import wire
 from fedsign.flower.array import to_record, to_tensors
-from fedsign.records import CohortRequest, ObjectiveSpec, ReplyStack, Role, Tensors, TrainReply
+from fedsign.privacy.central import Central
+from fedsign.privacy.local import LocalPrivacy
+from fedsign.privacy.mechanism import CentralPrivacy
+from fedsign.records import CohortRequest, ObjectiveSpec, ReplyStack, Role, Tensors, TrainReply, one_by_one
 from fedsign.seeding import Purpose, generator
 from strategies.server_optim.base import ServerOptimizer
 
 Weighting = Literal["uniform", "examples"]
 SEED_KEY, COHORT_KEY = "seed", "cohort-size"
 
-_OPTIMIZER = "server_optimizer/"  # before the names of the server optimiser's tensors in a checkpoint
+_OPTIMIZER, _PRIVACY = "server_optimizer/", "privacy/"  # before the names of their tensors in a checkpoint
 
 _log = logging.getLogger("fedsign")
 
@@ -48,7 +51,7 @@ class Aggregate:
     mean: Tensors  # of the clients' models, by weight
     extra: Tensors  # plain mean of what came besides the models; empty if nothing did
     roles: Mapping[str, Role]
-    num_replies: int
+    num_replies: int  # that the mean is of: with central privacy the cohort's size, whoever replied
     num_clients: int  # of the population
 
     @property
@@ -67,6 +70,7 @@ class Strategy(FlowerStrategy):
     def __init__(self, *, weighting: Weighting = "uniform") -> None:
         self.weighting = weighting
         self.server_optimizer: ServerOptimizer | None = None  # set by the program
+        self.privacy: CentralPrivacy | LocalPrivacy | None = None  # likewise
         self.num_clients = 0  # of the population; known from the first round on
         self._served: Tensors = {}
         self._evaluated: Tensors | None = None
@@ -120,16 +124,26 @@ class Strategy(FlowerStrategy):
         """Take the memory back."""
 
     def memory(self) -> Tensors:
-        """`state_dict` and the server optimiser's, as one."""
-        own = {} if self.server_optimizer is None else self.server_optimizer.state_dict()
-        return {**self.state_dict(), **{_OPTIMIZER + name: tensor for name, tensor in own.items()}}
+        """`state_dict`, the server optimiser's and that of privacy, as one."""
+        memory = dict(self.state_dict())
+        for prefix, part in self._parts():
+            memory |= {prefix + name: tensor for name, tensor in part.state_dict().items()}
+        return memory
 
     def load_memory(self, memory: Tensors) -> None:
         """Take `memory` back."""
-        own = {name.removeprefix(_OPTIMIZER): memory[name] for name in memory if name.startswith(_OPTIMIZER)}
+        for prefix, part in self._parts():
+            part.load_state_dict(
+                {name.removeprefix(prefix): memory[name] for name in memory if name.startswith(prefix)}
+            )
+        self.load_state_dict({name: memory[name] for name in memory if not name.startswith((_OPTIMIZER, _PRIVACY))})
+
+    def _parts(self) -> Iterator[tuple[str, ServerOptimizer | Central]]:
+        """What has a memory of its own, with the prefix of its names."""
         if self.server_optimizer is not None:
-            self.server_optimizer.load_state_dict(own)
-        self.load_state_dict({name: memory[name] for name in memory if not name.startswith(_OPTIMIZER)})
+            yield _OPTIMIZER, self.server_optimizer
+        if isinstance(self.privacy, CentralPrivacy):
+            yield _PRIVACY, self.privacy.rule
 
     @property
     def evaluated_model(self) -> Tensors | None:
@@ -143,7 +157,8 @@ class Strategy(FlowerStrategy):
     ) -> CohortRequest:
         """Who is asked for what."""
         self.num_clients, self._served = len(clients), served
-        rng = generator(seed, Purpose.SAMPLING, round=round)
+        secret = self.privacy.sampler(round) if isinstance(self.privacy, CentralPrivacy) else None
+        rng = generator(seed, Purpose.SAMPLING, round=round) if secret is None else secret
         cohort = [int(client) for client in self.sample(round, clients, cohort_size, rng)]
         return CohortRequest(
             round=round, cohort=cohort, tensors=served, objective=self.objective(round), shared=self.shared()
@@ -155,7 +170,25 @@ class Strategy(FlowerStrategy):
         Raises:
             RoundError: a weight is no number above 0, or only some replies carry what travels besides.
         """
+        aggregate = (
+            self._private_mean(round, self.privacy, replies)
+            if isinstance(self.privacy, CentralPrivacy)
+            else self._mean(round, replies)
+        )
+        if aggregate is None:
+            return None
+        self._evaluated = self.evaluated(aggregate.mean)
+        target = self.move(aggregate)
+        if self.server_optimizer is not None:
+            stepped = self.server_optimizer.step(self._served, target, aggregate.parameters)
+            target = {**target, **stepped}
+        return target
+
+    def _mean(self, round: int, replies: Iterable[TrainReply | ReplyStack]) -> Aggregate | None:
+        """The replies by their weights."""
         total, extra = WeightedMean(), WeightedMean()
+        if isinstance(self.privacy, LocalPrivacy):
+            replies = self.privacy.seen(replies)
         roles: Mapping[str, Role] = {}
         for reply in replies:
             roles = reply.roles
@@ -172,7 +205,7 @@ class Strategy(FlowerStrategy):
             raise RoundError(
                 f"{extra.count} of {total.count} replies carry tensors besides the model; expected are all or none."
             )
-        aggregate = Aggregate(
+        return Aggregate(
             round=round,
             served=self._served,
             mean=keep_counters(total.result(), self._served),
@@ -181,12 +214,23 @@ class Strategy(FlowerStrategy):
             num_replies=total.count,
             num_clients=self.num_clients,
         )
-        self._evaluated = self.evaluated(aggregate.mean)
-        target = self.move(aggregate)
-        if self.server_optimizer is not None:
-            stepped = self.server_optimizer.step(self._served, target, aggregate.parameters)
-            target = {**target, **stepped}
-        return target
+
+    def _private_mean(
+        self, round: int, privacy: CentralPrivacy, replies: Iterable[TrainReply | ReplyStack]
+    ) -> Aggregate | None:
+        """Clipped one by one, added up and covered with noise: nothing else of them is looked at."""
+        released = privacy.gather(round, self._served, one_by_one(replies))
+        if released is None:
+            return None
+        return Aggregate(
+            round=round,
+            served=self._served,
+            mean=released.mean,
+            extra=released.extra,
+            roles=released.roles,
+            num_replies=privacy.cohort_size,
+            num_clients=self.num_clients,
+        )
 
     # Flower's interface
 

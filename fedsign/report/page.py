@@ -8,7 +8,7 @@ same whenever it is made again.
 from pathlib import Path
 
 from fedsign.disk import write_text
-from fedsign.report import run_charts, sites, summary, template
+from fedsign.report import privacy, run_charts, sites, summary, template
 from fedsign.results import RunFolder
 
 TEMPLATE = "page.html.jinja"
@@ -37,6 +37,7 @@ def render(run: summary.Run, *, live: bool = False) -> str:
         headline=summary.headline(run),
         facts=summary.facts(run),
         charts=run_charts.charts(run),
+        privacy=privacy.privacy(run),
         valleys=_valleys(run),
         population=summary.population(run),
         private_counts=summary.private_counts(run),

@@ -68,15 +68,19 @@ def _metric_chart(run: Run, name: str) -> Chart:
 def _loss_chart(run: Run) -> Chart:
     losses = [
         Curve(name="test", values=run.values("loss"), style="first"),
-        Curve(name="train", values=run.values("train_loss"), style="second"),
     ]
-    key = [("test", "first"), ("training, mean of the clients", "second")]
+    key = [("test", "first")]
+    if run.has("train_loss"):  # with privacy nobody knows it
+        losses.append(Curve(name="train", values=run.values("train_loss"), style="second"))
+        key.append(("training, mean of the clients", "second"))
     if run.has("validation_loss"):
         losses.append(Curve(name="validation", values=run.values("validation_loss"), style="third"))
         key.append(("validation", "third"))
     return Chart(
         title="Loss",
-        svg=chart(_numbers(run), losses, label=_label(run, "loss", "test loss and training loss")),
+        svg=chart(
+            _numbers(run), losses, label=_label(run, "loss", " and ".join(f"{curve.name} loss" for curve in losses))
+        ),
         key=key,
         note=_diverged(run, "loss", "train_loss"),
     )

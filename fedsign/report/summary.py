@@ -36,6 +36,7 @@ class Run:
     timings: Sequence[Line]
     failures: Sequence[Line]
     sites: Sequence[Line] = ()  # what each site said of the model, by round, where sites evaluate
+    releases: Sequence[Line] = ()  # what privacy was spent on
     valley: "Found | None" = None  # what `fedsign analyse valley` left
 
     def section(self, name: str) -> Line:
@@ -88,6 +89,7 @@ def read(folder: RunFolder) -> Run:
         rounds=folder.rounds(),
         timings=folder.timings(),
         failures=read_lines(folder.path / "failures.jsonl"),
+        releases=read_lines(folder.path / "privacy.jsonl"),
         sites=read_lines(folder.path / "sites.jsonl"),
         valley=_valley(valley) if valley.exists() else None,
     )
@@ -119,6 +121,7 @@ def facts(run: Run) -> list[Fact]:
             value=wording.setting(run.section("server").get("cohort_size", "")),
             remark=f"of {num_clients:,}",
         ),
+        *_attack(run),
         Fact(name="data", value=_part_name(data), remark=_named(partition, without=_SAID_ELSEWHERE)),
         Fact(name="model", value=_part_name(run.section("model")), remark=_settings(run.section("model"))),
         Fact(name="bytes down", value=wording.byte_count(down), remark="server to clients"),
@@ -128,6 +131,20 @@ def facts(run: Run) -> list[Fact]:
             value=wording.duration(seconds) if run.timings else wording.MISSING,
             remark=f"{wording.duration(seconds / len(run.timings))} a round" if run.timings else "",
         ),
+    ]
+
+
+def _attack(run: Run) -> list[Fact]:
+    """Who sent something else than what they had learnt; nothing where nobody did."""
+    counts = [line["malicious"] for line in run.rounds if "malicious" in line]
+    if not counts:
+        return []
+    return [
+        Fact(
+            name="malicious clients",
+            value=wording.figure(sum(counts) / len(counts)),
+            remark=f"a round, {_named(run.section('attack'), without={'fraction'})}",
+        )
     ]
 
 

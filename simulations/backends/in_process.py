@@ -73,12 +73,12 @@ class InProcess:
     def _trainer_of(self, workload: Workload, folder: RunFolder) -> Iterator[LocalTrainer]:
         """That of the path, in this process or in workers."""
         if self.workers == 1:
-            yield conducted(trainer_of(workload), workload, in_process=True)
+            yield conducted(trainer_of(workload), workload, in_process=True, folder=folder.clients)
         else:
             self._warn_of_idle_workers(workload)
             devices = devices_of(workload, self.workers)
             with Workers(workload, devices=devices, logs=folder.path / "logs") as workers:
-                yield conducted(workers, workload, in_process=True)
+                yield conducted(workers, workload, in_process=True, folder=folder.clients)
 
     def _warn_of_idle_workers(self, workload: Workload) -> None:
         """A stack is one worker's work, and how many clients it holds must not depend on the number of workers."""

@@ -1,0 +1,95 @@
+"""Client-level differential privacy at a server that is trusted, with a clipping norm that follows a quantile of the updates' norms.
+
+Paper: Andrew et al. 2021 (arXiv 1905.03871).  g -> target_quantile, eta -> clip_lr, s -> count_noise_stddev, n clients a round;
+b_k = 1 where |u_k| <= C, else 0:
+
+    b = 1/2 + (1/n) (sum_k (b_k - 1/2) + N(0, s^2))      the noisy share of updates that are not clipped
+    C <- C exp(-eta (b - g))                             after the round
+    y = (z^-2 - (2 s)^-2)^(-1/2)                         the noise on the updates, in clipping norms, so that both together
+                                                         cost what z says (`fedsign.privacy.accounting`)
+
+The noise on a round's updates is scaled by the C that they were clipped by.  A missing reply counts as neither: its b_k - 1/2 is 0.
+Without a value, s is a twentieth of the cohort, as in the paper, or z if that is more: small cohorts need a quieter norm.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedsign.errors import ConfigError
+from fedsign.privacy.central import Central
+from fedsign.privacy.secret import Secret
+from fedsign.privacy.settings import ClipNorm, Delta, NoiseMultiplier, Sampling, Share
+from fedsign.records import Tensors
+
+_CLIP_NORM = "clip_norm"
+
+
+class CentralAdaptive(Central):
+    """The rule; `clip_norm` is that of the next round."""
+
+    def __init__(
+        self,
+        *,
+        noise_multiplier: NoiseMultiplier,
+        delta: Delta,
+        initial_clip_norm: ClipNorm = 0.1,
+        target_quantile: Share = 0.5,
+        clip_lr: Annotated[float, Field(gt=0)] = 0.2,
+        count_noise_stddev: Annotated[float, Field(ge=0)] | None = None,
+        sampling: Sampling = "secret",
+        secret_file: str = "",
+    ) -> None:
+        super().__init__(
+            clip_norm=initial_clip_norm,
+            noise_multiplier=noise_multiplier,
+            delta=delta,
+            sampling=sampling,
+            secret_file=secret_file,
+        )
+        self.target_quantile, self.clip_lr, self.count_noise_stddev = target_quantile, clip_lr, count_noise_stddev
+
+    def check(self, *, cohort_size: int) -> None:
+        """Raise ConfigError unless the count leaves some of the budget to the updates."""
+        stddev = self._stddev(cohort_size)
+        if self.noise_multiplier and self.noise_multiplier >= 2 * stddev:
+            raise ConfigError(
+                f"privacy.count_noise_stddev={stddev:g} was given with privacy.noise_multiplier={self.noise_multiplier:g}; expected is "
+                "more than half of that, or the count alone would cost more than both may: raise it, or leave it out."
+            )
+
+    def update_multiplier(self, cohort_size: int) -> float:
+        """y; without noise, none."""
+        if not self.noise_multiplier:
+            return 0.0
+        return float((self.noise_multiplier**-2 - (2 * self._stddev(cohort_size)) ** -2) ** -0.5)
+
+    def follow(
+        self, num_below: int, num_replies: int, *, cohort_size: int, secret: Secret, labels: Iterable[object]
+    ) -> None:
+        """C <- C exp(-eta (b - g))."""
+        stddev = self._stddev(cohort_size)
+        noise = stddev * secret.normal(1, "count", *labels)[0] if stddev else 0.0
+        below = 0.5 + (num_below - num_replies / 2 + noise) / cohort_size
+        self.clip_norm *= math.exp(-self.clip_lr * (below - self.target_quantile))
+
+    def figures(self) -> dict[str, float]:
+        """The norm, which is as public as the model: it is made of noisy counts."""
+        return {_CLIP_NORM: self.clip_norm}
+
+    def state_dict(self) -> Tensors:
+        """The norm."""
+        return {_CLIP_NORM: torch.tensor(self.clip_norm, dtype=torch.float64)}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take the norm back."""
+        self.clip_norm = float(state[_CLIP_NORM])
+
+    def _stddev(self, cohort_size: int) -> float:
+        if self.count_noise_stddev is not None:
+            return self.count_noise_stddev
+        return max(cohort_size / 20, self.noise_multiplier) if self.noise_multiplier else 0.0

@@ -1,0 +1,62 @@
+"""A client's update as one vector of bounded length.
+
+The update is everything that the client sends: its model less the served one, and what travels besides (SCAFFOLD's changes
+of control variates), in float64, where the difference of two float32 is exact and a sum of clients loses nothing that counts.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsign.errors import ReplyError
+from fedsign.records import Tensors
+
+Vector = NDArray[np.float64]
+
+
+class Layout:
+    """How a model, and what travels besides, lie in one vector: tensor after tensor, by their names.
+
+    By their names, because a checkpoint does not keep the order that a model has.
+    """
+
+    def __init__(self, model: Mapping[str, Tensor], extra: Mapping[str, Tensor]) -> None:
+        self._model = {name: (tensor.shape, tensor.dtype) for name, tensor in sorted(model.items())}
+        self._extra = {name: (tensor.shape, tensor.dtype) for name, tensor in sorted(extra.items())}
+
+    def vector(self, model: Mapping[str, Tensor], extra: Mapping[str, Tensor]) -> Vector:
+        """All values in float64.
+
+        Raises:
+            ReplyError: something else travels besides than the layout knows.
+        """
+        if extra.keys() != self._extra.keys():
+            raise ReplyError(
+                f"besides the model came {sorted(extra) or 'nothing'}, from other clients {sorted(self._extra) or 'nothing'}; "
+                "expected is the same from all."
+            )
+        parts = [*(model[name] for name in self._model), *(extra[name] for name in self._extra)]
+        flat: Vector = torch.cat([part.detach().cpu().reshape(-1).double() for part in parts]).numpy()
+        return flat
+
+    def tensors(self, vector: Vector) -> tuple[Tensors, Tensors]:
+        """The model and what travels besides, in their own types."""
+        values = torch.from_numpy(vector)
+        start, found = 0, []
+        for table in (self._model, self._extra):
+            group = {}
+            for name, (shape, dtype) in table.items():
+                count = shape.numel()
+                group[name] = values[start : start + count].reshape(shape).to(dtype)
+                start += count
+            found.append(group)
+        return found[0], found[1]
+
+
+def clipped(update: Vector, clip_norm: float) -> tuple[Vector, bool]:
+    """u min(1, C / |u|), and whether |u| is at most C, so that nothing was cut off."""
+    norm = float(np.linalg.norm(update))
+    return (update, True) if norm <= clip_norm else (update * (clip_norm / norm), False)

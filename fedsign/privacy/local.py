@@ -1,0 +1,70 @@
+"""Local differential privacy: each client clips its update and adds noise of its own before it replies.
+
+C -> clip_norm, z -> noise_multiplier, u_k: client k's update (`fedsign.privacy.clipping`), theta the received model:
+
+    reply = theta + u_k min(1, C / |u_k|) + N(0, (z C)^2) in every coordinate
+
+Nobody is trusted, not the server either.  So what else a reply holds is left out: its training loss and its number of samples.
+The noise of a mean over n clients has n^(1/2) times the size that a trusted server would need.
+
+A client's numbers come from its node's own secret, which lies in the folder of its states ([Note: bound to what it hides] in
+`fedsign.privacy.secret`): a server that asks twice in one round, with two models, gets two different noises.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from fedsign.privacy.clipping import Layout, clipped
+from fedsign.privacy.secret import Secret, digest_of, open_secret
+from fedsign.privacy.settings import ClipNorm, Delta, NoiseMultiplier
+from fedsign.records import ReplyStack, Tensors, TrainReply, one_by_one
+
+
+class Local:
+    """The rule, the same for all clients."""
+
+    def __init__(
+        self, *, clip_norm: ClipNorm, noise_multiplier: NoiseMultiplier, delta: Delta, secret_file: str = ""
+    ) -> None:
+        self.clip_norm, self.noise_multiplier, self.delta = clip_norm, noise_multiplier, delta
+        self.secret_file = secret_file
+
+    def secret_in(self, folder: Path) -> Secret:
+        """A node's secret, made on first use."""
+        return open_secret(folder, given=self.secret_file)
+
+    def applied(self, reply: TrainReply, received: Tensors, secret: Secret) -> TrainReply:
+        """The reply as it may leave the client."""
+        layout = Layout(received, reply.extra)
+        nothing = {name: torch.zeros_like(tensor) for name, tensor in reply.extra.items()}
+        before = layout.vector(received, nothing)
+        update, _ = clipped(layout.vector(reply.tensors, reply.extra) - before, self.clip_norm)
+        if std := self.noise_multiplier * self.clip_norm:
+            labels = (reply.partition, reply.round, digest_of([before, update]))
+            update = update + std * secret.normal(len(update), "reply", *labels)
+        tensors, extra = layout.tensors(before + update)
+        return replace(reply, tensors=tensors, extra=extra, num_examples=1, metrics={})
+
+
+class LocalPrivacy:
+    """The server's half: it changes nothing, and tells one reply from another for the budget."""
+
+    def __init__(self, rule: Local) -> None:
+        self.rule = rule
+        self._seen: dict[str, str] = {}
+
+    def seen(self, replies: Iterable[TrainReply | ReplyStack]) -> Iterator[TrainReply]:
+        """The same replies, a round's, one by one."""
+        self._seen = {}
+        for reply in one_by_one(replies):
+            if isinstance(reply, TrainReply):
+                tensors = (*reply.tensors.values(), *reply.extra.values())
+                self._seen[str(reply.partition)] = digest_of(tensor.double().numpy() for tensor in tensors)[:16]
+                yield reply
+
+    def released(self, asked: Sequence[int]) -> dict[str, str]:
+        """Client -> tag of its reply, empty where it did not come: it may have been sent."""
+        return {str(client): self._seen.get(str(client), "") for client in asked}
