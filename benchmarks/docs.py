@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.aggregation import NAME as AGGREGATION
 from benchmarks.analysis import NAME as ANALYSIS
+from benchmarks.engines import NAME as ENGINES
 from benchmarks.players import BARE, FLOOR, PLAYERS
 from benchmarks.population import NAME as POPULATION
 from benchmarks.rooms import ROOMS
@@ -389,6 +390,48 @@ def _analysis(result: Figures) -> str:
     )
 
 
+def _engines(result: Figures) -> str:
+    """Seconds and bytes of a round on each engine, beside Flower's floor."""
+    titles = {
+        "in_process": ("in process", ""),
+        "workers": ("in process, two workers", ""),
+        "ray": ("Ray, two actors", "floor_ray"),
+        "floor_ray": ("*floor: Flower on Ray, clients that do nothing*", ""),
+        "superlink": ("SuperLink, four SuperNodes", "floor_superlink"),
+        "floor_superlink": ("*floor: Flower's SuperLink and SuperNodes, clients that do nothing*", ""),
+    }
+    rows = []
+    for model, num_parameters in result["models"].items():
+        of_model = result["rows"][model]
+        for name, (title, floor) in titles.items():
+            row = of_model[name]
+            seconds = row["round_s"]
+            ratio = f"{seconds['median'] / of_model[floor]['round_s']['median']:.2f}" if floor else ""
+            spread = f"{figure(seconds['lowest'])}-{figure(seconds['highest'])}"
+            loopback = "" if name in ("in_process", "workers") else f"{row['loopback_bytes']['median'] / 1e6:.1f}"
+            rows.append(
+                [
+                    title, f"{num_parameters:,}", figure(seconds["median"]), spread, ratio,
+                    figure(row["first_round_s"]["median"]), f"{row['payload_bytes'] / 1e6:.2f}", loopback,
+                ]
+            )  # fmt: skip
+    return _alone(
+        "Engines",
+        "Four clients, one step each of an MLP on digits, so that what is measured is the way there and back. The floor of an engine "
+        "is an app without torch and FedSign whose clients send back what they got, over Flower's own `send_and_receive`. "
+        "*Tensors* are those of the round, both ways; *loopback* is what the machine counted, all hops between a SuperLink, its "
+        "SuperNodes and their processes included. A SuperNode that finds no message sleeps three seconds, and looks for the reply of "
+        "its client every half a second; Flower has no option for either. What it starts anew for every message, a process and "
+        "its imports, a site of FedSign's keeps (`python -m clients.site`).",
+        result,
+        _table(
+            ("", "parameters", "s a round", "range", "x floor", "first round, s", "tensors, MB", "loopback, MB"),
+            rows,
+            left=1,
+        ),
+    )
+
+
 def _alone(title: str, about: str, result: Figures, *parts: str) -> str:
     """A section on FedSign alone."""
     return "\n\n".join([f"## {title}", about, _measured_on(result), *parts]) + "\n"
@@ -457,6 +500,7 @@ _EXTRAS: dict[str, Callable[[Figures], str]] = {
     POPULATION: _population,
     AGGREGATION: _aggregation,
     ANALYSIS: _analysis,
+    ENGINES: _engines,
 }
 
 
