@@ -2,6 +2,7 @@
 
 import datetime as dt
 import os
+import re
 from collections.abc import Iterator, Mapping
 
 from fedsign.errors import ConfigError, FedSignError
@@ -10,6 +11,7 @@ from simulations.deployment.federation import Federation, versions
 from simulations.deployment.keys import fingerprint, is_private, public_half
 from simulations.deployment.kits import Kit
 from simulations.deployment.membership import answers, process_of, statuses
+from simulations.deployment.running import recorded
 from simulations.deployment.start import UNSAFE
 from simulations.deployment.tls import Seen, ServerError, look_at_server
 
@@ -64,19 +66,16 @@ def _versions(of_the_federation: Mapping[str, str]) -> Iterator[Row]:
 def _device(kit: Kit) -> Row:
     import torch
 
-    if kit.device.startswith("cuda"):
-        index = int(kit.device.partition(":")[2] or 0)
-        if not torch.cuda.is_available() or index >= torch.cuda.device_count():
-            return _row(
-                "device",
-                BROKEN,
-                f"site.toml says {kit.device}, but torch sees {torch.cuda.device_count()} CUDA devices",
-            )
+    asked = re.fullmatch(r"cuda(?::(\d+))?", kit.device)
+    count = torch.cuda.device_count()
+    if asked is not None:
+        index = int(asked[1] or 0)
+        if index >= count:
+            return _row("device", BROKEN, f"site.toml says {kit.device}, but torch sees {count} CUDA devices")
         return _row("device", OK, f"{kit.device}, {torch.cuda.get_device_name(index)}")
     if kit.device not in ("", "cpu", "auto"):
         return _row("device", BROKEN, f'site.toml says \'{kit.device}\'; expected is "", "cpu", "cuda" or "cuda:1"')
-    seen = torch.cuda.device_count()
-    beside = f"; torch sees {seen} CUDA devices" if seen else ""
+    beside = f"; torch sees {count} CUDA devices" if count else ""
     return _row("device", OK, (kit.device or "as the experiment says") + f", {os.cpu_count()} cores{beside}")
 
 
@@ -146,21 +145,22 @@ def _clock(seen: Seen) -> Row:
 
 
 def _taken(kit: Kit) -> Row:
-    from simulations.deployment.knock import is_known
+    from simulations.deployment.knock import NOT_TAKEN, is_known
 
+    process = recorded(kit.folder / "pid")
+    if process is not None:
+        return _row("membership", OK, f"its SuperNode is running, process {process.pid}")
     try:
-        answer = is_known(kit)
+        answer = is_known(kit, host=kit.facts["host"])
     except (FedSignError, ValueError, OSError) as error:
         return _row("membership", BROKEN, str(error))
     if answer is None:
         return _row("membership", WARN, "the SuperLink could not say; try again in a moment")
-    if not answer:
-        return _row(
-            "membership",
-            BROKEN,
-            "the SuperLink does not take this key: it is revoked or was never registered; ask the server's people",
-        )
-    return _row("membership", OK, f"{kit.facts['site']} is known to the SuperLink")
+    return (
+        _row("membership", OK, f"the SuperLink knows {kit.facts['site']}")
+        if answer
+        else _row("membership", BROKEN, NOT_TAKEN)
+    )
 
 
 def _certificates(federation: Federation) -> Iterator[Row]:
