@@ -10,6 +10,7 @@ from simulations.deployment.federation import Federation, versions
 from simulations.deployment.keys import fingerprint, is_private, public_half
 from simulations.deployment.kits import Kit
 from simulations.deployment.membership import answers, process_of, statuses
+from simulations.deployment.running import recorded
 from simulations.deployment.start import UNSAFE
 from simulations.deployment.tls import Seen, ServerError, look_at_server
 
@@ -146,21 +147,22 @@ def _clock(seen: Seen) -> Row:
 
 
 def _taken(kit: Kit) -> Row:
-    from simulations.deployment.knock import is_known
+    from simulations.deployment.knock import NOT_TAKEN, is_known
 
+    process = recorded(kit.folder / "pid")
+    if process is not None:
+        return _row("membership", OK, f"its SuperNode is running, process {process.pid}")
     try:
-        answer = is_known(kit)
+        answer = is_known(kit, host=kit.facts["host"])
     except (FedSignError, ValueError, OSError) as error:
         return _row("membership", BROKEN, str(error))
     if answer is None:
         return _row("membership", WARN, "the SuperLink could not say; try again in a moment")
-    if not answer:
-        return _row(
-            "membership",
-            BROKEN,
-            "the SuperLink does not take this key: it is revoked or was never registered; ask the server's people",
-        )
-    return _row("membership", OK, f"{kit.facts['site']} is known to the SuperLink")
+    return (
+        _row("membership", OK, f"the SuperLink knows {kit.facts['site']}")
+        if answer
+        else _row("membership", BROKEN, NOT_TAKEN)
+    )
 
 
 def _certificates(federation: Federation) -> Iterator[Row]:

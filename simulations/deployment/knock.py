@@ -1,23 +1,32 @@
 """Whether the SuperLink takes a site's key: the one question that only Flower's own protocol answers.
 
-The site says that it is there, as its SuperNode does when it starts.  The SuperLink forgets it after a minute if
-no SuperNode follows.
+The site says that it is there, as its SuperNode does when it starts, and at once that it leaves.  The SuperLink would
+not take a site that it believes to be there, such as one whose SuperNode was killed less than a minute ago; so the
+site says first that the former one is gone.
 """
+
+import contextlib
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
-from flwr.proto.fleet_pb2 import ActivateNodeRequest
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedsign.errors import ConfigError
+from simulations.deployment.federation import with_port
 from simulations.deployment.kits import Kit
 
+NOT_TAKEN = (
+    "the SuperLink does not take this site's key: it is revoked, was never registered, or is in use on another machine; ask the "
+    "server's people for a new kit."
+)
 
-def is_known(kit: Kit) -> bool | None:
+
+def is_known(kit: Kit, *, host: str) -> bool | None:
     """True or False as the SuperLink says; None if it could not say.
 
     Raises:
@@ -27,19 +36,27 @@ def is_known(kit: Kit) -> bool | None:
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigError(f"{kit.key} is no elliptic-curve key; make one with 'fedsign deploy key'.")
     client = FleetHttpClient.from_server_address(
-        kit.address,
+        with_port(host, kit.facts["port"]),
         False,
         kit.authority.read_bytes(),
         interceptors=[NodeAuthHttpInterceptor(key, key.public_key())],
     )
-    request = ActivateNodeRequest(
-        public_key=public_key_to_bytes(key.public_key()), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
-    )
     try:
         with client:
-            client.ActivateNode(request)
+            _knock(client, kit, public_key_to_bytes(key.public_key()))
     except httpx.HTTPStatusError as error:
         return None if error.response.status_code in (502, 503, 504) else False
     except httpx.HTTPError:
         return None
     return True
+
+
+def _knock(client: FleetHttpClient, kit: Kit, public_key: bytes) -> None:
+    former = kit.folder / "flower" / "node-id"
+    former.parent.mkdir(exist_ok=True)
+    with contextlib.suppress(httpx.HTTPStatusError, OSError, ValueError):  # there was none, or it left in good order
+        client.DeactivateNode(DeactivateNodeRequest(node_id=int(former.read_text(encoding="ascii"))))
+    request = ActivateNodeRequest(public_key=public_key, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
+    node_id = client.ActivateNode(request).node_id
+    former.write_text(str(node_id), encoding="ascii")
+    client.DeactivateNode(DeactivateNodeRequest(node_id=node_id))

@@ -55,11 +55,11 @@ def recorded(path: Path) -> Process | None:
 
 
 def with_descendants(processes: Iterable[Process]) -> list[Process]:
-    """These, and all that they have started."""
+    """Those of them that are alive, and all that they have started."""
     children: dict[int, list[Process]] = {}
     for parent, process in _all():
         children.setdefault(parent, []).append(process)
-    found = list(processes)
+    found = [process for process in processes if process.is_alive]
     for process in found:  # grows while it is walked through
         found.extend(child for child in children.get(process.pid, []) if child not in found)
     return found
@@ -67,7 +67,7 @@ def with_descendants(processes: Iterable[Process]) -> list[Process]:
 
 def end(processes: Iterable[Process], *, patience_s: float = 15.0) -> None:
     """Ask them to end; insist, also on what they have started, when the patience is over."""
-    asked = list(processes)
+    asked = [process for process in processes if process.is_alive]
     all_of_them = with_descendants(asked)
     _send(asked, signal.SIGTERM)
     deadline = time.monotonic() + patience_s

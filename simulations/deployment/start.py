@@ -96,21 +96,30 @@ def site_arguments(kit: Kit, say: Say, *, host: str) -> list[str]:
         say(UNSAFE)
     else:
         check_key(kit.key)
+    _greet(kit, say, host)
+    if insecure:
+        return [*arguments, "--insecure"]
+    return [*arguments, "--root-certificates", str(kit.authority), "--auth-supernode-private-key", str(kit.key)]
+
+
+def _greet(kit: Kit, say: Say, host: str) -> None:
+    """Look at the server before Flower does; one that is not there yet is waited for by Flower."""
+    insecure = kit.facts["insecure"]
     try:
-        seen = look_at_server(host, port, authority=None if insecure else kit.authority)
+        seen = look_at_server(host, kit.facts["port"], authority=None if insecure else kit.authority)
     except ServerError as error:
         if error.is_final:
             raise
         say(f"{str(error).rstrip('.')}. Trying on until it does.")
-    else:
-        warning = (
-            expiry_warning(seen.certificate_ends, what="the server's certificate") if seen.certificate_ends else None
-        )
+        return
+    if seen.certificate_ends is not None:
+        from simulations.deployment.knock import NOT_TAKEN, is_known  # Flower, which takes seconds
+
+        warning = expiry_warning(seen.certificate_ends, what="the server's certificate")
         if warning:
             say(warning)
-    if insecure:
-        return [*arguments, "--insecure"]
-    return [*arguments, "--root-certificates", str(kit.authority), "--auth-supernode-private-key", str(kit.key)]
+        if is_known(kit, host=host) is False:
+            raise EngineError(NOT_TAKEN)
 
 
 def check_certificate(federation: Federation, say: Say) -> None:

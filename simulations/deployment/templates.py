@@ -101,7 +101,7 @@ def for_site(federation: Federation, site: Site, *, has_key: bool) -> dict[str, 
         name=federation.name,
         address=with_port(federation.hosts[0], federation.port),
         key=key,
-        **{name: federation.versions[name] for name in ("fedsign", "python", "torch")},
+        **{name: federation.versions[name].partition("+")[0] for name in ("fedsign", "python", "torch")},
     )
     unit = _UNIT.format(what=what, name=f"fedsign-{site.name}", folder=site.name)
     return {

@@ -1,0 +1,342 @@
+"""A federation's folder: certificates that verify, keys that stay where they belong, sites that come and go."""
+
+import datetime as dt
+import io
+import ipaddress
+import os
+import ssl
+import stat
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
+from flwr.common.config import parse_config_args
+
+from fedsign.errors import ConfigError
+from simulations.deployment import check, keys, provision
+from simulations.deployment.authority import Certified, ends_at, expiry_warning, general_name, issue, make_authority
+from simulations.deployment.federation import Federation, open_federation
+from simulations.deployment.gate import may_pass
+from simulations.deployment.kits import open_kit
+from simulations.deployment.provision import Newcomer
+from simulations.deployment.running import Process, end, find, record_this_process, recorded, with_descendants
+from simulations.deployment.tls import ServerError, look_at_server
+
+YEAR = dt.timedelta(days=365)
+HOSTS = ("fl.example.org", "192.0.2.10", "2001:db8::1")
+
+
+@pytest.fixture(scope="module")
+def authority() -> Certified:
+    return make_authority("hospitals")
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Federation:
+    """Of two sites; berlin's key is in its kit, hamburg's was made there."""
+    public = keys.make_key(tmp_path / "hamburg.key", comment="hamburg")
+    (tmp_path / "hamburg.pub").write_text(public + "\n", encoding="utf-8")
+    asked = Federation(folder=tmp_path / "federation", name="hospitals", hosts=HOSTS)
+    newcomers = [Newcomer(name="berlin"), Newcomer(name="hamburg", public_key=tmp_path / "hamburg.pub")]
+    return provision.init(asked, newcomers, lifetime=YEAR)
+
+
+@pytest.mark.parametrize("host", [*HOSTS, "localhost", "127.0.0.1"])
+def test_an_independent_verifier_accepts_the_chain_for_every_name_and_address(authority: Certified, host: str) -> None:
+    verify(issue(authority, HOSTS, lifetime=YEAR), authority, host)
+
+
+@pytest.mark.parametrize("host", ["other.example.org", "192.0.2.11"])
+def test_it_refuses_other_names_and_addresses(authority: Certified, host: str) -> None:
+    with pytest.raises(VerificationError):
+        verify(issue(authority, HOSTS, lifetime=YEAR), authority, host)
+
+
+def test_it_refuses_another_ca_and_a_certificate_that_is_over(authority: Certified) -> None:
+    with pytest.raises(VerificationError):
+        verify(issue(make_authority("hospitals"), HOSTS, lifetime=YEAR), authority, HOSTS[0])
+    with pytest.raises(VerificationError):
+        verify(issue(authority, HOSTS, lifetime=dt.timedelta(seconds=-1)), authority, HOSTS[0])
+
+
+def test_a_certificate_does_not_outlive_its_ca(authority: Certified, tmp_path: Path) -> None:
+    made = issue(authority, HOSTS, lifetime=20 * YEAR)
+    made.write(tmp_path / "server.pem", tmp_path / "server.key")
+    assert ends_at(tmp_path / "server.pem") == x509.load_pem_x509_certificate(authority.certificate).not_valid_after_utc
+
+
+@pytest.mark.parametrize(("days", "warns"), [(29, True), (31, False)])
+def test_a_certificate_that_ends_within_thirty_days_warns(days: int, warns: bool) -> None:
+    end_of_it = dt.datetime.now(dt.UTC) + dt.timedelta(days=days)
+    assert (expiry_warning(end_of_it, what="it") is not None) == warns
+
+
+def test_no_kit_and_no_archive_holds_a_key_but_the_sites_own(federation: Federation) -> None:
+    secrets = {
+        "CA": federation.authority_key.read_bytes(),
+        "server": (federation.server / "server.key").read_bytes(),
+        "berlin": (federation.kit("berlin") / "key").read_bytes(),
+    }
+    bodies = {name: key.splitlines()[1] for name, key in secrets.items()}  # a line of the key itself
+    for site, own in (("berlin", {"berlin"}), ("hamburg", set())):
+        contents = everything(federation.kit(site)) | everything_packed(federation.kit(site).with_suffix(".tar.gz"))
+        assert len(contents) > 8
+        found = {name for name, body in bodies.items() if any(body in content for content in contents.values())}
+        assert found == own
+        assert any(b"PRIVATE KEY" in content for content in contents.values()) == bool(own)
+
+
+def test_keys_are_for_their_owner_alone_also_in_the_archive(federation: Federation) -> None:
+    private = [path for path in federation.folder.rglob("*") if path.is_file() and b"PRIVATE KEY" in path.read_bytes()]
+    assert len(private) == 3  # the CA's, the server's, berlin's
+    private += federation.folder.rglob("*.tar.gz")
+    assert {stat.S_IMODE(path.stat().st_mode) for path in private} == {0o600}
+    with tarfile.open(federation.folder / "kits" / "berlin.tar.gz") as tar:
+        assert tar.getmember("berlin/key").mode == 0o600
+        assert tar.getmember("berlin/start.sh").mode == 0o755
+
+
+def test_flower_reads_a_sites_key_and_its_public_half_is_the_one_on_record(federation: Federation) -> None:
+    path = federation.kit("berlin") / "key"
+    load_ssh_private_key(path.read_bytes(), password=None)
+    assert keys.public_half(path) == federation.site("berlin").public_key == keys.read_public(path.with_name("key.pub"))
+
+
+def test_ssh_keygen_prints_the_same_fingerprint(federation: Federation) -> None:
+    public = federation.kit("berlin") / "key.pub"
+    try:
+        done = subprocess.run(["ssh-keygen", "-l", "-f", public], capture_output=True, text=True, check=True)
+    except FileNotFoundError:
+        pytest.skip("ssh-keygen is not installed")
+    assert keys.fingerprint(federation.site("berlin").public_key) in done.stdout
+
+
+def test_the_folder_is_read_as_it_was_written(federation: Federation) -> None:
+    assert open_federation(federation.folder) == federation
+
+
+def test_a_revoked_sites_partition_goes_to_the_next_and_its_key_and_name_to_nobody(federation: Federation) -> None:
+    left = provision.revoke(federation, "berlin")
+    assert [(site.name, site.partition) for site in left.active] == [("hamburg", 1)]
+    grown, _ = provision.add_site(left, Newcomer(name="leipzig"))
+    assert [(site.name, site.partition) for site in grown.active] == [("leipzig", 0), ("hamburg", 1)]
+    with pytest.raises(ConfigError, match=r"'berlin' is there already \(revoked\)"):
+        provision.add_site(grown, Newcomer(name="berlin"))
+    with pytest.raises(ConfigError, match=r"key is that of site 'berlin' \(revoked\)"):
+        provision.add_site(grown, Newcomer(name="bonn", public_key=federation.kit("berlin") / "key.pub"))
+
+
+def test_a_renewed_certificate_is_of_the_same_ca_and_of_the_new_names_too(federation: Federation) -> None:
+    ca = federation.authority.read_bytes()
+    renewed = provision.renew(federation, ["new.example.org"], lifetime=YEAR)
+    made = Certified(certificate=renewed.certificate.read_bytes(), key=b"")
+    for host in (*HOSTS, "new.example.org"):
+        verify(made, Certified(certificate=ca, key=b""), host)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sites", "says"),
+    [
+        ({"hosts": ("fl.example.org:8000",)}, ["a"], "neither a name nor an address"),
+        ({"hosts": ("192.0.2.300",)}, ["a"], "neither a name nor an address"),
+        ({}, ["Bad Name"], "cannot be a site's name"),
+        ({}, ["a", "a"], "there already"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_leaves_no_folder(
+    tmp_path: Path, changes: dict[str, tuple[str, ...]], sites: list[str], says: str
+) -> None:
+    asked = replace(Federation(folder=tmp_path / "federation", name="hospitals", hosts=HOSTS), **changes)
+    with pytest.raises(ConfigError, match=says):
+        provision.init(asked, [Newcomer(name=site) for site in sites], lifetime=YEAR)
+    assert not asked.folder.exists()
+
+
+def test_a_private_key_is_not_taken_for_a_public_one(tmp_path: Path) -> None:
+    keys.make_key(tmp_path / "a.key", comment="a")
+    with pytest.raises(ConfigError, match="must stay at its site"):
+        keys.read_public(tmp_path / "a.key")
+
+
+@pytest.mark.parametrize(
+    "folder", ["/data/a b", "/data/it's", '/data/"quoted"', "/data/ünïcode#1", "/data/back\\slash"]
+)
+def test_flower_reads_a_sites_data_folder_as_it_was_given(tmp_path: Path, folder: str) -> None:
+    """Through site.toml and the file that the start script gives to flower-supernode."""
+    import tomli_w
+
+    made = provision.init(
+        Federation(folder=tmp_path / "federation", name="x", hosts=HOSTS),
+        [Newcomer(name="a", data_root=folder, device="cuda:1")],
+        lifetime=YEAR,
+    )
+    config = open_kit(made.kit("a")).node_config()
+    (tmp_path / "node.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
+    read = parse_config_args([str(tmp_path / "node.toml")])
+    assert read == {"partition-id": 0, "data-root": folder, "device": "cuda:1"}
+
+
+@pytest.mark.parametrize(
+    ("path", "client", "passes"),
+    [
+        ("/v1/fleet/pull-messages", "192.0.2.20", True),
+        ("/health", "192.0.2.20", True),
+        ("/v1/control/start-run", "192.0.2.20", False),
+        ("/v1/control/register-node", "192.0.2.20", False),
+        ("/v1/runtime/push-messages", "192.0.2.20", False),
+        ("/docs", "192.0.2.20", False),
+        ("/v1/control/start-run", "127.0.0.1", True),
+        ("/v1/control/start-run", "::1", True),
+        ("/v1/control/start-run", "192.0.2.10", True),  # the server's own address
+    ],
+)
+def test_other_machines_reach_what_a_supernode_needs_and_nothing_else(path: str, client: str, passes: bool) -> None:
+    scope = {"type": "http", "path": path, "client": (client, 50000), "server": ("192.0.2.10", 8000)}
+    assert may_pass(scope) == passes
+
+
+@pytest.mark.parametrize(
+    ("lifetime", "host", "foreign", "says"),
+    [
+        (YEAR, "127.0.0.1", False, ""),
+        (dt.timedelta(seconds=-1), "127.0.0.1", False, "has expired"),
+        (YEAR, "127.0.0.2", False, "is not made out to 127.0.0.2"),
+        (YEAR, "127.0.0.1", True, "not signed by this federation's CA"),
+    ],
+)
+def test_a_site_says_what_is_wrong_with_a_servers_certificate(
+    authority: Certified, tmp_path: Path, lifetime: dt.timedelta, host: str, foreign: bool, says: str
+) -> None:
+    (tmp_path / "ca.pem").write_bytes((make_authority("other") if foreign else authority).certificate)
+    with https_server(issue(authority, HOSTS, lifetime=lifetime), tmp_path) as port:
+        if says:
+            with pytest.raises(ServerError, match=says) as caught:
+                look_at_server(host, port, authority=tmp_path / "ca.pem")
+            assert caught.value.is_final
+        else:
+            seen = look_at_server(host, port, authority=tmp_path / "ca.pem")
+            assert abs(seen.ahead_s) <= check.AHEAD_S
+            assert seen.certificate_ends is not None
+
+
+def test_a_server_that_is_not_there_is_worth_another_try(tmp_path: Path, authority: Certified) -> None:
+    (tmp_path / "ca.pem").write_bytes(authority.certificate)
+    with pytest.raises(ServerError, match="nothing answers") as caught:
+        look_at_server("127.0.0.1", 1, authority=tmp_path / "ca.pem")
+    assert not caught.value.is_final
+
+
+def test_check_tells_of_what_is_missing_at_a_site(federation: Federation, tmp_path: Path) -> None:
+    kit = federation.kit("berlin")
+    text = (kit / "site.toml").read_text(encoding="utf-8")
+    text = text.replace('data_root = ""', f'data_root = "{tmp_path}/nowhere"').replace(
+        'device = ""', 'device = "cuda:99"'
+    )
+    (kit / "site.toml").write_text(text.replace('host = "fl.example.org"', 'host = "127.0.0.1"').replace("8000", "1"))
+    (kit / "key").chmod(0o644)
+    states = {row["what"]: (row["state"], row["detail"]) for row in check.check_site(open_kit(kit))}
+    broken = {what for what, (state, _) in states.items() if state == "broken"}
+    assert broken == {"data", "device", "key", "server"}
+    assert "chmod 600" in states["key"][1]
+    assert states["python"][0] == "ok"
+
+
+def test_a_process_is_found_by_its_record_until_it_ends_and_nobody_else_is_ended(tmp_path: Path) -> None:
+    child = subprocess.Popen(["sh", "-c", "sleep 100 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    child.stdout.readline()
+    process = find(child.pid)
+    assert process is not None
+    assert len(with_descendants([process])) == 2
+    end([Process(child.pid, process.began + 1)])  # another process that had this id
+    assert process.is_alive
+    threading.Thread(target=child.wait).start()  # its parent has to take note, as init does
+    family = with_descendants([process])
+    end([process], patience_s=0.5)
+    assert not any(each.is_alive for each in family)
+    child.stdout.close()
+
+
+def test_a_record_is_of_this_process_and_forgotten_with_it(tmp_path: Path) -> None:
+    record_this_process(tmp_path / "pid")
+    assert recorded(tmp_path / "pid") == find(os.getpid())
+    code = (
+        "import sys, pathlib; from simulations.deployment.running import record_this_process as r; "
+        "r(pathlib.Path(sys.argv[1]))"
+    )
+    subprocess.run([sys.executable, "-c", code, tmp_path / "other"], check=True)
+    assert recorded(tmp_path / "other") is None
+
+
+def verify(made: Certified, authority: Certified, host: str) -> None:
+    """By the rules of the web's PKI, as cryptography implements them."""
+    store = Store([x509.load_pem_x509_certificate(authority.certificate)])
+    verifier = PolicyBuilder().store(store).time(dt.datetime.now(dt.UTC)).build_server_verifier(subject(host))
+    verifier.verify(x509.load_pem_x509_certificate(made.certificate), [])
+
+
+def subject(host: str) -> x509.DNSName | x509.IPAddress:
+    name = general_name(host)
+    assert isinstance(name, x509.DNSName | x509.IPAddress)
+    assert isinstance(name, x509.IPAddress) == any(host == str(ip) for ip in addresses(host))
+    return name
+
+
+def addresses(host: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    try:
+        return [ipaddress.ip_address(host)]
+    except ValueError:
+        return []
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def everything_packed(archive: Path) -> dict[str, bytes]:
+    with tarfile.open(fileobj=io.BytesIO(archive.read_bytes())) as tar:
+        files = {member.name: tar.extractfile(member) for member in tar.getmembers() if member.isfile()}
+        return {name: file.read() for name, file in files.items() if file is not None}
+
+
+@contextmanager
+def https_server(made: Certified, folder: Path) -> Iterator[int]:
+    """A server with this certificate, on every address of the loopback."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Be quiet."""
+
+    class Quiet(HTTPServer):
+        def handle_error(self, request: object, client_address: object) -> None:
+            """A client that turns away is what is tested."""
+
+    made.write(folder / "server.pem", folder / "server.key")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "server.pem", folder / "server.key")
+    server = Quiet(("", 0), Answer)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+        time.sleep(0)
