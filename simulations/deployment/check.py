@@ -2,6 +2,7 @@
 
 import datetime as dt
 import os
+import re
 from collections.abc import Iterator, Mapping
 
 from fedsign.errors import ConfigError, FedSignError
@@ -65,19 +66,16 @@ def _versions(of_the_federation: Mapping[str, str]) -> Iterator[Row]:
 def _device(kit: Kit) -> Row:
     import torch
 
-    if kit.device.startswith("cuda"):
-        index = int(kit.device.partition(":")[2] or 0)
-        if not torch.cuda.is_available() or index >= torch.cuda.device_count():
-            return _row(
-                "device",
-                BROKEN,
-                f"site.toml says {kit.device}, but torch sees {torch.cuda.device_count()} CUDA devices",
-            )
+    asked = re.fullmatch(r"cuda(?::(\d+))?", kit.device)
+    count = torch.cuda.device_count()
+    if asked is not None:
+        index = int(asked[1] or 0)
+        if index >= count:
+            return _row("device", BROKEN, f"site.toml says {kit.device}, but torch sees {count} CUDA devices")
         return _row("device", OK, f"{kit.device}, {torch.cuda.get_device_name(index)}")
     if kit.device not in ("", "cpu", "auto"):
         return _row("device", BROKEN, f'site.toml says \'{kit.device}\'; expected is "", "cpu", "cuda" or "cuda:1"')
-    seen = torch.cuda.device_count()
-    beside = f"; torch sees {seen} CUDA devices" if seen else ""
+    beside = f"; torch sees {count} CUDA devices" if count else ""
     return _row("device", OK, (kit.device or "as the experiment says") + f", {os.cpu_count()} cores{beside}")
 
 

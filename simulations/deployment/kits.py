@@ -17,6 +17,7 @@ from simulations.deployment import templates
 from simulations.deployment.federation import Federation, Site, site_facts, with_port
 
 SITE_FILE = "site.toml"
+_FACTS = frozenset({"name", "site", "partition", "host", "port", "insecure", "versions"})
 KEY_FILE, PUBLIC_FILE, AUTHORITY_FILE = "key", "key.pub", "ca.pem"
 
 
@@ -80,6 +81,11 @@ def open_kit(folder: Path) -> Kit:
     if unknown or not isinstance(tree.get("federation"), dict):
         what = f"has the unknown key '{min(unknown)}'" if unknown else "has no table [federation]"
         raise ConfigError(f"{path} {what}; expected are data_root, device and [federation], as the kit came.")
+    missing = _FACTS - set(tree["federation"])
+    if missing:
+        raise ConfigError(
+            f"{path} has no {min(missing)} in [federation]; unpack the kit again, and edit the two lines above only."
+        )
     for key in ("data_root", "device"):
         if not isinstance(tree.get(key, ""), str):
             raise ConfigError(f"{path} has {key} = {tree[key]!r}; expected is a text in quotes.")
