@@ -4,10 +4,12 @@ The SuperLink starts the ServerApp on its own machine, where the run's folder ha
 under the same user.  The ServerApp ends when this process does, so that a run that was killed can be resumed.
 """
 
+import contextlib
 import getpass
 import logging
 import os
 import pwd
+import subprocess
 from pathlib import Path
 
 from fedsign.errors import ConfigError, EngineError
@@ -49,7 +51,8 @@ def execute(path: Path, workload: Workload, folder: RunFolder, on_round: OnRound
     try:
         follow(folder, on_round, lambda: _check_alive(federation, run_id, environment, folder))
     except BaseException:
-        call_flwr(["stop", run_id, CONNECTION], environment)  # without this process, the ServerApp ends too
+        with contextlib.suppress(subprocess.TimeoutExpired):  # without this process, the ServerApp ends anyway
+            call_flwr(["stop", run_id, CONNECTION], environment)
         raise
 
 

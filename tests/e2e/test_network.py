@@ -19,9 +19,10 @@ from tests.e2e.test_engines import wait_until
 
 SITES = ("berlin", "hamburg", "leipzig")
 UNPLUGGED = 2  # the partition of leipzig
-ROUND_TIMEOUT_S = 45
+ROUNDS = 5
+ROUND_TIMEOUT_S = 45  # Flower believes a machine to be there for 30 to 60 seconds after its last sign of life
 EXPERIMENT = settings(
-    rounds=3,
+    rounds=ROUNDS,
     partition__num_clients=len(SITES),
     partition__alpha=1.0,
     server__cohort_size=len(SITES),
@@ -81,7 +82,7 @@ def machines(tmp_path: Path) -> Iterator[Machines]:
 
 @pytest.mark.engines
 @pytest.mark.slow
-def test_four_machines_play_three_rounds_while_one_is_unplugged_for_a_time(machines: Machines) -> None:
+def test_four_machines_play_on_while_one_is_unplugged_and_use_it_again_when_it_is_back(machines: Machines) -> None:
     """From empty machines to a finished run, in the steps of docs/how-to/deploy.md."""
     provision(machines)
     with ExitStack() as stack:
@@ -98,16 +99,18 @@ def test_four_machines_play_three_rounds_while_one_is_unplugged_for_a_time(machi
         machines.network.plug_in("leipzig")
         assert run.wait(240) == 0, (machines.disk("server") / "log").read_text(encoding="utf-8")
 
-    first, second, third = lines(machines)
-    assert first["num_replies"] == third["num_replies"] == len(SITES)
-    assert not first["failures"]
-    assert not third["failures"]
+    first, second, *_, last = played = lines(machines)
+    assert [line["round"] for line in played] == list(range(1, ROUNDS + 1))
+    for line in (first, last):
+        assert line["num_replies"] == len(SITES)
+        assert not line["failures"]
     assert second["num_replies"] == len(SITES) - 1
-    assert [failure["client"] for failure in second["failures"]] == [UNPLUGGED]
     (failures,) = machines.disk("server").glob("runs/*/*/failures.jsonl")
-    (failure,) = map(json.loads, failures.read_text(encoding="utf-8").splitlines())
-    assert (failure["round"], failure["partition"]) == (2, UNPLUGGED)
-    assert failure["reason"] == "no reply within server.round_timeout_s"
+    recorded = [json.loads(line) for line in failures.read_text(encoding="utf-8").splitlines()]
+    assert {failure["partition"] for failure in recorded} == {UNPLUGGED}
+    assert recorded[0]["round"] == 2
+    assert recorded[0]["reason"] == second["failures"][0]["reason"]
+    assert "no reply within server.round_timeout_s" in recorded[0]["reason"] or "node" in recorded[0]["reason"].lower()
 
 
 FEDSIGN = (sys.executable, "-m", "simulations.cli")
