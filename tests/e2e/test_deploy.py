@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save
 
+from clients.state_database import StateDatabase
 from fedsign.config import load
 from simulations.deployment import keys, membership
 from simulations.deployment.authority import Certified, ends_at, issue
@@ -20,11 +22,11 @@ from simulations.deployment.kits import open_kit
 from simulations.deployment.tls import free_port
 from simulations.flower_programs import find_program, flower_environment
 from tests.e2e.command import fedsign, settings
-from tests.e2e.test_engines import hashes, processes_of, wait_until
+from tests.e2e.test_engines import processes_of, wait_until
 
-NUM_SITES = 2
+NUM_SITES, ROUNDS = 2, 3
 SMALL = settings(
-    rounds=3,
+    rounds=ROUNDS,
     partition__num_clients=NUM_SITES,
     partition__alpha=1.0,
     server__cohort_size=NUM_SITES,
@@ -55,7 +57,7 @@ def test_a_run_over_tls_with_keys_has_the_bits_of_the_run_in_process(folder: Pat
         done = fedsign("run", *SMALL, *own, *choice, folder=folder, timeout_s=500)
         assert done.returncode == 0, done.stderr
         (config,) = root.glob("*/*/config.toml")
-        found[where] = hashes(config.parent)
+        found[where] = bits(config.parent, folder)
     assert found["federation"] == found["in_process"]
 
 
@@ -74,7 +76,8 @@ def test_a_run_whose_command_is_killed_ends_and_is_resumed_to_the_same_bits(fold
     calm = fedsign("run", *SMALL, *settings(results__root=folder / "calm", strategy__name="feddyn"), folder=folder)
     assert calm.returncode == 0, calm.stderr
     (expected,) = folder.glob("calm/*/*/config.toml")
-    assert hashes(config.parent) == hashes(expected.parent)
+    assert bits(config.parent, folder) == bits(expected.parent, folder)
+    assert "state of client 1" in bits(config.parent, folder)
 
 
 @pytest.mark.engines
@@ -203,6 +206,21 @@ def test_an_insecure_federation_is_asked_for_and_says_so_at_every_start(tmp_path
 
 def test_the_default_is_a_local_deployment() -> None:
     assert load(None, ["engine.name=superlink"]).engine.settings["federation"] == ""
+
+
+def bits(run: Path, folder: Path) -> dict[str, bytes]:
+    """All that should not depend on where it was played; clients' states lie in the kits there, in a database here."""
+    paths = [run / "rounds.jsonl", run / "model.safetensors", *(run / "checkpoints" / f"round-{ROUNDS:06d}").iterdir()]
+    found = {str(path.relative_to(run)): path.read_bytes() for path in paths}
+    at_sites = folder / "federation" / "kits"
+    database = StateDatabase(run / "clients")
+    for partition in range(NUM_SITES):
+        files = list(at_sites.glob(f"*/flower/clients/{run.name}-*/{partition:06d}/round-{ROUNDS:06d}.safetensors"))
+        state = load_file(files[0]) if files else database.read(partition, ROUNDS)
+        if state is not None:
+            found[f"state of client {partition}"] = save(dict(sorted(state.items())))
+    database.close()
+    return found
 
 
 def copy_of_kit(folder: Path, name: str) -> Path:

@@ -184,7 +184,7 @@ def test_flower_reads_a_sites_data_folder_as_it_was_given(tmp_path: Path, folder
     config = open_kit(made.kit("a")).node_config()
     (tmp_path / "node.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
     read = parse_config_args([str(tmp_path / "node.toml")])
-    assert read == {"partition-id": 0, "data-root": folder, "device": "cuda:1"}
+    assert read == {"partition-id": 0, "site": "a", "data-root": folder, "device": "cuda:1"}
 
 
 @pytest.mark.parametrize(
