@@ -52,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_a_run_over_tls_with_keys_has_the_bits_of_the_run_in_process(folder: Path) -> None:
     found = {}
     for where, choice in (("federation", ON_FEDERATION), ("in_process", [])):
-        root = folder / where
+        root = folder / f"runs-{where}"
         own = settings(results__root=root)
         done = fedsign("run", *SMALL, *own, *choice, folder=folder, timeout_s=500)
         assert done.returncode == 0, done.stderr
