@@ -30,6 +30,7 @@ from clients.state import ClientStore
 from fedsign import plugins
 from fedsign.config import ExperimentConfig, from_toml
 from fedsign.data import sites
+from fedsign.data.site_reader import rooted
 from fedsign.errors import ConfigError
 from fedsign.flower.shims import PARTITION_KEY
 from fedsign.records import Failure
@@ -150,7 +151,7 @@ def _own_root(config: ExperimentConfig, node: Node) -> dict[str, Any]:
     known = plugins.names_of(config.data.kind, config.data.name)
     if not node.data_root or not {"root", "path"} & {*known}:
         return {}
-    own = sites.rooted(config.data, node.data_root)
+    own = rooted(config.data, node.data_root)
     return {f"data.{key}": value for key, value in own.items() if value != config.data.settings.get(key)}
 
 

@@ -23,6 +23,7 @@ from fedsign.data.checks import check_fit, checked_dataset
 from fedsign.data.normalise import Normalisation
 from fedsign.data.partition.base import Split, group, split_of
 from fedsign.data.partition.lazy import counted_clients
+from fedsign.data.site_reader import read_sites
 from fedsign.data.splitting import hold_out_validation
 from fedsign.errors import ConfigError, DataError
 from fedsign.numerics import Numerics, device_of
@@ -41,7 +42,9 @@ class Workload:
     """Data, partition, model and task of an experiment, each made on first use."""
 
     config: ExperimentConfig
-    sites_here: frozenset[int] | None = None  # the sites whose data this process reads; None: see fedsign.data.sites
+    sites_here: frozenset[int] | None = (
+        None  # the sites whose data this process reads; None: see fedsign.data.site_reader
+    )
 
     @cached_property
     def dataset(self) -> Dataset:
@@ -53,7 +56,7 @@ class Workload:
         """
         config, part = self.config, self.config.data
         if sites.has_sites(config):
-            dataset = sites.read_sites(config, self.sites_here)
+            dataset = read_sites(config, self.sites_here)
         else:
             dataset = checked_dataset(part.build(config.seed), name=part.name)
             dataset = hold_out_validation(dataset, part.validation_fraction, config.seed)

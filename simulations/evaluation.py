@@ -6,7 +6,7 @@ shares of samples (accuracy) that is the figure of all test samples together; fo
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import fsum, isfinite, nan
 from typing import Any
 
@@ -63,9 +63,9 @@ class Evaluator:
     def _at_sites(self, round: int, tensors: Tensors) -> Evaluation:
         asked = evaluating(self.workload.config, round)
         requests = [EvaluateRequest(round=round, partition=site, tensors=tensors) for site in asked]
-        answers = list(self.ask_sites(requests))
-        said = [answer for answer in answers if isinstance(answer, EvaluateReply)]
         names = ["loss", *(name.rpartition(":")[2] for name in self.workload.config.metrics)]
+        answers = [_checked(answer, names) for answer in self.ask_sites(requests)]
+        said = [answer for answer in answers if isinstance(answer, EvaluateReply)]
         return Evaluation(
             figures=means(said, names),
             sites=said,
@@ -100,6 +100,18 @@ def _mean(weighted: Iterable[tuple[int, float]], *, of: str) -> float:
     kept = [(num, value) for num, value in weighted if of == "loss" or isfinite(value)]
     total = sum(num for num, _ in kept)
     return fsum(num * value for num, value in kept) / total if total else nan
+
+
+def _checked(answer: EvaluateReply | Failure, names: Sequence[str]) -> EvaluateReply | Failure:
+    """An answer with the figures that were asked for, or a failure where some are missing."""
+    if isinstance(answer, Failure):
+        return answer
+    wanted = [*names, *(_VALIDATION + name for name in names if answer.num_validation)]
+    missing = [name for name in wanted if name not in answer.figures]
+    if missing:
+        reason = f"the reply lacks the figures {missing}; run the same version of FedSign at every node."
+        return Failure(partition=answer.partition, reason=reason)
+    return replace(answer, figures={name: answer.figures[name] for name in wanted})
 
 
 def _in_evaluation(failure: Failure) -> Failure:

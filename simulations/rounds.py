@@ -24,7 +24,7 @@ from fedsign.errors import ConfigError, RoundError
 from fedsign.exchange import ClientLedger, DirectExchange, Traffic
 from fedsign.flower import evaluation, foreign, foreign_rules
 from fedsign.flower.array import to_record, to_tensors
-from fedsign.flower.parameters_only import ParametersOnly
+from fedsign.flower.parameters_only import ParametersOnly, release
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.flower.shims import seeded_globals
 from fedsign.models.working import WorkingModel
@@ -166,7 +166,9 @@ class RoundLoop:
         foreign_rules.check_num_replies(strategy, len(replies), self.round)
         with foreign_rules.calling(name, self.round), seeded_globals(seed, 2 * self.round + 1):
             served, _ = strategy.aggregate_train(self.round, replies)  # a list: it is walked over more than once
-        return None if served is None else to_tensors(view.model(served))
+        model = None if served is None else to_tensors(view.model(served))
+        release(replies)
+        return model
 
     def _checked_model(self, tensors: Tensors) -> Tensors:
         """A model made by a strategy, in the model's types.

@@ -58,11 +58,11 @@ def _play(grid: Grid, config_toml: str, folder: RunFolder) -> None:
         leaves_process=True,
     )
     partitions.roll_call(timeout_s=float(config.engine.settings.get("start_timeout_s", 300.0)))
-    _write_counts(folder, partitions.counts, num_clients=config.partition.num_clients)
+    complete_partition(folder, partitions.counts, num_clients=config.partition.num_clients)
     RoundLoop(workload, partitions, folder).run()
 
 
-def _write_counts(folder: RunFolder, counts: Mapping[int, list[int]], *, num_clients: int) -> None:
+def complete_partition(folder: RunFolder, counts: Mapping[int, list[int]], *, num_clients: int) -> None:
     """Complete partition.json where every site has told what it holds."""
     if len(counts) == num_clients:
         known = {key: value for key, value in folder.partition.items() if key != "counts_are_private"}

@@ -15,11 +15,11 @@ from fedsign.aggregation import in_slot_order
 from fedsign.errors import ReplyError
 from fedsign.flower import wire
 from fedsign.flower.array import to_record, to_tensors
+from fedsign.flower.nodes import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from fedsign.flower.partition_grid import PartitionGrid
-from fedsign.records import EvaluateReply, EvaluateRequest, Failure, failure_of
+from fedsign.records import LATE, EvaluateReply, EvaluateRequest, Failure, failure_of
 
 _NUM_TEST, _NUM_TRAIN, _NUM_VALIDATION = wire.NUM_EXAMPLES_KEY, "num-train-examples", "num-validation-examples"
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.25
 
 
 def ask_sites(
@@ -34,6 +34,7 @@ def ask_sites(
             wire.CONFIG: ConfigRecord({wire.ROUND_KEY: requests[0].round}),
         }
     )
+    grid.turn_to([request.partition for request in requests], timeout_s=timeout_s)
     messages = [Message(content, request.partition, MessageType.EVALUATE) for request in requests]
     yield from in_slot_order(_arrivals(grid, requests, messages, timeout_s))
 
@@ -46,24 +47,20 @@ def _arrivals(
     for slot, message_id in enumerate(pushed):
         if message_id is None:
             yield slot, Failure(partition=requests[slot].partition, reason="the request could not be sent to the node")
-    deadline, pause_s = time.monotonic() + timeout_s, _FIRST_PAUSE_S
+    deadline, pause_s = time.monotonic() + timeout_s, FIRST_PAUSE_S
     while waiting:
         arrived = list(grid.pull_messages(list(waiting)))
         for reply in arrived:
             slot = waiting.pop(reply.metadata.reply_to_message_id)
             yield slot, _answer(reply, requests[slot])
         if arrived:
-            pause_s = _FIRST_PAUSE_S
+            pause_s = FIRST_PAUSE_S
         elif time.monotonic() > deadline:
-            for slot in waiting.values():
-                yield (
-                    slot,
-                    Failure(partition=requests[slot].partition, reason="no reply within server.round_timeout_s"),
-                )
+            yield from ((slot, Failure(partition=requests[slot].partition, reason=LATE)) for slot in waiting.values())
             return
         else:
             time.sleep(pause_s)
-            pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
+            pause_s = min(1.5 * pause_s, LONGEST_PAUSE_S)
 
 
 def _answer(message: Message, request: EvaluateRequest) -> EvaluateReply | Failure:

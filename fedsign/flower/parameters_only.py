@@ -9,7 +9,7 @@ averaged here, by the weights it uses itself; counters are kept.
 from collections.abc import Iterable, Mapping
 from typing import cast
 
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
 from fedsign.aggregation import WeightedMean
 from fedsign.flower import wire
@@ -52,7 +52,7 @@ class ParametersOnly:
         shown = []
         for reply in replies:
             key, arrays = _model_in(reply.content)
-            metrics = next(iter(reply.content.metric_records.values()))
+            metrics = next(iter(wire.of_kind(reply.content, MetricRecord).values()))
             weight = 1.0 if self._weighted_by == NUM_REPLIES_KEY else float(cast(int, metrics[wire.NUM_EXAMPLES_KEY]))
             self._buffers.add(to_tensors(self._of_role(arrays, Role.BUFFER)), weight)
             reply.content[key] = self._of_role(arrays, Role.PARAMETER)
@@ -74,9 +74,20 @@ class ParametersOnly:
         return chosen
 
 
+def release(replies: Iterable[Message]) -> None:
+    """Empty replies that are done with.
+
+    Flower's strategies read `content.array_records`, which leaves a cycle of references behind at every access: the arrays
+    would stay until Python next collects all garbage, which may be gigabytes later.
+    """
+    for reply in replies:
+        for record in wire.of_kind(reply.content, ArrayRecord).values():
+            record.clear()
+
+
 def _model_in(content: RecordDict) -> tuple[str, ArrayRecord]:
     arrays = wire.arrays_of(content)
-    return next(key for key, record in content.array_records.items() if record is arrays), arrays
+    return next(key for key, record in wire.of_kind(content, ArrayRecord).items() if record is arrays), arrays
 
 
 def _in_order(record: ArrayRecord, roles: Mapping[str, Role]) -> ArrayRecord:

@@ -90,6 +90,11 @@ class PartitionGrid(MessageGrid):
         """Of labels, of the sites that told them at the roll call."""
         return self._nodes.counts
 
+    def turn_to(self, partitions: Iterable[int], *, timeout_s: float) -> None:
+        """Before messages are sent to these partitions: who serves them now, and how long an answer is waited for."""
+        self._ttl_s = timeout_s + _TTL_SLACK_S
+        self._nodes.refresh(partitions)
+
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages that are addressed to partitions."""
         plain: dict[int, tuple[ArrayRecord, ArrayRecord, dict[str, str]]] = {}
@@ -106,8 +111,7 @@ class PartitionGrid(MessageGrid):
         signs = SignAgreement() if self.watches_signs else None
         self.traffic = Traffic(sent=[message.metadata.dst_node_id for message in batch], signs=signs)
         check_addresses(self.traffic.sent, self._num_partitions)
-        self._ttl_s = inf if timeout is None else timeout + _TTL_SLACK_S
-        self._nodes.refresh(self.traffic.sent)
+        self.turn_to(self.traffic.sent, timeout_s=inf if timeout is None else timeout)
         message_ids = list(self.push_messages(batch))
         deadline = time.monotonic() + timeout if timeout is not None else inf
         return self._good_replies(batch, message_ids, deadline)

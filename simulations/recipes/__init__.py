@@ -17,6 +17,7 @@ _MODULES = {
     "feddyn-fixed-point": "simulations.recipes.feddyn_fixed_point",
     "fedsign-table": "simulations.recipes.fedsign_table",
     "niid-bench": "simulations.recipes.niid_bench",
+    "robust-table": "simulations.recipes.robust_table",
     "valley-seven-noises": "simulations.recipes.valley_seven_noises",
     "valley-sign-ratio": "simulations.recipes.valley_sign_ratio",
     "valley-special-directions": "simulations.recipes.valley_special_directions",

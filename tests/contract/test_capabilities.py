@@ -142,6 +142,13 @@ COLUMNS: dict[str, Capability] = {
         },
     ),
     "cohort path": Capability(changes=lambda row: {"client": {"local_steps": 3, "path": "cohort"}}),
+    "privacy": Capability(
+        refusal=r"privacy\.name=central was given, but strategy \w+ is Flower's and takes the replies as they are",
+        changes=lambda row: {
+            "privacy": {"name": "central", "clip_norm": 0.5, "noise_multiplier": 1.0, "delta": 0.01},
+        },
+    ),
+    "attacked": Capability(changes=lambda row: {"attack": {"name": "sign_flip", "fraction": 0.4}}),
 }
 # Columns whose `yes` says more than that a run ends; see the tests by their names.
 ELSEWHERE = {

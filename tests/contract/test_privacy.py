@@ -148,6 +148,16 @@ def test_only_a_secret_sample_of_ours_saves_budget(tmp_path: Path) -> None:
     assert spent() < 0.5 * everybody.epsilon(4)
 
 
+def test_with_over_sampling_the_sample_is_of_all_that_are_asked(tmp_path: Path) -> None:
+    """30 % more than 10 of 100: the first ten of 13, whoever is quick."""
+    server = {"cohort_size": 10, "over_sampling": 0.3}
+    privacy = {**CENTRAL, "noise_multiplier": 8.0, "delta": 0.001}
+    done = run(tree(tmp_path, "fedavg", privacy, server=server, partition={"name": "iid", "num_clients": 100}))
+    expected = Accountant(noise_multiplier=8.0, delta=0.001, num_clients=100, sample_size=13)
+    assert [line["epsilon"] for line in done.rounds] == [expected.epsilon(num) for num in (1, 2, 3, 4)]
+    assert all(line["num_replies"] == 10 for line in done.rounds)
+
+
 class Favourites(FedAvg):
     """Always samples the first."""
 

@@ -1,7 +1,9 @@
 """Clients with data of their own: what they train on, how they evaluate, and what is said of them."""
 
 import json
+import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from math import fsum
 from pathlib import Path
 from typing import Any
@@ -13,15 +15,21 @@ from torch import Tensor
 
 from fedsign.config import from_dict
 from fedsign.data.base import Dataset, LazySamples, Samples
+from fedsign.data.normalise import Normalisation
 from fedsign.data.npz import npz
 from fedsign.errors import ConfigError, DataError, FedSignError
 from fedsign.metrics.accuracy import accuracy
+from fedsign.models.working import WorkingModel
 from fedsign.records import EvaluateReply
 from fedsign.report.page import write_report
+from fedsign.results import RunFolder
 from fedsign.workload import Workload
 from simulations import Run, run
-from simulations.evaluation import evaluating, means
+from simulations.analyses.subject import Subject
+from simulations.comparisons.plan import Request, make_plan
+from simulations.evaluation import Evaluator, evaluating, means
 from simulations.partition_view import describe
+from simulations.server_app import complete_partition
 
 SIZES = (60, 40, 30)
 NUM_SITES = len(SIZES)
@@ -189,6 +197,50 @@ def test_a_metric_that_a_site_cannot_define_is_the_mean_of_the_others() -> None:
     assert all(np.isnan(value) for value in means([], ["loss", "auc"]).values())
 
 
+def test_a_reply_without_the_figures_asked_for_is_a_failure_and_others_are_left_out(
+    roots: list[str], tmp_path: Path
+) -> None:
+    work = Workload(from_dict(tree(tmp_path, roots)))
+    answers = [
+        reply(1, loss=1.0),
+        reply(1, loss=2.0, accuracy=0.5, client=7.0),
+        replace(reply(1, loss=0.0, accuracy=0.0), num_validation=3),
+    ]
+    evaluator = Evaluator(
+        workload=work, model=WorkingModel(work.make_model(), work.numerics), ask_sites=lambda requests: answers
+    )
+    found = evaluator.evaluate(1, dict(work.make_model().state_dict()))
+    assert found.figures == {"loss": 2.0, "accuracy": 0.5}
+    assert [failure.reason.partition(";")[0] for failure in found.failures] == [
+        "in evaluation: the reply lacks the figures ['accuracy']",
+        "in evaluation: the reply lacks the figures ['validation_loss', 'validation_accuracy']",
+    ]
+    (line,) = found.site_lines()
+    assert line == {"client": 0, "name": "a", "num_train": 1, "num_test": 1, "loss": 2.0, "accuracy": 0.5}
+
+
+def test_a_sites_name_is_text_on_the_page_whatever_it_is(played: Run, tmp_path: Path) -> None:
+    hostile = "</table><script>alert(1)</script>\u0000"
+    shutil.copytree(played.path, tmp_path / "run")
+    lines = site_lines(played)
+    for line in lines:
+        line["sites"][0]["name"] = hostile
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "run" / "sites.jsonl").write_text(text, encoding="utf-8")
+    page = write_report(RunFolder(tmp_path / "run")).read_text(encoding="utf-8")
+    assert "<script>alert" not in page and "&lt;/table&gt;&lt;script&gt;" in page
+
+
+def test_counts_that_all_sites_shared_complete_the_record(played: Run, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    private = {"class_names": CLASS_NAMES, "counts": [], "counts_are_private": True, "num_clients": 2}
+    folder.write_json("partition.json", private)
+    complete_partition(folder, {0: [1, 2]}, num_clients=2)
+    assert folder.partition == private
+    complete_partition(folder, {1: [3, 4], 0: [1, 2]}, num_clients=2)
+    assert folder.partition == {"class_names": CLASS_NAMES, "counts": [[1, 2], [3, 4]], "num_clients": 2}
+
+
 def refusing(outputs: Tensor, targets: Tensor) -> float:
     """A metric that the smallest site's samples make fail."""
     if len(targets) == SIZES[2] // 5:
@@ -325,3 +377,114 @@ def unnamed(seed: int, *, root: str = ".", class_names: tuple[str, ...] = ()) ->
 def test_a_reader_that_goes_its_own_way_with_classes_is_refused(roots: list[str], tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"site 'clinic 0': the data in .* have the classes \['0', '1'\]; expected are"):
         run(tree(tmp_path, roots, data={"name": f"{__name__}:unnamed", "class_names": CLASS_NAMES}))
+
+
+# Tables, scales
+
+
+def write_table(folder: Path, rows: list[dict[str, Any]], name: str = "data.csv") -> Path:
+    folder.mkdir(exist_ok=True)
+    lines = [",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]
+    (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
+def patients(start: int, sexes: str) -> list[dict[str, Any]]:
+    return [
+        {"age": start + n, "sex": sexes[n % len(sexes)], "outcome": "ill" if start + n > 50 else "well"}
+        for n in range(20)
+    ]
+
+
+def table_tree(root: Path, roots: list[str]) -> dict[str, Any]:
+    data = {
+        "name": "csv",
+        "target": "outcome",
+        "features": ["age", "sex"],
+        "levels": {"sex": ["f", "m"]},
+        "class_names": ["well", "ill"],
+        "test_path": "held.csv",
+        "normalise": "constants",
+        "mean": [50.0, 0.0, 0.0],
+        "std": [10.0, 1.0, 1.0],
+    }
+    whole = tree(root, roots, partition={"input_shape": []})
+    return {**whole, "data": data}
+
+
+def test_tables_lie_at_sites_with_agreed_columns_texts_and_scales(tmp_path: Path) -> None:
+    """The second site has men alone and nobody ill; the scale is the configuration's."""
+    roots = []
+    for name, start, sexes in (("a", 40, "fm"), ("b", 20, "m")):
+        folder = write_table(tmp_path / name, patients(start, sexes))
+        roots.append(str(write_table(folder, patients(start, sexes)[:5], "held.csv")))
+    tree_ = table_tree(tmp_path / "runs", roots)
+    work = Workload(from_dict(tree_))
+    other = work.samples_of(1)
+    assert torch.allclose(other.features, torch.tensor([[(20 + n - 50) / 10, 0, 1] for n in range(20)]))
+    assert work.dataset.class_names == ("well", "ill") and other.targets.tolist() == [0] * 20
+    assert [len(work.tests_of_sites[site][0]) for site in range(2)] == [5, 5]
+    assert not any(line["failures"] for line in run(tree_).rounds)
+    write_table(tmp_path / "b", [{**row, "sex": "d"} for row in patients(20, "m")])
+    with pytest.raises(DataError, match=r"site 'b': column 'sex' of .*b/data\.csv has the text 'd', which is none of"):
+        run(tree_)
+
+
+def test_the_customary_scale_of_tables_is_refused(tmp_path: Path) -> None:
+    changed = table_tree(tmp_path, ["a", "b"])
+    changed["data"] |= {"normalise": "default", "mean": [], "std": []}
+    with pytest.raises(ConfigError, match=r"data\.normalise=default measures the data"):
+        run(changed)
+
+
+def scaled(
+    seed: int, *, root: str = ".", class_names: tuple[str, ...] = (), by: str = "constants", offset: float = 0.0
+) -> Dataset:
+    """Says which scale is customary for its data: constants, or what is measured."""
+    whole = npz(seed, path=f"{root}/data.npz", class_names=class_names)
+    if by == "measuring":
+        return replace(whole, standardised=(True,) * 5)
+    shift = offset * len(whole.train)
+    return replace(whole, normalisation=Normalisation(shift=(shift,) * 5, scale=(2.0,) * 5))
+
+
+def test_a_customary_scale_is_taken_if_it_is_the_same_constants_everywhere(roots: list[str], tmp_path: Path) -> None:
+    own = {"name": f"{__name__}:scaled", "class_names": CLASS_NAMES}
+    raw = Workload(from_dict(tree(tmp_path, roots))).samples_of(1).features
+    work = Workload(from_dict(tree(tmp_path, roots, data=own)))
+    assert torch.equal(work.samples_of(1).features, raw / 2)
+    for changes, said in (
+        ({"by": "measuring"}, "measures the data"),
+        ({"offset": 1.0}, "sites different normalisations"),
+    ):
+        with pytest.raises(FedSignError, match=said):
+            run(tree(tmp_path, roots, data={**own, **changes}))
+
+
+# What is made of runs
+
+
+def test_data_are_not_taken_over_from_another_experiments_sites(roots: list[str], tmp_path: Path) -> None:
+    first = Workload(from_dict(tree(tmp_path, roots)))
+    _ = first.dataset, first.split
+    same, other = (Workload(from_dict(tree(tmp_path, each))) for each in (roots, [*roots[1:], roots[0]]))
+    for work in (same, other):
+        work.take_data(first)
+    assert same.dataset is first.dataset
+    assert len(other.samples_of(0)) == SIZES[1] * 4 // 5
+
+
+def test_what_is_analysed_needs_data_that_are_here(roots: list[str], tmp_path: Path) -> None:
+    config = from_dict(tree(tmp_path, roots, engine={"name": "superlink"}))
+    subject = Subject(source=tmp_path, workload=Workload(config), tensors={}, run=None)
+    with pytest.raises(ConfigError, match="trained on data that lie at sites, and none of them are here"):
+        subject.test_samples(None)
+
+
+def test_hyper_parameters_are_chosen_by_the_sites_validation_samples(roots: list[str], tmp_path: Path) -> None:
+    base = from_dict(tree(tmp_path, roots))
+    request = Request(strategies=["fedavg"], seeds=[0], grid={"client.lr": [1e-5, 0.1]})
+    plan, configs = make_plan(base, request, name="choice", environment={})
+    assert all(configs[cell.id].data.validation_fraction > 0 for cell in plan.cells if cell.choice)
+    done = [run(configs[cell.id]) for cell in plan.cells if cell.choice]
+    assert all(isinstance(each.final("validation_accuracy"), float) for each in done)

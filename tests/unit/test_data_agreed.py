@@ -16,7 +16,7 @@ from fedsign.data.base import Dataset, Samples
 from fedsign.data.csv import csv
 from fedsign.data.image_folder import image_folder
 from fedsign.data.npz import npz
-from fedsign.data.sites import rooted
+from fedsign.data.site_reader import rooted
 from fedsign.errors import ConfigError, DataError
 from fedsign.workload import Workload
 

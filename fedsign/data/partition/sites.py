@@ -1,6 +1,6 @@
 """Sites: every client has a data set of its own, which lies with it; nothing is dealt out.
 
-The settings say where the sites' data lie, as far as this process may know it; see `fedsign.data.sites`.
+The settings say where the sites' data lie, as far as this process may know it; see `fedsign.data.site_reader`.
 """
 
 import numpy as np
@@ -29,5 +29,7 @@ def sites(
         test_root: the server's own test samples, if it has some.
     """
     if train.owners is None:
-        raise DataError("partition.name=sites needs samples that say whose they are; let fedsign.data.sites read them.")
+        raise DataError(
+            "partition.name=sites needs samples that say whose they are; let fedsign.data.site_reader read them."
+        )
     return Split(indices=group(train.owners.numpy(), num_clients))

@@ -1,0 +1,182 @@
+"""What sites hold: each is read by the experiment's reader from the site's own root, and joined where they lie.
+
+A process reads the sites whose data lie with it: all of them in process, its own at a node, none at the server of a
+deployment, whose data set is then empty and still says what a model has to fit.  Joined, a sample's owner is its site.
+
+A root is a folder or a file.  A reader with the setting `root` gets it as such; one with `path` finds its file (and
+`test_path`) in the folder.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsign import plugins
+from fedsign.config import DataPart, ExperimentConfig
+from fedsign.data.base import AnySamples, Dataset, LazySamples, Samples, features_of
+from fedsign.data.checks import checked_dataset
+from fedsign.data.normalise import IDENTITY, Normalisation
+from fedsign.data.sites import (
+    Frame,
+    check_sites,
+    frame_of,
+    is_evaluated_at_clients,
+    lies_at_nodes,
+    measured_sentence,
+    name_of,
+    root_of,
+)
+from fedsign.data.splitting import hold_out_validation
+from fedsign.errors import ConfigError, DataError, FedSignError
+
+
+def read_sites(config: ExperimentConfig, here: frozenset[int] | None = None) -> Dataset:
+    """The data of the sites that are `here`, a sample's owner being its site; not normalised yet.
+
+    If it is not said which are, they are all in process (and with Ray), and none where nodes have them.
+    The test samples are the sites' own, or, where the server evaluates and has some here, the server's.
+
+    Raises:
+        DataError: a site's data cannot be read, or do not fit the configuration; it names the site.
+    """
+    check_sites(config)
+    frame = frame_of(config)
+    if here is None:
+        here = frozenset(() if lies_at_nodes(config) else range(config.partition.num_clients))
+    found: dict[int, Dataset] = {}
+    for site in sorted(here):
+        if root := root_of(config, site):
+            with _naming(f"site '{name_of(config, site)}'"):
+                whole = _read(config, root, frame)
+                found[site] = hold_out_validation(whole, config.data.validation_fraction, config.seed)
+    server = _read_server(config, frame)
+    tests = {site: data.test for site, data in found.items()}
+    held = {site: data.validation for site, data in found.items() if data.validation is not None}
+    return Dataset(
+        train=_joined({site: data.train for site, data in found.items()}, frame),
+        test=_joined(tests if server is None else {0: server.train, 1: server.test}, frame),
+        validation=_joined(held, frame) if held else None,
+        class_names=frame.class_names,
+        normalisation=_the_same([*found.values(), *([] if server is None else [server])], name=config.data.name),
+    )
+
+
+def _read_server(config: ExperimentConfig, frame: Frame) -> Dataset | None:
+    """What lies at the server: all of it are test samples."""
+    test_root = str(config.partition.settings["test_root"])
+    if not test_root or is_evaluated_at_clients(config):
+        return None
+    with _naming("the server's test data"):
+        return _read(config, test_root, frame)
+
+
+def _the_same(found: Sequence[Dataset], *, name: str) -> Normalisation:
+    """The customary normalisation, which has to be one for all.
+
+    Raises:
+        DataError: it is not.
+    """
+    normalisations = {data.normalisation for data in found}
+    if len(normalisations) > 1:
+        raise DataError(
+            f"data.name={name} gives sites different normalisations; let it name the same one at every site, or set "
+            "data.normalise=none."
+        )
+    return normalisations.pop() if normalisations else IDENTITY
+
+
+def rooted(data: DataPart, root: str) -> dict[str, Any]:
+    """The reader's settings for data below a root.
+
+    Raises:
+        ConfigError: the reader has no setting for it.
+    """
+    known = plugins.names_of(data.kind, data.name)
+    settings = dict(data.settings)
+    if "root" in known:
+        settings["root"] = root
+    elif "path" in known:
+        here = Path(root).expanduser()
+        settings["path"] = str(here / settings["path"] if here.is_dir() else here)
+        if settings.get("test_path"):
+            settings["test_path"] = str((here if here.is_dir() else here.parent) / settings["test_path"])
+    else:
+        raise ConfigError(
+            f"data.name={data.name} takes neither a root nor a path, so that a site cannot say where its data lie; use "
+            "image_folder, csv, parquet or npz, or give your reader a setting root."
+        )
+    return settings
+
+
+def _read(config: ExperimentConfig, root: str, frame: Frame) -> Dataset:
+    """One root's data, checked against what the configuration says of all."""
+    data = config.data
+    settings = rooted(data, root)
+    if "strict" in plugins.names_of(data.kind, data.name):
+        settings["strict"] = True  # nothing may be learnt of one site's table
+    if "path" in settings and not Path(root).expanduser().exists():
+        raise DataError(f"there is nothing at {root}; correct the node's data-root, or partition.roots.")
+    found = checked_dataset(plugins.build(data.kind, data.name, settings, config.seed), name=data.name)
+    if found.standardised and data.normalise == "default":
+        raise ConfigError(measured_sentence(data.normalise))
+    if found.class_names != frame.class_names:
+        raise DataError(
+            f"the data in {root} have the classes {list(found.class_names)[:20]}; expected are data.class_names="
+            f"{list(frame.class_names)[:20]}, whether all of them occur or not."
+        )
+    if found.input_shape != frame.input_shape:
+        raise DataError(
+            f"the data in {root} have samples of the shape {list(found.input_shape)}; expected is {list(frame.input_shape)}, "
+            "as the configuration says (partition.input_shape, or the reader's settings)."
+        )
+    return found
+
+
+@contextmanager
+def _naming(whose: str) -> Iterator[None]:
+    """Say whose data an error is about."""
+    try:
+        yield
+    except FedSignError as error:
+        raise type(error)(f"{whose}: {error}") from error
+
+
+class _Joined:
+    """The samples of several sites as one torch Dataset."""
+
+    def __init__(self, parts: list[AnySamples]) -> None:
+        self._parts = parts
+        self._starts = np.cumsum([0, *map(len, parts)])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __getitem__(self, index: int) -> Tensor:
+        part = int(np.searchsorted(self._starts, index, side="right")) - 1
+        features, _ = self._parts[part].batch(torch.tensor([index - int(self._starts[part])]))
+        return features_of(features[0])
+
+
+def _joined(parts: Mapping[int, AnySamples], frame: Frame) -> AnySamples:
+    """Samples one after another; each is owned by the number of its part."""
+    owners = torch.cat([torch.full((len(part),), site, dtype=torch.int64) for site, part in parts.items()] or [_none()])
+    if not parts:
+        targets = _none() if frame.class_names else _none().float()
+        return Samples(features=torch.zeros(0, *frame.input_shape), targets=targets, owners=owners)
+    targets = torch.cat([part.targets for part in parts.values()])
+    in_memory = [part for part in parts.values() if isinstance(part, Samples)]
+    if len(in_memory) == len(parts):
+        if len(parts) == 1:
+            return replace(in_memory[0], owners=owners)
+        return Samples(features=torch.cat([part.features for part in in_memory]), targets=targets, owners=owners)
+    return LazySamples(source=_Joined(list(parts.values())), targets=targets, owners=owners)
+
+
+def _none() -> Tensor:
+    return torch.zeros(0, dtype=torch.int64)

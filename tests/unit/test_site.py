@@ -1,0 +1,64 @@
+"""A site's processes: what its SuperNode is started with, and the end of a process whose client hangs."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from clients.site import _value
+from clients.watchdog import EXIT_CODE, ended_after
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "9094"),
+        (["--port", "7000"], "7000"),
+        (["--port=7000"], "7000"),
+        (["--port", "1", "--port=2"], "2"),
+        (["--portal", "7000"], "9094"),
+        (["--insecure", "--port"], "9094"),  # Flower says what is missing
+    ],
+)
+def test_the_training_process_listens_where_the_supernode_speaks(arguments: list[str], expected: str) -> None:
+    assert _value(arguments, "--port", "9094") == expected
+
+
+def test_a_site_sets_the_isolation_itself() -> None:
+    command = [sys.executable, "-P", "-m", "clients.site", "--insecure", "--isolation=subprocess"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.strip() == (
+        "Error: --isolation was given, which a site sets by itself; drop it, or start flower-supernode."
+    )
+
+
+def test_a_site_ends_with_its_supernode_and_its_exit_code() -> None:
+    """Without TLS and without being told so, Flower's SuperNode does not find its server's certificate."""
+    command = [sys.executable, "-P", "-m", "clients.site", "--root-certificates", "/nowhere/ca.crt"]
+    began = time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1 and "`--root-certificates` does not point to a file" in done.stderr
+    assert time.monotonic() - began < 60
+
+
+def test_a_block_that_takes_too_long_ends_the_process_and_one_that_does_not_goes_on() -> None:
+    program = "\n".join(
+        [
+            "import clients.watchdog as watchdog, sys, time",
+            "watchdog._GRACE_S = 0.0",
+            "with watchdog.ended_after(0.2): pass",
+            "time.sleep(0.5)",
+            "print('still here', flush=True)",
+            "with watchdog.ended_after(0.2): time.sleep(60)",
+            "print('never said')",
+        ]
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (EXIT_CODE, "still here\n")
+
+
+def test_no_limit_of_time_is_no_watchdog() -> None:
+    with ended_after(float("inf")):
+        pass
