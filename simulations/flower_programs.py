@@ -14,6 +14,7 @@ import tomli_w
 from fedsign.errors import EngineError
 
 CONNECTION = "fedsign"  # the name of the connection in Flower's configuration
+_LOOPBACK = "localhost,127.0.0.1,::1"
 
 
 def find_program(name: str) -> str:
@@ -28,9 +29,12 @@ def find_program(name: str) -> str:
 def flower_environment(home: Path) -> dict[str, str]:
     """This process's environment, with a home of its own for Flower, and as fast as its settings allow."""
     beside = str(Path(sys.executable).parent)  # Flower starts further programs of its own by their names
+    direct = ",".join(filter(None, [os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), _LOOPBACK]))
     return {
         **os.environ,
         "PATH": os.pathsep.join([beside, *os.environ.get("PATH", "").split(os.pathsep)]),
+        "NO_PROXY": direct,  # programs of one machine talk to each other by HTTP
+        "no_proxy": direct,
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",

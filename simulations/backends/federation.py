@@ -28,16 +28,25 @@ from simulations.server_app import OUTCOME
 _log = logging.getLogger("fedsign")
 
 
+def check(path: Path, num_clients: int) -> None:
+    """Before a run, whether the federation is there for it.
+
+    Raises:
+        ConfigError: it does not fit the experiment, or is not to be trusted.
+        EngineError: it is not up on this machine.
+    """
+    federation = open_federation(path)
+    check_fits(federation, num_clients)
+    check_is_up(federation)
+
+
 def execute(path: Path, workload: Workload, folder: RunFolder, on_round: OnRound) -> None:
     """Submit the run to the SuperLink of a federation's folder, and follow it to its end.
 
     Raises:
-        ConfigError: the federation does not fit the experiment, or is not to be trusted.
-        EngineError: it is not up, or ends in the middle of the run.
+        EngineError: it refuses, or ends in the middle of the run.
     """
     federation = open_federation(path)
-    check_fits(federation, workload.config.partition.num_clients)
-    check_is_up(federation)
     environment = environment_of(federation)
     (folder.path / OUTCOME).unlink(missing_ok=True)
     app = write_app(

@@ -132,11 +132,14 @@ class SuperLink:
                 f"partition.roots={given} was given with engine.federation={self.federation}, whose sites know where their data "
                 "lie (data_root in site.toml); leave it out."
             )
+        from simulations.backends import federation  # which follows its runs by functions of this module
+
+        federation.check(Path(self.federation), workload.config.partition.num_clients)
 
     def execute(self, workload: Workload, folder: RunFolder, on_round: OnRound) -> None:
         """See Engine."""
         if self.federation:
-            from simulations.backends import federation  # which follows its runs by functions of this module
+            from simulations.backends import federation  # see check
 
             federation.execute(Path(self.federation), workload, folder, on_round)
             return

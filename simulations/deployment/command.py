@@ -50,7 +50,7 @@ def init(
             help="A site; FILE: the public key that it sent. Without FILE its key is made here and lies in its kit. May be repeated.",
         ),
     ] = None,
-    name: Annotated[str, typer.Option(help="What the federation is called.")] = "federation",
+    name: Annotated[str, typer.Option(help="What the federation is called.")] = "fedsign",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Of the server, TCP.")] = 8000,
     bind: Annotated[str, typer.Option(help="The server's own address to listen at; 0.0.0.0: all of them.")] = "0.0.0.0",
     days: DaysOption = 365,

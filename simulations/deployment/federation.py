@@ -176,6 +176,16 @@ def check_host(host: str) -> None:
             ) from None
 
 
+def check_bind(bind: str) -> None:
+    """Raise ConfigError unless it is an address."""
+    try:
+        ipaddress.ip_address(bind)
+    except ValueError as error:
+        raise ConfigError(
+            f"--bind {bind} is no address; expected is one of this machine's, such as 192.0.2.10, or 0.0.0.0 for all of them."
+        ) from error
+
+
 def with_port(host: str, port: int) -> str:
     """host:port, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

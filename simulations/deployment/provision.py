@@ -9,7 +9,7 @@ from pathlib import Path
 from fedsign.errors import ConfigError
 from simulations.deployment import membership
 from simulations.deployment.authority import Certified, issue, make_authority
-from simulations.deployment.federation import FILE, Federation, check_host, check_site_name
+from simulations.deployment.federation import FILE, Federation, check_bind, check_host, check_site_name
 from simulations.deployment.keys import make_key, read_public
 from simulations.deployment.kits import KEY_FILE, write_kit, write_server
 from simulations.flower_programs import write_connection
@@ -40,6 +40,7 @@ def init(federation: Federation, newcomers: Sequence[Newcomer], *, lifetime: dt.
         raise ConfigError(f"{folder} is not empty; name a folder that is, or none that exists.")
     for host in federation.hosts:
         check_host(host)
+    check_bind(federation.bind)
     for newcomer in newcomers:
         check_site_name(newcomer.name)
         _check_key(federation, newcomer)

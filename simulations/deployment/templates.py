@@ -49,7 +49,7 @@ _SITE_README = """\
 This folder lets one machine take part in the federation {name}. It connects to {address} and listens to nobody: no port has to
 be opened here. Data stay on this machine; what leaves it are models and counts.
 
-1. Install FedSign {fedsign} with Python {python}: `pip install fedsign=={fedsign} torch=={torch}`
+1. Install FedSign {fedsign} with Python {python} and torch {torch}, as at the server.
 2. {key}
 3. In `site.toml`, say where the data are and which device computes:
    `data_root = "/data/{site}"`, `device = "cuda"`
@@ -84,7 +84,7 @@ fedsign deploy check {folder}
 fedsign deploy add-site NAME --folder {folder}
 fedsign deploy revoke NAME --folder {folder}
 fedsign deploy renew --folder {folder}
-fedsign run --set engine.name=superlink --set engine.federation={folder} --set partition.num_clients={num_sites}
+fedsign run --set engine.name=superlink --set engine.federation={folder} --set partition.num_clients={num_sites} --set server.cohort_size={num_sites}
 ```
 
 Open one port: {port}, TCP, from the sites to this machine. Sites reach nothing there but what a SuperNode needs; runs are started,

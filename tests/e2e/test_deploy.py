@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save
 
+from clients.state_database import StateDatabase
 from fedsign.config import load
 from simulations.deployment import keys, membership
 from simulations.deployment.authority import Certified, ends_at, issue
@@ -19,12 +21,13 @@ from simulations.deployment.federation import Federation, open_federation
 from simulations.deployment.kits import open_kit
 from simulations.deployment.tls import free_port
 from simulations.flower_programs import find_program, flower_environment
+from tests.contract.test_sites import write_site
 from tests.e2e.command import fedsign, settings
-from tests.e2e.test_engines import hashes, processes_of, wait_until
+from tests.e2e.test_engines import processes_of, wait_until
 
-NUM_SITES = 2
+NUM_SITES, ROUNDS = 2, 3
 SMALL = settings(
-    rounds=3,
+    rounds=ROUNDS,
     partition__num_clients=NUM_SITES,
     partition__alpha=1.0,
     server__cohort_size=NUM_SITES,
@@ -36,8 +39,14 @@ ON_FEDERATION = settings(engine__name="superlink", engine__federation="federatio
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where a federation of two sites is up: `folder / "federation"`."""
+    """Where a federation of two sites is up, each with data of its own: `folder / "federation"`."""
     path = tmp_path_factory.mktemp("deployed")
+    made = fedsign("deploy", "init", "--host", "localhost", "--port", str(free_port()), folder=path)
+    assert made.returncode == 0, made.stderr
+    for number, size in enumerate((60, 40), start=1):
+        write_site(path / f"data of {number}", size, seed=number)
+        root = ("--data-root", str(path / f"data of {number}"))
+        assert fedsign("deploy", "add-site", f"site-{number}", *root, folder=path).returncode == 0
     done = fedsign("deploy", "up", "--local", str(NUM_SITES), folder=path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("SuperNode of") == NUM_SITES
@@ -47,16 +56,29 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.mark.engines
 @pytest.mark.slow
-def test_a_run_over_tls_with_keys_has_the_bits_of_the_run_in_process(folder: Path) -> None:
+def test_a_run_over_tls_with_keys_where_the_data_lie_has_the_bits_of_the_run_in_process(folder: Path) -> None:
+    sites = settings(
+        data__name="npz",
+        data__class_names='["no", "yes"]',
+        partition__name="sites",
+        partition__num_clients=NUM_SITES,
+        partition__input_shape="[5]",
+        server__cohort_size=NUM_SITES,
+        rounds=ROUNDS,
+        callbacks=[],
+        client__local_steps=3,
+    )
     found = {}
-    for where, choice in (("federation", ON_FEDERATION), ("in_process", [])):
-        root = folder / where
-        own = settings(results__root=root)
-        done = fedsign("run", *SMALL, *own, *choice, folder=folder, timeout_s=500)
+    in_process = settings(partition__roots='["data of 1", "data of 2"]')
+    for where, choice in (("federation", ON_FEDERATION), ("in_process", in_process)):
+        root = folder / f"runs-{where}"
+        done = fedsign("run", *sites, *settings(results__root=root), *choice, folder=folder, timeout_s=500)
         assert done.returncode == 0, done.stderr
         (config,) = root.glob("*/*/config.toml")
-        found[where] = hashes(config.parent)
+        found[where] = bits(config.parent, folder)
     assert found["federation"] == found["in_process"]
+    (lines,) = folder.glob("runs-federation/*/*/sites.jsonl")
+    assert '"site-1"' in lines.read_text(encoding="utf-8")
 
 
 @pytest.mark.engines
@@ -74,10 +96,12 @@ def test_a_run_whose_command_is_killed_ends_and_is_resumed_to_the_same_bits(fold
     calm = fedsign("run", *SMALL, *settings(results__root=folder / "calm", strategy__name="feddyn"), folder=folder)
     assert calm.returncode == 0, calm.stderr
     (expected,) = folder.glob("calm/*/*/config.toml")
-    assert hashes(config.parent) == hashes(expected.parent)
+    assert bits(config.parent, folder) == bits(expected.parent, folder)
+    assert "state of client 1" in bits(config.parent, folder)
 
 
 @pytest.mark.engines
+@pytest.mark.slow
 def test_check_finds_nothing_broken_at_the_server_and_at_the_sites(folder: Path) -> None:
     for where in ("federation", "federation/kits/site-1", "federation/kits/site-2"):
         done = fedsign("deploy", "check", where, folder=folder)
@@ -180,6 +204,20 @@ def test_an_expired_certificate_is_refused_by_the_server_the_sites_and_the_run(t
 
 
 @pytest.mark.engines
+@pytest.mark.slow
+def test_up_makes_a_federation_where_there_is_none_and_down_ends_it(tmp_path: Path) -> None:
+    up = fedsign("deploy", "up", "--local", "1", folder=tmp_path)
+    assert up.returncode == 0, up.stderr
+    assert "made a federation for this machine alone" in up.stdout
+    assert len(processes_of(tmp_path / "federation")) > 2
+    down = fedsign("deploy", "down", folder=tmp_path)
+    assert down.stdout.startswith("ended: ")
+    assert not processes_of(tmp_path / "federation")
+    assert fedsign("deploy", "down", folder=tmp_path).stdout == "nothing was running\n"
+
+
+@pytest.mark.engines
+@pytest.mark.slow
 def test_an_insecure_federation_is_asked_for_and_says_so_at_every_start(tmp_path: Path) -> None:
     made = fedsign(
         "deploy",
@@ -203,6 +241,21 @@ def test_an_insecure_federation_is_asked_for_and_says_so_at_every_start(tmp_path
 
 def test_the_default_is_a_local_deployment() -> None:
     assert load(None, ["engine.name=superlink"]).engine.settings["federation"] == ""
+
+
+def bits(run: Path, folder: Path) -> dict[str, bytes]:
+    """All that should not depend on where it was played; clients' states lie in the kits there, in a database here."""
+    paths = [run / "rounds.jsonl", run / "model.safetensors", *(run / "checkpoints" / f"round-{ROUNDS:06d}").iterdir()]
+    found = {str(path.relative_to(run)): path.read_bytes() for path in paths}
+    at_sites = folder / "federation" / "kits"
+    database = StateDatabase(run / "clients")
+    for partition in range(NUM_SITES):
+        files = list(at_sites.glob(f"*/flower/clients/{run.name}-*/{partition:06d}/round-{ROUNDS:06d}.safetensors"))
+        state = load_file(files[0]) if files else database.read(partition, ROUNDS)
+        if state is not None:
+            found[f"state of client {partition}"] = save(dict(sorted(state.items())))
+    database.close()
+    return found
 
 
 def copy_of_kit(folder: Path, name: str) -> Path:

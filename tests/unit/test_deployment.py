@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -150,12 +151,13 @@ def test_a_renewed_certificate_is_of_the_same_ca_and_of_the_new_names_too(federa
     [
         ({"hosts": ("fl.example.org:8000",)}, ["a"], "neither a name nor an address"),
         ({"hosts": ("192.0.2.300",)}, ["a"], "neither a name nor an address"),
+        ({"bind": "nonsense"}, ["a"], "--bind nonsense is no address"),
         ({}, ["Bad Name"], "cannot be a site's name"),
         ({}, ["a", "a"], "there already"),
     ],
 )
 def test_what_cannot_be_is_refused_and_leaves_no_folder(
-    tmp_path: Path, changes: dict[str, tuple[str, ...]], sites: list[str], says: str
+    tmp_path: Path, changes: dict[str, Any], sites: list[str], says: str
 ) -> None:
     asked = replace(Federation(folder=tmp_path / "federation", name="hospitals", hosts=HOSTS), **changes)
     with pytest.raises(ConfigError, match=says):
