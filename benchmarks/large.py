@@ -20,7 +20,7 @@ from benchmarks.machine import machine
 from benchmarks.measure import Figures, result_head, spread, write_result
 
 NAME = "large"
-WIDTH = 6_000
+WIDTH = 15_700
 PRECISIONS = ("float32", "bfloat16")
 ROLES = {
     "server": b"flwr-serverapp",
