@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedsign.errors import ConfigError, EngineError
 from simulations.deployment.federation import Federation
-from simulations.deployment.membership import answers, num_online, process_of
+from simulations.deployment.membership import answers, online_since, process_of
 from simulations.deployment.running import end, find, recorded
 
 _POLL_S = 0.2
@@ -34,9 +34,13 @@ def up(federation: Federation, num_sites: int, *, timeout_s: float, say: Callabl
         started["superlink"] = _start(federation, "superlink", federation.server)
         _wait(lambda: answers(federation), started, federation, timeout_s, "the SuperLink does not answer")
         say(f"SuperLink at {federation.local_address}, process {started['superlink'].pid}")
+        before = online_since(federation).items()
         for site in sites:
             started[site.name] = _start(federation, site.name, federation.kit(site.name))
-        _wait(lambda: num_online(federation) >= num_sites, started, federation, timeout_s, "not all sites are online")
+        _wait(
+            lambda: len(online_since(federation).items() - before) >= num_sites,
+            started, federation, timeout_s, "not all sites are online",
+        )  # fmt: skip
     except BaseException:
         end(process for each in started.values() if (process := find(each.pid)) is not None)
         down(federation)
@@ -47,12 +51,15 @@ def up(federation: Federation, num_sites: int, *, timeout_s: float, say: Callabl
 
 def down(federation: Federation) -> list[int]:
     """End the SuperLink and the SuperNodes that were started from this folder; returns their process ids."""
-    folders = [federation.server, *(federation.kit(site.name) for site in federation.sites)]
-    found = [process for folder in folders if (process := recorded(folder / "pid")) is not None]
-    end(reversed(found))  # sites first, so that they can say that they leave
-    for folder in folders:
-        (folder / "pid").unlink(missing_ok=True)
-    return [process.pid for process in found]
+    ended = []
+    # sites first, so that there is somebody to whom they can say that they leave
+    for folders in ([federation.kit(site.name) for site in federation.sites], [federation.server]):
+        found = [process for folder in folders if (process := recorded(folder / "pid")) is not None]
+        end(found)
+        for folder in folders:
+            (folder / "pid").unlink(missing_ok=True)
+        ended += [process.pid for process in found]
+    return ended
 
 
 def check_nothing_runs(federation: Federation) -> None:

@@ -86,9 +86,13 @@ def statuses(federation: Federation) -> dict[str, str]:
     return {name: found.get(node, "unknown") for name, node in nodes_of(federation).items()}
 
 
-def num_online(federation: Federation) -> int:
-    """How many SuperNodes are online, whoever they are."""
-    return sum(status == "online" for status in _statuses(environment_of(federation)).values())
+def online_since(federation: Federation) -> dict[str, str]:
+    """Node id -> when it came, of the SuperNodes that the SuperLink believes to be online, whoever they are.
+
+    One that was struck down is believed to be, for a minute or two; also by a SuperLink that was itself away meanwhile.
+    """
+    answer = _call(["list"], environment_of(federation), what="list the sites")
+    return {str(node["node-id"]): str(node["online-at"]) for node in answer["nodes"] if node["status"] == "online"}
 
 
 def nodes_of(federation: Federation) -> dict[str, str]:
