@@ -26,7 +26,7 @@ from benchmarks.machine import machine
 from benchmarks.measure import Figures, result_head, spread, write_result
 
 NAME = "engines"
-NUM_CLIENTS, ROUNDS = 4, 6
+NUM_CLIENTS, ROUNDS = 4, 4
 MODELS = {"small": [64], "large": [1000, 1000]}
 ENGINES: dict[str, dict[str, Any]] = {
     "in_process": {},
