@@ -53,7 +53,10 @@ def train(message: Message, context: Context) -> Message:
     try:
         node, workload = _at_work(context)
         states = node.states(context, workload.config)
-        trainer = conducted(SequentialTrainer(workload), workload, in_process=False, folder=states.folder)
+        wire.decode(message)
+        # the reply is encoded before the trainer is used again, and a large model is not to be there twice
+        own = SequentialTrainer(workload, copies=False)
+        trainer = conducted(own, workload, in_process=False, folder=states.folder)
         with ended_after(workload.config.server.round_timeout_s):
             (result,) = one_by_one(trainer.train_many([wire.unpack_request(message)], states))
         if isinstance(result, Failure):

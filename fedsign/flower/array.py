@@ -81,7 +81,16 @@ def to_tensors(record: ArrayRecord, encodings: Mapping[str, str] | None = None) 
     }
 
 
+def decode_in_place(record: ArrayRecord, encodings: Mapping[str, str]) -> None:
+    """Replace a record's plain arrays by such as hold tensors, one by one: a large model is not there twice."""
+    for name, array in record.items():
+        if not isinstance(array, TensorArray):
+            tensor = codec.decode(encodings.get(name, codec.Encoding.DENSE), array.numpy())
+            record[name] = TensorArray(tensor)
+
+
 def _npy(payload: npt.NDArray[Any]) -> bytes:
-    buffer = BytesIO()
-    np.save(buffer, payload, allow_pickle=False)
-    return buffer.getvalue()
+    """NumPy's file format in one copy; `np.save` into memory takes three on the way."""
+    header = BytesIO()
+    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(payload))
+    return b"".join((header.getvalue(), payload.reshape(-1).view(np.uint8).data))

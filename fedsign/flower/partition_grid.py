@@ -213,7 +213,7 @@ class PartitionGrid(MessageGrid):
     def _check_train_reply(self, reply: Message, request: Message) -> None:
         """Decode the reply's tensors, once, and compare them with the model's."""
         self._check_num_examples(reply)
-        wire.decode_reply(reply)
+        wire.decode(reply)
         if wire.REPLY in wire.of_kind(reply.content, ConfigRecord):
             self._check_own_reply(wire.unpack_reply(reply), request)
         tensors, extra = to_tensors(wire.arrays_of(reply.content)), to_tensors(wire.besides(reply.content))

@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 
 from fedsign import codec
 from fedsign.errors import ReplyError
-from fedsign.flower.array import TensorArray, to_plain, to_record, to_tensors
+from fedsign.flower.array import decode_in_place, to_plain, to_record, to_tensors
 from fedsign.flower.shims import client_error, filled
 from fedsign.records import Failure, ObjectiveSpec, Role, TrainReply, TrainRequest, failure_of
 
@@ -158,14 +158,13 @@ def besides(content: RecordDict) -> ArrayRecord:
     return of_kind(content, ArrayRecord)[BESIDES] if BESIDES in of_kind(content, ArrayRecord) else ArrayRecord()
 
 
-def decode_reply(message: Message) -> None:
-    """Replace a reply's arrays by ones that hold tensors, so that they are decoded once."""
-    content = message.content
-    record = of_kind(content, ConfigRecord).get(REPLY)
+def decode(message: Message) -> None:
+    """Replace a request's or a reply's arrays by ones that hold tensors, so that they are decoded once."""
+    records = of_kind(message.content, ConfigRecord)
+    record = records.get(ROUTE) or records.get(REPLY)
     encodings = json.loads(str(record["encodings"])) if record else {}
-    for key, arrays in of_kind(content, ArrayRecord).items():
-        if not all(isinstance(array, TensorArray) for array in arrays.values()):
-            content[key] = to_record(to_tensors(arrays, encodings))
+    for arrays in of_kind(message.content, ArrayRecord).values():
+        decode_in_place(arrays, encodings)
     if encodings and record:
         record["encodings"] = "{}"
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsign.disk import disk_errors, sync
+from fedsign.disk import PARTIAL, disk_errors, sync
 from fedsign.errors import ConfigError, ResumeError
 
 NAME = "privacy.key"  # of the file, in a run's folder or that of clients' states
@@ -109,7 +109,7 @@ def _given(path: Path) -> bytes:
 
 def _write_once(path: Path, key: bytes) -> None:
     """Whole or not at all, for the owner only; of processes that do it at once, one wins and all read what it wrote."""
-    partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}{PARTIAL}")
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

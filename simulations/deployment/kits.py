@@ -23,12 +23,16 @@ KEY_FILE, PUBLIC_FILE, AUTHORITY_FILE = "key", "key.pub", "ca.pem"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kit:
-    """A site's folder, read.  `data_root` and `device` are the site's own, "" for what the experiment says."""
+    """A site's folder, read.  `data_root` and `device` are the site's own, "" for what the experiment says.
+
+    `share_details`: tracebacks and label counts may travel (`clients.node`).
+    """
 
     folder: Path
     data_root: str
     device: str
     facts: Mapping[str, Any]
+    share_details: bool = False
 
     @property
     def key(self) -> Path:
@@ -57,6 +61,8 @@ class Kit:
             config["data-root"] = str(self.data_folder)
         if self.device:
             config["device"] = self.device
+        if self.share_details:
+            config["share-details"] = True
         return config
 
 
@@ -77,7 +83,7 @@ def open_kit(folder: Path) -> Kit:
         raise ConfigError(
             f'{path} is no TOML ({error}); texts stand in quotes there, such as data_root = "/data".'
         ) from error
-    unknown = set(tree) - {"data_root", "device", "federation"}
+    unknown = set(tree) - {"data_root", "device", "share_details", "federation"}
     if unknown or not isinstance(tree.get("federation"), dict):
         what = f"has the unknown key '{min(unknown)}'" if unknown else "has no table [federation]"
         raise ConfigError(f"{path} {what}; expected are data_root, device and [federation], as the kit came.")
@@ -89,8 +95,12 @@ def open_kit(folder: Path) -> Kit:
     for key in ("data_root", "device"):
         if not isinstance(tree.get(key, ""), str):
             raise ConfigError(f"{path} has {key} = {tree[key]!r}; expected is a text in quotes.")
+    shares = tree.get("share_details", False)
+    if not isinstance(shares, bool):
+        raise ConfigError(f"{path} has share_details = {shares!r}; expected is true or false.")
     return Kit(
         folder=folder.resolve(),
+        share_details=shares,
         data_root=tree.get("data_root", ""),
         device=tree.get("device", ""),
         facts=tree["federation"],

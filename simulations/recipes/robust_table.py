@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedsign.comparison import Entry
-from simulations.recipes.base import Figures, Recipe, Threshold
+from simulations.recipes.base import Figures, Recipe, Threshold, Verdict
 from simulations.recipes.tables import Table
 
 _MALICIOUS, _CLIENTS = 4, 20
@@ -127,5 +127,6 @@ RECIPE = Recipe(
         Threshold(figure="trimmed_mean_loss_by_sign_flip", bound="at most", value=0.15),
         _FALLS,
     ),
+    expected=Verdict.DOES_NOT_HOLD,  # docs/recipes.md has the figures: the trimmed mean loses more on Dirichlet(0.5)
     page=lambda quick: _table(quick).folder / "report.html",
 )

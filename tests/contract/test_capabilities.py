@@ -294,9 +294,9 @@ def test_transported_messages_give_the_bits_of_the_run_in_process(
 def test_what_is_called_tested_is_played_on_the_engine() -> None:
     """Read from the source of the engines' tests, which are not imported: they are another suite."""
     source = (ROOT / "tests/e2e/test_engines.py").read_text(encoding="utf-8")
-    (everywhere,) = re.findall(r"scope=\"module\", params=\[(.*?)\]", source)
+    (everywhere,) = re.findall(r"^STRATEGIES = \((.*?)\)", source, flags=re.MULTILINE)
     on_both = set(re.findall(r'"(\w+)"', everywhere))
-    alone = set(re.findall(r'play\(user_folder, "(\w+)", "(\w+)"\)', source))
+    alone = set(re.findall(r'play\(user_folder, "(\w+)", \*\*ENGINES\["(\w+)"\]\)', source))
     for column, engine in (("Ray", "ray"), ("SuperLink", "superlink")):
         played = on_both | {name for name, where in alone if where == engine}
         assert played and {row for row, told in MATRIX.items() if told[column] == "tested"} == played

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 
@@ -25,6 +26,7 @@ from fedsign.results import RunFolder
 from fedsign.workload import Workload
 from simulations import Run, run
 from simulations.backends.base import intra_op_threads
+from simulations.deployment.kits import open_kit
 from simulations.flower_app import write_app
 from simulations.rounds import RoundLoop
 from tests.contract.test_sites import NUM_SITES, tree, write_site
@@ -188,6 +190,22 @@ def test_nobody_decides_for_the_sites_of_a_federation(
     with pytest.raises(ConfigError, match=said):
         run(tree(tmp_path, roots, engine=engine))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("said", "told"), [("", None), ("share_details = false", None), ("share_details = true", True)]
+)
+def test_a_kit_tells_that_its_site_shares_details_only_if_the_site_says_so(
+    said: str, told: bool | None, tmp_path: Path
+) -> None:
+    facts = {"name": "x", "site": "a", "partition": 0, "host": "h", "port": 1, "insecure": False, "versions": {}}
+    (tmp_path / "site.toml").write_text(f"{said}\n{tomli_w.dumps({'federation': facts})}", encoding="utf-8")
+    assert open_kit(tmp_path).node_config().get("share-details") is told
+    (tmp_path / "site.toml").write_text(
+        f"share_details = 'no'\n{tomli_w.dumps({'federation': facts})}", encoding="utf-8"
+    )
+    with pytest.raises(ConfigError, match=r"share_details = 'no'; expected is true or false"):
+        open_kit(tmp_path)
 
 
 def test_one_folder_is_not_several_sites(roots: list[str], tmp_path: Path) -> None:

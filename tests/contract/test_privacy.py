@@ -271,7 +271,7 @@ def sent_over_a_wire(root: Path, privacy: dict[str, Any], **changes: Any) -> dic
 
 def update_in(message: Message) -> np.ndarray:
     """All values of a client's first update, which starts from the experiment's initial model."""
-    wire.decode_reply(message)
+    wire.decode(message)
     reply = wire.unpack_reply(message)
     served = Workload(from_dict(tree(Path(), "scaffold", LOCAL))).make_model().state_dict()
     moved = [(tensor.double() - served[name].double()).reshape(-1) for name, tensor in reply.tensors.items()]

@@ -488,3 +488,12 @@ def test_hyper_parameters_are_chosen_by_the_sites_validation_samples(roots: list
     assert all(configs[cell.id].data.validation_fraction > 0 for cell in plan.cells if cell.choice)
     done = [run(configs[cell.id]) for cell in plan.cells if cell.choice]
     assert all(isinstance(each.final("validation_accuracy"), float) for each in done)
+
+
+def test_with_local_privacy_sites_send_no_figures_without_noise(roots: list[str], tmp_path: Path) -> None:
+    """The server is not trusted; with one that is, the figures are the operator's."""
+    privacy = {"clip_norm": 1.0, "noise_multiplier": 1.0, "delta": 0.01}
+    with pytest.raises(ConfigError, match="the clients evaluate, and would send figures without noise"):
+        run(tree(tmp_path, roots, privacy={"name": "local", **privacy}))
+    done = run(tree(tmp_path, roots, privacy={"name": "central", **privacy}))
+    assert done.rounds[-1]["epsilon"] > 0 and site_lines(done)

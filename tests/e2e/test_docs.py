@@ -114,6 +114,27 @@ def test_a_table_of_the_algorithms_page_has_every_row_with_its_defaults(kind: st
             assert f"`{key} = {json.dumps(default)}`" in row, (name, key)
 
 
+PRIVACY = "docs/how-to/privacy-and-robustness.md"
+
+
+def test_the_page_on_privacy_has_every_row_with_its_settings_and_their_defaults() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` (\|.*)$", (ROOT / PRIVACY).read_text(encoding="utf-8"), flags=re.MULTILINE))
+    assert rows.keys() == KINDS["privacy"].table.keys()
+    for name, row in rows.items():
+        for key in plugins.names_of("privacy", name):
+            assert f"`{key}" in row, (name, key)
+        required = dict.fromkeys({"clip_norm", "noise_multiplier", "delta"} & {*plugins.names_of("privacy", name)}, 0.5)
+        for key, default in plugins.complete("privacy", name, required, section="privacy").items():
+            assert key in required or f"`{key} = {json.dumps(default)}`" in row, (name, key)
+
+
+def test_the_attack_of_the_how_to_runs(tmp_path: Path) -> None:
+    (source,) = snippets(PRIVACY, "python")
+    (tmp_path / "mine.py").write_text(source, encoding="utf-8")
+    done = fedsign("run", *QUICK, *settings(attack__name="mine:free_rider", attack__fraction=0.5), folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     "command",
     [each for page in PAGES for each in comparisons_in(page)],

@@ -47,6 +47,7 @@ from simulations import load_run, run
 STRATEGIES = ("fedavg", "feddyn", "fedsign")
 STACKS = "feddyn in stacks"  # the clients of a round as two stacks of tensors
 SPILLING = "feddyn, spilling"  # two clients' states fit in memory
+PRIVATE = "fedavg, private"  # its noise comes from a secret that is given
 NUM_KILLS = 20
 ROUNDS = 12
 LONGEST_DELAY_S = 0.003
@@ -161,7 +162,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dic
     """Traces and announcements of a run that nobody kills, for each strategy."""
     found = {}
     with warm(hash_seed=2) as process:
-        for strategy in (*STRATEGIES, STACKS, SPILLING):
+        for strategy in (*STRATEGIES, STACKS, SPILLING, PRIVATE):
             root = tmp_path_factory.mktemp(strategy)
             announced = process.play(root, strategy)
             found[strategy] = traces(only_run(root)), announced
@@ -321,6 +322,23 @@ def test_a_run_of_stacks_that_is_killed_resumes_to_the_same_bits(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("step", [TRAINING, "force to disk", "evaluate", "append to rounds.jsonl", CHECKPOINT])
+def test_a_private_run_that_is_killed_resumes_to_the_same_bits_and_the_same_budget(
+    runs: Runs, undisturbed: dict[str, tuple[dict[str, str], list[str]]], tmp_path: Path, step: str
+) -> None:
+    """The clipping norm and epsilon stand in the lines; rounds that were played before are the same releases."""
+    expected, announced = undisturbed[PRIVATE]
+    moments = [index for index, what in enumerate(announced) if what == step]
+    for place, moment in (("early", moments[1]), ("late", moments[2 * len(moments) // 3])):
+        root = tmp_path / place
+        root.mkdir()
+        runs.kill(root, PRIVATE, moment=moment)
+        assert finish(runs, root, PRIVATE) == expected
+        releases = [json.loads(line) for line in (only_run(root) / "privacy.jsonl").read_text().splitlines()]
+        assert len({(line["round"], line["released"]["model"]) for line in releases}) == ROUNDS
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "step"),
     [
@@ -376,7 +394,7 @@ def serve() -> None:
 
 def _warm_up() -> None:
     """Import what a run would import on its way; no training, since autograd may start threads."""
-    for strategy in (*STRATEGIES, STACKS, SPILLING):
+    for strategy in (*STRATEGIES, STACKS, SPILLING, PRIVATE):
         config = from_dict(_experiment(Path(), strategy))
         workload = Workload(config)
         config.engine.build(), config.strategy.build(), workload.label_counts()
@@ -427,6 +445,12 @@ def _experiment(root: Path, strategy: str) -> dict[str, Any]:
             "model": {"name": "mlp", "hidden": [8]},
         }
         return _experiment(root, "feddyn") | in_stacks
+    if strategy == PRIVATE:
+        secret = root / "secret"
+        if root.is_absolute():
+            secret.write_bytes(bytes(range(32)))
+        privacy = {"name": "central_adaptive", "noise_multiplier": 1.0, "delta": 0.01, "secret_file": str(secret)}
+        return _experiment(root, "fedavg") | {"privacy": privacy, "model": {"name": "mlp", "hidden": [8]}}
     if strategy == SPILLING:
         return _experiment(root, "feddyn") | {"client": {"local_epochs": 1, "state_cache_mib": 0.03}}
     return {

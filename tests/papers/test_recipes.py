@@ -83,6 +83,14 @@ def test_a_papers_table_on_digits(name: str, tmp_path: Path, monkeypatch: pytest
     assert (finding.page.parent / "export" / "table.tex").exists()
 
 
+@pytest.mark.slow
+def test_a_robust_rule_stands_a_flip_that_a_mean_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    finding = recipes.get("robust-table").check(quick=True)
+    assert finding.verdict is Verdict.HOLDS, finding.figures
+    assert finding.page is not None and finding.page.exists()
+
+
 @pytest.mark.parametrize("data", ["cifar10", "cinic10"])
 def test_a_papers_table_without_its_data_is_not_decidable_and_says_what_is_missing(
     data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -46,7 +46,7 @@ def test_other_labels_or_another_secret_give_other_numbers_and_the_same_ones_the
     assert not any(np.intersect1d(first, other).size for other in others)
 
 
-def test_fewer_numbers_are_the_first_of_a_block_of_their_own_size() -> None:
+def test_any_count_can_be_drawn() -> None:
     assert KEY.normal(0, "x").shape == (0,) and KEY.normal(1, "x").shape == (1,)
 
 
