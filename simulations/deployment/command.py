@@ -131,7 +131,7 @@ def revoke(
     partition = left.site(site).partition
     _say(f"{site} is revoked" + _when(provision.apply(left)))
     _say(
-        f"partition {partition} is free: the next site that is added gets it; until then a run needs fewer clients or waits for it"
+        f"partition {partition} is free: the next site that is added gets it; until then a run that asks for it is refused"
     )
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ def test_four_machines_play_on_while_one_is_unplugged_and_use_it_again_when_it_i
     with ExitStack() as stack:
         stack.enter_context(running(machines, "server", "federation/server/start.sh"))
         for site in SITES:
-            wait_until(lambda site=site: is_fit(machines, site), timeout_s=120)  # type: ignore[misc]
+            wait_until(partial(is_fit, machines, site), timeout_s=120)
             stack.enter_context(running(machines, site, f"{site}/start.sh"))
         refuse_what_only_the_server_may(machines)
         run = machines.start("server", *FEDSIGN, "run", *EXPERIMENT)
