@@ -18,6 +18,7 @@ from fedsign.flower import wire
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.25
 _REJOIN_S = 15.0  # to be waited for when somebody has gone and somebody else has come
+_ASKS_AGAIN_S = 60.0
 _log = logging.getLogger("fedsign")
 
 
@@ -27,7 +28,7 @@ class Nodes:
     def __init__(self, grid: Grid, *, num_partitions: int) -> None:
         self._grid, self._num_partitions = grid, num_partitions
         self._node_of: dict[int, int] | None = None  # None: a node id is a partition
-        self._asked: set[int] = set()
+        self._asked: dict[int, float] = {}  # node id -> when
         self._waiting: dict[str, int] = {}  # message id -> node id
         self.counts: dict[int, list[int]] = {}
 
@@ -99,17 +100,21 @@ class Nodes:
 
     def _ask(self, node_ids: Iterable[int]) -> None:
         """Send the roll call's question to those who were not asked yet."""
-        new = sorted(set(node_ids) - self._asked)
+        now = time.monotonic()
+        for message_id, node_id in [*self._waiting.items()]:
+            if now - self._asked[node_id] > _ASKS_AGAIN_S:  # Flower lost it, as it does when a machine is very busy
+                del self._waiting[message_id], self._asked[node_id]
+        new = sorted(set(node_ids) - self._asked.keys())
         if not new:
             return
-        self._asked.update(new)
+        self._asked |= dict.fromkeys(new, now)
         questions = [Message(RecordDict({wire.CONFIG: ConfigRecord({})}), node_id, wire.ROLL_CALL) for node_id in new]
         sent: list[str | None] = list(self._grid.push_messages(questions))
         for message_id, node_id in zip(sent, new, strict=True):
             if message_id:
                 self._waiting[message_id] = node_id
             else:
-                self._asked.discard(node_id)  # it has gone again
+                self._asked.pop(node_id, None)  # it has gone again
 
     def _answers(self) -> Iterator[tuple[int, list[int], str]]:
         """The answers that are there, taken out of those that are waited for: (node id, partitions, why not)."""

@@ -17,7 +17,7 @@ from flwr.supercore.run import Run
 
 from fedsign import codec
 from fedsign.errors import CodecError, EngineError, ReplyError
-from fedsign.flower import partition_grid, wire
+from fedsign.flower import nodes, partition_grid, wire
 from fedsign.flower.array import TensorArray, to_plain, to_record, to_tensors
 from fedsign.flower.in_process import InProcessGrid, message_by_message
 from fedsign.flower.partition_grid import ClientLedger, PartitionGrid
@@ -411,6 +411,18 @@ def test_a_node_that_comes_back_under_another_id_serves_its_partition_again() ->
     assert failure.partition == 1 and failure.reason.startswith("the request could not be sent to the node")
     deployment.nodes[gone + 1] = node(1)
     assert [reply.metadata.src_node_id for reply in grid.send_and_receive(requests(0, 1), timeout=5)] == [0, 1]
+
+
+def test_a_node_whose_answer_was_lost_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "_ASKS_AGAIN_S", 0.2)
+    asked: list[Message] = []
+
+    def forgetful(message: Message) -> Message | None:
+        asked.append(message)
+        return None if len(asked) == 1 else node(1)(message)
+
+    grid = roll_call([node(0), forgetful], num_partitions=2, timeout_s=10)
+    assert len(asked) == 2 and len(list(grid.send_and_receive(requests(0, 1), timeout=5))) == 2
 
 
 def test_a_newcomer_gets_no_work_of_a_node_that_is_there(caplog: pytest.LogCaptureFixture) -> None:
