@@ -101,9 +101,9 @@ class Nodes:
     def _ask(self, node_ids: Iterable[int]) -> None:
         """Send the roll call's question to those who were not asked yet."""
         now = time.monotonic()
-        for message_id, node_id in [*self._waiting.items()]:
+        for question, node_id in [*self._waiting.items()]:
             if now - self._asked[node_id] > _ASKS_AGAIN_S:  # Flower lost it, as it does when a machine is very busy
-                del self._waiting[message_id], self._asked[node_id]
+                del self._waiting[question], self._asked[node_id]
         new = sorted(set(node_ids) - self._asked.keys())
         if not new:
             return
