@@ -30,6 +30,7 @@ class Nodes:
         self._node_of: dict[int, int] | None = None  # None: a node id is a partition
         self._asked: dict[int, float] = {}  # node id -> when
         self._waiting: dict[str, int] = {}  # message id -> node id
+        self._heard_at = 0.0
         self.counts: dict[int, list[int]] = {}
 
     def of(self, partition: int) -> int:
@@ -102,7 +103,8 @@ class Nodes:
         """Send the roll call's question to those who were not asked yet."""
         now = time.monotonic()
         for question, node_id in [*self._waiting.items()]:
-            if now - self._asked[node_id] > _ASKS_AGAIN_S:  # Flower lost it, as it does when a machine is very busy
+            # Flower lost it, as it does when a machine is very busy; where others still answer, its turn may only not have come
+            if now - max(self._asked[node_id], self._heard_at) > _ASKS_AGAIN_S:
                 del self._waiting[question], self._asked[node_id]
         new = sorted(set(node_ids) - self._asked.keys())
         if not new:
@@ -119,7 +121,7 @@ class Nodes:
     def _answers(self) -> Iterator[tuple[int, list[int], str]]:
         """The answers that are there, taken out of those that are waited for: (node id, partitions, why not)."""
         for reply in self._grid.pull_messages(list(self._waiting)) if self._waiting else ():
-            node_id = self._waiting.pop(reply.metadata.reply_to_message_id)
+            node_id, self._heard_at = self._waiting.pop(reply.metadata.reply_to_message_id), time.monotonic()
             if reply.has_error():
                 yield node_id, [], (reply.error.reason or "it gave no reason").partition("\n")[0]
                 continue
