@@ -5,32 +5,25 @@ be played says why.
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.aggregation import NAME as AGGREGATION
-from benchmarks.analysis import NAME as ANALYSIS
-from benchmarks.engines import NAME as ENGINES
+from benchmarks.docs_alone import SECTIONS
 from benchmarks.players import BARE, FLOOR, PLAYERS
-from benchmarks.population import NAME as POPULATION
 from benchmarks.rooms import ROOMS
-from benchmarks.startup import NAME as STARTUP
+from benchmarks.tables import MISSING, Figures, measured_on, ms, table
 from benchmarks.works import all_works
 from fedsign.disk import write_text
 from fedsign.report.bars import Bar, draw_bars
 from fedsign.report.template import standalone
-from fedsign.report.wording import figure, plural
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-Figures = dict[str, Any]
 
 _OURS = frozenset(player.name for player in PLAYERS if player.module == "ours")
 _REDUCED = frozenset(player.name for player in PLAYERS if "precision" in player.settings.get("engine", {}))
 _MEASURES = frozenset({BARE, FLOOR})  # neither ours nor a peer
-_MISSING = "–"
-_TARGET_S = 1.5  # of the start-up beyond the imports
 
 _HEAD = """\
 # Benchmarks
@@ -67,7 +60,7 @@ def main() -> None:
 def pages() -> dict[str, str]:
     """What the results make, by path."""
     results = read_results()
-    works = [result for result in results if result["work"] not in _EXTRAS]
+    works = [result for result in results if result["work"] not in SECTIONS]
     single = [result for result in works if not result["curve"]]
     parts, files = [_HEAD], {}
     for result in single:
@@ -81,27 +74,27 @@ def pages() -> dict[str, str]:
     curves = [result for result in works if result["curve"]]
     if curves:
         parts.append(_curves(curves))
-    parts += [_EXTRAS[result["work"]](result) for result in results if result["work"] in _EXTRAS]
+    parts += [SECTIONS[result["work"]](result) for result in results if result["work"] in SECTIONS]
     return {"docs/benchmarks.md": "\n".join(parts), **files}
 
 
 def read_results() -> list[Figures]:
     """The results of `python -m benchmarks`, in the order of the works."""
-    order = [*all_works(), *_EXTRAS]
+    order = [*all_works(), *SECTIONS]
     found = [json.loads(path.read_text(encoding="utf-8")) for path in result_files()]
     return sorted(found, key=lambda result: (result.get("device", ""), order.index(result["work"])))
 
 
 def result_files() -> list[Path]:
     """One for each device and work, and those of FedSign alone; what lies beside them is other programs'."""
-    alone = [RESULTS / f"{name}.json" for name in _EXTRAS]
+    alone = [RESULTS / f"{name}.json" for name in SECTIONS]
     return [*sorted(RESULTS.glob("*/*.json")), *(path for path in alone if path.exists())]
 
 
 def _section(result: Figures, picture: str | None) -> str:
     title = result["title"] + ("" if result["device"] == "cpu" else ", on a GPU")
     rows = _ordered(result["rows"])
-    parts = [f"## {title}", result["about"], _measured_on(result)]
+    parts = [f"## {title}", result["about"], measured_on(result)]
     if picture:
         parts.append(f"![Milliseconds a round of every player]({picture})")
     head = (
@@ -120,7 +113,7 @@ def _section(result: Figures, picture: str | None) -> str:
         "learnt",
         "repeats",
     )
-    parts.append(_table(head, [_row(row) for row in rows], left=1))
+    parts.append(table(head, [_row(row) for row in rows], left=1))
     absent = [f"- **{row['title']}** was not played: {row['not_played']}." for row in rows if "not_played" in row]
     parts += ["\n".join(absent)] if absent else []
     parts += [_standing(rows), _floor(result, rows)]
@@ -132,24 +125,24 @@ def _section(result: Figures, picture: str | None) -> str:
 def _row(row: Figures) -> list[str]:
     title = f"**{row['title']}**" if row["player"] in _OURS else row["title"]
     if "not_played" in row:
-        return [title, "not played", *[_MISSING] * 12]
+        return [title, "not played", *[MISSING] * 12]
     ratio, round_s = row["ratio_to_bare_loop"], row["round_s"]
     learnt = row["learnt"] and row.get("agrees", True)
     return [
         title,
         f"{ratio['median']:.2f}",
         f"{ratio['lowest']:.2f}-{ratio['highest']:.2f}",
-        f"{row['cpu_ratio_to_bare_loop']['median']:.2f}" if "cpu_ratio_to_bare_loop" in row else _MISSING,
-        _ms(round_s["median"]),
-        f"{_ms(round_s['lowest'])}-{_ms(round_s['highest'])}",
-        _ms(row["mean_round_s"]["median"]),
-        _ms(row["first_round_s"]["median"]),
+        f"{row['cpu_ratio_to_bare_loop']['median']:.2f}" if "cpu_ratio_to_bare_loop" in row else MISSING,
+        ms(round_s["median"]),
+        f"{ms(round_s['lowest'])}-{ms(round_s['highest'])}",
+        ms(row["mean_round_s"]["median"]),
+        ms(row["first_round_s"]["median"]),
         f"{row['start_s']['median']:.1f}",
         str(row["peak_mb"]),
         f"{row['loss']:.4f}",
         f"{row['accuracy']:.3f}",
         "yes" if learnt else "**no**",
-        {True: "yes", False: "no", None: _MISSING}[row["same_every_time"]],
+        {True: "yes", False: "no", None: MISSING}[row["same_every_time"]],
     ]
 
 
@@ -164,8 +157,8 @@ def _standing(rows: Sequence[Figures]) -> str:
     best, peer = (min(rows, key=_median_s) for rows in (ours, peers))
     times = _median_s(peer) / _median_s(best)
     first = (
-        f"The fastest of ours, {best['title']}, takes {_ms(_median_s(best))} ms a round; the fastest peer, {peer['title']}, "
-        f"{_ms(_median_s(peer))} ms: we are {times:.2f} times as fast."
+        f"The fastest of ours, {best['title']}, takes {ms(_median_s(best))} ms a round; the fastest peer, {peer['title']}, "
+        f"{ms(_median_s(peer))} ms: we are {times:.2f} times as fast."
     )
     lost = [
         f"{one['title']} is slower than {', '.join(faster)}"
@@ -175,7 +168,7 @@ def _standing(rows: Sequence[Figures]) -> str:
     if reduced:
         least = min(reduced, key=_median_s)
         first += (
-            f" In another precision than the peers', {least['title']} takes {_ms(_median_s(least))} ms, "
+            f" In another precision than the peers', {least['title']} takes {ms(_median_s(least))} ms, "
             f"{_median_s(peer) / _median_s(least):.2f} times as fast."
         )
     return f"{first} Where we lose: {'; '.join(lost)}." if lost else f"{first} None of ours is slower than a peer."
@@ -187,7 +180,7 @@ def _floor(result: Figures, rows: Sequence[Figures]) -> str:
         f"**Floor.** A round is {found['flops_per_round'] / 1e6:,.1f} million floating-point operations; a large matrix product runs at "
         f"{found['flops_per_s'] / 1e9:.0f} GFLOP/s on "
         + ("one thread here" if result["device"] == "cpu" else "this device")
-        + f", so that no program on it goes below {_ms(found['s_per_round'])} ms."
+        + f", so that no program on it goes below {ms(found['s_per_round'])} ms."
     )
     floor = next((row for row in rows if row["player"] == FLOOR and "round_s" in row), None)
     if floor is None:
@@ -203,8 +196,8 @@ def _floor(result: Figures, rows: Sequence[Figures]) -> str:
         else "one client after another, on one thread, images in torch's usual layout"
     )
     return text + (
-        f" The arithmetic of the round and nothing else, {kind}, takes {_ms(_median_s(floor))} ms (the row *floor*, measured). "
-        f"Ours, in multiples of it: {', '.join(ours) or _MISSING}."
+        f" The arithmetic of the round and nothing else, {kind}, takes {ms(_median_s(floor))} ms (the row *floor*, measured). "
+        f"Ours, in multiples of it: {', '.join(ours) or MISSING}."
     )
 
 
@@ -213,18 +206,18 @@ def _profile(rows: Sequence[Figures]) -> str:
     ours = [row for row in rows if "profile_s" in row and "not_played" not in row["profile_s"]]
     if not ours:
         return ""
-    table = []
+    lines = []
     for room in ROOMS:
         if any(room in row["profile_s"] for row in ours):
             cells = []
             for row in ours:
                 value, total = row["profile_s"].get(room, 0.0), sum(row["profile_s"].values())
-                cells.append(f"{_ms(value)} ({100 * value / total:.0f} %)")
-            table.append([room, *cells])
-    table.append(["together", *(_ms(sum(row["profile_s"].values())) for row in ours)])
+                cells.append(f"{ms(value)} ({100 * value / total:.0f} %)")
+            lines.append([room, *cells])
+    lines.append(["together", *(ms(sum(row["profile_s"].values())) for row in ours)])
     head = ("ms a round", *(row["title"] for row in ours))
-    return "Where the time goes, by samples of the stack of the main thread over more rounds:\n\n" + _table(
-        head, table, left=1
+    return "Where the time goes, by samples of the stack of the main thread over more rounds:\n\n" + table(
+        head, lines, left=1
     )
 
 
@@ -241,11 +234,11 @@ def _curves(results: Sequence[Figures]) -> str:
         parts += [
             title,
             points[0]["about"].replace(f"{points[0]['curve']['at']:,.0f}", "N", 1),
-            _measured_on(points[-1]),
+            measured_on(points[-1]),
         ]
         parts.append("Milliseconds a round, and in brackets times the bare loop:")
         parts.append(
-            _table(
+            table(
                 (axis, *(name for _, name in players)),
                 [_point(result, players, _round_cell) for result in points],
                 left=0,
@@ -256,7 +249,7 @@ def _curves(results: Sequence[Figures]) -> str:
                 "Seconds from the process's start to the first round, and in brackets the largest memory in MB:"
             )
             parts.append(
-                _table(
+                table(
                     (axis, *(name for _, name in players)),
                     [_point(result, players, _start_cell) for result in points],
                     left=0,
@@ -274,190 +267,17 @@ def _curves(results: Sequence[Figures]) -> str:
 
 def _point(result: Figures, players: Iterable[tuple[str, str]], cell: Any) -> list[str]:
     rows = {row["player"]: row for row in result["rows"]}
-    cells = [cell(rows[name]) if name in rows and "round_s" in rows[name] else _MISSING for name, _ in players]
+    cells = [cell(rows[name]) if name in rows and "round_s" in rows[name] else MISSING for name, _ in players]
     return [f"{result['curve']['at']:,.0f}", *cells]
 
 
 def _round_cell(row: Figures) -> str:
     unsure = "" if row["learnt"] and row.get("agrees", True) else " (not learnt)"
-    return f"{_ms(_median_s(row))} ({row['ratio_to_bare_loop']['median']:.2f}){unsure}"
+    return f"{ms(_median_s(row))} ({row['ratio_to_bare_loop']['median']:.2f}){unsure}"
 
 
 def _start_cell(row: Figures) -> str:
     return f"{row['start_s']['median']:.1f} ({row['peak_mb']:,})"
-
-
-def _startup(result: Figures) -> str:
-    beyond = result["beyond_imports_s"]
-    verdict = "within" if beyond["median"] <= _TARGET_S else "**above**"
-    rows = [
-        [title, f"{result[key]['median']:.2f}", f"{result[key]['lowest']:.2f}-{result[key]['highest']:.2f}"]
-        for title, key in (
-            ("`fedsign run`, to the end of the first round", "command_s"),
-            (f"`python -c '{result['imports']}'`", "imports_s"),
-            ("**beyond the imports**", "beyond_imports_s"),
-            ("processor time beyond the imports, to the end of the command", "cpu_beyond_imports_s"),
-        )
-    ]
-    return _alone(
-        "Start-up",
-        "The default experiment, from the start of the command until the line of the first round is on disk; in turn with a "
-        "Python that only imports what FedSign takes from torch, Flower and scikit-learn.",
-        result,
-        _table(("", "s", "range"), rows, left=1),
-        f"{beyond['median']:.2f} s, {verdict} the {_TARGET_S} s that it is meant to take.",
-    )
-
-
-def _population(result: Figures) -> str:
-    """Start, memory and rounds by the number of clients."""
-    head = ("", "clients", "start, s", "peak, MiB", "ms a round", "x the smallest", "range")
-    rows = []
-    for strategy, by_size in result["strategies"].items():
-        for size, figures in by_size.items():
-            ratio = figures["ratio_to_smallest"]["wall_ms"]
-            rows.append(
-                [
-                    strategy,
-                    f"{int(size):,}",
-                    f"{figures['start_s']['median']:.2f}",
-                    f"{figures['peak_mib']['median']:,.0f}",
-                    figure(figures["wall_ms"]["median"]),
-                    f"{ratio['median']:.2f}",
-                    f"{ratio['lowest']:.2f}-{ratio['highest']:.2f}",
-                ]
-            )
-    return _alone(
-        "A million clients",
-        "W1's model and training with virtual clients (`partition.name = virtual`) on the cohort path, without client state "
-        "(fedavg) and with it (feddyn), populations in turn. *start* is from the end of the imports to the end of the first round; "
-        "a round is the mean one, checkpoints included. Of 1,000 clients all samples are drawn before the first round, for the facts "
-        "about the split; of a larger population a round draws those of most of its clients itself, however many there are.",
-        result,
-        _table(head, rows, left=1),
-    )
-
-
-def _aggregation(result: Figures) -> str:
-    """Seconds, and memory by the number of replies."""
-    titles = {
-        "in_place_sum": "sum in place",
-        "ours": "**ours**, `WeightedMean`",
-        "flower": "Flower's `aggregate_arrayrecords`",
-    }
-    peaks = result["peak_mb"]
-    numbers = [*next(iter(peaks.values()))]
-    rows = []
-    for name, title in titles.items():
-        ratio = result["ratio_to_in_place_sum"][name]
-        cells = [_ms(result["seconds"][name]["median"]), f"{ratio['median']:.2f}"]
-        cells.append(f"{ratio['lowest']:.2f}-{ratio['highest']:.2f}")
-        rows.append([title, *cells, *(f"{peaks[name][num]:,.0f}" if name in peaks else _MISSING for num in numbers)])
-    head = ("", "ms", "x the sum", "range", *(f"MB, {num} replies" for num in numbers))
-    return _alone(
-        "Aggregation",
-        f"The mean of {result['num_replies']} replies of {result['mb']:.0f} MB each, in turn with a plain sum in place; and the peak of "
-        "memory while more and more replies arrive one after another.",
-        result,
-        _table(head, rows, left=1),
-    )
-
-
-def _analysis(result: Figures) -> str:
-    """Valleys beside what they cannot do without; rounds with and without watching signs."""
-    titles = {
-        "mlp": ("valley of the default MLP, 246 points on 360 samples", "a loop over the points", "loop"),
-        "resnet20": ("curve of ResNet-20, 41 points on 2,000 images, statistics of 500", "the passes alone", "passes"),
-    }
-    rows = []
-    for what, (title, other_title, other) in titles.items():
-        seconds, ratio = result["seconds"][what], result["ratio"][what]
-        cells = [f"{seconds['ours']['median']:.2f}", other_title, f"{seconds[other]['median']:.2f}"]
-        rows.append([title, *cells, f"{ratio['median']:.2f}", f"{ratio['lowest']:.2f}-{ratio['highest']:.2f}"])
-    watched = []
-    for what, title in {"w1": "W1, cohort", "w2": "W2, sequential"}.items():
-        on, off = (_ms(result["round_ms"][what][state]["median"] / 1000) for state in ("on", "off"))
-        more, ratio = result["signs_ms"][what], result["signs_ratio"][what]
-        spread = f"{more['lowest']:.2f} to {more['highest']:.2f}"
-        watched.append([title, off, on, f"{more['median']:.2f}", spread, f"{ratio['median']:.3f}"])
-    return _alone(
-        "Valleys and signs",
-        "What it costs to look, in turn with what cannot be done without; and what a round takes with `results.signs`, in turn with "
-        "one without.",
-        result,
-        _table(("", "ours, s", "beside", "s", "ratio", "range"), rows, left=1),
-        _table(("", "off, ms", "on, ms", "more, ms", "range", "ratio"), watched, left=1),
-    )
-
-
-def _engines(result: Figures) -> str:
-    """Seconds and bytes of a round on each engine, beside Flower's floor."""
-    titles = {
-        "in_process": ("in process", ""),
-        "workers": ("in process, two workers", ""),
-        "ray": ("Ray, two actors", "floor_ray"),
-        "floor_ray": ("*floor: Flower on Ray, clients that do nothing*", ""),
-        "superlink": ("SuperLink, four SuperNodes", "floor_superlink"),
-        "floor_superlink": ("*floor: Flower's SuperLink and SuperNodes, clients that do nothing*", ""),
-    }
-    rows = []
-    for model, num_parameters in result["models"].items():
-        of_model = result["rows"][model]
-        for name, (title, floor) in titles.items():
-            row = of_model[name]
-            seconds = row["round_s"]
-            ratio = f"{seconds['median'] / of_model[floor]['round_s']['median']:.2f}" if floor else ""
-            spread = f"{figure(seconds['lowest'])}-{figure(seconds['highest'])}"
-            loopback = "" if name in ("in_process", "workers") else f"{row['loopback_bytes']['median'] / 1e6:.1f}"
-            rows.append(
-                [
-                    title, f"{num_parameters:,}", figure(seconds["median"]), spread, ratio,
-                    figure(row["first_round_s"]["median"]), f"{row['payload_bytes'] / 1e6:.2f}", loopback,
-                ]
-            )  # fmt: skip
-    return _alone(
-        "Engines",
-        "Four clients, one step each of an MLP on digits, so that what is measured is the way there and back. The floor of an engine "
-        "is an app without torch and FedSign whose clients send back what they got, over Flower's own `send_and_receive`. "
-        "*Tensors* are those of the round, both ways; *loopback* is what the machine counted, all hops between a SuperLink, its "
-        "SuperNodes and their processes included. A SuperNode that finds no message sleeps three seconds, and looks for the reply of "
-        "its client every half a second; Flower has no option for either. What it starts anew for every message, a process and "
-        "its imports, a site of FedSign's keeps (`python -m clients.site`).",
-        result,
-        _table(
-            ("", "parameters", "s a round", "range", "x floor", "first round, s", "tensors, MB", "loopback, MB"),
-            rows,
-            left=1,
-        ),
-    )
-
-
-def _alone(title: str, about: str, result: Figures, *parts: str) -> str:
-    """A section on FedSign alone."""
-    return "\n\n".join([f"## {title}", about, _measured_on(result), *parts]) + "\n"
-
-
-def _measured_on(result: Figures) -> str:
-    machine = result["machine"]
-    gpu = f", {machine['gpu']}" if "gpu" in machine and result.get("device") == "cuda" else ""
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    peers = {
-        f"{name} {version}"
-        for row in result.get("rows", [])
-        for name, version in row.get("versions", {}).items()
-        if name not in machine["versions"]
-    }
-    busy = machine["load_before"] > 0.5
-    load = (
-        f" **The machine was busy (load {machine['load_before']} before it began): preliminary figures.**"
-        if busy
-        else ""
-    )
-    kept = "" if result.get("warm_up", {}).get("repetitions", 1) else " (the first one kept)"
-    return (
-        f"*{result['date']}, {plural(result['repetitions'], 'repetition')}{kept}, {machine['processor']}, {machine['cores']} cores, "
-        f"{machine['memory_gb']} GB{gpu}; {versions}{''.join(', ' + each for each in sorted(peers))}.*{load}"
-    )
 
 
 def _bars(result: Figures) -> list[Bar]:
@@ -468,7 +288,7 @@ def _bars(result: Figures) -> list[Bar]:
             name=row["title"],
             look=2 if row["player"] in _MEASURES else looks[row["player"] in _OURS],
             value=1000 * _median_s(row),
-            text=f"{_ms(_median_s(row))} ms",
+            text=f"{ms(_median_s(row))} ms",
         )
         for row in _ordered(result["rows"])
         if "round_s" in row
@@ -483,25 +303,6 @@ def _ordered(rows: Sequence[Figures]) -> list[Figures]:
 def _median_s(row: Figures) -> float:
     median: float = row["round_s"]["median"]
     return median
-
-
-def _ms(seconds: float) -> str:
-    return figure(1000 * seconds)
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, left: int) -> str:
-    """Markdown, the first `left` columns to the left and numbers to the right."""
-    rule = ["---" if column < left else "---:" for column in range(len(head))]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *rows))
-
-
-_EXTRAS: dict[str, Callable[[Figures], str]] = {
-    STARTUP: _startup,
-    POPULATION: _population,
-    AGGREGATION: _aggregation,
-    ANALYSIS: _analysis,
-    ENGINES: _engines,
-}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,191 @@
+"""The sections of docs/benchmarks.md on FedSign alone: what has no peer to stand beside."""
+
+from collections.abc import Callable
+
+from benchmarks.aggregation import NAME as AGGREGATION
+from benchmarks.analysis import NAME as ANALYSIS
+from benchmarks.engines import NAME as ENGINES
+from benchmarks.large import NAME as LARGE
+from benchmarks.population import NAME as POPULATION
+from benchmarks.startup import NAME as STARTUP
+from benchmarks.tables import MISSING, Figures, measured_on, ms, table
+from fedsign.report.wording import figure
+
+_TARGET_S = 1.5  # of the start-up beyond the imports
+
+
+def _startup(result: Figures) -> str:
+    beyond = result["beyond_imports_s"]
+    verdict = "within" if beyond["median"] <= _TARGET_S else "**above**"
+    rows = [
+        [title, f"{result[key]['median']:.2f}", f"{result[key]['lowest']:.2f}-{result[key]['highest']:.2f}"]
+        for title, key in (
+            ("`fedsign run`, to the end of the first round", "command_s"),
+            (f"`python -c '{result['imports']}'`", "imports_s"),
+            ("**beyond the imports**", "beyond_imports_s"),
+            ("processor time beyond the imports, to the end of the command", "cpu_beyond_imports_s"),
+        )
+    ]
+    return _alone(
+        "Start-up",
+        "The default experiment, from the start of the command until the line of the first round is on disk; in turn with a "
+        "Python that only imports what FedSign takes from torch, Flower and scikit-learn.",
+        result,
+        table(("", "s", "range"), rows, left=1),
+        f"{beyond['median']:.2f} s, {verdict} the {_TARGET_S} s that it is meant to take.",
+    )
+
+
+def _population(result: Figures) -> str:
+    """Start, memory and rounds by the number of clients."""
+    head = ("", "clients", "start, s", "peak, MiB", "ms a round", "x the smallest", "range")
+    rows = []
+    for strategy, by_size in result["strategies"].items():
+        for size, figures in by_size.items():
+            ratio = figures["ratio_to_smallest"]["wall_ms"]
+            rows.append(
+                [
+                    strategy,
+                    f"{int(size):,}",
+                    f"{figures['start_s']['median']:.2f}",
+                    f"{figures['peak_mib']['median']:,.0f}",
+                    figure(figures["wall_ms"]["median"]),
+                    f"{ratio['median']:.2f}",
+                    f"{ratio['lowest']:.2f}-{ratio['highest']:.2f}",
+                ]
+            )
+    return _alone(
+        "A million clients",
+        "W1's model and training with virtual clients (`partition.name = virtual`) on the cohort path, without client state "
+        "(fedavg) and with it (feddyn), populations in turn. *start* is from the end of the imports to the end of the first round; "
+        "a round is the mean one, checkpoints included. Of 1,000 clients all samples are drawn before the first round, for the facts "
+        "about the split; of a larger population a round draws those of most of its clients itself, however many there are.",
+        result,
+        table(head, rows, left=1),
+    )
+
+
+def _aggregation(result: Figures) -> str:
+    """Seconds, and memory by the number of replies."""
+    titles = {
+        "in_place_sum": "sum in place",
+        "ours": "**ours**, `WeightedMean`",
+        "flower": "Flower's `aggregate_arrayrecords`",
+    }
+    peaks = result["peak_mb"]
+    numbers = [*next(iter(peaks.values()))]
+    rows = []
+    for name, title in titles.items():
+        ratio = result["ratio_to_in_place_sum"][name]
+        cells = [ms(result["seconds"][name]["median"]), f"{ratio['median']:.2f}"]
+        cells.append(f"{ratio['lowest']:.2f}-{ratio['highest']:.2f}")
+        rows.append([title, *cells, *(f"{peaks[name][num]:,.0f}" if name in peaks else MISSING for num in numbers)])
+    head = ("", "ms", "x the sum", "range", *(f"MB, {num} replies" for num in numbers))
+    return _alone(
+        "Aggregation",
+        f"The mean of {result['num_replies']} replies of {result['mb']:.0f} MB each, in turn with a plain sum in place; and the peak of "
+        "memory while more and more replies arrive one after another.",
+        result,
+        table(head, rows, left=1),
+    )
+
+
+def _analysis(result: Figures) -> str:
+    """Valleys beside what they cannot do without; rounds with and without watching signs."""
+    titles = {
+        "mlp": ("valley of the default MLP, 246 points on 360 samples", "a loop over the points", "loop"),
+        "resnet20": ("curve of ResNet-20, 41 points on 2,000 images, statistics of 500", "the passes alone", "passes"),
+    }
+    rows = []
+    for what, (title, other_title, other) in titles.items():
+        seconds, ratio = result["seconds"][what], result["ratio"][what]
+        cells = [f"{seconds['ours']['median']:.2f}", other_title, f"{seconds[other]['median']:.2f}"]
+        rows.append([title, *cells, f"{ratio['median']:.2f}", f"{ratio['lowest']:.2f}-{ratio['highest']:.2f}"])
+    watched = []
+    for what, title in {"w1": "W1, cohort", "w2": "W2, sequential"}.items():
+        on, off = (ms(result["round_ms"][what][state]["median"] / 1000) for state in ("on", "off"))
+        more, ratio = result["signs_ms"][what], result["signs_ratio"][what]
+        spread = f"{more['lowest']:.2f} to {more['highest']:.2f}"
+        watched.append([title, off, on, f"{more['median']:.2f}", spread, f"{ratio['median']:.3f}"])
+    return _alone(
+        "Valleys and signs",
+        "What it costs to look, in turn with what cannot be done without; and what a round takes with `results.signs`, in turn with "
+        "one without.",
+        result,
+        table(("", "ours, s", "beside", "s", "ratio", "range"), rows, left=1),
+        table(("", "off, ms", "on, ms", "more, ms", "range", "ratio"), watched, left=1),
+    )
+
+
+def _engines(result: Figures) -> str:
+    """Seconds and bytes of a round on each engine, beside Flower's floor."""
+    titles = {
+        "in_process": ("in process", ""),
+        "workers": ("in process, two workers", ""),
+        "ray": ("Ray, two actors", "floor_ray"),
+        "floor_ray": ("*floor: Flower on Ray, clients that do nothing*", ""),
+        "superlink": ("SuperLink, four SuperNodes", "floor_superlink"),
+        "floor_superlink": ("*floor: Flower's SuperLink and SuperNodes, clients that do nothing*", ""),
+    }
+    rows = []
+    for model, num_parameters in result["models"].items():
+        of_model = result["rows"][model]
+        for name, (title, floor) in titles.items():
+            row = of_model[name]
+            seconds = row["round_s"]
+            ratio = f"{seconds['median'] / of_model[floor]['round_s']['median']:.2f}" if floor else ""
+            spread = f"{figure(seconds['lowest'])}-{figure(seconds['highest'])}"
+            loopback = "" if name in ("in_process", "workers") else f"{row['loopback_bytes']['median'] / 1e6:.1f}"
+            rows.append(
+                [
+                    title, f"{num_parameters:,}", figure(seconds["median"]), spread, ratio,
+                    figure(row["first_round_s"]["median"]), f"{row['payload_bytes'] / 1e6:.2f}", loopback,
+                ]
+            )  # fmt: skip
+    return _alone(
+        "Engines",
+        "Four clients, one step each of an MLP on digits, so that what is measured is the way there and back. The floor of an engine "
+        "is an app without torch and FedSign whose clients send back what they got, over Flower's own `send_and_receive`. "
+        "*Tensors* are those of the round, both ways; *loopback* is what the machine counted, all hops between a SuperLink, its "
+        "SuperNodes and their processes included. A SuperNode that finds no message sleeps three seconds, and looks for the reply of "
+        "its client every half a second; Flower has no option for either. What it starts anew for every message, a process and "
+        "its imports, a site of FedSign's keeps (`python -m clients.site`).",
+        result,
+        table(
+            ("", "parameters", "s a round", "range", "x floor", "first round, s", "tensors, MB", "loopback, MB"),
+            rows,
+            left=1,
+        ),
+    )
+
+
+def _large(result: Figures) -> str:
+    """Seconds and peak memory of a large model there and back."""
+    rows = []
+    for precision, row in result["rows"].items():
+        seconds, peaks = row["round_s"], row["peak_bytes"]
+        size = row["bytes_down"]
+        cells = [f"{peak / 1e9:.1f} ({peak / size:.1f} x)" for peak in peaks.values()]
+        rows.append([precision, f"{size / 1e9:.2f}", f"{seconds['median']:.0f}", *cells])
+    return _alone(
+        "A large model",
+        "An MLP of 248 million parameters to one client of a SuperLink and back, a step of SGD in between: seconds of the second round, "
+        "and the peak memory of each process, in GB and in sizes of the model. A model in bfloat16 travels as such.",
+        result,
+        table(("", "GB each way", "s a round", *next(iter(result["rows"].values()))["peak_bytes"]), rows, left=1),
+    )
+
+
+def _alone(title: str, about: str, result: Figures, *parts: str) -> str:
+    """A section on FedSign alone."""
+    return "\n\n".join([f"## {title}", about, measured_on(result), *parts]) + "\n"
+
+
+SECTIONS: dict[str, Callable[[Figures], str]] = {
+    STARTUP: _startup,
+    POPULATION: _population,
+    AGGREGATION: _aggregation,
+    ANALYSIS: _analysis,
+    ENGINES: _engines,
+    LARGE: _large,
+}

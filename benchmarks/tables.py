@@ -1,0 +1,42 @@
+"""What all sections of docs/benchmarks.md are made of."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from fedsign.report.wording import figure, plural
+
+Figures = dict[str, Any]
+MISSING = "–"
+
+
+def measured_on(result: Figures) -> str:
+    machine = result["machine"]
+    gpu = f", {machine['gpu']}" if "gpu" in machine and result.get("device") == "cuda" else ""
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    peers = {
+        f"{name} {version}"
+        for row in result.get("rows", [])
+        for name, version in row.get("versions", {}).items()
+        if name not in machine["versions"]
+    }
+    busy = machine["load_before"] > 0.5
+    load = (
+        f" **The machine was busy (load {machine['load_before']} before it began): preliminary figures.**"
+        if busy
+        else ""
+    )
+    kept = "" if result.get("warm_up", {}).get("repetitions", 1) else " (the first one kept)"
+    return (
+        f"*{result['date']}, {plural(result['repetitions'], 'repetition')}{kept}, {machine['processor']}, {machine['cores']} cores, "
+        f"{machine['memory_gb']} GB{gpu}; {versions}{''.join(', ' + each for each in sorted(peers))}.*{load}"
+    )
+
+
+def ms(seconds: float) -> str:
+    return figure(1000 * seconds)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, left: int) -> str:
+    """Markdown, the first `left` columns to the left and numbers to the right."""
+    rule = ["---" if column < left else "---:" for column in range(len(head))]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *rows))
