@@ -1,12 +1,18 @@
 """Four ways to run, the same bits: in process, with workers, Ray actors, SuperNode processes over HTTP."""
 
+import contextlib
 import hashlib
+import os
 import re
+import shutil
+import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -104,6 +110,58 @@ def test_a_run_that_goes_on_in_other_processes_ends_with_the_same_bits(user_fold
     resumed = fedsign("run", "--resume", str(config.parent), "--set", f"rounds={ROUNDS}", folder=user_folder)
     assert resumed.returncode == 0, resumed.stderr
     assert hashes(config.parent) == play(user_folder, "feddyn")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[str]:
+    """A Ray cluster that is there already; its processes are a group of their own, which is ended as a whole."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    program = Path(sys.executable).parent / "ray"
+    options = [
+        "--head",
+        "--port",
+        address.partition(":")[2],
+        "--num-cpus",
+        "2",
+        "--include-dashboard",
+        "false",
+        "--block",
+    ]
+    folder = Path(tempfile.mkdtemp(prefix="ray"))  # sockets lie in it, whose paths must be short
+    head = subprocess.Popen(
+        [str(program), "start", *options, "--temp-dir", str(folder)],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        wait_until(lambda: _listens(address), timeout_s=120)
+        yield address
+    finally:
+        os.killpg(head.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            head.wait(20)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(head.pid, signal.SIGKILL)
+        head.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.partition(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0
+
+
+@pytest.mark.engines
+def test_a_cluster_that_is_there_gives_the_same_bits_and_stays(user_folder: Path, cluster: str) -> None:
+    """The app travels to it, the user's own strategy and objective included."""
+    expected = play(user_folder, "anchored:Anchored")
+    assert play(user_folder, "anchored:Anchored", engine__name="ray", engine__address=cluster) == expected
+    assert _listens(cluster)
 
 
 @pytest.mark.engines
