@@ -129,7 +129,7 @@ def _engines(result: Figures) -> str:
     }
     rows = []
     for model, num_parameters in result["models"].items():
-        of_model = result["rows"][model]
+        of_model = result["figures"][model]
         for name, (title, floor) in titles.items():
             row = of_model[name]
             seconds = row["round_s"]
@@ -162,7 +162,7 @@ def _engines(result: Figures) -> str:
 def _large(result: Figures) -> str:
     """Seconds and peak memory of a large model there and back."""
     rows = []
-    for precision, row in result["rows"].items():
+    for precision, row in result["figures"].items():
         seconds, peaks = row["round_s"], row["peak_bytes"]
         size = row["bytes_down"]
         cells = [f"{peak / 1e9:.1f} ({peak / size:.1f} x)" for peak in peaks.values()]
@@ -172,7 +172,7 @@ def _large(result: Figures) -> str:
         "An MLP of 248 million parameters to one client of a SuperLink and back, a step of SGD in between: seconds of the second round, "
         "and the peak memory of each process, in GB and in sizes of the model. A model in bfloat16 travels as such.",
         result,
-        table(("", "GB each way", "s a round", *next(iter(result["rows"].values()))["peak_bytes"]), rows, left=1),
+        table(("", "GB each way", "s a round", *next(iter(result["figures"].values()))["peak_bytes"]), rows, left=1),
     )
 
 

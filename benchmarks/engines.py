@@ -226,7 +226,7 @@ def measure(path: Path, *, repetitions: int) -> None:
             **result_head(NAME, "Engines", before, repetitions),
             "clients": NUM_CLIENTS,
             "models": {model: sum(sizes_of(hidden)) for model, hidden in MODELS.items()},
-            "rows": {
+            "figures": {
                 model: {row: _summary(plays) for row, plays in of_model.items()} for model, of_model in found.items()
             },
         },

@@ -124,7 +124,7 @@ def measure(path: Path, *, repetitions: int) -> None:
         path,
         {
             **result_head(NAME, "A large model", before, repetitions),
-            "rows": {precision: _summary(plays) for precision, plays in found.items()},
+            "figures": {precision: _summary(plays) for precision, plays in found.items()},
         },
     )
 
