@@ -26,6 +26,16 @@ _PATIENCE_S = 5.0
 _PAUSE_S, _LONG_PAUSE_S, _YOUNG_S = 0.5, 10.0, 5.0  # before a process that died is started again
 _log = logging.getLogger("fedsign")
 
+# Becomes another program, which Linux ends when this process dies, however it dies: neither is of use without the other.
+_BOUND = """
+import ctypes, os, signal, sys
+
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+
 
 def main(arguments: Sequence[str]) -> int:
     """Run a site until its SuperNode ends; returns the SuperNode's exit code.
@@ -38,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave)
     host, port = _value(arguments, "--host", _LOOPBACK), _value(arguments, "--port", _DEFAULT_PORT)
-    node = subprocess.Popen([_program("flower-supernode"), *arguments, "--isolation", "process"])
+    node = _start([_program("flower-supernode"), *arguments, "--isolation", "process"])
     executor: subprocess.Popen[bytes] | None = None
     began_at = 0.0
     try:
@@ -46,12 +56,16 @@ def main(arguments: Sequence[str]) -> int:
             if executor is None or executor.poll() is not None:
                 if executor is not None:
                     _mourn(executor, time.monotonic() - began_at)
-                executor = subprocess.Popen([sys.executable, "-P", "-m", "clients.executor", f"{host}:{port}"])
+                executor = _start([sys.executable, "-P", "-m", "clients.executor", f"{host}:{port}"])
                 began_at = time.monotonic()
             time.sleep(_LOOKS_EVERY_S)
         return node.returncode
     finally:
         _end([each for each in (node, executor) if each is not None])
+
+
+def _start(command: Sequence[str]) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen([sys.executable, "-P", "-c", _BOUND, str(os.getpid()), *command])
 
 
 def _mourn(executor: "subprocess.Popen[bytes]", lived_s: float) -> None:

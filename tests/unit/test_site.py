@@ -3,11 +3,13 @@
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 import pytest
 
 from clients.site import _value
 from clients.watchdog import EXIT_CODE, ended_after
+from simulations.deployment.running import find, with_descendants
 
 
 @pytest.mark.parametrize(
@@ -41,6 +43,31 @@ def test_a_site_ends_with_its_supernode_and_its_exit_code() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1 and "`--root-certificates` does not point to a file" in done.stderr
     assert time.monotonic() - began < 60
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has died")
+@pytest.mark.parametrize("lived_s", [0.0, 5.0])
+def test_nothing_outlives_a_site_that_is_killed(lived_s: float) -> None:
+    """Its SuperNode would stay online at the server, which would wait for it in vain."""
+    command = [sys.executable, "-P", "-m", "clients.site", "--insecure", "--superlink", "127.0.0.1:1"]
+    site = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = find(site.pid)
+    assert process is not None
+    try:
+        wait_for(lambda: len(with_descendants([process])) >= 3)
+        time.sleep(lived_s)  # to have become other programs, or not yet
+        family = with_descendants([process])
+    finally:
+        site.kill()
+        site.wait()
+    wait_for(lambda: not any(each.is_alive for each in family))
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_a_block_that_takes_too_long_ends_the_process_and_one_that_does_not_goes_on() -> None:
