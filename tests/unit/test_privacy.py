@@ -1,6 +1,9 @@
 """Clipping, noise and secrets, against their definitions."""
 
+import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ from scipy.stats import chi2, kstest
 from fedsign.errors import ConfigError, FedSignError, ReplyError, ResumeError
 from fedsign.privacy.central import Central
 from fedsign.privacy.central_adaptive import CentralAdaptive
-from fedsign.privacy.clipping import Layout, clipped
+from fedsign.privacy.clipping import Layout, clipped, norm_of
 from fedsign.privacy.mechanism import CentralPrivacy, Released
 from fedsign.privacy.secret import NAME, Secret, digest_of, open_secret
 from fedsign.records import Role, Tensors, TrainReply
@@ -88,6 +91,28 @@ def test_an_update_keeps_its_direction_and_gets_at_most_the_norm() -> None:
     assert clipped(update, 5.0) == (pytest.approx(update), True)
     assert clipped(update, 1.0) == (pytest.approx(np.array([0.6, 0.8])), False)
     assert clipped(np.zeros(2), 1.0) == (pytest.approx(np.zeros(2)), True)
+
+
+def test_the_norm_is_to_the_bit_the_same_with_any_number_of_threads() -> None:
+    """Noise is bound to the update's bits, and engines differ in their threads; BLAS adds up in an order of its own for each."""
+    code = (
+        "import numpy as np; from fedsign.privacy.clipping import norm_of; "
+        "print([norm_of(np.random.default_rng(0).normal(size=size)).hex() for size in (100_000, 1_000_000)])"
+    )
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads},
+            capture_output=True, text=True, check=True,
+        ).stdout
+        for threads in ("1", "2")
+    ]  # fmt: skip
+    assert said[0] == said[1]
+
+
+def test_the_norm_is_that_of_a_vector_of_many_blocks() -> None:
+    """Of n ones: n^(1/2), exactly, since n is a square."""
+    assert norm_of(np.ones(1000**2)) == 1000.0 and norm_of(np.zeros(0)) == 0.0
 
 
 def test_a_layout_gives_back_what_it_was_given_in_its_types() -> None:
