@@ -8,6 +8,7 @@ FedSign has to be installed there, and the run's folder, where clients keep thei
 import importlib.util
 import inspect
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -128,12 +129,15 @@ def _check_init_args(init_args: Mapping[str, Any], address: str) -> None:
     import ray
 
     known = [name for name in inspect.signature(ray.init).parameters if name not in ("address", "kwargs")]
+    rarely_known = re.findall(
+        r'kwargs\.pop\(\s*"(_\w+)"', inspect.getsource(ray.init)
+    )  # its signature says **kwargs of them
     for name in init_args:
         if name == "address":
             raise ConfigError(f"engine.init_args.address was given; expected is engine.address={init_args[name]}.")
-        if name not in known and not name.startswith("_"):
+        if name not in (*known, *rarely_known):
             raise ConfigError(
-                f"engine.init_args.{name} was given, which ray.init does not take.{nearest(name, known)} Expected is one of "
+                f"engine.init_args.{name} was given, which ray.init does not take.{nearest(name, [*known, *rarely_known])} Expected is one of "
                 f"{', '.join(known)}."
             )
     for name in ("num_cpus", "num_gpus", "resources", "object_store_memory"):

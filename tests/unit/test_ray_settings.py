@@ -1,0 +1,30 @@
+"""What a user may say of Ray: nothing that is given is ignored, and what is wrong is refused before Ray starts."""
+
+from typing import Any
+
+import pytest
+
+from fedsign.errors import ConfigError
+from simulations.backends.ray import Ray
+
+pytest.importorskip("ray")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"init_args": {"num_cpu": 2}}, "Did you mean 'num_cpus'?"),
+        ({"init_args": {"_temp_dri": "/scratch"}}, "Did you mean '_temp_dir'?"),
+        ({"init_args": {"address": "auto"}}, "expected is engine.address=auto"),
+        ({"init_args": {"num_cpus": 2}, "address": "auto"}, "drop one of the two"),
+        ({"client_resources": {"num_gpus": 0.5}}, "expected is engine.gpus_per_client=0.5"),
+    ],
+)
+def test_what_ray_does_not_take_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Ray(**given)
+    assert said in str(caught.value)
+
+
+def test_what_ray_takes_without_naming_it_in_its_signature_passes() -> None:
+    assert Ray(init_args={"_temp_dir": "/scratch", "num_cpus": 2}).init_args == {"_temp_dir": "/scratch", "num_cpus": 2}
