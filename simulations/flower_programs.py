@@ -15,6 +15,7 @@ from fedsign.errors import EngineError
 
 CONNECTION = "fedsign"  # the name of the connection in Flower's configuration
 _LOOPBACK = "localhost,127.0.0.1,::1"
+_PATIENCE_S = 120.0
 
 
 def find_program(name: str) -> str:
@@ -52,16 +53,26 @@ def write_connection(home: Path, address: str, *, authority: Path | None) -> Non
 
 
 def call_flwr(arguments: Sequence[str], environment: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
-    """`flwr ARGUMENTS`."""
-    return subprocess.run(
-        [find_program("flwr"), *arguments],
-        capture_output=True,
-        text=True,
-        env=dict(environment),
-        stdin=subprocess.DEVNULL,
-        timeout=120,
-        check=False,
-    )
+    """`flwr ARGUMENTS`.
+
+    Raises:
+        EngineError: it gives no answer, as when the SuperLink has stopped.
+    """
+    try:
+        return subprocess.run(
+            [find_program("flwr"), *arguments],
+            capture_output=True,
+            text=True,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            timeout=_PATIENCE_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise EngineError(
+            f"'flwr {' '.join(arguments[:2])}' gave no answer within {_PATIENCE_S:g} s; see whether the SuperLink still answers, or "
+            "start it again."
+        ) from error
 
 
 def answer_of(done: "subprocess.CompletedProcess[str]") -> dict[str, Any]:

@@ -9,7 +9,6 @@ import getpass
 import logging
 import os
 import pwd
-import subprocess
 from pathlib import Path
 
 from fedsign.errors import ConfigError, EngineError
@@ -60,7 +59,7 @@ def execute(path: Path, workload: Workload, folder: RunFolder, on_round: OnRound
     try:
         follow(folder, on_round, lambda: _check_alive(federation, run_id, environment, folder))
     except BaseException:
-        with contextlib.suppress(subprocess.TimeoutExpired):  # without this process, the ServerApp ends anyway
+        with contextlib.suppress(EngineError):  # without this process, the ServerApp ends anyway
             call_flwr(["stop", run_id, CONNECTION], environment)
         raise
 

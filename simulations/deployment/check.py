@@ -32,7 +32,10 @@ def check_site(kit: Kit) -> list[Row]:
 def check_server(federation: Federation) -> list[Row]:
     """The same at the server."""
     rows = [*_versions(federation.versions), *_certificates(federation), _superlink(federation)]
-    return [*rows, *_sites(federation)]
+    try:
+        return [*rows, *_sites(federation)]
+    except FedSignError as error:  # the other rows may say why
+        return [*rows, _row("sites", BROKEN, str(error))]
 
 
 def _data(kit: Kit) -> Row:
@@ -41,8 +44,12 @@ def _data(kit: Kit) -> Row:
         return _row(
             "data", WARN, 'data_root is "" in site.toml: what the experiment says will be looked for on this machine'
         )
-    if not folder.exists():
-        return _row("data", BROKEN, f"{folder} does not exist; correct data_root in {kit.folder / 'site.toml'}")
+    if not os.path.exists(folder):  # noqa: PTH110 - Path's raises where a folder above cannot be entered
+        return _row(
+            "data",
+            BROKEN,
+            f"{folder} does not exist, or this user cannot reach it; correct data_root in {kit.folder / 'site.toml'}",
+        )
     if not os.access(folder, os.R_OK | (os.X_OK if folder.is_dir() else 0)):
         return _row("data", BROKEN, f"{folder} cannot be read by this user; give it the right to")
     if folder.is_dir():

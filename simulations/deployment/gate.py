@@ -84,12 +84,13 @@ def main() -> None:
 
 
 def _register_when_up(federation: Federation, is_open: threading.Event) -> None:
-    while not answers(federation):
-        time.sleep(_POLL_S)
     try:
+        while not answers(federation):
+            time.sleep(_POLL_S)
         register_sites(federation)
-    except FedSignError as error:
-        print(f"fedsign: the sites could not be registered: {error}", file=sys.stderr, flush=True)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the gate would stay closed for ever
+        said = error if isinstance(error, FedSignError) else f"{type(error).__name__}: {error}"
+        print(f"fedsign: the sites could not be registered: {said}", file=sys.stderr, flush=True)
         os._exit(1)
     is_open.set()
 

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -82,7 +83,8 @@ def end(processes: Iterable[Process], *, patience_s: float = 15.0) -> None:
 def _send(processes: Iterable[Process], number: signal.Signals) -> None:
     for process in processes:
         if process.is_alive:
-            os.kill(process.pid, number)
+            with suppress(ProcessLookupError):  # it has ended since
+                os.kill(process.pid, number)
 
 
 def _all() -> Iterator[tuple[int, Process]]:

@@ -4,6 +4,7 @@ import datetime as dt
 import io
 import ipaddress
 import os
+import socket
 import ssl
 import stat
 import subprocess
@@ -25,6 +26,7 @@ from cryptography.x509.verification import PolicyBuilder, Store, VerificationErr
 from flwr.common.config import parse_config_args
 
 from fedsign.errors import ConfigError
+from simulations import flower_programs
 from simulations.deployment import check, keys, provision
 from simulations.deployment.authority import Certified, ends_at, expiry_warning, general_name, issue, make_authority
 from simulations.deployment.federation import Federation, open_federation
@@ -252,6 +254,37 @@ def test_check_tells_of_what_is_missing_at_a_site(federation: Federation, tmp_pa
     assert broken == {"data", "device", "key", "server"}
     assert "chmod 600" in states["key"][1]
     assert states["python"][0] == "ok"
+
+
+def test_what_flower_does_not_answer_is_one_row_of_the_check(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flower_programs, "_PATIENCE_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        silent = replace(federation, port=other.getsockname()[1])
+        record_this_process(silent.server / "pid")
+        rows = {row["what"]: row for row in check.check_server(silent)}
+    assert rows["sites"] == {
+        "what": "sites",
+        "state": "broken",
+        "detail": "'flwr supernode list' gave no answer within 0.1 s; see whether the SuperLink still answers, or start it again.",
+    }
+    assert rows["certificate"]["state"] == "ok"
+
+
+def test_a_superlink_that_cannot_register_its_sites_ends_and_says_why(federation: Federation) -> None:
+    """Otherwise its gate would stay closed, and every site would be told for ever to try again."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        replace(federation, port=other.getsockname()[1]).write()
+        (federation.server / "state").write_text("a file in the folder's place")
+        code = (
+            "import sys, threading; from pathlib import Path; from simulations.deployment import gate; "
+            "gate._register_when_up(gate.open_federation(Path(sys.argv[1])), threading.Event())"
+        )
+        command = [sys.executable, "-c", code, str(federation.folder)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "the sites could not be registered: FileExistsError" in done.stderr
 
 
 def test_a_process_is_found_by_its_record_until_it_ends_and_nobody_else_is_ended(tmp_path: Path) -> None:
