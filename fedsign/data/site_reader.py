@@ -120,7 +120,7 @@ def _read(config: ExperimentConfig, root: str, frame: Frame) -> Dataset:
     settings = rooted(data, root)
     if "strict" in plugins.names_of(data.kind, data.name):
         settings["strict"] = True  # nothing may be learnt of one site's table
-    if "path" in settings and not Path(root).expanduser().exists():
+    if not Path(root).expanduser().exists():
         raise DataError(f"there is nothing at {root}; correct the node's data-root, or partition.roots.")
     found = checked_dataset(plugins.build(data.kind, data.name, settings, config.seed), name=data.name)
     if found.standardised and data.normalise == "default":
