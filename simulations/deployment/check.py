@@ -112,9 +112,6 @@ def _server_seen(kit: Kit) -> Iterator[Row]:
     except ServerError as error:
         yield _row("server", BROKEN, str(error))
         return
-    except FileNotFoundError:
-        yield _row("server", BROKEN, f"{kit.authority} is missing; unpack the kit again")
-        return
     yield _row("server", OK, kit.address)
     yield _tls(seen)
     yield _clock(seen)

@@ -86,7 +86,7 @@ def open_kit(folder: Path) -> Kit:
     unknown = set(tree) - {"data_root", "device", "share_details", "federation"}
     if unknown or not isinstance(tree.get("federation"), dict):
         what = f"has the unknown key '{min(unknown)}'" if unknown else "has no table [federation]"
-        raise ConfigError(f"{path} {what}; expected are data_root, device and [federation], as the kit came.")
+        raise ConfigError(f"{path} {what}; expected are data_root, device, share_details and [federation].")
     missing = _FACTS - set(tree["federation"])
     if missing:
         raise ConfigError(

@@ -65,12 +65,21 @@ def look_at_server(host: str, port: int, *, authority: Path | None) -> Seen:
 def _connect(host: str, port: int, authority: Path | None) -> tuple[HTTPConnection, dt.datetime | None]:
     if authority is None:
         return HTTPConnection(host, port, timeout=_TIMEOUT_S), None
-    context = ssl.create_default_context(cafile=authority)
-    connection = HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=context)
+    connection = HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=_trusting(authority))
     connection.connect()
     certificate = connection.sock.getpeercert() if isinstance(connection.sock, ssl.SSLSocket) else None
     ends_s = ssl.cert_time_to_seconds(str((certificate or {})["notAfter"]))
     return connection, dt.datetime.fromtimestamp(ends_s, dt.UTC)
+
+
+def _trusting(authority: Path) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=authority)
+    except OSError as error:  # which ssl.SSLError is, too
+        raise ServerError(
+            f"{authority} is no CA's certificate that can be read ({error.strerror or error}); unpack the kit again.",
+            is_final=True,
+        ) from error
 
 
 def _ahead_s(date: str | None, seen_at: dt.datetime) -> float:

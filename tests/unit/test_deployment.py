@@ -256,6 +256,19 @@ def test_check_tells_of_what_is_missing_at_a_site(federation: Federation, tmp_pa
     assert states["python"][0] == "ok"
 
 
+@pytest.mark.parametrize("content", [None, "", "no certificate"])
+def test_a_kit_without_the_cas_certificate_is_not_taken_for_a_server_that_is_away(
+    federation: Federation, content: str | None
+) -> None:
+    kit = open_kit(federation.kit("berlin"))
+    kit.authority.unlink() if content is None else kit.authority.write_text(content)
+    with pytest.raises(
+        ServerError, match=r"ca\.pem is no CA's certificate that can be read .* unpack the kit again"
+    ) as caught:
+        look_at_server("127.0.0.1", 1, authority=kit.authority)
+    assert caught.value.is_final
+
+
 def test_what_flower_does_not_answer_is_one_row_of_the_check(
     federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
