@@ -116,12 +116,21 @@ class Ray:
 
 
 def _check_resources(client_resources: Mapping[str, float]) -> None:
-    """Those that have settings of their own are not to be given twice."""
+    """Those that have settings of their own are not to be given twice; Ray has to know the others."""
     for name, setting in (("num_cpus", "cpus_per_client"), ("num_gpus", "gpus_per_client")):
         if name in client_resources:
             raise ConfigError(
                 f"engine.client_resources.{name} was given; expected is engine.{setting}={client_resources[name]:g}."
             )
+    import ray
+
+    try:
+        ray.remote(object).options(**client_resources)  # needs no cluster, and knows all options
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"engine.client_resources={dict(client_resources)} was given, which Ray does not take for an actor ({str(error).rstrip('.')}); "
+            "expected are options of its actors, such as memory."
+        ) from error
 
 
 def _check_init_args(init_args: Mapping[str, Any], address: str) -> None:

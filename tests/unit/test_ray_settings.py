@@ -17,6 +17,7 @@ pytest.importorskip("ray")
         ({"init_args": {"_temp_dri": "/scratch"}}, "Did you mean '_temp_dir'?"),
         ({"init_args": {"address": "auto"}}, "expected is engine.address=auto"),
         ({"init_args": {"num_cpus": 2}, "address": "auto"}, "drop one of the two"),
+        ({"client_resources": {"numcpus": 2}}, "which Ray does not take for an actor (Invalid option keyword numcpus"),
         ({"client_resources": {"num_gpus": 0.5}}, "expected is engine.gpus_per_client=0.5"),
     ],
 )
@@ -27,4 +28,5 @@ def test_what_ray_does_not_take_is_refused(given: dict[str, Any], said: str) -> 
 
 
 def test_what_ray_takes_without_naming_it_in_its_signature_passes() -> None:
+    assert Ray(client_resources={"memory": 1e6}).resources["memory"] == 1e6
     assert Ray(init_args={"_temp_dir": "/scratch", "num_cpus": 2}).init_args == {"_temp_dir": "/scratch", "num_cpus": 2}
