@@ -160,9 +160,9 @@ def _floor_ray(app: Path, facts: dict[str, Any], root: Path) -> None:
 
 def _floor_superlink(app: Path, facts: dict[str, Any], root: Path) -> None:
     from simulations.backends import superlink
-    from simulations.flower_programs import find_program, flower_environment, write_connection
+    from simulations.flower_programs import find_program, flower_environment, free_port, write_connection
 
-    port, home, out = superlink._free_port(), root / "flower", Path(facts["out"])
+    port, home, out = free_port(), root / "flower", Path(facts["out"])
     environment = flower_environment(home)
     place = superlink._Place(logs=root, environment=environment, port=port)
     write_connection(home, place.address, authority=None)

@@ -2,10 +2,13 @@
 
 import json
 import os
+import random
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from fedsign.errors import EngineError
 CONNECTION = "fedsign"  # the name of the connection in Flower's configuration
 _LOOPBACK = "localhost,127.0.0.1,::1"
 _PATIENCE_S = 120.0
+_PORTS = (20_000, 32_000)
 
 
 def find_program(name: str) -> str:
@@ -73,6 +77,19 @@ def call_flwr(arguments: Sequence[str], environment: Mapping[str, str]) -> "subp
             f"'flwr {' '.join(arguments[:2])}' gave no answer within {_PATIENCE_S:g} s; see whether the SuperLink still answers, or "
             "start it again."
         ) from error
+
+
+def free_port() -> int:
+    """A port of the loopback that nobody has now.
+
+    Below those that the system hands out by itself, since a connection of any program may take one of these before the program
+    that is told of it has started.
+    """
+    while True:
+        port = random.SystemRandom().randrange(*_PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def answer_of(done: "subprocess.CompletedProcess[str]") -> dict[str, Any]:

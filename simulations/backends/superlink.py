@@ -38,6 +38,7 @@ from simulations.flower_programs import (
     complaint_of,
     find_program,
     flower_environment,
+    free_port,
     write_connection,
 )
 from simulations.rounds import OnRound
@@ -183,7 +184,7 @@ def _make_place(folder: RunFolder) -> _Place:
     for path in (home, logs):
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir()
-    place = _Place(logs=logs, environment=flower_environment(home), port=_free_port())
+    place = _Place(logs=logs, environment=flower_environment(home), port=free_port())
     write_connection(home, place.address, authority=None)
     return place
 
@@ -199,7 +200,7 @@ def _node_arguments(place: _Place, own: Mapping[str, Any]) -> list[str]:
     config = place.home / f"node-{uuid.uuid4().hex[:8]}.toml"
     config.write_text(tomli_w.dumps(own), encoding="utf-8")
     return [
-        "--insecure", "--superlink", place.address, "--host", _LOOPBACK, "--port", str(_free_port()),
+        "--insecure", "--superlink", place.address, "--host", _LOOPBACK, "--port", str(free_port()),
         "--node-config", str(config),
     ]  # fmt: skip
 
@@ -307,9 +308,3 @@ def _wait_for_port(port: int, process: "subprocess.Popen[bytes]", place: _Place,
                 return
         time.sleep(_POLL_S)
     raise EngineError(f"the SuperLink did not answer within {timeout_s:g} s; see {place.logs}.")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((_LOOPBACK, 0))
-        return int(probe.getsockname()[1])

@@ -19,8 +19,8 @@ from simulations.deployment.keys import is_private
 from simulations.deployment.kits import Kit
 from simulations.deployment.membership import home_of, state_of
 from simulations.deployment.running import record_this_process, recorded
-from simulations.deployment.tls import ServerError, free_port, look_at_server
-from simulations.flower_programs import flower_environment
+from simulations.deployment.tls import ServerError, look_at_server
+from simulations.flower_programs import flower_environment, free_port
 
 Say = Callable[[str], None]
 UNSAFE = (

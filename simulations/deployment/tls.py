@@ -5,7 +5,6 @@ By Python's own library alone, so that its answer does not depend on Flower's.
 
 import datetime as dt
 import email.utils
-import socket
 import ssl
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
@@ -106,10 +105,3 @@ def _untrusted(error: ssl.SSLCertVerificationError, host: str) -> str:
                 f"the certificate of {host} is not signed by this federation's CA ({error.verify_message}); it is another server, or "
                 "the federation was made anew: ask for a new kit."
             )
-
-
-def free_port() -> int:
-    """A port of the loopback that nobody has now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -300,6 +300,14 @@ def test_a_superlink_that_cannot_register_its_sites_ends_and_says_why(federation
     assert "the sites could not be registered: FileExistsError" in done.stderr
 
 
+def test_a_free_port_is_none_that_the_system_gives_to_connections() -> None:
+    """A connection of any program could take it before the program that was told of it has started."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    if first < 32_000:
+        pytest.skip(f"this system gives ports from {first} on")
+    assert all(flower_programs.free_port() < first for _ in range(20))
+
+
 def test_a_process_is_found_by_its_record_until_it_ends_and_nobody_else_is_ended(tmp_path: Path) -> None:
     child = subprocess.Popen(["sh", "-c", "sleep 100 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
