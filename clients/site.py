@@ -101,7 +101,7 @@ def _value(arguments: Sequence[str], name: str, default: str) -> str:
     return found
 
 
-def _program(name: str) -> str:
+def _program(name: str) -> str:  # as simulations.flower_programs does, which is above this package
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:

@@ -486,6 +486,16 @@ def _check_values(config: ExperimentConfig) -> None:
             f"server.min_replies={server.min_replies} exceeds server.cohort_size="
             f"{server.cohort_size}: no round could ever end; lower server.min_replies."
         )
+    if config.faults.delay_s != FaultsSection().delay_s and not config.faults.delay_rate:
+        raise ConfigError(
+            f"faults.delay_s={config.faults.delay_s:g} was given with faults.delay_rate=0, so that nobody would be late; set the "
+            "rate, or leave faults.delay_s out."
+        )
+    if config.attack.fraction != AttackPart().fraction and config.attack.name == "none":
+        raise ConfigError(
+            f"attack.fraction={config.attack.fraction:g} was given with attack.name=none, so that nobody would attack; name the "
+            "attack, or leave attack.fraction out."
+        )
     if optimizer.get("nesterov") is True and optimizer.get("momentum") == 0:
         raise ConfigError(
             "client.optimizer.nesterov=true was given with client.optimizer.momentum=0, but needs a momentum above 0; "

@@ -98,7 +98,9 @@ def _given(path: Path) -> bytes:
     try:
         key = path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"privacy.secret_file={path} cannot be read: {error.strerror}.") from error
+        raise ConfigError(
+            f"privacy.secret_file={path} cannot be read: {error.strerror}; correct the path, or leave it out for a secret that is made."
+        ) from error
     if len(key) != NUM_BYTES:
         raise ConfigError(
             f"privacy.secret_file={path} holds {len(key)} bytes; expected are {NUM_BYTES}, as "

@@ -1,0 +1,184 @@
+"""What every engine promises, played alike on each: one run of five rounds, and one that asks for an unknown client.
+
+The strategy and the objective are a user's own.  A client keeps a number, how often it has trained with success, and sends it
+besides its model; one client raises in its second round and is well again in its third.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.e2e.command import fedsign, settings
+
+ENGINES: dict[str, dict[str, object]] = {
+    "in_process": {},
+    "workers": {"engine__workers": 2},
+    "ray": {"engine__name": "ray", "engine__init_args__num_cpus": 2},
+    "superlink": {"engine__name": "superlink", "engine__num_supernodes": 2},
+}
+OWN = """
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedsign.objectives.base import Objective
+from fedsign.records import ObjectiveSpec
+from strategies.base import Strategy
+
+ILL = 3  # samples of the client that raises in round 2
+
+
+def uneven(samples, num_clients, rng):
+    sizes = [client + ILL for client in range(num_clients)]
+    return np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+
+
+class Fragile(nn.Module):
+    def __init__(self, num_features, num_outputs, folder):
+        super().__init__()
+        self.linear, self.folder = nn.Linear(num_features, num_outputs), Path(folder)
+
+    def forward(self, features):
+        if self.training and len(features) == ILL and not self.is_first("trained") and self.is_first("ill"):
+            raise ValueError("this client is ill")
+        return self.linear(features.flatten(1))
+
+    def is_first(self, what):
+        try:
+            (self.folder / what).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+
+def fragile(input_shape, num_outputs, *, folder: str):
+    return Fragile(math.prod(input_shape), num_outputs, folder)
+
+
+class Counted(Objective):
+    has_state = True
+
+    def initial_state(self, received):
+        return {name: torch.zeros_like(tensor) for name, tensor in received.items()}
+
+    def next_state(self, parameters, context):
+        return {name: tensor + 1 for name, tensor in context.state.items()}
+
+    def to_server(self, state, context):
+        return state
+
+
+class Counting(Strategy):
+    def __init__(self):
+        super().__init__()
+        self.counts = {}
+
+    def objective(self, round):
+        return ObjectiveSpec(name="contract:Counted")
+
+    def move(self, round):
+        self.counts = round.extra
+        return round.mean
+
+    def state_dict(self):
+        return {f"count/{name}": tensor for name, tensor in self.counts.items()}
+
+    def load_state_dict(self, state):
+        self.counts = {name.removeprefix("count/"): tensor for name, tensor in state.items()}
+
+
+class Unknown(Strategy):
+    def sample(self, round, clients, cohort_size, rng):
+        return [0, 99]
+"""
+CLIENTS = [0, 1, 2, 3]
+
+
+@pytest.fixture(scope="module")
+def user_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("user")
+    (folder / "contract.py").write_text(OWN, encoding="utf-8")
+    return folder
+
+
+def experiment(folder: Path, name: str, strategy: str, **changes: object) -> list[str]:
+    markers = folder / f"markers-{name}"
+    markers.mkdir(exist_ok=True)
+    return settings(
+        callbacks=[],
+        strategy__name=f"contract:{strategy}",
+        partition__name="contract:uneven",
+        partition__num_clients=len(CLIENTS),
+        server__cohort_size=len(CLIENTS),
+        client__local_epochs=1,
+        client__batch_size=16,
+        model__name="contract:fragile",
+        model__folder=markers,
+        results__root=folder / name,
+        results__checkpoint_every=1,
+        **changes,
+    )
+
+
+def played(folder: Path, name: str, **engine: object) -> Path:
+    "Three rounds, and from another process two more; the run's folder."
+    begun = fedsign("run", *experiment(folder, name, "Counting", rounds=3, **engine), folder=folder)
+    assert begun.returncode == 0, begun.stderr
+    (config,) = (folder / name).glob("*/*/config.toml")
+    resumed = fedsign("run", "--resume", str(config.parent), "--set", "rounds=5", folder=folder)
+    assert resumed.returncode == 0, resumed.stderr
+    return config.parent
+
+
+@pytest.fixture(scope="module")
+def reference(user_folder: Path) -> Path:
+    return played(user_folder, "reference")
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def run_on(request: pytest.FixtureRequest, user_folder: Path) -> Path:
+    return played(user_folder, request.param, **ENGINES[request.param])
+
+
+@pytest.mark.engines
+def test_node_ids_are_the_same_clients_in_every_round(run_on: Path) -> None:
+    assert [line["clients"] for line in lines(run_on)] == [CLIENTS] * 5
+
+
+@pytest.mark.engines
+def test_an_error_is_the_reply_of_that_client_and_round_alone(run_on: Path) -> None:
+    failures = [line["failures"] for line in lines(run_on)]
+    assert failures == [[], [{"client": 0, "reason": "ValueError: this client is ill"}], [], [], []]
+
+
+@pytest.mark.engines
+def test_what_clients_keep_persists_over_rounds_a_failure_and_a_restart(run_on: Path) -> None:
+    "Three clients have trained five times, and one four times: (5 + 5 + 5 + 4) / 4."
+    (memory,) = (run_on / "checkpoints" / "round-000005").glob("strategy*.safetensors")
+    counts = {name: tensor for name, tensor in load_file(memory).items() if name.startswith("count/")}
+    assert len(counts) == 2 and all(tensor.eq(19 / 4).all() for tensor in counts.values())
+
+
+@pytest.mark.engines
+def test_lines_and_model_are_those_of_the_run_in_process(run_on: Path, reference: Path) -> None:
+    for name in ("rounds.jsonl", "model.safetensors"):
+        assert (run_on / name).read_bytes() == (reference / name).read_bytes()
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_client_that_is_not_there_is_refused_in_a_sentence(user_folder: Path, engine: str) -> None:
+    name = f"unknown-{engine}"
+    done = fedsign("run", *experiment(user_folder, name, "Unknown", rounds=1, **ENGINES[engine]), folder=user_folder)
+    assert done.returncode == 1
+    assert "the strategy addressed the clients [0, 99]; expected are different ones from 0 to 3" in done.stderr
