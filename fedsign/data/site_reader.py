@@ -34,6 +34,7 @@ from fedsign.data.sites import (
 )
 from fedsign.data.splitting import hold_out_validation
 from fedsign.errors import ConfigError, DataError, FedSignError
+from fedsign.registry import KINDS
 
 
 def read_sites(config: ExperimentConfig, here: frozenset[int] | None = None) -> Dataset:
@@ -120,7 +121,8 @@ def _read(config: ExperimentConfig, root: str, frame: Frame) -> Dataset:
     settings = rooted(data, root)
     if "strict" in plugins.names_of(data.kind, data.name):
         settings["strict"] = True  # nothing may be learnt of one site's table
-    if not Path(root).expanduser().exists():
+    is_ours = data.name in KINDS["dataset"].table  # a reader of the user's own may take a root that is no path
+    if is_ours and not Path(root).expanduser().exists():
         raise DataError(f"there is nothing at {root}; correct the node's data-root, or partition.roots.")
     found = checked_dataset(plugins.build(data.kind, data.name, settings, config.seed), name=data.name)
     if found.standardised and data.normalise == "default":

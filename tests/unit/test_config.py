@@ -1,6 +1,7 @@
 """The experiment's tree: complete, frozen, printed back, and every mistake is one sentence."""
 
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,10 @@ def as_override(path: str, value: Any) -> str:
 
 DEFAULT_LEAVES = leaves(load().model_dump(mode="json"))
 NUMBERS = {path: value for path, value in DEFAULT_LEAVES.items() if type(value) in (int, float, bool)}
+COMPANIONS = {
+    "faults.delay_s": "faults.delay_rate=0.1",
+    "attack.fraction": "attack.name=sign_flip",
+}  # without which it has no effect
 
 
 def sentence_of(*overrides: str) -> str:
@@ -109,13 +114,21 @@ def test_every_leaf_can_be_set(path: str) -> None:
     assert load(None, [as_override(path, DEFAULT_LEAVES[path])]) == load()
 
 
-@pytest.mark.parametrize("path", NUMBERS)
+@pytest.mark.parametrize("path", [path for path in NUMBERS if path not in COMPANIONS])
 def test_setting_a_leaf_changes_that_leaf_alone(path: str) -> None:
     value = NUMBERS[path]
     changed = not value if isinstance(value, bool) else value + 1 if isinstance(value, int) else value / 2 + 0.001
     after = leaves(load(None, [as_override(path, changed)]).model_dump(mode="json"))
     instead = {"client.local_epochs": 0} if path == "client.local_steps" else {}  # the one replaces the other
     assert after == DEFAULT_LEAVES | {path: changed} | instead
+
+
+@pytest.mark.parametrize("path", COMPANIONS)
+def test_a_leaf_from_which_nothing_would_follow_is_refused(path: str) -> None:
+    override, companion = as_override(path, NUMBERS[path] / 2), COMPANIONS[path]
+    with pytest.raises(ConfigError, match=re.escape(f"{path}=")):
+        load(None, [override])
+    assert leaves(load(None, [override, companion]).model_dump(mode="json"))[path] == NUMBERS[path] / 2
 
 
 @pytest.mark.parametrize(
