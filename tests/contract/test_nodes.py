@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,13 @@ from tests.contract.test_sites import NUM_SITES, tree, write_site
 from tests.unit.test_flower_room import Deployment
 
 SIZES = (60, 40, 30)
+
+
+@pytest.fixture(autouse=True)
+def _threads_are_lent() -> Iterator[None]:
+    """A node takes the experiment's number of threads, for good: it is a process of its own elsewhere."""
+    with intra_op_threads(torch.get_num_threads()):
+        yield
 
 
 @pytest.fixture(scope="module")
