@@ -159,8 +159,9 @@ def _floor_ray(app: Path, facts: dict[str, Any], root: Path) -> None:
 
 
 def _floor_superlink(app: Path, facts: dict[str, Any], root: Path) -> None:
+    from fedsign.flower.programs import find_program
     from simulations.backends import superlink
-    from simulations.flower_programs import find_program, flower_environment, free_port, write_connection
+    from simulations.flower_programs import flower_environment, free_port, write_connection
 
     port, home, out = free_port(), root / "flower", Path(facts["out"])
     environment = flower_environment(home)

@@ -8,17 +8,16 @@ a training process that dies is started again.
 
 import logging
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 from fedsign.errors import EngineError, FedSignError
+from fedsign.flower.programs import find_program
 
 _LOOPBACK, _DEFAULT_PORT = "127.0.0.1", "9094"  # Flower's
 _LOOKS_EVERY_S = 0.2
@@ -48,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave)
     host, port = _value(arguments, "--host", _LOOPBACK), _value(arguments, "--port", _DEFAULT_PORT)
-    node = _start([_program("flower-supernode"), *arguments, "--isolation", "process"])
+    node = _start([find_program("flower-supernode"), *arguments, "--isolation", "process"])
     executor: subprocess.Popen[bytes] | None = None
     began_at = 0.0
     try:
@@ -98,14 +97,6 @@ def _value(arguments: Sequence[str], name: str, default: str) -> str:
         key, separator, value = argument.partition("=")
         if key == name:
             found = value if separator else arguments[place + 1] if place + 1 < len(arguments) else default
-    return found
-
-
-def _program(name: str) -> str:  # as simulations.flower_programs does, which is above this package
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
-        raise EngineError(f"the program '{name}', which comes with flwr, was not found; reinstall flwr.")
     return found
 
 

@@ -54,7 +54,7 @@ def _ray() -> Row:
 
 
 def _superlink() -> Row:
-    from simulations.flower_programs import find_program
+    from fedsign.flower.programs import find_program
 
     try:
         return _row("engine superlink", "ok", find_program("flower-superlink"))

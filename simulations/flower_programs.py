@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import shutil
 import socket
 import subprocess
 import sys
@@ -15,20 +14,12 @@ from typing import Any
 import tomli_w
 
 from fedsign.errors import EngineError
+from fedsign.flower.programs import find_program
 
 CONNECTION = "fedsign"  # the name of the connection in Flower's configuration
 _LOOPBACK = "localhost,127.0.0.1,::1"
 _PATIENCE_S = 120.0
 _PORTS = (20_000, 32_000)
-
-
-def find_program(name: str) -> str:
-    """One of Flower's console scripts: beside this interpreter, or on the path."""
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
-        raise EngineError(f"the program '{name}', which comes with flwr, was not found; reinstall flwr.")
-    return found
 
 
 def flower_environment(home: Path) -> dict[str, str]:

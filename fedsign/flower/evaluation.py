@@ -15,9 +15,9 @@ from fedsign.aggregation import in_slot_order
 from fedsign.errors import ReplyError
 from fedsign.flower import wire
 from fedsign.flower.array import to_record, to_tensors
-from fedsign.flower.nodes import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from fedsign.flower.partition_grid import PartitionGrid
-from fedsign.records import LATE, EvaluateReply, EvaluateRequest, Failure, failure_of
+from fedsign.flower.pulling import arrivals
+from fedsign.records import EvaluateReply, EvaluateRequest, Failure, failure_of
 
 _NUM_TEST, _NUM_TRAIN, _NUM_VALIDATION = wire.NUM_EXAMPLES_KEY, "num-train-examples", "num-validation-examples"
 
@@ -36,35 +36,15 @@ def ask_sites(
     )
     grid.turn_to([request.partition for request in requests], timeout_s=timeout_s)
     messages = [Message(content, request.partition, MessageType.EVALUATE) for request in requests]
-    yield from in_slot_order(_arrivals(grid, requests, messages, timeout_s))
+    pushed: list[str | None] = list(grid.push_messages(messages))
+    came = arrivals(grid, pushed, len(messages), deadline=time.monotonic() + timeout_s)
+    yield from in_slot_order((slot, _answer(answer, requests[slot])) for slot, answer in came)
 
 
-def _arrivals(
-    grid: PartitionGrid, requests: Sequence[EvaluateRequest], messages: list[Message], timeout_s: float
-) -> Iterator[tuple[int, EvaluateReply | Failure]]:
-    pushed: list[str | None] = list(grid.push_messages(messages)) or [None] * len(messages)
-    waiting = {message_id: slot for slot, message_id in enumerate(pushed) if message_id is not None}
-    for slot, message_id in enumerate(pushed):
-        if message_id is None:
-            yield slot, Failure(partition=requests[slot].partition, reason="the request could not be sent to the node")
-    deadline, pause_s = time.monotonic() + timeout_s, FIRST_PAUSE_S
-    while waiting:
-        arrived = list(grid.pull_messages(list(waiting)))
-        for reply in arrived:
-            slot = waiting.pop(reply.metadata.reply_to_message_id)
-            yield slot, _answer(reply, requests[slot])
-        if arrived:
-            pause_s = FIRST_PAUSE_S
-        elif time.monotonic() > deadline:
-            yield from ((slot, Failure(partition=requests[slot].partition, reason=LATE)) for slot in waiting.values())
-            return
-        else:
-            time.sleep(pause_s)
-            pause_s = min(1.5 * pause_s, LONGEST_PAUSE_S)
-
-
-def _answer(message: Message, request: EvaluateRequest) -> EvaluateReply | Failure:
-    """Whatever a node sends is that node's affair alone."""
+def _answer(message: Message | str, request: EvaluateRequest) -> EvaluateReply | Failure:
+    """Whatever a node sends is that node's affair alone; a text says why nothing came."""
+    if isinstance(message, str):
+        return Failure(partition=request.partition, reason=message)
     if message.has_error():
         reason, _, details = (message.error.reason or "the node gave no reason").partition("\n")
         return Failure(partition=request.partition, reason=reason, details=details)

@@ -15,8 +15,8 @@ from flwr.serverapp import Grid
 
 from fedsign.errors import EngineError
 from fedsign.flower import wire
+from fedsign.flower.pulling import pauses
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.25
 _REJOIN_S = 15.0  # to be waited for when somebody has gone and somebody else has come
 _ASKS_AGAIN_S = 60.0
 _log = logging.getLogger("fedsign")
@@ -45,7 +45,7 @@ class Nodes:
         """
         claimed: dict[int, int] = {}
         deadline = time.monotonic() + timeout_s
-        for _ in _pauses():
+        for _ in pauses():
             self._ask(self._grid.get_node_ids())
             for node_id, partitions, refusal in self._answers():
                 if refusal:
@@ -75,7 +75,7 @@ class Nodes:
         online = set(self._grid.get_node_ids())
         self._ask(online)
         deadline = time.monotonic() + _REJOIN_S
-        for _ in _pauses():
+        for _ in pauses():
             for node_id, partitions, refusal in self._answers():
                 if refusal:
                     _log.warning("a node that has come cannot take part: %s", refusal)
@@ -129,12 +129,3 @@ class Nodes:
             told = json.loads(str(record.get("counts", "{}")))
             self.counts |= {int(partition): counts for partition, counts in told.items()}
             yield node_id, list(cast("list[int]", record["partitions"])), ""
-
-
-def _pauses() -> Iterator[None]:
-    """Endless; longer and longer pauses between its steps."""
-    pause_s = FIRST_PAUSE_S
-    while True:
-        yield
-        time.sleep(pause_s)
-        pause_s = min(1.5 * pause_s, LONGEST_PAUSE_S)

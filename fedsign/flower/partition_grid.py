@@ -23,9 +23,10 @@ from fedsign.errors import FedSignError, ReplyError
 from fedsign.exchange import ClientLedger, Traffic, check_addresses, check_finite, check_shapes
 from fedsign.flower import wire
 from fedsign.flower.array import to_plain, to_tensors
-from fedsign.flower.nodes import FIRST_PAUSE_S, LONGEST_PAUSE_S, Nodes
+from fedsign.flower.nodes import Nodes
+from fedsign.flower.pulling import arrivals
 from fedsign.flower.shims import MessageGrid, ensure_task_identity, set_source
-from fedsign.records import LATE, Failure, Role, TrainReply, failure_of
+from fedsign.records import Failure, Role, TrainReply, failure_of
 
 _TTL_SLACK_S = 60.0
 
@@ -130,41 +131,17 @@ class PartitionGrid(MessageGrid):
         self, batch: list[Message], message_ids: list[str], deadline: float
     ) -> Iterator[tuple[int, Message | Failure | None]]:
         """(slot, reply or failure), in order of arrival; every slot once.  None: it is not waited for any more."""
-        waiting: dict[str, int] = {}
         trains = bool(batch) and batch[0].metadata.message_type == MessageType.TRAIN
         num_wanted, num_good = (self.num_wanted if trains else None) or len(batch), 0
-        # HTTP grids mark with None what could not be pushed, and give nothing for a batch that is too large.
-        pushed: list[str | None] = list(message_ids) or [None] * len(batch)
-        for slot, message_id in enumerate(pushed):
-            if message_id is None:
-                yield (
-                    slot,
-                    _failure(
-                        batch[slot], "the request could not be sent to the node (is it online, is the model too large?)"
-                    ),
-                )
-            else:
-                waiting[message_id] = slot
-        pause_s = FIRST_PAUSE_S
-        while waiting:
-            arrived = list(self._grid.pull_messages(list(waiting)))
-            for reply in arrived:
-                slot = waiting.pop(reply.metadata.reply_to_message_id)
-                checked = self._checked(reply, batch[slot]) if num_good < num_wanted else None
-                num_good += isinstance(checked, Message)
-                yield slot, checked
+        left = dict.fromkeys(range(len(batch)))
+        for slot, came in arrivals(self._grid, message_ids, len(batch), deadline=deadline):
+            outcome = _failure(batch[slot], came) if isinstance(came, str) else self._checked(came, batch[slot])
+            del left[slot]
+            num_good += isinstance(outcome, Message)
+            yield slot, outcome
             if num_good == num_wanted:
-                yield from ((slot, None) for slot in waiting.values())
-                return
-            if arrived:
-                pause_s = FIRST_PAUSE_S
-            elif time.monotonic() > deadline:
-                for slot in waiting.values():
-                    yield slot, _failure(batch[slot], LATE)
-                return
-            else:
-                time.sleep(pause_s)
-                pause_s = min(1.5 * pause_s, LONGEST_PAUSE_S)
+                break
+        yield from ((slot, None) for slot in left)
 
     def _outgoing(self, message: Message, plain: dict[int, tuple[ArrayRecord, ArrayRecord, dict[str, str]]]) -> Message:
         """The message for the node that serves the partition; arrays shared by messages are converted once."""

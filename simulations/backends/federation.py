@@ -14,7 +14,7 @@ from pathlib import Path
 from fedsign.errors import ConfigError, EngineError
 from fedsign.results import RunFolder
 from fedsign.workload import Workload
-from simulations.backends.superlink import follow, run_status, submit
+from simulations.backends.superlink import check_server_app, follow, submit
 from simulations.deployment.federation import Federation, open_federation
 from simulations.deployment.membership import environment_of, process_of
 from simulations.deployment.start import UNSAFE, check_certificate
@@ -109,8 +109,4 @@ def check_is_up(federation: Federation) -> None:
 def _check_alive(federation: Federation, run_id: str, environment: dict[str, str], folder: RunFolder) -> None:
     if process_of(federation) is None:
         raise EngineError("the SuperLink ended in the middle of the run; start it again, and go on with --resume.")
-    word = run_status(run_id, environment)
-    if word.startswith("finished") and not (folder.path / OUTCOME).exists():
-        raise EngineError(
-            f"the ServerApp ended without a result (Flower says '{word}'); what it printed is with the SuperLink's output."
-        )
+    check_server_app(run_id, environment, folder, where="what it printed is with the SuperLink's output")

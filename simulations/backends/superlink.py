@@ -28,6 +28,7 @@ from fedsign import errors
 from fedsign.config import ExperimentConfig
 from fedsign.data import sites
 from fedsign.errors import ConfigError, EngineError, FedSignError
+from fedsign.flower.programs import find_program
 from fedsign.results import Line, RunFolder
 from fedsign.workload import Workload
 from simulations.flower_app import write_app
@@ -36,7 +37,6 @@ from simulations.flower_programs import (
     answer_of,
     call_flwr,
     complaint_of,
-    find_program,
     flower_environment,
     free_port,
     write_connection,
@@ -263,9 +263,14 @@ def _check_alive(
     for name, process in processes.items():
         if process.poll() is not None:
             raise EngineError(f"the process {name} ended in the middle of the run; see {place.logs / name}.log.")
-    word = run_status(run_id, place.environment)
+    check_server_app(run_id, place.environment, folder, where=f"see {place.logs}")
+
+
+def check_server_app(run_id: str, environment: Mapping[str, str], folder: RunFolder, *, where: str) -> None:
+    """Raise EngineError when the ServerApp has ended without saying how; `where` is what may be read about it."""
+    word = run_status(run_id, environment)
     if word.startswith("finished") and not (folder.path / OUTCOME).exists():
-        raise EngineError(f"the ServerApp ended without a result (Flower says '{word}'); see {place.logs}.")
+        raise EngineError(f"the ServerApp ended without a result (Flower says '{word}'); {where}.")
 
 
 def follow(folder: RunFolder, on_round: OnRound, check_alive: Callable[[], None]) -> None:

@@ -15,11 +15,12 @@ from safetensors.torch import load_file, save
 
 from clients.state_database import StateDatabase
 from fedsign.config import load
+from fedsign.flower.programs import find_program
 from simulations.deployment import keys, membership
 from simulations.deployment.authority import Certified, ends_at, issue
 from simulations.deployment.federation import Federation, open_federation
 from simulations.deployment.kits import open_kit
-from simulations.flower_programs import find_program, flower_environment, free_port
+from simulations.flower_programs import flower_environment, free_port
 from tests.contract.test_sites import write_site
 from tests.e2e.command import fedsign, settings
 from tests.e2e.test_engines import processes_of, wait_until

@@ -1,0 +1,54 @@
+"""What comes back for messages that were pushed, as it comes: one loop for training and for evaluation."""
+
+import time
+from collections.abc import Iterator, Sequence
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from fedsign.records import LATE
+
+NOT_SENT = "the request could not be sent to the node (is it online, is the model too large?)"
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.25
+
+
+def arrivals(
+    grid: Grid, pushed: Sequence[str | None], num_messages: int, *, deadline: float
+) -> Iterator[tuple[int, Message | str]]:
+    """(slot, reply) in order of arrival; (slot, why not) for what was not sent, or did not come in time.
+
+    `pushed` is what the grid said to the messages: HTTP grids mark with None what could not be pushed, and give nothing for a
+    batch that is too large.
+    """
+    waiting: dict[str, int] = {}
+    for slot, message_id in enumerate(pushed or [None] * num_messages):
+        if message_id is None:
+            yield slot, NOT_SENT
+        else:
+            waiting[message_id] = slot
+    pause_s = _FIRST_PAUSE_S
+    while waiting:
+        arrived = list(grid.pull_messages(list(waiting)))
+        for reply in arrived:
+            yield waiting.pop(reply.metadata.reply_to_message_id), reply
+        if arrived:
+            pause_s = _FIRST_PAUSE_S
+        elif time.monotonic() > deadline:
+            yield from ((slot, LATE) for slot in waiting.values())
+            return
+        else:
+            pause_s = _paused(pause_s)
+
+
+def pauses() -> Iterator[None]:
+    """Endless; longer and longer pauses between its steps."""
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        yield
+        pause_s = _paused(pause_s)
+
+
+def _paused(pause_s: float) -> float:
+    """Sleep; returns the next pause."""
+    time.sleep(pause_s)
+    return min(1.5 * pause_s, _LONGEST_PAUSE_S)
