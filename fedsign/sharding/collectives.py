@@ -1,0 +1,178 @@
+"""The only file that sends tensors between ranks: rings, counted and timed.
+
+All operations work in place on flat tensors of equal blocks (`fedsign.sharding.layout`): the whole [n blocks] within a group and
+over all ranks, a rank's partition [g blocks] between groups.  An all-gather expects a rank's own part in its place; a
+reduce-scatter leaves the sum there, and the rest of the tensor is used up.  Blocks stand in the same order whether the
+ring is flat or has two levels.
+
+The rings are our own, of sends and receives: gloo's reduce-scatter moves as much as an all-reduce.  A ring of all ranks
+goes through them in their order, so that it leaves a group once, whatever the order of the blocks.
+
+Two levels are the paper's PaRO-CC (algorithms 6 and 7).  The levels overlap block by block: while blocks that have arrived
+go round within a group, the next ones cross, and the other way round for reduce-scatter.
+
+Broadcasts of the beginning are the backend's own, and not part of any plan.
+"""
+
+import time
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fedsign.errors import ConfigError
+from fedsign.sharding.layout import Granularity, Grouping
+from fedsign.sharding.strategy import Collective, Operation, Scope
+from fedsign.sharding.traffic import Count, Payload, Rings
+
+
+class Collectives:
+    """The collectives of a rank within a grouping of all ranks of the default process group."""
+
+    def __init__(self, grouping: Grouping, *, rings: Rings = Rings.TWO_LEVEL) -> None:
+        """Raises: ConfigError: no process group was initialised, or one of another size."""
+        if not dist.is_initialized():
+            raise ConfigError("no process group is there; call torch.distributed.init_process_group first.")
+        if dist.get_world_size() != grouping.ranks:
+            raise ConfigError(
+                f"{grouping.groups} groups of {grouping.per_group} ranks were given in a process group of {dist.get_world_size()}; "
+                "groups times ranks of a group must be all ranks."
+            )
+        self.grouping, self.rings, self.rank = grouping, rings, dist.get_rank()
+        self._group = grouping.group_ranks(self.rank)
+        self._peers = grouping.peer_ranks(self.rank)
+        self._sent = Payload()
+        self.counts: dict[Collective, Count] = {}
+
+    def run(self, collective: Collective, tensor: Tensor) -> None:
+        """One collective, in place."""
+        if not tensor.numel():
+            return
+        began, sent = time.perf_counter(), self._sent
+        match collective.operation:
+            case Operation.ALL_GATHER:
+                self._all_gather(collective.scope, tensor)
+            case Operation.REDUCE_SCATTER:
+                self._reduce_scatter(collective.scope, tensor)
+            case Operation.ALL_REDUCE:
+                self._reduce_scatter(collective.scope, tensor)
+                self._all_gather(collective.scope, tensor)
+        once = Count(calls=1, payload=self._sent - sent, elapsed_s=time.perf_counter() - began)
+        self.counts[collective] = self.counts.get(collective, Count()) + once
+
+    def from_first(self, tensor: Tensor) -> None:
+        """Copy a tensor of rank 0 to all."""
+        dist.broadcast(tensor, src=0)
+
+    def _all_gather(self, scope: Scope, tensor: Tensor) -> None:
+        match scope:
+            case Scope.INTRA:
+                self._ring_gather(self._partitions(tensor), self._group)
+            case Scope.INTER:
+                self._ring_gather(list(tensor.chunk(self.grouping.groups)), self._peers)
+            case Scope.ALL if self.rings is Rings.FLAT:
+                self._ring_gather(*self._flat(tensor))
+            case Scope.ALL:
+                self._two_level_gather(self._blocks(tensor))
+
+    def _reduce_scatter(self, scope: Scope, tensor: Tensor) -> None:
+        match scope:
+            case Scope.INTRA:
+                self._ring_reduce(self._partitions(tensor), self._group)
+            case Scope.INTER:
+                self._ring_reduce(list(tensor.chunk(self.grouping.groups)), self._peers)
+            case Scope.ALL if self.rings is Rings.FLAT:
+                self._ring_reduce(*self._flat(tensor))
+            case Scope.ALL:
+                self._two_level_reduce(self._blocks(tensor))
+
+    def _partitions(self, whole: Tensor) -> list[Tensor]:
+        """By local number."""
+        return list(whole.chunk(self.grouping.per_group))
+
+    def _flat(self, whole: Tensor) -> tuple[list[Tensor], list[int]]:
+        """Blocks by the rank that owns them, and all ranks."""
+        blocks, ranks = whole.chunk(self.grouping.ranks), range(self.grouping.ranks)
+        return [blocks[self.grouping.block_of(rank)] for rank in ranks], list(ranks)
+
+    def _blocks(self, whole: Tensor) -> list[list[Tensor]]:
+        """`[group][local]`: the blocks of a group's ranks, in the order of its ring."""
+        by_local = whole.view(self.grouping.per_group, self.grouping.groups, -1)
+        return [list(by_local[:, group]) for group in range(self.grouping.groups)]
+
+    def _ring_gather(self, chunks: Sequence[Tensor], ring: Sequence[int]) -> None:
+        """`chunks[k]` is what `ring[k]` has; afterwards all have all."""
+        size, me = len(ring), ring.index(self.rank)
+        for step in range(size - 1):
+            self._exchange(chunks[(me - step) % size], chunks[(me - step - 1) % size], ring).wait()
+
+    def _ring_reduce(self, chunks: Sequence[Tensor], ring: Sequence[int]) -> None:
+        """Add up the ranks' `chunks[k]` at `ring[k]`."""
+        size, me = len(ring), ring.index(self.rank)
+        received = torch.empty_like(chunks[0])
+        for step in range(size - 1):
+            self._exchange(chunks[(me - step - 1) % size], received, ring).wait()
+            chunks[(me - step - 2) % size].add_(received)
+
+    def _two_level_gather(self, blocks: Sequence[Sequence[Tensor]]) -> None:
+        groups, local, group = len(blocks), self._local, self._own_group
+        for step in range(groups):
+            here = (group - step) % groups  # whose blocks have arrived
+            crossing = _Exchange()
+            if step < groups - 1:
+                crossing = self._exchange(blocks[here][local], blocks[here - 1][local], self._peers)
+            self._ring_gather(blocks[here], self._group)
+            crossing.wait()
+
+    def _two_level_reduce(self, blocks: Sequence[Sequence[Tensor]]) -> None:
+        groups, local, group = len(blocks), self._local, self._own_group
+        received, crossing = torch.empty_like(blocks[0][0]), _Exchange()
+        for step in range(groups):
+            here = (group - step - 1) % groups  # whose blocks are added up; at last our own
+            self._ring_reduce(blocks[here], self._group)
+            crossing.wait()
+            if step > 0:
+                blocks[here][local].add_(received)
+            if step < groups - 1:
+                crossing = self._exchange(blocks[here][local], received, self._peers)
+
+    @property
+    def _local(self) -> int:
+        return self.grouping.local_of(self.rank)
+
+    @property
+    def _own_group(self) -> int:
+        return self.grouping.group_of(self.rank)
+
+    def _exchange(self, sent: Tensor, received: Tensor, ring: Sequence[int]) -> "_Exchange":
+        """Start sending to the next and receiving from the one before in a ring."""
+        me = ring.index(self.rank)
+        target, source = ring[(me + 1) % len(ring)], ring[me - 1]
+        size = sent.numel() * sent.element_size()
+        crosses = self.grouping.group_of(target) != self._own_group
+        self._sent += Payload(inter_bytes=size) if crosses else Payload(intra_bytes=size)
+        return _Exchange(
+            dist.batch_isend_irecv([dist.P2POp(dist.isend, sent, target), dist.P2POp(dist.irecv, received, source)])
+        )
+
+
+class _Exchange:
+    """A send and a receive under way."""
+
+    def __init__(self, works: Sequence[dist.Work] = ()) -> None:
+        self._works = works
+
+    def wait(self) -> None:
+        """Until both are done."""
+        for work in self._works:
+            work.wait()
+        self._works = ()
+
+
+def own(tensor: Tensor, *, of: Granularity, to: Granularity, grouping: Grouping, rank: int) -> Tensor:
+    """What a rank owns under a finer granularity, as a view of what it has under a coarser one."""
+    outer, inner = grouping.blocks_of(rank, of), grouping.blocks_of(rank, to)
+    block = tensor.numel() // len(outer)
+    first = inner.start - outer.start
+    return tensor[first * block : (first + len(inner)) * block]

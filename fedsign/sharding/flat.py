@@ -1,0 +1,233 @@
+"""Parameters that are gathered, reduced and updated together: one flat tensor, sharded in three ways at once.
+
+    whole          [n blocks]     the parameters as the model sees them; its memory is given back while they are sharded
+    shard          p's blocks     what a rank keeps of the parameters
+    gradient_sum   g's blocks     of the micro-batches so far
+    master         os' blocks     what the optimiser moves, in float32 at least; the shard itself where types agree
+
+A parameter's memory goes and comes while autograd's graph refers to it, so `whole` stays one storage that is resized, and
+writing into it does not count as a change of the parameters.  In between a parameter is a view of one NaN: used
+out of turn it gives NaN, where memory that was given back would be a crash.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedsign.sharding.account import Flat
+from fedsign.sharding.collectives import Collectives, own
+from fedsign.sharding.layout import Cut, Granularity
+from fedsign.sharding.strategy import Collective, Scope, Strategy, gather_all
+
+Named = Sequence[tuple[str, nn.Parameter]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Piece:
+    """The part of a parameter that a rank's optimiser moves, as a flat tensor of its own; its gradient is there within a step."""
+
+    name: str
+    start: int
+    """In the parameter, flattened."""
+    numel: int
+    """Of the parameter."""
+    tensor: nn.Parameter
+
+    @property
+    def stop(self) -> int:
+        """Where it ends in the parameter."""
+        return self.start + self.tensor.numel()
+
+
+class FlatParameter:
+    """Parameters of one type, all trained or none, of one unit."""
+
+    def __init__(self, named: Named, *, strategy: Strategy, collectives: Collectives, dtype: torch.dtype) -> None:
+        """Take the parameters' values from rank 0 and keep this rank's share."""
+        self.names = [name for name, _ in named]
+        self.params = [param for _, param in named]
+        self.shapes = [param.shape for param in self.params]
+        self.strategy, self.trainable = strategy, self.params[0].requires_grad
+        self._collectives, self.grouping, self.rank = collectives, collectives.grouping, collectives.rank
+        self.offsets = [0]
+        for param in self.params:
+            self.offsets.append(self.offsets[-1] + param.numel())
+        self.cut = Cut(numel=self.offsets[-1], grouping=self.grouping)
+        full = torch.cat([param.detach().reshape(-1) for param in self.params])
+        collectives.from_first(full)
+        self._whole = full.new_zeros(self.cut.padded, dtype=dtype)
+        self._whole[: self.cut.numel].copy_(full)
+        self._absent = torch.full((), torch.nan, dtype=dtype, device=full.device)
+        self._gradient_whole: Tensor | None = None
+        self._shard = self._own(self._whole, Granularity.NONE, strategy.params)
+        self._is_sharded = strategy.params is not Granularity.NONE
+        if self._is_sharded:
+            self._shard = self._shard.clone()
+        self._master = self._make_master(full) if self.trainable else None
+        self.pieces = self._make_pieces()
+        self.gradient_sum = self._new_gradient_sum()
+        self._show()
+        self.free()
+
+    @property
+    def facts(self) -> Flat:
+        """What the plan has to know."""
+        return Flat(numel=self.cut.numel, itemsize=self._whole.element_size(), is_trainable=self.trainable)
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether the parameters are there to be used."""
+        return not self._is_sharded or self._whole.untyped_storage().nbytes() > 0
+
+    def gather(self) -> None:
+        """Make the parameters whole, if they are not."""
+        if self.is_gathered:
+            return
+        storage = self._whole.untyped_storage()
+        storage.resize_(self._whole.numel() * self._whole.element_size())
+        self._own(self._whole, Granularity.NONE, self.strategy.params).copy_(self._shard)
+        for collective in self.strategy.gather_params:
+            self._collectives.run(collective, self._whole)
+        self._show()
+
+    def free(self) -> None:
+        """Give the whole's memory back, if it is not what the strategy keeps."""
+        if not self._is_sharded:
+            return
+        for param, shape in zip(self.params, self.shapes, strict=True):
+            param.data = self._absent.expand(shape)
+        self._whole.untyped_storage().resize_(0)
+
+    def expect_gradients(self) -> None:
+        """Let the coming backward add into flat tensors."""
+        if not self.trainable:
+            return
+        if self.strategy.gradients is Granularity.NONE:
+            flat = self.gradient_sum
+        else:
+            flat = self._gradient_whole = torch.zeros(
+                self.cut.padded, dtype=self._whole.dtype, device=self._whole.device
+            )
+        for param, view in zip(self.params, self._views(flat), strict=True):
+            param.grad = view
+
+    def reduce_gradients(self) -> None:
+        """After a unit's backward: add this micro-batch's gradient to the sum, at the strategy's granularity."""
+        if not self.trainable:
+            return
+        for param in self.params:
+            param.grad = None
+        if self._gradient_whole is None:
+            return
+        for collective in self.strategy.reduce_gradients:
+            self._collectives.run(collective, self._gradient_whole)
+        self.gradient_sum += self._own(self._gradient_whole, Granularity.NONE, self.strategy.gradients)
+        self._gradient_whole = None
+
+    def stored(self) -> list[tuple[str, int, int, Tensor]]:
+        """What this rank has to write into a checkpoint, and reads: a parameter's name, where in it, its size, the values."""
+        tensor, granularity = self._shard, self.strategy.params
+        if self._master is not None:
+            tensor, granularity = self._master, self.strategy.states
+        return [(name, start, numel, tensor[at]) for name, start, numel, at in self._parts(granularity)]
+
+    def _parts(self, granularity: Granularity) -> list[tuple[str, int, int, slice]]:
+        """Of each parameter that a rank owns something of: its name, where that begins in it, its size, where it lies."""
+        first, last = self.cut.span(self.rank, granularity)
+        found = []
+        for name, start, stop in zip(self.names, self.offsets, self.offsets[1:], strict=False):
+            begin, end = max(start, first), min(stop, last)
+            if begin < end:
+                found.append((name, begin - start, stop - start, slice(begin - first, end - first)))
+        return found
+
+    def sync_gradients(self) -> None:
+        """Once a step: give the pieces their gradients, the mean over the ranks."""
+        if self._master is None:
+            return
+        summed, at = self.gradient_sum, self.strategy.gradients
+        for collective in self.strategy.sync_gradients:
+            self._collectives.run(collective, summed)
+            reached = _reached(collective, at)
+            summed, at = self._own(summed, at, reached), reached
+        mean = summed.to(self._master.dtype).div_(self.grouping.ranks)
+        for piece, (_, _, _, where) in zip(self.pieces, self._parts(self.strategy.states), strict=True):
+            piece.tensor.grad = mean[where]
+
+    def clear_gradients(self) -> None:
+        """Once a step, when the optimiser has moved."""
+        for piece in self.pieces:
+            piece.tensor.grad = None
+        self.gradient_sum.zero_()
+
+    def sync_params(self) -> None:
+        """Once a step: hand what the optimiser moved on to the parameters, at their granularity."""
+        if self._master is None:
+            return
+        mine = self._own(self._shard, self.strategy.params, self.strategy.states)
+        if mine.data_ptr() != self._master.data_ptr():
+            mine.copy_(self._master)
+        for collective in self.strategy.sync_params:
+            self._collectives.run(collective, self._shard)
+
+    def kept(self) -> list[Tensor]:
+        """What stays between steps; some may share memory."""
+        return [self._shard, self.gradient_sum, *([] if self._master is None else [self._master])]
+
+    def gather_owned(self, owned: Tensor) -> Mapping[str, Tensor]:
+        """A tensor like the master, of each rank, as tensors like the parameters, on all ranks."""
+        whole = owned.new_zeros(self.cut.padded)
+        self._own(whole, Granularity.NONE, self.strategy.states).copy_(owned)
+        for collective in gather_all(self.strategy.states):
+            self._collectives.run(collective, whole)
+        return dict(zip(self.names, self._views(whole), strict=True))
+
+    def values(self) -> Mapping[str, Tensor]:
+        """The parameters, from the masters where there are any, on all ranks."""
+        if self._master is not None:
+            return self.gather_owned(self._master)
+        self.gather()
+        copies = {name: view.clone() for name, view in zip(self.names, self._views(self._whole), strict=True)}
+        self.free()
+        return copies
+
+    def _make_master(self, full: Tensor) -> Tensor:
+        wanted = torch.promote_types(full.dtype, torch.float32)
+        if wanted == self._whole.dtype:
+            return self._own(self._shard, self.strategy.params, self.strategy.states)
+        exact = full.new_zeros(self.cut.padded, dtype=wanted)
+        exact[: self.cut.numel].copy_(full)
+        return self._own(exact, Granularity.NONE, self.strategy.states).clone()
+
+    def _make_pieces(self) -> list[Piece]:
+        if self._master is None:
+            return []
+        return [
+            Piece(name=name, start=start, numel=numel, tensor=nn.Parameter(self._master[where]))
+            for name, start, numel, where in self._parts(self.strategy.states)
+        ]
+
+    def _new_gradient_sum(self) -> Tensor:
+        numel = self.cut.num_owned(self.strategy.gradients) if self.trainable else 0
+        return torch.zeros(numel, dtype=self._whole.dtype, device=self._whole.device)
+
+    def _own(self, tensor: Tensor, of: Granularity, to: Granularity) -> Tensor:
+        return own(tensor, of=of, to=to, grouping=self.grouping, rank=self.rank)
+
+    def _show(self) -> None:
+        """Let the parameters be the whole."""
+        for param, view in zip(self.params, self._views(self._whole), strict=True):
+            param.data = view
+
+    def _views(self, flat: Tensor) -> list[Tensor]:
+        ends = zip(self.offsets, self.offsets[1:], self.shapes, strict=False)
+        return [flat[start:stop].view(shape) for start, stop, shape in ends]
+
+
+def _reached(collective: Collective, at: Granularity) -> Granularity:
+    """How finely a sum is sharded after a collective."""
+    if collective.operation == "all_reduce":
+        return at
+    return Granularity.GROUP if collective.scope is Scope.INTRA else Granularity.GLOBAL

@@ -1,0 +1,287 @@
+"""Train a model whose states are sharded over the ranks of a process group, by one of fourteen strategies.
+
+    sharded = Sharded(model, lambda named: torch.optim.AdamW(named, lr=1e-3), grouping=Grouping.of(ranks=4, per_group=2), strategy="IIG")
+    for inputs, targets in micro_batches:               # of this rank
+        (loss(sharded(inputs), targets) / len(micro_batches)).backward()
+    sharded.step(clip_norm=1.0)
+
+Paper: arXiv 2310.06003, section 3.1.2.  A *unit* is a module whose parameters are gathered before its forward and again before its backward,
+and freed after each; its gradients are reduced as soon as its backward is done, and added up over micro-batches.
+`step` synchronises gradients, lets the optimiser move this rank's part and synchronises parameters.
+
+The update is that of one process on the batches of all ranks: gradients are summed over micro-batches and averaged over ranks,
+so losses are means over as many samples on each rank.  All ranks take the same way through the model.  The optimiser has to work
+element by element (SGD, Adam, AdamW, ...): it sees parts of flattened parameters, by name.  Buffers are each rank's own.
+
+What runs when, in a backward: an output's gradient hook gathers a unit; a node on the unit's inputs, which autograd reaches after all
+of the unit's own, reduces and frees it; units without such inputs are done at the end.  With activation checkpointing a
+unit's forward runs again within its backward, and then keeps its hands off.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum, auto
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from fedsign.errors import ConfigError
+from fedsign.sharding.collectives import Collectives
+from fedsign.sharding.flat import FlatParameter, Piece
+from fedsign.sharding.layout import Granularity, Grouping
+from fedsign.sharding.strategy import Strategy, gather_all, strategy_of
+from fedsign.sharding.traffic import Rings
+from fedsign.sharding.units import Part, parts_of
+
+MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
+
+
+_NOT_ELEMENTWISE = (torch.optim.LBFGS, torch.optim.Adafactor)
+
+
+class Phase(Enum):
+    """What a unit's parameters are needed for."""
+
+    IDLE = auto()  # nothing
+    FORWARD = auto()
+    BACKWARD = auto()  # and for a forward within it
+
+
+class _Unit:
+    """A module whose own parameters come and go together."""
+
+    def __init__(self, module: nn.Module, flats: Sequence[FlatParameter], backwards: "_Backwards") -> None:
+        self.flats, self.phase, self._backwards = flats, Phase.IDLE, backwards
+        module.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True)
+        module.register_forward_hook(self._after_forward, always_call=False)
+
+    def _gather(self) -> None:
+        for flat in self.flats:
+            flat.gather()
+
+    def _free(self) -> None:
+        for flat in self.flats:
+            flat.free()
+        self.phase = Phase.IDLE
+
+    def _before_forward(self, _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        if self.phase is Phase.BACKWARD:
+            return None
+        self._gather()
+        self.phase = Phase.FORWARD
+        return _marked((args, kwargs), self.after_backward) if torch.is_grad_enabled() else None
+
+    def _after_forward(self, _: nn.Module, __: Any, outputs: Any) -> None:
+        if self.phase is Phase.BACKWARD:
+            return
+        self._free()
+        for tensor in tree_flatten(outputs)[0]:
+            if isinstance(tensor, Tensor) and tensor.requires_grad:
+                tensor.register_hook(self._before_backward)
+
+    def _before_backward(self, _: Tensor) -> None:
+        self._backwards.begin()
+        if self.phase is Phase.BACKWARD:
+            return
+        self._gather()
+        for flat in self.flats:
+            flat.expect_gradients()
+        self.phase = Phase.BACKWARD
+
+    def after_backward(self) -> None:
+        """Reduce what came together, and free."""
+        if self.phase is not Phase.BACKWARD:
+            return
+        for flat in self.flats:
+            flat.reduce_gradients()
+        self._free()
+
+
+class _AfterBackward(torch.autograd.Function):
+    """The identity, whose backward calls: autograd reaches it after all that was computed from its outputs."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Callable[[], None], *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.call = call
+        return tensors
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.call()
+        return (None, *gradients)
+
+
+def _marked(inputs: tuple[Any, Any], call: Callable[[], None]) -> tuple[Any, Any] | None:
+    """A forward's inputs with a mark at those that a gradient flows back to; None where there are none."""
+    leaves, structure = tree_flatten(inputs)
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    if not places:
+        return None
+    for place, marked in zip(
+        places, cast(Any, _AfterBackward).apply(call, *(leaves[at] for at in places)), strict=True
+    ):
+        leaves[place] = marked
+    args, kwargs = tree_unflatten(leaves, structure)
+    return args, kwargs
+
+
+class _Backwards:
+    """Calls at the end of each backward, of the whole graph."""
+
+    def __init__(self, at_end: Callable[[], None]) -> None:
+        self._at_end, self._is_within, self.count = at_end, False, 0
+
+    def begin(self) -> None:
+        """The first hook of a backward has come."""
+        if not self._is_within:
+            self._is_within = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._end)
+
+    def _end(self) -> None:
+        self._at_end()
+        self._is_within = False
+        self.count += 1
+
+
+class Sharded:
+    """A model and its optimiser on this rank."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: MakeOptimizer,
+        *,
+        grouping: Grouping,
+        strategy: str | Strategy,
+        units: Iterable[nn.Module] | None = None,
+        dtype: torch.dtype | None = None,
+        rings: Rings = Rings.TWO_LEVEL,
+    ) -> None:
+        """Take the model's values from rank 0 and shard them; `dtype` is what it computes in, without it the parameters' own.
+
+        Without `units`, the children of every ModuleList and Sequential are units; what is in none belongs to the model's own.
+
+        Raises:
+            ConfigError: the process group does not fit the grouping, there is no such strategy, nothing is to be trained, or
+                the optimizer does not work element by element.
+        """
+        self.model = model
+        self.strategy = strategy_of(strategy) if isinstance(strategy, str) else strategy
+        self.grouping, self.collectives = grouping, Collectives(grouping, rings=rings)
+        self._backwards = _Backwards(self._after_backwards)
+        self._units = [self._unit(part, dtype) for part in parts_of(model, units)]
+        self.flats = [flat for unit in self._units for flat in unit.flats]
+        for buffer in model.buffers():
+            self.collectives.from_first(buffer)
+        self.pieces: list[Piece] = [piece for flat in self.flats for piece in flat.pieces]
+        if not any(flat.trainable for flat in self.flats):
+            raise ConfigError(
+                "a model without trainable parameters was given to be sharded; at least one has to require a gradient."
+            )
+        self._masks: dict[str, Tensor] = {}
+        # a rank may own nothing but padding; an optimiser asks for at least one tensor
+        owned = [(_key(piece), piece.tensor) for piece in self.pieces] or [("nothing", nn.Parameter(torch.zeros(1)))]
+        self.optimizer = optimizer(owned)
+        if isinstance(self.optimizer, _NOT_ELEMENTWISE):
+            raise ConfigError(
+                f"optimizer {type(self.optimizer).__name__} was given, which looks at whole tensors, where a rank has parts of them; "
+                "take one that works element by element, such as AdamW."
+            )
+
+    def _unit(self, part: Part, dtype: torch.dtype | None) -> _Unit:
+        make = partial(FlatParameter, strategy=self.strategy, collectives=self.collectives)
+        flats = [make(named, dtype=dtype or named[0][1].dtype) for named in part.alike()]
+        return _Unit(part.module, flats, self._backwards)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's forward."""
+        return self.model(*args, **kwargs)
+
+    def set_masks(self, masks: Mapping[str, Tensor]) -> None:
+        """Multiply gradients of whole parameters, by name, before clipping and the optimiser: 0 keeps an element as it is.
+
+        Raises:
+            ConfigError: a name is no trainable parameter's.
+        """
+        known = {name for flat in self.flats if flat.trainable for name in flat.names}
+        unknown = sorted(masks.keys() - known)
+        if unknown:
+            raise ConfigError(
+                f"masks of {', '.join(unknown)} were given, which no trainable parameter is called; name those that are."
+            )
+        self._masks = {
+            _key(piece): masks[piece.name].reshape(-1)[piece.start : piece.stop].to(piece.tensor.dtype)
+            for piece in self.pieces
+            if piece.name in masks
+        }
+
+    def step(self, *, clip_norm: float | None = None) -> float:
+        """Synchronise gradients, update, synchronise parameters; the global norm of the gradient, before clipping.
+
+        Raises:
+            ConfigError: there was no backward since the last step.
+        """
+        if not self._backwards.count:
+            raise ConfigError("step() was called without a backward; call it after the backward of each micro-batch.")
+        self._backwards.count = 0
+        for flat in self.flats:
+            flat.sync_gradients()
+        for piece, gradient in self._gradients():
+            if (mask := self._masks.get(_key(piece))) is not None:
+                gradient.mul_(mask)
+        norm = self._global_norm()
+        if clip_norm is not None:
+            scale = min(1.0, clip_norm / (norm + 1e-6))  # as torch.nn.utils.clip_grad_norm_
+            for _, gradient in self._gradients():
+                gradient.mul_(scale)
+        self.optimizer.step()
+        for flat in self.flats:
+            flat.clear_gradients()
+            flat.sync_params()
+        return norm
+
+    def _gradients(self) -> Iterator[tuple[Piece, Tensor]]:
+        """The pieces with their gradients, which are there within a step."""
+        for piece in self.pieces:
+            if piece.tensor.grad is not None:
+                yield piece, piece.tensor.grad
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """All parameters and buffers by name, whole, on every rank; of tied ones each name."""
+        values = {name: value for flat in self.flats for name, value in flat.values().items()}
+        first = {id(param): name for name, param in self.model.named_parameters()}
+        state = {name: values[first[id(param)]] for name, param in self.model.named_parameters(remove_duplicate=False)}
+        return state | {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+
+    def kept_bytes(self) -> int:
+        """What this rank keeps between steps: parameters, gradient sums, masters and the optimiser's tensors."""
+        states = [
+            value for state in self.optimizer.state.values() for value in state.values() if isinstance(value, Tensor)
+        ]
+        tensors = [tensor for flat in self.flats for tensor in flat.kept()] + [each for each in states if each.dim()]
+        storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
+        return sum(storages.values())
+
+    def _global_norm(self) -> float:
+        """Of the gradient that all ranks own together, each element counted once."""
+        states, grouping = self.strategy.states, self.grouping
+        squares = torch.zeros((), dtype=torch.double)
+        for _, gradient in self._gradients():
+            squares = squares + gradient.double().square().sum()
+        if states is Granularity.NONE:
+            return float(squares.sqrt())
+        parts = torch.zeros(grouping.ranks, dtype=torch.double, device=squares.device)
+        parts[grouping.blocks_of(self.collectives.rank, states).start] = squares
+        for collective in gather_all(states):
+            self.collectives.run(collective, parts)
+        return float(parts.sum().sqrt())
+
+    def _after_backwards(self) -> None:
+        for unit in reversed(self._units):
+            unit.after_backward()
+
+
+def _key(piece: Piece) -> str:
+    return f"{piece.name}[{piece.start}:{piece.stop}]"

@@ -1,0 +1,143 @@
+"""Memory and time of a strategy, and which one to take.
+
+Paper: arXiv 2310.06003, section 3.1 and appendix A.3.
+
+    memory of a rank = 2 Psi / d_p + 2 Psi' / d_g + 12 Psi' / d_os       (mixed precision with Adam)
+    T = max(t_comm, t_comp),  t_comm = (t_param + t_gradient) s + t_sync_g + t_sync_p     (formulas 1 and 2)
+
+Psi -> params, Psi' -> trainable, s -> accumulate, d -> `Grouping.split`.  The cells of the paper's tables 4 to 7 are rebuilt from
+ring costs (`fedsign.sharding.traffic`); t_param holds the gathers of forward and backward.
+
+Differs: nothing is added for what does not overlap, and the paper's tables are for one link a rank; `Network.link` says
+where the ranks of a group share one.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fedsign.errors import ConfigError
+from fedsign.sharding.layout import Grouping
+from fedsign.sharding.strategy import Collective, Strategy
+from fedsign.sharding.traffic import Network, seconds
+
+GATHERS = 2
+"""Of a unit's parameters in a micro-batch: forward and backward."""
+
+NEAR = 1.05
+"""Times the best: a strategy that is no slower may as well be taken for its memory."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StateBytes:
+    """Bytes an element: bf16 parameters and gradients; fp32 masters and Adam's two moments."""
+
+    param: int = 2
+    gradient: int = 2
+    state: int = 12
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """What is trained: sizes in elements, and the micro-batches of a step."""
+
+    params: float
+    trainable: float
+    accumulate: int = 1
+    sizes: StateBytes = StateBytes()
+
+    def __post_init__(self) -> None:
+        if not 0 < self.trainable <= self.params:
+            raise ConfigError(
+                f"{self.trainable:g} trainable of {self.params:g} parameters were given; give more than 0 and at most all."
+            )
+        if self.accumulate < 1:
+            raise ConfigError(f"accumulate={self.accumulate} was given; a step has at least one micro-batch.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """A strategy's memory on a rank, and the seconds of a step."""
+
+    strategy: Strategy
+    memory_bytes: float
+    param_s: float
+    gradient_s: float
+    sync_gradient_s: float
+    sync_param_s: float
+    compute_s: float
+
+    @property
+    def communication_s(self) -> float:
+        """t_comm of a step."""
+        return self.param_s + self.gradient_s + self.sync_gradient_s + self.sync_param_s
+
+    @property
+    def step_s(self) -> float:
+        """T: the longer of communication and computation, which overlap."""
+        return max(self.communication_s, self.compute_s)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ranking:
+    """Strategies in the order in which to try them."""
+
+    near: tuple[Estimate, ...]
+    """Within 5 % of the fastest that fits, the cheapest in memory first."""
+    slower: tuple[Estimate, ...]
+    """The others that fit, the fastest first."""
+    too_large: tuple[Estimate, ...]
+    """Those that do not fit, the smallest first."""
+
+    @property
+    def fits(self) -> tuple[Estimate, ...]:
+        """All that fit."""
+        return self.near + self.slower
+
+
+def memory_bytes(strategy: Strategy, task: Task, grouping: Grouping) -> float:
+    """The model states of a rank; activations and gathered units come on top."""
+    sizes = task.sizes
+    return (
+        sizes.param * task.params / grouping.split(strategy.params)
+        + sizes.gradient * task.trainable / grouping.split(strategy.gradients)
+        + sizes.state * task.trainable / grouping.split(strategy.states)
+    )
+
+
+def estimate(
+    strategy: Strategy, task: Task, *, grouping: Grouping, network: Network, compute_s: float = 0.0
+) -> Estimate:
+    """Memory and time of one strategy; `compute_s` is the computation of a step, all micro-batches."""
+
+    def total_s(collectives: Sequence[Collective], tensor_bytes: float) -> float:
+        return sum(seconds(each, tensor_bytes=tensor_bytes, grouping=grouping, network=network) for each in collectives)
+
+    params_bytes = task.sizes.param * task.params
+    trainable_bytes = task.sizes.param * task.trainable
+    gradient_bytes = task.sizes.gradient * task.trainable
+    return Estimate(
+        strategy=strategy,
+        memory_bytes=memory_bytes(strategy, task, grouping),
+        param_s=task.accumulate * GATHERS * total_s(strategy.gather_params, params_bytes),
+        gradient_s=task.accumulate * total_s(strategy.reduce_gradients, gradient_bytes),
+        sync_gradient_s=total_s(strategy.sync_gradients, gradient_bytes),
+        sync_param_s=total_s(strategy.sync_params, trainable_bytes),
+        compute_s=compute_s,
+    )
+
+
+def rank(estimates: Iterable[Estimate], *, memory_bytes: float) -> Ranking:
+    """Sort strategies by what fits into a rank's memory, and by time."""
+    each = list(estimates)
+    fits = sorted(
+        (one for one in each if one.memory_bytes <= memory_bytes), key=lambda one: (one.step_s, one.memory_bytes)
+    )
+    limit = NEAR * fits[0].step_s if fits else 0.0
+    near = [one for one in fits if one.step_s <= limit]
+    return Ranking(
+        near=tuple(sorted(near, key=lambda one: (one.memory_bytes, one.step_s))),
+        slower=tuple(one for one in fits if one.step_s > limit),
+        too_large=tuple(
+            sorted((one for one in each if one.memory_bytes > memory_bytes), key=lambda one: one.memory_bytes)
+        ),
+    )

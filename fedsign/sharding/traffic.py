@@ -1,0 +1,131 @@
+"""What each collective sends and how long that takes, as closed forms.
+
+All collectives are rings.  `flat` ones run through all ranks in their order, so that a ring leaves a group once; `two_level` ones
+are PaRO-CC (section 3.2, algorithms 6 and 7): all-gather between groups, then within; reduce-scatter the other
+way round; each step uses either fast or slow links.  The two parts overlap: while blocks that have arrived go round
+within a group, the next ones cross.
+
+n = ranks, m = per_group, g = groups, B = between groups, B' = within one, b * Psi = the tensor's bytes.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from fedsign.errors import ConfigError
+from fedsign.sharding.layout import Grouping
+from fedsign.sharding.strategy import Collective, Operation, Scope
+
+
+class Rings(StrEnum):
+    """How a collective of all ranks goes."""
+
+    FLAT = "flat"
+    TWO_LEVEL = "two-level"
+
+
+class Link(StrEnum):
+    """What has the bandwidth between groups."""
+
+    RANK = "rank"  # each rank has a link of its own, as the paper's formulas have it
+    GROUP = "group"  # the ranks of a group share one
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Network:
+    """Bandwidths in bits a second; whose link the slow one is; how collectives of all ranks go."""
+
+    intra_bps: float
+    inter_bps: float
+    link: Link = Link.RANK
+    rings: Rings = Rings.FLAT
+
+    def __post_init__(self) -> None:
+        if not (self.intra_bps > 0 and self.inter_bps > 0):
+            raise ConfigError(
+                f"bandwidths of {self.intra_bps:g} and {self.inter_bps:g} bits a second were given; both must be above 0."
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Payload:
+    """Bytes that a rank sends within its group and to other groups, headers not counted."""
+
+    intra_bytes: int = 0
+    inter_bytes: int = 0
+
+    def __add__(self, other: "Payload") -> "Payload":
+        return Payload(
+            intra_bytes=self.intra_bytes + other.intra_bytes, inter_bytes=self.inter_bytes + other.inter_bytes
+        )
+
+    def __sub__(self, other: "Payload") -> "Payload":
+        return self + other.times(-1)
+
+    def times(self, count: int) -> "Payload":
+        """As often."""
+        return Payload(intra_bytes=count * self.intra_bytes, inter_bytes=count * self.inter_bytes)
+
+
+_NOTHING = Payload()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Count:
+    """What a rank does of one kind of collective; a plan takes no time."""
+
+    calls: int = 0
+    payload: Payload = _NOTHING
+    elapsed_s: float = 0.0
+
+    def __add__(self, other: "Count") -> "Count":
+        return Count(
+            calls=self.calls + other.calls,
+            payload=self.payload + other.payload,
+            elapsed_s=self.elapsed_s + other.elapsed_s,
+        )
+
+
+def payload(collective: Collective, *, rank: int, block_bytes: int, grouping: Grouping, rings: Rings) -> Payload:
+    """What a rank sends, exactly."""
+    n, m, g = grouping.ranks, grouping.per_group, grouping.groups
+    within = Payload(intra_bytes=(m - 1) * g * block_bytes)
+    across = Payload(inter_bytes=(g - 1) * block_bytes)
+    match collective.scope, rings:
+        case Scope.INTRA, _:
+            once = within
+        case Scope.INTER, _:
+            once = across
+        case Scope.ALL, Rings.TWO_LEVEL:
+            once = within + across
+        case _:
+            crosses = grouping.group_of(rank) != grouping.group_of((rank + 1) % n)
+            sent = (n - 1) * block_bytes
+            once = Payload(inter_bytes=sent) if crosses else Payload(intra_bytes=sent)
+    return once.times(_passes(collective))
+
+
+def seconds(collective: Collective, *, tensor_bytes: float, grouping: Grouping, network: Network) -> float:
+    """How long a collective takes at the network's bandwidths; latencies are left out, as in the paper."""
+    n, m, g = grouping.ranks, grouping.per_group, grouping.groups
+    block_bits = 8 * tensor_bytes / n
+    sharing = m if network.link is Link.GROUP else 1
+    across = block_bits * sharing / network.inter_bps  # one step of the rings between groups
+    within = (m - 1) * block_bits / network.intra_bps  # one block of each of a group's ranks, all the way round
+    match collective.scope, network.rings:
+        case Scope.INTRA, _:
+            once = g * within
+        case Scope.INTER, _:
+            once = (g - 1) * across
+        case Scope.ALL, Rings.TWO_LEVEL:
+            once = (g - 1) * max(across, within) + within
+        case _:
+            slowest = network.inter_bps if g > 1 else network.intra_bps
+            if m > 1:
+                slowest = min(slowest, network.intra_bps)
+            once = (n - 1) * block_bits / slowest
+    return _passes(collective) * once
+
+
+def _passes(collective: Collective) -> int:
+    """An all-reduce is a reduce-scatter and an all-gather."""
+    return 2 if collective.operation is Operation.ALL_REDUCE else 1
