@@ -1,0 +1,163 @@
+"""Layers one after another, with the gradient of their cross-entropy and its tangents along b directions.
+
+One forward and one backward pass serve all directions.  Their tangents go through the layers a few at a time on a CPU: what is
+elementwise takes as long as the products of matrices, unless it stays in the cache.
+
+All weights are one vector theta [M]: an optimiser's step on it is a few operations, whatever the number of layers.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+
+import torch
+from torch import Tensor
+
+from fedsign.bilevel.layers import AveragePool, Convolution, Flatten, InstanceNorm, Kept, Layer, Linear, Parts, Relu
+
+_CACHE_BYTES = 2**20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chain:
+    """What a classifier does to images [n, c, h, w]."""
+
+    layers: tuple[Layer, ...]
+
+    @property
+    def size(self) -> int:
+        """The number of parameters, M."""
+        return sum(prod(shape) for layer in self.layers for shape in layer.shapes)
+
+    def begin(self, generator: torch.Generator) -> Tensor:
+        """Fresh parameters, [M]."""
+        return torch.cat([part.flatten() for layer in self.layers for part in layer.begin(generator)])
+
+    def outputs(self, theta: Tensor, images: Tensor) -> Tensor:
+        """Logits [n, k], by torch's own functions."""
+        x = images
+        for layer, weights in zip(self.layers, self.parts(theta), strict=True):
+            x = layer.outputs(weights, x)
+        return x
+
+    def activations(self, shape: tuple[int, ...]) -> int:
+        """How many numbers its layers keep of one image, patches included."""
+        with torch.device("meta"):
+            x, total = torch.empty(1, *shape).permute(0, 2, 3, 1), 0
+            for layer in self.layers:
+                weights = tuple(torch.empty(own) for own in layer.shapes)
+                total += (9 if isinstance(layer, Convolution) else 1) * x.numel()
+                x, _ = layer.forward(weights, x)
+        return total
+
+    def parts(self, theta: Tensor) -> list[Parts]:
+        """Each layer's weights, of a vector [M] or of b of them [b, M]."""
+        found, at = [], 0
+        for layer in self.layers:
+            parts = []
+            for shape in layer.shapes:
+                parts.append(theta[..., at : at + prod(shape)].unflatten(-1, shape))
+                at += prod(shape)
+            found.append(tuple(parts))
+        return found
+
+    def gradient(self, theta: Tensor, images: Tensor, targets: Tensor) -> tuple[Tensor, "Passes"]:
+        """The gradient [M] of the mean cross-entropy to targets [n, k], and what its tangents need to know."""
+        weights = self.parts(theta)
+        x = images.permute(0, 2, 3, 1).contiguous()
+        kept, after, found = [], [], []
+        for layer, own in zip(self.layers, weights, strict=True):
+            x, left = layer.forward(own, x)
+            kept.append(left)
+        shares = torch.softmax(x, dim=-1)
+        g: Tensor | None = (shares - targets) / len(x)
+        for index in range(len(self.layers) - 1, self._first - 1, -1):
+            if g is None:
+                break
+            after.append(g)
+            g, by_weights = self.layers[index].backward(weights[index], kept[index], g, inwards=index > self._first)
+            found.append([each.flatten() for each in by_weights])
+        gradient = torch.cat([each for parts in reversed(found) for each in parts])
+        return gradient, Passes(weights=weights, kept=kept, after=after, shares=shares)
+
+    def add_tangents(
+        self, passes: "Passes", theta_t: Tensor, images_t: Tensor, targets_t: Tensor | None, *, into: Tensor
+    ) -> None:
+        """Add the gradient's tangents along directions of all that it depends on to `into` [b, M]."""
+        size = len(theta_t) if theta_t.is_cuda else passes.group_size
+        for start in range(0, len(theta_t), size):
+            part = slice(start, start + size)
+            labels = None if targets_t is None else targets_t[part]
+            self._add_tangents(passes, theta_t[part], images_t[part], labels, into[part])
+
+    def _add_tangents(
+        self, passes: "Passes", theta_t: Tensor, images_t: Tensor, targets_t: Tensor | None, into: Tensor
+    ) -> None:
+        moved, all_into = self.parts(theta_t), self.parts(into)
+        x_t = images_t.permute(0, 1, 3, 4, 2).contiguous()
+        kept_t = []
+        for layer, weights, weights_t, kept in zip(self.layers, passes.weights, moved, passes.kept, strict=True):
+            x_t, left = layer.forward_tangent(weights, weights_t, kept, x_t)
+            kept_t.append(left)
+        shares = passes.shares
+        shares_t = shares * (x_t - (shares * x_t).sum(-1, keepdim=True))
+        g_t: Tensor | None = (shares_t if targets_t is None else shares_t - targets_t) / len(shares)
+        for index, g in zip(range(len(self.layers) - 1, self._first - 1, -1), passes.after, strict=True):
+            if g_t is None:
+                break
+            g_t = self.layers[index].backward_tangent(
+                passes.weights[index],
+                moved[index],
+                passes.kept[index],
+                kept_t.pop(),
+                g,
+                g_t,
+                into=all_into[index],
+                inwards=index > self._first,
+            )
+
+    @property
+    def _first(self) -> int:
+        """Gradients go no further inwards than the first layer with weights."""
+        return next(index for index, layer in enumerate(self.layers) if layer.shapes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Passes:
+    """A forward and a backward pass: what each layer kept, and the gradient by its output, last layer first."""
+
+    weights: list[Parts]
+    kept: list[Kept]
+    after: list[Tensor]
+    shares: Tensor
+
+    @property
+    def group_size(self) -> int:
+        """How many directions a CPU takes at a time, so that tangents of activations stay in its cache."""
+        widest = max(each.numel() * each.element_size() for each in self.after)
+        return max(1, _CACHE_BYTES // widest)
+
+
+def conv_net(shape: tuple[int, int, int], num_outputs: int, *, width: int = 128, num_blocks: int = 3) -> Chain:
+    """Blocks of convolution, ReLU, InstanceNorm and pooling, then a linear layer; `shape` is that of an image, [c, h, w]."""
+    channels, height, across = shape
+    layers: list[Layer] = []
+    for _ in range(num_blocks):
+        layers += [
+            Convolution(num_inputs=channels, num_outputs=width),
+            Relu(),
+            InstanceNorm(num_channels=width),
+            AveragePool(),
+        ]
+        channels, height, across = width, height // 2, across // 2
+    layers += [Flatten(), Linear(num_inputs=channels * height * across, num_outputs=num_outputs)]
+    return Chain(layers=tuple(layers))
+
+
+def mlp(shape: tuple[int, int, int], num_outputs: int, *, hidden: tuple[int, ...] = (128,)) -> Chain:
+    """Linear layers with ReLUs between them."""
+    sizes = (prod(shape), *hidden, num_outputs)
+    layers: list[Layer] = [Flatten()]
+    for num_inputs, num_units in pairwise(sizes):
+        layers += [Linear(num_inputs=num_inputs, num_outputs=num_units), Relu()]
+    return Chain(layers=tuple(layers[:-1]))

@@ -1,0 +1,119 @@
+"""Data condensation: a few synthetic images that a network learns from as it would from all of the data.
+
+Paper: Shen et al. 2024 (arXiv 2406.14095), section 4.1, and the authors' public code.  phi: the images (and, if asked for, logits of soft
+labels); inner: SGD with momentum on batches drawn with replacement from them, rate along half a cosine to 0, penalty decay |theta|^2
+without a half; outer: cross-entropy on real images, without the penalty.
+
+The inner problem brings tangents of its own: the network is a chain of layers with derivatives written out, and SGD's step is linear.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedsign.bilevel.chain import Chain
+from fedsign.bilevel.unroll import Tree
+from fedsign.bilevel.updates import Sgd
+
+IMAGES, LABELS = "images", "labels"
+_PASSES = 6  # how often a direction's activations are in memory at the widest point of a push
+
+
+class Draw(NamedTuple):
+    """What a step sees: positions of synthetic images, and its learning rate."""
+
+    chosen: Tensor
+    rate: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """The inner problem.  `labels` [k] are the synthetic images' classes, where no soft labels are learnt."""
+
+    network: Chain
+    start: Tensor
+    labels: Tensor
+    num_classes: int
+    momentum: float = 0.9
+    decay: float = 1e-4
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """All weights are one vector."""
+        return ("parameters",)
+
+    def initial(self, meta: Tree) -> Tree:
+        """The same weights for all directions, and no velocity."""
+        return {"parameters": self.start, "momentum": torch.zeros_like(self.start)}
+
+    def step(self, state: Tree, meta: Tree, data: Draw) -> Tree:
+        """One step of SGD, for autograd and `torch.func`."""
+        images, targets = meta[IMAGES][data.chosen], self.targets(meta)[data.chosen]
+        gradient = torch.func.grad(self._loss)(state["parameters"], images, targets)
+        return self._moved(state, gradient, data.rate)
+
+    def push(self, state: Tree, tangents: Tree, meta: Tree, directions: Tree, data: Draw) -> tuple[Tree, Tree]:
+        """One step with its tangents: SGD's step is linear, and theirs the same one, in place."""
+        theta, theta_t, momentum_t = state["parameters"], tangents["parameters"], tangents["momentum"]
+        images, targets = meta[IMAGES][data.chosen], self.targets(meta)[data.chosen]
+        gradient, passes = self.network.gradient(theta, images, targets)
+        targets_t = self._targets_tangent(meta, directions)
+        if targets_t is not None:
+            targets_t = targets_t[:, data.chosen]
+        momentum_t.mul_(self.momentum).add_(theta_t, alpha=2 * self.decay)
+        images_t = directions[IMAGES][:, data.chosen]
+        self.network.add_tangents(passes, theta_t, images_t, targets_t, into=momentum_t)
+        theta_t.add_(momentum_t, alpha=-data.rate)
+        return self._moved(state, gradient.add_(theta, alpha=2 * self.decay), data.rate), tangents
+
+    def advance(self, state: Tree, meta: Tree, data: Draw) -> Tree:
+        """One step of SGD by the gradient written out."""
+        theta = state["parameters"]
+        gradient, _ = self.network.gradient(theta, meta[IMAGES][data.chosen], self.targets(meta)[data.chosen])
+        return self._moved(state, gradient.add_(theta, alpha=2 * self.decay), data.rate)
+
+    def objective(self, state: Tree, meta: Tree) -> Tensor:
+        """The penalised loss on all synthetic images."""
+        return self._loss(state["parameters"], meta[IMAGES], self.targets(meta))
+
+    def targets(self, meta: Tree) -> Tensor:
+        """Classes as shares, [k, classes]."""
+        if LABELS in meta:
+            return torch.softmax(meta[LABELS], dim=-1)
+        return functional.one_hot(self.labels, self.num_classes).to(self.start.dtype)
+
+    def bytes_per_direction(self, meta: Tree, data: Draw) -> int:
+        """Tangents of parameters, velocity and gradient, and of a batch's patches in every layer."""
+        images = meta[IMAGES]
+        activations = self.network.activations(tuple(images.shape[1:])) * len(data.chosen)
+        return images.element_size() * (4 * self.network.size + images.numel() + _PASSES * activations)
+
+    def _loss(self, theta: Tensor, images: Tensor, targets: Tensor) -> Tensor:
+        shares = torch.log_softmax(self.network.outputs(theta, images), dim=-1)
+        return -(targets * shares).sum(-1).mean() + self.decay * theta.square().sum()
+
+    def _moved(self, state: Tree, gradient: Tensor, rate: float) -> Tree:
+        update = Sgd(momentum=self.momentum)
+        theta, (momentum,) = update.apply(state["parameters"], (state["momentum"],), gradient, rate)
+        return {"parameters": theta, "momentum": momentum}
+
+    def _targets_tangent(self, meta: Tree, directions: Tree) -> Tensor | None:
+        if LABELS not in meta:
+            return None
+        shares, moved = torch.softmax(meta[LABELS], dim=-1), directions[LABELS]
+        return shares * (moved - (shares * moved).sum(-1, keepdim=True))
+
+
+def draws(num_images: int, *, depth: int, batch_size: int, rate: float, generator: torch.Generator) -> list[Draw]:
+    """Batches with replacement, and a rate along half a cosine to 0."""
+    return [
+        Draw(
+            chosen=torch.randint(num_images, (batch_size,), generator=generator),
+            rate=rate * 0.5 * (1 + math.cos(math.pi * step / depth)),
+        )
+        for step in range(depth)
+    ]

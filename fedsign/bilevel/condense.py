@@ -1,0 +1,259 @@
+"""The loop of a condensation: a hypergradient, a step of Adam, images kept within [0, 1].
+
+Everything that a step draws is derived from (seed, step): a condensation that goes on from a checkpoint draws what it would have drawn.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import isqrt
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedsign.bilevel.chain import Chain, conv_net, mlp
+from fedsign.bilevel.condensation import IMAGES, LABELS, Draw, Training, draws
+from fedsign.bilevel.estimate import Method
+from fedsign.bilevel.settings import CondensationConfig, MethodPart
+from fedsign.bilevel.unroll import Problem, Tree, final_state
+from fedsign.bilevel.updates import Adam
+from fedsign.data.base import AnySamples, Dataset, Samples
+from fedsign.data.checks import checked_dataset
+from fedsign.errors import DataError
+from fedsign.metrics.accuracy import accuracy
+from fedsign.numerics import device_of
+from fedsign.seeding import Purpose, torch_generator
+
+_EVALUATION_BATCH = 1024
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a condensation is: the images, Adam's memory of them, and the steps done."""
+
+    meta: Tree
+    slots: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
+    step: int = 0
+
+    def as_tensors(self) -> Tree:
+        """All of it, for a file."""
+        memory = {f"{key}/{index}": each for key, slots in self.slots.items() for index, each in enumerate(slots)}
+        return {**self.meta, **memory, "step": torch.tensor(self.step)}
+
+    @classmethod
+    def of_tensors(cls, tensors: Mapping[str, Tensor]) -> "Progress":
+        """What `as_tensors` gave."""
+        meta = {key: each for key, each in tensors.items() if key in (IMAGES, LABELS)}
+        slots = {}
+        for key in meta:
+            count = sum(name.startswith(f"{key}/") for name in tensors)
+            if count:
+                slots[key] = tuple(tensors[f"{key}/{index}"] for index in range(count))
+        return cls(meta=meta, slots=slots, step=int(tensors["step"]))
+
+
+@dataclass(frozen=True)
+class Condensation:
+    """Data, network and methods of a configuration, each made on first use."""
+
+    config: CondensationConfig
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        """The real images; features of a square number are square images of one channel.
+
+        Raises:
+            DataError: they are no images of classes, or not fractions.
+        """
+        part = self.config.data
+        return image_dataset(checked_dataset(part.build(self.config.seed), name=part.name), name=part.name)
+
+    @cached_property
+    def network(self) -> Chain:
+        """What is trained."""
+        dataset, said = self.dataset, self.config.network
+        shape = _image_shape(dataset.input_shape)
+        if said.kind == "mlp":
+            return mlp(shape, dataset.num_outputs, hidden=said.hidden)
+        if min(shape[1:]) < 2**said.num_blocks:
+            raise DataError(
+                f"images of {shape[1]}x{shape[2]} were given for network.num_blocks={said.num_blocks}, each of which halves them; "
+                "lower network.num_blocks."
+            )
+        return conv_net(shape, dataset.num_outputs, width=said.width, num_blocks=said.num_blocks)
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where it is computed."""
+        return device_of(self.config.device)
+
+    @cached_property
+    def labels(self) -> Tensor:
+        """The classes of the synthetic images, [k]."""
+        return torch.arange(self.dataset.num_outputs).repeat_interleave(self.config.images_per_class)
+
+    def begin(self) -> Progress:
+        """The images to begin with."""
+        config, train = self.config, self.dataset.train
+        generator = torch_generator(config.seed, Purpose.CONDENSATION)
+        found = []
+        for label in range(self.dataset.num_outputs):
+            of_class = (train.targets == label).nonzero().flatten()
+            if config.start != "noise" and not len(of_class):
+                raise DataError(f"class {label} has no training image to start from; expected is one, or start=noise.")
+            for _ in range(config.images_per_class):
+                found.append(self._first_image(of_class, generator))
+        meta = {IMAGES: torch.stack(found).to(self.device)}
+        if config.soft_labels:
+            num_classes = self.dataset.num_outputs
+            shares = functional.one_hot(self.labels, num_classes).float()
+            rest = (1 - config.label_confidence) / (num_classes - 1)
+            meta[LABELS] = (rest + shares * (config.label_confidence - rest)).log().to(self.device)
+        return Progress(meta=meta)
+
+    def steps(self, progress: Progress) -> Iterator[dict[str, Any]]:
+        """Take all steps that are left; a line for each."""
+        while progress.step < self.config.num_steps:
+            yield self.take(progress)
+
+    def take(self, progress: Progress) -> dict[str, Any]:
+        """One step of the images; `progress` is moved on."""
+        started, config, step = perf_counter(), self.config, progress.step
+        first = config.first_phase.steps
+        if step in (0, first):
+            progress.slots = {}  # Adam begins anew with each phase
+        part, method = (config.first_phase.method, self._first) if step < first else (config.method, self._second)
+        within, total = (step, first) if step < first else (step - first, config.outer.steps)
+        lr = config.first_phase.lr if step < first else config.outer.lr
+        generator = torch_generator(config.seed, Purpose.CONDENSATION, round=step + 1)
+        found = method(self.problem(progress.meta, generator), progress.meta, generator=generator)
+        for key, gradient in found.gradient.items():
+            slots = progress.slots.get(key) or Adam().begin(gradient)
+            moved, progress.slots[key] = Adam().apply(progress.meta[key], slots, gradient, lr * (1 - within / total))
+            progress.meta[key] = moved.clamp(0, 1) if key == IMAGES else moved
+        progress.step += 1
+        return {
+            "step": progress.step,
+            "method": part.name,
+            "loss": found.value,
+            "gradient_norm": float(torch.stack([each.square().sum() for each in found.gradient.values()]).sum().sqrt()),
+            "num_directions": found.num_directions,
+            "variance": found.variance,
+            "relative_variance": found.relative_variance,
+            "time_s": perf_counter() - started,
+        }
+
+    def problem(self, meta: Tree, generator: torch.Generator) -> Problem:
+        """A fresh network, its batches, and the real images that judge it."""
+        config, train = self.config, self.dataset.train
+        inner, data = self.training(meta, generator)
+        size = min(config.outer.batch_size, len(train))
+        chosen = torch.randperm(len(train), generator=generator)[:size]
+        images, targets = (each.to(self.device) for each in train.batch(chosen))
+        return Problem(
+            inner=inner,
+            data=data,
+            outer=lambda state, _: functional.cross_entropy(self.network.outputs(state["parameters"], images), targets),
+        )
+
+    def training(self, meta: Tree, generator: torch.Generator) -> tuple[Training, list[Draw]]:
+        """A fresh network and the batches of its training."""
+        said, num_images = self.config.inner, len(meta[IMAGES])
+        inner = Training(
+            network=self.network,
+            start=self.network.begin(generator).to(self.device),
+            labels=self.labels.to(self.device),
+            num_classes=self.dataset.num_outputs,
+            momentum=said.momentum,
+            decay=said.weight_decay,
+        )
+        size = said.batch_size or num_images
+        return inner, draws(num_images, depth=said.depth, batch_size=size, rate=said.lr, generator=generator)
+
+    @torch.no_grad()
+    def evaluate(self, meta: Tree) -> float:
+        """Test accuracy, the mean over fresh networks trained on the synthetic images alone."""
+        found = []
+        for index in range(self.config.outer.evaluations):
+            generator = torch_generator(self.config.seed, Purpose.CONDENSED, round=index)
+            inner, data = self.training(meta, generator)
+            state = final_state(Problem(inner=inner, data=data, outer=_unjudged), meta)
+            test = self.dataset.test
+            outputs = torch.cat(
+                [
+                    self.network.outputs(state["parameters"], features.to(self.device)).cpu()
+                    for features, _ in test.batches(_EVALUATION_BATCH)
+                ]
+            )
+            found.append(accuracy(outputs, test.targets))
+        return sum(found) / len(found)
+
+    @cached_property
+    def _second(self) -> Method:
+        return _method(self.config.method)
+
+    @cached_property
+    def _first(self) -> Method:
+        return _method(self.config.first_phase.method)
+
+    def _first_image(self, of_class: Tensor, generator: torch.Generator) -> Tensor:
+        train = self.dataset.train
+        match self.config.start:
+            case "real":
+                chosen = of_class[torch.randint(len(of_class), (1,), generator=generator)]
+                return train.batch(chosen)[0][0].clone()
+            case "mean":
+                return train.batch(of_class)[0].mean(0)
+            case "noise":
+                return torch.rand(_image_shape(self.dataset.input_shape), generator=generator)
+
+
+def image_dataset(dataset: Dataset, *, name: str) -> Dataset:
+    """The data set with images [n, c, h, w] of pixels in [0, 1].
+
+    Raises:
+        DataError: it has none, or no classes.
+    """
+    if not dataset.class_names:
+        raise DataError(
+            f"data '{name}' has no classes, but condensation makes images of each class; take another data set."
+        )
+    found = Dataset(
+        train=_images(dataset.train, name), test=_images(dataset.test, name), class_names=dataset.class_names
+    )
+    low, high = found.train.features.aminmax()
+    if low < 0 or high > 1:
+        raise DataError(
+            f"data '{name}' has features from {low:.3g} to {high:.3g}; expected are pixels from 0 to 1, as fractions."
+        )
+    return found
+
+
+def _images(samples: AnySamples, name: str) -> AnySamples:
+
+    shape = samples.shape
+    if len(shape) == 3:
+        return samples
+    side = isqrt(shape[0]) if len(shape) == 1 else 0
+    if not side or side * side != shape[0] or not isinstance(samples, Samples):
+        raise DataError(
+            f"data '{name}' has features of the shape {list(shape)}; expected are images, [channels, height, width]."
+        )
+    return replace(samples, features=samples.features.reshape(-1, 1, side, side))
+
+
+def _image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    channels, height, width = shape
+    return channels, height, width
+
+
+def _method(part: MethodPart) -> Method:
+    built: Method = part.build()
+    return built
+
+
+def _unjudged(state: Tree, meta: Tree) -> Tensor:
+    return next(iter(state.values())).new_zeros(())

@@ -1,0 +1,52 @@
+"""Random directions for the forward gradient, and how far estimates along them scatter.
+
+With E[v v^T] = I the mean of b values (g.v) v is g, whatever g is.  Its second moment is ((N+b-1)/b) |g|^2 for Rademacher
+directions and ((N+b+1)/b) |g|^2 for Gaussian ones, N the number of meta-parameters: the variance is (N -+ 1)/b times |g|^2, which says what b
+a target needs before anything is computed.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedsign.bilevel.unroll import Tree
+from fedsign.errors import ConfigError
+
+Kind = Literal["rademacher", "gaussian"]
+
+
+def draw(kind: Kind, meta: Tree, *, count: int, generator: torch.Generator) -> Tree:
+    """`count` directions of all meta-parameters together, [count, ...] each; drawn on the CPU, the same on every device."""
+    return {key: _draw(kind, value, count, generator) for key, value in meta.items()}
+
+
+def _draw(kind: Kind, like: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    shape = (count, *like.shape)
+    match kind:
+        case "rademacher":
+            drawn = torch.randint(0, 2, shape, generator=generator).mul_(2).sub_(1)
+        case "gaussian":
+            drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
+        case _:
+            raise ConfigError(f"directions={kind!r} was given; expected is rademacher or gaussian.")
+    return drawn.to(like)
+
+
+def relative_variance(kind: Kind, *, size: int, count: int) -> float:
+    """E|g_hat - g|^2 / |g|^2 of a mean over `count` directions in `size` dimensions.
+
+    >>> relative_variance("rademacher", size=65, count=32), relative_variance("gaussian", size=63, count=32)
+    (2.0, 2.0)
+    """
+    return (size - 1 if kind == "rademacher" else size + 1) / count
+
+
+def count_for(kind: Kind, *, size: int, target: float) -> int:
+    """The fewest directions whose relative variance is at most `target`.
+
+    >>> count_for("rademacher", size=65, target=2.0)
+    32
+    """
+    return max(1, math.ceil(relative_variance(kind, size=size, count=1) / target))

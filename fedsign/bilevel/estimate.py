@@ -1,0 +1,69 @@
+"""What every way to a hypergradient returns, and the one signature that they share."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedsign.bilevel.unroll import Problem, Tree
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hypergradient:
+    """An estimate of d h / d phi, and what is known about it.
+
+    `variance` is the estimated trace of the covariance of `gradient`: 0 for a method without chance, None where one direction
+    says nothing about it.  A biased method's bias is not in it.
+    """
+
+    value: float
+    gradient: Tree
+    state: Tree
+    num_directions: int = 0
+    variance: float | None = 0.0
+
+    @property
+    def relative_variance(self) -> float | None:
+        """The variance over an unbiased estimate of the squared norm of the true gradient; None where that is not above 0."""
+        if self.variance is None:
+            return None
+        squared = sum(float(each.double().square().sum()) for each in self.gradient.values()) - self.variance
+        return self.variance / squared if squared > 0 else None
+
+
+class Method(Protocol):
+    """A way to a hypergradient; a row of the table."""
+
+    def __call__(self, problem: Problem, meta: Tree, *, generator: torch.Generator) -> Hypergradient:
+        """The hypergradient at `meta`; methods without chance leave the generator alone."""
+        ...
+
+
+def judged(problem: Problem, state: Tree, meta: Tree) -> tuple[float, Tree, Tree]:
+    """f, its gradient by the state and its direct gradient by the meta-parameters, at the end of training."""
+    at = {key: value.detach().requires_grad_(value.is_floating_point()) for key, value in state.items()}
+    given = leaves(meta)
+    with torch.enable_grad():
+        value = problem.outer(at, given)
+    return float(value.detach()), *_gradients(value, at, given)
+
+
+def leaves(tree: Tree) -> Tree:
+    """The same values as the start of a new graph."""
+    return {key: value.detach().clone().requires_grad_() for key, value in tree.items()}
+
+
+def gradient_of(value: Tensor, tree: Tree) -> Tree:
+    """d value / d tree, zero where it does not depend on it."""
+    if not value.requires_grad:
+        return {key: torch.zeros_like(each) for key, each in tree.items()}
+    found = torch.autograd.grad(value, list(tree.values()), allow_unused=True, materialize_grads=True)
+    return dict(zip(tree, found, strict=True))
+
+
+def _gradients(value: Tensor, first: Tree, second: Tree) -> tuple[Tree, Tree]:
+    both = gradient_of(
+        value, {f"0{key}": each for key, each in first.items()} | {f"1{key}": each for key, each in second.items()}
+    )
+    return {key: both[f"0{key}"] for key in first}, {key: both[f"1{key}"] for key in second}

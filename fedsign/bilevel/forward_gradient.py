@@ -1,0 +1,144 @@
+"""(FG)^2U: forward unrolling along random directions, whose memory does not grow with the depth.
+
+Paper: Shen et al. 2024 (arXiv 2406.14095).  g_hat = (1/b) sum_i (d_theta f . z_T^(i) + d_phi f . v_i) v_i, with z_T^(i) the tangent of
+the whole training along v_i.  b -> num_directions.  The b tangents go through the training in chunks of what fits into `memory_bytes`, each
+chunk beside one training.  `forward_exact` is the same with the N unit vectors for directions and no mean; `fg2u_zo` takes
+differences of whole trainings in place of tangents, for an inner problem that no derivative goes through.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedsign.bilevel import directions as ways
+from fedsign.bilevel.estimate import Hypergradient, Method, judged
+from fedsign.bilevel.unroll import Problem, Pushing, Tree, along, bytes_of, final_state, pushed, size_of
+from fedsign.errors import ConfigError
+
+_MIB = 2**20
+_TANGENTS_OF_A_STEP = (
+    8  # intermediate results that a push of torch.func holds, in units of its state: a guess that errs upwards
+)
+
+Count = Annotated[int, Field(ge=1)]
+Target = Annotated[float, Field(ge=0)]
+Bytes = Annotated[int, Field(ge=1)]
+
+
+def fg2u(
+    *,
+    num_directions: Count = 32,
+    directions: ways.Kind = "rademacher",
+    target_variance: Target = 0.0,
+    memory_bytes: Bytes = 512 * _MIB,
+) -> Method:
+    """Tangents along random directions; with `target_variance` above 0 as many of them as that needs, relative to |g|^2."""
+
+    def estimate(problem: Problem, meta: Tree, *, generator: torch.Generator) -> Hypergradient:
+        count = num_directions
+        if target_variance:
+            count = ways.count_for(directions, size=size_of(meta), target=target_variance)
+        vectors = ways.draw(directions, meta, count=count, generator=generator)
+        return _mean(slopes_along(problem, meta, vectors, memory_bytes=memory_bytes), vectors)
+
+    return estimate
+
+
+def fg2u_zo(
+    *, num_directions: Count = 32, directions: ways.Kind = "rademacher", epsilon: Annotated[float, Field(gt=0)] = 1e-4
+) -> Method:
+    """Differences (theta_T(phi + epsilon v) - theta_T(phi)) / epsilon in place of tangents: nothing inside is differentiated."""
+
+    def estimate(problem: Problem, meta: Tree, *, generator: torch.Generator) -> Hypergradient:
+        vectors = ways.draw(directions, meta, count=num_directions, generator=generator)
+        state = final_state(problem, meta)
+        value, by_state, direct = judged(problem, state, meta)
+        found = []
+        for index in range(num_directions):
+            moved = final_state(problem, {key: each + epsilon * vectors[key][index] for key, each in meta.items()})
+            tangent = {key: ((moved[key] - each) / epsilon)[None] for key, each in state.items()}
+            found.append(along(by_state, tangent))
+        slopes = torch.cat(found) + along(direct, vectors)
+        return _mean(Slopes(value=value, state=state, slopes=slopes), vectors)
+
+    return estimate
+
+
+def forward_exact(*, memory_bytes: Bytes = 512 * _MIB) -> Method:
+    """The whole Jacobian d theta_T / d phi, a column for each meta-parameter: exact, in N / chunk trainings."""
+
+    def exact(problem: Problem, meta: Tree, *, generator: torch.Generator) -> Hypergradient:
+        vectors = unit_vectors(meta)
+        found = slopes_along(problem, meta, vectors, memory_bytes=memory_bytes)
+        parts = found.slopes.split([each.numel() for each in meta.values()])
+        gradient = {key: part.reshape(each.shape) for (key, each), part in zip(meta.items(), parts, strict=True)}
+        return Hypergradient(value=found.value, gradient=gradient, state=found.state, num_directions=size_of(meta))
+
+    return exact
+
+
+def unit_vectors(meta: Tree) -> Tree:
+    """The N unit vectors of all meta-parameters together, [N, ...] each."""
+    size, at = size_of(meta), 0
+    vectors = {}
+    for key, each in meta.items():
+        block = each.new_zeros(size, each.numel())
+        block[at : at + each.numel()] = torch.eye(each.numel(), dtype=each.dtype, device=each.device)
+        vectors[key] = block.reshape(size, *each.shape)
+        at += each.numel()
+    return vectors
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slopes:
+    """Derivatives of h along b directions, [b], and where the training ended."""
+
+    value: float
+    state: Tree
+    slopes: Tensor
+
+
+def slopes_along(problem: Problem, meta: Tree, vectors: Tree, *, memory_bytes: int) -> Slopes:
+    """The derivative of h along each direction, in chunks of what fits into the memory."""
+    size = chunk_size(problem, meta, memory_bytes=memory_bytes)
+    count = len(next(iter(vectors.values())))
+    found: list[Tensor] = []
+    judgement: tuple[float, Tree, Tree] | None = None
+    for start in range(0, count, size):
+        part = {key: each[start : start + size] for key, each in vectors.items()}
+        state, tangents = pushed(problem, meta, part)
+        judgement = judgement or judged(problem, state, meta)  # every chunk ends in the same state
+        _, by_state, direct = judgement
+        found.append(along(by_state, tangents) + along(direct, part))
+    if judgement is None:
+        raise ConfigError("no direction was given; expected is at least one.")
+    return Slopes(value=judgement[0], state=state, slopes=torch.cat(found))
+
+
+def chunk_size(problem: Problem, meta: Tree, *, memory_bytes: int) -> int:
+    """How many directions go through the training together; one at least."""
+    inner = problem.inner
+    if isinstance(inner, Pushing) and problem.depth:
+        each = inner.bytes_per_direction(meta, problem.data[0])
+    else:
+        each = _TANGENTS_OF_A_STEP * bytes_of(inner.initial(meta)) + bytes_of(meta)
+    return max(1, memory_bytes // each)
+
+
+def _mean(found: Slopes, vectors: Tree) -> Hypergradient:
+    """The mean of (slope_i v_i), and the scatter of its terms as the variance of the mean."""
+    slopes = found.slopes
+    count = len(slopes)
+    gradient = {key: torch.tensordot(slopes / count, each, dims=1) for key, each in vectors.items()}
+    variance = None
+    if count > 1:
+        lengths = torch.stack([each.double().square().reshape(count, -1).sum(1) for each in vectors.values()]).sum(0)
+        squares = float((slopes.double().square() * lengths).sum())
+        mean = sum(float(each.double().square().sum()) for each in gradient.values())
+        variance = max(0.0, squares - count * mean) / (count * (count - 1))
+    return Hypergradient(
+        value=found.value, gradient=gradient, state=found.state, num_directions=count, variance=variance
+    )

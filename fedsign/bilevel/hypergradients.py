@@ -1,0 +1,110 @@
+"""The other ways to a hypergradient: through the training in reverse, and by implicit differentiation.
+
+Paper: Shen et al. 2024 (arXiv 2406.14095), section 2, and the authors' public code for the exact forms.
+
+`rgu` differentiates the whole training in reverse and keeps all of it; `trgu` only its last k steps, which is cheaper and biased.
+The implicit ones look at the end alone, as if it were a minimum of the inner loss g: -(d2g/dphi dtheta) P (df/dtheta) + df/dphi with
+P = I (`hessian_free`) or P = alpha sum_k (I - alpha H)^k (`neumann`), H = d2g/dtheta2.  Biased, and their memory does not grow with the depth.
+
+Differs from the authors' code at its head: reverse unrolling there leaves out the momentum buffer, its first step and takes its batches
+one off; here all of the state is differentiated, on the same batches as everywhere.
+"""
+
+from dataclasses import replace
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedsign.bilevel.estimate import Hypergradient, Method, gradient_of, judged, leaves
+from fedsign.bilevel.unroll import Problem, Stationary, Tree, final_state
+from fedsign.errors import ConfigError
+
+Steps = Annotated[int, Field(ge=1)]
+
+
+def rgu() -> Method:
+    """Reverse mode through all steps: exact, and its memory grows with the depth."""
+
+    def exact(problem: Problem, meta: Tree, *, generator: torch.Generator) -> Hypergradient:
+        return _reverse(problem, meta, skipped=0)
+
+    return exact
+
+
+def trgu(*, truncated_steps: Steps = 10) -> Method:
+    """Reverse mode through the last steps alone; the state before them counts as given."""
+
+    def truncated(problem: Problem, meta: Tree, *, generator: torch.Generator) -> Hypergradient:
+        return _reverse(problem, meta, skipped=max(0, problem.depth - truncated_steps))
+
+    return truncated
+
+
+def hessian_free() -> Method:
+    """Implicit differentiation with the identity for the inverse Hessian."""
+
+    def implicit(problem: Problem, meta: Tree, *, generator: torch.Generator) -> Hypergradient:
+        return _implicit(problem, meta, num_terms=0, alpha=1.0)
+
+    return implicit
+
+
+def neumann(*, num_terms: Steps = 3, alpha: Annotated[float, Field(gt=0)] = 1.0) -> Method:
+    """Implicit differentiation with `num_terms` terms of Neumann's series beyond the first for the inverse Hessian."""
+
+    def implicit(problem: Problem, meta: Tree, *, generator: torch.Generator) -> Hypergradient:
+        return _implicit(problem, meta, num_terms=num_terms, alpha=alpha)
+
+    return implicit
+
+
+def _reverse(problem: Problem, meta: Tree, *, skipped: int) -> Hypergradient:
+    given = leaves(meta)
+    if skipped:
+        state = final_state(replace(problem, data=problem.data[:skipped]), meta)
+    else:
+        state = problem.inner.initial(given)
+    with torch.enable_grad():
+        for data in problem.data[skipped:]:
+            state = problem.inner.step(state, given, data)
+        value = problem.outer(state, given)
+    gradient = gradient_of(value, given)
+    return Hypergradient(
+        value=float(value.detach()), gradient=gradient, state={key: each.detach() for key, each in state.items()}
+    )
+
+
+def _implicit(problem: Problem, meta: Tree, *, num_terms: int, alpha: float) -> Hypergradient:
+    inner = problem.inner
+    if not isinstance(inner, Stationary):
+        raise ConfigError(
+            f"{type(inner).__name__} does not say what its steps minimise, which implicit differentiation needs; give it "
+            "`parameters` and `objective`, or take a method that goes through the steps, such as fg2u."
+        )
+    state = final_state(problem, meta)
+    value, by_state, direct = judged(problem, state, meta)
+    start = {key: by_state[key] for key in inner.parameters}
+    given, at = leaves(meta), leaves({key: state[key] for key in inner.parameters})
+    with torch.enable_grad():
+        loss = inner.objective({**state, **at}, given)
+        slope = dict(zip(at, torch.autograd.grad(loss, list(at.values()), create_graph=True), strict=True))
+    total = start
+    for _ in range(num_terms):  # (I - alpha H) v + v_0
+        curved = _product(slope, total, at)
+        total = {key: total[key] - alpha * curved[key] + start[key] for key in total}
+    mixed = _product(slope, total, given)
+    scale = alpha if num_terms else 1.0
+    gradient = {key: direct[key] - scale * mixed[key] for key in meta}
+    return Hypergradient(value=value, gradient=gradient, state=state)
+
+
+def _product(slope: Tree, vector: Tree, by: Tree) -> Tree:
+    """d <slope, vector> / d by."""
+    with torch.enable_grad():
+        inner_product: Tensor = torch.stack([(slope[key] * vector[key]).sum() for key in slope]).sum()
+    found = torch.autograd.grad(
+        inner_product, list(by.values()), retain_graph=True, allow_unused=True, materialize_grads=True
+    )
+    return dict(zip(by, found, strict=True))

@@ -1,0 +1,96 @@
+"""Optimisers as pure functions: parameters and memory in, parameters and memory out.
+
+torch's own change their tensors in place, and a tangent cannot be followed through that.  The formulas are torch's: the same
+numbers, tested against it.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+Slots = tuple[Tensor, ...]
+
+
+class Update(Protocol):
+    """An optimiser's step on one tensor of parameters."""
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The names of what it remembers."""
+        ...
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether a step is linear in all that it takes but the rate, and so the step of its own tangents."""
+        ...
+
+    def begin(self, parameters: Tensor) -> Slots:
+        """The memory before the first step."""
+        ...
+
+    def apply(self, parameters: Tensor, slots: Slots, gradient: Tensor, rate: Tensor | float) -> tuple[Tensor, Slots]:
+        """One step."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sgd:
+    """m <- momentum m + g; theta <- theta - rate m."""
+
+    momentum: float = 0.9
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The velocity."""
+        return ("momentum",)
+
+    @property
+    def is_linear(self) -> bool:
+        """It is."""
+        return True
+
+    def begin(self, parameters: Tensor) -> Slots:
+        """No velocity."""
+        return (torch.zeros_like(parameters),)
+
+    def apply(self, parameters: Tensor, slots: Slots, gradient: Tensor, rate: Tensor | float) -> tuple[Tensor, Slots]:
+        """One step."""
+        momentum = self.momentum * slots[0] + gradient
+        return parameters - rate * momentum, (momentum,)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Adam:
+    """Adam with both corrections of its bias.
+
+    Where a gradient has been 0 since the start, the root of the mean square has no derivative: its tangent is not a number.
+    """
+
+    first: float = 0.9
+    second: float = 0.999
+    epsilon: float = 1e-8
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Both means, and the number of steps."""
+        return ("mean", "mean_square", "count")
+
+    @property
+    def is_linear(self) -> bool:
+        """It is not."""
+        return False
+
+    def begin(self, parameters: Tensor) -> Slots:
+        """Nothing remembered."""
+        return torch.zeros_like(parameters), torch.zeros_like(parameters), parameters.new_zeros(())
+
+    def apply(self, parameters: Tensor, slots: Slots, gradient: Tensor, rate: Tensor | float) -> tuple[Tensor, Slots]:
+        """One step."""
+        mean = self.first * slots[0] + (1 - self.first) * gradient
+        square = self.second * slots[1] + (1 - self.second) * gradient.square()
+        count = slots[2] + 1
+        unbiased = square / (1 - self.second**count)
+        step = mean / (1 - self.first**count) / (unbiased.sqrt() + self.epsilon)
+        return parameters - rate * step, (mean, square, count)

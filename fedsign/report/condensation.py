@@ -1,0 +1,135 @@
+"""condensation.html: the images that were learnt, and how, on one page in one file."""
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+from numpy.typing import NDArray
+from PIL import Image
+
+from fedsign.disk import replace_file, write_text
+from fedsign.report.curves import Curve, chart
+from fedsign.report.run_charts import Chart
+from fedsign.report.svg import tag
+from fedsign.report.template import render
+
+_LARGEST_SIDE = 112  # of an image on the page, in pixels
+_GAP = 1  # between the images of a sheet, in their own pixels
+_LARGEST_WIDTH = 1200  # of a sheet
+_FAINT = 245
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Condensed:
+    """What a condensation left: images [k, c, h, w] before and after, a line for each step, and facts as (name, value, remark)."""
+
+    name: str
+    headline: tuple[str, str, str]
+    facts: Sequence[tuple[str, str, str]]
+    class_names: Sequence[str]
+    labels: Sequence[int]
+    before: NDArray[Any]
+    after: NDArray[Any]
+    lines: Sequence[Mapping[str, Any]]
+    config_toml: str
+    environment: Mapping[str, str]
+
+
+def write_condensation(found: Condensed, folder: Path) -> list[Path]:
+    """Write the page, and the images as sheets of PNG, a column for each class.
+
+    Raises:
+        ResultsError: the folder cannot be written.
+    """
+    sheets = {"images": found.after, "start": found.before}
+    written = [folder / "condensation.html"]
+    for name, images in sheets.items():
+        path = folder / f"{name}.png"
+        drawn = sheet(images, num_classes=len(found.class_names))
+        replace_file(path, lambda partial, drawn=drawn: drawn.save(partial, format="PNG"))  # type: ignore[misc]
+        written.append(path)
+    write_text(written[0], html(found))
+    return written
+
+
+def html(found: Condensed) -> str:
+    """The page as text."""
+    rows = []
+    for label, name in enumerate(found.class_names):
+        chosen = [index for index, each in enumerate(found.labels) if each == label]
+        rows.append((name, [(picture(found.before[index]), picture(found.after[index])) for index in chosen]))
+    return render(
+        "condensation.html.jinja",
+        name=found.name,
+        headline=found.headline,
+        facts=found.facts,
+        rows=rows,
+        charts=charts(found.lines),
+        config_toml=found.config_toml,
+        environment=found.environment,
+    )
+
+
+def charts(lines: Sequence[Mapping[str, Any]]) -> list[Chart]:
+    """Accuracy of fresh networks, the loss on real images, and how far estimates scatter."""
+    steps = [int(line["step"]) for line in lines]
+    judged = [line for line in lines if line.get("accuracy") is not None]
+    drawn = [
+        Chart(
+            title="Test accuracy",
+            svg=chart(
+                [int(line["step"]) for line in judged],
+                [Curve(name="accuracy", values=[line["accuracy"] for line in judged], style="first")],
+                label="test accuracy",
+                percent=True,
+            ),
+            key=[],
+            text="Of fresh networks that were trained on the synthetic images alone.",
+        )
+    ]
+    trained = [line for line in lines if line.get("loss") is not None]
+    if trained:
+        losses = [line["loss"] for line in trained]
+        numbers = [int(line["step"]) for line in trained]
+        svg = chart(numbers, [Curve(name="loss", values=losses, style="first")], label="loss")
+        drawn.append(Chart(title="Loss on real images", svg=svg, key=[], text="After each step's training."))
+    scattered = [line.get("relative_variance") for line in lines]
+    if any(scattered):
+        svg = chart(steps, [Curve(name="variance", values=scattered, style="first")], label="relative variance")
+        text = "Of the hypergradient's estimate, relative to the squared norm of the gradient itself as far as that can be told."
+        drawn.append(Chart(title="Variance", svg=svg, key=[], text=text))
+    return drawn
+
+
+def picture(image: NDArray[Any]) -> Markup:
+    """An image as an element that holds it, enlarged without smoothing."""
+    drawn = _drawn(image)
+    held = io.BytesIO()
+    drawn.save(held, format="PNG")
+    factor = max(1, _LARGEST_SIDE // max(drawn.size))
+    width, height = (factor * side for side in drawn.size)
+    source = "data:image/png;base64," + base64.b64encode(held.getvalue()).decode()
+    return tag("img", src=source, width=width, height=height, alt="", style="image-rendering: pixelated")
+
+
+def sheet(images: NDArray[Any], *, num_classes: int) -> Image.Image:
+    """All images, a column for each class, enlarged without smoothing."""
+    count, channels, height, width = images.shape
+    num_rows = -(-count // num_classes)
+    size = (num_classes * (width + _GAP) + _GAP, num_rows * (height + _GAP) + _GAP)
+    paper = Image.new("RGB", size, (_FAINT,) * 3) if channels == 3 else Image.new("L", size, _FAINT)
+    for index, image in enumerate(images):
+        column, row = divmod(index, num_rows)
+        paper.paste(_drawn(image), (column * (width + _GAP) + _GAP, row * (height + _GAP) + _GAP))
+    factor = max(1, _LARGEST_WIDTH // paper.width)
+    return paper.resize((paper.width * factor, paper.height * factor), Image.Resampling.NEAREST)
+
+
+def _drawn(image: NDArray[Any]) -> Image.Image:
+    pixels = np.round(255 * np.clip(image, 0, 1)).astype(np.uint8)
+    return Image.fromarray(pixels.transpose(1, 2, 0) if len(pixels) == 3 else pixels[0])
