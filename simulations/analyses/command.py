@@ -86,9 +86,9 @@ def valley(
     from simulations.analyses.subject import subject_of
 
     asked = valleys.Asked(
-        directions=_words(directions),
+        directions=words(directions),
         draws=draws,
-        scales=_numbers("--scales", scales),
+        scales=numbers("--scales", scales),
         scaling=valleys.scaling_of(scaling),
         signs=signs,
         group=group,
@@ -106,7 +106,7 @@ def valley(
         print_json(found.as_json() | {"files": [str(file) for file in written]})
         return
     _print_valley(found)
-    _print_files(written, page)
+    print_files(written, page)
 
 
 @app.command()
@@ -139,7 +139,7 @@ def signs(
     for row in found.summary:
         table.add_row(escaped(row["first"]), escaped(row["second"]), _figure(row["same_sign_ratio"]))
     Console(soft_wrap=True, highlight=False).print(table)
-    _print_files(written, None)
+    print_files(written, None)
 
 
 @app.command()
@@ -199,7 +199,7 @@ def interpolate(
             _figure(row["ssr_end"]),
         )
     Console(soft_wrap=True, highlight=False).print(table)
-    _print_files(written, None)
+    print_files(written, None)
 
 
 @app.command()
@@ -237,7 +237,7 @@ def curvature(
             ("cosine of signs and gradient", f"{facts['cosine_signs_gradient']:+.4f}"),
         ],
     )
-    _print_files(written, None)
+    print_files(written, None)
 
 
 def _models_of(paths: list[Path], model: str | None) -> list[str | None]:
@@ -254,13 +254,19 @@ def _print_facts(title: str, rows: list[tuple[str, str]]) -> None:
         console.print(f"{name:<{width}}  {escaped(value)}")
 
 
-def _words(text: str) -> list[str]:
+def words(text: str) -> list[str]:
+    """What stands between commas."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def _numbers(option: str, text: str) -> list[float]:
+def numbers(option: str, text: str) -> list[float]:
+    """The same as numbers.
+
+    Raises:
+        ConfigError: one is none.
+    """
     try:
-        return [float(word) for word in _words(text)]
+        return [float(word) for word in words(text)]
     except ValueError as error:
         raise ConfigError(f"{option} {text} was given, but expected are numbers with commas between them.") from error
 
@@ -320,7 +326,8 @@ def _figure(value: float | None, *, sign: str = "") -> str:
     return "-" if value is None or value != value else f"{value:{sign}.3f}"
 
 
-def _print_files(written: list[Path], page: Path | None) -> None:
+def print_files(written: list[Path], page: Path | None) -> None:
+    """What was written, pictures last."""
     console = Console(soft_wrap=True, highlight=False)
     pictures = [file for file in written if file.suffix == ".svg"]
     for file in [file for file in written if file.suffix in (".json", ".npz")] + pictures:

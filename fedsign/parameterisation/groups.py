@@ -1,0 +1,77 @@
+"""An optimiser whose groups have the rates and the weight decay that a model's parameterisation gives them.
+
+A group also says which weights of its tensors there are (`masks`), for an optimiser that keeps state for those alone.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedsign.errors import ConfigError
+from fedsign.optim.base import subject
+from fedsign.optim.packed import PackedAdamW, PackedSGD
+from fedsign.parameterisation.apply import Parameterised, parameterised
+from fedsign.parameterisation.plan import Rule, TensorPlan
+from fedsign.sections import OptimizerPart
+
+Group = dict[str, Any]
+
+
+def optimizer_of(part: OptimizerPart, model: nn.Module, lr: float, weight_decay: float) -> torch.optim.Optimizer:
+    """A fresh optimiser of a model's parameters, in groups if the model is parameterised.
+
+    Raises:
+        ConfigError: the optimiser cannot have groups, or there is no rule for its rates.
+    """
+    made = parameterised(model)
+    if made is None:
+        plain: torch.optim.Optimizer = part.build(subject(part.name, model), lr, weight_decay)
+        return plain
+    optimizer: torch.optim.Optimizer = part.build(groups_of(made, model), lr, weight_decay)
+    rule = _rule_of(optimizer, part, made)
+    for group in optimizer.param_groups:
+        _set(group, rule, lr, weight_decay, made)
+    if weight_decay and made.plan.scheme.decay == "base" and isinstance(optimizer, torch.optim.Adam):
+        _refuse_coupled(optimizer, part)
+    return optimizer
+
+
+def groups_of(made: Parameterised, model: nn.Module) -> list[Group]:
+    """Parameters whose rates and decay are the same, in the model's order."""
+    groups: dict[tuple[float, float, bool], Group] = {}
+    for name, tensor in made.plan.tensors.items():
+        key = (tensor.adam_rate, tensor.sgd_rate, tensor.decays)
+        group = groups.setdefault(key, {"params": [], "masks": [], "plan": tensor})
+        group["params"].append(model.get_parameter(name))
+        group["masks"].append(made.masks.get(name))
+    return list(groups.values())
+
+
+def _set(group: Group, rule: Rule, lr: float, weight_decay: float, made: Parameterised) -> None:
+    tensor: TensorPlan = group["plan"]
+    rate = tensor.rate(rule)
+    group["lr"] = lr * rate
+    if not tensor.decays:
+        group["weight_decay"] = 0.0
+    elif made.plan.scheme.decay == "base":
+        group["weight_decay"] = weight_decay / rate
+
+
+def _rule_of(optimizer: torch.optim.Optimizer, part: OptimizerPart, made: Parameterised) -> Rule:
+    if isinstance(optimizer, torch.optim.SGD | PackedSGD):
+        return "sgd"
+    if isinstance(optimizer, torch.optim.Adam | PackedAdamW) or made.plan.scheme.name == "sp":
+        return "adam"
+    raise ConfigError(
+        f"client.optimizer.name={part.name} was given with parameterisation.name={made.plan.scheme.name}, which has rules for "
+        "SGD, Adam and AdamW only; use sgd, adam, adamw, packed_sgd or packed_adamw, or parameterisation.name=sp."
+    )
+
+
+def _refuse_coupled(optimizer: torch.optim.Adam, part: OptimizerPart) -> None:
+    if not optimizer.param_groups[0]["decoupled_weight_decay"]:
+        raise ConfigError(
+            f"client.optimizer.name={part.name} was given with parameterisation.decay=base, but its weight decay is a part of the "
+            "gradient that Adam rescales; use adamw, or parameterisation.decay=rate."
+        )

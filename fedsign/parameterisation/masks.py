@@ -1,0 +1,56 @@
+"""Which weights of a sparse tensor there are.
+
+Each weight is there with the tensor's density, independently, drawn once from (seed, MASKS, the tensor's name): server and clients draw the
+same, and nobody sends it.  The other weights start at 0 and stay there, since their gradients are 0: no optimiser of ours,
+no weight decay and no penalty that compares with the received model moves a weight that is 0 there and gets no gradient.
+"""
+
+from collections.abc import Mapping
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedsign.seeding import Purpose, named_generator
+
+
+class Mask:
+    """Of one tensor; `is_there` has its shape."""
+
+    def __init__(self, is_there: Tensor) -> None:
+        self.is_there = is_there
+
+    @cached_property
+    def num(self) -> int:
+        """How many weights there are."""
+        return int(self.is_there.sum())
+
+    @cached_property
+    def places(self) -> Tensor:
+        """Where they are in the tensor as one row, ascending [num]; 4 bytes each, if that is enough."""
+        places = self.is_there.flatten().nonzero().squeeze(1)
+        return places.int() if self.is_there.numel() <= torch.iinfo(torch.int32).max else places
+
+    def __call__(self, gradient: Tensor) -> Tensor:
+        """The gradient of the weights that there are, 0 elsewhere: a hook for a parameter."""
+        return gradient * self.is_there
+
+
+def mask_of(seed: int, name: str, shape: tuple[int, ...], density: float) -> Mask:
+    """The mask of a tensor, the same in every process.
+
+    >>> round(mask_of(0, "up.weight", (1000, 1000), 0.25).num / 1e6, 2)
+    0.25
+    """
+    drawn = named_generator(seed, Purpose.MASKS, name).random(shape, dtype=np.float32)
+    return Mask(torch.from_numpy(drawn < density))
+
+
+def hold(model: nn.Module, masks: Mapping[str, Mask]) -> None:
+    """Put a model's absent weights to 0 and keep their gradients there."""
+    for name, mask in masks.items():
+        parameter = model.get_parameter(name)
+        with torch.no_grad():
+            parameter.mul_(mask.is_there)
+        parameter.register_hook(mask)

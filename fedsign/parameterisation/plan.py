@@ -1,0 +1,152 @@
+"""What every tensor of a model gets: density, start, rates, multipliers, and why.
+
+Table 1 of Dey et al. 2024 (arXiv 2405.15743), with m_d of the width and m_rho of the density:
+
+                          standard (sp)       mup                  smupar
+    embedding, start      s^2                 s^2                  s^2
+    hidden, start         s^2                 s^2 / m_d            s^2 / (m_d m_rho)
+    hidden, Adam's rate   1                   1 / m_d              1 / (m_d m_rho)
+    input, forward        1                   alpha_input          alpha_input
+    output, forward       1                   alpha_output / m_d   alpha_output / m_d
+    attention's logits    1 / sqrt(head)      1 / head             1 / head
+
+Adam's rate of all others is 1 in all three.  Hidden tensors that add to a residual stream 2 L times start smaller by sqrt(2 L),
+biases at 0, norms at 1, as in the authors' code.  A head of its own starts like a tied one, as the embedding does.
+
+SGD: the paper gives a hidden rate of 1 / m_rho and no more.  The rest follows from the sizes of gradients: behind an output
+multiplied with 1 / m_d they are as 1 / m_d, so that embeddings, heads, biases and norms need m_d times the rate, while a hidden
+tensor's change sums over the width and keeps it (the same as in Yang et al. 2022, arXiv 2203.03466, Table 8).
+
+Weight decay is for all but vectors.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+from fedsign.errors import ConfigError
+from fedsign.parameterisation.roles import ModelRoles, Role, matches, roles_of_model
+from fedsign.parameterisation.schemes import Scheme
+
+Rule = Literal["adam", "sgd"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorPlan:
+    """Of one parameter; the rates are multiples of client.lr, `init_std` is None for what is no random matrix."""
+
+    name: str
+    shape: tuple[int, ...]
+    role: Role
+    density: float
+    init_std: float | None
+    adam_rate: float
+    sgd_rate: float
+    decays: bool
+    why: str
+
+    def rate(self, rule: Rule) -> float:
+        """How many times client.lr."""
+        match rule:
+            case "adam":
+                return self.adam_rate
+            case "sgd":
+                return self.sgd_rate
+            case _:
+                raise ValueError(f"rule={rule!r}; expected 'adam' or 'sgd'.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """Of a whole model; `attention` is what its logits are multiplied with, by module, `input` and `output` the other two multipliers."""
+
+    scheme: Scheme
+    roles: ModelRoles
+    tensors: Mapping[str, TensorPlan]
+    input: float
+    output: float
+    attention: Mapping[str, float]
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether a tensor is."""
+        return any(tensor.density < 1 for tensor in self.tensors.values())
+
+
+def plan_of(model: nn.Module, scheme: Scheme) -> Plan:
+    """What a scheme gives a model.
+
+    Raises:
+        ConfigError: the model's roles are not known, or a pattern names no hidden tensor.
+    """
+    roles = roles_of_model(model)
+    m_d = scheme.width_factor(roles.width)
+    tensors = {
+        name: _tensor(name, tuple(parameter.shape), roles, scheme, m_d) for name, parameter in model.named_parameters()
+    }
+    _check_patterns(scheme, [name for name, tensor in tensors.items() if tensor.role is Role.HIDDEN])
+    scales = {name: scheme.attention_scale(width) for name, width in roles.attention.items()}
+    return Plan(
+        scheme=scheme,
+        roles=roles,
+        tensors=tensors,
+        input=scheme.alpha_input,
+        output=scheme.alpha_output / m_d,
+        attention={name: scale for name, scale in scales.items() if scale is not None},
+    )
+
+
+def _tensor(name: str, shape: tuple[int, ...], roles: ModelRoles, scheme: Scheme, m_d: float) -> TensorPlan:
+    role = roles.role(name, len(shape))
+    density = scheme.density_of(name) if role is Role.HIDDEN else 1.0
+    adam_rate, sgd_rate, init_std, why = 1.0, m_d, None, "bias or norm"
+    match role:
+        case Role.HIDDEN:
+            for_init, for_rate = (scheme.density_factor(density, of) for of in ("init", "rate"))
+            adam_rate, sgd_rate = 1 / (m_d * for_rate), 1 / for_rate
+            init_std = scheme.init_std / (m_d * for_init) ** 0.5
+            why = f"hidden, m_d {m_d:g}, m_rho {density / scheme.base_density:g}"
+            if matches(name, roles.residual):
+                init_std /= (2 * roles.depth) ** 0.5
+                why += f", adds to the stream of {roles.depth} blocks"
+        case Role.EMBEDDING | Role.UNEMBEDDING:
+            init_std = scheme.init_std
+            why = "reads in" if role is Role.EMBEDDING else "reads off"
+        case Role.VECTOR:
+            pass
+        case _:
+            raise ValueError(f"role={role!r} is not known.")
+    return TensorPlan(
+        name=name,
+        shape=shape,
+        role=role,
+        density=density,
+        init_std=init_std,
+        adam_rate=adam_rate,
+        sgd_rate=sgd_rate,
+        decays=role is not Role.VECTOR,
+        why=why,
+    )
+
+
+def _check_patterns(scheme: Scheme, hidden: list[str]) -> None:
+    for pattern in scheme.densities:
+        if not any(matches(name, (pattern,)) for name in hidden):
+            shown = ", ".join(hidden[:6]) + (", ..." if len(hidden) > 6 else "")
+            raise ConfigError(
+                f"parameterisation.densities has the pattern '{pattern}', which names no hidden tensor; they are "
+                f"{shown or 'none in this model'}."
+            )
+
+
+def forward_rows(plan: Plan) -> Iterator[tuple[str, float, str]]:
+    """Which modules' passes are multiplied, with what, and why."""
+    for name in plan.roles.inputs:
+        yield name, plan.input, "alpha_input"
+    for name in plan.roles.outputs:
+        yield name, plan.output, "alpha_output / m_d, before the outputs are read off"
+    for name, scale in plan.attention.items():
+        based = plan.scheme.base_head_width
+        yield name, scale, "logits: sqrt(base_head_width) / head width" if based else "logits: 1 / head width"

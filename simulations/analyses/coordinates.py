@@ -1,0 +1,143 @@
+"""`fedsign analyse coordinates`: do activations keep their size when a model gets sparser?"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsign import plugins
+from fedsign.config import ExperimentConfig, from_dict
+from fedsign.errors import ConfigError
+from fedsign.parameterisation.coordinates import Coordinates, coordinates
+from fedsign.registry import nearest
+from fedsign.report.analysis import Found
+from fedsign.workload import Workload
+
+VARIANTS = {  # what may be looked at -> the parameterisation, and what it differs in from the configuration's
+    "sp": ("sp", {}),
+    "mup": ("mup", {}),
+    "smupar": ("smupar", {"corrects": "both"}),
+    "smupar-init": ("smupar", {"corrects": "init"}),
+    "smupar-rate": ("smupar", {"corrects": "rate"}),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What to look at; see the command's options."""
+
+    schemes: Sequence[str] = ("sp", "mup", "smupar")
+    densities: Sequence[float] = (1.0, 0.25, 0.0625)
+    seeds: int = 3
+    steps: int = 10
+
+
+def check(asked: Asked) -> None:
+    """Raise ConfigError unless it can be looked at, whatever the model."""
+    for name in asked.schemes:
+        if name not in VARIANTS:
+            raise ConfigError(
+                f"scheme '{name}' is not known.{nearest(name, VARIANTS)} Expected is one of {', '.join(VARIANTS)}."
+            )
+    for density in asked.densities:
+        if not 0 < density <= 1:
+            raise ConfigError(f"--densities has {density:g}, but expected are numbers above 0 and at most 1.")
+    if not asked.schemes or not asked.densities or min(asked.seeds, asked.steps) < 1:
+        raise ConfigError(
+            f"{len(asked.schemes)} schemes, {len(asked.densities)} densities, --seeds={asked.seeds} and --steps={asked.steps} were "
+            "given, but expected is one of each at least."
+        )
+
+
+def variant(config: ExperimentConfig, scheme: str, density: float, **changes: Any) -> ExperimentConfig:
+    """The same experiment under another parameterisation, with those of its settings that the other one takes.
+
+    Raises:
+        ConfigError: the configuration names no parameterisation.
+    """
+    if config.parameterisation.name == "none":
+        raise ConfigError(
+            "parameterisation.name=none was given, but schemes are compared from one base; name it, such as --set "
+            "parameterisation.name=smupar --set parameterisation.base_width=64."
+        )
+    name, own = VARIANTS[scheme]
+    taken = plugins.names_of("parameterisation", name)
+    settings = {key: value for key, value in config.parameterisation.settings.items() if key in taken}
+    data = config.replace(**changes).model_dump(mode="json")
+    return from_dict(data | {"parameterisation": settings | own | {"name": name, "density": density}})
+
+
+def look(config: ExperimentConfig, asked: Asked) -> Found:
+    """Train each scheme at each density from each seed, and look at its activations.
+
+    Raises:
+        FedSignError: the model cannot be looked at.
+    """
+    check(asked)
+    seen: dict[tuple[str, float, int], Coordinates] = {}
+    for seed in range(config.seed, config.seed + asked.seeds):
+        first: Workload | None = None
+        for scheme in asked.schemes:
+            for density in asked.densities:
+                workload = Workload(variant(config, scheme, density, seed=seed))
+                if first is not None:
+                    workload.take_data(first)
+                first = first or workload
+                seen[scheme, density, seed] = coordinates(workload, steps=asked.steps)
+    modules = next(iter(seen.values())).modules
+    shape = (len(asked.schemes), len(asked.densities), asked.seeds, asked.steps + 1, len(modules))
+    ordered = [
+        seen[scheme, density, seed]
+        for scheme in asked.schemes
+        for density in asked.densities
+        for seed in range(config.seed, config.seed + asked.seeds)
+    ]
+    size, change = (np.stack([getattr(each, what) for each in ordered]).reshape(shape) for what in ("size", "change"))
+    rows = [
+        {"scheme": scheme, "density": density, "step": step, "size": float(size[i, j, :, step].mean())}
+        for i, scheme in enumerate(asked.schemes)
+        for j, density in enumerate(asked.densities)
+        for step in range(asked.steps + 1)
+    ]
+    return Found(
+        kind="coordinates",
+        name=config.name,
+        facts={
+            "model": config.model.name,
+            "data": config.data.name,
+            "lr": config.client.lr,
+            "optimizer": config.client.optimizer.name,
+            "modules": list(modules),
+            "schemes": list(asked.schemes),
+            "densities": list(asked.densities),
+            "seeds": asked.seeds,
+            "steps": asked.steps,
+            "parameterisation": config.parameterisation.model_dump(mode="json"),
+        },
+        rows=rows,
+        summary=_summary(asked, size, change),
+        arrays={"size": size, "change": change},
+    )
+
+
+def _summary(asked: Asked, size: NDArray[Any], change: NDArray[Any]) -> list[dict[str, Any]]:
+    """Ratios to the first density, paired by seed and module: their range at both ends, and of the first step's change."""
+    rows = []
+    for i, scheme in enumerate(asked.schemes):
+        for j, density in enumerate(asked.densities):
+            row: dict[str, Any] = {"scheme": scheme, "density": density}
+            for what, ratios in (
+                ("start", _ratios(size[i, j, :, 0], size[i, 0, :, 0])),
+                ("end", _ratios(size[i, j, :, -1], size[i, 0, :, -1])),
+                ("change", _ratios(change[i, j, :, 1], change[i, 0, :, 1])),
+            ):
+                row |= {f"{what}_low": float(ratios.min()), f"{what}_high": float(ratios.max())}
+            rows.append(row | {"size_at_end": float(size[i, j, :, -1].mean())})
+    return rows
+
+
+def _ratios(values: NDArray[Any], of: NDArray[Any]) -> NDArray[Any]:
+    ratios: NDArray[Any] = np.divide(values, of, out=np.full_like(values, np.nan), where=of != 0)
+    return ratios

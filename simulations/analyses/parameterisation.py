@@ -1,0 +1,56 @@
+"""`fedsign analyse parameterisation`: what each tensor of an experiment's model gets, and why."""
+
+from typing import Any
+
+from fedsign.config import ExperimentConfig
+from fedsign.errors import ConfigError
+from fedsign.parameterisation.apply import parameterised
+from fedsign.parameterisation.groups import optimizer_of
+from fedsign.parameterisation.plan import forward_rows
+from fedsign.workload import Workload
+
+
+def look(config: ExperimentConfig) -> dict[str, Any]:
+    """Plain numbers and texts; rates and weight decay are those of the experiment's optimiser, before any schedule.
+
+    Raises:
+        ConfigError: the experiment has no parameterisation.
+    """
+    model, client = Workload(config).make_model(), config.client
+    made = parameterised(model)
+    if made is None:
+        raise ConfigError(
+            "parameterisation.name=none was given, under which every tensor keeps the model's own start and client.lr; name a "
+            "parameterisation, such as --set parameterisation.name=smupar."
+        )
+    plan = made.plan
+    optimizer = optimizer_of(client.optimizer, model, client.lr, client.weight_decay)
+    groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
+    tensors = []
+    for name, tensor in plan.tensors.items():
+        parameter = model.get_parameter(name)
+        group, mask = groups[id(parameter)], made.masks.get(name)
+        tensors.append(
+            {
+                "name": name,
+                "shape": list(tensor.shape),
+                "role": str(tensor.role),
+                "density": tensor.density,
+                "num_weights": parameter.numel() if mask is None else mask.num,
+                "init_std": tensor.init_std,
+                "rate": group["lr"],
+                "weight_decay": group["weight_decay"],
+                "why": tensor.why,
+            }
+        )
+    num_weights = sum(each["num_weights"] for each in tensors)
+    num_elements = sum(parameter.numel() for parameter in model.parameters())
+    return {
+        "scheme": plan.scheme.name,
+        "sentence": f"{config.model.name} of width {plan.roles.width}, {num_weights:,} of {num_elements:,} weights, "
+        f"{client.optimizer.name} with client.lr={client.lr:g}",
+        "num_weights": num_weights,
+        "num_elements": num_elements,
+        "tensors": tensors,
+        "passes": [{"module": name, "factor": factor, "why": why} for name, factor, why in forward_rows(plan)],
+    }

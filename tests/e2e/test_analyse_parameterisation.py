@@ -1,0 +1,102 @@
+"""`fedsign analyse parameterisation` and `coordinates`, from a configuration to tables, files and figures."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedsign.errors import ConfigError
+from simulations.cli import app
+from tests.e2e.command import settings
+
+BASE = settings(
+    parameterisation__name="smupar",
+    parameterisation__base_width=32,
+    parameterisation__init_std=0.25,
+    parameterisation__density=0.25,
+    model__hidden=[64, 64, 64],
+    client__lr=0.5,
+    client__weight_decay=0.125,
+    client__optimizer__name="adamw",
+)
+
+
+def analyse(*words: Any) -> dict[str, Any]:
+    done = CliRunner().invoke(app, ["analyse", *map(str, words), "--json"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    found: dict[str, Any] = json.loads(done.output)
+    return found
+
+
+def refused(*words: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        CliRunner().invoke(app, ["analyse", *map(str, words)], catch_exceptions=False)
+    return str(caught.value)
+
+
+def test_the_table_says_what_every_tensor_got() -> None:
+    """m_d = 64 / 32, m_rho = 1/4: hidden rates 0.5 / (2 x 1/4), starts 0.25 / sqrt(2 x 1/4)."""
+    found = analyse("parameterisation", *BASE)
+    rows = {row["name"]: row for row in found["tensors"]}
+    assert rows["2.weight"]["rate"] == pytest.approx(1.0)
+    assert rows["2.weight"]["init_std"] == pytest.approx(0.25 / 0.5**0.5)
+    assert rows["2.weight"]["num_weights"] == pytest.approx(64 * 64 / 4, abs=5 * (64 * 64 * 3 / 16) ** 0.5)
+    assert (rows["0.weight"]["rate"], rows["0.weight"]["init_std"], rows["0.weight"]["num_weights"]) == (
+        0.5,
+        0.25,
+        4096,
+    )
+    assert {row["weight_decay"] for name, row in rows.items() if name.endswith("weight")} == {0.125}
+    assert {row["weight_decay"] for name, row in rows.items() if name.endswith("bias")} == {0.0}
+    assert [(row["module"], row["factor"]) for row in found["passes"]] == [("0", 1.0), ("6", 0.5)]
+    done = CliRunner().invoke(app, ["analyse", "parameterisation", *BASE], catch_exceptions=False)
+    assert "hidden, m_d 2, m_rho 0.25" in done.output and "reads off" in done.output
+
+
+def test_the_coordinate_check_writes_numbers_and_a_picture(tmp_path: Path) -> None:
+    """Behind one and two layers of density 1/4 activations are 1/2 and 1/4 as large, unless the start is corrected."""
+    words = ("coordinates", *BASE, "--schemes", "sp,smupar", "--densities", "1,0.25", "--seeds", 2, "--steps", 2)
+    found = analyse(*words, "--out", tmp_path)
+    assert {Path(file).name for file in found["files"]} == {
+        "coordinates.json",
+        "coordinates.npz",
+        *(f"coordinates-size.{format}" for format in ("svg", "pdf", "png")),
+    }
+    assert all(Path(file).stat().st_size > 500 for file in found["files"])
+    with np.load(tmp_path / "coordinates.npz") as arrays:
+        size, change = arrays["size"], arrays["change"]
+    assert size.shape == change.shape == (2, 2, 2, 3, 2)  # schemes, densities, seeds, steps + 1, modules
+    start = (size[:, 1, :, 0] / size[:, 0, :, 0]).mean(1)  # [schemes, modules], density 1/4 over 1
+    assert start[0] == pytest.approx([0.5, 0.25], rel=0.25)
+    assert start[1] == pytest.approx([1.0, 1.0], rel=0.25)
+    assert not change[:, :, :, 0].any() and change[:, :, :, 1].all()
+    dense = [row for row in found["summary"] if row["density"] == 1]
+    assert all(row["start_low"] == row["end_high"] == row["change_low"] == 1 for row in dense)
+    assert len(found["curves"]) == 2 * 2 * 3
+    before = {file: Path(file).read_bytes() for file in found["files"]}
+    analyse(*words, "--out", tmp_path)
+    assert before == {file: Path(file).read_bytes() for file in found["files"]}
+
+
+def test_what_cannot_be_looked_at_is_refused() -> None:
+    assert "parameterisation.name=none" in refused("parameterisation")
+    assert "parameterisation.name=none" in refused("coordinates")
+    assert "Did you mean 'smupar'" in refused("coordinates", *BASE, "--schemes", "smuparr")
+    assert "--densities has 2" in refused("coordinates", *BASE, "--densities", "1,2")
+    shallow = settings(model__hidden=[64])
+    assert "no hidden layer to watch" in refused("coordinates", *BASE, *shallow, "--seeds", 1)
+
+
+def test_what_would_undo_a_parameterisation_is_refused() -> None:
+    noise = settings(
+        privacy__name="central", privacy__clip_norm=1.0, privacy__noise_multiplier=1.0, privacy__delta=1e-5
+    )
+    assert "noise would fall on weights" in refused("parameterisation", *BASE, *noise)
+    assert "divides the model in its own way" in refused(
+        "parameterisation", *BASE, *settings(client__optimizer__name="lisa")
+    )
+    dense = settings(parameterisation__density=1.0)
+    assert analyse("parameterisation", *BASE, *noise, *dense)["num_weights"] > 0
