@@ -1,0 +1,187 @@
+"""What LISA saves: memory beyond the weights, and the time of an iteration, beside full fine-tuning.
+
+The configuration, for both: our gpt of 12 blocks, width 256, 8 heads, on `pytext` characters, batches of 8 rows of 128, float32,
+torch's fused AdamW.  LISA samples 2 blocks every 20 steps and drops the moments of those that leave; embedding, head and the
+last norm train always.
+
+- Memory: live bytes by torch's dispatcher over a draw (`fedsign.memory.live`), and of three steps by the allocator.
+- Time: a period of 20 iterations each, in turn, draws included; the ratio of each pair.
+- Where there is a GPU: LLaMA-2-7B's shapes in bf16, one row of 1,024 tokens, random weights.
+"""
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.machine import machine
+from benchmarks.measure import Figures, result_head, spread, write_result
+from fedsign.data.base import Dataset
+from fedsign.data.pytext import pytext
+from fedsign.memory.live import LiveBytes, allocated
+from fedsign.memory.named import subject_of
+from fedsign.memory.step import GRADIENTS, STATES, WEIGHTS, language_loss
+from fedsign.models.gpt import gpt
+from fedsign.optim.lisa import LISA
+
+NAME = "lisa"
+DEPTH, WIDTH, HEADS, BATCH, LENGTH, LAYERS, PERIOD = 12, 256, 8, 8, 128, 2, 20
+TARGET = 0.25  # optimiser and gradients of LISA over those of full fine-tuning, at most
+LARGE, LARGE_LENGTH = "llama-2-7b", 1024
+
+
+@dataclass(slots=True)
+class Training:
+    """A model, its optimiser and its batches."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    batches: Iterator[tuple[Tensor, Tensor]]
+
+    def step(self, live: LiveBytes | None = None) -> None:
+        """One iteration."""
+        features, targets = next(self.batches)
+        self.optimizer.zero_grad()
+        language_loss(self.model(features), targets).backward()
+        if live is not None:
+            live.name(GRADIENTS, [parameter.grad for parameter in self.model.parameters()])
+        self.optimizer.step()
+        if live is not None:
+            live.name(STATES, _kept(self.optimizer))
+
+
+def small(kind: str, data: Dataset) -> Training:
+    """The configuration of the module."""
+    torch.manual_seed(0)
+    model = gpt((LENGTH,), data.num_outputs, depth=DEPTH, width=WIDTH, num_heads=HEADS, tied=False)
+    batches = _batches(lambda index: data.train.batch(index), len(data.train), BATCH, torch.device("cpu"))
+    return Training(model, _optimizer(kind, model), batches)
+
+
+def large(kind: str, device: torch.device) -> Training:
+    """LLaMA-2-7B's shapes; random weights, made on the device in bf16."""
+    subject = subject_of(LARGE)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with device:
+            model = subject.make(LARGE_LENGTH, False)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    rows = torch.randint(subject.vocabulary, (64, LARGE_LENGTH + 1), generator=torch.Generator().manual_seed(0))
+    batches = _batches(lambda index: (rows[index, :-1], rows[index, 1:]), len(rows), 1, device)
+    return Training(model, _optimizer(kind, model), batches)
+
+
+def _optimizer(kind: str, model: nn.Module) -> torch.optim.Optimizer:
+    if kind == "full":
+        return torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    return LISA(model, lr=1e-4, num_sampled_layers=LAYERS, period=PERIOD, draw=0, fused=True)
+
+
+def _batches(
+    rows: Callable[[Tensor], tuple[Tensor, Tensor]], num: int, size: int, device: torch.device
+) -> Iterator[tuple[Tensor, Tensor]]:
+    rng = torch.Generator().manual_seed(0)
+    while True:
+        features, targets = rows(torch.randint(num, (size,), generator=rng))
+        yield features.to(device), targets.to(device)
+
+
+def _kept(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+
+
+def memory(kind: str, data: Dataset) -> Figures:
+    """Of a period and the first steps of the next, after a step that makes the moments: one draw is in it."""
+    with LiveBytes() as live:
+        training = small(kind, data)
+        live.name(WEIGHTS, training.model.parameters())
+        training.step(live)
+        live.forget()
+        for _ in range(PERIOD + 1):
+            training.step(live)
+        gradients, states, peak = live.most_of(GRADIENTS), live.most_of(STATES), live.peak
+        weights = live.current[WEIGHTS]
+    del training, live
+    gc.collect()
+    with allocated(torch.device("cpu")) as given:
+        again = small(kind, data)
+        for _ in range(3):
+            again.step()
+    del again
+    return {
+        "weights_bytes": weights,
+        "gradients_bytes": gradients,
+        "optimizer_bytes": states,
+        "beyond_weights_bytes": peak.total_bytes - weights,
+        "allocator_beyond_weights_bytes": given.peak_bytes - weights,
+    }
+
+
+def iteration_s(training: Training) -> tuple[float, float]:
+    """Mean over a period: of the clock, and of the process's own time."""
+    began, own = time.perf_counter(), time.process_time()
+    for _ in range(PERIOD):
+        training.step()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return (time.perf_counter() - began) / PERIOD, (time.process_time() - own) / PERIOD
+
+
+def on_gpu(repetitions: int) -> Figures:
+    """Peak and time of each, one after the other, since both together do not fit."""
+    device, found = torch.device("cuda"), {}
+    for kind in ("full", "lisa"):
+        with allocated(device) as given:
+            training = large(kind, device)
+            for _ in range(PERIOD + 2):
+                training.step()
+        taken = [iteration_s(training)[0] for _ in range(repetitions)]
+        found[kind] = {"peak_bytes": given.peak_bytes, "iteration_s": spread(taken)}
+        del training
+        gc.collect()
+        torch.cuda.empty_cache()
+    return found
+
+
+def measure(path: Path, *, repetitions: int) -> None:
+    """Memory once, since it repeats itself; times in turn."""
+    before = machine()
+    data = pytext(0, block_length=LENGTH)
+    bytes_of = {kind: memory(kind, data) for kind in ("full", "lisa")}
+    players = {kind: small(kind, data) for kind in bytes_of}
+    taken: dict[str, list[tuple[float, float]]] = {kind: [] for kind in players}
+    for repetition in range(repetitions + 1):
+        for kind, training in players.items():
+            seconds = iteration_s(training)
+            if repetition:
+                taken[kind].append(seconds)
+                print(f"{NAME}: {kind} {1000 * seconds[0]:.0f} ms an iteration", flush=True)
+    pairs = list(zip(taken["lisa"], taken["full"], strict=True))
+    full, lisa = bytes_of["full"], bytes_of["lisa"]
+
+    def kept(of: Figures) -> int:
+        return int(of["gradients_bytes"] + of["optimizer_bytes"])
+
+    result: dict[str, Any] = {
+        **result_head(NAME, "What LISA saves", before, repetitions),
+        "threads": torch.get_num_threads(),
+        "bytes": bytes_of,
+        "kept_ratio": kept(lisa) / kept(full),
+        "beyond_weights_ratio": lisa["beyond_weights_bytes"] / full["beyond_weights_bytes"],
+        "iteration_s": {kind: spread([wall for wall, _ in values]) for kind, values in taken.items()},
+        "iteration_ratio": spread([one[0] / other[0] for one, other in pairs]),
+        "cpu_ratio": spread([one[1] / other[1] for one, other in pairs]),
+    }
+    if torch.cuda.is_available():
+        result["gpu"] = on_gpu(repetitions)
+    write_result(path, result)
+    print(
+        f"{NAME}: optimiser and gradients {result['kept_ratio']:.3f} of full, all beyond the weights {result['beyond_weights_ratio']:.3f}"
+    )
+    print(f"{NAME}: an iteration {result['iteration_ratio']['median']:.3f} of full's")

@@ -1,0 +1,1 @@
+"""What training takes in memory: counted while it runs, and estimated from a configuration."""

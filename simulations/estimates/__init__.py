@@ -1,0 +1,1 @@
+"""`fedsign estimate`: what an experiment will take, before it is run."""

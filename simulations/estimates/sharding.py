@@ -1,0 +1,200 @@
+"""`fedsign estimate sharding`: the plan of `fedsign.sharding.plan`, as a table, a picture and JSON."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.table import Table
+
+from fedsign.disk import write_text
+from fedsign.errors import ConfigError
+from fedsign.report.sharding_chart import Dot, Standing, draw_sharding
+from fedsign.report.wording import byte_count, figure
+from fedsign.sharding.layout import Grouping
+from fedsign.sharding.plan import Estimate, Ranking, Task, estimate, rank
+from fedsign.sharding.strategy import PAPER, STRATEGIES
+from fedsign.sharding.traffic import Link, Network, Rings
+from simulations.estimates.quantities import bits_per_second, bytes_of, fraction
+from simulations.printing import escaped
+
+DEFAULT_PATH = Path("sharding.svg")
+_CANDIDATES = {"all": tuple(STRATEGIES), "paper": PAPER}
+_REMARKS: dict[Standing, str] = {
+    "near": "fast",
+    "slower": "",
+    "too_large": "too large",
+}
+E_ = TypeVar("E_", bound=StrEnum)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """The command's options, as they were typed."""
+
+    params: float
+    trainable: str
+    ranks: int
+    per_group: int
+    intra: str
+    inter: str
+    memory: str
+    accumulate: int
+    compute_s: float
+    link: str
+    collectives: str
+    candidates: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """The strategies in their order, and where their picture lies."""
+
+    asked: Asked
+    limit_bytes: int
+    ranking: Ranking
+    picture: Path | None
+
+    @property
+    def title(self) -> str:
+        """What was estimated, in a line."""
+        asked = self.asked
+        return (
+            f"{_count(asked.params)} parameters, {asked.trainable} of them trained, "
+            f"on {asked.ranks} ranks in groups of {asked.per_group}"
+        )
+
+    @property
+    def subtitle(self) -> str:
+        """Network and step, in a line."""
+        asked = self.asked
+        return (
+            f"{asked.intra} within a group, {asked.inter} between groups for each {asked.link}, {asked.collectives} collectives; "
+            f"{asked.accumulate} micro-batches a step"
+        )
+
+    def rows(self) -> Iterator[tuple[Standing, Estimate]]:
+        """All strategies, the first one first."""
+        yield from (("near", each) for each in self.ranking.near)
+        yield from (("slower", each) for each in self.ranking.slower)
+        yield from (("too_large", each) for each in self.ranking.too_large)
+
+    def as_json(self) -> dict[str, Any]:
+        """The numbers, in the order of the table."""
+        best = self.ranking.near[0].strategy.name if self.ranking.near else None
+        return {
+            "memory_limit_bytes": self.limit_bytes,
+            "recommended": best,
+            "picture": None if self.picture is None else str(self.picture),
+            "strategies": [_as_json(standing, each) for standing, each in self.rows()],
+        }
+
+
+def look(asked: Asked, picture: Path | None) -> Found:
+    """Estimate, and draw what was found into `picture`, if one is given.
+
+    Raises:
+        FedSignError: an option has no meaning, or the picture cannot be written.
+    """
+    if picture is not None and picture.suffix.lower() != ".svg":
+        raise ConfigError(f"--out {picture} was given; expected is a name that ends in .svg.")
+    found = _estimated(asked, picture)
+    if picture is not None:
+        dots = [
+            Dot(name=each.strategy.name, memory_bytes=each.memory_bytes, time_s=each.step_s, standing=standing)
+            for standing, each in found.rows()
+        ]
+        write_text(
+            picture, draw_sharding(dots, limit_bytes=found.limit_bytes, title=found.title, subtitle=found.subtitle)
+        )
+    return found
+
+
+def _estimated(asked: Asked, picture: Path | None) -> Found:
+    if asked.candidates not in _CANDIDATES:
+        raise ConfigError(f"--candidates {asked.candidates} was given; expected is one of {', '.join(_CANDIDATES)}.")
+    if asked.compute_s < 0:
+        raise ConfigError(f"--t-comp {asked.compute_s:g} was given; expected are seconds, 0 or more.")
+    if not asked.params >= 1:
+        raise ConfigError(f"--params {asked.params:g} was given; expected is a number of parameters, such as 65e9.")
+    grouping = Grouping.of(ranks=asked.ranks, per_group=asked.per_group)
+    network = Network(
+        intra_bps=bits_per_second(asked.intra, option="--intra"),
+        inter_bps=bits_per_second(asked.inter, option="--inter"),
+        link=_choice(Link, asked.link, option="--link"),
+        rings=_choice(Rings, asked.collectives, option="--collectives"),
+    )
+    share = fraction(asked.trainable, option="--trainable")
+    task = Task(params=asked.params, trainable=share * asked.params, accumulate=asked.accumulate)
+    estimates = [
+        estimate(STRATEGIES[name], task, grouping=grouping, network=network, compute_s=asked.compute_s)
+        for name in _CANDIDATES[asked.candidates]
+    ]
+    limit_bytes = bytes_of(asked.memory, option="--memory")
+    ranking = rank(estimates, memory_bytes=limit_bytes)
+    return Found(asked=asked, limit_bytes=limit_bytes, ranking=ranking, picture=picture)
+
+
+def _count(params: float) -> str:
+    for name, size in (("billion", 1e9), ("million", 1e6)):
+        if params >= size:
+            return f"{params / size:g} {name}"
+    return f"{params:g}"
+
+
+def _choice(kind: type[E_], text: str, *, option: str) -> E_:
+    try:
+        return kind(text)
+    except ValueError:
+        raise ConfigError(f"{option} {text} was given; expected is one of {', '.join(kind)}.") from None
+
+
+def _as_json(standing: Standing, each: Estimate) -> dict[str, Any]:
+    return {
+        "strategy": each.strategy.name,
+        "known_as": each.strategy.known_as,
+        "standing": standing,
+        "memory_bytes": round(each.memory_bytes),
+        "param_s": each.param_s,
+        "gradient_s": each.gradient_s,
+        "sync_gradient_s": each.sync_gradient_s,
+        "sync_param_s": each.sync_param_s,
+        "communication_s": each.communication_s,
+        "step_s": each.step_s,
+    }
+
+
+def show(found: Found) -> None:
+    """Print the table, what to take, and where the picture is."""
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(f"[bold]{escaped(found.title)}[/]\n{escaped(found.subtitle)}\nmodel states of a rank; seconds a step")
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("strategy", "known as"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("memory", "params", "gradients", "sync", "step"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for standing, each in found.rows():
+        sync_s = each.sync_gradient_s + each.sync_param_s
+        times = (figure(value) for value in (each.param_s, each.gradient_s, sync_s, each.step_s))
+        table.add_row(
+            each.strategy.name, each.strategy.known_as, byte_count(round(each.memory_bytes)), *times, _REMARKS[standing]
+        )
+    console.print(table)
+    console.print(_advice(found))
+    if found.picture is not None:
+        console.print(f"picture: {escaped(str(found.picture))}")
+
+
+def _advice(found: Found) -> str:
+    limit = byte_count(found.limit_bytes)
+    if not found.ranking.near:
+        least = found.ranking.too_large[0]
+        return (
+            f"nothing fits {limit}: the least is {least.strategy.name} with {byte_count(round(least.memory_bytes))}; "
+            "take more ranks, or train a smaller part."
+        )
+    first = found.ranking.near[0]
+    return f"take [bold]{first.strategy.name}[/]: of those within 5 % of the fastest that fits {limit} (fast), it needs the least memory."

@@ -1,0 +1,63 @@
+"""`fedsign estimate sharding`: what it was asked for, and what it prints.
+
+Like the command line itself, importing this imports neither torch nor Flower nor NumPy.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from simulations.printing import print_json
+
+
+def sharding(
+    params: Annotated[float, typer.Option(help="The model's parameters, such as 65e9.")],
+    ranks: Annotated[int, typer.Option(help="GPUs, or processes, in total.")],
+    per_group: Annotated[int, typer.Option(help="GPUs that fast links join: those of a machine.")],
+    intra: Annotated[str, typer.Option(metavar="BANDWIDTH", help="Within a group, such as 2000Gbps or 250GB/s.")],
+    inter: Annotated[str, typer.Option(metavar="BANDWIDTH", help="Between groups, such as 80Gbps.")],
+    memory: Annotated[str, typer.Option(metavar="SIZE", help="Of a GPU, such as 80GB or 24GiB.")],
+    trainable: Annotated[str, typer.Option(metavar="FRACTION", help="Of the parameters, such as 1/16.")] = "1",
+    accumulate: Annotated[int, typer.Option(help="Micro-batches of a step.")] = 1,
+    t_comp: Annotated[
+        float, typer.Option(metavar="SECONDS", help="The computation of a step, with which communication overlaps.")
+    ] = 0.0,
+    link: Annotated[
+        str, typer.Option(metavar="rank|group", help="Whose the link between groups is: each rank's, or its group's.")
+    ] = "rank",
+    collectives: Annotated[
+        str, typer.Option(metavar="flat|two-level", help="How collectives of all ranks go; two-level is PaRO-CC.")
+    ] = "flat",
+    candidates: Annotated[
+        str, typer.Option(metavar="all|paper", help="All 14 strategies, or the 8 that the paper ran.")
+    ] = "all",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The picture, .svg; without it, sharding.svg in this folder (none with --json)."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON instead of a table.")] = False,
+) -> None:
+    """Sharding strategies (PaRO) by memory and time: what fits, and what is fastest on this network."""
+    from simulations.estimates import sharding as estimates
+
+    asked = estimates.Asked(
+        params=params,
+        trainable=trainable,
+        ranks=ranks,
+        per_group=per_group,
+        intra=intra,
+        inter=inter,
+        memory=memory,
+        accumulate=accumulate,
+        compute_s=t_comp,
+        link=link,
+        collectives=collectives,
+        candidates=candidates,
+    )
+    path = out or (None if json else estimates.DEFAULT_PATH)
+    found = estimates.look(asked, path)
+    if json:
+        print_json(found.as_json())
+    else:
+        estimates.show(found)

@@ -1,0 +1,142 @@
+"""`fedsign estimate memory`: the table, the numbers, the picture, and refusals in a sentence."""
+
+import json
+import re
+import shlex
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fedsign.errors import ConfigError
+from simulations.cli import app
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "how-to" / "estimate-memory.md"
+TINY = {
+    "model_type": "llama", "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 192,
+    "vocab_size": 97,
+}  # fmt: skip
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny" / "config.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(TINY), encoding="utf-8")
+    return path
+
+
+def said(*words: Any) -> str:
+    done = CliRunner().invoke(app, ["estimate", "memory", *map(str, words)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def numbers(*words: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(said(*words, "--json"))
+    return found
+
+
+def refused(*words: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        CliRunner().invoke(app, ["estimate", "memory", *map(str, words)], catch_exceptions=False)
+    return str(caught.value)
+
+
+def test_the_table_says_what_fits(tiny: Path) -> None:
+    found = numbers("--model", tiny, "--tokens", 32, "--card", "1.5MB")
+    fitting = {row["method"]: row["fits"] for row in found["methods"]}
+    assert list(fitting) == ["full", "lora r128", "galore r128", "E+H", "E+H+2L", "E+H+4L"]
+    assert fitting["E+H"] and not fitting["full"]
+    text = said("--model", tiny, "--tokens", 32, "--card", "1.5MB")
+    assert "does not fit" in text and "1.5MB" in text and "tiny, 1 x 32 tokens, bf16" in text
+
+
+def test_a_measured_step_stands_beside_the_estimate(tiny: Path) -> None:
+    words = ("--model", tiny, "--tokens", 32, "--batch", 2, "--dtype", "float32", "--methods", "full,E+H+2L")
+    for row in numbers(*words, "--measure")["methods"]:
+        assert row["measured"]["static_bytes"] == pytest.approx(row["static_bytes"], rel=0.03)
+        assert row["measured"]["peak_bytes"] == pytest.approx(row["peak_bytes"], rel=0.03)
+
+
+def test_a_measured_step_takes_the_attention_that_was_asked_for(tiny: Path) -> None:
+    """Its squares of the tokens are more than twice all else here, so that a fused kernel's step would be far below."""
+    words = ("--model", tiny, "--tokens", 512, "--dtype", "float32", "--methods", "full", "--attention", "math")
+    (row,) = numbers(*words, "--measure")["methods"]
+    assert row["measured"]["peak_bytes"] == pytest.approx(row["peak_bytes"], rel=0.03)
+
+
+def test_without_a_choice_there_are_the_methods_that_the_model_can_take() -> None:
+    """The nine blocks of a residual network hold convolutions, which are no matrices for GaLore to project."""
+    found = numbers("--set", "model.name=resnet20", "--set", "data.flat=false", "--batch", 4)["methods"]
+    assert [row["method"] for row in found] == ["full", "lora r128", "E+H", "E+H+2L", "E+H+4L"]
+
+
+def test_the_picture_has_a_bar_for_every_method_and_the_cards_line(tiny: Path, tmp_path: Path) -> None:
+    path = tmp_path / "memory.svg"
+    assert str(path) in said("--model", tiny, "--tokens", 32, "--card", "1.5MB", "--out", path)
+    drawn = ElementTree.fromstring(path.read_text(encoding="utf-8"))
+    texts = {"".join(each.itertext()) for each in drawn.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"full", "E+H+2L", "card of 1.5\u202fMB", "weights", "optimiser", "gradients", "activations"} <= texts
+
+
+def test_an_experiments_own_model_is_estimated_on_its_own_batches() -> None:
+    """An MLP 64-128-128-10 in float32: four numbers for each weight."""
+    found = numbers("--set", "model.name=mlp", "--set", "model.hidden=[128,128]", "--set", "client.batch_size=32")
+    num = 64 * 128 + 128 + 128 * 128 + 128 + 128 * 10 + 10
+    rows = {row["method"]: row for row in found["methods"]}
+    assert rows.keys() == {"full", "lora r128"} and "batches of 32" in found["title"]
+    assert rows["full"]["static_bytes"] == 16 * num
+
+
+def test_several_devices_need_less_each(tiny: Path) -> None:
+    (row,) = numbers("--model", tiny, "--tokens", 32, "--methods", "full", "--devices", 4)["methods"]
+    assert len(row["peak_of_devices_bytes"]) == 4
+    assert max(row["peak_of_devices_bytes"]) < row["peak_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--model", "mistral7b"], "Did you mean 'mistral-7b'"),
+        (["--methods", "lorra"], "Did you mean 'lora'"),
+        (["--methods", ","], "names none"),
+        (["--card", "24"], "24GiB"),
+        (["--dtype", "fp32"], "--dtype fp32 was given"),
+        (["--attention", "flash"], "fused, math"),
+        (["--model", "gpt2-small", "--tokens", "2000"], "1024 positions"),
+        (["--out", "memory.png"], "ends in .svg"),
+        (["--masters", "--state-dtype", "bf16"], "leave one of the two out"),
+        (["--adamw", "foreach", "--masters"], "use --adamw fused"),
+        (["--model", "gpt2-small", "--set", "seed=1"], "give one of the two"),
+        (["--model", "gpt2-small", "--devices", "13"], "at most 12"),
+        (["--model", "gpt2-small", "--devices", "2", "--measure"], "a step is measured on one device"),
+        (["--set", "model.name=mlp", "--methods", "lisa"], "choose other --methods"),
+        (["--set", "engine.precision=bf16"], "set engine.precision=float32"),
+        (["--set", "model.name=mlp", "--tokens", "64"], "--set data.block_length=64"),
+    ],
+)
+def test_what_cannot_be_estimated_is_refused_in_a_sentence(words: list[str], expected: str) -> None:
+    assert expected in refused(*words)
+
+
+def commands() -> list[str]:
+    text = PAGE.read_text(encoding="utf-8").replace("\\\n", " ")
+    return re.findall(r"^fedsign estimate .*", text, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", commands())
+def test_the_commands_of_the_how_to_run(
+    command: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they stand; MODEL_FOLDER is the reader's."""
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(command.replace("MODEL_FOLDER", str(tiny.parent)), comments=True)[3:]
+    assert "peak" in said(*words)
+
+
+def test_the_how_to_runs_commands() -> None:
+    assert len(commands()) >= 5
