@@ -29,7 +29,13 @@ def classifier_of(model: nn.Module) -> nn.Linear:
     Raises:
         ConfigError: the model has no nn.Linear.
     """
-    named = getattr(model, "classifier", None)
+    ends = getattr(model, "ends", None)  # of a language model, which has many layers beside its head
+    if ends is not None and not isinstance(ends[-1], nn.Linear):
+        raise ConfigError(
+            f"the model ({type(model).__name__}) has no head of its own, whose input is the representation, since it is tied to the "
+            "embedding; untie it, or use a strategy that needs none."
+        )
+    named = getattr(model, "classifier", None) if ends is None else ends[-1]
     if isinstance(named, nn.Linear):
         return named
     found = [module for module in model.modules() if isinstance(module, nn.Linear)]

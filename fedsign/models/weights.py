@@ -13,18 +13,20 @@ from torch import Tensor, nn
 from fedsign.errors import ConfigError
 
 
-def load_weights(model: nn.Module, path: Path, *, may_differ: tuple[str, ...]) -> None:
+def load_weights(model: nn.Module, path: Path, *, may_differ: tuple[str, ...] = (), key: str = "model.weights") -> None:
     """Load a state_dict; tensors whose names start with one of `may_differ` stay as they are where they do not fit.
+
+    `key` is what gave the path.
 
     Raises:
         ConfigError: the file is not there, cannot be read, or another tensor is missing, unknown or of another shape.
     """
-    given, own = read_tensors(path), model.state_dict()
+    given, own = read_tensors(path, key=key), model.state_dict()
     fitting = {name: tensor for name, tensor in given.items() if name in own and tensor.shape == own[name].shape}
-    wrong = sorted(name for name in {*given, *own} - {*fitting} if not name.startswith(may_differ))
+    wrong = sorted(name for name in {*given, *own} - {*fitting} if not (may_differ and name.startswith(may_differ)))
     if wrong:
         raise ConfigError(
-            f"model.weights='{path}' does not fit the model: '{wrong[0]}' is "
+            f"{key}='{path}' does not fit the model: '{wrong[0]}' is "
             f"{_difference(given.get(wrong[0]), own.get(wrong[0]))} ({len(wrong)} such); give a file of this architecture."
         )
     model.load_state_dict(own | fitting)
@@ -36,7 +38,7 @@ def _difference(given: Tensor | None, own: Tensor | None) -> str:
     return "unknown to the model" if own is None else f"{list(given.shape)} instead of {list(own.shape)}"
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path, *, key: str = "model.weights") -> dict[str, Tensor]:
     """The state_dict in a file.
 
     Raises:
@@ -50,12 +52,12 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         )
     except OSError as error:
         raise ConfigError(
-            f"model.weights='{path}' cannot be opened ({error.strerror or error}); give the path of a file here."
+            f"{key}='{path}' cannot be opened ({error.strerror or error}); give the path of a file here."
         ) from error
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         raise ConfigError(
-            f"model.weights='{path}' cannot be read; expected is a .safetensors file or a state_dict of torch.save."
+            f"{key}='{path}' cannot be read; expected is a .safetensors file or a state_dict of torch.save."
         ) from error
     if not (isinstance(found, Mapping) and all(isinstance(tensor, Tensor) for tensor in found.values())):
-        raise ConfigError(f"model.weights='{path}' holds no state_dict; save model.state_dict() alone.")
+        raise ConfigError(f"{key}='{path}' holds no state_dict; save model.state_dict() alone.")
     return dict(found)

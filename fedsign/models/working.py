@@ -4,7 +4,7 @@
 step; here that is done once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import torch
@@ -14,6 +14,7 @@ from fedsign.models.batch_norm import BATCH_NORMS
 from fedsign.models.channels_last import laid_out, prepare
 from fedsign.models.dropout import replace_dropout
 from fedsign.models.features import forward_with_features, recorded_features
+from fedsign.models.on_device import OnDevice
 from fedsign.numerics import Numerics, in_full
 from fedsign.records import Role, Tensors, roles_of
 
@@ -32,11 +33,16 @@ class WorkingModel:
             replace_dropout(module)
         self._forward: nn.Module = torch.compile(module) if numerics.compile else module  # type: ignore[assignment]
         self.parameters: Final[dict[str, nn.Parameter]] = dict(module.named_parameters())
+        self.in_training = self.parameters  # those of a step, where not all are
         self.roles: Final[dict[str, Role]] = roles_of(module)
         self._is_plain = _loads_plainly(module)
         has_buffers = next(module.buffers(), None) is not None
         self._tensors = None if has_buffers else module.state_dict()  # a module may put other buffers in their place
-        self._received: tuple[object, Tensors, Tensors] = (None, {}, {})  # of which round, as it came, on the device
+        self._received: tuple[object, Tensors, Mapping[str, Tensor]] = (
+            None,
+            {},
+            {},
+        )  # of which round, as it came, on the device
 
     def outputs(self, features: Tensor) -> Tensor:
         """A training pass, in the experiment's precision and layout; the outputs are float32 in any."""
@@ -64,15 +70,19 @@ class WorkingModel:
         else:
             self.module.load_state_dict(tensors)
 
-    def received(self, tensors: Tensors, *, round: int) -> Tensors:
+    def received(self, tensors: Tensors, *, round: int) -> Mapping[str, Tensor]:
         """The parameters among these tensors, on the model's device and in its types.
 
         They are the tensors given where those are so already, and the same for all clients of a round that were sent the same.
+        What has to be moved to the device is moved when it is asked for: most objectives compare with nothing.
         """
         of, came, found = self._received
         if of == round and came.keys() == tensors.keys() and all(tensors[name] is came[name] for name in came):
             return found
-        found = {name: tensors[name].to(own.device, own.dtype) for name, own in self.parameters.items()}
+        given = {name: tensors[name] for name in self.parameters}
+        found = OnDevice(given, self.numerics.device, keep=given.keys(), types=self.parameters)
+        if self.numerics.device.type == "cpu":
+            found = dict(found)
         self._received = (round, dict(tensors), found)
         return found
 
@@ -80,18 +90,26 @@ class WorkingModel:
         """The parameters as plain tensors, which share the model's memory."""
         return {name: parameter.detach() for name, parameter in self.parameters.items()}
 
-    def tensors(self) -> Tensors:
-        """All tensors as they lie in the model, which the next `load` or step changes."""
-        return {name: tensor.detach() for name, tensor in self._own().items()}
-
-    def copies(self) -> Tensors:
-        """A copy of all tensors in the CPU's memory."""
+    def tensors(self, names: Collection[str] | None = None) -> Tensors:
+        """All tensors, or these parameters and all buffers, as they lie in the model, which the next `load` or step changes."""
         return {
-            name: tensor.clone(memory_format=torch.contiguous_format)
-            if tensor.device.type == "cpu"
-            else tensor.cpu().contiguous()
+            name: tensor.detach()
             for name, tensor in self._own().items()
+            if names is None or name in names or self.roles[name] is Role.BUFFER
         }
+
+    def copies(self, names: Collection[str] | None = None) -> Tensors:
+        """A copy of the same in the CPU's memory."""
+        return {name: self._copy(tensor) for name, tensor in self.tensors(names).items()}
+
+    def release(self) -> None:
+        """Hold nothing of a client; all that this one holds is its own."""
+
+    @staticmethod
+    def _copy(tensor: Tensor) -> Tensor:
+        if tensor.device.type != "cpu":
+            return tensor.cpu().contiguous()
+        return tensor.clone(memory_format=torch.contiguous_format)
 
     def _own(self) -> Tensors:
         return self.module.state_dict() if self._tensors is None else self._tensors

@@ -13,10 +13,29 @@ class Task(Protocol):
         ...
 
 
+def num_terms(task: Task, targets: Tensor) -> float:
+    """What a batch's loss is a mean over: its samples, or as many terms as the task's own `num_terms(targets)` says."""
+    own = getattr(task, "num_terms", None)
+    return float(len(targets) if own is None else own(targets))
+
+
 @runtime_checkable
 class SampleTask(Task, Protocol):
     """A task whose loss of a batch is the mean of its samples' losses; what the cohort path needs."""
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The samples' losses [n], whose mean is `loss`."""
+        ...
+
+
+@runtime_checkable
+class KeepingTask(Task, Protocol):
+    """A task whose outputs are too many to be kept until all batches of an evaluation are done."""
+
+    def kept(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """What loss and metrics need of a batch's outputs, [n, ...]; those of all batches are joined."""
+        ...
+
+    def loss_of(self, kept: Tensor, targets: Tensor) -> Tensor:
+        """The mean loss of all samples together."""
         ...

@@ -1,0 +1,133 @@
+"""A JSONL file: an instruction or a conversation a line, in the forms of `fedsign.data.text.examples`."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field
+
+from fedsign.data.base import Dataset, Samples
+from fedsign.data.splitting import train_test
+from fedsign.data.text.blocks import Stream
+from fedsign.data.text.examples import Prompt, Score, example_of
+from fedsign.data.text.packing import pack
+from fedsign.data.text.tokenizers import CHARACTER, Tokenizer, tokenizer_of
+from fedsign.errors import ConfigError, DataError
+
+
+class _Line(NamedTuple):
+    where: str
+    said: dict[str, Any]
+
+
+def jsonl(
+    seed: int,
+    *,
+    path: str = "data.jsonl",
+    test_path: str | None = None,
+    tokenizer: str = "byte",
+    block_length: Annotated[int, Field(ge=1, le=2**20)] = 512,
+    prompt: Prompt = "alpaca",
+    score: Score = "answer",
+    packing: bool = True,
+    owner: str | None = None,
+    test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1,
+) -> Dataset:
+    """Blocks [n, block_length] of tokens, split into train and test line by line, by the seed, unless there is a `test_path`.
+
+    Args:
+        tokenizer: `byte`, or a folder with a tokenizer of Hugging Face's.
+        score: what of an example is scored, its answers or all of it.
+        packing: several examples in a block; see [Note: what attention sees] in fedsign.data.text.packing.
+        owner: the key of a line that says whose it is.
+
+    Raises:
+        DataError: a file or a line cannot be read, or nothing that is scored is left.
+        ConfigError: the tokenizer would be made of the data.
+    """
+    if tokenizer == CHARACTER:
+        raise ConfigError(
+            "data.tokenizer=character was given with data.name=jsonl, whose lines are written with a template's characters, too; "
+            "use byte, or a folder with a tokenizer."
+        )
+    lines = _lines(path, "data.path")
+    if test_path is None:
+        parts = [[lines[place] for place in sorted(index)] for index in train_test(len(lines), seed, test_fraction)]
+    else:
+        parts = [lines, _lines(test_path, "data.test_path")]
+    made = tokenizer_of(tokenizer, ())
+    owners = [_owners(parts[0], owner), [0] * len(parts[1])]
+    found: list[Samples] = []
+    notes = [_repeated(*parts)]
+    for which, part, whose in zip(("training", "test"), parts, owners, strict=True):
+        examples = [_example(line, made, prompt, score, each) for line, each in zip(part, whose, strict=True)]
+        samples, cut = pack(examples, block_length, pad_id=made.pad_id, packing=packing)
+        notes.append(cut.sentence(which, block_length))
+        if not len(samples):
+            raise DataError(
+                f"nothing that is scored is left of the {len(part)} {which} lines, since their prompts fill "
+                f"data.block_length={block_length} tokens; raise it."
+            )
+        has_owners = owner is not None and which == "training"
+        found.append(samples if has_owners else replace(samples, owners=None))
+    return Dataset(train=found[0], test=found[1], class_names=(), text=made, notes=tuple(filter(None, notes)))
+
+
+def _lines(path: str, key: str) -> list[_Line]:
+    """The lines of a file; empty ones are passed over.
+
+    Raises:
+        DataError: the file is not there, is not UTF-8 or has no line, or a line is no table.
+    """
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise DataError(f"there is no file {file.absolute()}; name the lines with --set {key}=PATH.")
+    try:
+        texts = file.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file} cannot be read as UTF-8 text ({error}); save it as UTF-8.") from error
+    found = [_line(text, f"line {place} of {file}") for place, text in enumerate(texts, start=1) if text.strip()]
+    if not found:
+        raise DataError(f"{file} has no line; expected is an example a line.")
+    return found
+
+
+def _line(text: str, where: str) -> _Line:
+    try:
+        said = json.loads(text)
+    except ValueError as error:
+        raise DataError(f"{where} is not JSON ({error}); expected is one example a line, in braces.") from error
+    if not isinstance(said, dict):
+        raise DataError(f"{where} is {text.strip()[:80]}; expected is an example in braces.")
+    return _Line(where, said)
+
+
+def _owners(lines: Sequence[_Line], key: str | None) -> list[int]:
+    """The number of each line's owner, in the sorted order of what the key says; the same for all without a key."""
+    if key is None:
+        return [0] * len(lines)
+    for line in lines:
+        if not isinstance(line.said.get(key), str | int):
+            raise DataError(
+                f"{line.where} has no owner under the key '{key}'; give every line one, a text or a number, or leave data.owner "
+                "out."
+            )
+    names = [str(line.said[key]) for line in lines]
+    number_of = {name: number for number, name in enumerate(sorted(set(names)))}
+    return [number_of[name] for name in names]
+
+
+def _example(line: _Line, tokenizer: Tokenizer, prompt: Prompt, score: Score, owner: int) -> Stream:
+    try:
+        return example_of(line.said, tokenizer, prompt=prompt, score=score, owner=owner)
+    except DataError as error:
+        raise DataError(f"{line.where} {error}") from error
+
+
+def _repeated(train: Sequence[_Line], test: Sequence[_Line]) -> str | None:
+    """A sentence on test lines that could be known by heart."""
+    known = {json.dumps(line.said, sort_keys=True) for line in train}
+    num = sum(json.dumps(line.said, sort_keys=True) in known for line in test)
+    return f"{num:,} of {len(test):,} test lines are in the training lines, too, word for word." if num else None

@@ -1,0 +1,1 @@
+"""Text as samples: tokenizers, and blocks of tokens of one length."""

@@ -1,0 +1,120 @@
+"""Texts as blocks of tokens of one length: what a language model is trained on.
+
+A stream of tokens t_0 ... t_N is cut into windows that do not overlap: block k holds t_kT ... t_kT+T-1, and its targets are the
+tokens that follow each, t_kT+1 ... t_kT+T.  So every token but the first is a target exactly once, and a model sees of
+it only what its block holds before it.  The last block is filled up with padding, whose targets are `IGNORED`.
+
+[Note: train and test text] A document's end is held out, not windows from its middle: the test text follows the training text,
+and the two are streams of their own.  So no token of a test block stands in a block that is trained on.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedsign.data.base import Dataset, IntArray, Samples
+from fedsign.data.text.tokenizers import Tokenizer
+from fedsign.errors import DataError
+from fedsign.tasks.language import IGNORED
+
+_BREAKS = ("\n\n", "\n", " ")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Document:
+    """A text and whose it is.  `is_whole`: it was not cut, so that a model may learn where it ends."""
+
+    text: str
+    owner: int
+    is_whole: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Tokens [N + 1] in their order, which of them are scored [N + 1] (never the first), and whose they are."""
+
+    tokens: IntArray
+    is_scored: npt.NDArray[np.bool_]
+    owner: int
+
+
+def cut(document: Document, test_fraction: float) -> tuple[Document, Document]:
+    """A document's training and test text; see [Note: train and test text].
+
+    The cut is made after the first blank line in the last `test_fraction` of the characters, or else the first line, word
+    or character there.
+    """
+    text = document.text
+    earliest = len(text) - int(test_fraction * len(text))
+    found = ((text.find(mark, earliest), len(mark)) for mark in _BREAKS)
+    at = next((place + length for place, length in found if place >= 0 and place + length < len(text)), earliest)
+    is_whole = at in (0, len(text))
+    parts = [Document(text=part, owner=document.owner, is_whole=is_whole) for part in (text[:at], text[at:])]
+    return parts[0], parts[1]
+
+
+def stream_of(document: Document, tokenizer: Tokenizer) -> Stream:
+    """A document's tokens, the start before it, and the end after it if it is whole; all but the first are scored."""
+    inner, end = tokenizer.encode(document.text), [tokenizer.end_id] * document.is_whole
+    tokens = np.array([tokenizer.start_id, *inner, *end], dtype=np.int64)
+    is_scored = np.ones(len(tokens), dtype=np.bool_)
+    is_scored[0] = False
+    return Stream(tokens, is_scored, document.owner)
+
+
+def blocks(stream: Stream, block_length: int, *, pad_id: int) -> tuple[IntArray, IntArray]:
+    """Features and targets [n, T] of a stream, without blocks in which nothing is scored.
+
+    >>> stream = Stream(np.array([9, 5, 6, 7]), np.array([False, True, False, True]), 0)
+    >>> [each.tolist() for each in blocks(stream, 2, pad_id=0)]
+    [[[9, 5], [6, 0]], [[5, -100], [7, -100]]]
+    """
+    num_targets = len(stream.tokens) - 1
+    num_blocks = -(-num_targets // block_length)
+    features = np.full(num_blocks * block_length, pad_id, dtype=np.int64)
+    targets = np.full(num_blocks * block_length, IGNORED, dtype=np.int64)
+    features[:num_targets] = stream.tokens[:-1]
+    targets[:num_targets] = np.where(stream.is_scored[1:], stream.tokens[1:], IGNORED)
+    shape = (num_blocks, block_length)
+    is_kept = (targets.reshape(shape) != IGNORED).any(axis=1)
+    return features.reshape(shape)[is_kept], targets.reshape(shape)[is_kept]
+
+
+def samples_of(streams: Iterable[Stream], block_length: int, *, pad_id: int) -> Samples:
+    """The blocks of all streams one after another; a block is owned as its stream."""
+    parts = [(*blocks(stream, block_length, pad_id=pad_id), stream.owner) for stream in streams]
+    nothing = [np.zeros((0, block_length), dtype=np.int64)]
+    owners = np.repeat([owner for *_, owner in parts], [len(targets) for _, targets, _ in parts]).astype(np.int64)
+    return Samples(
+        features=torch.from_numpy(np.concatenate(nothing + [features for features, *_ in parts])),
+        targets=torch.from_numpy(np.concatenate(nothing + [targets for _, targets, _ in parts])),
+        owners=torch.from_numpy(owners),
+    )
+
+
+def dataset_of(
+    train: Sequence[Document], test: Sequence[Document], tokenizer: Tokenizer, *, block_length: int, where: str
+) -> Dataset:
+    """Documents as a data set; `where` says where they come from.
+
+    Raises:
+        DataError: one of the parts has no text.
+    """
+    parts: list[Samples] = []
+    for which, documents in (("training", train), ("test", test)):
+        streams = [stream_of(each, tokenizer) for each in documents if each.text]
+        longest = max((len(stream.tokens) - 1 for stream in streams), default=0)
+        if not longest:
+            raise DataError(
+                f"{where} leaves no text for the {which} part; give more text, or change data.test_fraction."
+            )
+        if which == "training" and block_length > longest:
+            raise DataError(
+                f"data.block_length={block_length} was given, but the longest document of {where} has {longest} tokens for training, "
+                "so that no block would be full; lower it."
+            )
+        parts.append(samples_of(streams, block_length, pad_id=tokenizer.pad_id))
+    return Dataset(train=parts[0], test=parts[1], class_names=(), text=tokenizer)

@@ -1,0 +1,144 @@
+"""Instructions and conversations as tokens, of which the answers are scored.
+
+Two forms of a line:
+
+- Alpaca: {"instruction": ..., "input": ..., "output": ...}, `input` may be empty or left out.  The prompt is Alpaca's (Taori et al.
+  2023, github.com/tatsu-lab/stanford_alpaca), without its first sentence as `short`.
+- chat: {"messages": [{"role": "user", "content": ...}, ...]}, written by the tokenizer's chat template, and where there is
+  none by a plain one with a heading for each role.
+
+The end token stands after an answer and is scored with it, so that a model learns to stop.  A prompt and an answer are
+encoded apart, as they are when the model is asked.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from fedsign.data.base import IntArray
+from fedsign.data.text.blocks import Stream
+from fedsign.data.text.tokenizers import Tokenizer
+from fedsign.errors import DataError
+
+Prompt = Literal["alpaca", "short"]
+Score = Literal["answer", "all"]
+ROLES = ("system", "user", "assistant")
+_FIRST = {
+    False: "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n",
+    True: "Below is an instruction that describes a task, paired with an input that provides further context. "
+    "Write a response that appropriately completes the request.\n\n",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """A part of an example's text; `ends`: the end token follows."""
+
+    text: str
+    is_answer: bool
+    ends: bool = False
+
+
+def example_of(line: Mapping[str, Any], tokenizer: Tokenizer, *, prompt: Prompt, score: Score, owner: int) -> Stream:
+    """A line's tokens, the start before it, with `score` of them scored.
+
+    Raises:
+        DataError: the line has neither form.
+    """
+    if "messages" in line:
+        pieces = list(_chat(_messages(line["messages"]), tokenizer))
+    elif "instruction" in line:
+        pieces = _alpaca(line, prompt)
+    else:
+        raise DataError(
+            f"has the keys {', '.join(map(str, line)) or 'none'}; expected are instruction, input and output, or messages."
+        )
+    return _stream(pieces, tokenizer, scores_all=score == "all", owner=owner)
+
+
+def _alpaca(line: Mapping[str, Any], prompt: Prompt) -> list[Piece]:
+    asked, given, answer = (_text(line, key) for key in ("instruction", "input", "output"))
+    if not answer:
+        raise DataError("has no output, which is what a model has to learn; give it one, or leave the line out.")
+    first = _FIRST[bool(given)] if prompt == "alpaca" else ""
+    context = f"### Input:\n{given}\n\n" if given else ""
+    text = f"{first}### Instruction:\n{asked}\n\n{context}### Response:\n"
+    return [Piece(text=text, is_answer=False), Piece(text=answer, is_answer=True, ends=True)]
+
+
+def _text(line: Mapping[str, Any], key: str) -> str:
+    value = line.get(key)
+    if value is not None and not isinstance(value, str):
+        raise DataError(f"has {key}={str(value)[:80]!r}; expected is a text in quotes.")
+    return value or ""
+
+
+def _messages(given: Any) -> Sequence[Mapping[str, str]]:
+    """A conversation, checked: it has an answer, and every message a role and a text."""
+    if not isinstance(given, list):
+        raise DataError(f"has messages of type {type(given).__name__}; expected is a list of messages.")
+    for each in given:
+        is_message = isinstance(each, dict) and isinstance(each.get("content"), str) and each.get("role") in ROLES
+        if not is_message:
+            raise DataError(
+                f"has the message {str(each)[:80]}; expected is a role ({', '.join(ROLES)}) and a content, which is a text."
+            )
+    if not any(each["role"] == "assistant" and each["content"] for each in given):
+        raise DataError("has messages of which none is the assistant's, so that a model could learn nothing of them.")
+    return given
+
+
+def _chat(messages: Sequence[Mapping[str, str]], tokenizer: Tokenizer) -> Iterator[Piece]:
+    from fedsign.data.text.hugging_face import HuggingFace
+
+    if isinstance(tokenizer, HuggingFace) and tokenizer.has_chat_template:
+        return _templated(messages, tokenizer)
+    return _plain(messages)
+
+
+def _plain(messages: Sequence[Mapping[str, str]]) -> Iterator[Piece]:
+    for place, message in enumerate(messages):
+        gap = "\n\n" if place else ""
+        is_answer = message["role"] == "assistant"
+        heading = f"{gap}### {message['role'].capitalize()}:\n"
+        yield Piece(text=heading, is_answer=False)
+        yield Piece(text=message["content"], is_answer=is_answer, ends=is_answer)
+
+
+def _templated(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> Iterator[Piece]:
+    """What the template writes between the answers, and the answers as it writes them."""
+    written = ""
+    for place, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        asked = tokenizer.chat(messages[:place], asks=True)
+        answered = tokenizer.chat(messages[: place + 1], asks=False)
+        if not (asked.startswith(written) and answered.startswith(asked)):
+            raise DataError(
+                "has a conversation that the tokenizer's chat template writes anew with every message, so that its answers cannot "
+                "be told apart; make a line of each answer, or use data.tokenizer=byte."
+            )
+        yield Piece(text=asked.removeprefix(written), is_answer=False)
+        answer, is_last = answered.removeprefix(asked), place == len(messages) - 1
+        ends = is_last and tokenizer.end_id not in tokenizer.encode(answer)  # unless the template has written it
+        yield Piece(text=answer, is_answer=True, ends=ends)
+        written = answered
+    rest = tokenizer.chat(messages, asks=False)
+    yield Piece(text=rest.removeprefix(written) if rest.startswith(written) else "", is_answer=False)
+
+
+def _stream(pieces: Sequence[Piece], tokenizer: Tokenizer, *, scores_all: bool, owner: int) -> Stream:
+    tokens: list[int] = []
+    scored: list[bool] = []
+    for piece in pieces:
+        found = tokenizer.encode(piece.text) + [tokenizer.end_id] * piece.ends
+        tokens += found
+        scored += [piece.is_answer or scores_all] * len(found)
+    if tokens and tokens[0] != tokenizer.start_id:  # a template may have written it
+        tokens, scored = [tokenizer.start_id, *tokens], [False, *scored]
+    is_scored = np.array(scored, dtype=np.bool_)
+    is_scored[:1] = False
+    made: IntArray = np.array(tokens, dtype=np.int64)
+    return Stream(made, is_scored, owner)

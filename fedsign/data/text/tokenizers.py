@@ -1,0 +1,157 @@
+"""What a tokenizer is, and two that need nothing but Python: bytes and characters.
+
+[Note: start and end] Every tokenizer has tokens that stand before a document and after it, so that a model is asked for a
+document's first token, too, and learns where documents end.  For most they are the same one.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, Protocol
+
+from fedsign.errors import DataError
+
+BuiltIn = Literal["character", "byte"]
+BYTE, CHARACTER = "byte", "character"
+_NUM_BYTES = 256
+
+
+class Tokenizer(Protocol):
+    """Texts to tokens, which are numbers from 0 to `vocabulary_size` - 1, and back."""
+
+    @property
+    def vocabulary_size(self) -> int: ...
+
+    @property
+    def start_id(self) -> int:
+        """See [Note: start and end]."""
+        ...
+
+    @property
+    def end_id(self) -> int:
+        """See [Note: start and end]."""
+        ...
+
+    @property
+    def pad_id(self) -> int:
+        """What fills a block up; no such position is ever scored."""
+        ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, tokens: Iterable[int]) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """The bytes of a text in UTF-8, which any text has; 256 is start and end.
+
+    >>> Bytes().encode("né"), Bytes().decode([110, 195, 169, 256])
+    ([110, 195, 169], 'né')
+    """
+
+    vocabulary_size: int = _NUM_BYTES + 1
+    start_id: int = _NUM_BYTES
+    end_id: int = _NUM_BYTES
+    pad_id: int = _NUM_BYTES
+
+    def encode(self, text: str) -> list[int]:
+        """One token a byte."""
+        return list(text.encode("utf-8"))
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The text; what is no UTF-8, as a model may well write it, becomes the replacement character."""
+        return bytes(token for token in tokens if token < _NUM_BYTES).decode("utf-8", errors="replace")
+
+
+@dataclass(frozen=True)
+class Characters:
+    """The characters of a training text in sorted order, after the token 0, start and end, and 1 for any other character.
+
+    >>> Characters.of(["abba"]).encode("abc"), Characters.of(["abba"]).decode([2, 3, 1, 0])
+    ([2, 3, 1], 'ab\ufffd')
+    """
+
+    characters: str
+    start_id: int = 0
+    end_id: int = 0
+    unknown_id: int = 1
+    pad_id: int = 0
+
+    @staticmethod
+    def of(texts: Iterable[str]) -> "Characters":
+        """The tokenizer of what is trained on."""
+        return Characters("".join(sorted(set[str]().union(*texts))))
+
+    @property
+    def vocabulary_size(self) -> int:
+        """The characters and the two special tokens."""
+        return len(self.characters) + 2
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {character: place for place, character in enumerate(self.characters, start=2)}
+
+    def encode(self, text: str) -> list[int]:
+        """One token a character."""
+        ids, unknown = self._ids, self.unknown_id
+        return [ids.get(character, unknown) for character in text]
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The text, with the replacement character for the unknown and nothing for the end."""
+        return "".join(
+            "\ufffd" if token == self.unknown_id else self.characters[token - 2]
+            for token in tokens
+            if token != self.end_id
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyOnly:
+    """What a process knows of a tokenizer that is given tokens and sees no text: a worker that trains."""
+
+    vocabulary_size: int
+    start_id: int = 0
+    end_id: int = 0
+    pad_id: int = 0
+
+    def encode(self, text: str) -> list[int]:
+        """Never.
+
+        Raises:
+            DataError: always.
+        """
+        raise DataError(
+            "this process was given tokens without their tokenizer; encode and decode where the data was read."
+        )
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """Never; see `encode`."""
+        return "".join(map(str, self.encode("")))
+
+
+def fingerprint(tokenizer: Tokenizer | None) -> str:
+    """What tells a tokenizer of a folder from others; empty for one that the configuration names whole."""
+    return str(getattr(tokenizer, "fingerprint", ""))
+
+
+def tokenizer_of(name: str, training_texts: Iterable[str]) -> Tokenizer:
+    """`byte`, `character` of the training texts, or Hugging Face's in the folder of that name.
+
+    Raises:
+        DataError: there is none.
+    """
+    return Characters.of(training_texts) if name == CHARACTER else agreed_tokenizer(name)
+
+
+def agreed_tokenizer(name: str) -> Tokenizer:
+    """A tokenizer that does not depend on any data: all but `character`.
+
+    Raises:
+        DataError: there is none.
+    """
+    if name == BYTE:
+        return Bytes()
+    from fedsign.data.text.hugging_face import hugging_face  # whose library takes seconds
+
+    return hugging_face(name)

@@ -1,0 +1,104 @@
+"""Text files in a folder: `root`/*.txt, a document each, or `root`/OWNER/*.txt, an owner's documents in a folder of its own.
+
+With folders `root`/train and `root`/test, each laid out like that, those are the parts; otherwise the last
+`test_fraction` of every document is for the test (see [Note: train and test text] in fedsign.data.text.blocks).  Files are UTF-8;
+those that do not end in .txt are not read.  Passages that stand in two documents are the user's to find.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from fedsign.data.base import Dataset
+from fedsign.data.files import folder_of
+from fedsign.data.text.blocks import Document, cut, dataset_of
+from fedsign.data.text.tokenizers import tokenizer_of
+from fedsign.errors import DataError
+
+_PARTS = ("train", "test")
+
+
+def text_folder(
+    seed: int,
+    *,
+    root: str = "data",
+    tokenizer: str = "byte",
+    block_length: Annotated[int, Field(ge=1, le=2**20)] = 128,
+    test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1,
+) -> Dataset:
+    """Blocks [n, block_length] of tokens.
+
+    Args:
+        tokenizer: `byte`, `character`, or a folder with a tokenizer of Hugging Face's.
+        test_fraction: counts where there are no folders train and test.
+
+    Raises:
+        DataError: there is no text, or a file is empty or not UTF-8.
+    """
+    folder = folder_of(root)
+    notes: tuple[str, ...] = ()
+    if all((folder / part).is_dir() for part in _PARTS):
+        found = [_files(folder / part) for part in _PARTS]
+        numbers = _numbers([owner for part in found for owner, _ in part])
+        train, test = ([_document(file, numbers[owner]) for owner, file in part] for part in found)
+        notes = _beside(folder)
+    else:
+        notes = _alone(folder)
+        files = _files(folder)
+        numbers = _numbers([owner for owner, _ in files])
+        pairs = [cut(_document(file, numbers[owner]), test_fraction) for owner, file in files]
+        train, test = [first for first, _ in pairs], [second for _, second in pairs]
+    made = dataset_of(
+        train,
+        test,
+        tokenizer_of(tokenizer, (document.text for document in train)),
+        block_length=block_length,
+        where=str(folder.absolute()),
+    )
+    return replace(made, notes=notes)
+
+
+def _files(folder: Path) -> list[tuple[str, Path]]:
+    """The owner and the path of every text, in the order of their names."""
+    files = sorted(path for path in folder.rglob("*.txt") if path.is_file())
+    if not files:
+        raise DataError(
+            f"there is no file .txt in {folder.absolute()}; expected is a text a file, or a folder of texts for each owner: name "
+            "another folder with --set data.root=PATH."
+        )
+    return [(path.relative_to(folder).parts[0], path) for path in files]
+
+
+def _beside(folder: Path) -> tuple[str, ...]:
+    """A sentence on texts that are in neither part."""
+    num = sum(path.relative_to(folder).parts[0] not in _PARTS for path in folder.rglob("*.txt") if path.is_file())
+    return (f"{num:,} texts in {folder} lie beside its folders train and test, and are not read.",) if num else ()
+
+
+def _alone(folder: Path) -> tuple[str, ...]:
+    """A sentence on a folder that is called like a part, without the other one."""
+    there, missing = ([part for part in _PARTS if (folder / part).is_dir() is exists] for exists in (True, False))
+    return tuple(
+        f"{folder / part} is one owner's folder like any other, since there is no folder '{missing[0]}' beside it."
+        for part in there
+    )
+
+
+def _numbers(owners: list[str]) -> dict[str, int]:
+    return {owner: number for number, owner in enumerate(sorted(set(owners)))}
+
+
+def _document(file: Path, owner: int) -> Document:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"the text {file} cannot be read ({error.strerror}).") from error
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"the text {file} is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8."
+        ) from error
+    if not text:
+        raise DataError(f"the text {file} is empty; remove it or fill it.")
+    return Document(text=text, owner=owner)

@@ -1,0 +1,20 @@
+"""Perplexity."""
+
+import math
+
+from torch import Tensor
+
+from fedsign.tasks.language import mean_of_scored, nll
+
+_LARGEST = 709.0  # exp of more is no float64
+
+
+def perplexity(kept: Tensor, targets: Tensor) -> float:
+    """exp of the mean loss of a scored token in nats: of how many tokens a model that is as unsure would choose by a die.
+
+    >>> from torch import tensor
+    >>> round(perplexity(tensor([[[0.0, 1.0], [math.log(4), 0.0]]]), tensor([[3, 1]])), 5)
+    2.0
+    """
+    mean = mean_of_scored(nll(kept), targets).item()
+    return math.inf if mean > _LARGEST else math.exp(mean)

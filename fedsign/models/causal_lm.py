@@ -1,0 +1,186 @@
+"""Any causal language model of `transformers`, from a folder of the user's or from a config.json alone.
+
+    path     a folder with config.json and *.safetensors: its weights, which every process reads from there
+    config   a config.json (or a folder with one): a random start by the experiment's seed
+
+Nothing is ever downloaded, and no code that comes with a model is run.  A head that is tied to the embedding becomes a module that
+looks the embedding up: one tensor with two names would travel twice.  On the meta device no weights are read.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedsign import llm
+from fedsign.errors import ConfigError
+
+_WHAT = "model.name=transformers"
+_DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
+
+
+class TiedHead(nn.Module):
+    """Logits by the embedding's own matrix, of which it is no second owner."""
+
+    def __init__(self, embedding: nn.Module) -> None:
+        super().__init__()
+        self._embedding = (embedding,)  # in a tuple, which nn.Module does not look into
+
+    @property
+    def weight(self) -> Tensor:
+        """The embedding's matrix [V, width]."""
+        weight: Tensor = self._embedding[0].weight  # type: ignore[assignment]
+        return weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., width] -> [..., V]."""
+        return functional.linear(x, self.weight)
+
+
+class CausalLM(nn.Module):
+    """Tokens [B, T] -> logits [B, T, V] of a network of `transformers`, which is the attribute `network`."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Every position sees itself and what is before it; nothing is kept for a next token."""
+        logits: Tensor = self.network(input_ids=tokens, use_cache=False).logits
+        return logits
+
+    @property
+    def ends(self) -> tuple[nn.Module, ...]:
+        """Where tokens come in and are read off."""
+        network: Any = self.network
+        return network.get_input_embeddings(), network.get_output_embeddings()
+
+
+def causal_lm(
+    input_shape: tuple[int, ...],
+    num_outputs: int,
+    *,
+    path: str = "",
+    config: str = "",
+    dtype: Literal["float32", "bf16"] = "float32",
+    checkpoint_activations: bool = False,
+) -> CausalLM:
+    """A network of `transformers`; `dtype` is what its weights are held, trained and sent in.
+
+    `checkpoint_activations` keeps only what flows between layers for the backward pass, and computes the rest again.
+
+    Raises:
+        ConfigError: the library or the files are missing, or the model does not suit the data.
+    """
+    if len(input_shape) != 1:
+        raise ConfigError(
+            f"{_WHAT} takes rows of tokens, but a sample has the shape {tuple(input_shape)}; use it with data of text."
+        )
+    if bool(path) == bool(config):
+        raise ConfigError(
+            f"model.path='{path}' and model.config='{config}' were given with {_WHAT}; expected is one of them: a folder with "
+            "weights, or a config.json for a random start."
+        )
+    library = llm.transformers(_WHAT)
+    settings = read_config(library, Path(path or config), key="path" if path else "config")
+    _check_fit(settings, length=input_shape[0], vocabulary=num_outputs)
+    with _sentences(path or config):
+        network = _network(library, settings, path, _DTYPES[dtype])
+        if checkpoint_activations:
+            _checkpoint(network)
+    untie(network)
+    return CausalLM(network)
+
+
+def read_config(library: Any, path: Path, *, key: str) -> Any:
+    """The configuration of a model, by the folder that holds it or by its file.
+
+    Raises:
+        ConfigError: there is none, or it is of no model that the library knows.
+    """
+    given = f"model.{key}='{path}' was given with {_WHAT}"
+    file = path / "config.json" if path.is_dir() else path
+    if not path.exists():
+        raise ConfigError(f"{given}, but there is nothing; give a {'folder' if key == 'path' else 'config.json'} here.")
+    if key == "path" and not path.is_dir():
+        raise ConfigError(f"{given}, which is a file; give the folder with config.json and *.safetensors.")
+    if not file.is_file():
+        raise ConfigError(f"{given}, but the folder holds no config.json; give one that `save_pretrained` has made.")
+    with _sentences(str(path)):
+        return library.AutoConfig.from_pretrained(file, local_files_only=True, trust_remote_code=False)
+
+
+def untie(network: Any) -> None:
+    """Let a head that shares the embedding's matrix look it up; see the module.
+
+    Raises:
+        ConfigError: other tensors are shared too.
+    """
+    head, embedding = network.get_output_embeddings(), network.get_input_embeddings()
+    if head is not None and head.weight is embedding.weight:
+        if getattr(head, "bias", None) is not None:
+            raise ConfigError(f"{_WHAT}: the tied head of {type(network).__name__} has a bias; use an untied model.")
+        network.set_output_embeddings(TiedHead(embedding))
+    names: dict[Tensor, str] = {}
+    for name, tensor in network.named_parameters(remove_duplicate=False):
+        if tensor in names:
+            raise ConfigError(
+                f"{_WHAT}: {type(network).__name__} has one tensor as '{names[tensor]}' and '{name}', and only a head may be tied; "
+                "use another model."
+            )
+        names[tensor] = name
+
+
+def _network(library: Any, settings: Any, path: str, dtype: torch.dtype) -> nn.Module:
+    auto = library.AutoModelForCausalLM
+    if not path or torch.get_default_device().type == "meta":
+        made: nn.Module = auto.from_config(settings, dtype=dtype, trust_remote_code=False)
+        return made
+    network: nn.Module
+    network, found = auto.from_pretrained(
+        path, config=settings, dtype=dtype, use_safetensors=True, local_files_only=True, trust_remote_code=False,
+        output_loading_info=True,
+    )  # fmt: skip
+    wrong = sorted(map(str, (*found["missing_keys"], *found["mismatched_keys"])))
+    if wrong:
+        raise ConfigError(
+            f"model.path='{path}' holds weights that do not fit its config.json: '{wrong[0]}' is missing or of another shape "
+            f"({len(wrong)} such); give the folder of one model."
+        )
+    return network
+
+
+def _check_fit(settings: Any, *, length: int, vocabulary: int) -> None:
+    text = settings.get_text_config()
+    own, longest = getattr(text, "vocab_size", None), getattr(text, "max_position_embeddings", None)
+    if own is not None and vocabulary > own:
+        raise ConfigError(
+            f"the tokenizer has {vocabulary} tokens, but {_WHAT} was given a model of {own}; use the tokenizer that comes with the "
+            "model, or set vocab_size in a config.json of your own."
+        )
+    if longest is not None and length > longest:
+        raise ConfigError(
+            f"samples of {length} tokens were given to {_WHAT}, whose config.json allows max_position_embeddings={longest}; cut "
+            "shorter samples."
+        )
+
+
+def _checkpoint(network: Any) -> None:
+    enable = getattr(network, "activation_checkpointing_enable", None) or network.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+    network.disable_input_require_grads()  # it makes frozen layers compute gradients, and is for re-entrant ones only
+
+
+@contextmanager
+def _sentences(path: str) -> Iterator[None]:
+    """What the library raises about the user's files, as one sentence."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        said = " ".join(str(error).split())[:300]
+        raise ConfigError(f"{_WHAT} cannot use '{path}': {type(error).__name__}: {said}") from error

@@ -1,0 +1,317 @@
+"""A decoder of text: tokens [B, T] -> logits [B, T, V], from GPT-2 to LLaMA.
+
+Pre-norm blocks on a residual stream x [B, T, width], each position seeing itself and what is before it:
+
+    x = embedding[tokens] (+ positions[0 .. T-1], learned)
+    x = x + out(softmax(scale q k^T) v)      q, k, v = query(n), key(n), value(n) of n = norm(x), scale = 1 / sqrt(width of a head)
+    x = x + down(gelu(up(n)))                n = norm(x); swiglu: down(silu(gate(n)) * up(n))
+    logits = head(norm(x))                   tied: norm(x) embedding^T
+
+Papers: GPT-2, Radford et al. 2019 (`gelu` in its tanh form, `layer_norm`, `learned`, `bias`, `tied`); LLaMA, Touvron et al. 2023
+(arXiv 2302.13971: `swiglu`, `rms_norm`, `rotary`); rotary positions, Su et al. 2021 (arXiv 2104.09864), in the layout of
+`transformers`, where the two halves of a head are one rotation's two coordinates; grouped queries, Ainslie et al. 2023
+(arXiv 2305.13245): `num_kv_heads` heads of keys and values, each for several of queries.
+
+Roles of the matrices: `embedding` and `positions` read, `query`, `key`, `value`, `out`, `gate`, `up`, `down` are hidden, `head` is read
+off.  All start as N(0, init_std^2), `out` and `down`, which add to the stream 2 depth times, with a deviation smaller by
+sqrt(2 depth) (GPT-2, section 2.3); biases are 0.  Dropout stands after the embedding and before each sum; the weights of attention are
+not dropped.  A tied head is no module and has no tensor: the state_dict holds the embedding once.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from fedsign.errors import ConfigError
+from fedsign.models.head import Width
+
+Activation = Literal["gelu", "swiglu"]
+Norm = Literal["layer_norm", "rms_norm"]
+Positions = Literal["learned", "rotary"]
+_LLAMA_MULTIPLE = 256  # of which LLaMA's feed-forward widths are multiples
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """All that decides a network of this family."""
+
+    vocabulary: int
+    depth: int
+    width: int
+    num_heads: int
+    num_kv_heads: int
+    ffn_width: int
+    activation: Activation
+    norm: Norm
+    norm_eps: float
+    tied: bool
+    positions: Positions
+    num_positions: int
+    rotary_base: float
+    bias: bool
+    dropout: float
+    init_std: float
+    checkpoint_activations: bool
+
+    @property
+    def head_width(self) -> int:
+        """Coordinates of a head."""
+        return self.width // self.num_heads
+
+
+class Linear(nn.Linear):
+    """A linear layer whose start is drawn once, by `GPT.initialise`, and not by torch before that."""
+
+    def reset_parameters(self) -> None:
+        """Leave the memory as it is."""
+
+
+class Embedding(nn.Embedding):
+    """The same for a table of vectors."""
+
+    def reset_parameters(self) -> None:
+        """Leave the memory as it is."""
+
+
+class Attention(nn.Module):
+    """Causal self-attention, in groups of heads that share keys and values."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        of_heads, of_kv = shape.num_heads * shape.head_width, shape.num_kv_heads * shape.head_width
+        self.query = Linear(shape.width, of_heads, bias=shape.bias)
+        self.key = Linear(shape.width, of_kv, bias=shape.bias)
+        self.value = Linear(shape.width, of_kv, bias=shape.bias)
+        self.out = Linear(of_heads, shape.width, bias=shape.bias)
+        self.scale = shape.head_width**-0.5  # of the logits of attention
+        self.num_heads, self.num_kv_heads = shape.num_heads, shape.num_kv_heads
+
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+        """[B, T, width] -> [B, T, width]."""
+        query = self._heads(self.query(x), self.num_heads)
+        key, value = (self._heads(layer(x), self.num_kv_heads) for layer in (self.key, self.value))
+        if rotation is not None:
+            query, key = rotated(query, *rotation), rotated(key, *rotation)
+        heads = functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=self.scale, enable_gqa=self.num_kv_heads != self.num_heads
+        )
+        mixed: Tensor = self.out(heads.transpose(1, 2).flatten(2))
+        return mixed
+
+    def _heads(self, x: Tensor, num: int) -> Tensor:
+        return x.view(*x.shape[:2], num, -1).transpose(1, 2)  # [B, num, T, head width]
+
+
+class FeedForward(nn.Module):
+    """What every position does by itself."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.gate = Linear(shape.width, shape.ffn_width, bias=shape.bias) if shape.activation == "swiglu" else None
+        self.up = Linear(shape.width, shape.ffn_width, bias=shape.bias)
+        self.down = Linear(shape.ffn_width, shape.width, bias=shape.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, width] -> [B, T, width]."""
+        up = self.up(x)
+        hidden = functional.gelu(up, approximate="tanh") if self.gate is None else functional.silu(self.gate(x)) * up
+        down: Tensor = self.down(hidden)
+        return down
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each added to the stream."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.attention_norm = norm_of(shape)
+        self.attention = Attention(shape)
+        self.ffn_norm = norm_of(shape)
+        self.ffn = FeedForward(shape)
+        self.dropout = dropout_of(shape)
+
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+        """[B, T, width] -> [B, T, width]."""
+        x = x + self.dropout(self.attention(self.attention_norm(x), rotation))
+        summed: Tensor = x + self.dropout(self.ffn(self.ffn_norm(x)))
+        return summed
+
+
+class GPT(nn.Module):
+    """The network; `shape` says which."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embedding = Embedding(shape.vocabulary, shape.width)
+        self.positions = Embedding(shape.num_positions, shape.width) if shape.positions == "learned" else None
+        self.dropout = dropout_of(shape)
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.depth))
+        self.norm = norm_of(shape)
+        self.head = None if shape.tied else Linear(shape.width, shape.vocabulary, bias=False)
+        self.initialise()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Tokens [B, T] -> logits [B, T, vocabulary].
+
+        Raises:
+            ConfigError: there are more tokens in a row than learned positions.
+        """
+        x, rotation = self.embedding(tokens), None
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        if self.positions is None:
+            rotation = rotations(places, self.shape.head_width, self.shape.rotary_base)
+        else:
+            self._check_length(len(places))
+            x = x + self.positions(places)
+        x = self.dropout(x)
+        for block in self.blocks:
+            x = self._passed(block, x, rotation)
+        x = self.norm(x)
+        logits: Tensor = functional.linear(x, self.embedding.weight) if self.head is None else self.head(x)
+        return logits
+
+    @property
+    def ends(self) -> tuple[nn.Module, ...]:
+        """Where tokens come in and are read off."""
+        return (self.embedding,) if self.head is None else (self.embedding, self.head)
+
+    def _passed(self, block: nn.Module, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+        if self.shape.checkpoint_activations and self.training and torch.is_grad_enabled():
+            passed: Tensor = checkpoint(block, x, rotation, use_reentrant=False)
+        else:
+            passed = block(x, rotation)
+        return passed
+
+    def _check_length(self, length: int) -> None:
+        if length > self.shape.num_positions:
+            raise ConfigError(
+                f"a sample of {length} tokens was given to model.name=gpt with {self.shape.num_positions} learned positions; give "
+                "shorter samples, raise model.num_positions, or use model.positions=rotary, which has no end."
+            )
+
+    @torch.no_grad()
+    def initialise(self) -> None:
+        """The random start of all tensors, by torch's global generator; see the module."""
+        std, shape = self.shape.init_std, self.shape
+        for name, module in self.named_modules():
+            match module:
+                case nn.Linear() | nn.Embedding():
+                    adds = name.endswith((".out", ".down"))
+                    nn.init.normal_(module.weight, std=std / (2 * shape.depth) ** 0.5 if adds else std)
+                    if isinstance(module, nn.Linear) and module.bias is not None:
+                        nn.init.zeros_(module.bias)
+                case nn.LayerNorm() | nn.RMSNorm():
+                    module.reset_parameters()
+
+
+def norm_of(shape: Shape) -> nn.Module:
+    """A norm over the stream's width."""
+    if shape.norm == "rms_norm":
+        return nn.RMSNorm(shape.width, eps=shape.norm_eps)
+    return nn.LayerNorm(shape.width, eps=shape.norm_eps, bias=shape.bias)
+
+
+def dropout_of(shape: Shape) -> nn.Module:
+    """Dropout; a rate of 0 is none."""
+    return nn.Dropout(shape.dropout) if shape.dropout else nn.Identity()
+
+
+def rotations(places: Tensor, head_width: int, base: float) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [T, head_width] of position x base^(-2i / head_width), in float32 as `transformers` computes them."""
+    exponents = torch.arange(0, head_width, 2, device=places.device).float() / head_width
+    angles = places.float()[:, None] * (1.0 / base**exponents)
+    angles = torch.cat([angles, angles], dim=1)
+    return angles.cos(), angles.sin()
+
+
+def rotated(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Each pair (i, i + half) of a head's coordinates turned by its position's angle."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cosines.to(x.dtype) + torch.cat([-second, first], dim=-1) * sines.to(x.dtype)
+
+
+def ffn_width_of(width: int, activation: Activation) -> int:
+    """Usual widths: 4 width for gelu; for swiglu, which has a third matrix, LLaMA's 8/3 width, rounded up.
+
+    >>> ffn_width_of(768, "gelu"), ffn_width_of(4096, "swiglu"), ffn_width_of(64, "swiglu")
+    (3072, 11008, 192)
+    """
+    if activation == "gelu":
+        return 4 * width
+    multiple = min(_LLAMA_MULTIPLE, width)
+    return -(-(8 * width // 3) // multiple) * multiple
+
+
+def gpt(
+    input_shape: tuple[int, ...],
+    num_outputs: int,
+    *,
+    depth: Width = 4,
+    width: Width = 128,
+    num_heads: Width = 4,
+    num_kv_heads: Annotated[int, Field(ge=0)] = 0,
+    ffn_width: Annotated[int, Field(ge=0)] = 0,
+    activation: Activation = "gelu",
+    norm: Norm = "layer_norm",
+    norm_eps: Annotated[float, Field(gt=0)] = 1e-5,
+    tied: bool = True,
+    positions: Positions = "learned",
+    num_positions: Annotated[int, Field(ge=0)] = 0,
+    rotary_base: Annotated[float, Field(gt=1)] = 10_000.0,
+    bias: bool = True,
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0,
+    init_std: Annotated[float, Field(gt=0)] = 0.02,
+    checkpoint_activations: bool = False,
+) -> GPT:
+    """A GPT over `num_outputs` tokens; `num_kv_heads`, `ffn_width` and `num_positions` of 0 are all heads, the usual width, the samples' length.
+
+    `checkpoint_activations` keeps only what flows between blocks for the backward pass, and computes the rest again.
+
+    Raises:
+        ConfigError: the samples are no rows of tokens, or the widths do not divide.
+    """
+    if len(input_shape) != 1:
+        raise ConfigError(
+            f"model.name=gpt takes rows of tokens, but a sample has the shape {tuple(input_shape)}; use it with data of text."
+        )
+    _check_heads(width, num_heads, num_kv_heads or num_heads, positions)
+    shape = Shape(
+        vocabulary=num_outputs,
+        depth=depth,
+        width=width,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads or num_heads,
+        ffn_width=ffn_width or ffn_width_of(width, activation),
+        activation=activation,
+        norm=norm,
+        norm_eps=norm_eps,
+        tied=tied,
+        positions=positions,
+        num_positions=num_positions or input_shape[0],
+        rotary_base=rotary_base,
+        bias=bias,
+        dropout=dropout,
+        init_std=init_std,
+        checkpoint_activations=checkpoint_activations,
+    )
+    return GPT(shape)
+
+
+def _check_heads(width: int, num_heads: int, num_kv_heads: int, positions: Positions) -> None:
+    given: dict[str, Any] = {"width": width, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
+    said = ", ".join(f"model.{name}={value}" for name, value in given.items())
+    if width % num_heads or num_heads % num_kv_heads:
+        raise ConfigError(
+            f"{said} were given; expected is a width that is a multiple of num_heads, which is one of num_kv_heads."
+        )
+    if positions == "rotary" and width // num_heads % 2:
+        raise ConfigError(
+            f"{said} were given with model.positions=rotary, which turns pairs of a head's {width // num_heads} coordinates; make "
+            "width / num_heads even."
+        )

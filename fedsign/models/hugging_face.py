@@ -1,0 +1,172 @@
+"""Our language models as networks of `transformers`, which gives the same logits and can write itself into a folder.
+
+A decoder of ours is LLaMA's where it has rotary positions, RMS norms and SwiGLU, and GPT-2's where it has learned positions, layer
+norms and GELU; grouped queries, biases and a tied head are as its shape says.  A GPT-2 has biases always: those that ours does without
+are 0.  It keeps query, key and value in one matrix, and its matrices as [in, out].
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedsign import llm
+from fedsign.errors import ConfigError
+from fedsign.models.causal_lm import CausalLM
+from fedsign.models.gpt import GPT, Shape
+
+_WHAT = "an export for `transformers`"
+_OF_BLOCK = {
+    "llama": {
+        "attention_norm": "input_layernorm",
+        "ffn_norm": "post_attention_layernorm",
+        "attention.query": "self_attn.q_proj",
+        "attention.key": "self_attn.k_proj",
+        "attention.value": "self_attn.v_proj",
+        "attention.out": "self_attn.o_proj",
+        "ffn.gate": "mlp.gate_proj",
+        "ffn.up": "mlp.up_proj",
+        "ffn.down": "mlp.down_proj",
+    },
+    "gpt2": {
+        "attention_norm": "ln_1",
+        "ffn_norm": "ln_2",
+        "attention.out": "attn.c_proj",
+        "ffn.up": "mlp.c_fc",
+        "ffn.down": "mlp.c_proj",
+    },
+}
+_AROUND = {
+    "llama": {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"},
+    "gpt2": {
+        "embedding": "transformer.wte",
+        "positions": "transformer.wpe",
+        "norm": "transformer.ln_f",
+        "head": "lm_head",
+    },
+}
+_BLOCKS = {"llama": "model.layers", "gpt2": "transformer.h"}
+
+
+def network_of(model: nn.Module, *, end_id: int) -> Any:
+    """The network of `transformers` with this model's weights; `end_id` is the token that begins and ends a text.
+
+    Raises:
+        ConfigError: `transformers` is missing, or knows no such model.
+    """
+    match model:
+        case CausalLM():
+            return model.network
+        case GPT():
+            return _of_gpt(model, end_id)
+        case _:
+            raise ConfigError(
+                f"{_WHAT} was asked of a {type(model).__name__}; expected is a language model, of model.name=gpt or transformers."
+            )
+
+
+def kind_of(shape: Shape) -> str:
+    """`llama` or `gpt2`.
+
+    Raises:
+        ConfigError: neither is like it.
+    """
+    match shape.positions, shape.norm, shape.activation:
+        case "rotary", "rms_norm", "swiglu":
+            return "llama"
+        case "learned", "layer_norm", "gelu" if shape.num_kv_heads == shape.num_heads:
+            return "gpt2"
+        case _:
+            raise ConfigError(
+                f"{_WHAT} knows no decoder with model.positions={shape.positions}, model.norm={shape.norm}, "
+                f"model.activation={shape.activation} and model.num_kv_heads={shape.num_kv_heads}; expected is rotary, rms_norm and "
+                "swiglu (LLaMA), or learned, layer_norm, gelu and all heads (GPT-2)."
+            )
+
+
+def _of_gpt(model: GPT, end_id: int) -> Any:
+    kind = kind_of(model.shape)
+    library = llm.transformers(_WHAT)
+    config = (_llama_config if kind == "llama" else _gpt2_config)(library, model.shape, end_id)
+    network = library.AutoModelForCausalLM.from_config(config, dtype=model.embedding.weight.dtype)
+    tensors = dict(_renamed(model, kind))
+    if kind == "gpt2":
+        tensors = {**_zeros(network), **tensors}
+    with torch.no_grad():
+        found = network.load_state_dict(tensors, strict=False)
+    missing = [name for name in found.missing_keys if not (model.shape.tied and name == "lm_head.weight")]
+    if missing or found.unexpected_keys:
+        raise ConfigError(
+            f"{_WHAT}: {type(network).__name__} of this version of `transformers` has other tensors, such as "
+            f"'{(missing or found.unexpected_keys)[0]}'; install another one of the extra's versions."
+        )
+    return network.eval()
+
+
+def _llama_config(library: Any, shape: Shape, end_id: int) -> Any:
+    return library.LlamaConfig(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.width,
+        intermediate_size=shape.ffn_width,
+        num_hidden_layers=shape.depth,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_kv_heads,
+        max_position_embeddings=shape.num_positions,
+        rms_norm_eps=shape.norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": shape.rotary_base},
+        attention_bias=shape.bias,
+        mlp_bias=shape.bias,
+        initializer_range=shape.init_std,
+        tie_word_embeddings=shape.tied,
+        bos_token_id=end_id,
+        eos_token_id=end_id,
+    )
+
+
+def _gpt2_config(library: Any, shape: Shape, end_id: int) -> Any:
+    return library.GPT2Config(
+        vocab_size=shape.vocabulary,
+        n_positions=shape.num_positions,
+        n_embd=shape.width,
+        n_layer=shape.depth,
+        n_head=shape.num_heads,
+        n_inner=shape.ffn_width,
+        activation_function="gelu_new",
+        resid_pdrop=shape.dropout,
+        embd_pdrop=shape.dropout,
+        attn_pdrop=0.0,
+        layer_norm_epsilon=shape.norm_eps,
+        initializer_range=shape.init_std,
+        tie_word_embeddings=shape.tied,
+        bos_token_id=end_id,
+        eos_token_id=end_id,
+    )
+
+
+def _renamed(model: GPT, kind: str) -> Iterator[tuple[str, Tensor]]:
+    """The model's tensors by their names there."""
+    for name, layer in _AROUND[kind].items():
+        if (mine := getattr(model, name)) is not None:
+            yield from _tensors(mine, layer, transposed=False)
+    for at, block in enumerate(model.blocks):
+        for name, layer in _OF_BLOCK[kind].items():
+            mine, its = block.get_submodule(name), f"{_BLOCKS[kind]}.{at}.{layer}"
+            yield from _tensors(mine, its, transposed=kind == "gpt2" and isinstance(mine, nn.Linear))
+        if kind == "gpt2":
+            of = [block.get_submodule(f"attention.{name}") for name in ("query", "key", "value")]
+            for part in dict(of[0].named_parameters()):
+                joined = torch.cat([each.get_parameter(part).detach() for each in of])
+                yield f"{_BLOCKS[kind]}.{at}.attn.c_attn.{part}", joined.T if part == "weight" else joined
+
+
+def _tensors(layer: nn.Module, name: str, *, transposed: bool) -> Iterator[tuple[str, Tensor]]:
+    for part, parameter in layer.named_parameters():
+        tensor = parameter.detach()
+        yield f"{name}.{part}", tensor.T if transposed and part == "weight" else tensor
+
+
+def _zeros(network: nn.Module) -> dict[str, Tensor]:
+    """Biases of 0."""
+    biases = {name: tensor for name, tensor in network.state_dict().items() if name.endswith(".bias")}
+    return {name: torch.zeros_like(tensor) for name, tensor in biases.items()}

@@ -1,0 +1,49 @@
+"""Tensors that are moved to a device when they are asked for: what is never read never takes memory there."""
+
+from collections.abc import Collection, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+
+class OnDevice(Mapping[str, Tensor]):
+    """Tensors by name, each moved when it is first asked for; those named in `keep` stay, all others are moved anew every time.
+
+    >>> held = OnDevice({"weight": torch.ones(2), "bias": torch.ones(2)}, torch.device("meta"), keep={"weight"})
+    >>> held["weight"] is held["weight"], held["bias"] is held["bias"]
+    (True, False)
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        device: torch.device,
+        *,
+        keep: Collection[str] = (),
+        types: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Floating-point tensors take the types of those of the same name in `types`, if that is given."""
+        self._tensors, self._device, self._types = tensors, device, types or {}
+        self._kept: dict[str, Tensor | None] = dict.fromkeys(keep)
+
+    def keep(self, names: Collection[str]) -> None:
+        """From now on these stay, and no others."""
+        self._kept = {name: self._kept.get(name) for name in names}
+
+    def __getitem__(self, name: str) -> Tensor:
+        """A tensor on the device."""
+        held = self._kept.get(name)
+        if held is None:
+            tensor = self._tensors[name]
+            held = tensor.to(self._device, self._types[name].dtype if name in self._types else tensor.dtype)
+            if name in self._kept:
+                self._kept[name] = held
+        return held
+
+    def __iter__(self) -> Iterator[str]:
+        """The names."""
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._tensors)

@@ -1,0 +1,101 @@
+"""A trainer's model of which a part is trained at a time, without a second copy of the rest.
+
+[Note: whose memory] A model that fits into a client's memory once does not fit twice.  So a parameter is the received
+tensor itself, where that lies on the model's device in its type and layout.  It is copied when it is drawn for training
+(`take`), since a request's tensors never change, and what was trained goes into the reply as it is.  Where tensors come from
+the host to a GPU, they are copied one by one into the model's own memory there, and nothing is copied when they are drawn.
+After a client's round the model holds nothing of it (`release`).
+
+What an objective compares with (the received weights, the client's state, what the strategy sent) stays where it came,
+and is moved to the device tensor by tensor, when it is asked for; it is kept there while its parameter is trained.
+"""
+
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from fedsign.models.on_device import OnDevice
+from fedsign.models.working import WorkingModel
+from fedsign.numerics import Numerics
+from fedsign.records import Role, Tensors
+
+
+class PartModel(WorkingModel):
+    """A working model for optimisers that train a part of it; see the note."""
+
+    def __init__(self, module: nn.Module, numerics: Numerics) -> None:
+        super().__init__(module, numerics)
+        self._tensors = None  # a parameter's memory is another one in every round
+        self._of_name = dict(module.named_parameters(remove_duplicate=False))
+        self._shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
+        self._borrows = self._is_plain and not self._channels_last
+        self._borrowed: set[nn.Parameter] = set()  # are received tensors
+        self._copied: set[nn.Parameter] = set()  # were, until they were drawn
+        self._moved: list[OnDevice] = []
+        if numerics.device.type == "cpu":
+            self._borrowed = set(self.parameters.values()) if self._borrows else set()
+            self.release()
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Become a model of these tensors; see the note."""
+        if not self._borrows or {name: tensor.shape for name, tensor in tensors.items()} != self._shapes:
+            self._fill()
+            super().load(tensors)
+            return
+        self.release()
+        for name, parameter in self._of_name.items():
+            given = tensors[name].detach()
+            if given.device == parameter.device and given.dtype == parameter.dtype:
+                parameter.data = given
+                self._borrowed.add(parameter)
+            else:
+                if parameter.shape != given.shape:
+                    parameter.data = parameter.new_empty(given.shape)
+                parameter.data.copy_(given)
+        for name, tensor in self.module.state_dict().items():
+            if self.roles[name] is Role.BUFFER:
+                tensor.copy_(tensors[name])
+
+    def take(self, names: Collection[str]) -> None:
+        """These parameters, and no others, are trained from now on."""
+        for parameter in {self._of_name[name] for name in names} & self._borrowed:
+            parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
+            self._borrowed.remove(parameter)
+            self._copied.add(parameter)
+        self.in_training = {name: parameter for name, parameter in self.parameters.items() if name in names}
+        for tensors in self._moved:
+            tensors.keep(self.in_training)
+
+    def received(self, tensors: Tensors, *, round: int) -> Mapping[str, Tensor]:
+        """The parameters among these tensors in the model's types, where they came; `on_device` moves them."""
+        return {name: tensors[name].to(own.dtype) for name, own in self.parameters.items()}
+
+    def on_device(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """What an objective compares with, named as the parameters are; see the note."""
+        found = OnDevice(tensors, self.numerics.device)
+        self._moved.append(found)
+        return found
+
+    def copies(self, names: Collection[str] | None = None) -> Tensors:
+        """Those of these parameters, and all buffers, in the CPU's memory; what was copied to be trained is the reply's own."""
+        found = self.tensors(names)
+        own = {name for name, parameter in self._of_name.items() if parameter in self._copied}
+        return {
+            name: tensor if name in own and tensor.device.type == "cpu" else self._copy(tensor)
+            for name, tensor in found.items()
+        }
+
+    def release(self) -> None:
+        """Hold no tensor that was received, and none that goes into a reply."""
+        for parameter in self._borrowed | self._copied:
+            parameter.data = parameter.new_empty(0)
+            parameter.grad = None
+        self._borrowed, self._copied, self._moved = set(), set(), []
+
+    def _fill(self) -> None:
+        """Memory of its own for every parameter."""
+        self._borrowed, self._copied, self._moved = set(), set(), []
+        for name, parameter in self._of_name.items():
+            if parameter.shape != self._shapes[name]:
+                parameter.data = parameter.new_empty(self._shapes[name])

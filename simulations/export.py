@@ -1,0 +1,75 @@
+"""A run's language model as a folder that `transformers` loads: config.json, *.safetensors, and the tokenizer's files.
+
+Adapters are merged into the matrices that they lie beside, multipliers of a parameterisation put into the weights.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from fedsign.config import ExperimentConfig
+from fedsign.errors import ConfigError
+from fedsign.models.hugging_face import network_of
+from fedsign.optim.lora import merge
+from fedsign.parameterisation.fold import folded
+from fedsign.workload import Workload
+from simulations.api import load_run
+
+_OF_TOKENIZERS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+)
+
+
+def export(run: Path, out: Path) -> dict[str, Any]:
+    """Write the evaluated model of a run's newest checkpoint into a new folder; what was written, as facts.
+
+    Raises:
+        ResultsError: there is no such run, or it has no checkpoint yet.
+        ConfigError: the folder is there already, or the model is none that `transformers` knows.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"--out {out} is there already; name a folder that is not, or an empty one.")
+    done = load_run(run)
+    end_id = _end_id(done.config)
+    network = network_of(folded(merge(done.model().cpu())), end_id=end_id)
+    out.mkdir(parents=True, exist_ok=True)
+    network.save_pretrained(out)
+    copied = _copy_tokenizer(done.config, out)
+    return {
+        "folder": str(out),
+        "architecture": type(network).__name__,
+        "parameters": sum(parameter.numel() for parameter in network.parameters()),
+        "tokenizer": copied or f"none: data.name={done.config.data.name} has no tokenizer in files",
+    }
+
+
+def _end_id(config: ExperimentConfig) -> int:
+    text = Workload(config).dataset.text
+    if text is None:
+        raise ConfigError(
+            f"data.name={config.data.name} is no text, but an export for `transformers` is of language models; give a run of one."
+        )
+    return text.end_id
+
+
+def _copy_tokenizer(config: ExperimentConfig, out: Path) -> list[str]:
+    """Copy the files of the tokenizer that the run was trained with; their names.
+
+    The one beside the model that the run began with may be another, whose numbers are other tokens.
+    """
+    given = config.data.settings.get("tokenizer")
+    if not given:
+        return []
+    folder = Path(given).expanduser()
+    found = [folder / name for name in _OF_TOKENIZERS if (folder / name).is_file()]
+    for file in found:
+        shutil.copy2(file, out / file.name)
+    return [file.name for file in found]
