@@ -5,6 +5,7 @@ of it, says its own configuration: `clients.node`.
 """
 
 import json
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -16,15 +17,18 @@ from flwr.clientapp import ClientApp
 from clients.conduct import conducted
 from clients.evaluator import SiteEvaluator
 from clients.node import EXPERIMENT_KEY, Node
+from clients.received import ReceivedTensors
 from clients.state import ClientStore
 from clients.trainer import LocalTrainer, SequentialTrainer
 from clients.watchdog import ended_after
 from fedsign.config import from_toml
 from fedsign.data import sites
-from fedsign.flower import clipping, evaluation, wire
+from fedsign.flower import changes, clipping, evaluation, wire
 from fedsign.flower.in_process import Handler
 from fedsign.records import Failure, TrainReply, failure_of, one_by_one
 from fedsign.workload import Workload
+
+_log = logging.getLogger("fedsign")
 
 
 def in_process_handler(trainer: LocalTrainer, states: ClientStore) -> Handler:
@@ -54,11 +58,13 @@ def train(message: Message, context: Context) -> Message:
         node, workload = _at_work(context)
         states = node.states(context, workload.config)
         wire.decode(message)
+        kept = ReceivedTensors(states.folder)
+        request = kept.completed(wire.unpack_request(message), changes.model_told(message))
         # the reply is encoded before the trainer is used again, and a large model is not to be there twice
         own = SequentialTrainer(workload, copies=False)
         trainer = conducted(own, workload, in_process=False, folder=states.folder)
         with ended_after(workload.config.server.round_timeout_s):
-            (result,) = one_by_one(trainer.train_many([wire.unpack_request(message)], states))
+            (result,) = one_by_one(trainer.train_many([request], states))
         if isinstance(result, Failure):
             result = node.told(result, workload.config)
     except Exception as error:  # noqa: BLE001 - told to the server, whatever it is
@@ -87,6 +93,10 @@ def roll_call(message: Message, context: Context) -> Message:
         if sites.lies_at_nodes(workload.config):
             for site in node.partitions:
                 workload.share_of(site)
+            asked = wire.of_kind(message.content, ConfigRecord)[wire.CONFIG].get(wire.TOKENIZER, "")
+            sites.check_tokenizer(workload.config, workload.dataset.text, str(asked))
+            for note in workload.dataset.notes:
+                _log.warning("%s", note)  # a node's data are its own: it is told here, not at the server
             if node.tells(workload.config):
                 record["counts"] = json.dumps({site: workload.counts_of(site) for site in node.partitions})
     except Exception as error:  # noqa: BLE001 - told to the server, whatever it is

@@ -16,8 +16,8 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from fedsign.config import AttackPart
 from fedsign.records import Failure, Role, Tensors, TrainReply, TrainRequest
+from fedsign.sections import AttackPart
 from fedsign.seeding import Purpose, generator
 
 Strength = Annotated[float, Field(gt=0)]
@@ -61,7 +61,7 @@ class Attack:
         """Send something else."""
         if self._transform is None:
             return reply
-        moved = [name for name, role in reply.roles.items() if role is Role.PARAMETER]
+        moved = [name for name in reply.tensors if reply.roles[name] is Role.PARAMETER]
         update = self._transform({name: reply.tensors[name] - request.tensors[name] for name in moved})
         sent = {name: (request.tensors[name] + update[name]).to(reply.tensors[name].dtype) for name in moved}
         extra = self._transform(reply.extra) if reply.extra else {}

@@ -270,7 +270,7 @@ class _Round:
                 return context
         self._contexts[steps] = context = LocalContext(
             received=received,
-            state=load_state(self.objective, received, request, states),
+            state=load_state(self.objective, received, request, states, self._workload.device),
             shared=shared,
             unit_displacement=self._displacement(steps),
         )

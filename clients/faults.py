@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import torch
 
-from fedsign.config import FaultsSection
 from fedsign.records import LATE, Failure, TrainReply, TrainRequest
+from fedsign.sections import FaultsSection
 from fedsign.seeding import Purpose, generator
 
 CRASHED = "injected fault: the client crashed"

@@ -26,6 +26,10 @@ class Stepper(Protocol):
         """Move the parameters by their gradients."""
         ...
 
+    def scale(self, factor: float) -> None:
+        """Take so many times the learning rates that the optimiser was made with, from now on."""
+        ...
+
 
 class LocalOptimizer:
     """Gives every client a fresh optimiser; `make(round)` makes one with the round's learning rate."""
@@ -34,13 +38,17 @@ class LocalOptimizer:
         self._make = make
         self._round: int | None = None
         self._optimizer: torch.optim.Optimizer | None = None
+        self._rates: list[float] = []  # of the groups, as it was made
 
     def fresh(self, round: int) -> torch.optim.Optimizer:
         """An optimiser without a past; the parameters have to be the received ones already."""
         if self._optimizer is None or self._round != round or not _is_torchs(self._optimizer):
             self._optimizer, self._round = self._make(round), round
+            self._rates = [group["lr"] for group in self._optimizer.param_groups]
         else:
             self._optimizer.state.clear()
+            for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+                group["lr"] = rate
         return self._optimizer
 
 
@@ -68,9 +76,14 @@ class _Wrapped:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
+        self._rates = [group["lr"] for group in optimizer.param_groups]
 
     def clear(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)
+
+    def scale(self, factor: float) -> None:
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate * factor
 
     def step(self) -> None:
         self._optimizer.step()
@@ -83,13 +96,17 @@ class _SGD:
         group = optimizer.param_groups[0]
         self._parameters: list[nn.Parameter] = group["params"]
         self._values = [parameter.detach() for parameter in self._parameters]  # the same memory
-        self._lr, self._weight_decay = float(group["lr"]), float(group["weight_decay"])
+        self._full_lr, self._weight_decay = float(group["lr"]), float(group["weight_decay"])
+        self._lr = self._full_lr
         self._momentum, self._nesterov = float(group["momentum"]), bool(group["nesterov"])
         self._velocity: dict[int, Tensor] = {}  # of the parameters that have had a gradient
 
     def clear(self) -> None:
         for parameter in self._parameters:
             parameter.grad = None
+
+    def scale(self, factor: float) -> None:
+        self._lr = self._full_lr * factor
 
     def step(self) -> None:
         """m <- momentum m + g + wd theta;  theta <- theta - lr m."""

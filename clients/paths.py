@@ -26,6 +26,7 @@ from fedsign import plugins
 from fedsign.errors import ConfigError, FedSignError
 from fedsign.models.batch_norm import BATCH_NORMS
 from fedsign.objectives.base import Objective
+from fedsign.optim.base import adapts, trains_part
 from fedsign.records import ObjectiveSpec, failure_of
 from fedsign.registry import KINDS
 from fedsign.seeding import Purpose, torch_stream
@@ -94,10 +95,18 @@ def refusal(workload: Workload, spec: ObjectiveSpec) -> str | None:
     """Why a stack could not give what the sequential path gives, as the middle of a sentence; None if it can."""
     model, config = workload.make_model().train(), workload.config
     objective: Objective = plugins.build("objective", spec.name, spec.settings)
+    if config.parameterisation.name != "none":
+        return f"parameterisation.name={config.parameterisation.name} is for one client after another only"
     if config.engine.precision != "float32":
         return f"engine.precision={config.engine.precision} is for one client after another only"
+    if config.client.schedule.per == "step":
+        return "client.schedule.per=step is for one client after another only"
+    if config.client.micro_batch:
+        return "client.micro_batch is for one client after another only"
     if config.engine.compile:
         return "engine.compile=true compiles the model for one client after another only"
+    if adapts(config.client.optimizer.name):
+        return f"client.optimizer.name={config.client.optimizer.name} freezes weights, of which a stack would hold one copy for each client"
     for module in model.modules():
         if isinstance(module, _DROPOUTS) and module.p > 0:
             if type(module) not in STACKED_DROPOUTS:
@@ -111,6 +120,8 @@ def refusal(workload: Workload, spec: ObjectiveSpec) -> str | None:
     own = [*dict(model.named_parameters()), *dict(model.named_buffers())]
     if not set(model.state_dict()) <= set(own):
         return f"model.name={config.model.name} has tensors that two layers share"
+    if trains_part(config.client.optimizer.name):
+        return f"client.optimizer.name={config.client.optimizer.name} trains other layers of each client"
     if stacked_optimizer(make_optimizer(workload, model, round=1)) is None:
         return f"client.optimizer.name={config.client.optimizer.name} is none of torch's SGD, Adam and AdamW"
     if objective.contrasts and not objective.contrast_is_mean:

@@ -6,6 +6,7 @@ from typing import Any
 from clients.shared_tensors import Layout, SharedFile, Slots
 from fedsign.data.base import Dataset, Samples
 from fedsign.data.normalise import Normalisation
+from fedsign.data.text.tokenizers import VocabularyOnly
 from fedsign.workload import Workload
 
 
@@ -26,6 +27,7 @@ class SharedData:
             "class_names": self.dataset.class_names,
             "shift": normalisation.shift,
             "scale": normalisation.scale,
+            "vocabulary_size": None if self.dataset.text is None else self.dataset.text.vocabulary_size,
         }
 
 
@@ -55,10 +57,12 @@ def mapped_data(found: dict[str, Any]) -> Dataset:
     """The data set of another process, without the samples that only a server needs."""
     tensors = Layout.from_json(found["layout"]).read(SharedFile(*found["file"]).memory(0))
     train = Samples(**tensors)
+    size = found["vocabulary_size"]
     none = Samples(features=train.features[:0], targets=train.targets[:0])
     return Dataset(
         train=train,
         test=none,
         class_names=tuple(found["class_names"]),
         normalisation=Normalisation(shift=tuple(found["shift"]), scale=tuple(found["scale"])),
+        text=None if size is None else VocabularyOnly(size),
     )

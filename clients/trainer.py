@@ -14,16 +14,22 @@ import torch
 from torch import Tensor, nn
 
 from clients.batches import num_steps, schedule
-from clients.local_optim import LocalOptimizer, stepper
+from clients.local_optim import LocalOptimizer
+from clients.local_step import LocalStep, factors
+from clients.parts import all_parameters, drawing, on_device
 from clients.state import ClientStore
 from fedsign import plugins
 from fedsign.data.base import IntArray
+from fedsign.data.checks import check_language_model
 from fedsign.errors import ConfigError, DiskFullError, LateError
 from fedsign.models.batch_norm import freeze_batch_norm, has_batch_norm
 from fedsign.models.features import classifier_of
+from fedsign.models.part import PartModel
 from fedsign.models.working import WorkingModel
-from fedsign.objectives.base import LocalContext, Objective, Representation
+from fedsign.objectives.base import LocalContext, Objective
+from fedsign.optim.base import PartTrainer, trains_part
 from fedsign.optim.displacement import unit_displacement
+from fedsign.parameterisation.groups import optimizer_of
 from fedsign.records import (
     LATE,
     Failure,
@@ -56,7 +62,8 @@ class SequentialTrainer:
     def __init__(self, workload: Workload, *, copies: bool = True) -> None:
         """Without `copies` a reply's tensors are the working model's own: good until the next request is trained."""
         self._workload, self._copies = workload, copies
-        self._model = WorkingModel(workload.make_model().train(), workload.numerics)
+        kind = PartModel if trains_part(workload.config.client.optimizer.name) else WorkingModel
+        self._model = kind(workload.make_model().train(), workload.numerics)
         self._has_batch_norm = has_batch_norm(self._model.module)
         self._optimizer = LocalOptimizer(lambda round: make_optimizer(workload, self._model.module, round=round))
         self._objective: tuple[ObjectiveSpec, Objective] | None = None
@@ -88,8 +95,14 @@ class SequentialTrainer:
     def train(self, request: TrainRequest, states: ClientStore, draws: "_Draws | None" = None) -> TrainReply:
         """One client's round: load, minimise, save its state, reply.  `draws` are the client's own, if they are there already."""
         draws = draws or self._draws(request)
+        self._model.load(request.tensors)
+        try:
+            return self._trained(request, states, draws)
+        finally:
+            self._model.release()
+
+    def _trained(self, request: TrainRequest, states: ClientStore, draws: "_Draws") -> TrainReply:
         workload, model, client = self._workload, self._model, self._workload.config.client
-        model.load(request.tensors)
         objective = self._objective_of(request.objective)
         index = workload.share_of(request.partition)
         optimizer = self._optimizer.fresh(request.round)
@@ -100,26 +113,41 @@ class SequentialTrainer:
             steps=client.local_steps,
             join_last=self._has_batch_norm,
         )
-        received = model.received(request.tensors, round=request.round)
-        context = LocalContext(
-            received=received,
-            state=load_state(objective, received, request, states),
-            shared=to_device(request.shared, workload.device),
-            unit_displacement=unit_displacement(optimizer, steps),
-        )
-        train_loss = self._minimise(_Step(workload, model, objective, context, optimizer), index, draws)
-        next_state = objective.next_state(model.detached(), context) if objective.has_state else {}
+        part = optimizer if isinstance(optimizer, PartTrainer) else None
+        came = self._context(objective, request, states, unit_displacement(optimizer, steps))
+        with drawing(part, model, request, seed=workload.config.seed, num_steps=steps):
+            step = LocalStep(workload, model, objective, on_device(came, model), optimizer)
+            rates = factors(workload, round=request.round, num_steps=steps)
+            train_loss = self._minimise(step, index, draws, rates)
+        names = None if part is None else part.trained
+        tensors = model.copies(names) if self._copies else model.tensors(names)
+        next_state: Tensors = {}
         if objective.has_state:
+            next_state = objective.next_state(all_parameters(model, came, tensors), came)
             states.save(request.partition, request.round, next_state)
         return TrainReply(
             round=request.round,
             partition=request.partition,
-            tensors=model.copies() if self._copies else model.tensors(),
+            tensors=tensors,
             roles=model.roles,
             num_examples=len(index),
             metrics={"train-loss": train_loss},
             has_state=objective.has_state,
-            extra={name: tensor.cpu() for name, tensor in objective.to_server(next_state, context).items()},
+            extra={name: tensor.cpu() for name, tensor in objective.to_server(next_state, came).items()},
+        )
+
+    def _context(
+        self, objective: Objective, request: TrainRequest, states: ClientStore, unit_displacement: float | None
+    ) -> LocalContext:
+        """What a client may read in this round, all of it where the received parameters are for the model."""
+        received = self._model.received(request.tensors, round=request.round)
+        on_host = isinstance(self._model, PartModel)
+        device = next(iter(request.tensors.values())).device if on_host else self._workload.device
+        return LocalContext(
+            received=received,
+            state=load_state(objective, received, request, states, device),
+            shared=to_device(request.shared, device),
+            unit_displacement=unit_displacement,
         )
 
     def _objective_of(self, spec: ObjectiveSpec) -> Objective:
@@ -128,7 +156,7 @@ class SequentialTrainer:
             self._objective = spec, plugins.build("objective", spec.name, spec.settings)
         return self._objective[1]
 
-    def _minimise(self, step: "_Step", index: IntArray, draws: "_Draws") -> float:
+    def _minimise(self, step: LocalStep, index: IntArray, draws: "_Draws", rates: Iterator[float] | None) -> float:
         """All local steps on the samples at `index`; returns the mean task loss of the last epoch, per sample."""
         workload, settings = self._workload, self._workload.config.client
         plan = schedule(
@@ -153,6 +181,8 @@ class SequentialTrainer:
                     losses.clear()
                     for chosen in epoch:
                         features, targets = samples.batch(torch.from_numpy(index[chosen.numpy()]))
+                        if rates is not None:
+                            step.scale(next(rates))
                         loss = step(workload.augment(features) if varies else features, targets)
                         nums.append(len(chosen))
                         losses.append(loss)
@@ -173,52 +203,18 @@ class _Draws:
     training: int
 
 
-class _Step:
-    """One local step: forward, penalties, backward, clipping, the optimiser's step."""
-
-    def __init__(
-        self,
-        workload: Workload,
-        model: WorkingModel,
-        objective: Objective,
-        context: LocalContext,
-        optimizer: torch.optim.Optimizer,
-    ) -> None:
-        self._task, self._clip_norm = workload.training_task, workload.config.client.clip_norm
-        self._model, self._optimizer = model, stepper(optimizer)
-        self._objective, self._context = objective, context
-
-    def __call__(self, features: Tensor, targets: Tensor) -> Tensor:
-        """Returns the batch's task loss, without penalties."""
-        self._optimizer.clear()
-        outputs, contrast = (
-            self._contrasted(features) if self._objective.contrasts else (self._model.outputs(features), None)
-        )
-        task_loss = self._task.loss(outputs, targets)
-        loss = task_loss
-        for term in (contrast, self._objective.penalty(self._model.parameters, self._context)):
-            loss = loss if term is None else loss + term
-        loss.backward()
-        if self._clip_norm:
-            nn.utils.clip_grad_norm_(self._model.parameters.values(), self._clip_norm)
-        self._optimizer.step()
-        return task_loss.detach()
-
-    def _contrasted(self, features: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The outputs and the objective's term for the batch's representation."""
-        outputs, present = self._model.outputs_and_features(features)
-        z = Representation(present=present, of=lambda others: self._model.features_of(others, features))
-        return outputs, self._objective.contrast(z, self._context)
-
-
-def load_state(objective: Objective, received: Tensors, request: TrainRequest, states: ClientStore) -> Tensors:
-    """The state that a client starts from, where its parameters are; empty for an objective without one."""
+def load_state(
+    objective: Objective,
+    received: Mapping[str, Tensor],
+    request: TrainRequest,
+    states: ClientStore,
+    device: torch.device,
+) -> Tensors:
+    """The state that a client starts from, on a device; empty for an objective without one."""
     if not objective.has_state:
         return {}
     kept = states.load(request)
-    if kept is None:
-        return objective.initial_state(received)
-    return to_device(kept, next(iter(received.values())).device)
+    return objective.initial_state(received) if kept is None else to_device(kept, device)
 
 
 def to_device(tensors: Mapping[str, Tensor], device: torch.device) -> Tensors:
@@ -227,11 +223,10 @@ def to_device(tensors: Mapping[str, Tensor], device: torch.device) -> Tensors:
 
 
 def make_optimizer(workload: Workload, model: nn.Module, *, round: int) -> torch.optim.Optimizer:
-    """A fresh optimiser of the model's parameters, with the learning rate of the round."""
-    client = workload.config.client
-    lr = client.lr * client.schedule.build(round, workload.config.rounds)
-    optimizer: torch.optim.Optimizer = client.optimizer.build(model.parameters(), lr, client.weight_decay)
-    return optimizer
+    """A fresh optimiser of the model's parameters, with the learning rate of the round, or the full one where steps are counted."""
+    client, schedule = workload.config.client, workload.config.client.schedule
+    lr = client.lr * (schedule.build(round, workload.config.rounds) if schedule.per == "round" else 1.0)
+    return optimizer_of(client.optimizer, model, lr, client.weight_decay)
 
 
 def check_training(workload: Workload, spec: ObjectiveSpec) -> None:
@@ -241,6 +236,7 @@ def check_training(workload: Workload, spec: ObjectiveSpec) -> None:
         ConfigError: a part cannot be made, or they do not suit each other.
     """
     model, client = workload.make_model(), workload.config.client
+    check_language_model(model, workload.dataset, name=workload.config.model.name, device=workload.device)
     objective: Objective = plugins.build("objective", spec.name, spec.settings)
     optimizer = make_optimizer(workload, model, round=1)
     if objective.needs_unit_displacement and unit_displacement(optimizer, 1) is None:
@@ -252,6 +248,26 @@ def check_training(workload: Workload, spec: ObjectiveSpec) -> None:
         raise ConfigError(
             f"model.name={workload.config.model.name} was given, but objective '{spec.name}' contrasts what enters the classifier, "
             "and here that is the data itself; use a model with a hidden layer."
+        )
+    if objective.needs_unit_displacement and client.schedule.per == "step":
+        raise ConfigError(
+            f"client.schedule.per=step was given, but objective '{spec.name}' needs one learning rate for all steps of a round; "
+            "use client.schedule.per=round."
+        )
+    if client.micro_batch and has_batch_norm(model):
+        raise ConfigError(
+            f"client.micro_batch={client.micro_batch} was given, but model.name={workload.config.model.name} has BatchNorm, whose "
+            "statistics would be those of pieces of a batch; set it to 0 and lower client.batch_size instead."
+        )
+    if client.micro_batch and objective.contrasts and not objective.contrast_is_mean:
+        raise ConfigError(
+            f"client.micro_batch={client.micro_batch} was given, but objective '{spec.name}' does not say that its contrast is a "
+            "mean over samples (contrast_is_mean); set it to 0."
+        )
+    if workload.numerics.compile and trains_part(client.optimizer.name):
+        raise ConfigError(
+            f"engine.compile=true was given, but client.optimizer.name={client.optimizer.name} freezes other layers every so many "
+            "steps, and each time the model would be compiled anew; use engine.compile=false."
         )
     workload.numerics.check_compiler()
     workload.training_task  # noqa: B018 - made on first use

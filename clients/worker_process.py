@@ -72,8 +72,8 @@ def _worker(given: Message, parent: Parent) -> "_Worker":
 def _warm_up(workload: Workload) -> None:
     """One step: with the first one of most optimisers torch imports its compiler, which takes as long as its own import."""
     model = workload.make_model()
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
+    smallest = min(model.parameters(), key=Tensor.numel)
+    smallest.grad = torch.zeros_like(smallest)
     stepper(make_optimizer(workload, model, round=1)).step()
 
 

@@ -38,7 +38,7 @@ from clients.worker_queue import Queue, Unit
 from fedsign import plugins
 from fedsign.errors import ConfigError, DiskFullError, EngineError
 from fedsign.processes import Child, Message, audible
-from fedsign.records import LATE, Failure, ReplyStack, Tensors, TrainReply, TrainRequest, failure_of, roles_of
+from fedsign.records import LATE, Failure, ReplyStack, Tensors, TrainReply, TrainRequest, failure_of
 from fedsign.workload import Workload
 
 WORKER_MARK = "FEDSIGN_WORKER"  # an environment variable: this process is one
@@ -122,7 +122,7 @@ class Workers:
             )
         model, client = workload.make_model().state_dict(), workload.config.client
         self._workload, self._devices, self._logs = workload, devices, logs
-        self._roles = roles_of(workload.make_model())
+        self._roles = workload.roles
         self._largest_unit = client.chunk if client.path == "cohort" else 1
         # a stack answers as a whole; one client that is late says so itself, before it is ended
         self._longest_silence_s = self._largest_unit * workload.config.server.round_timeout_s + _GRACE_S

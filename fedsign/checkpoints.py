@@ -5,7 +5,9 @@
         evaluated.safetensors   only where it differs from the served model
         strategy.safetensors    the strategy's state, if it has one
         clients.safetensors     versions of the clients' states, if they keep any: `partition`, ascending, and `version`
-        state.json              the round, how many clients keep a state; in format 1, which is read too, their versions
+        received.safetensors    where clients train parts of the model: whose model each client holds, likewise
+        state.json              the round, how many clients keep a state; in format 1, which is read too, their versions;
+                                where clients train parts, `changed_in`: the round that changed each tensor last
 
 Client states are not here but with the clients, versioned (see [Note: versions of client state]).
 """
@@ -25,6 +27,7 @@ from torch import Tensor
 
 from fedsign.disk import replace_file, replace_folder
 from fedsign.errors import ResumeError
+from fedsign.parts import Holdings
 from fedsign.records import Tensors
 
 FORMAT = 2
@@ -40,6 +43,7 @@ class Checkpoint:
     evaluated: Tensors | None = None
     strategy: Tensors = field(default_factory=dict)
     client_versions: Mapping[int, int] = field(default_factory=dict)
+    holdings: Holdings | None = None  # where clients train parts of the model
 
 
 def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> None:
@@ -53,11 +57,14 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> None:
             save_tensors(target / "strategy.safetensors", checkpoint.strategy)
         if checkpoint.client_versions:  # of a million clients: as tensors, since text would take seconds
             save_tensors(target / "clients.safetensors", _table_of(checkpoint.client_versions))
-        state = {
+        state: dict[str, Any] = {
             "format": FORMAT,
             "round": checkpoint.round,
             "num_clients_with_state": len(checkpoint.client_versions),
         }
+        if checkpoint.holdings is not None:
+            save_tensors(target / "received.safetensors", _table_of(checkpoint.holdings.held))
+            state["changed_in"] = checkpoint.holdings.changed_in
         (target / "state.json").write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
 
     replace_folder(folder / f"round-{checkpoint.round:06d}", fill)
@@ -104,6 +111,7 @@ def load(path: Path) -> Checkpoint:
             evaluated=load_file(evaluated) if evaluated.exists() else None,
             strategy=load_file(strategy) if strategy.exists() else {},
             client_versions=_client_versions(path, state),
+            holdings=_holdings(path, state),
         )
 
 
@@ -149,7 +157,17 @@ def _client_versions(path: Path, state: Mapping[str, Any]) -> dict[int, int]:
         return {int(key): value for key, value in state["client_versions"].items()}
     if not state["num_clients_with_state"]:
         return {}
-    table = load_file(path / "clients.safetensors")
+    return _read_table(path / "clients.safetensors")
+
+
+def _holdings(path: Path, state: Mapping[str, Any]) -> Holdings | None:
+    if "changed_in" not in state:
+        return None
+    return Holdings(changed_in=dict(state["changed_in"]), held=_read_table(path / "received.safetensors"))
+
+
+def _read_table(path: Path) -> dict[int, int]:
+    table = load_file(path)
     return dict(zip(table["partition"].tolist(), table["version"].tolist(), strict=True))
 
 

@@ -5,21 +5,37 @@ takes follows from the part's factory (`fedsign.plugins`).  An unknown key is an
 nearest known one.  `--set a.b=value` reaches every leaf.
 """
 
-import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Any
 
 import tomli_w
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ValidationError
 
 from fedsign import plugins
 from fedsign.errors import ConfigError
+from fedsign.sections import (
+    AttackPart,
+    ClientSection,
+    DataPart,
+    EnginePart,
+    FaultsSection,
+    FileName,
+    ModelPart,
+    ParameterisationPart,
+    Part,
+    PartitionPart,
+    Positive,
+    PrivacyPart,
+    ResultsSection,
+    Section,
+    SectionT,
+    Seed,
+    ServerSection,
+    StrategyPart,
+)
 
-MAX_INT = 2**31 - 1  # a seed's words have 32 bits, Flower's records carry integers of 64 bits with a sign
-MAX_THREADS = 4096
 RESERVED_METRICS = frozenset(  # what a line of rounds.jsonl holds besides the metrics
     {
         "round",
@@ -43,217 +59,6 @@ RESERVED_METRICS = frozenset(  # what a line of rounds.jsonl holds besides the m
         "surplus",
     }
 )
-_NOT_BOOL = BeforeValidator(plugins.refuse_bool)
-
-
-def _file_name(value: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", value):
-        raise ValueError(
-            "a name for a folder: letters, digits, '.', '_' and '-', a letter or digit first, 100 characters at most"
-        )
-    return value
-
-
-Positive = Annotated[int, Field(gt=0, le=MAX_INT), _NOT_BOOL]
-NonNegative = Annotated[int, Field(ge=0, le=MAX_INT), _NOT_BOOL]
-Seed = Annotated[int, Field(ge=0, le=MAX_INT), _NOT_BOOL]
-Threads = Annotated[int, Field(ge=1, le=MAX_THREADS), _NOT_BOOL]
-PositiveReal = Annotated[float, Field(gt=0, allow_inf_nan=False), _NOT_BOOL]
-NonNegativeReal = Annotated[float, Field(ge=0, allow_inf_nan=False), _NOT_BOOL]
-Seconds = Annotated[float, Field(gt=0), _NOT_BOOL]  # may be infinite
-Fraction = Annotated[float, Field(ge=0, le=1), _NOT_BOOL]
-ClientPath = Literal["auto", "sequential", "cohort"]
-FileName = Annotated[str, AfterValidator(_file_name)]
-
-
-class Section(BaseModel):
-    """A table of the configuration with a fixed set of keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-SectionT = TypeVar("SectionT", bound=Section)
-
-
-class Part(BaseModel):
-    """A table whose further keys are the settings of the part that `name` names."""
-
-    model_config = ConfigDict(frozen=True, extra="allow")
-    kind: ClassVar[str]
-    name: str
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What the factory takes, without the keys that every such section has."""
-        return dict(self.model_extra or {})
-
-    @model_validator(mode="before")
-    @classmethod
-    def _must_be_a_table(cls, data: Any) -> Any:
-        if not isinstance(data, dict | cls):
-            raise PydanticCustomError("part_expected", "a table with a name")
-        return data
-
-    def completed(self, section: str, *, elsewhere: Callable[[], Iterable[str]]) -> Self:
-        """The same part with every default written out, or ConfigError."""
-        fixed = {key: getattr(self, key) for key in type(self).model_fields}
-        settings = plugins.complete(
-            self.kind, self.name, self.settings, section=section, fixed=fixed, elsewhere=elsewhere
-        )
-        return type(self)(**fixed, **settings)
-
-    def build(self, *given: Any) -> Any:
-        """Call the factory with what the program gives it."""
-        return plugins.build(self.kind, self.name, self.settings, *given)
-
-
-class DataPart(Part):
-    """Which data set, how it is scaled and varied, and how much of its training samples is kept for validation."""
-
-    kind = "dataset"
-    name: str = "digits"
-    normalise: Literal["default", "none", "per_channel", "unit", "constants"] = "default"
-    mean: tuple[float, ...] = ()  # of the channels, for normalise = "constants"
-    std: tuple[Annotated[float, Field(gt=0)], ...] = ()
-    augment: Literal["none", "flip", "crop_flip"] = "none"
-    validation_fraction: Annotated[float, Field(ge=0, lt=1), _NOT_BOOL] = 0.0
-
-
-class PartitionPart(Part):
-    """How the training samples are dealt out to the clients."""
-
-    kind = "partition"
-    name: str = "dirichlet"
-    num_clients: Positive = 50
-
-
-class ModelPart(Part):
-    """The network that is trained."""
-
-    kind = "model"
-    name: str = "mlp"
-
-
-class OptimizerPart(Part):
-    """The clients' optimiser; its state is fresh in every round."""
-
-    kind = "optimizer"
-    name: str = "sgd"
-
-
-class SchedulePart(Part):
-    """How the clients' learning rate changes over the rounds."""
-
-    kind = "schedule"
-    name: str = "constant"
-
-
-class ServerOptimizerPart(Part):
-    """How the server steps towards the strategy's target; `none` goes there."""
-
-    kind = "server_optimizer"
-    name: str = "none"
-
-
-class StrategyPart(Part):
-    """The federated algorithm."""
-
-    kind = "strategy"
-    name: str = "fedsign"
-
-
-class EnginePart(Part):
-    """Where clients run, and how numbers are computed there (`fedsign.numerics`).
-
-    `threads` is part of the experiment like the precision: the order of a sum depends on it.
-    """
-
-    kind = "engine"
-    name: str = "in_process"
-    threads: Threads = 1
-    device: str = "cpu"
-    precision: Literal["float32", "bf16"] = "float32"
-    channels_last: Literal["auto", "on", "off"] = "auto"  # how images lie in memory; auto: for 2-D convolutions
-    tf32: bool = False  # on CUDA, products of float32 with fewer bits
-    compile: bool = False  # the model's passes in training, by torch.compile
-
-
-class ClientSection(Section):
-    """A client's local training, of so many epochs or, if `local_steps` is above 0, so many steps."""
-
-    local_epochs: NonNegative = 5
-    local_steps: NonNegative = 0
-    batch_size: Positive = 16
-    lr: PositiveReal = 0.05
-    weight_decay: NonNegativeReal = 0.0
-    clip_norm: NonNegativeReal = 0.0  # of the gradient of all parameters, penalties included; 0: no clipping
-    label_smoothing: Annotated[float, Field(ge=0, lt=1), _NOT_BOOL] = 0.0
-    path: ClientPath = "sequential"  # one client after another, or many as one stack of tensors; auto: by a rule
-    chunk: NonNegative = 0  # how many clients a stack holds at most; 0: by a rule
-    state_cache_mib: NonNegativeReal = 256.0  # memory for clients' states, in process; the rest lies on disk
-    optimizer: OptimizerPart = OptimizerPart()
-    schedule: SchedulePart = SchedulePart()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _steps_instead_of_epochs(cls, data: Any) -> Any:
-        """`local_steps` alone is enough: the default number of epochs makes way for it."""
-        if isinstance(data, dict) and data.get("local_steps") and "local_epochs" not in data:
-            return {**data, "local_epochs": 0}
-        return data
-
-
-class ServerSection(Section):
-    """The server's side of a round."""
-
-    cohort_size: Positive = 10
-    over_sampling: NonNegativeReal = (
-        0.0  # 0.3: asks 30 % more clients, and the round ends with the first cohort_size replies
-    )
-    min_replies: Positive = 1
-    round_timeout_s: Seconds = 3600.0
-    evaluation: Literal["auto", "server", "clients"] = "auto"  # whose test samples; auto: the server's, if it has some
-    evaluate_clients: NonNegative = 0  # how many clients evaluate in a round, where they do; 0: all
-    optimizer: ServerOptimizerPart = ServerOptimizerPart()
-
-
-class FaultsSection(Section):
-    """How often a client fails on purpose in a round, and how long a late one takes (`clients.faults`)."""
-
-    crash_rate: Fraction = 0.0
-    delay_rate: Fraction = 0.0
-    delay_s: Annotated[float, Field(ge=0, allow_inf_nan=False), _NOT_BOOL] = 5.0
-    nan_rate: Fraction = 0.0
-    drop_rate: Fraction = 0.0
-
-    @property
-    def any(self) -> bool:
-        """Whether there are any."""
-        return any((self.crash_rate, self.delay_rate, self.nan_rate, self.drop_rate))
-
-
-class PrivacyPart(Part):
-    """Differential privacy of the clients (`fedsign.privacy`)."""
-
-    kind = "privacy"
-    name: str = "none"
-
-
-class AttackPart(Part):
-    """What malicious clients send, and which share of the population they are (`clients.attack`)."""
-
-    kind = "attack"
-    name: str = "none"
-    fraction: Fraction = 0.2
-
-
-class ResultsSection(Section):
-    """Where a run is written, and how often it can be resumed from; `signs`: how far the clients' signs agree, too."""
-
-    root: str = "runs"
-    checkpoint_every: Positive = 5
-    keep_checkpoints: Positive = 2
-    signs: bool = False
 
 
 class ExperimentConfig(Section):
@@ -268,6 +73,7 @@ class ExperimentConfig(Section):
     data: DataPart = DataPart()
     partition: PartitionPart = PartitionPart()
     model: ModelPart = ModelPart()
+    parameterisation: ParameterisationPart = ParameterisationPart()
     client: ClientSection = ClientSection()
     strategy: StrategyPart = StrategyPart()
     server: ServerSection = ServerSection()
@@ -284,7 +90,7 @@ class ExperimentConfig(Section):
     def replace(self, **changes: Any) -> "ExperimentConfig":
         """A changed copy, checked like any other: `config.replace(seed=3, **{"client.lr": 0.1})`."""
         data = self.model_dump(mode="json")
-        _assign_all(data, changes.items())
+        _assign_all(ExperimentConfig, data, changes.items())
         return from_dict(data)
 
 
@@ -294,19 +100,28 @@ def from_dict(data: Mapping[str, Any]) -> ExperimentConfig:
     >>> from_dict({"strategy": {"name": "fedsign"}}).strategy.settings["gamma"]
     0.003
     """
-
-    def elsewhere() -> list[str]:
-        return list(_paths(ExperimentConfig, data))
-
-    try:
-        raw = ExperimentConfig.model_validate(dict(data))
-    except ValidationError as error:
-        said = plugins.sentence(error, ExperimentConfig, given=data, section="", elsewhere=elsewhere)
-        raise ConfigError(said) from error
-    complete = _completed(raw, "", elsewhere)
+    complete = checked(ExperimentConfig, data)
     _check_names(complete)
     _check_values(complete)
     return complete
+
+
+def checked(table: type[SectionT], data: Mapping[str, Any]) -> SectionT:
+    """A tree as a table of this type, with the defaults of all its parts written out.
+
+    Raises:
+        ConfigError: an unknown key, or a value that cannot be.
+    """
+
+    def elsewhere() -> list[str]:
+        return list(_paths(table, data))
+
+    try:
+        raw = table.model_validate(dict(data))
+    except ValidationError as error:
+        said = plugins.sentence(error, table, given=data, section="", elsewhere=elsewhere)
+        raise ConfigError(said) from error
+    return _completed(raw, "", elsewhere)
 
 
 def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -341,6 +156,15 @@ def from_toml(text: str) -> ExperimentConfig:
 
 def load(path: Path | None = None, overrides: Iterable[str] = ()) -> ExperimentConfig:
     """The default experiment, changed by a file and then by `key=value` overrides."""
+    return from_dict(read_tree(ExperimentConfig, path, overrides))
+
+
+def read_tree(table: type[Section], path: Path | None, overrides: Iterable[str]) -> dict[str, Any]:
+    """What a file says of a table, changed by `key=value` overrides; not checked yet.
+
+    Raises:
+        ConfigError: the file cannot be read, or an override is none.
+    """
     data: dict[str, Any] = {}
     if path is not None:
         try:
@@ -350,8 +174,8 @@ def load(path: Path | None = None, overrides: Iterable[str] = ()) -> ExperimentC
         except UnicodeDecodeError as error:
             raise ConfigError(f"the configuration {path} is not UTF-8 text ({error}); save it as UTF-8.") from error
         data = parse_toml(text, source=str(path))
-    _assign_all(data, map(parse_override, overrides))
-    return from_dict(data)
+    _assign_all(table, data, map(parse_override, overrides))
+    return data
 
 
 def parse_toml(text: str, *, source: str) -> dict[str, Any]:
@@ -379,33 +203,33 @@ def parse_override(text: str) -> tuple[str, Any]:
     return key, read["value"] if read.keys() == {"value"} else value
 
 
-def _assign_all(data: dict[str, Any], changes: Iterable[tuple[str, Any]]) -> None:
+def _assign_all(table: type[Section], data: dict[str, Any], changes: Iterable[tuple[str, Any]]) -> None:
     """Names first: naming a part must not drop settings that are given beside it."""
     ordered = sorted(changes, key=lambda change: change[0].rpartition(".")[2] != "name")
     for path, value in ordered:
-        _assign(data, path, value)
+        _assign(table, data, path, value)
     given = [path for path, _ in ordered]
     if "client.local_steps" in given and "client.local_epochs" not in given and data["client"]["local_steps"]:
         data["client"].pop("local_epochs", None)  # they would contradict each other
 
 
-def _assign(data: dict[str, Any], path: str, value: Any) -> None:
+def _assign(table: type[Section], data: dict[str, Any], path: str, value: Any) -> None:
     """Set one leaf.  Naming another part drops the settings of the former one, which it would not know."""
     *parents, leaf = path.split(".")
-    table = data
+    inner = data
     for parent in parents:
-        table = table.setdefault(parent, {})
-        if not isinstance(table, dict):
+        inner = inner.setdefault(parent, {})
+        if not isinstance(inner, dict):
             raise ConfigError(f"'{path}' cannot be set: '{parent}' is a value, not a table.")
-    part = _part_type(parents)
-    if leaf == "name" and part is not None and table.get("name", part.model_fields["name"].default) != value:
-        for key in [key for key in table if key not in part.model_fields]:
-            del table[key]
-    table[leaf] = value
+    part = _part_type(table, parents)
+    if leaf == "name" and part is not None and inner.get("name", part.model_fields["name"].default) != value:
+        for key in [key for key in inner if key not in part.model_fields]:
+            del inner[key]
+    inner[leaf] = value
 
 
-def _part_type(path: list[str]) -> type[Part] | None:
-    section: Any = ExperimentConfig
+def _part_type(table: type[Section], path: list[str]) -> type[Part] | None:
+    section: Any = table
     for key in path:
         field = section.model_fields.get(key) if isinstance(section, type) and issubclass(section, BaseModel) else None
         if field is None:
@@ -466,10 +290,10 @@ def _check_values(config: ExperimentConfig) -> None:
             f"data.normalise={data.normalise} was given with {len(data.mean)} numbers in data.mean and {len(data.std)} in "
             "data.std; with normalise=constants both need a number for every channel, and otherwise none."
         )
-    if client.label_smoothing and config.task != "classification":
+    if client.label_smoothing and config.task not in ("classification", "language"):
         raise ConfigError(
-            f"client.label_smoothing={client.label_smoothing} was given with task={config.task}; only classification has "
-            "labels to smooth: set it to 0."
+            f"client.label_smoothing={client.label_smoothing} was given with task={config.task}; only the tasks "
+            "classification and language have labels to smooth: set it to 0."
         )
     if server.cohort_size > num_clients:
         raise ConfigError(

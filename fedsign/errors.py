@@ -49,8 +49,16 @@ class ClientStateError(FedSignError):
     """The state a client keeps on disk is not the one the server counts on."""
 
 
+class IncompleteModelError(FedSignError):
+    """A client has not got what a request leaves out; the server sends it the whole model."""
+
+
 class LateError(FedSignError):
     """A client trained for longer than a round lasts."""
+
+
+class StepError(FedSignError):
+    """An optimiser was asked for a step out of its order."""
 
 
 class RoundError(FedSignError):

@@ -15,6 +15,7 @@ from torch import Tensor
 from fedsign.aggregation import Spread, in_slot_order, is_finite
 from fedsign.analysis.agreement import SignAgreement
 from fedsign.errors import ReplyError, RoundError
+from fedsign.parts import Holdings, buffers_of, check_part, completed
 from fedsign.records import CohortRequest, Failure, ReplyStack, Role, Tensors, TrainReply, TrainRequest
 
 Reply = TrainReply | ReplyStack
@@ -71,14 +72,16 @@ class Traffic:
 class DirectExchange:
     """See the module.  `roles` are the model's; `traffic` tells of the last round, of signs if they are watched.
 
-    With `num_wanted` a round ends with so many good replies.
+    With `num_wanted` a round ends with so many good replies; with `holdings` replies may hold a part of the model.
     """
 
     def __init__(self, train_many: TrainMany, *, num_partitions: int, roles: Mapping[str, Role]) -> None:
         self._train_many, self._num_partitions = train_many, num_partitions
         self._parameters = [name for name, role in roles.items() if role is Role.PARAMETER]
+        self._buffers = buffers_of(roles)
         self._received: Tensors = {}  # the parameters of this round's request
         self.ledger = ClientLedger()
+        self.holdings: Holdings | None = None
         self.traffic = Traffic()
         self.watches_signs = False
         self.num_wanted: int | None = None
@@ -87,10 +90,9 @@ class DirectExchange:
         """The good replies in the order of the cohort, as soon as that can be; a stack stands where its first client does."""
         check_addresses(request.cohort, self._num_partitions)
         self._received = {name: request.tensors[name] for name in self._parameters}
-        content = [*request.tensors.values(), *request.shared.values()]
         self.traffic = Traffic(
             sent=list(request.cohort),
-            bytes_down=len(request.cohort) * nbytes(content),
+            bytes_down=bytes_down(request.cohort, request.tensors, request.shared, self.holdings),
             signs=SignAgreement() if self.watches_signs else None,
         )
         return self._good_replies(request)
@@ -147,16 +149,21 @@ class DirectExchange:
 
     def _take_in(self, reply: TrainReply, request: CohortRequest) -> bool:
         """Check a reply and add it to the account, or to the failures."""
+        whole = reply.tensors
         try:
-            check_shapes(reply.tensors, reply.extra, like=request.tensors)
+            if self.holdings is None:
+                check_shapes(reply.tensors, reply.extra, like=request.tensors)
+            else:
+                check_shapes(reply.tensors, reply.extra, like=request.tensors, buffers=self._buffers)
+                whole = completed(reply.tensors, self._received)
             check_finite(self._besides(reply.tensors), reply.extra)
-            if not self.traffic.spread.add(reply.tensors, self._received):
+            if not self.traffic.spread.add(whole, self._received):
                 check_finite(reply.tensors, {})  # says which
         except ReplyError as error:
             self.traffic.failures.append(Failure(partition=reply.partition, reason=str(error)))
             return False
         if self.traffic.signs is not None:
-            self.traffic.signs.add(reply.tensors, self._received)
+            self.traffic.signs.add(whole, self._received)
         self._count(reply, [reply.partition], [reply.num_examples], [reply.metrics])
         return True
 
@@ -223,13 +230,15 @@ def check_addresses(partitions: Sequence[int], num_partitions: int) -> None:
         )
 
 
-def check_shapes(tensors: Tensors, extra: Tensors, *, like: Tensors) -> None:
-    """Compare what a client sent with the model that it received.
+def check_shapes(tensors: Tensors, extra: Tensors, *, like: Tensors, buffers: frozenset[str] | None = None) -> None:
+    """Compare what a client sent with the model that it received; with `buffers`, those and a part of its parameters will do.
 
     Raises:
         ReplyError: other names, shapes or types than the model's; or something besides that is like no parameter.
     """
-    if tensors.keys() != like.keys():
+    if buffers is not None:
+        check_part(tensors, like=like, buffers=buffers)
+    elif tensors.keys() != like.keys():
         raise ReplyError(
             f"the reply's tensors are not the model's: missing {sorted(like.keys() - tensors.keys())}, "
             f"unknown {sorted(tensors.keys() - like.keys())}."
@@ -253,6 +262,15 @@ def check_finite(tensors: Tensors, extra: Tensors) -> None:
                 raise ReplyError(
                     f"tensor '{name}'{besides} holds NaN or infinite values: the client's training diverged."
                 )
+
+
+def bytes_down(cohort: Sequence[int], model: Tensors, shared: Tensors, holdings: Holdings | None) -> int:
+    """What a round's clients download: everything, or, where replies are parts, what they lack of the model."""
+    if holdings is None:
+        return len(cohort) * nbytes([*model.values(), *shared.values()])
+    sizes = {name: nbytes([tensor]) for name, tensor in model.items()}
+    lacking = sum(sizes[name] for partition in cohort for name in holdings.lacking(partition, sizes))
+    return lacking + len(cohort) * nbytes(shared.values())
 
 
 def nbytes(tensors: Iterable[Tensor]) -> int:

@@ -41,9 +41,6 @@ class Numerics:
         """One pass, whose outputs are float32 in any precision."""
         if channels_last:
             features = laid_out(features)
-        if self.precision == "float32":
-            outputs: Tensor = model(features)
-            return outputs
         with self.reduced():
             return in_full(model(features))
 

@@ -58,6 +58,9 @@ KINDS: dict[str, Kind] = {
             "csv": ("fedsign.data.csv:csv", "your table in a CSV file"),
             "parquet": ("fedsign.data.parquet:parquet", "your table in a Parquet file"),
             "npz": ("fedsign.data.npz:npz", "your arrays in a NumPy .npz file"),
+            "jsonl": ("fedsign.data.jsonl:jsonl", "your instructions or conversations in a JSONL file"),
+            "text_folder": ("fedsign.data.text_folder:text_folder", "your texts in a folder"),
+            "pytext": ("fedsign.data.pytext:pytext", "English text that ships with Python, 79 documents"),
         },
     ),
     "partition": Kind(
@@ -113,6 +116,27 @@ KINDS: dict[str, Kind] = {
             "vgg16": ("fedsign.models.vgg:vgg16", "VGG of 13 convolutions, from 32x32 on"),
             "resnet20": ("fedsign.models.resnet:resnet20", "He's residual network for CIFAR, 0.27 M parameters"),
             "resnet18": ("fedsign.models.resnet:resnet18", "torchvision's ResNet-18 with a start for small images"),
+            "gpt": ("fedsign.models.gpt:gpt", "a decoder of text, from GPT-2 to LLaMA"),
+            "transformers": (
+                "fedsign.models.causal_lm:causal_lm",
+                "a causal language model of `transformers` from a folder, or from its config.json",
+            ),
+        },
+    ),
+    "parameterisation": Kind(
+        plural="parameterisations",
+        num_given=0,
+        table={
+            "none": ("fedsign.parameterisation.schemes:none", "the model's own start, one learning rate for all"),
+            "sp": (
+                "fedsign.parameterisation.schemes:sp",
+                "standard: one start and one rate at every width and density",
+            ),
+            "mup": ("fedsign.parameterisation.schemes:mup", "maximal update: start and rates follow the width"),
+            "smupar": (
+                "fedsign.parameterisation.schemes:smupar",
+                "sparse maximal update: start and rates follow width and density",
+            ),
         },
     ),
     "task": Kind(
@@ -127,6 +151,7 @@ KINDS: dict[str, Kind] = {
                 "fedsign.tasks.regression:Regression",
                 "mean squared error on real targets",
             ),
+            "language": ("fedsign.tasks.language:Language", "cross-entropy of the next token"),
         },
     ),
     "metric": Kind(
@@ -144,6 +169,8 @@ KINDS: dict[str, Kind] = {
             "auc": ("fedsign.metrics.auc:auc", "area under the ROC curve, mean of each class against the rest"),
             "f1": ("fedsign.metrics.f1:f1", "F1, mean over classes"),
             "rmse": ("fedsign.metrics.rmse:rmse", "root of the mean squared error"),
+            "perplexity": ("fedsign.metrics.perplexity:perplexity", "exp of the mean loss of a token"),
+            "token_accuracy": ("fedsign.metrics.token_accuracy:token_accuracy", "share of next tokens that are right"),
         },
     ),
     "objective": Kind(
@@ -180,6 +207,17 @@ KINDS: dict[str, Kind] = {
             "sgd": ("fedsign.optim.sgd:sgd", "SGD with momentum"),
             "adam": ("fedsign.optim.adam:adam", "Adam, weight decay in the gradient"),
             "adamw": ("fedsign.optim.adamw:adamw", "AdamW, weight decay apart from the gradient"),
+            "lora": ("fedsign.optim.lora:lora", "AdamW of low-rank adapters, which alone are sent"),
+            "packed_sgd": (
+                "fedsign.optim.packed:packed_sgd",
+                "SGD whose momentum is of the weights that a sparse model has",
+            ),
+            "packed_adamw": (
+                "fedsign.optim.packed:packed_adamw",
+                "AdamW whose moments are of the weights that a sparse model has",
+            ),
+            "galore": ("fedsign.optim.galore:galore", "Adam in a few dimensions of each matrix's gradient"),
+            "lisa": ("fedsign.optim.lisa:lisa", "AdamW of a few layers at a time, drawn at random every so many steps"),
         },
     ),
     "schedule": Kind(
@@ -190,6 +228,8 @@ KINDS: dict[str, Kind] = {
             "exponential": ("fedsign.schedules.exponential:exponential", "times a factor in every round"),
             "step": ("fedsign.schedules.step:step", "times a factor after every so many rounds"),
             "cosine": ("fedsign.schedules.cosine:cosine", "half a cosine from 1 down to a final factor"),
+            "warmup_cosine": ("fedsign.schedules.warmup:warmup_cosine", "linear warm-up, then half a cosine down"),
+            "warmup_linear": ("fedsign.schedules.warmup:warmup_linear", "linear warm-up, then a straight line down"),
         },
     ),
     "server_optimizer": Kind(
@@ -278,6 +318,37 @@ KINDS: dict[str, Kind] = {
             "none": ("clients.attack:none", "nobody attacks"),
             "sign_flip": ("clients.attack:sign_flip", "malicious clients send the opposite of their update"),
             "scale": ("clients.attack:scale", "malicious clients send a multiple of their update"),
+        },
+    ),
+    "hypergradient": Kind(
+        plural="hypergradients",
+        num_given=0,
+        table={
+            "fg2u": (
+                "fedsign.bilevel.forward_gradient:fg2u",
+                "(FG)^2U: tangents of the training along random directions, unbiased, memory without depth",
+            ),
+            "fg2u_zo": (
+                "fedsign.bilevel.forward_gradient:fg2u_zo",
+                "the same by differences of whole trainings, for a black box",
+            ),
+            "forward_exact": (
+                "fedsign.bilevel.forward_gradient:forward_exact",
+                "a tangent for each meta-parameter, exact, for a few of them",
+            ),
+            "rgu": (
+                "fedsign.bilevel.hypergradients:rgu",
+                "reverse mode through the training, exact, memory with depth",
+            ),
+            "trgu": ("fedsign.bilevel.hypergradients:trgu", "reverse mode through its last steps alone, biased"),
+            "hessian_free": (
+                "fedsign.bilevel.hypergradients:hessian_free",
+                "implicit differentiation, the identity for the inverse Hessian, biased",
+            ),
+            "neumann": (
+                "fedsign.bilevel.hypergradients:neumann",
+                "implicit differentiation, a few terms of a series for the inverse Hessian, biased",
+            ),
         },
     ),
     "engine": Kind(

@@ -5,6 +5,7 @@ client in the same round draw the same numbers, whatever else they did before.  
 read or advanced.
 """
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from enum import IntEnum
@@ -32,6 +33,11 @@ class Purpose(IntEnum):
     FAULTS = 11  # which clients fail on purpose
     ATTACK = 12  # which clients are malicious
     EVALUATION = 20  # which sites evaluate in a round
+    LAYERS = 30  # which blocks of a model are trained in a period
+    CONDENSATION = 40  # networks, batches and directions of a meta step; round: the step
+    CONDENSED = 41  # networks that judge condensed images; round: which of them
+    ADAPTERS = 32  # the start of what an optimiser puts into a model
+    MASKS = 40  # which weights of a sparse tensor there are
 
 
 def _sequence(seed: int, purpose: Purpose, round: int, partition: int) -> np.random.SeedSequence:
@@ -48,6 +54,16 @@ def generator(seed: int, purpose: Purpose, *, round: int = 0, partition: int = 0
     np.True_
     """
     return np.random.default_rng(_sequence(seed, purpose, round, partition))
+
+
+def named_generator(seed: int, purpose: Purpose, name: str) -> np.random.Generator:
+    """A NumPy generator for one purpose and something with a name, such as a tensor.
+
+    >>> named_generator(0, Purpose.MASKS, "a").integers(1000) == named_generator(0, Purpose.MASKS, "b").integers(1000)
+    np.False_
+    """
+    words = np.frombuffer(hashlib.sha256(name.encode()).digest(), dtype="<u4")
+    return np.random.default_rng(np.random.SeedSequence([seed, int(purpose), *map(int, words)]))
 
 
 def child(rng: np.random.Generator, index: int) -> np.random.Generator:

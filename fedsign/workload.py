@@ -3,11 +3,10 @@
 Every process builds its own from the same configuration and seed; nothing of it travels.
 """
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
-from math import prod
+from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from fedsign import plugins
 from fedsign.config import ExperimentConfig, from_toml
 from fedsign.data import sites
 from fedsign.data.augment import augmented
-from fedsign.data.base import AnySamples, Dataset, IntArray, Samples, normalised
+from fedsign.data.base import AnySamples, Dataset, IntArray, normalised
 from fedsign.data.checks import check_fit, checked_dataset
 from fedsign.data.normalise import Normalisation
 from fedsign.data.partition.base import Split, group, split_of
@@ -26,15 +25,15 @@ from fedsign.data.partition.lazy import counted_clients
 from fedsign.data.site_reader import read_sites
 from fedsign.data.splitting import hold_out_validation
 from fedsign.errors import ConfigError, DataError
+from fedsign.figures import Evaluation
+from fedsign.models.weights import load_weights
 from fedsign.numerics import Numerics, device_of
+from fedsign.optim.lora import share_frozen
+from fedsign.parameterisation.experiment import moved, parameterise_as
+from fedsign.records import Role, roles_of
 from fedsign.registry import resolve
 from fedsign.seeding import Purpose, generator, torch_stream
 from fedsign.tasks.base import Task
-
-Metric = Callable[[Tensor, Tensor], float]
-_EVALUATION_BATCH = 1024  # samples
-_LARGE_SAMPLE_BYTES, _SMALLEST_SHARE = 4096, 16
-_EVALUATION_BYTES = 2**20  # of a batch's features on a CPU: what layers make of more than that leaves its caches
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,14 @@ class Workload:
         else:
             dataset = checked_dataset(part.build(config.seed), name=part.name)
             dataset = hold_out_validation(dataset, part.validation_fraction, config.seed)
-        check_fit(dataset, name=part.name, task=config.task, metrics=config.metrics, augment=part.augment)
+        check_fit(
+            dataset,
+            name=part.name,
+            task=config.task,
+            metrics=config.metrics,
+            augment=part.augment,
+            normalise=part.normalise,
+        )
         return normalised(dataset, part.normalise, Normalisation(shift=part.mean, scale=part.std))
 
     @cached_property
@@ -161,6 +167,7 @@ class Workload:
             "task",
             "device",
             "training_samples",
+            "_frozen",
         )  # what was made already and does not depend on the change
         other.__dict__.update({name: self.__dict__[name] for name in kept if name in self.__dict__})
         return other
@@ -196,11 +203,32 @@ class Workload:
         """A new model with the experiment's initial parameters, the same in every process."""
         with torch_stream(self.config.seed, Purpose.MODEL):
             model: nn.Module = self.config.model.build(self.dataset.input_shape, self.dataset.num_outputs)
+            parameterise_as(self.config, model)
+        if self.config.model.start:
+            load_weights(model, Path(self.config.model.start), key="model.start")
         strategy = self.config.strategy
         adapt = getattr(resolve("strategy", strategy.name), "adapt_model", None)  # Flower's own strategies have none
         if adapt is not None:
             adapt(model, strategy.settings)
-        return model.to(self.device)
+        optimizer = self.config.client.optimizer
+        adapt = getattr(resolve("optimizer", optimizer.name), "adapt_model", None)
+        if adapt is not None:
+            with torch_stream(self.config.seed, Purpose.ADAPTERS):
+                adapt(model, optimizer.settings)
+        model = moved(model, self.device)
+        share_frozen(model, self._frozen)
+        vars(self).setdefault("roles", roles_of(model))  # a large model need not be made once more for them
+        return model
+
+    @cached_property
+    def roles(self) -> dict[str, Role]:
+        """The role of every tensor of the model that travels, in its order."""
+        return roles_of(self.make_model())
+
+    @cached_property
+    def _frozen(self) -> dict[str, Tensor]:
+        """What no model of this experiment changes, by name: this process holds it once."""
+        return {}
 
     def label_counts(self) -> list[list[int]]:
         """How many samples of each class each counted client holds, [clients][classes]; sizes for a regression.
@@ -243,47 +271,21 @@ class Workload:
         self, model: nn.Module, test: AnySamples, validation: AnySamples | None, num_threads: int
     ) -> dict[str, float]:
         model.eval()
-        values = self._figures(model, test, num_threads)
+        values = self._evaluation.figures(model, test, num_threads=num_threads)
         if validation is not None:
-            figures = self._figures(model, validation, num_threads)
+            figures = self._evaluation.figures(model, validation, num_threads=num_threads)
             values |= {f"validation_{name}": value for name, value in figures.items()}
         return values
 
     @cached_property
-    def _metrics(self) -> list[tuple[str, Metric]]:
-        """What each metric is written as, and how it is computed."""
-        return [(name.rpartition(":")[2], resolve("metric", name)) for name in self.config.metrics]
-
-    def _figures(self, model: nn.Module, samples: AnySamples, num_threads: int) -> dict[str, float]:
-        """Features stream through in batches; outputs are small and are kept until the metrics have seen them all."""
-        numerics = self.numerics
-        channels_last = numerics.takes_channels_last(model)
-
-        def outputs_of(batch: tuple[Tensor, Tensor]) -> Tensor:
-            with torch.no_grad():  # is each thread's own affair
-                return numerics.outputs(model, batch[0].to(self.device), channels_last=channels_last).cpu()
-
-        batches = samples.batches(self._evaluation_batch(samples))
-        with torch.no_grad(), numerics.repeatable():
-            if num_threads > 1 and self.device.type == "cpu" and isinstance(samples, Samples):
-                lend = partial(torch.set_num_threads, torch.get_num_threads())
-                with ThreadPoolExecutor(num_threads, initializer=lend) as threads:
-                    found = list(threads.map(outputs_of, batches))
-            else:
-                found = [outputs_of(batch) for batch in batches]
-            outputs = found[0] if len(found) == 1 else torch.cat(found)
-            values = {"loss": self.task.loss(outputs, samples.targets).item()}
-        for name, metric in self._metrics:
-            values[name] = float(metric(outputs, samples.targets))
-        return values
-
-    def _evaluation_batch(self, samples: AnySamples) -> int:
-        if self.device.type != "cpu":
-            return _EVALUATION_BATCH
-        sample_bytes = 4 * max(1, prod(samples.shape))
-        batch = min(_EVALUATION_BATCH, max(32, _EVALUATION_BYTES // sample_bytes))
-        # images take long enough for threads to share them out; no result may depend on how many threads there are
-        return batch if sample_bytes < _LARGE_SAMPLE_BYTES else min(batch, max(_SMALLEST_SHARE, -(-len(samples) // 4)))
+    def _evaluation(self) -> Evaluation:
+        text = self.dataset.text
+        return Evaluation(
+            task=self.task,
+            metrics=[(name.rpartition(":")[2], resolve("metric", name)) for name in self.config.metrics],
+            numerics=self.numerics,
+            vocabulary_size=None if text is None else text.vocabulary_size,
+        )
 
 
 def _by_owner(samples: AnySamples) -> dict[int, IntArray]:

@@ -237,8 +237,10 @@ def _start(workload: Workload) -> RunFolder:
 
 
 def partition_record(workload: Workload) -> Line:
-    """partition.json, with a warning where samples were moved to give each client its minimum."""
+    """partition.json, with a warning where samples were moved to give each client its minimum, and what the data's reader notes."""
     facts = split_facts(workload)
+    for note in facts.get("data_notes", ()):
+        _log.warning("%s", note)
     if facts.get("num_moved"):
         _log.warning("%s", workload.split.moved_sentence(workload.config.partition.name))
     return facts
@@ -267,6 +269,8 @@ def split_facts(workload: Workload) -> Line:
     }
     if split.is_shared:
         facts["samples_are_shared"] = True
+    if workload.dataset.notes:
+        facts["data_notes"] = list(workload.dataset.notes)
     counted, num_clients = counted_clients(split.indices), len(split.indices)
     if len(counted) < num_clients:
         facts |= {"num_clients": num_clients, "counted_clients": list(counted)}

@@ -16,8 +16,9 @@ from rich.console import Console
 
 import fedsign
 from fedsign.errors import ConfigError, FedSignError
-from simulations.analyses.command import app as analyse
+from simulations.analyses.parameterisation_commands import app as analyse
 from simulations.deployment.command import app as deploy
+from simulations.estimates.command import app as estimate
 from simulations.printing import escaped, print_finding, print_json, print_summary, print_table, run_row
 
 TRACEBACK = "FEDSIGN_TRACEBACK"  # an environment variable: show where an error comes from
@@ -101,6 +102,24 @@ def report(
     from fedsign.results import open_run
 
     typer.echo(write_report(open_run(path)))
+
+
+@app.command()
+def export(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    out: Annotated[Path, typer.Option(help="The folder to write, which must not be there yet.")],
+    json: JsonOption = False,
+) -> None:
+    """Write a run's language model as a folder that `transformers` loads; adapters are merged."""
+    from simulations.export import export as write
+
+    facts = write(path, out)
+    if json:
+        print_json(facts)
+        return
+    for name, value in facts.items():
+        said = ", ".join(value) if isinstance(value, list) else f"{value:,}" if isinstance(value, int) else value
+        typer.echo(f"{name:<14}{said}")
 
 
 @app.command()
@@ -228,6 +247,43 @@ def compare(
 
 
 @app.command()
+def condense(
+    config: Annotated[
+        Path | None,
+        typer.Argument(help="A TOML file; without it, digits to one image of each class, by (FG)²U."),
+    ] = None,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Its folder; without it, condensations/NAME.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the condensation in this folder.")] = None,
+    show_config: Annotated[
+        bool, typer.Option("--show-config", help="Print the complete configuration and exit.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Condense a data set: learn a few images that a network can be trained on in place of all of them."""
+    from fedsign.bilevel import settings
+    from simulations import condensing
+
+    if resume is not None:
+        if config is not None or overrides or out is not None:
+            raise ConfigError("--resume goes on with a condensation's own configuration and folder: drop the others.")
+        done = condensing.resume(resume)
+    else:
+        asked = settings.load(config, overrides or [])
+        if show_config:
+            typer.echo(asked.to_toml(), nl=False)
+            return
+        done = condensing.condense(asked, out or Path("condensations") / asked.name)
+    if json:
+        print_json({"accuracy": done.accuracy, "lines": done.lines, "files": [str(path) for path in done.written]})
+        return
+    start = done.lines[0]["accuracy"]
+    print_table([{"accuracy": f"{done.accuracy:.4f}", "at the start": f"{start:.4f}", "steps": len(done.lines) - 1}])
+    for path in done.written:
+        typer.echo(path)
+
+
+@app.command()
 def runs(root: RootOption = Path("runs"), json: JsonOption = False) -> None:
     """List the runs on disk."""
     from fedsign.results import find_runs
@@ -298,6 +354,7 @@ def reproduce(
 
 app.add_typer(analyse)
 app.add_typer(deploy)
+app.add_typer(estimate)
 
 
 @app.command()

@@ -16,7 +16,7 @@ from fedsign.privacy.budget import Budget
 from fedsign.privacy.central import Central
 from fedsign.privacy.local import Local, LocalPrivacy
 from fedsign.privacy.mechanism import CentralPrivacy
-from fedsign.records import Role, roles_of
+from fedsign.records import Role
 from fedsign.results import Line, RunFolder
 from fedsign.workload import Workload
 from strategies.base import Strategy
@@ -70,7 +70,7 @@ def privacy_for(workload: Workload, strategy: FlowerStrategy) -> CentralPrivacy 
             f"privacy.name={part.name} gives a {type(rule).__name__}; expected is a Central or a Local of fedsign.privacy."
         )
     _check_strategy(workload, strategy)
-    if Role.BUFFER in roles_of(workload.make_model()).values():
+    if Role.BUFFER in workload.roles.values():
         raise ConfigError(
             f"privacy.name={part.name} was given, but model.name={config.model.name} has buffers, such as BatchNorm's statistics, "
             "which noise would spoil; use a model without BatchNorm."

@@ -28,12 +28,13 @@ from fedsign.flower.parameters_only import ParametersOnly, release
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.flower.shims import seeded_globals
 from fedsign.models.working import WorkingModel
-from fedsign.records import Failure, Role, Tensors, roles_of
+from fedsign.records import Failure, Role, Tensors
 from fedsign.registry import resolve
 from fedsign.results import Line, RunFolder
 from fedsign.seeding import Purpose, generator
 from fedsign.workload import Workload
 from simulations.evaluation import AskSites, Evaluation, Evaluator
+from simulations.parts import check_parts, holdings_for
 from simulations.privacy import account_of, accountant_of, privacy_for
 from strategies.base import COHORT_KEY, SEED_KEY, Strategy
 
@@ -75,6 +76,7 @@ class RoundLoop:
         self._direct = direct if is_direct else None
         self._exchange: PartitionGrid | DirectExchange = self._direct or grid
         self._exchange.watches_signs = self._config.results.signs
+        self._exchange.holdings = holdings_for(workload)
         server = self._config.server
         self._num_asked = min(ceil(server.cohort_size * (1 + server.over_sampling)), self._config.partition.num_clients)
         self._exchange.num_wanted = server.cohort_size
@@ -97,7 +99,10 @@ class RoundLoop:
         started_at = time.perf_counter()
         if self._account is not None:
             self._account.begin()
+        before = self._served
         traffic = self._train()
+        if self._exchange.holdings is not None:
+            self._exchange.holdings.commit(self.round, traffic.accepted, before=before, after=self._served)
         spent = {} if self._account is None else self._account.spend(self.round, traffic.sent)
         trained_at = time.perf_counter()
         evaluated = self._evaluator.evaluate(self.round, self._evaluated)
@@ -244,6 +249,7 @@ class RoundLoop:
                     evaluated=own.evaluated_model if own else None,
                     strategy=own.memory() if own else foreign.snapshot(self._strategy),
                     client_versions=self._exchange.ledger.versions,
+                    holdings=self._exchange.holdings,
                 ),
                 keep=results.keep_checkpoints,
             )
@@ -267,6 +273,8 @@ class RoundLoop:
         self.round = checkpoint.round
         self._served = checkpoint.served
         self._evaluated = checkpoint.evaluated or checkpoint.served
+        if checkpoint.holdings is not None:
+            self._exchange.holdings = checkpoint.holdings
         self._exchange.ledger = ClientLedger(
             versions=dict(checkpoint.client_versions),
             checkpoints=checkpoints.client_versions_on_disk(self.folder.checkpoints),
@@ -289,9 +297,9 @@ def make_strategy(workload: Workload) -> FlowerStrategy:
             "strategies.base.Strategy or of Flower's Strategy."
         )
     optimizer = workload.config.server.optimizer
-    privacy = privacy_for(workload, strategy)
+    gets_parts, privacy = check_parts(workload, strategy), privacy_for(workload, strategy)
     if isinstance(strategy, Strategy):
-        strategy.server_optimizer, strategy.privacy = optimizer.build(), privacy
+        strategy.server_optimizer, strategy.privacy, strategy.gets_parts = optimizer.build(), privacy, gets_parts
         if privacy is not None:
             accountant_of(workload, strategy, privacy)  # so that a missing package is known before the run
     elif optimizer.name != "none":
@@ -301,7 +309,7 @@ def make_strategy(workload: Workload) -> FlowerStrategy:
         )
     else:
         foreign_rules.check_settings(strategy, part.settings, resolve("strategy", part.name))
-        buffers = Role.BUFFER in roles_of(workload.make_model()).values()
+        buffers = Role.BUFFER in workload.roles.values()
         foreign_rules.check(strategy, cohort_size=workload.config.server.cohort_size, has_buffers=buffers)
     return strategy
 

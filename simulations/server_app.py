@@ -12,11 +12,11 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from clients.node import EXPERIMENT_KEY
+from fedsign.data.text.tokenizers import fingerprint
 from fedsign.errors import FedSignError
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.flower.shims import quiet_flower
 from fedsign.processes import end_when_orphaned
-from fedsign.records import roles_of
 from fedsign.results import RunFolder
 from fedsign.workload import workload_of
 from simulations.flower_app import FOLDER_KEY, FOLLOWER_KEY, WORKING_KEY
@@ -54,10 +54,11 @@ def _play(grid: Grid, config_toml: str, folder: RunFolder) -> None:
     partitions = PartitionGrid(
         grid,
         num_partitions=config.partition.num_clients,
-        roles=roles_of(workload.make_model()),
+        roles=workload.roles,
         leaves_process=True,
     )
-    partitions.roll_call(timeout_s=float(config.engine.settings.get("start_timeout_s", 300.0)))
+    timeout_s = float(config.engine.settings.get("start_timeout_s", 300.0))
+    partitions.roll_call(timeout_s=timeout_s, tokenizer=fingerprint(workload.dataset.text))
     complete_partition(folder, partitions.counts, num_clients=config.partition.num_clients)
     RoundLoop(workload, partitions, folder).run()
 

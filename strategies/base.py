@@ -15,7 +15,7 @@ state* is the client's (`fedsign.objectives`), and stays there.
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -27,10 +27,11 @@ from fedsign.aggregation import WeightedMean
 from fedsign.errors import RoundError
 from fedsign.flower import wire
 from fedsign.flower.array import to_record, to_tensors
+from fedsign.parts import MeanOfParts
 from fedsign.privacy.central import Central
 from fedsign.privacy.local import LocalPrivacy
 from fedsign.privacy.mechanism import CentralPrivacy
-from fedsign.records import CohortRequest, ObjectiveSpec, ReplyStack, Role, Tensors, TrainReply, one_by_one
+from fedsign.records import CohortRequest, Failure, ObjectiveSpec, ReplyStack, Role, Tensors, TrainReply, one_by_one
 from fedsign.seeding import Purpose, generator
 from strategies.server_optim.base import ServerOptimizer
 
@@ -53,11 +54,13 @@ class Aggregate:
     roles: Mapping[str, Role]
     num_replies: int  # that the mean is of: with central privacy the cohort's size, whoever replied
     num_clients: int  # of the population
+    num_sent: Mapping[str, int]  # how many replies hold each tensor: all, unless clients train parts of the model
+    weight_sent: Mapping[str, float]  # the sum of their weights
 
     @property
     def parameters(self) -> list[str]:
-        """Names of the tensors that are trained."""
-        return [name for name, role in self.roles.items() if role is Role.PARAMETER]
+        """Names of the parameters that were trained by somebody; the others stay as served."""
+        return [name for name, role in self.roles.items() if role is Role.PARAMETER and self.num_sent[name]]
 
 
 class Strategy(FlowerStrategy):
@@ -67,10 +70,13 @@ class Strategy(FlowerStrategy):
     (keys `seed` and `cohort-size`).
     """
 
+    takes_parts: ClassVar[bool] = True  # whether it can do with replies that hold a part of the model
+
     def __init__(self, *, weighting: Weighting = "uniform") -> None:
         self.weighting = weighting
         self.server_optimizer: ServerOptimizer | None = None  # set by the program
         self.privacy: CentralPrivacy | LocalPrivacy | None = None  # likewise
+        self.gets_parts = False  # likewise: replies may hold a part of the model
         self.num_clients = 0  # of the population; known from the first round on
         self._served: Tensors = {}
         self._evaluated: Tensors | None = None
@@ -182,10 +188,13 @@ class Strategy(FlowerStrategy):
         if self.server_optimizer is not None:
             stepped = self.server_optimizer.step(self._served, target, aggregate.parameters)
             target = {**target, **stepped}
-        return target
+        unsent = {name: self._served[name] for name, num in aggregate.num_sent.items() if not num}
+        return {**target, **unsent} if unsent else target
 
     def _mean(self, round: int, replies: Iterable[TrainReply | ReplyStack]) -> Aggregate | None:
         """The replies by their weights."""
+        if self.gets_parts:
+            return self._mean_of_parts(round, one_by_one(replies))
         total, extra = WeightedMean(), WeightedMean()
         if isinstance(self.privacy, LocalPrivacy):
             replies = self.privacy.seen(replies)
@@ -201,18 +210,40 @@ class Strategy(FlowerStrategy):
                     extra.add(reply.extra, 1.0)
         if not total.count:
             return None
-        if extra.count not in (0, total.count):
-            raise RoundError(
-                f"{extra.count} of {total.count} replies carry tensors besides the model; expected are all or none."
-            )
         return Aggregate(
             round=round,
             served=self._served,
             mean=keep_counters(total.result(), self._served),
-            extra=extra.result() if extra.count else {},
+            extra=_mean_besides(extra, total.count),
             roles=roles,
             num_replies=total.count,
             num_clients=self.num_clients,
+            num_sent=dict.fromkeys(roles, total.count),
+            weight_sent=dict.fromkeys(roles, total.total_weight),
+        )
+
+    def _mean_of_parts(self, round: int, replies: Iterable[TrainReply | Failure]) -> Aggregate | None:
+        """Each tensor over those who sent it, by their weights; what nobody sent as it was served."""
+        total, extra = MeanOfParts(), WeightedMean()
+        roles: Mapping[str, Role] = {}
+        for reply in replies:
+            if isinstance(reply, TrainReply):
+                roles = reply.roles
+                total.add(reply.tensors, self._checked_weight(reply))
+                if reply.extra:
+                    extra.add(reply.extra, 1.0)
+        if not total.count:
+            return None
+        return Aggregate(
+            round=round,
+            served=self._served,
+            mean=keep_counters(total.result(self._served), self._served),
+            extra=_mean_besides(extra, total.count),
+            roles=roles,
+            num_replies=total.count,
+            num_clients=self.num_clients,
+            num_sent=total.num_sent(roles),
+            weight_sent=total.weight_sent(roles),
         )
 
     def _private_mean(
@@ -230,6 +261,8 @@ class Strategy(FlowerStrategy):
             roles=released.roles,
             num_replies=privacy.cohort_size,
             num_clients=self.num_clients,
+            num_sent=dict.fromkeys(released.roles, privacy.cohort_size),
+            weight_sent=dict.fromkeys(released.roles, float(privacy.cohort_size)),
         )
 
     # Flower's interface
@@ -297,6 +330,19 @@ def _unpacked(messages: Iterable[Message]) -> Iterator[TrainReply]:
             _log.warning("node %s failed: %s", message.metadata.src_node_id, message.error.reason)
         else:
             yield wire.unpack_reply(message)
+
+
+def _mean_besides(extra: WeightedMean, num_replies: int) -> Tensors:
+    """The mean of what came besides the models; nothing if nothing did.
+
+    Raises:
+        RoundError: it came from some of the clients only.
+    """
+    if extra.count not in (0, num_replies):
+        raise RoundError(
+            f"{extra.count} of {num_replies} replies carry tensors besides the model; expected are all or none."
+        )
+    return extra.result() if extra.count else {}
 
 
 def keep_counters(mean: Tensors, served: Tensors) -> Tensors:

@@ -9,6 +9,11 @@ Paper: Acar et al. 2021 (arXiv 2111.04263), Algorithm 1, in the form of the auth
 The server does not see the h_k, but since h_k changes only when k is sampled, their mean moves by
 (1/K) sum_{k in S} (theta_k - theta_t) = (|S|/K) (mean of locals - theta_t), with a uniform mean.
 `mean_h` exists for parameters only; buffers are averaged.
+
+Where clients train parts of the model, h_k of a parameter that k did not train stays, since its update is zero.  With S_p, those
+who sent the parameter p, mean_h of p moves by (1/K) sum_{k in S_p} (theta_k - theta_t) = (|S_p|/K) (mean over S_p -
+theta_t).  A parameter that nobody sent is served as before: to add mean_h to it again and again, while no client
+answers by moving it back, would let it run away.
 """
 
 from typing import Annotated
@@ -34,11 +39,12 @@ class FedDyn(Strategy):
 
     def move(self, round: Aggregate) -> Tensors:
         """mean + mean_h, after mean_h has taken in this round's drift."""
-        mean, share = round.mean, round.num_replies / round.num_clients
-        for name in round.parameters:
+        mean, trained = round.mean, round.parameters
+        for name in trained:
             h = self.mean_h.get(name, torch.zeros_like(mean[name]))
+            share = round.num_sent[name] / round.num_clients
             self.mean_h[name] = h + share * (mean[name] - round.served[name])
-        return {name: tensor + self.mean_h[name] if name in self.mean_h else tensor for name, tensor in mean.items()}
+        return {**mean, **{name: mean[name] + self.mean_h[name] for name in trained}}
 
     def evaluated(self, mean: Tensors) -> Tensors | None:
         """The mean of the clients' models."""

@@ -10,7 +10,12 @@ so that c stays the mean of all c_k, as it starts (0).  Requests and replies are
 
 A control variate that is out of date pushes in every local step: with few clients a round, momentum and a high
 learning rate, training can break down after dozens of rounds; `client.clip_norm` holds against that.
+
+Clients that train a part of the model at a time are refused: option II reads a client's mean gradient off the distance that it
+went, and where it did not go there is none to read.
 """
+
+from typing import ClassVar
 
 import torch
 
@@ -20,6 +25,8 @@ from strategies.base import Aggregate, Strategy, Weighting
 
 class SCAFFOLD(Strategy):
     """Serves the mean and the control variate c; the clients' steps are corrected by c - c_k."""
+
+    takes_parts: ClassVar[bool] = False
 
     def __init__(self, *, weighting: Weighting = "uniform") -> None:
         super().__init__(weighting=weighting)

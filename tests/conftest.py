@@ -1,5 +1,6 @@
 """Every test leaves the process as it found it, and `tiny`, an experiment of a fraction of a second."""
 
+import gc
 import os
 import sys
 import threading
@@ -20,6 +21,16 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(_SET_BY_OTHERS)}
 
 
+def _left_running(before: set[threading.Thread]) -> set[str]:
+    """The names of new threads; those of a library's pool that nobody holds any more end once it is collected (`transformers`)."""
+    new = [thread for thread in threading.enumerate() if thread not in before and not thread.daemon]
+    if new:
+        gc.collect()
+    for thread in new:
+        thread.join(timeout=2)
+    return {thread.name for thread in new if thread.is_alive()}
+
+
 @pytest.fixture(autouse=True)
 def _nothing_leaks_into_the_next_test() -> Iterator[None]:
     """Restore, then complain.  `sys.path` is only restored: resolving a user's module may extend it."""
@@ -31,7 +42,7 @@ def _nothing_leaks_into_the_next_test() -> Iterator[None]:
         "environment": _environment().items() ^ environment.items(),
         "current folder": {Path.cwd()} - {folder},
         "torch threads": {torch.get_num_threads()} - {num_threads},
-        "threads": {thread.name for thread in threading.enumerate() if thread not in threads and not thread.daemon},
+        "threads": _left_running(threads),
     }
     os.chdir(folder)
     torch.set_num_threads(num_threads)

@@ -20,7 +20,7 @@ from fedsign.analysis.vector import Layout
 from fedsign.data.base import Samples
 from fedsign.errors import ConfigError
 from fedsign.seeding import Purpose, generator
-from fedsign.tasks.base import Task
+from fedsign.tasks.base import Task, num_terms
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,11 +91,12 @@ class Curvature:
         return found
 
     def _mean(self, of: Callable[[Callable[[Tensor], Tensor]], Tensor]) -> Tensor:
-        """Of something linear in the loss, over batches weighted by their samples."""
+        """Of something linear in the loss, over batches weighted by what their losses are means over."""
         total = torch.zeros_like(self.centre)
         features, targets = self._samples.features, self._samples.targets
+        num = num_terms(self._task, targets)
         for x, y in zip(features.split(self._batch), targets.split(self._batch), strict=True):
-            total.add_(of(self._loss(x, y)).detach(), alpha=len(x) / len(features))
+            total.add_(of(self._loss(x, y)).detach(), alpha=num_terms(self._task, y) / num)
         return total
 
     def _loss(self, features: Tensor, targets: Tensor) -> Callable[[Tensor], Tensor]:

@@ -14,7 +14,7 @@ D = number of parameters, P = points, K = directions.
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,7 +26,7 @@ from fedsign.data.base import Samples
 from fedsign.errors import ConfigError
 from fedsign.models.batch_norm import BATCH_NORMS
 from fedsign.models.channels_last import laid_out, prepare
-from fedsign.tasks.base import Task
+from fedsign.tasks.base import KeepingTask, Task
 
 _MOST_ON_A_CPU = 32  # points of a stack: larger ones are slower
 _CACHE_BYTES = 2**22  # of a CPU: what a step makes of more than that leaves its caches
@@ -135,8 +135,8 @@ class Landscape:
             own = dict(self._model.named_parameters())
             torch._foreach_copy_(list(own.values()), list(self.layout.tensors(point).values()))
             self._collect_statistics()
-            outputs = torch.cat([self._model(laid_out(batch)) for batch in self._batches(1)])
-            return self._values(outputs.unsqueeze(0))
+            outputs = (self._model(laid_out(batch)).unsqueeze(0) for batch in self._batches(1))
+            return self._values(outputs)
 
     def _collect_statistics(self) -> None:
         """See [Note: BatchNorm]."""
@@ -159,8 +159,7 @@ class Landscape:
             parameters = self.layout.tensors(points)
             buffers = self._stacked_statistics(parameters, len(points))
             batches = self._batches(len(points))
-            outputs = torch.cat([self._outputs(parameters, buffers, batch) for batch in batches], dim=1)
-            return self._values(outputs)
+            return self._values(self._outputs(parameters, buffers, batch) for batch in batches)
 
     def _outputs(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], batch: Tensor) -> Tensor:
         """[P, n, ...]."""
@@ -189,10 +188,20 @@ class Landscape:
             module.eval()
         return found
 
-    def _values(self, outputs: Tensor) -> Values:
-        """Of outputs [P, n, ...]."""
-        targets = self._samples.targets.to(outputs.device)
-        loss = torch.stack([self._task.loss(each, targets) for each in outputs])
+    def _values(self, batches: Iterable[Tensor]) -> Values:
+        """Of the outputs [P, b, ...] of all batches in turn, of which is kept what the task keeps."""
+        task, targets = self._task, self._samples.targets.to(self.centre.device)
+        found: list[Tensor] = []
+        start = 0
+        for outputs in batches:
+            if isinstance(task, KeepingTask):
+                theirs = targets[start : start + outputs.shape[1]]
+                start += outputs.shape[1]
+                outputs = torch.stack([task.kept(each, theirs) for each in outputs])
+            found.append(outputs)
+        outputs = torch.cat(found, dim=1)
+        mean = task.loss_of if isinstance(task, KeepingTask) else task.loss
+        loss = torch.stack([mean(each, targets) for each in outputs])
         is_of_classes = outputs.dim() == 3 and not targets.is_floating_point()
         error = (outputs.argmax(2) != targets).double().mean(1).cpu() if is_of_classes else None
         return Values(loss.double().cpu(), error)

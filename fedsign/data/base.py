@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedsign.data.normalise import IDENTITY, Normalisation, Preset, measured
+from fedsign.data.text.tokenizers import Tokenizer
 from fedsign.errors import DataError
 
 IntArray = npt.NDArray[np.int64]
@@ -35,6 +36,7 @@ class Source(Protocol):
 class Samples:
     """Features [n, ...] (float) and targets [n] (int64 class labels, or real values), in memory.
 
+    Of text: tokens [n, T] (int64), and as targets the tokens [n, T] that follow each, -100 where one is not scored.
     `owners` [n] (int64, from 0) says which natural client a sample belongs to; None where there are none.
     """
 
@@ -151,6 +153,8 @@ class Dataset:
     factory has *not* applied; as `Workload.dataset` gives it, it is the one that was applied.  Where it is customary
     to measure it, `standardised` says instead which channels get mean 0 and standard deviation 1 of the training samples.
     `validation` are samples that were held out of training for the choice of hyper-parameters; the workload makes them.
+    `notes` are sentences that a reader of the run should know, such as what was cut; they are written into partition.json.
+    `text` is the tokenizer where samples are blocks of tokens, and None for all other data.
     """
 
     train: AnySamples
@@ -159,6 +163,8 @@ class Dataset:
     normalisation: Normalisation = IDENTITY
     standardised: tuple[bool, ...] = ()
     validation: AnySamples | None = None
+    text: Tokenizer | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -167,8 +173,8 @@ class Dataset:
 
     @property
     def num_outputs(self) -> int:
-        """What a model has to put out per sample."""
-        return len(self.class_names) or 1
+        """What a model has to put out per sample; per token, for text."""
+        return self.text.vocabulary_size if self.text is not None else len(self.class_names) or 1
 
 
 def normalised(dataset: Dataset, preset: Preset, constants: Normalisation = IDENTITY) -> Dataset:

@@ -3,12 +3,19 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsign.data.base import AnySamples, Dataset, LazySamples, Samples
 from fedsign.data.torch_dataset import from_torch, is_map_style
 from fedsign.errors import ConfigError, DataError
-from fedsign.metrics import CLASS_METRICS, REAL_METRICS
+from fedsign.metrics import CLASS_METRICS, REAL_METRICS, TOKEN_METRICS
+from fedsign.tasks.language import IGNORED
+
+_FITTING = {  # task -> what its data have, and the metrics that say something of them
+    "classification": ("class labels", CLASS_METRICS),
+    "regression": ("real targets", REAL_METRICS),
+    "language": ("text", TOKEN_METRICS),
+}
 
 
 def checked_dataset(found: object, *, name: str) -> Dataset:
@@ -22,6 +29,9 @@ def checked_dataset(found: object, *, name: str) -> Dataset:
     dataset = found if isinstance(found, Dataset) else _from_pair(found, name)
     for which, samples in (("training", dataset.train), ("test", dataset.test)):
         _check_lengths(samples, which, name)
+        if dataset.text is not None:
+            _check_tokens(samples, dataset.text.vocabulary_size, which, name)
+            continue
         _check_features(samples, which, name)
         if dataset.class_names and not _are_labels(samples.targets, len(dataset.class_names)):
             raise DataError(
@@ -41,30 +51,69 @@ def checked_dataset(found: object, *, name: str) -> Dataset:
     return dataset
 
 
-def check_fit(dataset: Dataset, *, name: str, task: str, metrics: tuple[str, ...], augment: str) -> None:
-    """Raise ConfigError where classes are needed and there are real targets, or the other way round."""
-    has_classes = bool(dataset.class_names)
-    given = "class labels" if has_classes else "real targets"
-    unfit = REAL_METRICS if has_classes else CLASS_METRICS
-    other = "regression" if has_classes else "classification"
-    if task == other:
-        raise ConfigError(
-            f"task={task} was given, but data.name={name} has {given}; "
-            f"use task={'classification' if has_classes else 'regression'} or other data."
-        )
+def check_fit(
+    dataset: Dataset, *, name: str, task: str, metrics: tuple[str, ...], augment: str, normalise: str = "default"
+) -> None:
+    """Raise ConfigError where classes are needed and there are real targets or text, or any other way round."""
+    own = "language" if dataset.text is not None else "classification" if dataset.class_names else "regression"
+    given, fitting_metrics = _FITTING[own]
+    if task in _FITTING and task != own:
+        raise ConfigError(f"task={task} was given, but data.name={name} has {given}; use task={own} or other data.")
     for metric in metrics:
-        if metric in unfit:
-            fitting = sorted(CLASS_METRICS if has_classes else REAL_METRICS)
+        if (
+            any(metric in others for others in (CLASS_METRICS, REAL_METRICS, TOKEN_METRICS))
+            and metric not in fitting_metrics
+        ):
+            fitting = sorted(fitting_metrics)
             raise ConfigError(
                 f"metrics={list(metrics)} was given, but data.name={name} has {given}, for which '{metric}' says nothing; "
                 f"use one of {', '.join(fitting)}, or none: --set metrics='[]'."
             )
+    if dataset.text is not None and (augment != "none" or normalise not in ("default", "none")):
+        key, value = ("augment", augment) if augment != "none" else ("normalise", normalise)
+        raise ConfigError(
+            f"data.{key}={value} was given, but data.name={name} has text, whose tokens are no quantities; use data.{key}=none."
+        )
     if augment != "none" and len(dataset.input_shape) != 3:
         raise ConfigError(
             f"data.augment={augment} was given, but a sample of data.name={name} has the shape {list(dataset.input_shape)}; "
             "only images [channels, height, width] can be cropped and flipped: let the data have that shape (digits: "
             "data.flat=false), or use data.augment=none."
         )
+
+
+def check_language_model(model: nn.Module, dataset: Dataset, *, name: str, device: torch.device) -> None:
+    """Give a model that is to train on text a few tokens; nothing happens for other data.
+
+    Two of them, since a block may take a large model minutes; a whole block if it takes no other number.
+
+    It may have more logits than there are tokens: many a published model's matrices are filled up to a round number.
+
+    Raises:
+        ConfigError: it does not take tokens, or gives no logits for each of them.
+    """
+    if dataset.text is None:
+        return
+    (length,) = dataset.input_shape
+    was_training, why = model.training, ""
+    for num in sorted({min(2, length), length}):
+        tokens = torch.full((1, num), dataset.text.start_id, dtype=torch.int64, device=device)
+        expected = [1, num, dataset.num_outputs]
+        try:
+            with torch.no_grad():
+                found = list(model.eval()(tokens).shape)
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:  # at what it cannot take
+            why = f"it raises {type(error).__name__}: {str(error).strip()[:200]}"
+        else:
+            if found[:-1] == expected[:-1] and found[-1] >= expected[-1]:
+                return
+            why = f"it gives outputs of the shape {found}"
+        finally:
+            model.train(was_training)
+    raise ConfigError(
+        f"model.name={name} was given tokens of the shape {expected[:-1]}, for which {why}; expected are logits {expected}, as a "
+        "language model gives them: use model.name=gpt or transformers."
+    )
 
 
 def _from_pair(found: Any, name: str) -> Dataset:
@@ -104,6 +153,36 @@ def _check_features(samples: AnySamples, which: str, name: str) -> None:
         raise DataError(
             f"data.name={name} gives {which} features that are NaN or infinite; expected are numbers: fill in or leave out "
             "what is missing."
+        )
+
+
+def _check_tokens(samples: AnySamples, vocabulary_size: int, which: str, name: str) -> None:
+    """Tokens and next tokens [n, T], in memory."""
+    if isinstance(samples, LazySamples):
+        raise DataError(
+            f"data.name={name} gives {which} text that is fetched batch by batch; expected are blocks of tokens in memory: give "
+            "Samples."
+        )
+    features, targets = samples.features, samples.targets
+    if (
+        features.dtype != torch.int64
+        or targets.dtype != torch.int64
+        or features.ndim != 2
+        or features.shape != targets.shape
+    ):
+        raise DataError(
+            f"data.name={name} gives {which} text as {features.dtype} of shape {list(features.shape)} with targets of "
+            f"{targets.dtype} and {list(targets.shape)}; expected is torch.int64 [blocks, block length] for both."
+        )
+    scored = targets[targets != IGNORED]
+    if not len(scored):
+        raise DataError(
+            f"data.name={name} gives {which} text of which no token is scored; expected is at least one target that is not {IGNORED}."
+        )
+    if not (_are_labels(features, vocabulary_size) and _are_labels(scored, vocabulary_size)):
+        raise DataError(
+            f"data.name={name} gives {which} tokens that are not from 0 to {vocabulary_size - 1}, as its tokenizer's are; use the "
+            "same tokenizer for both."
         )
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedsign import plugins
-from fedsign.config import DataPart, ExperimentConfig
+from fedsign.config import ExperimentConfig
 from fedsign.data.base import AnySamples, Dataset, LazySamples, Samples, features_of
 from fedsign.data.checks import checked_dataset
 from fedsign.data.normalise import IDENTITY, Normalisation
@@ -35,6 +35,7 @@ from fedsign.data.sites import (
 from fedsign.data.splitting import hold_out_validation
 from fedsign.errors import ConfigError, DataError, FedSignError
 from fedsign.registry import KINDS
+from fedsign.sections import DataPart
 
 
 def read_sites(config: ExperimentConfig, here: frozenset[int] | None = None) -> Dataset:
@@ -64,6 +65,8 @@ def read_sites(config: ExperimentConfig, here: frozenset[int] | None = None) -> 
         test=_joined(tests if server is None else {0: server.train, 1: server.test}, frame),
         validation=_joined(held, frame) if held else None,
         class_names=frame.class_names,
+        text=frame.text,
+        notes=tuple(f"site '{name_of(config, site)}': {note}" for site, data in found.items() for note in data.notes),
         normalisation=_the_same([*found.values(), *([] if server is None else [server])], name=config.data.name),
     )
 
@@ -110,7 +113,7 @@ def rooted(data: DataPart, root: str) -> dict[str, Any]:
     else:
         raise ConfigError(
             f"data.name={data.name} takes neither a root nor a path, so that a site cannot say where its data lie; use "
-            "image_folder, csv, parquet or npz, or give your reader a setting root."
+            "image_folder, csv, parquet, npz, text_folder or jsonl, or give your reader a setting root."
         )
     return settings
 
@@ -127,6 +130,12 @@ def _read(config: ExperimentConfig, root: str, frame: Frame) -> Dataset:
     found = checked_dataset(plugins.build(data.kind, data.name, settings, config.seed), name=data.name)
     if found.standardised and data.normalise == "default":
         raise ConfigError(measured_sentence(data.normalise))
+    sizes = [0 if text is None else text.vocabulary_size for text in (found.text, frame.text)]
+    if sizes[0] != sizes[1]:
+        raise DataError(
+            f"the text in {root} has a vocabulary of {sizes[0]} tokens; expected are {sizes[1]}, those of data.tokenizer: use the "
+            "same tokenizer at every site."
+        )
     if found.class_names != frame.class_names:
         raise DataError(
             f"the data in {root} have the classes {list(found.class_names)[:20]}; expected are data.class_names="
@@ -168,6 +177,9 @@ class _Joined:
 def _joined(parts: Mapping[int, AnySamples], frame: Frame) -> AnySamples:
     """Samples one after another; each is owned by the number of its part."""
     owners = torch.cat([torch.full((len(part),), site, dtype=torch.int64) for site, part in parts.items()] or [_none()])
+    if not parts and frame.text is not None:
+        nothing = torch.zeros(0, *frame.input_shape, dtype=torch.int64)
+        return Samples(features=nothing, targets=nothing, owners=owners)
     if not parts:
         targets = _none() if frame.class_names else _none().float()
         return Samples(features=torch.zeros(0, *frame.input_shape), targets=targets, owners=owners)

@@ -8,11 +8,13 @@ learnt of data (means, texts, classes) would differ from site to site, and is re
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedsign.config import DataPart, ExperimentConfig
+from fedsign.config import ExperimentConfig
 from fedsign.data.columns import num_features
-from fedsign.errors import ConfigError
+from fedsign.data.text.tokenizers import CHARACTER, Tokenizer, agreed_tokenizer, fingerprint
+from fedsign.errors import ConfigError, DataError
+from fedsign.sections import DataPart
 
-SITES = "sites"
+SITES, LANGUAGE = "sites", "language"
 _TABLES = ("csv", "parquet")
 
 
@@ -22,6 +24,7 @@ class Frame:
 
     input_shape: tuple[int, ...]
     class_names: tuple[str, ...]
+    text: Tokenizer | None = None
 
 
 def has_sites(config: ExperimentConfig) -> bool:
@@ -56,12 +59,31 @@ def frame_of(config: ExperimentConfig) -> Frame:
     """
     data = config.data
     class_names = tuple(data.settings.get("class_names") or ())
-    if config.task == "classification" and not class_names:
+    text = _tokenizer(config) if config.task == LANGUAGE or "tokenizer" in data.settings else None
+    if config.task == "classification" and not class_names and text is None:
         raise ConfigError(
             f"partition.name=sites was given with data.name={data.name}, but the sites' class names are not known; name them "
             "with --set 'data.class_names=[\"...\"]' (a reader of your own takes a setting class_names)."
         )
-    return Frame(input_shape=tuple(config.partition.settings["input_shape"]) or _shape(data), class_names=class_names)
+    shape = tuple(config.partition.settings["input_shape"]) or _shape(data)
+    return Frame(input_shape=shape, class_names=class_names, text=text)
+
+
+def _tokenizer(config: ExperimentConfig) -> Tokenizer:
+    """What all sites' texts are read with."""
+    data = config.data
+    name = data.settings.get("tokenizer")
+    if not name:
+        raise ConfigError(
+            f"partition.name=sites was given with task=language and data.name={data.name}, which has no setting tokenizer, but the "
+            "sites have to agree on one; use text_folder or jsonl, or give your reader the setting."
+        )
+    if name == CHARACTER:
+        raise ConfigError(
+            "data.tokenizer=character is made of the characters of the data, which would give every site another vocabulary; use "
+            "data.tokenizer=byte, or a folder with a tokenizer that lies at every site."
+        )
+    return agreed_tokenizer(str(name))
 
 
 def check_sites(config: ExperimentConfig) -> None:
@@ -124,6 +146,15 @@ def is_evaluated_at_clients(config: ExperimentConfig) -> bool:
     return asked == "clients" or not test_root
 
 
+def check_tokenizer(config: ExperimentConfig, own: Tokenizer | None, servers: str) -> None:
+    """Raise DataError unless a site reads text with the server's tokenizer, given as its fingerprint."""
+    if servers and fingerprint(own) != servers:
+        raise DataError(
+            f"data.tokenizer={config.data.settings.get('tokenizer')} has other tokens here than at the server; put the same files "
+            "there."
+        )
+
+
 def measured_sentence(normalise: str) -> str:
     return (
         f"data.normalise={normalise} measures the data, which would give every site another scale; use data.normalise=none, or "
@@ -136,6 +167,8 @@ def _shape(data: DataPart) -> tuple[int, ...]:
     settings = data.settings
     if data.name == "image_folder":
         return (settings["channels"], settings["size"], settings["size"])
+    if "block_length" in settings:
+        return (settings["block_length"],)
     if data.name in _TABLES and settings["features"]:
         return (num_features(settings["features"], settings.get("levels") or {}),)
     if data.name in _TABLES:

@@ -56,19 +56,22 @@ def to_plain(record: ArrayRecord) -> tuple[ArrayRecord, dict[str, str]]:
     plain = ArrayRecord()
     encodings = {}
     for name, array in record.items():
-        if isinstance(array, TensorArray):
-            encoded = codec.encode(array.tensor)
-            encodings[name] = str(encoded.encoding)
-            plain[name] = Array(
-                dtype=str(encoded.payload.dtype),
-                shape=tuple(encoded.payload.shape),
-                stype=_STYPE,
-                data=_npy(encoded.payload),
-            )
-        else:
-            encodings[name] = str(codec.Encoding.DENSE)
-            plain[name] = array
+        plain[name], encodings[name] = plain_array(array)
     return plain, encodings
+
+
+def plain_array(array: Array) -> tuple[Array, str]:
+    """An array ready for the wire, and its encoding."""
+    if not isinstance(array, TensorArray):
+        return array, str(codec.Encoding.DENSE)
+    encoded = codec.encode(array.tensor)
+    plain = Array(
+        dtype=str(encoded.payload.dtype),
+        shape=tuple(encoded.payload.shape),
+        stype=_STYPE,
+        data=_npy(encoded.payload),
+    )
+    return plain, str(encoded.encoding)
 
 
 def to_tensors(record: ArrayRecord, encodings: Mapping[str, str] | None = None) -> Tensors:

@@ -31,18 +31,22 @@ class Nodes:
         self._asked: dict[int, float] = {}  # node id -> when
         self._waiting: dict[str, int] = {}  # message id -> node id
         self._heard_at = 0.0
+        self._question: dict[str, str] = {}
         self.counts: dict[int, list[int]] = {}
 
     def of(self, partition: int) -> int:
         """The node that serves a partition."""
         return partition if self._node_of is None else self._node_of[partition]
 
-    def roll_call(self, *, timeout_s: float) -> None:
+    def roll_call(self, *, timeout_s: float, tokenizer: str = "") -> None:
         """Ask every node which partitions it serves, until each partition has a node.
+
+        A node that reads text with another `tokenizer` than that of this fingerprint cannot take part.
 
         Raises:
             EngineError: some partition has none in time, two nodes claim the same one, or one cannot take part.
         """
+        self._question = {wire.TOKENIZER: tokenizer} if tokenizer else {}
         claimed: dict[int, int] = {}
         deadline = time.monotonic() + timeout_s
         for _ in pauses():
@@ -110,7 +114,10 @@ class Nodes:
         if not new:
             return
         self._asked |= dict.fromkeys(new, now)
-        questions = [Message(RecordDict({wire.CONFIG: ConfigRecord({})}), node_id, wire.ROLL_CALL) for node_id in new]
+        questions = [
+            Message(RecordDict({wire.CONFIG: ConfigRecord({**self._question})}), node_id, wire.ROLL_CALL)
+            for node_id in new
+        ]
         sent: list[str | None] = list(self._grid.push_messages(questions))
         for message_id, node_id in zip(sent, new, strict=True):
             if message_id:

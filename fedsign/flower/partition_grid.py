@@ -6,11 +6,12 @@ its messages, and never sees one that would make it fail: errors, missing or wro
 infinite values are taken out and written down as failures.
 """
 
+import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from math import inf, prod
-from typing import cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -19,23 +20,26 @@ from flwr.supercore.run import Run
 
 from fedsign.aggregation import in_slot_order
 from fedsign.analysis.agreement import SignAgreement
-from fedsign.errors import FedSignError, ReplyError
-from fedsign.exchange import ClientLedger, Traffic, check_addresses, check_finite, check_shapes
-from fedsign.flower import wire
-from fedsign.flower.array import to_plain, to_tensors
+from fedsign.exchange import ClientLedger, Traffic, bytes_down, check_addresses
+from fedsign.flower import changes, wire
+from fedsign.flower.array import to_tensors
+from fedsign.flower.changes import Digests, PlainArrays
 from fedsign.flower.nodes import Nodes
 from fedsign.flower.pulling import arrivals
-from fedsign.flower.shims import MessageGrid, ensure_task_identity, set_source
-from fedsign.records import Failure, Role, TrainReply, failure_of
+from fedsign.flower.reply_checks import ReplyChecks, failure_for
+from fedsign.flower.shims import MessageGrid, ensure_task_identity
+from fedsign.parts import Holdings, completed
+from fedsign.records import Failure, Role
 
 _TTL_SLACK_S = 60.0
+_log = logging.getLogger("fedsign")
 
 
 class PartitionGrid(MessageGrid):
     """See the module.  `leaves_process`: messages are serialised by the engine underneath.
 
     `roles` are the model's, which every reply has to confirm; `traffic` tells of the last round.  With `num_wanted` a round
-    ends with so many good replies, the first that come.
+    ends with so many good replies, the first that come; with `holdings` replies may hold a part of the model.
     """
 
     def __init__(
@@ -50,11 +54,15 @@ class PartitionGrid(MessageGrid):
         ensure_task_identity()
         self._grid = grid
         self._num_partitions = num_partitions
-        self._roles = {name: str(role) for name, role in roles.items()}
+        self._checks = ReplyChecks(roles)
+        self._parameters = [name for name, role in roles.items() if role == Role.PARAMETER]
         self._leaves_process = leaves_process
         self._nodes = Nodes(grid, num_partitions=num_partitions)
         self._shown: Sequence[int] = range(num_partitions)
         self.ledger = ledger or ClientLedger()
+        self.holdings: Holdings | None = None
+        self._digests = Digests()
+        self._has_warned = False
         self.traffic = Traffic()
         self.watches_signs = False
         self.num_wanted: int | None = None
@@ -82,9 +90,9 @@ class PartitionGrid(MessageGrid):
         finally:
             self._shown = range(self._num_partitions)
 
-    def roll_call(self, *, timeout_s: float) -> None:
+    def roll_call(self, *, timeout_s: float, tokenizer: str = "") -> None:
         """Find out which node serves which partition; see Nodes."""
-        self._nodes.roll_call(timeout_s=timeout_s)
+        self._nodes.roll_call(timeout_s=timeout_s, tokenizer=tokenizer)
 
     @property
     def counts(self) -> dict[int, list[int]]:
@@ -98,7 +106,7 @@ class PartitionGrid(MessageGrid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages that are addressed to partitions."""
-        plain: dict[int, tuple[ArrayRecord, ArrayRecord, dict[str, str]]] = {}
+        plain = PlainArrays()
         batch = [self._outgoing(message, plain) for message in messages]  # a list: HTTP walks it twice
         return list(self._grid.push_messages(batch))
 
@@ -134,8 +142,13 @@ class PartitionGrid(MessageGrid):
         trains = bool(batch) and batch[0].metadata.message_type == MessageType.TRAIN
         num_wanted, num_good = (self.num_wanted if trains else None) or len(batch), 0
         left = dict.fromkeys(range(len(batch)))
-        for slot, came in arrivals(self._grid, message_ids, len(batch), deadline=deadline):
-            outcome = _failure(batch[slot], came) if isinstance(came, str) else self._checked(came, batch[slot])
+        again = partial(self._asked_again, batch, set())
+        for slot, came in arrivals(self._grid, message_ids, len(batch), deadline=deadline, asked_again=again):
+            outcome = (
+                failure_for(batch[slot], came)
+                if isinstance(came, str)
+                else self._checks.checked(came, batch[slot], parts=self.holdings is not None)
+            )
             del left[slot]
             num_good += isinstance(outcome, Message)
             yield slot, outcome
@@ -143,19 +156,41 @@ class PartitionGrid(MessageGrid):
                 break
         yield from ((slot, None) for slot in left)
 
-    def _outgoing(self, message: Message, plain: dict[int, tuple[ArrayRecord, ArrayRecord, dict[str, str]]]) -> Message:
-        """The message for the node that serves the partition; arrays shared by messages are converted once."""
+    def _asked_again(self, batch: list[Message], before: set[int], slot: int, reply: Message) -> str | None:
+        """The id of a second request, with the whole model, where a client could not complete it; `before`: who had one."""
+        if slot in before or not changes.is_incomplete(reply):
+            return None
+        before.add(slot)
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "%s (Said once; bytes_down counts what a client lacks by its replies.)",
+                (reply.error.reason or "").partition("\n")[0],
+            )
+        second = self._outgoing(batch[slot], PlainArrays(), whole=True)
+        pushed: list[str | None] = list(self._grid.push_messages([second]))
+        return pushed[0] if pushed else None
+
+    def _outgoing(self, message: Message, plain: PlainArrays, *, whole: bool = False) -> Message:
+        """The message for the node that serves the partition; arrays shared by messages are converted once.
+
+        `whole`: it is sent again, with all of the model.
+        """
         metadata, content = message.metadata, message.content
-        partition = metadata.dst_node_id
+        partition, trains = metadata.dst_node_id, metadata.message_type == MessageType.TRAIN
         encodings: dict[str, str] = {}
-        if metadata.message_type == MessageType.TRAIN:
-            self.traffic.bytes_down += _nbytes_of(content)
+        digests: dict[str, str] = {}
+        if trains and not whole:
+            self.traffic.bytes_down += self._bytes_down(partition, content)
         if self._leaves_process:
             content = RecordDict(dict(content))
+            model = wire.arrays_of(content) if trains and self.holdings is not None else None
             for key, record in wire.of_kind(content, ArrayRecord).items():
-                if id(record) not in plain:  # the record is kept too, so that its id stays its own
-                    plain[id(record)] = (record, *to_plain(record))
-                _, content[key], own = plain[id(record)]
+                names = None
+                if record is model and self.holdings is not None:
+                    digests = self._digests.of(record)
+                    names = None if whole else self.holdings.lacking(partition, record)
+                content[key], own = plain.of(record, names)
                 encodings = encodings | own
         routed = wire.route(
             content,
@@ -164,6 +199,8 @@ class PartitionGrid(MessageGrid):
             needed_versions=self.ledger.needed(partition),
             encodings=encodings,
         )
+        if digests:
+            changes.tell_model(wire.of_kind(routed, ConfigRecord)[wire.ROUTE], digests)
         return Message(
             routed,
             self._nodes.of(partition),
@@ -172,48 +209,11 @@ class PartitionGrid(MessageGrid):
             group_id=metadata.group_id,
         )
 
-    def _checked(self, reply: Message, request: Message) -> Message | Failure:
-        """The reply, addressed from its partition, or why it cannot be used."""
-        if reply.has_error():
-            reason, _, details = (reply.error.reason or "the node gave no reason").partition("\n")
-            return _failure(request, reason, details)
-        set_source(reply, request.metadata.dst_node_id)
-        if request.metadata.message_type == MessageType.TRAIN:
-            try:
-                self._check_train_reply(reply, request)
-            except FedSignError as error:
-                return _failure(request, str(error))
-            except Exception as error:  # noqa: BLE001 - whatever a node sends is that node's failure alone
-                return _failure(request, f"the reply cannot be read: {failure_of(0, error).reason}.")
-        return reply
-
-    def _check_train_reply(self, reply: Message, request: Message) -> None:
-        """Decode the reply's tensors, once, and compare them with the model's."""
-        self._check_num_examples(reply)
-        wire.decode(reply)
-        if wire.REPLY in wire.of_kind(reply.content, ConfigRecord):
-            self._check_own_reply(wire.unpack_reply(reply), request)
-        tensors, extra = to_tensors(wire.arrays_of(reply.content)), to_tensors(wire.besides(reply.content))
-        check_shapes(tensors, extra, like=to_tensors(wire.arrays_of(request.content)))
-        check_finite(tensors, extra)
-
-    def _check_own_reply(self, reply: TrainReply, request: Message) -> None:
-        expected = (wire.round_of(request), request.metadata.dst_node_id)
-        if (reply.round, reply.partition) != expected:
-            raise ReplyError(
-                f"the reply is for round {reply.round}, partition {reply.partition}; expected were round {expected[0]}, "
-                f"partition {expected[1]}."
-            )
-        if {name: str(role) for name, role in reply.roles.items()} != self._roles:
-            raise ReplyError("the reply names other parameters and buffers than the model has.")
-
-    def _check_num_examples(self, reply: Message) -> None:
-        metrics = next(iter(wire.of_kind(reply.content, MetricRecord).values()), None)
-        if metrics is None:
-            raise ReplyError("the reply holds no metric record; expected is one, with 'num-examples' in it.")
-        num_examples = cast(float, metrics.get(wire.NUM_EXAMPLES_KEY, 1))
-        if not 1 <= num_examples < float("inf"):  # NaN too
-            raise ReplyError(f"the reply counts num-examples={num_examples}; expected is 1 or more.")
+    def _bytes_down(self, partition: int, content: RecordDict) -> int:
+        if self.holdings is None:
+            return _nbytes_of(content)
+        model, shared = to_tensors(wire.arrays_of(content)), to_tensors(wire.besides(content))
+        return bytes_down([partition], model, shared, self.holdings)
 
     def _account(self, reply: Message, request: Message) -> None:
         if reply.metadata.message_type != MessageType.TRAIN:
@@ -224,18 +224,15 @@ class PartitionGrid(MessageGrid):
             self.traffic.with_state.append(reply.metadata.src_node_id)
         self.traffic.bytes_up += _nbytes_of(reply.content)
         before, after = to_tensors(wire.arrays_of(request.content)), to_tensors(wire.arrays_of(reply.content))
-        parameters = {name: before[name] for name, role in self._roles.items() if role == Role.PARAMETER}
-        self.traffic.spread.add(after, parameters)
+        parameters = {name: before[name] for name in self._parameters}
+        whole = after if self.holdings is None else completed(after, parameters)
+        self.traffic.spread.add(whole, parameters)
         if self.traffic.signs is not None:
-            self.traffic.signs.add(after, parameters)
+            self.traffic.signs.add(whole, parameters)
         metrics = next(iter(wire.of_kind(reply.content, MetricRecord).values()))
         num_examples, loss = metrics.get(wire.NUM_EXAMPLES_KEY), metrics.get("train-loss")
         if isinstance(num_examples, int | float) and isinstance(loss, int | float):
             self.traffic.weighted_losses.append((int(num_examples), float(loss)))
-
-
-def _failure(request: Message, reason: str, details: str = "") -> Failure:
-    return Failure(partition=request.metadata.dst_node_id, reason=reason, details=details)
 
 
 def _nbytes_of(content: RecordDict) -> int:

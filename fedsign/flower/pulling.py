@@ -1,7 +1,7 @@
 """What comes back for messages that were pushed, as it comes: one loop for training and for evaluation."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -13,12 +13,18 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.25
 
 
 def arrivals(
-    grid: Grid, pushed: Sequence[str | None], num_messages: int, *, deadline: float
+    grid: Grid,
+    pushed: Sequence[str | None],
+    num_messages: int,
+    *,
+    deadline: float,
+    asked_again: Callable[[int, Message], str | None] = lambda slot, reply: None,
 ) -> Iterator[tuple[int, Message | str]]:
     """(slot, reply) in order of arrival; (slot, why not) for what was not sent, or did not come in time.
 
     `pushed` is what the grid said to the messages: HTTP grids mark with None what could not be pushed, and give nothing for a
-    batch that is too large.
+    batch that is too large.  `asked_again` may send another message in answer to a reply: its id, which is waited for in the
+    place of the reply.
     """
     waiting: dict[str, int] = {}
     for slot, message_id in enumerate(pushed or [None] * num_messages):
@@ -30,7 +36,11 @@ def arrivals(
     while waiting:
         arrived = list(grid.pull_messages(list(waiting)))
         for reply in arrived:
-            yield waiting.pop(reply.metadata.reply_to_message_id), reply
+            slot = waiting.pop(reply.metadata.reply_to_message_id)
+            if (message_id := asked_again(slot, reply)) is None:
+                yield slot, reply
+            else:
+                waiting[message_id] = slot
         if arrived:
             pause_s = _FIRST_PAUSE_S
         elif time.monotonic() > deadline:

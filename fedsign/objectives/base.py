@@ -25,6 +25,7 @@ class LocalContext:
     state: Mapping[str, Tensor]  # what this client has kept since it took part last
     shared: Mapping[str, Tensor]  # what the strategy sent besides the model; empty if nothing
     unit_displacement: float | None
+    num_elements: int | None = None  # of all parameters, where some are frozen; None: all are trained
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +49,10 @@ class Objective:
     needs_unit_displacement: ClassVar[bool] = False
 
     def penalty(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensor | None:
-        """What is added to the loss of every batch, a scalar; None for nothing."""
+        """What is added to the loss of every batch, a scalar; None for nothing.
+
+        `parameters` are those that are trained now: what is frozen, as LISA does it, is constant.
+        """
         return None
 
     def contrast(self, z: Representation, context: LocalContext) -> Tensor | None:
@@ -60,7 +64,7 @@ class Objective:
         return {}
 
     def next_state(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensors:
-        """The state after training, from the trained parameters."""
+        """The state after training, from all parameters, those included that were frozen."""
         return dict(context.state)
 
     def to_server(self, next_state: Mapping[str, Tensor], context: LocalContext) -> Tensors:

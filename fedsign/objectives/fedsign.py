@@ -12,7 +12,8 @@ buffers never.
 The paper does not say how the elements are reduced to a scalar: `reduction` is an option.  With `sum`
 every weight feels a push of up to gamma/4, whatever the size of the network; `tensor_mean` (the mean of
 the tensors' means, as the authors' public FedProx code does it) and `mean` divide it by the number of
-elements, so that gamma would have to be larger by that factor to matter.
+elements, so that gamma would have to be larger by that factor to matter.  Elements that are frozen (LISA) have no
+term, but they count, so that the push on the others does not depend on how many there are.
 
 The push never ends: sigma(x) has no maximum, so where the task's gradient has become small the weights go
 on growing, by lr gamma/4 (1/(1 - momentum) times that) a step.  The default gamma suits clients of some ten
@@ -49,9 +50,9 @@ class FedSignObjective(Objective):
             case "sum":
                 reduced = sums.sum()
             case "tensor_mean":
-                reduced = (sums / sums.new_tensor(sizes)).mean()
+                reduced = (sums / sums.new_tensor(sizes)).mean() * (len(parameters) / len(context.received))
             case "mean":
-                reduced = sums.sum() / sum(sizes)
+                reduced = sums.sum() / (context.num_elements or sum(sizes))
             case _:
                 raise ValueError(f"reduction={self.reduction!r}; expected sum, tensor_mean or mean.")
         return -self.gamma * reduced

@@ -19,6 +19,9 @@ def adamw(
     beta1: Decay = 0.9,
     beta2: Decay = 0.999,
     eps: Annotated[float, Field(ge=0)] = 1e-8,
+    fused: bool = False,
 ) -> torch.optim.Optimizer:
-    """torch's AdamW (decoupled weight decay)."""
-    return made_lean(torch.optim.AdamW, parameters, lr=lr, weight_decay=weight_decay, betas=(beta1, beta2), eps=eps)
+    """torch's AdamW (decoupled weight decay); `fused`: in one kernel, whose results differ by rounding."""
+    return made_lean(
+        torch.optim.AdamW, parameters, lr=lr, weight_decay=weight_decay, betas=(beta1, beta2), eps=eps, fused=fused or None
+    )  # fmt: skip

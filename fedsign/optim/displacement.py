@@ -9,7 +9,7 @@ import torch
 
 
 def unit_displacement(optimizer: torch.optim.Optimizer, num_steps: int) -> float | None:
-    """lr x num_steps for plain SGD, more with momentum; None for optimisers that rescale gradients.
+    """lr x num_steps for plain SGD, more with momentum; None for optimisers that rescale gradients, or not all alike.
 
     >>> parameter = torch.nn.Parameter(torch.zeros(1))
     >>> unit_displacement(torch.optim.SGD([parameter], lr=0.5), 4)
@@ -20,6 +20,8 @@ def unit_displacement(optimizer: torch.optim.Optimizer, num_steps: int) -> float
     if type(optimizer) is not torch.optim.SGD:
         return None
     group = optimizer.param_groups[0]
+    if any(other["lr"] != group["lr"] for other in optimizer.param_groups):
+        return None
     momentum, velocity, total = group["momentum"], 0.0, 0.0
     for _ in range(num_steps):
         velocity = momentum * velocity + 1

@@ -15,7 +15,11 @@ import torch
 Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
 
 
-def made_lean(kind: type[Kind], parameters: Iterable[torch.nn.Parameter], **settings: Any) -> Kind:
+def made_lean(
+    kind: type[Kind],
+    parameters: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]] | torch.nn.Module,
+    **settings: Any,
+) -> Kind:
     """`kind(parameters, **settings)`, see [Note: the compiler's import].
 
     >>> type(made_lean(torch.optim.SGD, [torch.nn.Parameter(torch.zeros(1))], lr=0.1))

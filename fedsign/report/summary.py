@@ -21,6 +21,7 @@ LAST = 5
 _MAX_FAILURES = 200
 _SAID_ELSEWHERE = {"num_clients", "roots", "names", "input_shape", "test_root"}  # of a partition
 _MAX_REASON = 600
+_MOST_SETTINGS = 6  # of a part, in a remark
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -243,8 +244,11 @@ def _part_name(part: Line) -> str:
 
 
 def _settings(part: Line, *, without: frozenset[str] | set[str] = frozenset()) -> str:
-    chosen = {key: value for key, value in part.items() if key not in {"name", *without}}
-    return ", ".join(f"{key} {wording.setting(value)}" for key, value in chosen.items())
+    """The settings that say something, the first few of them: all stand further down on the page."""
+    chosen = {key: value for key, value in part.items() if key not in {"name", *without} and value not in ("", [])}
+    said = [f"{key} {wording.setting(value)}" for key, value in chosen.items()]
+    more = [f"{len(said) - _MOST_SETTINGS} more"] if len(said) > _MOST_SETTINGS else []
+    return ", ".join(said[:_MOST_SETTINGS] + more)
 
 
 def _named(part: Line, *, without: set[str]) -> str:

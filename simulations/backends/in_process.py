@@ -17,7 +17,6 @@ from clients.workers import Workers, devices_of
 from fedsign.exchange import DirectExchange
 from fedsign.flower.in_process import InProcessGrid
 from fedsign.flower.partition_grid import PartitionGrid
-from fedsign.records import roles_of
 from fedsign.results import RunFolder
 from fedsign.workload import Workload
 from simulations.backends.base import intra_op_threads
@@ -43,7 +42,7 @@ class InProcess:
         cache = StateCache(folder.clients, budget_bytes=int(config.client.state_cache_mib * 2**20))
         threads, trainer_made = intra_op_threads(config.engine.threads), self._trainer_of(workload, folder)
         with threads, trainer_made as trainer, cache.closed_at_the_end() as states:
-            num_partitions, roles = config.partition.num_clients, roles_of(workload.make_model())
+            num_partitions, roles = config.partition.num_clients, workload.roles
             grid = PartitionGrid(
                 InProcessGrid(num_partitions, in_process_handler(trainer, states)),
                 num_partitions=num_partitions,

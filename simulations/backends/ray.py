@@ -20,7 +20,6 @@ from pydantic import Field
 from fedsign.errors import ConfigError
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.flower.shims import quiet_flower, run_on_ray
-from fedsign.records import roles_of
 from fedsign.registry import nearest
 from fedsign.results import RunFolder
 from fedsign.workload import Workload
@@ -108,7 +107,7 @@ class Ray:
             partitions = PartitionGrid(
                 grid,
                 num_partitions=config.partition.num_clients,
-                roles=roles_of(workload.make_model()),
+                roles=workload.roles,
                 leaves_process=True,
             )
             partitions.roll_call(timeout_s=self.start_timeout_s)

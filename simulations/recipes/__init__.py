@@ -26,9 +26,18 @@ _MODULES = {
     "valley-interpolation-batch-size": "simulations.recipes.valley_interpolation_batch_size",
     "soup-sign-ratio": "simulations.recipes.soup_sign_ratio",
     "valley-parameter-groups": "simulations.recipes.valley_parameter_groups",
+    "smupar-coordinate-check": "simulations.recipes.smupar_coordinate_check",
     "softmax-demo": "simulations.recipes.softmax_demo",
     "relu-demo": "simulations.recipes.relu_demo",
     "activation-confusion": "simulations.recipes.activation_confusion",
+    "lisa-memory": "simulations.recipes.lisa_memory",
+    "lisa-convergence": "simulations.recipes.lisa_convergence",
+    "lisa-ablation": "simulations.recipes.lisa_ablation",
+    "lisa-weight-norms": "simulations.recipes.lisa_weight_norms",
+    "lisa-speed": "simulations.recipes.lisa_speed",
+    "federated-lisa": "simulations.recipes.federated_lisa",
+    "fg2u-unbiased": "simulations.recipes.fg2u_unbiased",
+    "federated-llm": "simulations.recipes.federated_llm",
 }
 
 

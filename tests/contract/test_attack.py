@@ -9,9 +9,9 @@ import torch
 from clients.attack import Attack, malicious
 from clients.faults import DROPPED
 from fedsign.checkpoints import load_latest
-from fedsign.config import AttackPart
 from fedsign.errors import ConfigError
 from fedsign.records import ObjectiveSpec, Role, Tensors, TrainReply, TrainRequest
+from fedsign.sections import AttackPart
 from fedsign.workload import Workload
 from simulations import Run, run
 from tests.contract.test_exchange import OURS, tree

@@ -149,6 +149,13 @@ COLUMNS: dict[str, Capability] = {
         },
     ),
     "attacked": Capability(changes=lambda row: {"attack": {"name": "sign_flip", "fraction": 0.4}}),
+    "part of the model": Capability(
+        refusal=r"client\.optimizer\.name=lisa trains a part of the model at a time, but strategy \w+ (is Flower's|needs to know)",
+        changes=lambda row: {
+            "model": {"name": "mlp", "hidden": [8, 8]},
+            "client": {"local_steps": 3, "optimizer": {"name": "lisa", "blocks": "0,2", "num_sampled_layers": 1}},
+        },
+    ),
 }
 # Columns whose `yes` says more than that a run ends; see the tests by their names.
 ELSEWHERE = {

@@ -214,6 +214,25 @@ def test_workers_give_the_bits_of_one_process(num: int, path: str, tmp_path: Pat
     assert not (tmp_path / "logs").exists()  # nothing was said
 
 
+def test_workers_that_train_parts_of_the_model_give_the_bits_of_one_process(tmp_path: Path) -> None:
+    """Replies differ in which tensors they hold; the shared memory with the served model is read, and never written."""
+    lisa = {"name": "lisa", "blocks": "0,2,4", "num_sampled_layers": 1, "period": 3}
+    model = {"name": "mlp", "hidden": [12, 12, 12]}
+    work = workload("sequential", model=model, client={"local_steps": 7, "lr": 0.01, "optimizer": lisa})
+    own = paths.trainer_of(work)
+    with team(work, tmp_path) as workers:
+        for name in ("plain", "feddyn"):
+            for own_models in (False, True):
+                asked = requests(work, OBJECTIVES[name], own_models=own_models)
+                here, there = tmp_path / f"{name}{own_models}-here", tmp_path / f"{name}{own_models}-there"
+                expected, found = results(own, asked, here), results(workers, asked, there)
+                assert_same_bits(found, expected)
+                assert digest(there) == digest(here) and (name == "plain" or digest(there))
+                replies = [reply for reply in found.values() if isinstance(reply, TrainReply)]
+                assert len({frozenset(reply.tensors) for reply in replies}) > 1
+    assert not (tmp_path / "logs").exists()  # nothing was said
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_a_killed_worker_is_reported_and_replaced_and_no_bit_differs(
     path: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

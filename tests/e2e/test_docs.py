@@ -157,3 +157,60 @@ def test_a_comparison_in_the_documents_can_be_planned(command: str) -> None:
     base = load().replace(**{key: value for key, value in settings_.items() if is_for_all(key)})
     plan, _ = make_plan(base, request, name="planned", environment={})
     assert len(plan.cells) >= len(request.strategies) * len(request.seeds)
+
+
+LISA = "docs/how-to/lisa.md"
+
+
+@pytest.mark.parametrize(("name", "heading"), [("lisa", "In a federation"), ("galore", "Beside it")])
+def test_the_page_on_lisa_has_every_setting_with_its_default(name: str, heading: str) -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` \| `(.*?)` \|", section_of(heading, LISA), flags=re.MULTILINE))
+    defaults = plugins.complete("optimizer", name, {}, section="client.optimizer")
+    assert rows == {key: json.dumps(value) for key, value in defaults.items()}
+
+
+@pytest.mark.slow
+def test_the_page_on_lisa_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With fewer rounds and steps."""
+    (experiment,), (program,) = snippets(LISA, "toml"), snippets(LISA, "python")
+    shortened = experiment.replace("rounds = 30", "rounds = 1").replace("local_steps = 20", "local_steps = 2")
+    assert shortened.count("= 1\n") == 1 and shortened.count("local_steps = 2\n") == 1
+    (tmp_path / "lisa.toml").write_text(shortened, encoding="utf-8")
+    blocks = [block.replace("\\\n", " ") for block in snippets(LISA, "bash")]
+    commands = [line for block in blocks for line in block.splitlines()]
+    assert len(commands) == 5
+    for command in commands:
+        words = shlex.split(command)[1:]
+        done = fedsign(*words, *([] if "lisa.toml" in words else QUICK), folder=tmp_path)
+        assert done.returncode == 0, done.stderr
+    exec(compile(program, LISA, "exec"), {})
+    assert "blocks." in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_page_on_language_models_runs_from_the_base_to_the_exported_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a shorter pretraining and fewer rounds, and without what is for a reader's own machine: `pip` and the recipe."""
+    from fedsign import llm
+
+    page = "docs/how-to/federated-llm.md"
+    monkeypatch.chdir(tmp_path)
+    make, use = snippets(page, "python")
+    shortened = make.replace("steps=800", "steps=20")
+    (experiment,) = snippets(page, "toml")
+    assert shortened != make and "rounds = 10" in experiment
+    exec(compile(shortened, page, "exec"), {"__name__": "__main__"})
+    (tmp_path / "instructions.toml").write_text(experiment.replace("rounds = 10", "rounds = 1"), encoding="utf-8")
+    commands = [line for block in snippets(page, "bash") for line in block.splitlines() if line.startswith("fedsign")]
+    played = [command for command in commands if not command.startswith("fedsign reproduce")]
+    assert [command.split()[1] for command in played] == ["run", "run", "export", "export"]
+    for command in played:
+        words = [word for each in shlex.split(command)[1:] for word in sorted(map(str, Path().glob(each))) or [each]]
+        done = fedsign(*words, folder=tmp_path)
+        assert done.returncode == 0, done.stderr
+    llm.transformers("this test")  # which says how it is imported beside a torch without CUDA
+    for folder in ("tuned", "tuned-lora"):
+        capsys.readouterr()
+        exec(compile(use.replace('"tuned"', f'"{folder}"'), page, "exec"), {})
+        assert len(capsys.readouterr().out) > 10  # though so short a training leaves little to say but blank lines

@@ -108,6 +108,12 @@ def test_data_that_a_recipe_does_not_know_is_named() -> None:
         recipes.get("feddyn-fixed-point", data="digits")
 
 
+@pytest.mark.slow
+def test_silos_fine_tune_a_language_model_that_transformers_loads() -> None:
+    finding = recipes.get("federated-llm").check(quick=True)
+    assert finding.verdict is Verdict.HOLDS, (finding.reason, finding.figures)
+
+
 VALLEYS = [
     *(name for name in recipes.table() if name.startswith("valley-")),
     *("softmax-demo", "relu-demo", "activation-confusion", "soup-sign-ratio"),
@@ -121,6 +127,17 @@ def test_a_figure_of_the_fedsign_paper(name: str) -> None:
     assert finding.as_expected, finding.figures
 
 
+def test_the_forward_gradient_is_unbiased_and_scatters_as_the_formulas_say() -> None:
+    finding = recipes.get("fg2u-unbiased").check(quick=True)
+    assert finding.verdict is Verdict.HOLDS, finding.figures
+
+
+@pytest.mark.slow
+def test_activations_keep_their_size_at_every_density_under_smupar_alone() -> None:
+    finding = recipes.get("smupar-coordinate-check").check(quick=True)
+    assert finding.verdict is Verdict.HOLDS, finding.figures
+
+
 @pytest.mark.slow
 def test_feddyn_ends_at_the_joint_optimum_where_fedavg_does_not() -> None:
     finding = recipes.get("feddyn-fixed-point").check()
@@ -130,4 +147,24 @@ def test_feddyn_ends_at_the_joint_optimum_where_fedavg_does_not() -> None:
 @pytest.mark.slow
 def test_fedsign_beats_fedavg_on_digits_over_a_few_seeds() -> None:
     finding = recipes.get("fedsign-beats-fedavg-digits").check(quick=True)
+    assert finding.verdict is Verdict.HOLDS, finding.figures
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lisa-convergence", "lisa-ablation", "lisa-weight-norms", "federated-lisa"])
+def test_lisa_fine_tunes_a_language_model(name: str) -> None:
+    finding = recipes.get(name).check(quick=True)
+    assert finding.verdict is Verdict.HOLDS, finding.figures
+
+
+@pytest.mark.slow
+def test_the_speed_of_lisa_is_that_of_steps_taken_in_turn() -> None:
+    figures = recipes.get("lisa-speed").measure(True)  # the verdict is for a machine that does nothing else
+    assert figures.keys() == {"full_s", "lora_s", "lisa_s", "full_over_lisa", "lora_over_lisa"}
+    assert all(value > 0 for value in figures.values())
+
+
+@pytest.mark.slow
+def test_what_is_certain_of_the_lisa_papers_memory_holds() -> None:
+    finding = recipes.get("lisa-memory").check()
     assert finding.verdict is Verdict.HOLDS, finding.figures

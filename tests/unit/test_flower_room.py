@@ -17,8 +17,8 @@ from flwr.supercore.run import Run
 
 from fedsign import codec
 from fedsign.errors import CodecError, EngineError, ReplyError
-from fedsign.flower import nodes, partition_grid, wire
-from fedsign.flower.array import TensorArray, to_plain, to_record, to_tensors
+from fedsign.flower import changes, nodes, wire
+from fedsign.flower.array import TensorArray, plain_array, to_plain, to_record, to_tensors
 from fedsign.flower.in_process import InProcessGrid, message_by_message
 from fedsign.flower.partition_grid import ClientLedger, PartitionGrid
 from fedsign.flower.shims import empty_run, ensure_task_identity, make_context, set_message_id
@@ -328,15 +328,15 @@ def test_only_the_shown_partitions_are_seen() -> None:
 
 
 def test_a_model_shared_by_a_cohort_is_serialised_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def counting(record: ArrayRecord) -> tuple[ArrayRecord, dict[str, str]]:
-        converted.append(record)
-        return to_plain(record)
+    def counting(array: Array) -> tuple[Array, str]:
+        converted.append(array)
+        return plain_array(array)
 
-    converted: list[ArrayRecord] = []
+    converted: list[Array] = []
     grid = deployed([node(k) for k in range(4)])
-    monkeypatch.setattr(partition_grid, "to_plain", counting)
+    monkeypatch.setattr(changes, "plain_array", counting)
     assert len(list(grid.send_and_receive(requests(0, 1, 2, 3)))) == 4
-    assert len(converted) == 1
+    assert len(converted) == len(MODEL)
 
 
 def test_messages_that_are_made_one_by_one_keep_their_own_models() -> None:

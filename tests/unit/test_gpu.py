@@ -1,14 +1,18 @@
 """Training on a CUDA device: the same algorithm as on the CPU, and the same bits when repeated."""
 
+import gc
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from clients.state import ClientStore
 from clients.trainer import SequentialTrainer
-from fedsign.config import EnginePart, ExperimentConfig, ModelPart, PartitionPart
+from fedsign.config import ExperimentConfig, from_dict
+from fedsign.optim.lisa import LISA as LISAOptimizer
 from fedsign.records import ObjectiveSpec, Tensors, TrainRequest, tensors_of
+from fedsign.sections import EnginePart, ModelPart, PartitionPart
 from fedsign.workload import Workload
 
 OBJECTIVES = [
@@ -54,3 +58,89 @@ def test_a_gpu_trains_like_the_cpu_and_repeats_its_bits(model: str, objective: O
         assert on_gpu[name].device.type == "cpu"
         assert torch.equal(on_gpu[name], again[name]), name
         torch.testing.assert_close(on_gpu[name], tensor, rtol=5e-3, atol=5e-4)
+
+
+LISA: dict[str, Any] = {"name": "lisa", "num_sampled_layers": 1, "period": 2, "blocks": "0,2,4"}
+
+
+def in_parts(device: str, width: int, **optimizer: Any) -> Workload:
+    tree = {
+        "model": {"name": "mlp", "hidden": [width] * 3},
+        "partition": {"num_clients": 6, "alpha": 1.0},
+        "client": {"local_steps": 5, "lr": 0.001, "optimizer": optimizer},
+        "engine": {"device": device},
+    }
+    return Workload(from_dict(tree))
+
+
+def one_round(work: Workload, objective: ObjectiveSpec, folder: Path) -> Tensors:
+    tensors = {name: tensor.cpu() for name, tensor in tensors_of(work.make_model()).items()}
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    request = TrainRequest(
+        round=1, partition=2, tensors=tensors, objective=objective, state_version=0, needed_versions=frozenset()
+    )
+    reply = SequentialTrainer(work).train(request, ClientStore(folder)).tensors
+    assert all(torch.equal(tensors[name], before[name]) for name in tensors)
+    return reply
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda spec: spec.name)
+@pytest.mark.parametrize("moments", ["drop", "offload"])
+def test_a_gpu_trains_parts_like_the_cpu_and_repeats_its_bits(
+    moments: str, objective: ObjectiveSpec, tmp_path: Path
+) -> None:
+    on_cpu, on_gpu, again = (
+        one_round(in_parts(device, 16, **LISA, moments=moments), objective, tmp_path / str(at))
+        for at, device in enumerate(("cpu", "cuda", "cuda"))
+    )
+    assert on_cpu.keys() == on_gpu.keys()
+    for name, tensor in on_cpu.items():
+        assert on_gpu[name].device.type == "cpu" and torch.equal(on_gpu[name], again[name]), name
+        torch.testing.assert_close(on_gpu[name], tensor, rtol=5e-3, atol=5e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+def test_a_client_fits_where_training_all_of_it_does_not(tmp_path: Path) -> None:
+    """A block of 4096 x 4096 float32 is B = 67 MB; the model is 2 B and little more.
+
+    LISA with one block: the model, its gradient, two moments, a temporary of the step: 2 + 1 + 2 + 1 = 6 B = 403 MB.  FedSign adds
+    the received weights and what its penalty keeps and makes on the way back, 6 B at most: 805 MB.  AdamW without temporaries: 2 B times
+    model, gradient and moments, 8 B = 537 MB; with FedSign four times 2 B more.  Activations and cuBLAS take less than the rest.
+    """
+    total = torch.cuda.get_device_properties(0).total_memory
+    cases = [(ObjectiveSpec(), 500), (OBJECTIVES[2], 900)]
+    for objective, megabytes in cases:
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(megabytes * 10**6 / total)
+        try:
+            assert one_round(in_parts("cuda", 4096, **LISA), objective, tmp_path)
+            gc.collect()
+            torch.cuda.empty_cache()
+            with pytest.raises(torch.cuda.OutOfMemoryError):
+                one_round(in_parts("cuda", 4096, name="adamw"), objective, tmp_path)
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+def test_offloaded_moments_wait_in_pinned_memory_and_not_on_the_gpu() -> None:
+    model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)]).cuda()
+    optimizer = LISAOptimizer(
+        model, num_sampled_layers=1, period=1, draw=lambda index: [index % 4], moments="offload", blocks="0,1,2,3"
+    )
+    for step in range(9):
+        optimizer.zero_grad()
+        model(torch.ones(2, 64, device="cuda")).square().sum().backward()
+        optimizer.step()
+        assert all(
+            moment.is_cuda for state in optimizer.state.values() for key, moment in state.items() if key != "step"
+        )
+        assert optimizer.state_bytes == 2 * (8 * 64 * 64 // 2 + 8 * 64 // 2 + 4)
+        assert optimizer.waiting_bytes == min(step, 3) * 2 * (8 * 64 * 64 // 2 + 8 * 64 // 2 + 4)
+    waiting = [moment for state in optimizer._waiting.values() for key, moment in state.items() if key != "step"]
+    assert waiting and all(moment.is_pinned() for moment in waiting)

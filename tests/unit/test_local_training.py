@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,18 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from clients.batches import batches, num_steps, schedule
+from clients.local_step import LocalStep
+from clients.paths import refusal
 from clients.state import ClientStore
-from clients.trainer import SequentialTrainer
+from clients.trainer import SequentialTrainer, check_training
 from fedsign import plugins
 from fedsign.config import from_dict
 from fedsign.errors import ConfigError
+from fedsign.models.working import WorkingModel
+from fedsign.objectives.base import LocalContext, Objective
 from fedsign.optim.displacement import unit_displacement
 from fedsign.records import ObjectiveSpec, Tensors, TrainReply, TrainRequest, tensors_of
+from fedsign.schedules.warmup import warmup_cosine, warmup_linear
 from fedsign.seeding import Purpose, generator
 from fedsign.workload import Workload
 
@@ -35,12 +41,13 @@ def workload(**client: Any) -> Workload:
 
 def train(work: Workload, folder: Path, *, round: int = 1, partition: int = 2, **changes: Any) -> TrainReply:
     return SequentialTrainer(work).train(
-        TrainRequest(
-            round=round, partition=partition, tensors=tensors_of(work.make_model()), objective=ObjectiveSpec(),
-            state_version=0, needed_versions=frozenset(), **changes,
-        ),
-        ClientStore(folder),
-    )  # fmt: skip
+        request(work, round=round, partition=partition, **changes), ClientStore(folder)
+    )
+
+
+def request(work: Workload, *, round: int = 1, partition: int = 2, **changes: Any) -> TrainRequest:
+    values = {"objective": ObjectiveSpec(), "state_version": 0, "needed_versions": frozenset(), **changes}
+    return TrainRequest(round=round, partition=partition, tensors=tensors_of(work.make_model()), **values)
 
 
 def gradient(work: Workload, theta: Tensors, index: Any, *, smoothing: float = 0.0) -> Tensors:
@@ -111,6 +118,69 @@ def test_a_schedule_scales_the_steps_of_each_round(part: dict[str, Any], factors
             torch.testing.assert_close(scaled[name], expected, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.parametrize("optimizer", [{"name": "sgd"}, {"name": "adamw"}])
+def test_a_schedule_per_step_counts_the_steps_of_all_rounds(optimizer: dict[str, Any], tmp_path: Path) -> None:
+    """Round 2 of 40 with 3 steps a round: steps 4, 5 and 6 of 120, by a plain loop that sets the rate before each step."""
+    settings = {"local_steps": 3, "batch_size": 8, "lr": 0.1, "optimizer": optimizer}
+    work = workload(**settings, schedule={"name": "exponential", "factor": 0.5, "per": "step"})
+    model, samples = work.make_model(), work.samples_of(2)
+    start = tensors_of(model)
+    kind = {"sgd": partial(torch.optim.SGD, momentum=0.9), "adamw": partial(torch.optim.AdamW, weight_decay=0.0)}
+    made = kind[optimizer["name"]](model.parameters(), lr=0.1)
+    rng = generator(work.config.seed, Purpose.BATCHES, round=2, partition=2)
+    for step, index in enumerate(torch.from_numpy(rng.permutation(len(samples))).split(8)[:3], start=4):
+        made.param_groups[0]["lr"] = 0.1 * 0.5 ** (step - 1)
+        made.zero_grad()
+        work.task.loss(model(samples.features[index]), samples.targets[index]).backward()
+        made.step()
+    expected = tensors_of(model)
+    trainer = SequentialTrainer(work)
+    for _ in range(2):  # the optimiser is used again, and begins with the full rate
+        found = trainer.train(request(work, round=2), ClientStore(tmp_path)).tensors
+    assert any(not torch.equal(expected[name], start[name]) for name in start)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3, 8])
+@pytest.mark.parametrize("objective", ["plain", "fedprox", "moon"])
+def test_micro_batches_take_the_whole_batchs_step(micro_batch: int, objective: str, tmp_path: Path) -> None:
+    settings = {"local_steps": 4, "batch_size": 8, "lr": 0.1, "clip_norm": 1.0}
+    spec = ObjectiveSpec(name=objective, settings={} if objective == "plain" else {"mu": 0.5})
+    whole = train(workload(**settings), tmp_path, objective=spec)
+    pieces = train(workload(**settings, micro_batch=micro_batch), tmp_path, objective=spec)
+    for name, tensor in whole.tensors.items():
+        torch.testing.assert_close(pieces.tensors[name], tensor, rtol=1e-4, atol=1e-6)
+    assert pieces.metrics["train-loss"] == pytest.approx(whole.metrics["train-loss"], rel=1e-5)
+
+
+def test_micro_batches_are_refused_where_a_batch_is_more_than_its_samples() -> None:
+    data, model = {"name": "digits", "flat": False}, {"name": "resnet20"}
+    work = Workload(from_dict({"data": data, "model": model, "client": {"micro_batch": 4}}))
+    with pytest.raises(ConfigError, match=r"client\.micro_batch=4 .* has BatchNorm"):
+        check_training(work, ObjectiveSpec())
+
+
+def test_a_rate_per_step_is_refused_by_an_objective_that_needs_one_rate() -> None:
+    work = workload(schedule={"name": "cosine", "per": "step"})
+    with pytest.raises(ConfigError, match=r"client\.schedule\.per=step .* objective 'scaffold'"):
+        check_training(work, ObjectiveSpec(name="scaffold"))
+
+
+@pytest.mark.parametrize("client", [{"micro_batch": 4}, {"schedule": {"name": "cosine", "per": "step"}}])
+def test_a_stack_of_clients_refuses_what_is_for_one_after_another(client: dict[str, Any]) -> None:
+    assert "for one client after another only" in str(refusal(workload(**client), ObjectiveSpec()))
+
+
+@hypothesis_settings(deadline=None, max_examples=200)
+@given(total=st.integers(1, 200), share=st.floats(0, 1), final=st.floats(0, 1))
+def test_a_warm_up_rises_to_one_and_then_falls(total: int, share: float, final: float) -> None:
+    for rule in (warmup_cosine, warmup_linear):
+        factors = [rule(count, total, warmup=share, final=final) for count in range(1, total + 1)]
+        top = factors.index(max(factors))
+        assert factors[: top + 1] == sorted(factors[: top + 1]) and factors[top:] == sorted(factors[top:], reverse=True)
+        assert max(factors) == 1 and factors[0] > 0 and min(factors[top:]) >= min(final, 1) - 1e-12
+
+
 def test_local_steps_alone_replace_the_epochs() -> None:
     client = from_dict({"client": {"local_steps": 7}}).client
     assert (client.local_steps, client.local_epochs) == (7, 0)
@@ -125,7 +195,7 @@ def test_steps_and_epochs_are_one_or_the_other(client: dict[str, int]) -> None:
 
 
 def test_smoothing_is_for_classes() -> None:
-    with pytest.raises(ConfigError, match="only classification has labels to smooth"):
+    with pytest.raises(ConfigError, match="only the tasks classification and language have labels to smooth"):
         from_dict({"task": "regression", "metrics": ["rmse"], "client": {"label_smoothing": 0.1}})
 
 
@@ -239,3 +309,31 @@ def test_a_run_does_not_import_torchs_compiler(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_pieces_of_text_weigh_by_the_tokens_that_they_score() -> None:
+    """Rows that score 1, 7 and 4 tokens: the mean over 12 is no mean of the rows' means."""
+    config = from_dict(
+        {
+            "task": "language",
+            "metrics": ["perplexity"],
+            "data": {"name": "pytext", "block_length": 8},
+            "partition": {"name": "iid", "num_clients": 2},
+            "server": {"cohort_size": 1},
+            "model": {"name": "gpt", "depth": 1, "width": 16, "num_heads": 2},
+        }
+    )
+    gradients = []
+    for micro_batch in (0, 1, 2):
+        work = Workload(config).with_client(micro_batch=micro_batch)
+        model = WorkingModel(work.make_model(), work.numerics)
+        features, targets = work.samples_of(0).batch(torch.arange(3))
+        targets = targets.clone()
+        targets[0, 1:], targets[1, 7:], targets[2, 4:] = -100, -100, -100
+        made = torch.optim.SGD(model.parameters.values(), lr=1.0)
+        context = LocalContext(received={}, state={}, shared={}, unit_displacement=None)
+        loss = LocalStep(work, model, Objective(), context, made)(features, targets)
+        assert loss.item() == pytest.approx(work.task.loss(work.make_model()(features), targets).item(), rel=1e-5)
+        gradients.append([parameter.grad for parameter in model.parameters.values()])
+    for piecewise in gradients[1:]:
+        torch.testing.assert_close(piecewise, gradients[0], rtol=1e-4, atol=1e-6)

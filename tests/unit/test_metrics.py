@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.stats import mannwhitneyu
 from sklearn import metrics as reference
 
-from fedsign.metrics import CLASS_METRICS, LOWER_IS_BETTER, REAL_METRICS, is_higher_better
+from fedsign.metrics import CLASS_METRICS, LOWER_IS_BETTER, REAL_METRICS, TOKEN_METRICS, is_higher_better
 from fedsign.metrics.accuracy import accuracy
 from fedsign.metrics.auc import auc
 from fedsign.metrics.balanced_accuracy import balanced_accuracy
@@ -105,8 +105,8 @@ def test_rmse_as_scikit_learn() -> None:
 
 
 def test_which_way_is_better_is_known_of_every_metric() -> None:
-    assert set(KINDS["metric"].table) == CLASS_METRICS | REAL_METRICS
-    assert [name for name in KINDS["metric"].table if not is_higher_better(name)] == ["rmse"]
+    assert set(KINDS["metric"].table) == CLASS_METRICS | REAL_METRICS | TOKEN_METRICS
+    assert [name for name in KINDS["metric"].table if not is_higher_better(name)] == ["rmse", "perplexity"]
     assert all(not is_higher_better(name) for name in LOWER_IS_BETTER)
     assert [is_higher_better(name) for name in ("validation_loss", "validation_auc", "mine:quantile_loss")] == [
         False,

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from fedsign.config import ExperimentConfig
 from fedsign.errors import ResultsError
+from fedsign.report import summary
 from fedsign.report.curves import Curve, chart
 from fedsign.report.page import write_report
 from fedsign.report.population import MAX_COLUMNS, Population
@@ -174,6 +175,12 @@ def test_numbers_are_those_of_the_lines(tmp_path: Path) -> None:
     assert "In 20 rounds a client was sampled 5 times" in text  # clients n % 4
     assert "client.optimizer name sgd" in text and "hidden 8, 8" in text
     assert "fedsign run config.toml" in text and "git no repository" in text
+
+
+def test_a_model_of_many_settings_is_described_by_the_first_that_say_something() -> None:
+    part = {"name": "gpt", "start": "", "weights": [], **{f"key{n}": n for n in range(9)}}
+    assert summary._settings(part) == "key0 0, key1 1, key2 2, key3 3, key4 4, key5 5, 3 more"
+    assert summary._settings({"name": "mlp", "start": "", "hidden": [8, 8]}) == "hidden 8, 8"
 
 
 def test_a_metric_that_is_no_share_is_not_in_percent(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from fedsign.data.base import AnySamples, Dataset, LazySamples, Samples
 from fedsign.data.checks import checked_dataset
 from fedsign.errors import ConfigError, DataError
 from fedsign.numerics import device_of
+from fedsign.records import roles_of
 from fedsign.tasks.classification import Classification
 from fedsign.tasks.regression import Regression
 from fedsign.workload import Workload, check_partition
@@ -224,3 +225,10 @@ def images(seed: int) -> Dataset:
         features=torch.randn(600, 3, 64, 64, generator=drawn), targets=torch.randint(0, 4, (600,), generator=drawn)
     )
     return Dataset(train=part, test=part, class_names=("a", "b", "c", "d"))
+
+
+def test_the_roles_are_those_of_the_model_whether_one_was_made_already_or_not() -> None:
+    config = from_dict({"model": {"name": "cnn"}})
+    asked, made = Workload(config), Workload(config)
+    model = made.make_model()
+    assert asked.roles == made.roles == roles_of(model) and len(set(asked.roles.values())) == 2

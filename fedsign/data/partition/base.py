@@ -108,8 +108,13 @@ def class_labels(train: AnySamples, *, name: str, instead: str = "partition.name
     """The class of each sample.
 
     Raises:
-        DataError: the targets are real numbers.
+        DataError: the targets are real numbers, or several for each sample.
     """
+    if train.targets.ndim != 1:
+        raise DataError(
+            f"partition.name={name} needs a class label for each sample, but there are targets of shape "
+            f"{list(train.targets.shape[1:])}; use {instead.replace('iid, quantity or shards', 'natural, iid or quantity')}."
+        )
     if train.targets.is_floating_point():
         raise DataError(f"partition.name={name} needs class labels, but the targets are real numbers; use {instead}.")
     labels: IntArray = train.targets.numpy()

@@ -1,0 +1,104 @@
+"""The model that a node's clients received last, on its disk: what a request leaves out is taken from here.
+
+    <folder>/received/<digest>.safetensors
+
+One tensor is one file, called by the digest of its values (`fedsign.flower.changes`), so that what has not changed is not
+written again, and the clients of one node, or of many on one disk, share it.  Of models before the last nothing is kept: what a
+request leaves out has not changed since, and so belongs to the last one too.
+
+It is a cache: what cannot be written here is sent again the next time.
+"""
+
+import logging
+import time
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from secrets import token_hex
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fedsign.checkpoints import save_tensors
+from fedsign.disk import PARTIAL, disk_errors, sync
+from fedsign.errors import FedSignError, IncompleteModelError
+from fedsign.records import TrainRequest
+
+_TENSOR, _SUFFIX = "tensor", ".safetensors"
+_ABANDONED_S = 3600.0  # nobody writes to one file for so long
+_log = logging.getLogger("fedsign")
+
+
+class ReceivedTensors:
+    """Of the clients whose states lie in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "received"
+
+    def completed(self, request: TrainRequest, digests: Mapping[str, str]) -> TrainRequest:
+        """The request with the whole model, whose tensors have these digests; without any, the request as it is.
+
+        Tensors from here lie in files that are read when they are looked at.
+
+        Raises:
+            IncompleteModelError: something that was left out is not here.
+        """
+        if not digests:
+            return request
+        left_out = {name: self._read(digest) for name, digest in digests.items() if name not in request.tensors}
+        lacking = [name for name, tensor in left_out.items() if tensor is None]
+        if lacking:
+            raise IncompleteModelError(
+                f"client {request.partition} lacks {len(lacking)} of the {len(left_out)} tensors that the request of round "
+                f"{request.round} leaves out (first: '{lacking[0]}'): its disk was cleared, or another node served it before; it "
+                "is sent the whole model."
+            )
+        here = {name: tensor for name, tensor in left_out.items() if tensor is not None}
+        try:
+            for name, tensor in request.tensors.items():
+                self._write(digests[name], tensor)
+            self._remove_all_but(set(digests.values()))
+        except (FedSignError, OSError, SafetensorError) as error:
+            _log.warning("what client %d received is not kept, and will be sent again: %s", request.partition, error)
+        whole = here | request.tensors
+        return replace(request, tensors={name: whole[name] for name in digests})  # in the model's order
+
+    def _path(self, digest: str) -> Path:
+        return self._folder / (digest + _SUFFIX)
+
+    def _read(self, digest: str) -> Tensor | None:
+        """A tensor; None where it is not here.  A file that is damaged is removed, so that it is written again."""
+        try:
+            return load_file(self._path(digest))[_TENSOR]
+        except (SafetensorError, KeyError):
+            self._path(digest).unlink(missing_ok=True)
+        except OSError:
+            pass
+        return None
+
+    def _write(self, digest: str, tensor: Tensor) -> None:
+        """In one step, and beside others that write the same."""
+        path = self._path(digest)
+        if path.exists():
+            return
+        partial = path.with_name(f"{path.name}.{token_hex(8)}{PARTIAL}")
+        with disk_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                save_tensors(partial, {_TENSOR: tensor})
+                sync(partial)
+                partial.replace(path)
+            finally:
+                partial.unlink(missing_ok=True)
+
+    def _remove_all_but(self, digests: Collection[str]) -> None:
+        """What belongs to models before, and what killed processes left."""
+        for path in self._folder.glob("*" + _SUFFIX):
+            if path.name.removesuffix(_SUFFIX) not in digests:
+                path.unlink(missing_ok=True)
+        for path in self._folder.glob("*" + PARTIAL):
+            with suppress(FileNotFoundError):  # its writer is done with it
+                if time.time() - path.stat().st_mtime > _ABANDONED_S:
+                    path.unlink()

@@ -1,0 +1,71 @@
+"""Whether a message can be used as the reply to a request; whatever a node sends is that node's failure alone."""
+
+from collections.abc import Mapping
+from typing import cast
+
+from flwr.app import ConfigRecord, Message, MessageType, MetricRecord
+
+from fedsign.errors import FedSignError, ReplyError
+from fedsign.exchange import check_finite, check_shapes
+from fedsign.flower import wire
+from fedsign.flower.array import to_tensors
+from fedsign.flower.shims import set_source
+from fedsign.parts import buffers_of
+from fedsign.records import Failure, Role, TrainReply, failure_of
+
+
+class ReplyChecks:
+    """Keys, shapes, types, roles and finite values, against a model of these roles."""
+
+    def __init__(self, roles: Mapping[str, Role]) -> None:
+        self._roles = {name: str(role) for name, role in roles.items()}
+        self._buffers = buffers_of(roles)
+
+    def checked(self, reply: Message, request: Message, *, parts: bool) -> Message | Failure:
+        """The reply, addressed from its partition, or why it cannot be used; with `parts` it may hold a part of the model."""
+        if reply.has_error():
+            reason, _, details = (reply.error.reason or "the node gave no reason").partition("\n")
+            return failure_for(request, reason, details)
+        set_source(reply, request.metadata.dst_node_id)
+        if request.metadata.message_type == MessageType.TRAIN:
+            try:
+                self._check_train_reply(reply, request, parts=parts)
+            except FedSignError as error:
+                return failure_for(request, str(error))
+            except Exception as error:  # noqa: BLE001 - whatever a node sends is that node's failure alone
+                return failure_for(request, f"the reply cannot be read: {failure_of(0, error).reason}.")
+        return reply
+
+    def _check_train_reply(self, reply: Message, request: Message, *, parts: bool) -> None:
+        """Decode the reply's tensors, once, and compare them with the model's."""
+        self._check_num_examples(reply)
+        wire.decode(reply)
+        if wire.REPLY in wire.of_kind(reply.content, ConfigRecord):
+            self._check_own_reply(wire.unpack_reply(reply), request)
+        tensors, extra = to_tensors(wire.arrays_of(reply.content)), to_tensors(wire.besides(reply.content))
+        buffers = self._buffers if parts else None
+        check_shapes(tensors, extra, like=to_tensors(wire.arrays_of(request.content)), buffers=buffers)
+        check_finite(tensors, extra)
+
+    def _check_own_reply(self, reply: TrainReply, request: Message) -> None:
+        expected = (wire.round_of(request), request.metadata.dst_node_id)
+        if (reply.round, reply.partition) != expected:
+            raise ReplyError(
+                f"the reply is for round {reply.round}, partition {reply.partition}; expected were round {expected[0]}, "
+                f"partition {expected[1]}."
+            )
+        if {name: str(role) for name, role in reply.roles.items()} != self._roles:
+            raise ReplyError("the reply names other parameters and buffers than the model has.")
+
+    def _check_num_examples(self, reply: Message) -> None:
+        metrics = next(iter(wire.of_kind(reply.content, MetricRecord).values()), None)
+        if metrics is None:
+            raise ReplyError("the reply holds no metric record; expected is one, with 'num-examples' in it.")
+        num_examples = cast(float, metrics.get(wire.NUM_EXAMPLES_KEY, 1))
+        if not 1 <= num_examples < float("inf"):  # NaN too
+            raise ReplyError(f"the reply counts num-examples={num_examples}; expected is 1 or more.")
+
+
+def failure_for(request: Message, reason: str, details: str = "") -> Failure:
+    """Of the client that was asked."""
+    return Failure(partition=request.metadata.dst_node_id, reason=reason, details=details)

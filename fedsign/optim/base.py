@@ -1,0 +1,73 @@
+"""What an optimiser's factory says of itself besides its settings.
+
+A factory takes (parameters, lr, weight_decay).  One that has to know layers or names is marked with `of_model` and takes
+the module in place of the parameters.  One that trains a part of the model at a time says so with `trains_part`: a
+client's reply then holds the tensors that it trained, and no others.  An `adapt_model` of a factory changes the model in
+every process that makes it, before anything is trained.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from torch import nn
+
+from fedsign.registry import resolve
+
+FactoryT = TypeVar("FactoryT", bound=Callable[..., Any])
+
+
+@runtime_checkable
+class PartTrainer(Protocol):
+    """An optimiser that trains a part of the model at a time, and draws which."""
+
+    before_training: (
+        Callable[[frozenset[str]], None] | None
+    )  # told the names of the parameters that train next, before they do
+
+    def begin(self, *, seed: int, client: int, round: int, first_step: int) -> None:
+        """A client's round begins: its draws are those of these numbers; `first_step` is the first step of the round, counted over all rounds."""
+        ...
+
+    def end(self) -> None:
+        """The round is over: whatever was frozen is as it was before."""
+        ...
+
+    @property
+    def trained(self) -> frozenset[str]:
+        """Names of the parameters that have been trained since `begin`."""
+        ...
+
+
+def of_model(*, trains_part: bool = False) -> Callable[[FactoryT], FactoryT]:
+    """Mark a factory that takes the module in place of its parameters; see the module."""
+
+    def mark(factory: FactoryT) -> FactoryT:
+        vars(factory).update(takes_model=True, trains_part=trains_part)
+        return factory
+
+    return mark
+
+
+def adapting(adapt: Callable[[nn.Module, Mapping[str, Any]], None]) -> Callable[[FactoryT], FactoryT]:
+    """Mark a factory whose optimiser is for models that `adapt`, given the factory's settings, has changed."""
+
+    def mark(factory: FactoryT) -> FactoryT:
+        vars(factory).update(adapt_model=adapt)
+        return factory
+
+    return mark
+
+
+def adapts(name: str) -> bool:
+    """Whether models are changed for this optimiser."""
+    return getattr(resolve("optimizer", name), "adapt_model", None) is not None
+
+
+def subject(name: str, model: nn.Module) -> Any:
+    """What the factory behind a name is given first: the module, or its parameters."""
+    return model if getattr(resolve("optimizer", name), "takes_model", False) else model.parameters()
+
+
+def trains_part(name: str) -> bool:
+    """Whether clients that train with this optimiser send only the tensors that they trained."""
+    return bool(getattr(resolve("optimizer", name), "trains_part", False))

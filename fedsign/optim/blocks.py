@@ -1,0 +1,126 @@
+"""The list of blocks of a model: what LISA draws from, and what lies around them always trains.
+
+[Note: blocks] A block is one of the modules that a deep model repeats: a transformer's layers, a residual network's
+stages.  They are looked for in a model's own structure, since libraries agree on no name (`model.layers` of LLaMA,
+`transformer.h` of GPT-2, `encoder.layer` of ViT, `blocks` of ours, `layer1` to `layer4` of ResNet):
+
+- a list (ModuleList or Sequential) of two or more modules that are themselves made of modules, or
+- two or more such lists side by side whose names end in a number, which are the stages.
+
+Of lists inside each other the outermost counts, of lists beside each other the one with nine tenths of their parameters.
+Where there is none, or more than one, a person says which.
+"""
+
+import re
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from fedsign.errors import ConfigError
+
+Found = dict[str, nn.Module]  # by their names in the model, in its order
+
+_MOST = 0.9  # of the parameters of all lists, for one to be the model's
+_HINT = (
+    "set blocks (client.optimizer.blocks) to a list of modules in the model, such as model.layers, or to the blocks themselves, separated by commas, "
+    "such as layer1,layer2 or encoder.layers.*,decoder.layers.*"
+)
+
+
+def find_blocks(model: nn.Module, path: str = "") -> Found:
+    """The model's blocks, or what `path` names: one list of modules, or modules separated by commas (`*`: any part of a name).
+
+    >>> layer = lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    >>> model = nn.Sequential(nn.Embedding(9, 4), nn.ModuleList([layer(), layer(), layer()]), nn.Linear(4, 9))
+    >>> list(find_blocks(model)), list(find_blocks(model, "1.0,1.2"))
+    (['1.0', '1.1', '1.2'], ['1.0', '1.2'])
+
+    Raises:
+        ConfigError: there is no such list, or more than one.
+    """
+    if path:
+        return _named(model, path)
+    lists = list(_lists(model, ""))
+    if not lists:
+        raise ConfigError(f"no list of blocks was found in a {type(model).__name__}; {_HINT}.")
+    sizes = [sum(map(_size, found.values())) for found in lists]
+    largest = max(range(len(lists)), key=sizes.__getitem__)
+    if sizes[largest] < _MOST * sum(sizes):
+        several = ", ".join(f"{_place(found)} ({len(found)} blocks)" for found in lists)
+        raise ConfigError(f"several lists of blocks were found in a {type(model).__name__}: {several}; {_HINT}.")
+    return lists[largest]
+
+
+def _lists(module: nn.Module, name: str) -> Iterator[Found]:
+    """The outermost lists at or below a module."""
+    children = _with_parameters(module, name)
+    composed = {name: child for name, child in children.items() if _is_composed(child)}
+    stages = {name: child for name, child in composed.items() if _is_list(child) and re.search(r"[^.\d]\d+$", name)}
+    if _is_list(module) and _is_repeated(module, children, composed):
+        yield composed
+        return
+    if len(stages) > 1:
+        yield stages
+    for name_below, child in composed.items():
+        if len(stages) < 2 or name_below not in stages:
+            yield from _lists(child, name_below)
+
+
+def _is_repeated(module: nn.Module, children: Found, composed: Found) -> bool:
+    """A Sequential may hold a start and a head besides, and then its blocks are those of one kind."""
+    if isinstance(module, nn.ModuleList):
+        return len(composed) > 1 and len(composed) == len(children)
+    return len(composed) > 1 and len({type(child) for child in composed.values()}) == 1
+
+
+def _named(model: nn.Module, path: str) -> Found:
+    modules = dict(model.named_modules())
+    patterns = [part.strip() for part in path.split(",")]
+    if len(patterns) == 1 and _is_list(modules.get(patterns[0])):
+        return _with_parameters(modules[patterns[0]], patterns[0])
+    found = {
+        name: module
+        for name, module in modules.items()
+        if name and _size(module) and any(_matches(name, pattern) for pattern in patterns)
+    }
+    missing = [pattern for pattern in patterns if not any(_matches(name, pattern) for name in found)]
+    if missing:
+        raise ConfigError(
+            f"blocks='{path}' was given, but the {type(model).__name__} has no modules with parameters at '{missing[0]}'; {_HINT}."
+        )
+    inside = [(outer, inner) for outer in found for inner in found if inner.startswith(outer + ".")]
+    if inside:
+        raise ConfigError(
+            f"blocks='{path}' was given, but '{inside[0][1]}' is a part of '{inside[0][0]}', and blocks lie beside each other; "
+            "leave one of the two out."
+        )
+    return found
+
+
+def _matches(name: str, pattern: str) -> bool:
+    parts, patterns = name.split("."), pattern.split(".")
+    return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
+
+
+def _with_parameters(module: nn.Module, name: str) -> Found:
+    prefix = f"{name}." if name else ""
+    return {prefix + below: child for below, child in module.named_children() if _size(child)}
+
+
+def _is_list(module: nn.Module | None) -> bool:
+    return isinstance(module, nn.ModuleList | nn.Sequential)
+
+
+def _is_composed(module: nn.Module) -> bool:
+    return next(module.children(), None) is not None
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _place(found: Found) -> str:
+    """How a person would name a list: its own name, or its members'."""
+    first = next(iter(found))
+    return first.rpartition(".")[0] if re.search(r"(^|\.)\d+$", first) else ",".join(found)

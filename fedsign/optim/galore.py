@@ -1,0 +1,147 @@
+"""GaLore: Adam in a subspace of the gradient of each matrix, so that its moments are small while all weights train.
+
+Paper: Zhao et al. 2024 (arXiv 2403.03507), Algorithm 2, and the authors' public code.  For a weight with gradient G [m, n]:
+
+    every T steps:   U S V^T = svd(G);   P = V_r [n, r] if m >= n, else U_r [m, r]
+    R = G P  [m, r]      or   P^T G  [r, n]
+    m, v <- Adam's moments of R;   N = m_hat / (sqrt(v_hat) + eps)
+    W <- W - lr alpha (N P^T  or  P N),   then   W <- (1 - lr weight_decay) W
+
+r -> rank, T -> update_proj_gap, alpha -> scale.  The moments stay as they are when P changes.  Parameters that are not projected
+are torch's AdamW.  Differs from the authors' code in eps alone, which is added to sqrt(v_hat), as the paper has it, and
+not to sqrt(v).
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedsign.errors import ConfigError
+from fedsign.optim.adamw import Decay
+from fedsign.optim.base import of_model
+from fedsign.optim.blocks import find_blocks
+from fedsign.optim.lean import made_lean
+
+Projected = Literal["blocks", "linear"]
+
+
+class GaLore(torch.optim.Optimizer):
+    """An optimiser of torch's, of some matrices by GaLore and of other parameters by AdamW."""
+
+    def __init__(
+        self,
+        matrices: Iterable[nn.Parameter],
+        others: Iterable[nn.Parameter] = (),
+        *,
+        lr: float = 1e-3,
+        rank: int = 128,
+        update_proj_gap: int = 200,
+        scale: float = 0.25,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+    ) -> None:
+        """Raise ConfigError if there are no matrices, or one of them has no two dimensions."""
+        matrices, others = list(matrices), list(others)
+        if not matrices or any(matrix.dim() != 2 for matrix in matrices):
+            raise ConfigError(
+                "GaLore was given no matrices to project, or a tensor that is none; expected are 2-D weights."
+            )
+        projection = {"rank": rank, "update_proj_gap": update_proj_gap, "scale": scale}
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        groups: list[dict[str, Any]] = [{"params": matrices, **projection}, *([{"params": others}] if others else [])]
+        super().__init__(groups, defaults)
+        self._plain = None if not others else made_lean(torch.optim.AdamW, others, **defaults)
+        if self._plain is not None:
+            self.param_groups[1].update(self._plain.param_groups[0])
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One step of all parameters that have gradients."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        matrices, *others = self.param_groups
+        for weight in matrices["params"]:
+            if weight.grad is not None:
+                _step(weight, weight.grad, self.state[weight], matrices)
+        if self._plain is not None:
+            self._plain.param_groups, self._plain.state = others, self.state  # this one's, which a saved state replaces
+            self._plain.step()
+        return loss
+
+
+def _step(weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+    """See the module."""
+    steps = int(state["step"]) if state else 0
+    if steps % group["update_proj_gap"] == 0:
+        state["projector"] = projector_of(gradient, group["rank"])
+    reduced = _reduced(gradient, state["projector"])
+    if not steps:
+        state["step"] = torch.zeros(())
+        state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(reduced), torch.zeros_like(reduced)
+    state["step"] += 1
+    beta1, beta2 = group["betas"]
+    mean = state["exp_avg"].lerp_(reduced, 1 - beta1)
+    square = state["exp_avg_sq"].mul_(beta2).addcmul_(reduced, reduced, value=1 - beta2)
+    correction1, correction2 = (1 - beta ** (steps + 1) for beta in (beta1, beta2))
+    direction = (mean / correction1) / ((square / correction2).sqrt() + group["eps"])
+    weight.add_(_in_full(direction, state["projector"], weight), alpha=-group["lr"] * group["scale"])
+    if group["weight_decay"]:
+        weight.mul_(1 - group["lr"] * group["weight_decay"])
+
+
+def projector_of(gradient: Tensor, rank: int) -> Tensor:
+    """The first singular vectors of a gradient [m, n]: V_r [n, r] if m >= n, else U_r [m, r].
+
+    >>> projector_of(torch.ones(5, 3), rank=2).shape, projector_of(torch.ones(3, 5), rank=9).shape
+    (torch.Size([3, 2]), torch.Size([3, 3]))
+    """
+    full = gradient.to(torch.promote_types(gradient.dtype, torch.float32))  # torch decomposes nothing in half precision
+    left, _, right = torch.linalg.svd(full, full_matrices=False)
+    found = right.T if len(gradient) >= gradient.shape[1] else left
+    projector: Tensor = found[:, :rank].to(gradient.dtype)
+    return projector.clone(memory_format=torch.contiguous_format)  # without the others' memory
+
+
+def _reduced(gradient: Tensor, projector: Tensor) -> Tensor:
+    return gradient @ projector if len(gradient) >= gradient.shape[1] else projector.T @ gradient
+
+
+def _in_full(direction: Tensor, projector: Tensor, weight: Tensor) -> Tensor:
+    return direction @ projector.T if len(weight) >= weight.shape[1] else projector @ direction
+
+
+@of_model()
+def galore(
+    model: nn.Module,
+    lr: float,
+    weight_decay: float,
+    *,
+    rank: Annotated[int, Field(gt=0)] = 128,
+    update_proj_gap: Annotated[int, Field(gt=0)] = 200,
+    scale: Annotated[float, Field(gt=0)] = 0.25,
+    projected: Projected = "blocks",
+    blocks: str = "",
+    beta1: Decay = 0.9,
+    beta2: Decay = 0.999,
+    eps: Annotated[float, Field(ge=0)] = 1e-6,
+) -> torch.optim.Optimizer:
+    """Adam in `rank` dimensions of each matrix in the model's blocks, or of each linear layer; of the rest AdamW."""
+    match projected:
+        case "blocks":
+            layers = [module for block in find_blocks(model, blocks).values() for module in block.modules()]
+        case "linear":
+            layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+        case _:
+            raise ValueError(f"projected={projected!r}; expected blocks or linear.")
+    inside = {parameter for layer in layers for parameter in layer.parameters(recurse=False) if parameter.dim() == 2}
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return made_lean(
+        GaLore, [each for each in trained if each in inside], others=[each for each in trained if each not in inside],
+        lr=lr, weight_decay=weight_decay, rank=rank, update_proj_gap=update_proj_gap, scale=scale, betas=(beta1, beta2), eps=eps,
+    )  # fmt: skip

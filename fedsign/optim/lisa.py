@@ -1,0 +1,303 @@
+"""LISA: AdamW of a random subset of blocks, drawn afresh every `period` steps; the others are frozen meanwhile.
+
+Paper: Pan et al. 2024 (arXiv 2403.17919), Algorithm 1.  gamma -> num_sampled_layers, K -> period.  Embedding, head and
+norms outside the blocks always train (section 3.2), and the schedule of the learning rate goes on over the draws.
+The paper leaves open what becomes of the moments of a block that is frozen again; `moments` says it:
+
+- drop:     they are deleted when the block leaves the set.  A block that is drawn again at once keeps them, so that with all
+            blocks drawn every time this is AdamW.
+- reset:    those of all blocks are deleted at every draw, as the authors' trainer does it.
+- offload:  they wait in the host's memory, and come back with the block.
+- keep:     they stay where they are, as in the callbacks in public use: memory grows with every block that was ever drawn.
+
+What trains is known by `requires_grad`, so that frozen blocks get no gradients, and by gradients of None, so that AdamW
+moves nothing else, not even by weight decay.  A draw takes effect in `zero_grad`, with which a step begins: after a step there
+are moments of exactly what it trained.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedsign.errors import ConfigError, StepError
+from fedsign.optim.adamw import Decay
+from fedsign.optim.base import of_model
+from fedsign.optim.blocks import find_blocks
+from fedsign.optim.layer_draws import LayerSampler
+from fedsign.optim.lean import made_lean
+from fedsign.seeding import Purpose, child, generator
+
+Draw = Callable[[int], Sequence[int]]  # the number of a period -> which blocks train in it
+Moments = Literal["drop", "reset", "offload", "keep"]
+Draws = Literal["per_client", "per_round"]
+
+
+class LISA(torch.optim.AdamW):
+    """An optimiser of torch's: `zero_grad`, forward, backward, `step`.  The first draw is made with it.
+
+    `draw` gives the blocks of a period, a seed draws them; with None nothing is drawn or frozen before `restart`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float | Tensor = 1e-3,
+        *,
+        num_sampled_layers: int = 2,
+        period: int = 20,
+        draw: Draw | int | None = 0,
+        weights: Sequence[float] = (),
+        redraw: bool = True,
+        moments: Moments = "drop",
+        blocks: str = "",
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+    ) -> None:
+        found = find_blocks(model, blocks)
+        self.sampler = LayerSampler(num_blocks=len(found), num_sampled=num_sampled_layers, weights=weights)
+        self.block_names = tuple(found)
+        self.before_training: Callable[[frozenset[str]], None] | None = None
+        self._period, self._redraws, self._moments = period, redraw, moments
+        self._names: dict[nn.Parameter, list[str]] = {}  # of all that may train; two layers may share one
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            if parameter.requires_grad:
+                self._names.setdefault(parameter, []).append(name)
+        self._of_block = [[p for p in module.parameters() if p in self._names] for module in found.values()]
+        self._always = _outside(model, found.values()) & self._names.keys()
+        self._draw: Draw | None = None
+        self._drawn: tuple[int, ...] = ()
+        self._active: set[nn.Parameter] = set(self._names)
+        self._trained: set[nn.Parameter] = set()
+        self._waiting: dict[nn.Parameter, dict[str, Any]] = {}  # moments in the host's memory
+        self._step, self._index = 0, -1  # the step that comes next; the number of the present draw
+        super().__init__(
+            list(self._names), lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, foreach=foreach, fused=fused
+        )
+        self.register_step_pre_hook(_refuse_late)
+        self.register_step_post_hook(_count)
+        if draw is not None:
+            self.restart(self._seeded(draw) if isinstance(draw, int) else draw)
+
+    def restart(self, draw: Draw, *, first_step: int = 0) -> None:
+        """Forget all moments, and begin with the draw that `first_step` lies in."""
+        LISA.end(self)
+        self.state.clear()
+        self._waiting.clear()
+        self._trained.clear()
+        self._draw, self._step = draw, first_step
+        self._turn()
+
+    def end(self) -> None:
+        """Everything may have gradients again, as before; the moments stay as they are."""
+        self._draw, self._index = None, -1
+        self._set_active(set(self._names))
+
+    @property
+    def drawn(self) -> tuple[int, ...]:
+        """The blocks that train now."""
+        return self._drawn
+
+    @property
+    def active(self) -> frozenset[str]:
+        """The names of the parameters that train now."""
+        return self._named(self._active)
+
+    @property
+    def trained(self) -> frozenset[str]:
+        """The names of the parameters that have been trained since the last `restart`."""
+        return self._named(self._trained)
+
+    @property
+    def state_bytes(self) -> int:
+        """What moments and counts of steps take; those that wait in the host's memory aside."""
+        return _num_bytes(self.state.values())
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What waits in the host's memory."""
+        return _num_bytes(self._waiting.values())
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients; where a period ends, the next one begins."""
+        super().zero_grad(set_to_none)
+        if self._is_due:
+            self._turn()
+        for parameter in self._names.keys() - self._active:
+            parameter.grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """AdamW's, with the moments that wait, and the place in the sequence of draws under `lisa`."""
+        for parameter, moments in self._waiting.items():
+            self.state[parameter] = moments
+        try:
+            found = super().state_dict()
+        finally:
+            for parameter in self._waiting:
+                del self.state[parameter]
+        return {**found, "lisa": {"step": self._step, "index": self._index, "drawn": list(self._drawn)}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where another one, with the same settings and draws, stood.
+
+        Raises:
+            ConfigError: it is the state of another optimiser.
+        """
+        place = state_dict.get("lisa")
+        if place is None:
+            raise ConfigError("a state without 'lisa' was given; expected is what state_dict() of LISA gave.")
+        self._waiting.clear()
+        super().load_state_dict(state_dict)
+        self._step, self._index = place["step"], place["index"]
+        self._take(place["drawn"], forget=False)
+
+    @property
+    def _is_due(self) -> bool:
+        return self._draw is not None and self._index != self._index_of(self._step)
+
+    def _index_of(self, step: int) -> int:
+        return step // self._period if self._redraws else 0
+
+    def _turn(self) -> None:
+        """The next draw, where there is one to be made."""
+        if self._draw is not None:
+            self._index = self._index_of(self._step)
+            self._take(self._draw(self._index), forget=True)
+
+    def _take(self, drawn: Iterable[int], *, forget: bool) -> None:
+        self._drawn = tuple(sorted({*drawn}))
+        if self._drawn and not 0 <= self._drawn[0] <= self._drawn[-1] < len(self._of_block):
+            raise ConfigError(
+                f"the blocks {list(self._drawn)} were drawn, but the model has {len(self._of_block)}; expected are numbers from 0 to "
+                f"{len(self._of_block) - 1}."
+            )
+        active = self._always.union(*(self._of_block[block] for block in self._drawn))
+        of_blocks = [parameter for parameter in self._names if parameter not in self._always]
+        if self._moments == "reset" and forget:
+            for parameter in of_blocks:
+                self.state.pop(parameter, None)
+        for parameter in of_blocks:
+            if parameter not in active and parameter in self.state:
+                if self._moments == "offload":
+                    self._waiting[parameter] = _moved(self.state.pop(parameter), torch.device("cpu"))
+                elif self._moments == "drop":
+                    del self.state[parameter]
+        self._set_active(active)
+        for parameter in active & self._waiting.keys():
+            self.state[parameter] = _moved(self._waiting.pop(parameter), parameter.device)
+
+    def _set_active(self, active: set[nn.Parameter]) -> None:
+        for parameter in self._names.keys() - active:
+            parameter.requires_grad_(False)
+            parameter.grad = None
+        if self.before_training is not None and self._draw is not None:
+            self.before_training(self._named(active))
+        for parameter in active:
+            parameter.requires_grad_(True)
+        self._active = active
+
+    def _named(self, parameters: Iterable[nn.Parameter]) -> frozenset[str]:
+        return frozenset(name for parameter in parameters for name in self._names[parameter])
+
+    def _seeded(self, seed: int) -> Draw:
+        return lambda index: self.sampler.draw(generator(seed, Purpose.LAYERS, round=index))
+
+
+class ClientLISA(LISA):
+    """LISA whose draws belong to an experiment's seed, its clients and rounds: see `fedsign.optim.base.PartTrainer`."""
+
+    def __init__(self, model: nn.Module, *, draws: Draws, **settings: Any) -> None:
+        super().__init__(model, draw=None, **settings)
+        self._draws = draws
+
+    def begin(self, *, seed: int, client: int, round: int, first_step: int) -> None:
+        """A client's round: periods go on over a client's rounds, or begin with each round and are the same for all its clients."""
+        match self._draws:
+            case "per_client":
+                self.restart(
+                    lambda index: self.sampler.draw(generator(seed, Purpose.LAYERS, round=index, partition=client)),
+                    first_step=first_step,
+                )
+            case "per_round":
+                of_round = generator(seed, Purpose.LAYERS, round=round if self._redraws else 0)
+                self.restart(lambda index: self.sampler.draw(child(of_round, index)))
+            case _:
+                raise ValueError(f"draws={self._draws!r}; expected per_client or per_round.")
+
+    def end(self) -> None:
+        """The round is over: its moments and gradients are gone, and nothing is frozen."""
+        super().end()
+        self.state.clear()
+        self._waiting.clear()
+        for parameter in self._names:
+            parameter.grad = None
+
+
+@of_model(trains_part=True)
+def lisa(
+    model: nn.Module,
+    lr: float,
+    weight_decay: float,
+    *,
+    num_sampled_layers: Annotated[int, Field(ge=0)] = 2,
+    period: Annotated[int, Field(gt=0)] = 20,
+    draws: Draws = "per_client",
+    weights: tuple[float, ...] = (),
+    redraw: bool = True,
+    moments: Moments = "drop",
+    blocks: str = "",
+    beta1: Decay = 0.9,
+    beta2: Decay = 0.999,
+    eps: Annotated[float, Field(ge=0)] = 1e-8,
+    fused: bool = False,
+) -> torch.optim.Optimizer:
+    """AdamW of `num_sampled_layers` blocks, drawn every `period` local steps, and of all that lies outside the blocks."""
+    return made_lean(
+        ClientLISA, model, lr=lr, weight_decay=weight_decay, num_sampled_layers=num_sampled_layers, period=period, draws=draws,
+        weights=weights, redraw=redraw, moments=moments, blocks=blocks, betas=(beta1, beta2), eps=eps, fused=fused or None,
+    )  # fmt: skip
+
+
+def _outside(model: nn.Module, blocks: Iterable[nn.Module]) -> set[nn.Parameter]:
+    """The parameters of all modules that are no part of a block; one that a block shares with them is among them."""
+    inside = {module for block in blocks for module in block.modules()}
+    others = [module for module in model.modules() if module not in inside]
+    return {parameter for module in others for parameter in module.parameters(recurse=False)}
+
+
+def _moved(state: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """An optimiser's state of a parameter on a device; what leaves a GPU lies in pinned memory.  Counts stay on the CPU."""
+    return {name: _copied(value, device) if isinstance(value, Tensor) else value for name, value in state.items()}
+
+
+def _copied(tensor: Tensor, device: torch.device) -> Tensor:
+    if tensor.device == device or tensor.dim() == 0:
+        return tensor
+    if device.type != "cpu":
+        return tensor.to(device, non_blocking=True)
+    return torch.empty_like(tensor, device=device, pin_memory=True).copy_(tensor)
+
+
+def _num_bytes(states: Iterable[dict[str, Any]]) -> int:
+    return sum(value.nbytes for state in states for value in state.values() if isinstance(value, Tensor))
+
+
+def _refuse_late(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A step from gradients that were taken before the draw that is due would train the wrong blocks."""
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if optimizer._is_due and closure is None:
+        raise StepError(
+            "LISA was asked for a step after the end of a period, but the next blocks were not drawn yet; call the optimiser's "
+            "zero_grad() between two steps, before the forward pass."
+        )
+
+
+def _count(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A step was taken."""
+    optimizer._step += 1
+    optimizer._trained |= optimizer._active

@@ -1,0 +1,166 @@
+"""LoRA: AdamW of low-rank adapters beside frozen matrices; only the adapters are trained, sent, averaged and kept.
+
+Paper: Hu et al. 2021 (arXiv 2106.09685), section 4.1.  A matrix W_0 [out, in] gives W_0 x + (alpha / rank) B A x with A [rank, in] from
+Kaiming's uniform distribution and B [out, rank] = 0, so that the adapted model starts as the one it was made of, to the last bit.  The
+layers are `peft`'s (extra `llm`); their start is a stream of the experiment's seed, the same in every process.
+
+The weights of the base become buffers that no state_dict holds: every process has them from the model's own start, and for all
+else, from requests to checkpoints, the adapters are the model.  `merge` makes a plain model of it again.
+
+What the server averages: A and B by themselves, as tensors.  mean(B_k) mean(A_k) is not the mean of the updates B_k A_k: from
+b_k = B_k - mean(B) and a_k = A_k - mean(A) follows mean(B_k A_k) = mean(B) mean(A) + mean(b_k a_k), and the last term, of
+second order in how far the clients have moved apart in a round, is left out (Sun et al. 2024, arXiv 2403.12313, compare).
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedsign import llm
+from fedsign.errors import ConfigError
+from fedsign.models.features import classifier_of
+from fedsign.optim.adamw import Decay, adamw
+from fedsign.optim.base import adapting
+from fedsign.registry import nearest
+
+ALL_LINEAR = "all_linear"
+_WHAT = "client.optimizer.name=lora"
+_FROZEN = "frozen_by_lora"  # the attribute of an adapted model that names what was a parameter of its base
+
+
+def adapt(model: nn.Module, settings: Mapping[str, Any]) -> None:
+    """Put adapters in, and freeze everything else; the settings are those of `lora`.
+
+    Raises:
+        ConfigError: `peft` is missing, a target is not there, or a target has hooks.
+    """
+    peft = llm.peft(_WHAT)
+    ends = _ends(model)
+    names = _targets(model, settings["targets"], ends)
+    whole = list(ends.values()) if settings["head"] else []
+    both = [name for name in names if name in ends and settings["head"]]
+    if both:
+        raise ConfigError(
+            f"client.optimizer.targets names '{both[0]}', which client.optimizer.head=true trains whole; leave out one of the two."
+        )
+    config = peft.LoraConfig(
+        r=settings["rank"],
+        lora_alpha=settings["alpha"],
+        lora_dropout=settings["dropout"],
+        target_modules="|".join(map(re.escape, names)),
+        fan_in_fan_out=all(_is_transposed(model.get_submodule(name)) for name in names),
+    )
+    peft.inject_adapter_in_model(config, model)
+    _freeze(model, trained=whole)
+
+
+def share_frozen(model: nn.Module, known: dict[str, Tensor]) -> None:
+    """Let models of one process hold the same frozen tensors: those in `known`, to which this model's are added where it is the first."""
+    for name in vars(model).get(_FROZEN, ()):
+        owner, key = _owner(model, name)
+        setattr(owner, key, known.setdefault(name, owner.get_buffer(key)))
+
+
+def merge(model: nn.Module) -> nn.Module:
+    """The adapted model as the plain one that it was made of, with W_0 + (alpha / rank) B A; any other model as it is.
+
+    The base's own tensors are left alone, for other models of this process may use them.
+    """
+    frozen: tuple[str, ...] = vars(model).pop(_FROZEN, ())
+    for name in frozen:
+        owner, key = _owner(model, name)
+        setattr(owner, key, nn.Parameter(vars(owner)["_buffers"].pop(key)))
+    for name, layer in [*model.named_modules()]:
+        if not hasattr(layer, "lora_A"):
+            continue
+        base: Any = layer.get_base_layer()
+        with torch.no_grad():
+            base.weight = nn.Parameter(base.weight + layer.get_delta_weight("default").to(base.weight))
+        model.set_submodule(name, base)
+    return model
+
+
+@adapting(adapt)
+def lora(
+    parameters: Iterable[nn.Parameter],
+    lr: float,
+    weight_decay: float,
+    *,
+    rank: Annotated[int, Field(gt=0)] = 8,
+    alpha: Annotated[float, Field(gt=0)] = 16.0,
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0,
+    targets: str | tuple[str, ...] = ALL_LINEAR,
+    head: bool = False,
+    beta1: Decay = 0.9,
+    beta2: Decay = 0.999,
+    eps: Annotated[float, Field(ge=0)] = 1e-8,
+) -> torch.optim.Optimizer:
+    """AdamW of adapters at `targets`: linear layers by the ends of their names, or all but the head.
+
+    `head` trains the embedding of tokens and the head, or the classifier of another model, whole and beside the adapters.
+    """
+    return adamw(parameters, lr, weight_decay, beta1=beta1, beta2=beta2, eps=eps)
+
+
+def _ends(model: nn.Module) -> dict[str, nn.Module]:
+    """Where a model reads its input and is read off, by name: embedding and head of a language model, or the classifier."""
+    ends = getattr(model, "ends", None)
+    found = [classifier_of(model)] if ends is None else list(ends)
+    return {name: module for name, module in model.named_modules() if any(module is end for end in found)}
+
+
+def _targets(model: nn.Module, given: str | Iterable[str], ends: Mapping[str, nn.Module]) -> list[str]:
+    wanted = [given] if isinstance(given, str) else list(given)
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) or _is_transposed(module)]
+    found = [name for name in linear if any(_is_at(name, target) for target in wanted)]
+    if ALL_LINEAR in wanted:
+        found = [name for name in linear if name in found or name not in ends]
+    lost = [each for each in wanted if each != ALL_LINEAR and not any(_is_at(name, each) for name in linear)]
+    if lost or not found:
+        missing = next(iter(lost or wanted), "")
+        last = sorted({name.rpartition(".")[2] for name in linear})
+        raise ConfigError(
+            f"client.optimizer.targets={wanted} was given, but the {type(model).__name__} has no linear layer "
+            f"'{missing}'.{nearest(missing, last)} Expected are {ALL_LINEAR} or names that end in some of "
+            f"{', '.join(last)}."
+        )
+    hooked = [name for name in found if model.get_submodule(name)._forward_hooks]
+    if hooked:
+        raise ConfigError(
+            f"{_WHAT} was given, but the layer '{hooked[0]}' is changed by the strategy already, and an adapter would lie beside it; "
+            "use another strategy or another optimiser."
+        )
+    return found
+
+
+def _is_at(name: str, target: str) -> bool:
+    return name == target or name.endswith(f".{target}")
+
+
+def _is_transposed(module: nn.Module) -> bool:
+    """GPT-2's linear layer in `transformers`, which keeps [in, out]."""
+    return type(module).__name__ == "Conv1D" and type(module).__module__ == "transformers.pytorch_utils"
+
+
+def _freeze(model: nn.Module, *, trained: Iterable[nn.Module]) -> None:
+    """Make buffers that no state_dict holds of all parameters but the adapters and those of `trained`."""
+    kept = {parameter for module in trained for parameter in module.parameters()}
+    frozen = []
+    for name, parameter in [*model.named_parameters(remove_duplicate=False)]:
+        owner, key = _owner(model, name)
+        if ".lora_" in f".{name}" or parameter in kept:
+            parameter.requires_grad_(True)
+        else:
+            del owner._parameters[key]
+            owner.register_buffer(key, parameter.detach(), persistent=False)
+            frozen.append(name)
+    vars(model)[_FROZEN] = tuple(frozen)
+
+
+def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, key = name.rpartition(".")
+    return model.get_submodule(path), key

@@ -1,0 +1,95 @@
+"""A pretrained language model in a folder, small enough to be made on the spot: LLaMA's architecture, trained on Python's help texts.
+
+The tokenizer is a byte-level BPE of 1,024 tokens, trained on the same texts.  The model is our `gpt`, trained by one client in one
+round, and written by the export that any run has: config.json, model.safetensors and the tokenizer's files.
+"""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from fedsign import llm
+from fedsign.config import from_dict
+from simulations.api import run
+from simulations.export import export
+
+SHAPE: dict[str, Any] = {
+    "name": "gpt",
+    "depth": 3,
+    "width": 64,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "activation": "swiglu",
+    "norm": "rms_norm",
+    "positions": "rotary",
+    "tied": True,
+    "bias": False,
+}
+BLOCK_LENGTH, _VOCABULARY, _END = 128, 1024, "<|end|>"
+
+
+def write(folder: Path, *, steps: int, seed: int = 0) -> None:
+    """Train the model for so many steps of 8 blocks, and write it; the folder must not be there yet.
+
+    Raises:
+        ConfigError: the extra `llm` is not installed, or the folder is there already.
+    """
+    with tempfile.TemporaryDirectory() as room:
+        texts, tokenizer = Path(room) / "texts", Path(room) / "tokenizer"
+        write_texts(texts)
+        write_tokenizer(texts, tokenizer)
+        done = run(
+            from_dict(
+                {
+                    "seed": seed,
+                    "rounds": 1,
+                    "callbacks": [],
+                    "task": "language",
+                    "metrics": ["perplexity"],
+                    "data": {"name": "text_folder", "root": str(texts), "tokenizer": str(tokenizer), "block_length": BLOCK_LENGTH},
+                    "partition": {"name": "iid", "num_clients": 1},
+                    "server": {"cohort_size": 1},
+                    "strategy": {"name": "fedavg"},
+                    "model": SHAPE,
+                    "client": {
+                        "local_steps": steps,
+                        "batch_size": 8,
+                        "lr": 3e-3,
+                        "clip_norm": 1.0,
+                        "optimizer": {"name": "adamw"},
+                        "schedule": {"name": "warmup_cosine", "per": "step"},
+                    },
+                    "results": {"root": str(Path(room) / "runs")},
+                }
+            )
+        )  # fmt: skip
+        export(done.path, folder)
+
+
+def write_texts(folder: Path) -> None:
+    """What `help()` says of the language, a file a topic."""
+    from pydoc_data.topics import topics
+
+    folder.mkdir(parents=True)
+    for name, text in topics.items():
+        (folder / f"{name}.txt").write_text(text, encoding="utf-8")
+
+
+def write_tokenizer(texts: Path, folder: Path) -> None:
+    """Train a byte-level BPE on the files of a folder, and write it as `transformers` reads it."""
+    library = llm.transformers("this recipe")
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # comes with transformers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=_VOCABULARY,
+        special_tokens=[_END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train([str(path) for path in sorted(texts.iterdir())], trainer)
+    library.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=_END, eos_token=_END, pad_token=_END
+    ).save_pretrained(str(folder))

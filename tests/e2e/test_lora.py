@@ -1,0 +1,44 @@
+"""Adapters over a SuperLink: the run is that of one process, and nothing but adapters is in its files."""
+
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.e2e.command import fedsign, settings
+
+
+def played(folder: Path, name: str, **engine: object) -> Path:
+    asked = settings(
+        rounds=2,
+        callbacks=[],
+        partition__num_clients=2,
+        server__cohort_size=2,
+        client__local_epochs=1,
+        client__lr=0.01,
+        client__optimizer__name="lora",
+        client__optimizer__head=True,
+        client__optimizer__dropout=0.1,
+        results__root=folder / name,
+        **engine,
+    )
+    done = fedsign("run", *asked, folder=folder)
+    assert done.returncode == 0, done.stderr
+    (config,) = (folder / name).glob("*/*/config.toml")
+    return config.parent
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize(
+    "engine",
+    [{"engine__workers": 2}, {"engine__name": "superlink", "engine__num_supernodes": 2}],
+    ids=["workers", "superlink"],
+)
+def test_adapters_travel_and_the_lines_and_the_model_are_those_of_one_process(
+    tmp_path: Path, engine: dict[str, object]
+) -> None:
+    here, there = played(tmp_path, "here"), played(tmp_path, "there", **engine)
+    for name in ("rounds.jsonl", "model.safetensors"):
+        assert (here / name).read_bytes() == (there / name).read_bytes()
+    names = load_file(there / "model.safetensors").keys()
+    assert any(".lora_A." in name for name in names) and not any(".base_layer." in name for name in names)
