@@ -235,6 +235,12 @@ def check_training(workload: Workload, spec: ObjectiveSpec) -> None:
     Raises:
         ConfigError: a part cannot be made, or they do not suit each other.
     """
+    sparsity = workload.config.sparsity.name
+    if sparsity != "static":
+        raise ConfigError(
+            f"sparsity.name={sparsity} was given for a federation, but its server and clients draw the same masks and send none: a "
+            "client's change would be unknown to all others. Use sparsity.name=static."
+        )
     model, client = workload.make_model(), workload.config.client
     check_language_model(model, workload.dataset, name=workload.config.model.name, device=workload.device)
     objective: Objective = plugins.build("objective", spec.name, spec.settings)

@@ -33,6 +33,7 @@ from fedsign.sections import (
     SectionT,
     Seed,
     ServerSection,
+    SparsityPart,
     StrategyPart,
 )
 
@@ -74,6 +75,7 @@ class ExperimentConfig(Section):
     partition: PartitionPart = PartitionPart()
     model: ModelPart = ModelPart()
     parameterisation: ParameterisationPart = ParameterisationPart()
+    sparsity: SparsityPart = SparsityPart()
     client: ClientSection = ClientSection()
     strategy: StrategyPart = StrategyPart()
     server: ServerSection = ServerSection()

@@ -113,6 +113,13 @@ class ParameterisationPart(Part):
     name: str = "none"
 
 
+class SparsityPart(Part):
+    """How the masks of a sparse model change while it trains in one place; in a federation they are `static`."""
+
+    kind = "sparsity"
+    name: str = "static"
+
+
 class OptimizerPart(Part):
     """The clients' optimiser; its state is fresh in every round."""
 
