@@ -19,6 +19,7 @@ from clients.local_step import LocalStep, factors
 from clients.parts import all_parameters, drawing, on_device
 from clients.state import ClientStore
 from fedsign import plugins
+from fedsign.config import ExperimentConfig
 from fedsign.data.base import IntArray
 from fedsign.data.checks import check_language_model
 from fedsign.errors import ConfigError, DiskFullError, LateError
@@ -229,18 +230,27 @@ def make_optimizer(workload: Workload, model: nn.Module, *, round: int) -> torch
     return optimizer_of(client.optimizer, model, lr, client.weight_decay)
 
 
+def check_sparsity(config: ExperimentConfig) -> None:
+    """Masks that change are for one client in one round, whose optimiser sees all steps.
+
+    Raises:
+        ConfigError: there are more.
+    """
+    if config.sparsity.name != "static" and (config.rounds, config.partition.num_clients) != (1, 1):
+        raise ConfigError(
+            f"sparsity.name={config.sparsity.name} was given with rounds={config.rounds} and partition.num_clients="
+            f"{config.partition.num_clients}, but server and clients draw the same masks and send none, so that a client's change would "
+            "be unknown to all others; use sparsity.name=static, or train in one place with rounds=1 and partition.num_clients=1."
+        )
+
+
 def check_training(workload: Workload, spec: ObjectiveSpec) -> None:
     """Make a client's parts once, so that a mistake is one sentence before a run begins.
 
     Raises:
         ConfigError: a part cannot be made, or they do not suit each other.
     """
-    sparsity = workload.config.sparsity.name
-    if sparsity != "static":
-        raise ConfigError(
-            f"sparsity.name={sparsity} was given for a federation, but its server and clients draw the same masks and send none: a "
-            "client's change would be unknown to all others. Use sparsity.name=static."
-        )
+    check_sparsity(workload.config)
     model, client = workload.make_model(), workload.config.client
     check_language_model(model, workload.dataset, name=workload.config.model.name, device=workload.device)
     objective: Objective = plugins.build("objective", spec.name, spec.settings)

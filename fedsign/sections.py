@@ -114,7 +114,7 @@ class ParameterisationPart(Part):
 
 
 class SparsityPart(Part):
-    """How the masks of a sparse model change while it trains in one place; in a federation they are `static`."""
+    """How the masks of a sparse model change while one client trains it in one round; otherwise they are `static`."""
 
     kind = "sparsity"
     name: str = "static"

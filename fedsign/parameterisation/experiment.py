@@ -42,7 +42,7 @@ def moved(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def _rule_of(config: ExperimentConfig, scheme: Scheme | None) -> MaskRule | None:
-    """How masks change; None where they do not."""
+    """How masks change; None where they do not.  Tensors of density 1 have none."""
     rule: MaskRule | None = config.sparsity.build()
     if rule is None:
         return None
@@ -51,10 +51,10 @@ def _rule_of(config: ExperimentConfig, scheme: Scheme | None) -> MaskRule | None
             f"sparsity.name={config.sparsity.name} gives a {type(rule).__name__}; expected is a MaskRule of "
             "fedsign.parameterisation.sparsity.base."
         )
-    if scheme is None or not scheme.is_sparse:
+    if scheme is None:
         raise ConfigError(
-            f"sparsity.name={rule.name} was given with parameterisation.name={config.parameterisation.name} and no density below 1, so "
-            "that there is no mask to change; set parameterisation.density, or use sparsity.name=static."
+            f"sparsity.name={rule.name} was given with parameterisation.name=none, which has no masks to change; name a "
+            "parameterisation (sp is the usual one) with a density, or use sparsity.name=static."
         )
     return rule
 

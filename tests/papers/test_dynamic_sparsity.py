@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from clients.trainer import check_training
 from fedsign.config import from_dict
 from fedsign.errors import ConfigError
 from fedsign.models.cnn import cnn
@@ -21,7 +20,6 @@ from fedsign.parameterisation.schemes import smupar
 from fedsign.parameterisation.sparsity.base import MaskRule, Sparse, largest
 from fedsign.parameterisation.sparsity.gmp import GMP, gmp
 from fedsign.parameterisation.sparsity.rigl import RigL, rigl
-from fedsign.records import ObjectiveSpec
 from fedsign.sections import OptimizerPart
 from fedsign.workload import Workload
 from simulations.api import run
@@ -355,8 +353,7 @@ def no_rule() -> Any:
     ("changes", "said"),
     [
         ({"client": {"optimizer": {"name": "adamw"}}}, "use packed_sgd or packed_adamw"),
-        ({"parameterisation": {"name": "none"}}, "no mask to change"),
-        ({"parameterisation": {"name": "smupar", "base_width": 64}}, "no mask to change"),
+        ({"parameterisation": {"name": "none"}}, "no masks to change"),
         ({"sparsity": {"name": "gmp", "last_step": 5, "initial_density": 0.125}}, "raise it, or lower"),
         ({"sparsity": {"name": "gmp", "last_step": 300, "initial_density": 0.125}}, "is below a density of 0.25"),
         ({"sparsity": {"name": f"{__name__}:no_rule"}}, "expected is a MaskRule"),
@@ -368,12 +365,35 @@ def test_what_does_not_go_with_changing_masks_is_refused(changes: dict[str, Any]
         optimizer_of(workload.config.client.optimizer, workload.make_model(), 0.1, 0.0)
 
 
-def test_a_federation_refuses_masks_that_change(tmp_path: Any) -> None:
-    changed = {**BASE, "results": {"root": str(tmp_path)}}
-    with pytest.raises(ConfigError, match=r"sparsity.name=rigl was given for a federation.*Use sparsity.name=static"):
-        run(changed)
+ALONE: dict[str, Any] = {
+    **BASE,
+    "partition": {"name": "iid", "num_clients": 1},
+    "server": {"cohort_size": 1},
+    "strategy": {"name": "fedavg"},
+    "client": {"local_steps": 12, "optimizer": {"name": "packed_adamw"}},
+}
+
+
+@pytest.mark.parametrize("changes", [{"rounds": 2}, {"partition": BASE["partition"], "server": BASE["server"]}])
+def test_a_federation_refuses_masks_that_change(changes: dict[str, Any], tmp_path: Any) -> None:
+    with pytest.raises(ConfigError, match=r"sparsity.name=rigl was given with rounds=.*use sparsity.name=static"):
+        run({**ALONE, **changes, "results": {"root": str(tmp_path)}})
     assert not list(tmp_path.iterdir())
-    with pytest.raises(ConfigError, match="for a federation"):
-        check_training(Workload(from_dict(changed)), ObjectiveSpec())
     with pytest.raises(ConfigError, match="leaves no step"):
         gmp(last_step=10, every=20)
+
+
+@pytest.mark.parametrize("name", ["rigl", "gmp"])
+def test_one_client_in_one_round_trains_under_masks_that_change(name: str, tmp_path: Any) -> None:
+    """What is served afterwards is what the client had: so many weights, in places of their own."""
+    changes = {"sparsity": {"name": name, "every": 2, "last_step": 10}, "results": {"root": str(tmp_path)}}
+    done = run({**ALONE, **changes})
+    static = made_of(Workload(from_dict({**ALONE, "sparsity": {"name": "static"}})).make_model())
+    model = done.model()
+    for key, mask in static.masks.items():
+        there = model.get_parameter(key).detach() != 0
+        size = there.numel()
+        assert int(there.sum()) == (mask.num if name == "rigl" else size // 4)
+        assert int((there & ~mask.is_there).sum()) > size // 100
+    workload = Workload(from_dict({**ALONE, **changes}))
+    assert workload.evaluate(model)["loss"] == pytest.approx(done.rounds[-1]["loss"], rel=1e-6)
