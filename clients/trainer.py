@@ -31,6 +31,7 @@ from fedsign.objectives.base import LocalContext, Objective
 from fedsign.optim.base import PartTrainer, trains_part
 from fedsign.optim.displacement import unit_displacement
 from fedsign.parameterisation.groups import optimizer_of
+from fedsign.parameterisation.products import check_products
 from fedsign.records import (
     LATE,
     Failure,
@@ -286,4 +287,5 @@ def check_training(workload: Workload, spec: ObjectiveSpec) -> None:
             "steps, and each time the model would be compiled anew; use engine.compile=false."
         )
     workload.numerics.check_compiler()
+    check_products(workload.numerics)
     workload.training_task  # noqa: B018 - made on first use

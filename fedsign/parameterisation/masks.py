@@ -22,7 +22,7 @@ class Mask:
     def __init__(self, is_there: Tensor) -> None:
         self.is_there = is_there
         self.dense_gradient: Tensor | None = None  # of all weights, while it is kept
-        self._keeps_gradient = False
+        self.keeps_gradient = False
 
     @cached_property
     def num(self) -> int:
@@ -43,11 +43,11 @@ class Mask:
 
     def keep_gradient(self, keeps: bool) -> None:
         """Keep the next gradients of all weights, added up until this is called again, or forget them."""
-        self._keeps_gradient, self.dense_gradient = keeps, None
+        self.keeps_gradient, self.dense_gradient = keeps, None
 
     def __call__(self, gradient: Tensor) -> Tensor:
         """The gradient of the weights that there are, 0 elsewhere: a hook for a parameter."""
-        if self._keeps_gradient:
+        if self.keeps_gradient:
             before = self.dense_gradient
             self.dense_gradient = gradient.detach() if before is None else before + gradient.detach()
         return gradient * self.is_there
