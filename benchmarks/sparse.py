@@ -45,7 +45,7 @@ def layer(width: int, density: float, rows: int) -> tuple[dict[str, Callable[[],
         x.grad = module.weight.grad = None
         forward(x).backward(gradient)
 
-    return {"dense": lambda: there_and_back(module), "csr": lambda: there_and_back(compressed)}, pays(mask)
+    return {"dense": lambda: there_and_back(module), "csr": lambda: there_and_back(compressed)}, pays(mask, rows)
 
 
 def step(width: int, density: float, products: str) -> Callable[[], None]:

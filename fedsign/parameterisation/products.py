@@ -10,19 +10,19 @@ The results are those of the whole products to rounding.  Weights and their grad
 there are is worked out once for a mask, and takes 12 bytes for each weight that there is.
 
 [Note: when compressed rows pay] Whole products do 6 B in out operations, compressed ones 6 B in out times the density, but at a
-tenth of the speed and with two layouts more.  `auto` takes them where they paid in `benchmarks/sparse.py`, forward and backward
-together, for batches of 64 rows and of 1,024: layers of 65,536 entries or more at a density of 1/16 or less.  The rule knows the shapes and
-nothing of the machine's load, so that every process of an experiment decides alike.  Convolutions, bf16, torch.compile and GPUs take
+tenth of the speed, and they lay out inputs and outputs anew.  `auto` takes them where they paid in `benchmarks/sparse.py`,
+forward and backward together: at a density of 1/16 or less, if B in out is 2^26 or more.  The rule knows the shapes and nothing of
+the machine's load, so that every process of an experiment decides alike.  Convolutions, bf16, torch.compile and GPUs take
 whole products: a GPU's sparse tensor cores want 2 of every 4 neighbours, which is a mask of density 1/2 that is not random.
 """
 
 import warnings
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 from fedsign.errors import ConfigError
 from fedsign.numerics import Numerics
@@ -30,7 +30,7 @@ from fedsign.parameterisation.apply import parameterised
 from fedsign.parameterisation.masks import Mask
 
 MOST_DENSITY: Final = 1 / 12  # between the densities that were tried: a random mask has about its density
-LEAST_ENTRIES: Final = 256 * 256
+LEAST_PRODUCTS: Final = 2**26  # B in out
 
 
 def multiply_sparsely(model: nn.Module, numerics: Numerics) -> None:
@@ -43,17 +43,17 @@ def multiply_sparsely(model: nn.Module, numerics: Numerics) -> None:
     made = parameterised(model)
     if made is None or numerics.sparse_products == "dense" or _lacking(numerics):
         return
-    masks = {model.get_parameter(name): mask for name, mask in made.masks.items()}
+    masks: dict[Tensor, Mask] = {model.get_parameter(name): mask for name, mask in made.masks.items()}
     always = numerics.sparse_products == "csr"
     for module in model.modules():
         if isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward and module.weight in masks:
             vars(module)["forward"] = SparseForward(module, masks[module.weight], always=always)
 
 
-def pays(mask: Mask) -> bool:
+def pays(mask: Mask, num_rows: int) -> bool:
     """The rule of `auto`; see [Note: when compressed rows pay]."""
     entries = mask.is_there.numel()
-    return entries >= LEAST_ENTRIES and mask.num <= MOST_DENSITY * entries
+    return num_rows * entries >= LEAST_PRODUCTS and mask.num <= MOST_DENSITY * entries
 
 
 def check_products(numerics: Numerics) -> None:
@@ -87,16 +87,17 @@ class SparseForward:
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
         weight, bias = self._module.weight, self._module.bias
-        if not self._is_compressed():
+        rows = x.reshape(-1, x.shape[-1])
+        if not self._is_compressed(len(rows)):
             return nn.functional.linear(x, weight, bias)
-        product = cast(Tensor, _Product.apply(x.reshape(-1, x.shape[-1]), weight, self._of_mask()))
+        product: Tensor = _Product.apply(rows, weight, self._of_mask())  # type: ignore[no-untyped-call]
         return (product if bias is None else product + bias).view(*x.shape[:-1], -1)
 
-    def _is_compressed(self) -> bool:
+    def _is_compressed(self, num_rows: int) -> bool:
         """Gradients of absent weights, and weights that need not lie under this mask, want whole products."""
         if not self._module.training or self._mask.keeps_gradient or not isinstance(self._module.weight, nn.Parameter):
             return False
-        return self._always or pays(self._mask)
+        return self._always or pays(self._mask, num_rows)
 
     def _of_mask(self) -> "Columns":
         is_there = self._mask.is_there
@@ -158,9 +159,9 @@ class _Product(torch.autograd.Function):
     """x [B, in], W [out, in] -> x W^T [B, out]."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, columns: Columns) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, weight: Tensor, columns: Columns) -> Tensor:
         ctx.save_for_backward(x, weight)
-        cast(Any, ctx).columns = columns
+        ctx.columns = columns
         rows = columns.rows(_values(weight, columns))
         return (rows @ x.t().contiguous()).t().contiguous()
 
@@ -185,4 +186,4 @@ def _values(weight: Tensor, columns: Columns) -> Tensor:
     return weight.reshape(-1).index_select(0, columns.places)
 
 
-__all__ = ["LEAST_ENTRIES", "MOST_DENSITY", "check_products", "multiply_sparsely", "pays"]
+__all__ = ["LEAST_PRODUCTS", "MOST_DENSITY", "check_products", "multiply_sparsely", "pays"]

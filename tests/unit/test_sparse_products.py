@@ -15,7 +15,7 @@ from fedsign.numerics import Numerics
 from fedsign.parameterisation.apply import parameterise, parameterised
 from fedsign.parameterisation.masks import Mask, mask_of
 from fedsign.parameterisation.products import (
-    LEAST_ENTRIES,
+    LEAST_PRODUCTS,
     MOST_DENSITY,
     SparseForward,
     columns_of,
@@ -88,13 +88,14 @@ def test_both_orders_of_a_masks_weights_are_the_matrix() -> None:
     assert taken == 12 * mask.num and columns.places is mask.places
 
 
-def test_the_rule_is_for_large_layers_with_few_weights() -> None:
-    side = int(LEAST_ENTRIES**0.5)
+def test_the_rule_is_for_large_products_with_few_weights() -> None:
+    side = 128
+    rows = LEAST_PRODUCTS // side**2
     few, more = mask_of(0, "w", (side, side), 1 / 16), mask_of(0, "w", (side, side), 1 / 8)
     assert few.num <= MOST_DENSITY * side**2 < more.num
-    assert pays(few) and not pays(more) and not pays(mask_of(0, "w", (side // 2, side), 1 / 16))
+    assert pays(few, rows) and not pays(few, rows - 1) and not pays(more, rows)
     few.become(more.is_there)
-    assert not pays(few)
+    assert not pays(few, rows)
 
 
 def model(density: float = 1 / 16, **settings: Any) -> nn.Module:

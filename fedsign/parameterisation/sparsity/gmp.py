@@ -59,8 +59,8 @@ class GMP:
     def density(self, step: int, final: float) -> float:
         """rho_t.
 
-        >>> GMP(initial_density=1.0, every=1, first_step=0, last_step=10).density(5, 0.2)
-        0.3
+        >>> GMP(initial_density=1.0, every=1, first_step=0, last_step=10).density(5, 0.5)
+        0.5625
         """
         left = 1 - (step - self.first_step) / self.span
         return final + (self.initial_density - final) * left**3
