@@ -69,7 +69,8 @@ class Condensation:
             DataError: they are no images of classes, or not fractions.
         """
         part = self.config.data
-        return image_dataset(checked_dataset(part.build(self.config.seed), name=part.name), name=part.name)
+        dataset = checked_dataset(part.build(self.config.seed), name=part.name)
+        return image_dataset(dataset, name=part.name, size=self.config.image_size)
 
     @cached_property
     def network(self) -> Chain:
@@ -78,10 +79,10 @@ class Condensation:
         shape = _image_shape(dataset.input_shape)
         if said.kind == "mlp":
             return mlp(shape, dataset.num_outputs, hidden=said.hidden)
-        if min(shape[1:]) < 2**said.num_blocks:
+        if min(shape[1:]) < 2 ** (said.num_blocks + 1):  # the mean of a whole normalised channel says nothing
             raise DataError(
-                f"images of {shape[1]}x{shape[2]} were given for network.num_blocks={said.num_blocks}, each of which halves them; "
-                "lower network.num_blocks."
+                f"images of {shape[1]}x{shape[2]} were given for network.num_blocks={said.num_blocks}, each of which halves them, but the "
+                f"last one has to leave 2x2 at least; lower network.num_blocks, or embed them with image_size={2 ** (said.num_blocks + 1)}."
             )
         return conv_net(shape, dataset.num_outputs, width=said.width, num_blocks=said.num_blocks)
 
@@ -211,8 +212,8 @@ class Condensation:
                 return torch.rand(_image_shape(self.dataset.input_shape), generator=generator)
 
 
-def image_dataset(dataset: Dataset, *, name: str) -> Dataset:
-    """The data set with images [n, c, h, w] of pixels in [0, 1].
+def image_dataset(dataset: Dataset, *, name: str, size: int = 0) -> Dataset:
+    """The data set with images [n, c, h, w] of pixels in [0, 1], in the middle of `size` x `size` zeros.
 
     Raises:
         DataError: it has none, or no classes.
@@ -221,9 +222,8 @@ def image_dataset(dataset: Dataset, *, name: str) -> Dataset:
         raise DataError(
             f"data '{name}' has no classes, but condensation makes images of each class; take another data set."
         )
-    found = Dataset(
-        train=_images(dataset.train, name), test=_images(dataset.test, name), class_names=dataset.class_names
-    )
+    train, test = (_embedded(_images(each, name), size, name) for each in (dataset.train, dataset.test))
+    found = Dataset(train=train, test=test, class_names=dataset.class_names)
     low, high = found.train.features.aminmax()
     if low < 0 or high > 1:
         raise DataError(
@@ -232,8 +232,21 @@ def image_dataset(dataset: Dataset, *, name: str) -> Dataset:
     return found
 
 
-def _images(samples: AnySamples, name: str) -> AnySamples:
+def _embedded(samples: AnySamples, size: int, name: str) -> AnySamples:
+    if not size:
+        return samples
+    height, width = samples.shape[1:]
+    if size < max(height, width) or not isinstance(samples, Samples):
+        raise DataError(
+            f"image_size={size} was given for images of {height}x{width} of data '{name}'; expected is at least {max(height, width)}, and "
+            "images that are in memory; leave it at 0."
+        )
+    left, top = (size - width) // 2, (size - height) // 2
+    frame = (left, size - width - left, top, size - height - top)
+    return replace(samples, features=functional.pad(samples.features, frame))
 
+
+def _images(samples: AnySamples, name: str) -> AnySamples:
     shape = samples.shape
     if len(shape) == 3:
         return samples
