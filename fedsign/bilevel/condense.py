@@ -57,9 +57,13 @@ class Progress:
 
 @dataclass(frozen=True)
 class Condensation:
-    """Data, network and methods of a configuration, each made on first use."""
+    """Data, network and methods of a configuration, each made on first use.
+
+    `share` takes the place of the configuration's data: a client's own, which need not have every class.
+    """
 
     config: CondensationConfig
+    share: Dataset | None = None
 
     @cached_property
     def dataset(self) -> Dataset:
@@ -69,6 +73,8 @@ class Condensation:
             DataError: they are no images of classes, or not fractions.
         """
         part = self.config.data
+        if self.share is not None:
+            return image_dataset(self.share, name=part.name, size=self.config.image_size)
         dataset = checked_dataset(part.build(self.config.seed), name=part.name)
         return image_dataset(dataset, name=part.name, size=self.config.image_size)
 
@@ -94,14 +100,19 @@ class Condensation:
     @cached_property
     def labels(self) -> Tensor:
         """The classes of the synthetic images, [k]."""
-        return torch.arange(self.dataset.num_outputs).repeat_interleave(self.config.images_per_class)
+        return self.classes.repeat_interleave(self.config.images_per_class)
+
+    @cached_property
+    def classes(self) -> Tensor:
+        """All of them; of a share, those that it has."""
+        return torch.arange(self.dataset.num_outputs) if self.share is None else self.dataset.train.targets.unique()
 
     def begin(self) -> Progress:
         """The images to begin with."""
         config, train = self.config, self.dataset.train
         generator = torch_generator(config.seed, Purpose.CONDENSATION)
         found = []
-        for label in range(self.dataset.num_outputs):
+        for label in self.classes.tolist():
             of_class = (train.targets == label).nonzero().flatten()
             if config.start != "noise" and not len(of_class):
                 raise DataError(f"class {label} has no training image to start from; expected is one, or start=noise.")
@@ -160,13 +171,16 @@ class Condensation:
             outer=lambda state, _: functional.cross_entropy(self.network.outputs(state["parameters"], images), targets),
         )
 
-    def training(self, meta: Tree, generator: torch.Generator) -> tuple[Training, list[Draw]]:
-        """A fresh network and the batches of its training."""
+    def training(
+        self, meta: Tree, generator: torch.Generator, *, labels: Tensor | None = None
+    ) -> tuple[Training, list[Draw]]:
+        """A fresh network and the batches of its training; `labels` are those of images from elsewhere."""
+        labels = self.labels if labels is None else labels
         said, num_images = self.config.inner, len(meta[IMAGES])
         inner = Training(
             network=self.network,
             start=self.network.begin(generator).to(self.device),
-            labels=self.labels.to(self.device),
+            labels=labels.to(self.device),
             num_classes=self.dataset.num_outputs,
             momentum=said.momentum,
             decay=said.weight_decay,
@@ -175,12 +189,12 @@ class Condensation:
         return inner, draws(num_images, depth=said.depth, batch_size=size, rate=said.lr, generator=generator)
 
     @torch.no_grad()
-    def evaluate(self, meta: Tree) -> float:
-        """Test accuracy, the mean over fresh networks trained on the synthetic images alone."""
+    def evaluate(self, meta: Tree, *, labels: Tensor | None = None) -> float:
+        """Test accuracy, the mean over fresh networks trained on the synthetic images alone; `labels` as of `training`."""
         found = []
         for index in range(self.config.outer.evaluations):
             generator = torch_generator(self.config.seed, Purpose.CONDENSED, round=index)
-            inner, data = self.training(meta, generator)
+            inner, data = self.training(meta, generator, labels=labels)
             state = final_state(Problem(inner=inner, data=data, outer=_unjudged), meta)
             test = self.dataset.test
             outputs = torch.cat(

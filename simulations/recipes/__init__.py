@@ -40,6 +40,7 @@ _MODULES = {
     "condensation-table": "simulations.recipes.condensation_table",
     "two-phase": "simulations.recipes.two_phase",
     "fg2u-memory": "simulations.recipes.fg2u_memory",
+    "one-shot-federation": "simulations.recipes.one_shot_federation",
     "federated-llm": "simulations.recipes.federated_llm",
 }
 
