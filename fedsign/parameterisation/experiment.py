@@ -1,7 +1,6 @@
 """The parameterisation of an experiment: what its configuration says, done to its model.
 
-What would undo it is refused: noise on weights that a sparse model does not have, weights that were loaded and would be drawn anew,
-optimisers that divide the model in their own way.
+What would undo it is refused: weights that were loaded and would be drawn anew, optimisers that divide the model in their own way.
 """
 
 import torch
@@ -49,14 +48,4 @@ def _check(config: ExperimentConfig, scheme: Scheme) -> None:
         raise ConfigError(
             f"{given} client.optimizer.name={name}, which divides the model in its own way; use sgd, adam, adamw, packed_sgd or "
             "packed_adamw."
-        )
-    if not scheme.is_sparse:
-        return
-    noisy = {"privacy.name": config.privacy.name} if config.privacy.name != "none" else {}
-    if config.strategy.name.startswith("flower_dp_"):
-        noisy["strategy.name"] = config.strategy.name
-    for key, value in noisy.items():
-        raise ConfigError(
-            f"{given} a density below 1 and {key}={value}, whose noise would fall on weights that a sparse model does not have; "
-            f"use parameterisation.density=1 or another {key.partition('.')[0]}."
         )

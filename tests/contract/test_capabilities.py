@@ -156,6 +156,12 @@ COLUMNS: dict[str, Capability] = {
             "client": {"local_steps": 3, "optimizer": {"name": "lisa", "blocks": "0,2", "num_sampled_layers": 1}},
         },
     ),
+    "sparse": Capability(
+        changes=lambda row: {
+            "model": {"name": "mlp", "hidden": [8, 16]},
+            "parameterisation": {"name": "sp" if row == "scaffold" else "smupar", "density": 0.25},
+        },
+    ),
 }
 # Columns whose `yes` says more than that a run ends; see the tests by their names.
 ELSEWHERE = {
@@ -263,9 +269,9 @@ def test_a_comparison_chooses_by_validation_samples(row: str, tmp_path: Path) ->
 # Engines
 
 
-def over_flowers_transport(root: Path, row: str) -> RunFolder:
+def over_flowers_transport(root: Path, asked: Mapping[str, Any]) -> RunFolder:
     """The run with the project's ClientApp on nodes of random ids, all messages serialised as Flower does it."""
-    workload = Workload(from_dict(tree(root, row)))
+    workload = Workload(from_dict(asked))
     folder = RunFolder(root / "transported")
     folder.path.mkdir()
     run_config = {EXPERIMENT_KEY: workload.config.to_toml(), STATE_KEY: str(folder.clients)}
@@ -290,7 +296,7 @@ def over_flowers_transport(root: Path, row: str) -> RunFolder:
 def test_transported_messages_give_the_bits_of_the_run_in_process(
     row: str, tmp_path: Path, plain: Callable[[str], Run]
 ) -> None:
-    folder, reference = over_flowers_transport(tmp_path, row), plain(row)
+    folder, reference = over_flowers_transport(tmp_path, tree(tmp_path, row)), plain(row)
     assert (folder.path / "rounds.jsonl").read_text() == lines(reference)
     one, other = load_latest(folder.checkpoints), load_latest(reference.folder.checkpoints)
     assert one is not None and other is not None
