@@ -8,9 +8,9 @@ from torch import nn
 
 from fedsign.config import ExperimentConfig
 from fedsign.errors import ConfigError
+from fedsign.optim.base import takes_groups
 from fedsign.parameterisation.apply import mask_again, parameterise
 from fedsign.parameterisation.schemes import Scheme
-from fedsign.registry import resolve
 
 
 def parameterise_as(config: ExperimentConfig, model: nn.Module) -> None:
@@ -43,9 +43,8 @@ def _check(config: ExperimentConfig, scheme: Scheme) -> None:
     if config.model.settings.get("weights"):
         raise ConfigError(f"{given} model.weights, which would be drawn anew; use parameterisation.name=none.")
     name = config.client.optimizer.name
-    factory = resolve("optimizer", name)
-    if getattr(factory, "takes_model", False) or getattr(factory, "adapt_model", None) is not None:
+    if not takes_groups(name):
         raise ConfigError(
-            f"{given} client.optimizer.name={name}, which divides the model in its own way; use sgd, adam, adamw, packed_sgd or "
-            "packed_adamw."
+            f"{given} client.optimizer.name={name}, which divides the model in its own way; use sgd, adam, adamw, packed_sgd, "
+            "packed_adamw or lisa."
         )

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from clients.state_database import StateDatabase
+from clients.trainer import make_optimizer
 from fedsign.checkpoints import load_latest
 from fedsign.config import from_dict
 from fedsign.errors import ConfigError
@@ -232,3 +233,103 @@ def test_a_model_without_a_sparse_tensor_is_packed_by_doing_nothing() -> None:
     assert (
         not packing and packing.whole(tensors) is tensors and packing.packed(tensors)["2.weight"] is tensors["2.weight"]
     )
+
+
+# Clients that train a part of the model
+
+LISA = {"name": "lisa", "blocks": "0,2,4", "num_sampled_layers": 1, "period": 3}  # all but the head, "6"
+
+
+def in_parts(root: Path, row: str = "feddyn", *, rounds: int = 6, **lisa: Any) -> dict[str, Any]:
+    """Six rounds of two of the clients, each with one of three layers."""
+    client = {"local_steps": 3, "lr": 0.01, "weight_decay": 0.1, "optimizer": {**LISA, **lisa}}
+    return tree(root, row, client=client, rounds=rounds, server={"cohort_size": 2})
+
+
+@pytest.mark.parametrize("row", [row for row in OURS if row != "scaffold"])
+def test_parts_of_a_sparse_model_give_the_run_with_whole_tensors(
+    row: str, whole_on_the_wire: Callable[[], None], tmp_path: Path
+) -> None:
+    packed = run(in_parts(tmp_path, row))
+    whole_on_the_wire()
+    dense = run(in_parts(tmp_path, row))
+    same_figures(packed, dense)
+    one, other = (load_file(done.path / "model.safetensors") for done in (packed, dense))
+    assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+    made = parameterised(Workload(packed.config).make_model())
+    assert made is not None and not any(one[name][~mask.is_there].any() for name, mask in made.masks.items())
+
+
+def test_bytes_up_of_a_part_are_those_of_its_rows(tmp_path: Path) -> None:
+    """One layer besides the head, or all four where all are drawn."""
+    done = run(in_parts(tmp_path, draws="per_round"))
+    checkpoint = load_latest(done.folder.checkpoints)
+    assert checkpoint is not None
+    layers: dict[str, int] = {}
+    for name, tensor in checkpoint.served.items():
+        layers[name.partition(".")[0]] = layers.get(name.partition(".")[0], 0) + tensor.nbytes
+    possible = {2 * (layers["6"] + size) for layer, size in layers.items() if layer != "6"}
+    assert len(possible) == 3 and {line["bytes_up"] for line in done.rounds} <= possible
+    assert done.rounds[0]["bytes_down"] == 2 * sum(layers.values()) > done.rounds[-1]["bytes_down"]
+    everything = run(in_parts(tmp_path, num_sampled_layers=3, rounds=1))
+    assert everything.rounds[0]["bytes_up"] == 2 * sum(layers.values())
+
+
+def test_with_all_layers_drawn_lisa_is_adamw_with_the_rates_of_the_parameterisation(tmp_path: Path) -> None:
+    asked = in_parts(tmp_path, num_sampled_layers=3)
+    with_adamw = {**asked, "client": {**asked["client"], "optimizer": {"name": "adamw"}}}
+    one, other = run(asked), run(with_adamw)
+    assert all(
+        torch.equal(tensor, other.model().state_dict()[name]) for name, tensor in one.model().state_dict().items()
+    )
+    workload = Workload(one.config)
+    optimizer = make_optimizer(workload, workload.make_model(), round=1)
+    assert sorted({group["lr"] for group in optimizer.param_groups}) == pytest.approx(
+        [0.01, 0.04]
+    )  # 1 and 1 / (m_d m_rho)
+
+
+def test_parts_of_a_sparse_model_over_messages_and_resumed(tmp_path: Path) -> None:
+    asked = in_parts(tmp_path)
+    reference = run(asked)
+    folder, half = over_flowers_transport(tmp_path, asked), run({**asked, "rounds": 3})
+    assert (folder.path / "rounds.jsonl").read_text() == lines(reference) == lines(run({"rounds": 6}, resume=half.path))
+    received = sum(path.stat().st_size for path in (folder.path / "clients" / "received").glob("*.safetensors"))
+    dense, there, whole = sizes(reference)
+    assert dense + there < received < dense + there + 8 * 200 < dense + whole + 8 * 80  # a header for each of 8 files
+
+
+# Clients trained as one stack
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("row", [name for name in OURS if name != "scaffold"])
+def test_sparse_clients_in_a_stack_give_the_figures_of_one_after_another(
+    row: str, optimizer: str, tmp_path: Path
+) -> None:
+    """smupar has forward multipliers here and three different rates, so that models are mapped and groups divided."""
+    compare_paths(tmp_path, row, {"name": "smupar", "base_width": 8, "density": DENSITY, "init_std": 0.2}, optimizer)
+
+
+@pytest.mark.parametrize("row", OURS)
+def test_a_chain_with_gradients_by_hand_is_masked_too(row: str, tmp_path: Path) -> None:
+    compare_paths(tmp_path, row, {"name": "sp", "density": DENSITY, "init_std": 0.2}, "sgd")
+
+
+def compare_paths(root: Path, row: str, scheme: Mapping[str, Any], optimizer: str) -> None:
+    done = {}
+    for path in ("sequential", "cohort"):
+        client = {"local_steps": 3, "lr": 0.01, "weight_decay": 0.1, "clip_norm": 1.0, "path": path}
+        client["optimizer"] = {"name": optimizer}
+        done[path] = run(tree(root, row, parameterisation=dict(scheme), client=client))
+        assert done[path].config.client.path == path
+    one, other = done["sequential"], done["cohort"]
+    for line, its in zip(one.rounds, other.rounds, strict=True):
+        assert (line["bytes_up"], line["bytes_down"]) == (its["bytes_up"], its["bytes_down"])
+        assert not its["failures"] and line["loss"] == pytest.approx(its["loss"], rel=1e-4)
+    own, theirs = one.model().state_dict(), other.model().state_dict()
+    made = parameterised(Workload(one.config).make_model())
+    assert made is not None
+    for name, tensor in own.items():
+        torch.testing.assert_close(theirs[name], tensor, rtol=1e-3, atol=1e-5)
+        assert name not in made.masks or not theirs[name][~made.masks[name].is_there].any()

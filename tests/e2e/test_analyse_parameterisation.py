@@ -92,5 +92,5 @@ def test_what_cannot_be_looked_at_is_refused() -> None:
 
 def test_what_would_undo_a_parameterisation_is_refused() -> None:
     assert "divides the model in its own way" in refused(
-        "parameterisation", *BASE, *settings(client__optimizer__name="lisa")
+        "parameterisation", *BASE, *settings(client__optimizer__name="galore")
     )
