@@ -146,6 +146,12 @@ COLUMNS: dict[str, Capability] = {
             "client": {"local_steps": 3, "optimizer": {"name": "lisa", "blocks": "0,2", "num_sampled_layers": 1}},
         },
     ),
+    "sparse": Capability(
+        changes=lambda row: {
+            "model": {"name": "mlp", "hidden": [8, 16]},
+            "parameterisation": {"name": "sp" if row == "scaffold" else "smupar", "density": 0.25},
+        },
+    ),
 }
 # Columns whose `yes` says more than that a run ends; see the tests by their names.
 ELSEWHERE = {
