@@ -30,7 +30,7 @@ def optimizer_of(part: OptimizerPart, model: nn.Module, lr: float, weight_decay:
     if made is None:
         plain: torch.optim.Optimizer = part.build(subject(part.name, model), lr, weight_decay)
         return plain
-    optimizer: torch.optim.Optimizer = part.build(groups_of(made, model), lr, weight_decay)
+    optimizer = _with_groups(part, model, groups_of(made, model), lr, weight_decay)
     rule = _rule_of(optimizer, part, made)
     for group in optimizer.param_groups:
         _set(group, rule, lr, weight_decay, made)
@@ -38,6 +38,20 @@ def optimizer_of(part: OptimizerPart, model: nn.Module, lr: float, weight_decay:
         _refuse_coupled(optimizer, part)
     if made.rule is not None:
         _let_change(optimizer, made.rule, part, made, model)
+    return optimizer
+
+
+def _with_groups(
+    part: OptimizerPart, model: nn.Module, groups: list[Group], lr: float, weight_decay: float
+) -> torch.optim.Optimizer:
+    """An optimiser of these groups; one that is made of a module has its one group divided into them."""
+    given = subject(part.name, model)
+    if given is not model:
+        grouped: torch.optim.Optimizer = part.build(groups, lr, weight_decay)
+        return grouped
+    optimizer: torch.optim.Optimizer = part.build(model, lr, weight_decay)
+    (whole,) = optimizer.param_groups
+    optimizer.param_groups[:] = [{**whole, **group} for group in groups]
     return optimizer
 
 
