@@ -27,6 +27,7 @@ _MODULES = {
     "soup-sign-ratio": "simulations.recipes.soup_sign_ratio",
     "valley-parameter-groups": "simulations.recipes.valley_parameter_groups",
     "smupar-coordinate-check": "simulations.recipes.smupar_coordinate_check",
+    "smupar-pareto": "simulations.recipes.smupar_pareto",
     "softmax-demo": "simulations.recipes.softmax_demo",
     "relu-demo": "simulations.recipes.relu_demo",
     "activation-confusion": "simulations.recipes.activation_confusion",

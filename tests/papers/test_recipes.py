@@ -147,6 +147,12 @@ def test_activations_keep_their_size_at_every_density_under_smupar_alone() -> No
 
 
 @pytest.mark.slow
+def test_with_one_rate_for_all_densities_smupar_has_the_lowest_loss() -> None:
+    finding = recipes.get("smupar-pareto").check(quick=True)
+    assert finding.verdict is Verdict.HOLDS, finding.figures
+
+
+@pytest.mark.slow
 def test_feddyn_ends_at_the_joint_optimum_where_fedavg_does_not() -> None:
     finding = recipes.get("feddyn-fixed-point").check()
     assert finding.verdict is Verdict.HOLDS, finding.figures
