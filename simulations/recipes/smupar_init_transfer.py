@@ -9,28 +9,15 @@ may blur it: the embeddings, which are never sparse, start with the same deviati
 """
 
 from simulations.recipes.base import Figures, Recipe, Threshold
-from simulations.recipes.smupar_sweeps import SAMPLES, kept, moved, of_scheme, page_of, powers, ratio, swept
-from simulations.tuning.transfer import Asked
+from simulations.recipes.smupar_sweeps import kept, moved, of_scheme, page_of, ratio, starts, swept
 
 NAME = "smupar-init-transfer"
 _SCHEMES = ("sp", "mup", "smupar")
 
 
 def measure(quick: bool) -> Figures:
-    """3 seeds, densities 1, 1/4 and 1/32, deviations 2^-8 to 2^0; quick: 1 seed, 50 steps, the ends, every second value."""
-    found = swept(
-        NAME,
-        Asked(
-            setting="init",
-            values=powers(-8, 0, 2 if quick else 1),
-            schemes=_SCHEMES,
-            densities=(1.0, 1 / 32) if quick else (1.0, 1 / 4, 1 / 32),
-            seeds=1 if quick else 3,
-            steps=50 if quick else 100,
-            samples=SAMPLES,
-        ),
-        quick=quick,
-    )
+    """2 seeds; quick: 1, and a coarser grid."""
+    found = swept(NAME, starts(quick, seeds=1 if quick else 2), quick=quick)
     return {
         **{f"{scheme}_moved": moved(found, scheme) for scheme in _SCHEMES},
         **{f"kept_to_{scheme}": ratio(kept(found, "smupar"), kept(found, scheme)) for scheme in ("sp", "mup")},

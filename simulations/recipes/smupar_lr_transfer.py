@@ -14,13 +14,12 @@ from dataclasses import replace
 from fedsign.report.analysis import Found
 from simulations.recipes.base import Figures, Recipe, Threshold
 from simulations.recipes.smupar_sweeps import (
-    SAMPLES,
     kept,
     losses,
     moved,
     of_scheme,
     page_of,
-    powers,
+    rates,
     ratio,
     spread,
     swept,
@@ -33,15 +32,10 @@ _PROXY_WIDTH = 64
 
 
 def measure(quick: bool) -> Figures:
-    """3 seeds, densities 1, 1/4, 1/16 and 1/32, rates 2^-10 to 2^-1; quick: 1 seed, 64 steps, the ends, every second rate, no proxy."""
-    asked = Asked(
-        values=powers(-9, -1, 2) if quick else powers(-10, -1),
-        schemes=_SCHEMES,
-        densities=(1.0, 1 / 32) if quick else (1.0, 1 / 4, 1 / 16, 1 / 32),
-        seeds=1 if quick else 3,
-        steps=64 if quick else 128,
-        samples=SAMPLES,
-    )
+    """3 seeds, densities 1, 1/4, 1/16 and 1/32, rates 2^-12 to 2^-2; quick: 1 seed, 64 steps, the ends, every second rate, no proxy."""
+    asked = rates(quick, seeds=1 if quick else 3)
+    if not quick:
+        asked = replace(asked, densities=(1.0, 1 / 4, 1 / 16, 1 / 32))
     found = swept(NAME, asked, quick=quick)
     figures = {f"{scheme}_moved": moved(found, scheme) for scheme in _SCHEMES}
     for scheme in ("sp", "mup"):

@@ -15,6 +15,7 @@ from simulations.tuning.transfer import Asked, tune
 WIDTH, RATE = 128, 2.0**-6
 BATCHES: dict[str, Any] = {"data": {"block_length": 32}, "client": {"batch_size": 8}}  # 256 tokens a step
 SAMPLES = 256  # held-out blocks that a loss is taken of
+CELLS = Path("tuning") / "smupar"  # where all of them are played: they share cells, and go on with what is there
 
 
 def powers(first: int, last: int, step: int = 1) -> list[float]:
@@ -26,8 +27,31 @@ def powers(first: int, last: int, step: int = 1) -> list[float]:
     return [2.0**power for power in range(first, last + 1, step)]
 
 
+def rates(quick: bool, *, seeds: int) -> Asked:
+    """Learning rates 2^-12 to 2^-2 over 128 steps at the densities 1 and 1/32; quick: every second one, 2^-11 to 2^-3, over 64 steps."""
+    return Asked(
+        values=powers(-11, -3, 2) if quick else powers(-12, -2),
+        densities=(1.0, 1 / 32),
+        seeds=seeds,
+        steps=64 if quick else 128,
+        samples=SAMPLES,
+    )
+
+
+def starts(quick: bool, *, seeds: int) -> Asked:
+    """Deviations of the start 2^-8 to 2^0 over 100 steps at the densities 1 and 1/32; quick: every second one, over 50 steps."""
+    return Asked(
+        setting="init",
+        values=powers(-8, 0, 2 if quick else 1),
+        densities=(1.0, 1 / 32),
+        seeds=seeds,
+        steps=50 if quick else 100,
+        samples=SAMPLES,
+    )
+
+
 def folder_of(name: str, quick: bool) -> Path:
-    """Where a sweep is played, and gone on with when it is asked for again."""
+    """Where numbers and picture of a sweep are written."""
     return Path("tuning") / f"{name}{'-quick' if quick else ''}"
 
 
@@ -38,9 +62,8 @@ def page_of(name: str, quick: bool) -> Path:
 
 def swept(name: str, asked: Asked, *, quick: bool, width: int = WIDTH) -> Found:
     """Play what has not been played yet; write numbers and picture."""
-    folder = folder_of(name, quick)
-    found = tune(experiment(width=width, lr=RATE, changes=BATCHES), asked, folder)
-    write_found(found, folder, transfer_figures(found))
+    found = tune(experiment(width=width, lr=RATE, changes=BATCHES), asked, CELLS)
+    write_found(found, folder_of(name, quick), transfer_figures(found))
     return found
 
 

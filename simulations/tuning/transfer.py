@@ -175,12 +175,13 @@ def _cells(config: ExperimentConfig, asked: Asked, own_width: int) -> Iterator[C
         range(config.seed, config.seed + asked.seeds), asked.schemes, asked.widths, asked.densities
     ):
         wide = config if width == own_width else widened(config, width)
-        of_condition = variant(wide, _played_as(config, scheme, density), density, seed=seed)
+        played = _played_as(config, scheme, density)
+        of_condition = variant(wide, played, density, seed=seed)
         for index, value in enumerate(asked.values):
             tried = of_condition.replace(**{SETTINGS[asked.setting]: value})
             if seed == config.seed and index == 0:
                 last = check_cell(tried, steps=asked.steps, like=last)
-            words = {"scheme": scheme, "width": width, "density": density, SETTINGS[asked.setting]: value, "seed": seed}
+            words = {"scheme": played, "width": width, "density": density, SETTINGS[asked.setting]: value, "seed": seed}
             yield Cell(config=tried, steps=asked.steps, samples=asked.samples, words=words)
 
 
