@@ -62,9 +62,7 @@ class Federation:
         weights = values[WEIGHTS][[client.number for client in data.clients]]
         shares = weights / weights.sum()
         trained = [self._trained(state, values, client, data.factor) for client in data.clients]
-        return {
-            name: torch.stack([own[name] for own in trained], -1) @ shares.to(state[name].dtype) for name in state
-        }
+        return {name: torch.stack([own[name] for own in trained], -1) @ shares.to(state[name].dtype) for name in state}
 
     def _trained(self, received: Tree, values: Mapping[str, Tensor], client: Client, factor: float) -> Tree:
         """A client's model after its local steps."""
