@@ -95,8 +95,6 @@ def refusal(workload: Workload, spec: ObjectiveSpec) -> str | None:
     """Why a stack could not give what the sequential path gives, as the middle of a sentence; None if it can."""
     model, config = workload.make_model().train(), workload.config
     objective: Objective = plugins.build("objective", spec.name, spec.settings)
-    if config.parameterisation.name != "none":
-        return f"parameterisation.name={config.parameterisation.name} is for one client after another only"
     if config.engine.precision != "float32":
         return f"engine.precision={config.engine.precision} is for one client after another only"
     if config.client.schedule.per == "step":
@@ -122,7 +120,7 @@ def refusal(workload: Workload, spec: ObjectiveSpec) -> str | None:
         return f"model.name={config.model.name} has tensors that two layers share"
     if trains_part(config.client.optimizer.name):
         return f"client.optimizer.name={config.client.optimizer.name} trains other layers of each client"
-    if stacked_optimizer(make_optimizer(workload, model, round=1)) is None:
+    if stacked_optimizer(make_optimizer(workload, model, round=1), model.parameters()) is None:
         return f"client.optimizer.name={config.client.optimizer.name} is none of torch's SGD, Adam and AdamW"
     if objective.contrasts and not objective.contrast_is_mean:
         return f"objective '{spec.name}' does not say that its contrast is a mean over samples (contrast_is_mean)"

@@ -25,6 +25,7 @@ from clients.trainer import make_optimizer
 from fedsign.optim.base import PartTrainer, trains_part
 from fedsign.optim.blocks import find_blocks
 from fedsign.optim.lean import made_lean
+from fedsign.parameterisation.packing import packing_of
 from fedsign.records import Role, Tensors
 from fedsign.seeding import Purpose, generator, integer, torch_seeded
 from fedsign.sharding.layout import Grouping
@@ -54,7 +55,7 @@ class ShardedTraining:
         settings = workload.config.client.sharding
         self._workload, self._rank, self._num_ranks = workload, rank, settings.ranks
         self._model = workload.make_model().train()
-        self._aliases = _aliases(self._model)
+        self._aliases, self._packing = _aliases(self._model), packing_of(self._model)
         self._sharded = Sharded(
             self._model,
             lambda named: made_lean(
@@ -72,7 +73,7 @@ class ShardedTraining:
     def train(self, tensors: Tensors, *, partition: int, round: int) -> Trained:
         """A client's round."""
         workload, client = self._workload, self._workload.config.client
-        self._sharded.load(tensors)
+        self._sharded.load(self._packing.whole(tensors))
         index = workload.share_of(partition)
         steps = num_steps(len(index), client.batch_size, epochs=client.local_epochs, steps=client.local_steps)
         whole = make_optimizer(workload, self._model, round=round)
@@ -103,22 +104,23 @@ class ShardedTraining:
         return Trained(nums=nums, losses=torch.stack(losses).tolist(), names=names)
 
     def values(self, names: Collection[str] | None) -> Iterator[tuple[str, Tensor]]:
-        """What a reply holds: these parameters, all without names, and all buffers; all ranks ask for the same."""
+        """What a reply holds, as it travels: these parameters, all without names, and all buffers; all ranks ask for the same."""
         for first, value in self._sharded.values(names):
-            yield from ((name, value) for name in self._aliases[first])
-        roles = self._workload.roles
-        buffers = self._model.state_dict()
-        yield from ((name, buffers[name]) for name, role in roles.items() if role is Role.BUFFER)
+            for name in self._aliases[first]:
+                yield from self._packing.packed({name: value}).items()
+        yield from ((name, tensor) for name, tensor in self._model.state_dict().items() if self._is_buffer(name))
 
     def layout_of(self, names: Collection[str] | None) -> Layout:
         """Where `values` may be written, in the model's order."""
-        roles = self._workload.roles
-        state = {
-            name: tensor
+        places = {
+            name: tensor.new_empty(self._packing.shape(name, tensor.shape), device="meta")
             for name, tensor in self._model.state_dict().items()
-            if names is None or name in names or roles[name] is Role.BUFFER
+            if names is None or name in names or self._is_buffer(name)
         }
-        return Layout.of(state, contiguous=True)
+        return Layout.of(places, contiguous=True)
+
+    def _is_buffer(self, name: str) -> bool:
+        return self._workload.roles[name] is Role.BUFFER
 
     def _step(self, batch: Tensor, whole: torch.optim.Optimizer) -> Tensor:
         """One local step on the samples at these places, all ranks together; returns this rank's part of their mean loss."""

@@ -29,6 +29,7 @@ from fedsign.models.working import WorkingModel
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.optim.base import PartTrainer, trains_part
 from fedsign.optim.displacement import unit_displacement
+from fedsign.optim.packed import PackedSGD
 from fedsign.parameterisation.groups import optimizer_of
 from fedsign.records import (
     LATE,
@@ -124,7 +125,7 @@ class SequentialTrainer:
         next_state: Tensors = {}
         if objective.has_state:
             next_state = objective.next_state(all_parameters(model, came, tensors), came)
-            states.save(request.partition, request.round, next_state)
+            states.save(request.partition, request.round, model.packing.packed(next_state))
         return TrainReply(
             round=request.round,
             partition=request.partition,
@@ -133,7 +134,7 @@ class SequentialTrainer:
             num_examples=len(index),
             metrics={"train-loss": train_loss},
             has_state=objective.has_state,
-            extra={name: tensor.cpu() for name, tensor in objective.to_server(next_state, came).items()},
+            extra=_sent(objective.to_server(next_state, came), model),
         )
 
     def _context(
@@ -145,8 +146,8 @@ class SequentialTrainer:
         device = next(iter(request.tensors.values())).device if on_host else self._workload.device
         return LocalContext(
             received=received,
-            state=load_state(objective, received, request, states, device),
-            shared=to_device(request.shared, device),
+            state=self._model.whole(load_state(objective, received, request, states, device)),
+            shared=self._model.whole(to_device(request.shared, device)),
             unit_displacement=unit_displacement,
         )
 
@@ -203,6 +204,11 @@ class _Draws:
     training: int
 
 
+def _sent(besides: Tensors, model: WorkingModel) -> Tensors:
+    """What a reply carries besides the model, as it travels."""
+    return {name: tensor.cpu() for name, tensor in model.packing.packed(besides).items()}
+
+
 def load_state(
     objective: Objective,
     received: Mapping[str, Tensor],
@@ -240,6 +246,11 @@ def check_training(workload: Workload, spec: ObjectiveSpec) -> None:
     objective: Objective = plugins.build("objective", spec.name, spec.settings)
     optimizer = make_optimizer(workload, model, round=1)
     if objective.needs_unit_displacement and unit_displacement(optimizer, 1) is None:
+        if isinstance(optimizer, torch.optim.SGD | PackedSGD):
+            raise ConfigError(
+                f"parameterisation.name={workload.config.parameterisation.name} was given, which gives tensors learning rates of their own "
+                f"at this width and density, but objective '{spec.name}' needs one rate for all; use parameterisation.name=sp."
+            )
         raise ConfigError(
             f"client.optimizer.name={client.optimizer.name} was given, but objective '{spec.name}' needs an optimiser that "
             "does not rescale gradients; use client.optimizer.name=sgd."

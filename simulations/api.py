@@ -28,6 +28,7 @@ from fedsign.config import ExperimentConfig
 from fedsign.data.partition.lazy import counted_clients
 from fedsign.data.sites import check_evaluation, frame_of, lies_at_nodes
 from fedsign.errors import ConfigError, FedSignError, ResultsError
+from fedsign.parameterisation.packing import packing_of
 from fedsign.records import ObjectiveSpec
 from fedsign.results import Line, RunFolder
 from fedsign.workload import Workload
@@ -80,7 +81,7 @@ class Run:
         if checkpoint is None:
             raise ResultsError(f"{self.path} has no checkpoint yet; resume it with 'fedsign run --resume {self.path}'.")
         model = Workload(self.config).make_model()
-        model.load_state_dict(checkpoint.evaluated or checkpoint.served)
+        model.load_state_dict(dict(packing_of(model).whole(checkpoint.evaluated or checkpoint.served)))
         return model.eval()
 
     def final(self, metric: str, *, last: int = 5) -> float | None:

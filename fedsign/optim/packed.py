@@ -18,7 +18,7 @@ from torch import Tensor
 from fedsign.errors import ConfigError
 from fedsign.optim.adamw import Decay
 from fedsign.optim.lean import made_lean
-from fedsign.parameterisation.masks import Mask
+from fedsign.parameterisation.masks import Mask, gathered, put_back
 
 
 class Packed(torch.optim.Optimizer):
@@ -37,9 +37,9 @@ class Packed(torch.optim.Optimizer):
                 if mask is None:
                     self._move(parameter, parameter.grad, state, group)
                 else:
-                    weights, gradient = _gathered(parameter, mask), _gathered(parameter.grad, mask)
+                    weights, gradient = gathered(parameter, mask), gathered(parameter.grad, mask)
                     self._move(weights, gradient, state, group)
-                    _put_back(parameter, weights, mask)
+                    put_back(parameter, weights, mask)
 
     def _move(self, weights: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         raise NotImplementedError
@@ -94,17 +94,6 @@ class PackedAdamW(Packed):
 
 def _with_masks(group: dict[str, Any]) -> Iterator[tuple[Tensor, Mask | None]]:
     return zip(group["params"], group["masks"], strict=True)
-
-
-def _gathered(tensor: Tensor, mask: Mask) -> Tensor:
-    return tensor.reshape(-1).index_select(0, mask.places)
-
-
-def _put_back(parameter: Tensor, weights: Tensor, mask: Mask) -> None:
-    if parameter.is_contiguous():
-        parameter.view(-1)[mask.places] = weights
-    else:
-        parameter.masked_scatter_(mask.is_there, weights)
 
 
 def packed_sgd(

@@ -1,7 +1,6 @@
 """The parameterisation of an experiment: what its configuration says, done to its model.
 
-What would undo it is refused: noise on weights that a sparse model does not have, weights that were loaded and would be drawn anew,
-optimisers that divide the model in their own way.
+What would undo it is refused: weights that were loaded and would be drawn anew, optimisers that divide the model in their own way.
 """
 
 import torch
@@ -9,9 +8,9 @@ from torch import nn
 
 from fedsign.config import ExperimentConfig
 from fedsign.errors import ConfigError
+from fedsign.optim.base import takes_groups
 from fedsign.parameterisation.apply import mask_again, parameterise
 from fedsign.parameterisation.schemes import Scheme
-from fedsign.registry import resolve
 
 
 def parameterise_as(config: ExperimentConfig, model: nn.Module) -> None:
@@ -44,19 +43,8 @@ def _check(config: ExperimentConfig, scheme: Scheme) -> None:
     if config.model.settings.get("weights"):
         raise ConfigError(f"{given} model.weights, which would be drawn anew; use parameterisation.name=none.")
     name = config.client.optimizer.name
-    factory = resolve("optimizer", name)
-    if getattr(factory, "takes_model", False) or getattr(factory, "adapt_model", None) is not None:
+    if not takes_groups(name):
         raise ConfigError(
-            f"{given} client.optimizer.name={name}, which divides the model in its own way; use sgd, adam, adamw, packed_sgd or "
-            "packed_adamw."
-        )
-    if not scheme.is_sparse:
-        return
-    noisy = {"privacy.name": config.privacy.name} if config.privacy.name != "none" else {}
-    if config.strategy.name.startswith("flower_dp_"):
-        noisy["strategy.name"] = config.strategy.name
-    for key, value in noisy.items():
-        raise ConfigError(
-            f"{given} a density below 1 and {key}={value}, whose noise would fall on weights that a sparse model does not have; "
-            f"use parameterisation.density=1 or another {key.partition('.')[0]}."
+            f"{given} client.optimizer.name={name}, which divides the model in its own way; use sgd, adam, adamw, packed_sgd, "
+            "packed_adamw or lisa."
         )

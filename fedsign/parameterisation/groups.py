@@ -28,12 +28,26 @@ def optimizer_of(part: OptimizerPart, model: nn.Module, lr: float, weight_decay:
     if made is None:
         plain: torch.optim.Optimizer = part.build(subject(part.name, model), lr, weight_decay)
         return plain
-    optimizer: torch.optim.Optimizer = part.build(groups_of(made, model), lr, weight_decay)
+    optimizer = _with_groups(part, model, groups_of(made, model), lr, weight_decay)
     rule = _rule_of(optimizer, part, made)
     for group in optimizer.param_groups:
         _set(group, rule, lr, weight_decay, made)
     if weight_decay and made.plan.scheme.decay == "base" and isinstance(optimizer, torch.optim.Adam):
         _refuse_coupled(optimizer, part)
+    return optimizer
+
+
+def _with_groups(
+    part: OptimizerPart, model: nn.Module, groups: list[Group], lr: float, weight_decay: float
+) -> torch.optim.Optimizer:
+    """An optimiser of these groups; one that is made of a module has its one group divided into them."""
+    given = subject(part.name, model)
+    if given is not model:
+        grouped: torch.optim.Optimizer = part.build(groups, lr, weight_decay)
+        return grouped
+    optimizer: torch.optim.Optimizer = part.build(model, lr, weight_decay)
+    (whole,) = optimizer.param_groups
+    optimizer.param_groups[:] = [{**whole, **group} for group in groups]
     return optimizer
 
 

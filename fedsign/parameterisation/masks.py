@@ -54,3 +54,17 @@ def hold(model: nn.Module, masks: Mapping[str, Mask]) -> None:
         with torch.no_grad():
             parameter.mul_(mask.is_there)
         parameter.register_hook(mask)
+
+
+def gathered(tensor: Tensor, mask: Mask) -> Tensor:
+    """The weights that there are as a row [num], or [K, num] of a stack [K, ...]; a copy."""
+    stacked = tensor.shape[: tensor.dim() - mask.is_there.dim()]
+    return tensor.reshape(*stacked, -1).index_select(-1, mask.places.to(tensor.device))
+
+
+def put_back(whole: Tensor, row: Tensor, mask: Mask) -> None:
+    """Write a row [num] to its places in a tensor; the rest stays."""
+    if whole.is_contiguous():
+        whole.view(-1)[mask.places.to(whole.device)] = row
+    else:
+        whole.masked_scatter_(mask.is_there.to(whole.device), row)

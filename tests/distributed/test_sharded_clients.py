@@ -25,7 +25,7 @@ from fedsign.results import RunFolder
 from fedsign.sharding.strategy import STRATEGIES
 from fedsign.workload import Workload
 from simulations import run
-from tests.contract.test_part_runs import over_flowers_transport
+from tests.contract.transported import over_flowers_transport
 from tests.distributed.federation import WAYS, sharding, tree
 
 WITHIN_S = 30.0
