@@ -103,6 +103,8 @@ def refusal(workload: Workload, spec: ObjectiveSpec) -> str | None:
         return "client.micro_batch is for one client after another only"
     if config.engine.compile:
         return "engine.compile=true compiles the model for one client after another only"
+    if config.engine.sparse_products == "csr":
+        return "engine.sparse_products=csr is for one client after another only"
     if adapts(config.client.optimizer.name):
         return f"client.optimizer.name={config.client.optimizer.name} freezes weights, of which a stack would hold one copy for each client"
     for module in model.modules():

@@ -90,6 +90,10 @@ def _refused_settings(workload: Workload) -> str:
         return "engine.channels_last=on lays weights out in another way than they are sharded; use auto or off"
     if workload.device.type != "cpu":
         return f"engine.device={engine.device} has not been tried with ranks that share a client; use engine.device=cpu"
+    if engine.sparse_products == "csr":
+        return "engine.sparse_products=csr multiplies weights that stay where they are; use auto, which is dense here"
+    if config.sparsity.name != "static":
+        return f"sparsity.name={config.sparsity.name} chooses among a tensor's weights, of which a rank has a part; use sparsity.name=static"
     name = client.optimizer.name
     if adapts(name):
         return f"client.optimizer.name={name} holds the model's weights as buffers, which nobody shards; use another optimiser"

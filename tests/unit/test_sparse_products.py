@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from clients.paths import on_path
+from clients.shard_rules import sharded
 from clients.trainer import check_training
 from fedsign.config import from_dict
 from fedsign.errors import ConfigError
@@ -176,6 +178,20 @@ def test_masks_that_change_are_followed(tmp_path: Any) -> None:
             done = run({**SMALL, **alone, **changes, "results": {"root": str(tmp_path / products)}})
             losses.append(done.rounds[-1]["loss"])
         assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+def test_stacks_and_ranks_have_whole_products_and_say_so() -> None:
+    stacked = {**SMALL["client"], "path": "cohort", "optimizer": {"name": "adamw"}}
+    asked = {"engine": {"sparse_products": "csr"}, "client": stacked}
+    with pytest.raises(ConfigError, match=r"sparse_products=csr is for one client after another only"):
+        on_path(Workload(from_dict({**SMALL, **asked})), ObjectiveSpec(), in_process=True)
+    for changes, said in (
+        ({"engine": {"sparse_products": "csr"}}, "use auto, which is dense here"),
+        ({"sparsity": {"name": "rigl", "last_step": 200}}, r"use sparsity\.name=static"),
+    ):
+        several = {**SMALL, "client": {**SMALL["client"], "sharding": {"ranks": 2}}, **changes}
+        with pytest.raises(ConfigError, match=said):
+            sharded(Workload(from_dict(several)), ObjectiveSpec())
 
 
 def test_compressed_rows_that_cannot_be_had_are_refused_before_the_run() -> None:
