@@ -30,6 +30,7 @@ _MODULES = {
     "smupar-lr-transfer": "simulations.recipes.smupar_lr_transfer",
     "smupar-init-transfer": "simulations.recipes.smupar_init_transfer",
     "smupar-ablation": "simulations.recipes.smupar_ablation",
+    "smupar-dynamic": "simulations.recipes.smupar_dynamic",
     "smupar-pareto": "simulations.recipes.smupar_pareto",
     "softmax-demo": "simulations.recipes.softmax_demo",
     "relu-demo": "simulations.recipes.relu_demo",

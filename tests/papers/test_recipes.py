@@ -158,6 +158,12 @@ def test_settings_of_a_dense_proxy_hold_for_sparse_models_under_smupar_alone(
 
 
 @pytest.mark.slow
+def test_smupar_keeps_its_rate_under_masks_that_change() -> None:
+    finding = recipes.get("smupar-dynamic").check(quick=True)
+    assert finding.verdict is Verdict.HOLDS, finding.figures
+
+
+@pytest.mark.slow
 def test_with_one_rate_for_all_densities_smupar_has_the_lowest_loss() -> None:
     finding = recipes.get("smupar-pareto").check(quick=True)
     assert finding.verdict is Verdict.HOLDS, finding.figures
