@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from fedsign.config import from_dict
-from simulations.recipes.base import Figures, Recipe, Threshold
+from simulations.recipes.base import Figures, Recipe, Threshold, Verdict
 from simulations.recipes.cells import all_rounds
 from simulations.tuning.learning import Asked, Learning
 
@@ -66,5 +66,6 @@ RECIPE = Recipe(
     claim="FedSign's gamma, learnt through rounds, is as good on test data as the best of {0.001, 0.01, 0.1}, at equal compute.",
     measure=measure,
     thresholds=(Threshold(figure="learnt_minus_grid", bound="at most", value=0.0),),
+    expected=Verdict.DOES_NOT_HOLD,  # what is best for 3 rounds diverges within 30; docs/recipes.md has the figures
     quick_thresholds=(Threshold(figure="learnt_accuracy", bound="at least", value=0.2),),
 )
