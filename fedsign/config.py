@@ -34,6 +34,7 @@ from fedsign.sections import (
     Seed,
     ServerSection,
     ShardingSection,
+    SparsityPart,
     StrategyPart,
 )
 from fedsign.sharding.strategy import strategy_of
@@ -76,6 +77,7 @@ class ExperimentConfig(Section):
     partition: PartitionPart = PartitionPart()
     model: ModelPart = ModelPart()
     parameterisation: ParameterisationPart = ParameterisationPart()
+    sparsity: SparsityPart = SparsityPart()
     client: ClientSection = ClientSection()
     strategy: StrategyPart = StrategyPart()
     server: ServerSection = ServerSection()

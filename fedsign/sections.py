@@ -113,6 +113,13 @@ class ParameterisationPart(Part):
     name: str = "none"
 
 
+class SparsityPart(Part):
+    """How the masks of a sparse model change while one client trains it in one round; otherwise they are `static`."""
+
+    kind = "sparsity"
+    name: str = "static"
+
+
 class OptimizerPart(Part):
     """The clients' optimiser; its state is fresh in every round."""
 
@@ -156,6 +163,7 @@ class EnginePart(Part):
     channels_last: Literal["auto", "on", "off"] = "auto"  # how images lie in memory; auto: for 2-D convolutions
     tf32: bool = False  # on CUDA, products of float32 with fewer bits
     compile: bool = False  # the model's passes in training, by torch.compile
+    sparse_products: Literal["auto", "dense", "csr"] = "auto"  # of sparse layers, in training; auto: csr where it pays
 
 
 class ShardingSection(Section):

@@ -147,6 +147,17 @@ def test_activations_keep_their_size_at_every_density_under_smupar_alone() -> No
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["smupar-lr-transfer", "smupar-ablation"])
+def test_settings_of_a_dense_proxy_hold_for_sparse_models_under_smupar_alone(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    finding = recipes.get(name).check(quick=True)
+    assert finding.verdict is Verdict.HOLDS, finding.figures
+    assert finding.page is not None and finding.page.exists()
+
+
+@pytest.mark.slow
 def test_feddyn_ends_at_the_joint_optimum_where_fedavg_does_not() -> None:
     finding = recipes.get("feddyn-fixed-point").check()
     assert finding.verdict is Verdict.HOLDS, finding.figures

@@ -34,7 +34,7 @@ DEFAULT_EXPERIMENT = {
     },
     "partition": {"name": "dirichlet", "num_clients": 50, "alpha": 0.1, "min_partition_size": 4},
     "model": {"name": "mlp", "start": "", "hidden": [128, 128], "projection_dim": 0},
-    "strategy": {"name": "fedsign", "gamma": 0.003, "reduction": "sum", "weighting": "uniform"},
+    "strategy": {"name": "fedsign", "gamma": 0.003, "reduction": "sum", "weighting": "uniform", "weights": []},
 }
 
 trees = st.fixed_dictionaries(
@@ -265,7 +265,7 @@ def test_naming_another_part_drops_the_settings_of_the_former(tmp_path: Path) ->
     assert config.strategy.settings == {"alpha": 0.2}
     assert (config.partition.num_clients, config.partition.settings) == (20, {})
     assert load(path, ["strategy.name=fedprox"]).strategy.settings["mu"] == 0.5, "the same name drops nothing"
-    assert load().replace(**{"strategy.name": "fedavg"}).strategy.settings == {"weighting": "uniform"}
+    assert load().replace(**{"strategy.name": "fedavg"}).strategy.settings == {"weighting": "uniform", "weights": []}
 
 
 def test_the_order_of_overrides_does_not_matter() -> None:
