@@ -37,6 +37,7 @@ _MODULES = {
     "lisa-speed": "simulations.recipes.lisa_speed",
     "federated-lisa": "simulations.recipes.federated_lisa",
     "fg2u-unbiased": "simulations.recipes.fg2u_unbiased",
+    "federated-smupar": "simulations.recipes.federated_smupar",
     "federated-llm": "simulations.recipes.federated_llm",
 }
 

@@ -151,7 +151,7 @@ def test_fedsign_beats_fedavg_on_digits_over_a_few_seeds() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["lisa-convergence", "lisa-ablation", "lisa-weight-norms", "federated-lisa"])
+@pytest.mark.parametrize("name", ["lisa-convergence", "lisa-ablation", "lisa-weight-norms", "federated-lisa", "federated-smupar"])
 def test_lisa_fine_tunes_a_language_model(name: str) -> None:
     finding = recipes.get(name).check(quick=True)
     assert finding.verdict is Verdict.HOLDS, finding.figures
