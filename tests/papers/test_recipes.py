@@ -139,6 +139,12 @@ def test_activations_keep_their_size_at_every_density_under_smupar_alone() -> No
 
 
 @pytest.mark.slow
+def test_sparse_silos_send_what_there_is_and_learn_more_under_smupar() -> None:
+    finding = recipes.get("federated-smupar").check(quick=True)
+    assert finding.verdict is Verdict.HOLDS, finding.figures
+
+
+@pytest.mark.slow
 def test_feddyn_ends_at_the_joint_optimum_where_fedavg_does_not() -> None:
     finding = recipes.get("feddyn-fixed-point").check()
     assert finding.verdict is Verdict.HOLDS, finding.figures
@@ -151,7 +157,7 @@ def test_fedsign_beats_fedavg_on_digits_over_a_few_seeds() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["lisa-convergence", "lisa-ablation", "lisa-weight-norms", "federated-lisa", "federated-smupar"])
+@pytest.mark.parametrize("name", ["lisa-convergence", "lisa-ablation", "lisa-weight-norms", "federated-lisa"])
 def test_lisa_fine_tunes_a_language_model(name: str) -> None:
     finding = recipes.get(name).check(quick=True)
     assert finding.verdict is Verdict.HOLDS, finding.figures
