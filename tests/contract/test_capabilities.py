@@ -8,10 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Message
 
-from clients.app import app as client_app
-from clients.node import EXPERIMENT_KEY, STATE_KEY
 from clients.state_database import StateDatabase
 from fedsign import plugins
 from fedsign.checkpoints import load_latest
@@ -20,18 +17,11 @@ from fedsign.config import from_dict
 from fedsign.data.base import Dataset
 from fedsign.data.digits import digits
 from fedsign.errors import FedSignError
-from fedsign.flower.partition_grid import PartitionGrid
-from fedsign.flower.shims import PARTITION_KEY, make_context
-from fedsign.records import roles_of
 from fedsign.registry import KINDS, resolve
-from fedsign.results import RunFolder
-from fedsign.workload import Workload
 from simulations import Run, run
-from simulations.backends.base import intra_op_threads
 from simulations.comparisons.plan import Request, make_plan
-from simulations.rounds import RoundLoop
 from tests.contract.test_strategies import lines
-from tests.unit.test_flower_room import Deployment
+from tests.contract.transported import over_flowers_transport
 
 ROOT = Path(__file__).parents[2]
 NUM_CLIENTS = 3  # the least that Krum and Bulyan can do with
@@ -267,29 +257,6 @@ def test_a_comparison_chooses_by_validation_samples(row: str, tmp_path: Path) ->
 
 
 # Engines
-
-
-def over_flowers_transport(root: Path, asked: Mapping[str, Any]) -> RunFolder:
-    """The run with the project's ClientApp on nodes of random ids, all messages serialised as Flower does it."""
-    workload = Workload(from_dict(asked))
-    folder = RunFolder(root / "transported")
-    folder.path.mkdir()
-    run_config = {EXPERIMENT_KEY: workload.config.to_toml(), STATE_KEY: str(folder.clients)}
-
-    def node(partition: int) -> Callable[[Message], Message]:
-        context = make_context(partition, node_config={PARTITION_KEY: partition}, run_config=run_config)
-        return lambda message: client_app(message, context)
-
-    with intra_op_threads(workload.config.engine.threads):
-        grid = PartitionGrid(
-            Deployment([node(partition) for partition in range(NUM_CLIENTS)]),
-            num_partitions=NUM_CLIENTS,
-            roles=roles_of(workload.make_model()),
-            leaves_process=True,
-        )
-        grid.roll_call(timeout_s=5)
-        RoundLoop(workload, grid, folder).run()
-    return folder
 
 
 @pytest.mark.parametrize("row", sorted({*having("Ray"), *having("SuperLink")}))

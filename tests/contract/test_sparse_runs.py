@@ -22,8 +22,9 @@ from fedsign.registry import KINDS
 from fedsign.workload import Workload
 from simulations import Run, run
 from simulations.analyses.subject import subject_of
-from tests.contract.test_capabilities import NUM_CLIENTS, over_flowers_transport, strategy
+from tests.contract.test_capabilities import NUM_CLIENTS, strategy
 from tests.contract.test_strategies import lines
+from tests.contract.transported import over_flowers_transport
 
 DENSITY = 0.25
 STRATEGIES = [*KINDS["strategy"].table]
