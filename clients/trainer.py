@@ -19,6 +19,7 @@ from clients.local_step import LocalStep, factors
 from clients.parts import all_parameters, drawing, on_device
 from clients.state import ClientStore
 from fedsign import plugins
+from fedsign.config import ExperimentConfig
 from fedsign.data.base import IntArray
 from fedsign.data.checks import check_language_model
 from fedsign.errors import ConfigError, DiskFullError, LateError
@@ -31,6 +32,7 @@ from fedsign.optim.base import PartTrainer, trains_part
 from fedsign.optim.displacement import unit_displacement
 from fedsign.optim.packed import PackedSGD
 from fedsign.parameterisation.groups import optimizer_of
+from fedsign.parameterisation.products import check_products
 from fedsign.records import (
     LATE,
     Failure,
@@ -235,12 +237,27 @@ def make_optimizer(workload: Workload, model: nn.Module, *, round: int) -> torch
     return optimizer_of(client.optimizer, model, lr, client.weight_decay)
 
 
+def check_sparsity(config: ExperimentConfig) -> None:
+    """Masks that change are for one client in one round, whose optimiser sees all steps.
+
+    Raises:
+        ConfigError: there are more.
+    """
+    if config.sparsity.name != "static" and (config.rounds, config.partition.num_clients) != (1, 1):
+        raise ConfigError(
+            f"sparsity.name={config.sparsity.name} was given with rounds={config.rounds} and partition.num_clients="
+            f"{config.partition.num_clients}, but server and clients draw the same masks and send none, so that a client's change would "
+            "be unknown to all others; use sparsity.name=static, or train in one place with rounds=1 and partition.num_clients=1."
+        )
+
+
 def check_training(workload: Workload, spec: ObjectiveSpec) -> None:
     """Make a client's parts once, so that a mistake is one sentence before a run begins.
 
     Raises:
         ConfigError: a part cannot be made, or they do not suit each other.
     """
+    check_sparsity(workload.config)
     model, client = workload.make_model(), workload.config.client
     check_language_model(model, workload.dataset, name=workload.config.model.name, device=workload.device)
     objective: Objective = plugins.build("objective", spec.name, spec.settings)
@@ -281,4 +298,5 @@ def check_training(workload: Workload, spec: ObjectiveSpec) -> None:
             "steps, and each time the model would be compiled anew; use engine.compile=false."
         )
     workload.numerics.check_compiler()
+    check_products(workload.numerics)
     workload.training_task  # noqa: B018 - made on first use

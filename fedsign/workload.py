@@ -134,6 +134,7 @@ class Workload:
             channels_last=engine.channels_last,
             tf32=engine.tf32,
             compile=engine.compile,
+            sparse_products=engine.sparse_products,
         )
 
     @cached_property
@@ -257,6 +258,10 @@ class Workload:
         self.share_of(site)
         return self._all_figures(model, *self.tests_of_sites[site], num_threads)
 
+    def figures_on(self, model: nn.Module, samples: AnySamples, *, num_threads: int = 1) -> dict[str, float]:
+        """Loss and metrics of a model on any samples."""
+        return self._evaluation.figures(model.eval(), samples, num_threads=num_threads)
+
     @cached_property
     def tests_of_sites(self) -> dict[int, tuple[AnySamples, AnySamples | None]]:
         """The test and validation samples of each site whose data lie here."""
@@ -270,10 +275,9 @@ class Workload:
     def _all_figures(
         self, model: nn.Module, test: AnySamples, validation: AnySamples | None, num_threads: int
     ) -> dict[str, float]:
-        model.eval()
-        values = self._evaluation.figures(model, test, num_threads=num_threads)
+        values = self.figures_on(model, test, num_threads=num_threads)
         if validation is not None:
-            figures = self._evaluation.figures(model, validation, num_threads=num_threads)
+            figures = self.figures_on(model, validation, num_threads=num_threads)
             values |= {f"validation_{name}": value for name, value in figures.items()}
         return values
 

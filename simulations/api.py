@@ -20,6 +20,7 @@ from torch import nn
 
 import fedsign
 from clients.paths import on_path
+from clients.shard_rules import sharded
 from clients.trainer import check_training
 from fedsign import checkpoints, plugins, results
 from fedsign import config as configs
@@ -218,6 +219,7 @@ def _prepare(workload: Workload) -> tuple[Workload, Engine, list[Callback]]:
     spec = strategy.objective(1) if isinstance(strategy, Strategy) else ObjectiveSpec()
     check_evaluation(config)
     check_training(workload, spec)
+    workload = sharded(workload, spec)
     workload = on_path(workload, spec, in_process=config.engine.name == "in_process")
     engine: Engine = config.engine.build()
     engine.check(workload)

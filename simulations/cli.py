@@ -20,6 +20,7 @@ from simulations.analyses.parameterisation_commands import app as analyse
 from simulations.deployment.command import app as deploy
 from simulations.estimates.command import app as estimate
 from simulations.printing import escaped, print_finding, print_json, print_summary, print_table, run_row
+from simulations.tuning.command import app as tune
 
 TRACEBACK = "FEDSIGN_TRACEBACK"  # an environment variable: show where an error comes from
 STOPPED = 130  # the shell's exit code of a command stopped by Ctrl-C
@@ -355,6 +356,7 @@ def reproduce(
 app.add_typer(analyse)
 app.add_typer(deploy)
 app.add_typer(estimate)
+app.add_typer(tune)
 
 
 @app.command()

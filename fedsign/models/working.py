@@ -19,6 +19,7 @@ from fedsign.models.features import forward_with_features, recorded_features
 from fedsign.models.on_device import OnDevice
 from fedsign.numerics import Numerics, in_full
 from fedsign.parameterisation.packing import packing_of
+from fedsign.parameterisation.products import multiply_sparsely
 from fedsign.records import Role, Tensors, roles_of
 
 
@@ -26,7 +27,7 @@ class WorkingModel:
     """A model, its parameters by name, and its tensors for copying; the module must not get other parameters."""
 
     def __init__(self, module: nn.Module, numerics: Numerics) -> None:
-        """The module is changed for training (`fedsign.models.channels_last`, `fedsign.models.dropout`), its tensors and their names are not."""
+        """The module is changed for training (`fedsign.models.channels_last`, `fedsign.models.dropout`, `fedsign.parameterisation.products`), its tensors and their names are not."""
         self.module: Final = module
         self.numerics: Final = numerics
         self._channels_last = numerics.takes_channels_last(module)
@@ -34,6 +35,7 @@ class WorkingModel:
             prepare(module)
         if not numerics.compile:
             replace_dropout(module)
+        multiply_sparsely(module, numerics)
         self._forward: nn.Module = torch.compile(module) if numerics.compile else module  # type: ignore[assignment]
         self.parameters: Final[dict[str, nn.Parameter]] = dict(module.named_parameters())
         self.in_training = self.parameters  # those of a step, where not all are

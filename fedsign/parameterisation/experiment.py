@@ -11,6 +11,7 @@ from fedsign.errors import ConfigError
 from fedsign.optim.base import takes_groups
 from fedsign.parameterisation.apply import mask_again, parameterise
 from fedsign.parameterisation.schemes import Scheme
+from fedsign.parameterisation.sparsity.base import MaskRule
 
 
 def parameterise_as(config: ExperimentConfig, model: nn.Module) -> None:
@@ -20,15 +21,16 @@ def parameterise_as(config: ExperimentConfig, model: nn.Module) -> None:
         ConfigError: it cannot be, or another part would undo it.
     """
     scheme: Scheme | None = config.parameterisation.build()
-    if scheme is None:
-        return
-    if not isinstance(scheme, Scheme):
+    if scheme is not None and not isinstance(scheme, Scheme):
         raise ConfigError(
             f"parameterisation.name={config.parameterisation.name} gives a {type(scheme).__name__}; expected is a Scheme of "
             "fedsign.parameterisation.schemes."
         )
+    rule = _rule_of(config, scheme)
+    if scheme is None:
+        return
     _check(config, scheme)
-    parameterise(model, scheme, seed=config.seed)
+    parameterise(model, scheme, seed=config.seed, rule=rule)
 
 
 def moved(model: nn.Module, device: torch.device) -> nn.Module:
@@ -36,6 +38,24 @@ def moved(model: nn.Module, device: torch.device) -> nn.Module:
     model = model.to(device)
     mask_again(model)
     return model
+
+
+def _rule_of(config: ExperimentConfig, scheme: Scheme | None) -> MaskRule | None:
+    """How masks change; None where they do not.  Tensors of density 1 have none."""
+    rule: MaskRule | None = config.sparsity.build()
+    if rule is None:
+        return None
+    if not isinstance(rule, MaskRule):
+        raise ConfigError(
+            f"sparsity.name={config.sparsity.name} gives a {type(rule).__name__}; expected is a MaskRule of "
+            "fedsign.parameterisation.sparsity.base."
+        )
+    if scheme is None:
+        raise ConfigError(
+            f"sparsity.name={rule.name} was given with parameterisation.name=none, which has no masks to change; name a "
+            "parameterisation (sp is the usual one) with a density, or use sparsity.name=static."
+        )
+    return rule
 
 
 def _check(config: ExperimentConfig, scheme: Scheme) -> None:

@@ -80,9 +80,12 @@ class _Whole(Mapping[str, Tensor]):
 
 
 def packing_of(model: nn.Module) -> Packing:
-    """Of a model that was made what an experiment says; layers that share a sparse tensor share its mask."""
+    """Of a model that was made what an experiment says; layers that share a sparse tensor share its mask.
+
+    Where masks change the other side does not know them, and tensors travel whole.
+    """
     made = parameterised(model)
-    if made is None or not made.masks:
+    if made is None or not made.masks or made.rule is not None:
         return Packing({})
     of = {model.get_parameter(name): mask for name, mask in made.masks.items()}
     names = model.named_parameters(remove_duplicate=False)

@@ -289,10 +289,15 @@ def _validation(base: ExperimentConfig, request: Request) -> dict[str, float]:
     return {"data.validation_fraction": fraction}
 
 
+def digest_of(config: ExperimentConfig, **besides: Any) -> str:
+    """Of all that an experiment's results depend on; `besides` is what else they do, where it is not played as it is."""
+    content = config.model_dump(mode="json", exclude=_NO_RESULT) | besides
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:10]
+
+
 def _cell(config: ExperimentConfig, condition: Mapping[str, Any], choice: Mapping[str, Any]) -> Cell:
     """The cell of a configuration."""
-    content = config.model_dump(mode="json", exclude=_NO_RESULT)
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:10]
+    digest = digest_of(config)
     parts = [
         config.strategy.name,
         *(f"{key.rpartition('.')[2]}{value}" for key, value in {**condition, **choice}.items()),

@@ -214,7 +214,7 @@ def _kind(cell: Cell) -> str:
 def _job(comparison: Comparison, cell: Cell, config: ExperimentConfig) -> Job:
     run = comparison.run_of(cell)
     here = for_folder(config, cell, comparison.cells)
-    return Job(id=cell.id, config_toml=here.to_toml(), resume=None if run is None else run.path)
+    return Job(id=cell.id, asked={"config": here.to_toml(), "resume": None if run is None else str(run.path)})
 
 
 def _workers(cell_configs: Configs, given: int | None) -> int:

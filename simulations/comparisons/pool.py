@@ -1,4 +1,7 @@
-"""Worker processes that play cells, each many of them, so that torch is imported once a process."""
+"""Worker processes that play cells, each many of them, so that torch is imported once a process.
+
+`simulations.comparisons.worker` is what they run here; another module that answers in the same words will do as well.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -8,16 +11,15 @@ from pathlib import Path
 from fedsign.errors import DiskFullError, EngineError
 from fedsign.processes import Child, Message, audible
 
-_MODULE = "simulations.comparisons.worker"
+COMPARISONS = "simulations.comparisons.worker"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """A cell to be played."""
+    """A cell to be played, and what the worker is told of it."""
 
     id: str
-    config_toml: str
-    resume: Path | None
+    asked: Message
 
 
 class Watcher:
@@ -36,16 +38,16 @@ class Watcher:
 class _Worker:
     """One process, and what it is at."""
 
-    def __init__(self, index: int, logs: Path) -> None:
+    def __init__(self, module: str, index: int, logs: Path) -> None:
         self.index = index
-        self.child = Child(_MODULE, log=logs / f"worker-{index}.log")
+        self.child = Child(module, log=logs / f"worker-{index}.log")
         self.job: Job | None = None
         self.is_ready = False
 
     def begin(self, job: Job) -> None:
         """Hand a job over."""
         self.job = job
-        self.child.say({"config": job.config_toml, "resume": job.resume and str(job.resume)})
+        self.child.say(job.asked)
 
     def epitaph(self) -> str:
         """How it ended."""
@@ -53,7 +55,13 @@ class _Worker:
 
 
 def play_all(
-    jobs: Sequence[Job], take: Callable[[list[Job]], Job], *, workers: int, logs: Path, watchers: Sequence[Watcher]
+    jobs: Sequence[Job],
+    take: Callable[[list[Job]], Job],
+    *,
+    workers: int,
+    logs: Path,
+    watchers: Sequence[Watcher],
+    module: str = COMPARISONS,
 ) -> None:
     """Play all jobs, some at a time; `take` says which of those that are left is next.
 
@@ -71,14 +79,14 @@ def play_all(
                 watcher.on_begin(worker.index, job)
             worker.begin(job)
 
-    with _workers(min(workers, len(jobs)), logs) as team:
+    with _workers(module, min(workers, len(jobs)), logs) as team:
         while left or any(worker.job for worker in team):
             for worker, message in _heard(team):
                 if message is None:
                     epitaph = worker.epitaph()
                     if not worker.is_ready:
                         raise EngineError(f"a worker process {epitaph}")
-                    team[worker.index] = _Worker(worker.index, logs)
+                    team[worker.index] = _Worker(module, worker.index, logs)
                     message = {"failed": f"the process that played it {epitaph}"}
                 if "ready" in message:
                     worker.is_ready = True
@@ -105,11 +113,11 @@ def _heard(team: Sequence[_Worker]) -> list[tuple[_Worker, Message | None]]:
 
 
 @contextmanager
-def _workers(count: int, logs: Path) -> Iterator[list[_Worker]]:
+def _workers(module: str, count: int, logs: Path) -> Iterator[list[_Worker]]:
     logs.mkdir(parents=True, exist_ok=True)
     team: list[_Worker] = []
     try:
-        team += (_Worker(index, logs) for index in range(count))
+        team += (_Worker(module, index, logs) for index in range(count))
         yield team
     finally:
         for worker in team:

@@ -9,6 +9,7 @@ import logging
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -36,12 +37,18 @@ class Answers(Callback):
 
 
 def main(parent: Parent) -> None:
-    """Play what is asked for until the input ends."""
+    """Play the runs that are asked for."""
+    answers = Answers(parent)
+    answer_all(parent, lambda asked: play(asked["config"], Path(asked["resume"]) if asked["resume"] else None, answers))
+
+
+def answer_all(parent: Parent, play: Callable[[Message], None]) -> None:
+    """Play what is asked for until the input ends, and say of each how it ended."""
     signal.signal(signal.SIGTERM, _stop)
     logging.basicConfig(format="%(levelname)s: %(message)s", stream=sys.stderr)
     parent.say(ready=True)
     for request in parent.requests():
-        parent.say(**_outcome(request, Answers(parent)))
+        parent.say(**_outcome(request, play))
 
 
 def play(config_toml: str, resume: Path | None, callback: Callback) -> None:
@@ -65,10 +72,10 @@ def play(config_toml: str, resume: Path | None, callback: Callback) -> None:
         api.run(config, callbacks=[callback])
 
 
-def _outcome(request: Message, answers: Answers) -> Message:
+def _outcome(request: Message, play: Callable[[Message], None]) -> Message:
     """How the cell ended, as the message that says so."""
     try:
-        play(request["config"], Path(request["resume"]) if request["resume"] else None, answers)
+        play(request)
     except DiskFullError as error:
         return {"stop": str(error)}
     except FedSignError as error:

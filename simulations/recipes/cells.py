@@ -59,4 +59,4 @@ class _Strict(Watcher):
 
 def _job(cell: Mapping[str, Any], root: Path) -> Job:
     config = from_dict({**cell, "callbacks": [], "results": {"root": str(root)}})
-    return Job(id=root.name, config_toml=config.to_toml(), resume=None)
+    return Job(id=root.name, asked={"config": config.to_toml(), "resume": None})

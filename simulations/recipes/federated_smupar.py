@@ -125,6 +125,7 @@ def _cell(scheme: str, density: float, seed: int, *, lr: float, width: int, roun
         },
         "strategy": {"name": "fedavg"},
         "server": {"cohort_size": _SILOS},
+        "engine": {"sparse_products": "dense"},  # the same arithmetic at every density
     }
 
 

@@ -147,6 +147,17 @@ def test_activations_keep_their_size_at_every_density_under_smupar_alone() -> No
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["smupar-lr-transfer", "smupar-ablation"])
+def test_settings_of_a_dense_proxy_hold_for_sparse_models_under_smupar_alone(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    finding = recipes.get(name).check(quick=True)
+    assert finding.verdict is Verdict.HOLDS, finding.figures
+    assert finding.page is not None and finding.page.exists()
+
+
+@pytest.mark.slow
 def test_sparse_silos_send_what_there_is_and_learn_more_under_smupar() -> None:
     finding = recipes.get("federated-smupar").check(quick=True)
     assert finding.verdict is Verdict.HOLDS, finding.figures

@@ -1,0 +1,68 @@
+"""A sweep as a figure: loss over the values of a setting, a panel for each scheme, a row for each width, a line for each density.
+
+The best value of each line is marked; under rules that transfer the marks stand above each other.
+
+To be called within `fedsign.report.figures.style()`.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedsign.report.analysis import Draw, Found
+from fedsign.report.plots import COLOURS, dash, empty
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_FULL, _PANEL = 6.9, 2.2  # inches: both columns of a page, and how high a panel is
+_SHOWN = 1.6  # times the lowest loss of all: what is above leaves the picture
+_NAMES = {"client.lr": "learning rate", "parameterisation.init_std": "standard deviation of the start"}
+
+
+def transfer_figures(found: Found) -> dict[str, Draw]:
+    """What -> what draws it."""
+    return {"loss": lambda: draw_transfer(found)}
+
+
+def draw_transfer(found: Found) -> "Figure":
+    """Means over the seeds, with a band from the lowest to the highest."""
+    facts, losses, values = found.facts, found.arrays["loss"], found.arrays["values"]
+    schemes, widths = facts["schemes"], facts["widths"]
+    drawn = empty(_PANEL * len(widths) + 0.3, width=_FULL)
+    panels = drawn.subplots(len(widths), len(schemes), sharex=True, sharey=True, squeeze=False)
+    for row, width in enumerate(widths):
+        for column, scheme in enumerate(schemes):
+            axes = panels[row][column]
+            _draw_panel(axes, losses[column, row], values, facts["densities"])
+            axes.set_title(scheme if len(widths) == 1 else f"{scheme}, width {width}")
+    for axes in panels[-1]:
+        axes.set_xlabel(_NAMES.get(facts["setting"], facts["setting"]))
+    for axes in panels[:, 0]:
+        axes.set_ylabel("loss")
+    _limit(panels[0][0], losses)
+    handles, names = panels[0][0].get_legend_handles_labels()
+    drawn.legend(handles, names, loc="outside upper center", ncols=len(names), title="density")
+    return drawn
+
+
+def _draw_panel(axes: "Axes", losses: Any, values: Any, densities: Any) -> None:
+    """Of losses [densities, values, seeds]; where a seed diverged there is no point."""
+    axes.set_xscale("log", base=2)
+    for look, (density, of_density) in enumerate(zip(densities, losses, strict=True)):
+        known = np.where(np.isfinite(of_density), of_density, np.nan)
+        means = known.mean(-1)
+        colour = COLOURS[look % 8]
+        axes.plot(values, means, color=colour, linestyle=dash(look), label=f"{density:g}")
+        axes.fill_between(values, known.min(-1), known.max(-1), color=colour, alpha=0.14, linewidth=0)
+        if np.isfinite(means).any():
+            best = int(np.nanargmin(means))
+            axes.plot(values[best], means[best], "o", color=colour, markersize=4)
+
+
+def _limit(axes: "Axes", losses: Any) -> None:
+    known = losses[np.isfinite(losses)]
+    if known.size:
+        low, high = float(known.min()), float(known.max())
+        axes.set_ylim(low - 0.04 * (min(high, _SHOWN * low) - low) - 1e-9, min(high, _SHOWN * low) * 1.01)

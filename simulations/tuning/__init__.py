@@ -1,0 +1,1 @@
+"""`fedsign tune`: settings found by trying them."""

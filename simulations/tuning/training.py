@@ -1,0 +1,135 @@
+"""The loss that an experiment ends with on samples that were held out, which is what settings are chosen by.
+
+With a number of steps it is trained without a federation: one client has all clients' samples and takes so many steps, with the
+experiment's optimiser, schedule, precision and clipping; strategy, faults, attack and privacy do not count.  Without one it is
+the federation that the experiment describes, played to its last round.
+"""
+
+import logging
+import tempfile
+from math import nan
+from pathlib import Path
+
+import numpy as np
+from torch import nn
+
+from clients.state import ClientStore
+from clients.trainer import SequentialTrainer, check_training
+from fedsign.config import ExperimentConfig, from_dict
+from fedsign.data.sites import has_sites
+from fedsign.errors import ConfigError, RoundError
+from fedsign.records import ObjectiveSpec, TrainRequest, tensors_of
+from fedsign.results import final_value
+from fedsign.workload import Workload
+from simulations import api
+from simulations.backends.base import intra_op_threads
+
+VALIDATION_FRACTION = 0.1
+_METRIC = "validation_loss"
+_log = logging.getLogger("fedsign")
+
+
+def held_out(config: ExperimentConfig) -> ExperimentConfig:
+    """The experiment with samples to choose by: as many as it says, or a tenth."""
+    if config.data.validation_fraction:
+        return config
+    return config.replace(**{"data.validation_fraction": VALIDATION_FRACTION})
+
+
+def alone(config: ExperimentConfig, steps: int) -> ExperimentConfig:
+    """The experiment without a federation.
+
+    Raises:
+        ConfigError: its data lie at sites.
+    """
+    if has_sites(config):
+        raise ConfigError(
+            "partition.name=sites was given with --steps, which trains in one place; drop --steps to play the experiment's rounds."
+        )
+    data = config.model_dump(mode="json")
+    client = data["client"] | {"local_steps": steps, "local_epochs": 0, "path": "sequential", "chunk": 0}
+    return from_dict(
+        {key: value for key, value in data.items() if key not in ("faults", "attack", "privacy", "server")}
+        | {
+            "rounds": 1,
+            "strategy": {"name": "fedavg"},
+            "partition": {"name": "iid", "num_clients": 1},
+            "server": {"cohort_size": 1},
+            "client": client,
+        }
+    )
+
+
+def check(config: ExperimentConfig, *, steps: int, like: Workload | None = None) -> Workload:
+    """Make every part of a training, so that a mistake is one sentence before the first of many.
+
+    Raises:
+        FedSignError: it cannot be trained so.
+    """
+    if not steps:
+        if config.engine.name != "in_process":
+            raise ConfigError(
+                f"engine.name={config.engine.name} was given, but a sweep plays its federations in process; drop the engine, or give "
+                "--steps to train without a federation."
+            )
+        return api.check(config, like=like)
+    workload = Workload(alone(config, steps))
+    if like is not None:
+        workload.take_data(like)
+    check_training(workload, ObjectiveSpec())
+    return workload
+
+
+class Trainings:
+    """One after another; data that the next one shares are not made again."""
+
+    def __init__(self) -> None:
+        self._last: Workload | None = None
+
+    def loss(self, config: ExperimentConfig, *, steps: int, samples: int) -> float:
+        """What one ends with; NaN or infinite if it diverged."""
+        return self._alone(config, steps, samples) if steps else _federated(config)
+
+    def _alone(self, config: ExperimentConfig, steps: int, samples: int) -> float:
+        workload = Workload(alone(config, steps))
+        if self._last is not None:
+            workload.take_data(self._last)
+        self._last = workload
+        with intra_op_threads(config.engine.threads):
+            return _validated(workload, _trained(workload), samples)
+
+
+def _trained(workload: Workload) -> nn.Module:
+    model = workload.make_model()
+    request = TrainRequest(
+        round=1,
+        partition=0,
+        tensors=tensors_of(model),
+        objective=ObjectiveSpec(),
+        state_version=0,
+        needed_versions=frozenset(),
+    )
+    with tempfile.TemporaryDirectory() as states:
+        reply = SequentialTrainer(workload, copies=False).train(request, ClientStore(Path(states)))
+        model.load_state_dict(reply.tensors)
+    return model
+
+
+def _validated(workload: Workload, model: nn.Module, samples: int) -> float:
+    held = workload.dataset.validation
+    if held is None:
+        raise ConfigError("data.validation_fraction=0 leaves no samples to choose by; raise it.")
+    if 0 < samples < len(held):
+        held = held[np.linspace(0, len(held) - 1, samples).round().astype(np.int64)]
+    return workload.figures_on(model, held)["loss"]
+
+
+def _federated(config: ExperimentConfig) -> float:
+    with tempfile.TemporaryDirectory() as root:
+        try:
+            done = api.run(config.replace(callbacks=[], **{"results.root": root}))
+        except RoundError as error:  # what remains of a round whose clients have all diverged
+            _log.warning("a cell counts as diverged: %s", error)
+            return nan
+        value = final_value(done.rounds, _METRIC)
+    return nan if value is None else value

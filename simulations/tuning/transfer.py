@@ -1,0 +1,231 @@
+"""`fedsign tune transfer`: does a setting tuned on a small dense proxy hold for wider and sparser models?
+
+Paper: Dey et al. 2024 (arXiv 2405.15743), Figures 6, 7, 9, 13 and 14.  Under each scheme the same values of one setting are tried at
+every width and density from the same seeds; the first width at the first density is the proxy.  What is read off:
+`fedsign.parameterisation.transfer`.  Losses are those of held-out samples.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsign.config import ExperimentConfig
+from fedsign.errors import ConfigError
+from fedsign.over_seeds import mean_and_std
+from fedsign.parameterisation.apply import parameterised
+from fedsign.parameterisation.transfer import read_off
+from fedsign.registry import nearest
+from fedsign.report.analysis import Found
+from fedsign.workload import Workload
+from simulations.analyses.coordinates import VARIANTS, variant
+from simulations.tuning.cells import Cell, losses_of
+from simulations.tuning.training import check as check_cell
+from simulations.tuning.training import held_out
+
+SETTINGS = {"rate": "client.lr", "init": "parameterisation.init_std"}
+_AROUND = [2.0**power for power in range(-4, 5)]  # times the experiment's own value
+_WIDTHS = ("width", "hidden", "channels")  # settings of models that say how wide they are; the first one there counts
+_SCALED = (*_WIDTHS, "num_heads", "num_kv_heads", "ffn_width")  # heads keep their width
+_FEWEST_INPUTS = 4  # of a sparse unit, where means over them still are the rule
+
+_log = logging.getLogger("fedsign")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What to try; see the command's options.  No values: nine around the experiment's; no widths: its own; `steps` and `samples`: see Cell."""
+
+    setting: str = "rate"
+    values: Sequence[float] = ()
+    schemes: Sequence[str] = ("sp", "mup", "smupar")
+    densities: Sequence[float] = (1.0, 0.25, 0.0625)
+    widths: Sequence[int] = ()
+    seeds: int = 3
+    steps: int = 0
+    samples: int = 0
+
+
+def check(asked: Asked) -> None:
+    """Raise ConfigError unless it can be tried, whatever the model."""
+    if asked.setting not in SETTINGS:
+        raise ConfigError(
+            f"'{asked.setting}' cannot be tuned.{nearest(asked.setting, SETTINGS)} Expected is one of {', '.join(SETTINGS)}."
+        )
+    for name in asked.schemes:
+        if name not in VARIANTS:
+            raise ConfigError(
+                f"scheme '{name}' is not known.{nearest(name, VARIANTS)} Expected is one of {', '.join(VARIANTS)}."
+            )
+    for density in asked.densities:
+        if not 0 < density <= 1:
+            raise ConfigError(f"--densities has {density:g}, but expected are numbers above 0 and at most 1.")
+    for what, given in (("--schemes", asked.schemes), ("--densities", asked.densities), ("--widths", asked.widths)):
+        if len(set(given)) < len(given) or not (given or what == "--widths"):
+            raise ConfigError(f"{what} was given as {list(given)}, but expected is one at least, and each once.")
+    if asked.values and (asked.values[0] <= 0 or any(low >= high for low, high in pairwise(asked.values))):
+        raise ConfigError(
+            f"--values was given as {list(asked.values)}, but expected are numbers above 0 that ascend, such as 2^-9..2^-3."
+        )
+    if asked.seeds < 1 or min(asked.steps, asked.samples, *asked.widths, 0) < 0:
+        raise ConfigError(
+            f"--seeds={asked.seeds}, --steps={asked.steps}, --samples={asked.samples} and widths {list(asked.widths)} were given, but "
+            "expected is one seed at least, and nothing below 0."
+        )
+    if asked.samples and not asked.steps:
+        raise ConfigError(
+            "--samples was given without --steps; a federation is evaluated on all that it holds out: drop the one, or give the other."
+        )
+
+
+def tune(config: ExperimentConfig, asked: Asked, folder: Path, *, workers: int | None = None) -> Found:
+    """Train every cell that the folder does not hold yet, and read off where the optima are.
+
+    Raises:
+        FedSignError: it cannot be tried, or a cell could not be played.
+    """
+    check(asked)
+    if config.parameterisation.settings.get("densities"):
+        raise ConfigError(
+            "parameterisation.densities was given, which stands before the densities that are tried; drop it from the experiment."
+        )
+    own_width = _own_width(variant(config, asked.schemes[0], 1.0))
+    asked = _completed(config, asked, own_width)
+    losses = losses_of(list(_cells(config, asked, own_width)), folder, workers=workers)
+    shape = (asked.seeds, len(asked.schemes), len(asked.widths), len(asked.densities), len(asked.values))
+    return _found(config, asked, np.moveaxis(np.array(losses).reshape(shape), 0, -1))
+
+
+def widened(config: ExperimentConfig, width: int) -> ExperimentConfig:
+    """The experiment with a model of another width: all its layers are as much wider, heads are more and not wider.
+
+    Raises:
+        ConfigError: its model does not say how wide it is, or cannot be so wide.
+    """
+    settings, current = config.model.settings, width_of(config)
+    changed: dict[str, Any] = {}
+    for name in _SCALED:
+        if not settings.get(name):
+            continue  # 0 is the usual one
+        value = settings[name]
+        scaled = [each * width / current for each in (value if isinstance(value, list | tuple) else [value])]
+        if any(each != int(each) or each < 1 for each in scaled):
+            raise ConfigError(
+                f"--widths has {width}, which is {width / current:g} times the experiment's, but model.{name}={value} times that is no "
+                f"whole number; expected is a multiple of {current}, or a part of it that divides all layers."
+            )
+        whole = [int(each) for each in scaled]
+        changed[f"model.{name}"] = whole if isinstance(value, list | tuple) else whole[0]
+    return config.replace(**changed)
+
+
+def width_of(config: ExperimentConfig) -> int:
+    """What the model's settings say; of layers of several widths the last one's.
+
+    Raises:
+        ConfigError: they do not say it.
+    """
+    for name in _WIDTHS:
+        if value := config.model.settings.get(name):
+            return int(value[-1] if isinstance(value, list | tuple) else value)
+    raise ConfigError(
+        f"model.name={config.model.name} has none of the settings {', '.join(_WIDTHS)}, so that its width cannot be tried; drop --widths."
+    )
+
+
+def _own_width(config: ExperimentConfig) -> int:
+    """By the roles of the model's tensors, whatever its settings are called."""
+    made = parameterised(Workload(config).make_model())
+    if made is None:
+        raise ConfigError("no parameterisation was made of the model; name one, such as parameterisation.name=smupar.")
+    return made.plan.roles.width
+
+
+def _completed(config: ExperimentConfig, asked: Asked, own_width: int) -> Asked:
+    """With values and widths."""
+    settings = asdict(asked)
+    if not asked.values:
+        own = config.client.lr if asked.setting == "rate" else config.parameterisation.settings.get("init_std", 0.02)
+        settings["values"] = [own * factor for factor in _AROUND]
+    settings["widths"] = list(asked.widths) or [own_width]
+    thin = [
+        (width, density)
+        for width, density in product(settings["widths"], asked.densities)
+        if width * density < _FEWEST_INPUTS
+    ]
+    if thin:
+        _log.warning(
+            "width %d at density %g leaves a unit %g inputs; rules for widths and densities are rules for many of them.",
+            *thin[-1],
+            thin[-1][0] * thin[-1][1],
+        )
+    return Asked(**settings)
+
+
+def _cells(config: ExperimentConfig, asked: Asked, own_width: int) -> Iterator[Cell]:
+    """Seed by seed, so that what is there of a sweep that was stopped is whole seeds; the first seed's are checked."""
+    config = held_out(config)
+    last: Workload | None = None
+    for seed, scheme, width, density in product(
+        range(config.seed, config.seed + asked.seeds), asked.schemes, asked.widths, asked.densities
+    ):
+        wide = config if width == own_width else widened(config, width)
+        played = _played_as(config, scheme, density)
+        of_condition = variant(wide, played, density, seed=seed)
+        for index, value in enumerate(asked.values):
+            tried = of_condition.replace(**{SETTINGS[asked.setting]: value})
+            if seed == config.seed and index == 0:
+                last = check_cell(tried, steps=asked.steps, like=last)
+            words = {"scheme": played, "width": width, "density": density, SETTINGS[asked.setting]: value, "seed": seed}
+            yield Cell(config=tried, steps=asked.steps, samples=asked.samples, words=words)
+
+
+def _played_as(config: ExperimentConfig, scheme: str, density: float) -> str:
+    """At the base's density nothing is corrected for it: what is played is muP, once for all schemes."""
+    of_base = density == config.parameterisation.settings.get("base_density", 1.0)
+    return "mup" if of_base and scheme.startswith("smupar") else scheme
+
+
+def _found(config: ExperimentConfig, asked: Asked, losses: NDArray[np.float64]) -> Found:
+    """Of losses [schemes, widths, densities, values, seeds]."""
+    conditions = list(product(asked.widths, asked.densities))
+    rows, summary = [], []
+    for scheme, of_scheme in zip(asked.schemes, losses, strict=True):
+        flat = of_scheme.reshape(len(conditions), len(asked.values), asked.seeds)
+        for (width, density), reading in zip(conditions, read_off(flat, asked.values), strict=True):
+            summary.append({"scheme": scheme, "width": width, "density": density, **asdict(reading)})
+        for (width, density), of_condition in zip(conditions, flat, strict=True):
+            for value, over_seeds in zip(asked.values, of_condition, strict=True):
+                mean, std = mean_and_std(over_seeds.tolist())
+                diverged = int((~np.isfinite(over_seeds)).sum())
+                rows.append(
+                    {
+                        "scheme": scheme,
+                        "width": width,
+                        "density": density,
+                        "value": value,
+                        "loss": None if diverged else mean,
+                        "std": std,
+                        "diverged": diverged,
+                    }
+                )
+    return Found(
+        kind="transfer",
+        name=config.name,
+        facts={
+            **asdict(asked),
+            "setting": SETTINGS[asked.setting],
+            "model": config.model.name,
+            "data": config.data.name,
+            "optimizer": config.client.optimizer.name,
+            "parameterisation": config.parameterisation.model_dump(mode="json"),
+        },
+        rows=rows,
+        summary=summary,
+        arrays={"loss": losses, "values": np.array(asked.values)},
+    )

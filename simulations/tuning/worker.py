@@ -1,0 +1,20 @@
+"""A process that plays cells of a sweep; how it is spoken with: `simulations.comparisons.worker`."""
+
+from pathlib import Path
+
+from fedsign.config import from_toml
+from fedsign.processes import Message, Parent
+from simulations.comparisons.worker import answer_all
+from simulations.tuning.cells import write_loss
+from simulations.tuning.training import Trainings
+
+
+def main(parent: Parent) -> None:
+    """Play what is asked for until the input ends; a cell's file is whole, or not there."""
+    trainings = Trainings()
+
+    def play(asked: Message) -> None:
+        loss = trainings.loss(from_toml(asked["config"]), steps=asked["steps"], samples=asked["samples"])
+        write_loss(Path(asked["path"]), loss, asked["words"])
+
+    answer_all(parent, play)
