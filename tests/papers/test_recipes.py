@@ -160,6 +160,12 @@ def test_settings_of_a_dense_proxy_hold_for_sparse_models_under_smupar_alone(
 
 
 @pytest.mark.slow
+def test_sparse_silos_send_what_there_is_and_learn_more_under_smupar() -> None:
+    finding = recipes.get("federated-smupar").check(quick=True)
+    assert finding.verdict is Verdict.HOLDS, finding.figures
+
+
+@pytest.mark.slow
 def test_feddyn_ends_at_the_joint_optimum_where_fedavg_does_not() -> None:
     finding = recipes.get("feddyn-fixed-point").check()
     assert finding.verdict is Verdict.HOLDS, finding.figures
