@@ -10,7 +10,7 @@ A first sweep ended a factor of four lower, and all four methods were best at it
 The hypothesis was fixed before anything was run: LISA ends below LoRA, and at most 3 % above full fine-tuning.
 """
 
-from simulations.recipes.base import Figures, Recipe, Threshold
+from simulations.recipes.base import Figures, Recipe, Threshold, Verdict
 from simulations.recipes.fine_tuning import METHODS, Job, best_rates, fine_tune_all
 
 _RATES = {
@@ -58,5 +58,6 @@ RECIPE = Recipe(
         Threshold(figure="lisa_over_lora", bound="at most", value=1.0),
         Threshold(figure="lisa_over_full", bound="at most", value=1.03),
     ),
+    expected=Verdict.DOES_NOT_HOLD,  # LISA is 5.6 % above full fine-tuning after 300 steps; docs/recipes.md has the figures
     quick_thresholds=(Threshold(figure="lisa_over_full", bound="at most", value=1.15),),
 )

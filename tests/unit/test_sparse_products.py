@@ -186,7 +186,7 @@ def test_stacks_and_ranks_have_whole_products_and_say_so() -> None:
     with pytest.raises(ConfigError, match=r"sparse_products=csr is for one client after another only"):
         on_path(Workload(from_dict({**SMALL, **asked})), ObjectiveSpec(), in_process=True)
     for changes, said in (
-        ({"engine": {"sparse_products": "csr"}}, "use auto, which is dense here"),
+        ({"engine": {"sparse_products": "csr"}}, "use auto or dense"),
         ({"sparsity": {"name": "rigl", "last_step": 200}}, r"use sparsity\.name=static"),
     ):
         several = {**SMALL, "client": {**SMALL["client"], "sharding": {"ranks": 2}}, **changes}
