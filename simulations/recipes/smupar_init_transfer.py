@@ -1,7 +1,8 @@
 """The best deviation of the start stays where it is at every density under SmuPar, and moves under the standard parameterisation and muP.
 
 Paper: Dey et al. 2024 (arXiv 2405.15743), Figure 7: 100 steps at a constant rate of 1.62e-2 for all schemes, batches of 8, the deviation
-of the start swept.  Here with the model of `simulations.recipes.smupar_gpt` at width 128 and a rate of 2^-6, 100 steps.
+of the start swept.  Here with the model of `simulations.recipes.smupar_gpt` at width 128, 100 steps, and a rate of
+2^-9, the best one of the dense model under muP.
 
 The hypothesis: a hidden layer's outputs are as the root of density times the start's deviation, so that where nothing corrects
 them the optimum moves by half of log2 of 1/density, 2.5 factors of two at 1/32, and by 2 at least on a grid of such factors.  What
