@@ -17,7 +17,7 @@ imports:
 	lint-imports
 
 test:
-	pytest -n auto --dist loadfile -m "not slow and not engines" --durations=5
+	OMP_NUM_THREADS=1 pytest -n auto --dist loadfile -m "not slow and not engines" --durations=5
 
 test-all:  ## also kill -9, Ray, SuperLink and the recipes, one after another: about half an hour
 	pytest --durations=15

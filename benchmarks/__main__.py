@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import aggregation, analysis, engines, large, lisa, population, startup
+from benchmarks import aggregation, analysis, engines, hypergradients, large, lisa, population, sparse, startup
 from benchmarks.environments import PeerError
 from benchmarks.export import export
 from benchmarks.machine import arithmetic, machine
@@ -28,7 +28,8 @@ from benchmarks.works import Work, all_works
 HERE = Path(__file__).parent
 CACHE = Path(os.environ.get("FEDSIGN_BENCHMARKS_CACHE", Path.home() / ".cache" / "fedsign-benchmarks"))
 _EXTRAS = {
-    extra.NAME: extra.measure for extra in (startup, population, aggregation, analysis, engines, large, lisa)
+    extra.NAME: extra.measure
+    for extra in (startup, population, aggregation, analysis, engines, large, lisa, hypergradients, sparse)
 }  # of FedSign alone
 _PROFILED_S = 15.0  # of rounds, to sort their time into rooms
 

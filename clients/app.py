@@ -18,6 +18,7 @@ from clients.conduct import conducted
 from clients.evaluator import SiteEvaluator
 from clients.node import EXPERIMENT_KEY, Node
 from clients.received import ReceivedTensors
+from clients.shard_node import AtDaemon
 from clients.state import ClientStore
 from clients.trainer import LocalTrainer, SequentialTrainer
 from clients.watchdog import ended_after
@@ -61,8 +62,7 @@ def train(message: Message, context: Context) -> Message:
         kept = ReceivedTensors(states.folder)
         request = kept.completed(wire.unpack_request(message), changes.model_told(message))
         # the reply is encoded before the trainer is used again, and a large model is not to be there twice
-        own = SequentialTrainer(workload, copies=False)
-        trainer = conducted(own, workload, in_process=False, folder=states.folder)
+        trainer = conducted(_trainer(workload, states), workload, in_process=False, folder=states.folder)
         with ended_after(workload.config.server.round_timeout_s):
             (result,) = one_by_one(trainer.train_many([request], states))
         if isinstance(result, Failure):
@@ -110,6 +110,13 @@ def _at_work(context: Context) -> tuple[Node, Workload]:
     workload = node.workload(context)
     torch.set_num_threads(workload.config.engine.threads)
     return node, workload
+
+
+def _trainer(workload: Workload, states: ClientStore) -> LocalTrainer:
+    """One whose last reply is good until the next."""
+    if workload.config.client.sharding.ranks > 1:
+        return AtDaemon(workload, logs=states.folder / "logs")
+    return SequentialTrainer(workload, copies=False)
 
 
 def _failed(error: Exception, message: Message, context: Context) -> Message:

@@ -29,6 +29,7 @@ from fedsign.errors import ConfigError, DiskFullError
 from fedsign.models.batch_norm import has_batch_norm
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.optim.displacement import unit_displacement
+from fedsign.parameterisation.packing import Packing, packing_of
 from fedsign.records import Failure, ObjectiveSpec, ReplyStack, Tensors, TrainReply, TrainRequest, failure_of, roles_of
 from fedsign.seeding import Purpose, generator, torch_generator
 from fedsign.workload import Workload
@@ -82,8 +83,8 @@ class CohortTrainer:
     def __init__(self, workload: Workload, *, chunk: int) -> None:
         self._workload, self._chunk = workload, chunk
         self._model = workload.make_model().train()
-        self._roles = roles_of(self._model)
-        self._round = _Round(workload, self._model)
+        self._roles, self._packing = roles_of(self._model), packing_of(self._model)
+        self._round = _Round(workload, self._model, self._packing)
         self._training = StackedTraining(workload, self._model)
 
     def train_many(
@@ -152,7 +153,7 @@ class CohortTrainer:
     ) -> Iterator[TrainReply | ReplyStack | Failure]:
         """The clients' states are saved, then they answer as one."""
         partitions = [client.request.partition for client in stack.clients]
-        tensors = {**stack.theta, **stack.buffers}
+        tensors = self._packing.packed({**stack.theta, **stack.buffers})
         replies = ReplyStack(
             round=stack.clients[0].request.round,
             partitions=partitions,
@@ -163,7 +164,10 @@ class CohortTrainer:
             has_state=objective.has_state,
         )
         if objective.has_state or type(objective).to_server is not Objective.to_server:
-            kept = [_attempted(partial(_keep, one, objective, states), one.client.request) for one in stack.each()]
+            kept = [
+                _attempted(partial(_keep, one, objective, states, self._packing), one.client.request)
+                for one in stack.each()
+            ]
             failed = [place for place, extra in enumerate(kept) if isinstance(extra, Failure)]
             yield from (extra for extra in kept if isinstance(extra, Failure))
             replies = replies.without(failed) if failed else replies
@@ -182,8 +186,8 @@ class _Round:
     It serves one round after another, and keeps what the next one has in common with it.
     """
 
-    def __init__(self, workload: Workload, model: torch.nn.Module) -> None:
-        self._workload, self._model = workload, model
+    def __init__(self, workload: Workload, model: torch.nn.Module, packing: Packing) -> None:
+        self._workload, self._model, self._packing = workload, model, packing
         self._partition, self._has_norm = workload.partition, has_batch_norm(model)
         self._spec: ObjectiveSpec | None = None
         self._rate: tuple[int, float] = (0, 0.0)  # a round, and what its learning rate is multiplied with
@@ -253,7 +257,7 @@ class _Round:
         Raises:
             ConfigError: its rule is not known for stacks.
         """
-        found = None if self._optimizer is None else stacked_optimizer(self._optimizer)
+        found = None if self._optimizer is None else stacked_optimizer(self._optimizer, self._model.parameters())
         if found is None:
             raise ConfigError(
                 f"client.optimizer.name={self._workload.config.client.optimizer.name} was given, but client.path=cohort knows "
@@ -270,7 +274,9 @@ class _Round:
                 return context
         self._contexts[steps] = context = LocalContext(
             received=received,
-            state=load_state(self.objective, received, request, states, self._workload.device),
+            state=dict(
+                self._packing.whole(load_state(self.objective, received, request, states, self._workload.device))
+            ),
             shared=shared,
             unit_displacement=self._displacement(steps),
         )
@@ -280,7 +286,8 @@ class _Round:
         """What the strategy sent, on the device; the same tensors for requests that carry the same ones."""
         came, _ = self._shared
         if request.shared is not came and not _same(request.shared, came):
-            self._shared = (request.shared, to_device(request.shared, self._workload.device))
+            shared = self._packing.whole(to_device(request.shared, self._workload.device))
+            self._shared = (request.shared, dict(shared))
         return self._shared[1]
 
     def _displacement(self, num_steps: int) -> float | None:
@@ -293,12 +300,13 @@ class _Round:
         came, _ = self._received
         if request.tensors is came or (came and _same(request.tensors, came)):
             return self._received[1]
-        own = self._model.state_dict()
+        own, packing = self._model.state_dict(), self._packing
+        whole = packing.whole(request.tensors)
         if {name: tensor.shape for name, tensor in request.tensors.items()} != {
-            name: tensor.shape for name, tensor in own.items()
+            name: packing.shape(name, tensor.shape) for name, tensor in own.items()
         }:
-            self._model.load_state_dict(request.tensors)  # says what does not fit, as on the sequential path
-        found = {name: request.tensors[name].to(tensor.device, tensor.dtype) for name, tensor in own.items()}
+            self._model.load_state_dict(dict(whole))  # says what does not fit, as on the sequential path
+        found = {name: whole[name].to(tensor.device, tensor.dtype) for name, tensor in own.items()}
         received = {name: found.pop(name) for name, _ in self._model.named_parameters()}
         self._buffers = found
         self._received = (request.tensors, received)
@@ -315,13 +323,14 @@ def _attempted(work: Callable[[], T], request: TrainRequest) -> T | Failure:
         return failure_of(request.partition, error)
 
 
-def _keep(trained: _Trained, objective: Objective, states: ClientStore) -> Tensors:
+def _keep(trained: _Trained, objective: Objective, states: ClientStore, packing: Packing) -> Tensors:
     """Save a client's state; what it sends besides its model."""
     request, context = trained.client.request, trained.client.context
     next_state = objective.next_state(trained.parameters, context) if objective.has_state else {}
     if objective.has_state:
-        states.save(request.partition, request.round, next_state)
-    return {name: tensor.cpu() for name, tensor in objective.to_server(next_state, context).items()}
+        states.save(request.partition, request.round, packing.packed(next_state))
+    besides = packing.packed(objective.to_server(next_state, context))
+    return {name: tensor.cpu() for name, tensor in besides.items()}
 
 
 def _shapes(tensors: Tensors) -> dict[str, torch.Size]:

@@ -69,7 +69,7 @@ class LocalStep:
             if contrast is not None:
                 loss = loss + contrast * (len(some) / len(features))  # a mean over samples, whatever the task's is over
             loss.backward()
-            found += task_loss.detach() * share
+            found = found + task_loss.detach() * share  # in the loss's own type
         return found
 
     def _penalty(self) -> Tensor | None:

@@ -55,4 +55,5 @@ def all_parameters(model: WorkingModel, context: LocalContext, trained: Mapping[
     """A model's parameters after the round, where the context's tensors lie; those that were not trained are as they came."""
     if not isinstance(model, PartModel):
         return model.detached()
+    trained = model.whole(trained)
     return {name: trained.get(name, tensor).to(tensor.device) for name, tensor in context.received.items()}

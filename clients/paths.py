@@ -35,7 +35,7 @@ from fedsign.workload import Workload
 _MOST_PARAMETERS = 250_000
 _STACK_BYTES = 256 * 2**20  # what a stack may take: parameters, gradients, moments, states, activations
 _COPIES = 8  # of the parameters: model, gradient, two moments, two of state and served model, temporaries
-_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 def on_path(workload: Workload, spec: ObjectiveSpec, *, in_process: bool) -> Workload:
@@ -95,8 +95,6 @@ def refusal(workload: Workload, spec: ObjectiveSpec) -> str | None:
     """Why a stack could not give what the sequential path gives, as the middle of a sentence; None if it can."""
     model, config = workload.make_model().train(), workload.config
     objective: Objective = plugins.build("objective", spec.name, spec.settings)
-    if config.parameterisation.name != "none":
-        return f"parameterisation.name={config.parameterisation.name} is for one client after another only"
     if config.engine.precision != "float32":
         return f"engine.precision={config.engine.precision} is for one client after another only"
     if config.client.schedule.per == "step":
@@ -108,7 +106,7 @@ def refusal(workload: Workload, spec: ObjectiveSpec) -> str | None:
     if adapts(config.client.optimizer.name):
         return f"client.optimizer.name={config.client.optimizer.name} freezes weights, of which a stack would hold one copy for each client"
     for module in model.modules():
-        if isinstance(module, _DROPOUTS) and module.p > 0:
+        if isinstance(module, DROPOUTS) and module.p > 0:
             if type(module) not in STACKED_DROPOUTS:
                 return f"model.name={config.model.name} has a layer {type(module).__name__}, whose draws cannot be repeated"
             if workload.device.type == "cuda":
@@ -122,7 +120,7 @@ def refusal(workload: Workload, spec: ObjectiveSpec) -> str | None:
         return f"model.name={config.model.name} has tensors that two layers share"
     if trains_part(config.client.optimizer.name):
         return f"client.optimizer.name={config.client.optimizer.name} trains other layers of each client"
-    if stacked_optimizer(make_optimizer(workload, model, round=1)) is None:
+    if stacked_optimizer(make_optimizer(workload, model, round=1), model.parameters()) is None:
         return f"client.optimizer.name={config.client.optimizer.name} is none of torch's SGD, Adam and AdamW"
     if objective.contrasts and not objective.contrast_is_mean:
         return f"objective '{spec.name}' does not say that its contrast is a mean over samples (contrast_is_mean)"
@@ -138,16 +136,10 @@ def refusal(workload: Workload, spec: ObjectiveSpec) -> str | None:
 def _found_by_trying(workload: Workload, model: nn.Module, objective: Objective) -> str | None:
     """Take the gradient of two clients with two samples each, and see whether samples know of each other."""
     pair = _two_samples(workload)
-    moved = _moved_buffer(model, pair)
+    moved = moved_buffer(model, pair)
     if moved is not None:
         return f"a training pass changes the buffer '{moved}', which is none of BatchNorm's"
-    still = copy.deepcopy(model)
-    for module in still.modules():
-        if type(module) in STACKED_NORMS + STACKED_DROPOUTS:
-            module.eval()
-    with torch.no_grad(), torch_stream(0, Purpose.TRAINING):  # for draws that no layer of ours makes
-        together, alone = still(pair)[:1], still(pair[:1])
-    if not torch.allclose(together, alone, rtol=1e-3, atol=1e-5):
+    if mixes_samples(model, pair):
         return "the model's output for a sample depends on the other samples of the batch, which may be padding"
     samples, task = trainable(workload)
     received = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
@@ -162,14 +154,14 @@ def _found_by_trying(workload: Workload, model: nn.Module, objective: Objective)
         unit_displacement=[1.0, 1.0],
     )
     targets = samples.targets[:1].expand(2, 2).contiguous()
-    weights = torch.full((2, 2), 0.5, device=pair.device, dtype=alone.dtype)
+    weights = torch.full((2, 2), 0.5, device=pair.device, dtype=next(iter(received.values())).dtype)
     stacked, features = StackedModel(model), torch.stack([pair, pair])
     buffers = {name: torch.stack([buffer, buffer]) for name, buffer in model.named_buffers()}
     loss = StackedLoss(stacked, task, objective, stacked_layers(model))
     masks: list[Tensor] = []
     if stacked.draws:
         drawn = loss.draws(theta, features, weights, context, buffers=buffers)
-        masks = [alone.new_ones(2, 2, *draw.shape) for draw in drawn]
+        masks = [weights.new_ones(2, 2, *draw.shape) for draw in drawn]
     total, _ = loss(theta, features, targets, weights, context, buffers=buffers, masks=masks)
     penalty = penalty_gradient(objective, context)
     if penalty is not None:
@@ -181,7 +173,18 @@ def _found_by_trying(workload: Workload, model: nn.Module, objective: Objective)
     return None
 
 
-def _moved_buffer(model: nn.Module, batch: Tensor) -> str | None:
+def mixes_samples(model: nn.Module, pair: Tensor) -> bool:
+    """Whether the output for the first of two inputs [2, ...] depends on the second, BatchNorm and dropout aside."""
+    still = copy.deepcopy(model)
+    for module in still.modules():
+        if type(module) in STACKED_NORMS + STACKED_DROPOUTS:
+            module.eval()
+    with torch.no_grad(), torch_stream(0, Purpose.TRAINING):  # for draws that no layer of ours makes
+        together, alone = still(pair)[:1], still(pair[:1])
+    return not torch.allclose(together, alone, rtol=1e-3, atol=1e-5)
+
+
+def moved_buffer(model: nn.Module, batch: Tensor) -> str | None:
     """The name of a buffer that a training pass changes, those of BatchNorm aside."""
     model = copy.deepcopy(model)
     norms = [name for name, module in model.named_modules() if type(module) in STACKED_NORMS]

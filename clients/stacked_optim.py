@@ -5,7 +5,7 @@ all of them.  What is not among the first n is not touched: momentum and weight 
 that is done.  The operations are those of torch's own implementations, in their order.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -100,14 +100,40 @@ class StackedAdam:
         torch._foreach_addcdiv_(parameters, self._mean, roots, -self._lr / correction1)
 
 
+class StackedGroups:
+    """Groups of parameters with rates and weight decay of their own."""
+
+    def __init__(self, rules: Sequence[tuple[Sequence[int], StackedOptimizer]]) -> None:
+        """`rules`: of each group the places of its parameters among all, and its rule."""
+        self._rules = rules
+
+    @property
+    def descent(self) -> float | None:
+        """None: not one rate for all."""
+        return None
+
+    def step(self, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        """Each group by its rule."""
+        for places, rule in self._rules:
+            rule.step([parameters[place] for place in places], [gradients[place] for place in places])
+
+
 _PLAIN = {"maximize": False, "dampening": 0, "amsgrad": False}  # what the rules above do not know
 
 
-def stacked_optimizer(optimizer: torch.optim.Optimizer) -> StackedOptimizer | None:
-    """The rule of one of torch's optimisers, or None for one that has none here."""
-    if len(optimizer.param_groups) != 1:
-        return None
-    group = optimizer.param_groups[0]
+def stacked_optimizer(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> StackedOptimizer | None:
+    """The rule of one of torch's optimisers, or None for one that has none here; `parameters` are the model's, in its order."""
+    place_of = {parameter: place for place, parameter in enumerate(parameters)}
+    rules: list[tuple[Sequence[int], StackedOptimizer]] = []
+    for group in optimizer.param_groups:
+        rule = _rule_of(optimizer, group)
+        if rule is None:
+            return None
+        rules.append(([place_of[parameter] for parameter in group["params"]], rule))
+    return rules[0][1] if len(rules) == 1 else StackedGroups(rules)
+
+
+def _rule_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> StackedOptimizer | None:
     if any(group.get(key, plain) != plain for key, plain in _PLAIN.items()) or isinstance(group["lr"], Tensor):
         return None
     if type(optimizer) is torch.optim.SGD:

@@ -22,6 +22,7 @@ from fedsign.data.base import IntArray, Samples
 from fedsign.errors import ConfigError
 from fedsign.models.batch_norm import freeze_batch_norm
 from fedsign.objectives.base import Objective
+from fedsign.parameterisation.apply import parameterised
 from fedsign.records import Tensors
 from fedsign.seeding import lent
 from fedsign.tasks.base import SampleTask
@@ -49,6 +50,8 @@ class StackedTraining:
         self._model = StackedModel(model)
         self._layers = stacked_layers(model)
         self._chain = chain_gradient(model, self._task, self._samples.shape)
+        made = parameterised(model)
+        self._masks = {} if made is None else {name: mask.is_there for name, mask in made.masks.items()}
 
     @property
     def needs_streams(self) -> bool:
@@ -75,7 +78,8 @@ class StackedTraining:
         weights = plan.weights.to(some)
         losses = torch.zeros_like(weights)
         loss = StackedLoss(self._model, self._task, objective, self._layers)
-        step = _Step(self._chain, loss, objective, optimizer, clip_norm=self._workload.config.client.clip_norm)
+        clip_norm = self._workload.config.client.clip_norm
+        step = _Step(self._chain, loss, objective, optimizer, clip_norm=clip_norm, masks=self._masks)
         if self._model.has_norm:
             self._model.module.train()
             if frozen_norms:
@@ -134,10 +138,12 @@ class _Step:
         optimizer: StackedOptimizer,
         *,
         clip_norm: float,
+        masks: Mapping[str, Tensor],
     ) -> None:
+        """`masks`: which weights of sparse parameters there are; gradients of the others are 0."""
         self._chain = None if objective.contrasts else chain
         self._loss, self._objective, self._optimizer = loss, objective, optimizer
-        self._clip_norm = clip_norm
+        self._clip_norm, self._masks = clip_norm, masks
         self._reads_context = self._chain is None or has_penalty(objective)
         self._num = 0
         self._theta: Tensors = {}
@@ -166,10 +172,11 @@ class _Step:
     def __call__(self, features: Tensor, targets: Tensor, weights: Tensor, masks: Sequence[Tensor]) -> Tensor:
         """Move the parameters; returns the samples' task losses [n, B]."""
         descent = self._optimizer.descent
-        if self._chain is not None and self._penalty is None and descent is not None and not self._clip_norm:
+        is_plain = self._penalty is None and not self._clip_norm and not self._masks
+        if self._chain is not None and is_plain and descent is not None:
             return self._chain.add(self._theta, features, targets, weights, self._theta, beta=1, alpha=-descent)
         losses, gradient = self._gradient_of(features, targets, weights, masks)
-        gradients = list(gradient.values())
+        gradients = [each * self._masks[name] if name in self._masks else each for name, each in gradient.items()]
         if self._clip_norm:
             gradients = clip_each(gradients, self._clip_norm)
         self._optimizer.step(list(self._theta.values()), gradients)

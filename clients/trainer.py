@@ -19,6 +19,7 @@ from clients.local_step import LocalStep, factors
 from clients.parts import all_parameters, drawing, on_device
 from clients.state import ClientStore
 from fedsign import plugins
+from fedsign.config import ExperimentConfig
 from fedsign.data.base import IntArray
 from fedsign.data.checks import check_language_model
 from fedsign.errors import ConfigError, DiskFullError, LateError
@@ -29,7 +30,9 @@ from fedsign.models.working import WorkingModel
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.optim.base import PartTrainer, trains_part
 from fedsign.optim.displacement import unit_displacement
+from fedsign.optim.packed import PackedSGD
 from fedsign.parameterisation.groups import optimizer_of
+from fedsign.parameterisation.products import check_products
 from fedsign.records import (
     LATE,
     Failure,
@@ -124,7 +127,7 @@ class SequentialTrainer:
         next_state: Tensors = {}
         if objective.has_state:
             next_state = objective.next_state(all_parameters(model, came, tensors), came)
-            states.save(request.partition, request.round, next_state)
+            states.save(request.partition, request.round, model.packing.packed(next_state))
         return TrainReply(
             round=request.round,
             partition=request.partition,
@@ -133,7 +136,7 @@ class SequentialTrainer:
             num_examples=len(index),
             metrics={"train-loss": train_loss},
             has_state=objective.has_state,
-            extra={name: tensor.cpu() for name, tensor in objective.to_server(next_state, came).items()},
+            extra=_sent(objective.to_server(next_state, came), model),
         )
 
     def _context(
@@ -145,8 +148,8 @@ class SequentialTrainer:
         device = next(iter(request.tensors.values())).device if on_host else self._workload.device
         return LocalContext(
             received=received,
-            state=load_state(objective, received, request, states, device),
-            shared=to_device(request.shared, device),
+            state=self._model.whole(load_state(objective, received, request, states, device)),
+            shared=self._model.whole(to_device(request.shared, device)),
             unit_displacement=unit_displacement,
         )
 
@@ -203,6 +206,11 @@ class _Draws:
     training: int
 
 
+def _sent(besides: Tensors, model: WorkingModel) -> Tensors:
+    """What a reply carries besides the model, as it travels."""
+    return {name: tensor.cpu() for name, tensor in model.packing.packed(besides).items()}
+
+
 def load_state(
     objective: Objective,
     received: Mapping[str, Tensor],
@@ -229,17 +237,37 @@ def make_optimizer(workload: Workload, model: nn.Module, *, round: int) -> torch
     return optimizer_of(client.optimizer, model, lr, client.weight_decay)
 
 
+def check_sparsity(config: ExperimentConfig) -> None:
+    """Masks that change are for one client in one round, whose optimiser sees all steps.
+
+    Raises:
+        ConfigError: there are more.
+    """
+    if config.sparsity.name != "static" and (config.rounds, config.partition.num_clients) != (1, 1):
+        raise ConfigError(
+            f"sparsity.name={config.sparsity.name} was given with rounds={config.rounds} and partition.num_clients="
+            f"{config.partition.num_clients}, but server and clients draw the same masks and send none, so that a client's change would "
+            "be unknown to all others; use sparsity.name=static, or train in one place with rounds=1 and partition.num_clients=1."
+        )
+
+
 def check_training(workload: Workload, spec: ObjectiveSpec) -> None:
     """Make a client's parts once, so that a mistake is one sentence before a run begins.
 
     Raises:
         ConfigError: a part cannot be made, or they do not suit each other.
     """
+    check_sparsity(workload.config)
     model, client = workload.make_model(), workload.config.client
     check_language_model(model, workload.dataset, name=workload.config.model.name, device=workload.device)
     objective: Objective = plugins.build("objective", spec.name, spec.settings)
     optimizer = make_optimizer(workload, model, round=1)
     if objective.needs_unit_displacement and unit_displacement(optimizer, 1) is None:
+        if isinstance(optimizer, torch.optim.SGD | PackedSGD):
+            raise ConfigError(
+                f"parameterisation.name={workload.config.parameterisation.name} was given, which gives tensors learning rates of their own "
+                f"at this width and density, but objective '{spec.name}' needs one rate for all; use parameterisation.name=sp."
+            )
         raise ConfigError(
             f"client.optimizer.name={client.optimizer.name} was given, but objective '{spec.name}' needs an optimiser that "
             "does not rescale gradients; use client.optimizer.name=sgd."
@@ -270,4 +298,5 @@ def check_training(workload: Workload, spec: ObjectiveSpec) -> None:
             "steps, and each time the model would be compiled anew; use engine.compile=false."
         )
     workload.numerics.check_compiler()
+    check_products(workload.numerics)
     workload.training_task  # noqa: B018 - made on first use

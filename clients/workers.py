@@ -37,6 +37,7 @@ from clients.state import ClientStore
 from clients.worker_queue import Queue, Unit
 from fedsign import plugins
 from fedsign.errors import ConfigError, DiskFullError, EngineError
+from fedsign.parameterisation.packing import packing_of
 from fedsign.processes import Child, Message, audible
 from fedsign.records import LATE, Failure, ReplyStack, Tensors, TrainReply, TrainRequest, failure_of
 from fedsign.workload import Workload
@@ -120,7 +121,8 @@ class Workers:
                 "a worker process was made to play a run, by a module that plays one when it is imported; put that "
                 'under `if __name__ == "__main__":`.'
             )
-        model, client = workload.make_model().state_dict(), workload.config.client
+        module, client = workload.make_model(), workload.config.client
+        model = packing_of(module).packed(module.state_dict())
         self._workload, self._devices, self._logs = workload, devices, logs
         self._roles = workload.roles
         self._largest_unit = client.chunk if client.path == "cohort" else 1

@@ -1,9 +1,8 @@
 """The one versioned table of tensor encodings: how a tensor becomes an array that can travel.
 
 Version 1 of the table holds `dense` (the values as they are) and `bf16` (NumPy has no bfloat16: the bits
-travel as uint16).  `packed` (values without indices, both sides derive the mask) has its name reserved, so
-that an old client answers with a sentence instead of nonsense.  Messages that hold a part of a model need no encoding:
-the tensors that are there are encoded as always.
+travel as uint16).  Messages that hold a part of a model, or of sparse tensors the weights that there are
+(`fedsign.parameterisation.packing`), need no encoding: what is there is encoded as always.
 """
 
 from collections.abc import Callable
@@ -25,7 +24,6 @@ class Encoding(StrEnum):
 
     DENSE = "dense"
     BF16 = "bf16"
-    PACKED = "packed"  # reserved
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

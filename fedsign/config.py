@@ -33,8 +33,11 @@ from fedsign.sections import (
     SectionT,
     Seed,
     ServerSection,
+    ShardingSection,
+    SparsityPart,
     StrategyPart,
 )
+from fedsign.sharding.strategy import strategy_of
 
 RESERVED_METRICS = frozenset(  # what a line of rounds.jsonl holds besides the metrics
     {
@@ -74,6 +77,7 @@ class ExperimentConfig(Section):
     partition: PartitionPart = PartitionPart()
     model: ModelPart = ModelPart()
     parameterisation: ParameterisationPart = ParameterisationPart()
+    sparsity: SparsityPart = SparsityPart()
     client: ClientSection = ClientSection()
     strategy: StrategyPart = StrategyPart()
     server: ServerSection = ServerSection()
@@ -284,6 +288,7 @@ def _check_values(config: ExperimentConfig) -> None:
             f"client.local_epochs={client.local_epochs} and client.local_steps={client.local_steps} were given; expected is "
             "one of the two above 0: set the other to 0."
         )
+    _check_sharding(client.sharding)
     data = config.data
     if (data.normalise == "constants") != bool(data.mean) or len(data.mean) != len(data.std):
         raise ConfigError(
@@ -325,3 +330,21 @@ def _check_values(config: ExperimentConfig) -> None:
             "client.optimizer.nesterov=true was given with client.optimizer.momentum=0, but needs a momentum above 0; "
             "raise the momentum or drop nesterov."
         )
+
+
+def _check_sharding(sharding: ShardingSection) -> None:
+    if sharding.ranks == 1:
+        given = {key: value for key, value in sharding if value != getattr(ShardingSection(), key)}
+        if given:
+            said = ", ".join(f"client.sharding.{key}={value}" for key, value in given.items())
+            raise ConfigError(
+                f"{said} was given with client.sharding.ranks=1, which shards nothing; raise ranks, or leave it out."
+            )
+        return
+    if sharding.ranks % sharding.groups:
+        raise ConfigError(
+            f"client.sharding.groups={sharding.groups} was given with client.sharding.ranks={sharding.ranks}; groups are of one "
+            "size: choose a divisor of ranks."
+        )
+    if sharding.strategy != "auto":
+        strategy_of(sharding.strategy)

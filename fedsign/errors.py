@@ -57,6 +57,10 @@ class LateError(FedSignError):
     """A client trained for longer than a round lasts."""
 
 
+class RankError(FedSignError):
+    """One of the processes that train a client together has died."""
+
+
 class StepError(FedSignError):
     """An optimiser was asked for a step out of its order."""
 

@@ -29,6 +29,12 @@ sys.path[:] = json.loads(sys.stdin.readline())
 from fedsign.processes import serve
 serve(sys.argv[1])
 """
+_LASTING = """
+import importlib, json, sys
+sys.path[:] = json.loads(sys.stdin.readline())
+given = json.loads(sys.stdin.readline())
+importlib.import_module(sys.argv[1]).main(given)
+"""
 _PATIENCE_S = 10.0
 _LOOKS_EVERY_S = 1.0
 _CHUNK_BYTES = 2**18
@@ -70,10 +76,7 @@ class Child:
 
     def say(self, message: object) -> None:
         """Send a line; one to a process that has died is lost."""
-        line = memoryview(json.dumps(message).encode() + b"\n")
-        with suppress(BrokenPipeError):
-            while line:  # a signal may cut a write short
-                line = line[self._stdin.write(line) :]
+        _write(self._stdin, message)
 
     def hear(self) -> list[Message | None]:
         """What has come by now, after waiting for something; at the end, once all was heard, None."""
@@ -114,6 +117,38 @@ class Child:
         return f"was ended by signal {-code}{memory}" if code < 0 else f"ended with code {code}"
 
 
+class Lasting:
+    """A process that runs `main(given)` of a module; that it ends with this one is its own affair, by its standard input or otherwise."""
+
+    def __init__(self, module: str, given: Message, *, log: Path) -> None:
+        with log.open("ab") as file:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _LASTING, module],
+                stdin=subprocess.PIPE,
+                stdout=file,
+                stderr=file,
+                bufsize=0,
+                start_new_session=True,
+            )
+        self._stdin = cast(IO[bytes], self._process.stdin)  # `Popen` was asked for it
+        _write(self._stdin, sys.path)
+        _write(self._stdin, given)
+
+    @property
+    def code(self) -> int | None:
+        """With which it has ended, if it has."""
+        return self._process.poll()
+
+    def let_go(self) -> None:
+        """Close its standard input."""
+        self._stdin.close()
+
+    def end(self) -> None:
+        """Close its standard input, and wait for it to end with that."""
+        self.let_go()
+        self._process.wait()
+
+
 def audible(children: Iterable[Child], timeout_s: float | None = None) -> list[Child]:
     """Those that have said something or have ended; waits for the first one, `timeout_s` at most."""
     poll = select.poll()
@@ -121,6 +156,13 @@ def audible(children: Iterable[Child], timeout_s: float | None = None) -> list[C
     for number in known:
         poll.register(number, select.POLLIN)
     return [known[number] for number, _ in poll.poll(None if timeout_s is None else 1000 * timeout_s)]
+
+
+def _write(pipe: IO[bytes], message: object) -> None:
+    line = memoryview(json.dumps(message).encode() + b"\n")
+    with suppress(BrokenPipeError):
+        while line:  # a signal may cut a write short
+            line = line[pipe.write(line) :]
 
 
 class Parent:

@@ -139,6 +139,21 @@ KINDS: dict[str, Kind] = {
             ),
         },
     ),
+    "sparsity": Kind(
+        plural="sparsities",
+        num_given=0,
+        table={
+            "static": ("fedsign.parameterisation.sparsity.static:static", "masks stay as they were drawn"),
+            "rigl": (
+                "fedsign.parameterisation.sparsity.rigl:rigl",
+                "RigL: the smallest weights make way for those with the largest gradients; in one place",
+            ),
+            "gmp": (
+                "fedsign.parameterisation.sparsity.gmp:gmp",
+                "gradual magnitude pruning: from dense to sparse; in one place",
+            ),
+        },
+    ),
     "task": Kind(
         plural="tasks",
         num_given=0,

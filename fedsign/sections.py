@@ -113,6 +113,13 @@ class ParameterisationPart(Part):
     name: str = "none"
 
 
+class SparsityPart(Part):
+    """How the masks of a sparse model change while one client trains it in one round; otherwise they are `static`."""
+
+    kind = "sparsity"
+    name: str = "static"
+
+
 class OptimizerPart(Part):
     """The clients' optimiser; its state is fresh in every round."""
 
@@ -156,6 +163,21 @@ class EnginePart(Part):
     channels_last: Literal["auto", "on", "off"] = "auto"  # how images lie in memory; auto: for 2-D convolutions
     tf32: bool = False  # on CUDA, products of float32 with fewer bits
     compile: bool = False  # the model's passes in training, by torch.compile
+    sparse_products: Literal["auto", "dense", "csr"] = "auto"  # of sparse layers, in training; auto: csr where it pays
+
+
+class ShardingSection(Section):
+    """The processes that train one client together, its model's states sharded over them (`fedsign.sharding`); one: no sharding.
+
+    `auto` takes the strategy that the plan finds the fastest for these bandwidths and this memory.
+    """
+
+    ranks: Positive = 1
+    groups: Positive = 1  # of ranks that fast links join, all of one size
+    strategy: str = "auto"  # or one of the fourteen, such as IIG
+    memory_gb: NonNegativeReal = 0.0  # for the model states of a rank; 0: as much as they take
+    intra_gbps: PositiveReal = 2000.0  # Gbit/s between ranks of a group, and to other groups: those of the paper
+    inter_gbps: PositiveReal = 80.0
 
 
 class ClientSection(Section):
@@ -172,6 +194,7 @@ class ClientSection(Section):
     path: ClientPath = "sequential"  # one client after another, or many as one stack of tensors; auto: by a rule
     chunk: NonNegative = 0  # how many clients a stack holds at most; 0: by a rule
     state_cache_mib: NonNegativeReal = 256.0  # memory for clients' states, in process; the rest lies on disk
+    sharding: ShardingSection = ShardingSection()
     optimizer: OptimizerPart = OptimizerPart()
     schedule: SchedulePart = SchedulePart()
 

@@ -8,7 +8,7 @@ read or advanced.
 import hashlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from enum import IntEnum
+from enum import IntEnum, unique
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 
+@unique
 class Purpose(IntEnum):
     """What a stream is for.  The numbers are part of every result: never reuse or renumber one."""
 
@@ -34,7 +35,7 @@ class Purpose(IntEnum):
     ATTACK = 12  # which clients are malicious
     EVALUATION = 20  # which sites evaluate in a round
     LAYERS = 30  # which blocks of a model are trained in a period
-    CONDENSATION = 40  # networks, batches and directions of a meta step; round: the step
+    CONDENSATION = 42  # networks, batches and directions of a meta step; round: the step
     CONDENSED = 41  # networks that judge condensed images; round: which of them
     ADAPTERS = 32  # the start of what an optimiser puts into a model
     MASKS = 40  # which weights of a sparse tensor there are

@@ -20,6 +20,7 @@ from torch import nn
 
 import fedsign
 from clients.paths import on_path
+from clients.shard_rules import sharded
 from clients.trainer import check_training
 from fedsign import checkpoints, plugins, results
 from fedsign import config as configs
@@ -27,6 +28,7 @@ from fedsign.config import ExperimentConfig
 from fedsign.data.partition.lazy import counted_clients
 from fedsign.data.sites import check_evaluation, frame_of, lies_at_nodes
 from fedsign.errors import ConfigError, FedSignError, ResultsError
+from fedsign.parameterisation.packing import packing_of
 from fedsign.records import ObjectiveSpec
 from fedsign.results import Line, RunFolder
 from fedsign.workload import Workload
@@ -79,7 +81,7 @@ class Run:
         if checkpoint is None:
             raise ResultsError(f"{self.path} has no checkpoint yet; resume it with 'fedsign run --resume {self.path}'.")
         model = Workload(self.config).make_model()
-        model.load_state_dict(checkpoint.evaluated or checkpoint.served)
+        model.load_state_dict(dict(packing_of(model).whole(checkpoint.evaluated or checkpoint.served)))
         return model.eval()
 
     def final(self, metric: str, *, last: int = 5) -> float | None:
@@ -217,6 +219,7 @@ def _prepare(workload: Workload) -> tuple[Workload, Engine, list[Callback]]:
     spec = strategy.objective(1) if isinstance(strategy, Strategy) else ObjectiveSpec()
     check_evaluation(config)
     check_training(workload, spec)
+    workload = sharded(workload, spec)
     workload = on_path(workload, spec, in_process=config.engine.name == "in_process")
     engine: Engine = config.engine.build()
     engine.check(workload)

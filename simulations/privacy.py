@@ -136,8 +136,8 @@ def _check_strategy(workload: Workload, strategy: FlowerStrategy) -> None:
                 f"privacy.name={part.name} was given, but strategy {name} has a method {method} of its own, which takes the "
                 "replies as they are; let it answer by `move` instead."
             )
-    if kind.weight is not Strategy.weight or strategy.weighting != "uniform":
+    if kind.weight is not Strategy.weight or strategy.weighting != "uniform" or strategy.weights:
         raise ConfigError(
             f"privacy.name={part.name} was given, but strategy {name} weights its replies, so that one client could count for more "
-            "than the noise covers; use strategy.weighting=uniform."
+            "than the noise covers; use strategy.weighting=uniform, without strategy.weights."
         )

@@ -93,7 +93,8 @@ class RoundLoop:
         while self.round < self._config.rounds:
             self.round += 1
             self._play_round()
-        checkpoints.save_model(self.folder.path / "model.safetensors", self._evaluated)
+        whole = self._model.packing.whole(self._evaluated)
+        checkpoints.save_model(self.folder.path / "model.safetensors", whole)
 
     def _play_round(self) -> None:
         started_at = time.perf_counter()

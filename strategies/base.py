@@ -15,16 +15,17 @@ state* is the client's (`fedsign.objectives`), and stays there.
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
+from pydantic import Field
 from torch import nn
 
 from fedsign.aggregation import WeightedMean
-from fedsign.errors import RoundError
+from fedsign.errors import ConfigError, RoundError
 from fedsign.flower import wire
 from fedsign.flower.array import to_record, to_tensors
 from fedsign.parts import MeanOfParts
@@ -36,6 +37,7 @@ from fedsign.seeding import Purpose, generator
 from strategies.server_optim.base import ServerOptimizer
 
 Weighting = Literal["uniform", "examples"]
+Weights = tuple[Annotated[float, Field(gt=0)], ...]
 SEED_KEY, COHORT_KEY = "seed", "cohort-size"
 
 _OPTIMIZER, _PRIVACY = "server_optimizer/", "privacy/"  # before the names of their tensors in a checkpoint
@@ -72,8 +74,9 @@ class Strategy(FlowerStrategy):
 
     takes_parts: ClassVar[bool] = True  # whether it can do with replies that hold a part of the model
 
-    def __init__(self, *, weighting: Weighting = "uniform") -> None:
+    def __init__(self, *, weighting: Weighting = "uniform", weights: Weights = ()) -> None:
         self.weighting = weighting
+        self.weights = weights  # of clients in their order, instead of `weighting`
         self.server_optimizer: ServerOptimizer | None = None  # set by the program
         self.privacy: CentralPrivacy | LocalPrivacy | None = None  # likewise
         self.gets_parts = False  # likewise: replies may hold a part of the model
@@ -93,7 +96,9 @@ class Strategy(FlowerStrategy):
         return ObjectiveSpec()
 
     def weight(self, reply: TrainReply) -> float:
-        """A reply's weight in the mean: 1, or the client's number of samples."""
+        """A reply's weight in the mean: 1, the client's number of samples, or its own of `weights`."""
+        if self.weights:
+            return self.weights[reply.partition]
         match self.weighting:
             case "uniform":
                 return 1.0
@@ -163,6 +168,10 @@ class Strategy(FlowerStrategy):
     ) -> CohortRequest:
         """Who is asked for what."""
         self.num_clients, self._served = len(clients), served
+        if self.weights and len(self.weights) != len(clients):
+            raise ConfigError(
+                f"strategy.weights with {len(self.weights)} numbers was given for {len(clients)} clients; expected is one for each."
+            )
         secret = self.privacy.sampler(round) if isinstance(self.privacy, CentralPrivacy) else None
         rng = generator(seed, Purpose.SAMPLING, round=round) if secret is None else secret
         cohort = [int(client) for client in self.sample(round, clients, cohort_size, rng)]
@@ -297,7 +306,8 @@ class Strategy(FlowerStrategy):
         return None if model is None else to_record(model), None
 
     def _weights(self, stack: ReplyStack) -> list[float]:
-        if type(self).weight is Strategy.weight and self.weighting == "uniform":  # nobody is asked one by one
+        is_uniform = self.weighting == "uniform" and not self.weights
+        if type(self).weight is Strategy.weight and is_uniform:  # nobody is asked one by one
             return [1.0] * len(stack)
         return [self._checked_weight(reply) for reply in stack.replies()]
 

@@ -5,14 +5,16 @@ from typing import Annotated
 from pydantic import Field
 
 from fedsign.records import ObjectiveSpec
-from strategies.base import Strategy, Weighting
+from strategies.base import Strategy, Weighting, Weights
 
 
 class FedProx(Strategy):
     """Clients minimise L_k + (mu/2) ||theta - theta_t||^2; the server averages."""
 
-    def __init__(self, *, mu: Annotated[float, Field(ge=0)] = 0.01, weighting: Weighting = "uniform") -> None:
-        super().__init__(weighting=weighting)
+    def __init__(
+        self, *, mu: Annotated[float, Field(ge=0)] = 0.01, weighting: Weighting = "uniform", weights: Weights = ()
+    ) -> None:
+        super().__init__(weighting=weighting, weights=weights)
         self.mu = mu
 
     def objective(self, round: int) -> ObjectiveSpec:

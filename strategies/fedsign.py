@@ -10,7 +10,7 @@ from pydantic import Field
 
 from fedsign.objectives.fedsign import Reduction
 from fedsign.records import ObjectiveSpec
-from strategies.base import Strategy, Weighting
+from strategies.base import Strategy, Weighting, Weights
 
 
 class FedSign(Strategy):
@@ -22,8 +22,9 @@ class FedSign(Strategy):
         gamma: Annotated[float, Field(ge=0)] = 0.003,
         reduction: Reduction = "sum",
         weighting: Weighting = "uniform",
+        weights: Weights = (),
     ) -> None:
-        super().__init__(weighting=weighting)
+        super().__init__(weighting=weighting, weights=weights)
         self.gamma = gamma
         self.reduction = reduction
 

@@ -57,9 +57,13 @@ class Progress:
 
 @dataclass(frozen=True)
 class Condensation:
-    """Data, network and methods of a configuration, each made on first use."""
+    """Data, network and methods of a configuration, each made on first use.
+
+    `share` takes the place of the configuration's data: a client's own, which need not have every class.
+    """
 
     config: CondensationConfig
+    share: Dataset | None = None
 
     @cached_property
     def dataset(self) -> Dataset:
@@ -69,7 +73,10 @@ class Condensation:
             DataError: they are no images of classes, or not fractions.
         """
         part = self.config.data
-        return image_dataset(checked_dataset(part.build(self.config.seed), name=part.name), name=part.name)
+        if self.share is not None:
+            return image_dataset(self.share, name=part.name, size=self.config.image_size)
+        dataset = checked_dataset(part.build(self.config.seed), name=part.name)
+        return image_dataset(dataset, name=part.name, size=self.config.image_size)
 
     @cached_property
     def network(self) -> Chain:
@@ -78,10 +85,10 @@ class Condensation:
         shape = _image_shape(dataset.input_shape)
         if said.kind == "mlp":
             return mlp(shape, dataset.num_outputs, hidden=said.hidden)
-        if min(shape[1:]) < 2**said.num_blocks:
+        if min(shape[1:]) < 2 ** (said.num_blocks + 1):  # the mean of a whole normalised channel says nothing
             raise DataError(
-                f"images of {shape[1]}x{shape[2]} were given for network.num_blocks={said.num_blocks}, each of which halves them; "
-                "lower network.num_blocks."
+                f"images of {shape[1]}x{shape[2]} were given for network.num_blocks={said.num_blocks}, each of which halves them, but the "
+                f"last one has to leave 2x2 at least; lower network.num_blocks, or embed them with image_size={2 ** (said.num_blocks + 1)}."
             )
         return conv_net(shape, dataset.num_outputs, width=said.width, num_blocks=said.num_blocks)
 
@@ -93,14 +100,19 @@ class Condensation:
     @cached_property
     def labels(self) -> Tensor:
         """The classes of the synthetic images, [k]."""
-        return torch.arange(self.dataset.num_outputs).repeat_interleave(self.config.images_per_class)
+        return self.classes.repeat_interleave(self.config.images_per_class)
+
+    @cached_property
+    def classes(self) -> Tensor:
+        """All of them; of a share, those that it has."""
+        return torch.arange(self.dataset.num_outputs) if self.share is None else self.dataset.train.targets.unique()
 
     def begin(self) -> Progress:
         """The images to begin with."""
         config, train = self.config, self.dataset.train
         generator = torch_generator(config.seed, Purpose.CONDENSATION)
         found = []
-        for label in range(self.dataset.num_outputs):
+        for label in self.classes.tolist():
             of_class = (train.targets == label).nonzero().flatten()
             if config.start != "noise" and not len(of_class):
                 raise DataError(f"class {label} has no training image to start from; expected is one, or start=noise.")
@@ -159,13 +171,16 @@ class Condensation:
             outer=lambda state, _: functional.cross_entropy(self.network.outputs(state["parameters"], images), targets),
         )
 
-    def training(self, meta: Tree, generator: torch.Generator) -> tuple[Training, list[Draw]]:
-        """A fresh network and the batches of its training."""
+    def training(
+        self, meta: Tree, generator: torch.Generator, *, labels: Tensor | None = None
+    ) -> tuple[Training, list[Draw]]:
+        """A fresh network and the batches of its training; `labels` are those of images from elsewhere."""
+        labels = self.labels if labels is None else labels
         said, num_images = self.config.inner, len(meta[IMAGES])
         inner = Training(
             network=self.network,
             start=self.network.begin(generator).to(self.device),
-            labels=self.labels.to(self.device),
+            labels=labels.to(self.device),
             num_classes=self.dataset.num_outputs,
             momentum=said.momentum,
             decay=said.weight_decay,
@@ -174,12 +189,12 @@ class Condensation:
         return inner, draws(num_images, depth=said.depth, batch_size=size, rate=said.lr, generator=generator)
 
     @torch.no_grad()
-    def evaluate(self, meta: Tree) -> float:
-        """Test accuracy, the mean over fresh networks trained on the synthetic images alone."""
+    def evaluate(self, meta: Tree, *, labels: Tensor | None = None) -> float:
+        """Test accuracy, the mean over fresh networks trained on the synthetic images alone; `labels` as of `training`."""
         found = []
         for index in range(self.config.outer.evaluations):
             generator = torch_generator(self.config.seed, Purpose.CONDENSED, round=index)
-            inner, data = self.training(meta, generator)
+            inner, data = self.training(meta, generator, labels=labels)
             state = final_state(Problem(inner=inner, data=data, outer=_unjudged), meta)
             test = self.dataset.test
             outputs = torch.cat(
@@ -211,8 +226,8 @@ class Condensation:
                 return torch.rand(_image_shape(self.dataset.input_shape), generator=generator)
 
 
-def image_dataset(dataset: Dataset, *, name: str) -> Dataset:
-    """The data set with images [n, c, h, w] of pixels in [0, 1].
+def image_dataset(dataset: Dataset, *, name: str, size: int = 0) -> Dataset:
+    """The data set with images [n, c, h, w] of pixels in [0, 1], in the middle of `size` x `size` zeros.
 
     Raises:
         DataError: it has none, or no classes.
@@ -221,9 +236,8 @@ def image_dataset(dataset: Dataset, *, name: str) -> Dataset:
         raise DataError(
             f"data '{name}' has no classes, but condensation makes images of each class; take another data set."
         )
-    found = Dataset(
-        train=_images(dataset.train, name), test=_images(dataset.test, name), class_names=dataset.class_names
-    )
+    train, test = (_embedded(_images(each, name), size, name) for each in (dataset.train, dataset.test))
+    found = Dataset(train=train, test=test, class_names=dataset.class_names)
     low, high = found.train.features.aminmax()
     if low < 0 or high > 1:
         raise DataError(
@@ -232,8 +246,21 @@ def image_dataset(dataset: Dataset, *, name: str) -> Dataset:
     return found
 
 
-def _images(samples: AnySamples, name: str) -> AnySamples:
+def _embedded(samples: AnySamples, size: int, name: str) -> AnySamples:
+    if not size:
+        return samples
+    height, width = samples.shape[1:]
+    if size < max(height, width) or not isinstance(samples, Samples):
+        raise DataError(
+            f"image_size={size} was given for images of {height}x{width} of data '{name}'; expected is at least {max(height, width)}, and "
+            "images that are in memory; leave it at 0."
+        )
+    left, top = (size - width) // 2, (size - height) // 2
+    frame = (left, size - width - left, top, size - height - top)
+    return replace(samples, features=functional.pad(samples.features, frame))
 
+
+def _images(samples: AnySamples, name: str) -> AnySamples:
     shape = samples.shape
     if len(shape) == 3:
         return samples

@@ -81,6 +81,7 @@ class CondensationConfig(Section):
     name: FileName = "condensed-digits"
     seed: Seed = 0
     images_per_class: Positive = 1
+    image_size: NonNegative = 0  # side of the square, in the middle of which smaller images are put; 0: as they are
     start: Literal["real", "mean", "noise"] = "real"
     soft_labels: bool = False
     label_confidence: Annotated[float, Field(gt=0, lt=1)] = 0.99  # that soft labels begin with

@@ -3,7 +3,8 @@
 [Note: whose memory] A model that fits into a client's memory once does not fit twice.  So a parameter is the received
 tensor itself, where that lies on the model's device in its type and layout.  It is copied when it is drawn for training
 (`take`), since a request's tensors never change, and what was trained goes into the reply as it is.  Where tensors come from
-the host to a GPU, they are copied one by one into the model's own memory there, and nothing is copied when they are drawn.
+the host to a GPU, or as rows of a sparse tensor's weights, they are copied one by one into the model's own memory there, and
+nothing is copied when they are drawn.
 After a client's round the model holds nothing of it (`release`).
 
 What an objective compares with (the received weights, the client's state, what the strategy sent) stays where it came,
@@ -39,19 +40,23 @@ class PartModel(WorkingModel):
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Become a model of these tensors; see the note."""
-        if not self._borrows or {name: tensor.shape for name, tensor in tensors.items()} != self._shapes:
+        travelling = {name: self.packing.shape(name, shape) for name, shape in self._shapes.items()}
+        if not self._borrows or {name: tensor.shape for name, tensor in tensors.items()} != travelling:
             self._fill()
             super().load(tensors)
             return
         self.release()
         for name, parameter in self._of_name.items():
-            given = tensors[name].detach()
-            if given.device == parameter.device and given.dtype == parameter.dtype:
+            given, is_row = tensors[name].detach(), name in self.packing
+            if given.device == parameter.device and given.dtype == parameter.dtype and not is_row:
                 parameter.data = given
                 self._borrowed.add(parameter)
+                continue
+            if parameter.shape != self._shapes[name]:
+                parameter.data = parameter.new_empty(self._shapes[name])
+            if is_row:
+                self.packing.put(name, given, parameter.data)
             else:
-                if parameter.shape != given.shape:
-                    parameter.data = parameter.new_empty(given.shape)
                 parameter.data.copy_(given)
         for name, tensor in self.module.state_dict().items():
             if self.roles[name] is Role.BUFFER:
@@ -69,7 +74,11 @@ class PartModel(WorkingModel):
 
     def received(self, tensors: Tensors, *, round: int) -> Mapping[str, Tensor]:
         """The parameters among these tensors in the model's types, where they came; `on_device` moves them."""
-        return {name: tensors[name].to(own.dtype) for name, own in self.parameters.items()}
+        return self.packing.whole({name: tensors[name].to(own.dtype) for name, own in self.parameters.items()})
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """See WorkingModel; a row becomes a whole tensor when it is asked for, and is not kept."""
+        return self.packing.whole(tensors)
 
     def on_device(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """What an objective compares with, named as the parameters are; see the note."""
@@ -82,7 +91,7 @@ class PartModel(WorkingModel):
         found = self.tensors(names)
         own = {name for name, parameter in self._of_name.items() if parameter in self._copied}
         return {
-            name: tensor if name in own and tensor.device.type == "cpu" else self._copy(tensor)
+            name: tensor if name in own and tensor.device.type == "cpu" else self._copy(name, tensor)
             for name, tensor in found.items()
         }
 

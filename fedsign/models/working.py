@@ -2,6 +2,8 @@
 
 `load_state_dict` and `named_parameters` walk over all modules, which for a small network takes longer than a local
 step; here that is done once.
+
+Of a sparse model rows of weights come and go (`fedsign.parameterisation.packing`); what an objective sees is whole.
 """
 
 from collections.abc import Collection, Mapping
@@ -16,6 +18,8 @@ from fedsign.models.dropout import replace_dropout
 from fedsign.models.features import forward_with_features, recorded_features
 from fedsign.models.on_device import OnDevice
 from fedsign.numerics import Numerics, in_full
+from fedsign.parameterisation.packing import packing_of
+from fedsign.parameterisation.products import multiply_sparsely
 from fedsign.records import Role, Tensors, roles_of
 
 
@@ -23,7 +27,7 @@ class WorkingModel:
     """A model, its parameters by name, and its tensors for copying; the module must not get other parameters."""
 
     def __init__(self, module: nn.Module, numerics: Numerics) -> None:
-        """The module is changed for training (`fedsign.models.channels_last`, `fedsign.models.dropout`), its tensors and their names are not."""
+        """The module is changed for training (`fedsign.models.channels_last`, `fedsign.models.dropout`, `fedsign.parameterisation.products`), its tensors and their names are not."""
         self.module: Final = module
         self.numerics: Final = numerics
         self._channels_last = numerics.takes_channels_last(module)
@@ -31,10 +35,12 @@ class WorkingModel:
             prepare(module)
         if not numerics.compile:
             replace_dropout(module)
+        multiply_sparsely(module, numerics)
         self._forward: nn.Module = torch.compile(module) if numerics.compile else module  # type: ignore[assignment]
         self.parameters: Final[dict[str, nn.Parameter]] = dict(module.named_parameters())
         self.in_training = self.parameters  # those of a step, where not all are
         self.roles: Final[dict[str, Role]] = roles_of(module)
+        self.packing: Final = packing_of(module)
         self._is_plain = _loads_plainly(module)
         has_buffers = next(module.buffers(), None) is not None
         self._tensors = None if has_buffers else module.state_dict()  # a module may put other buffers in their place
@@ -63,12 +69,15 @@ class WorkingModel:
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy all tensors in; what does not fit raises as `load_state_dict` does."""
-        own = self._own()
+        own, packing = self._own(), self.packing
         fits = self._is_plain and tensors.keys() == own.keys()
-        if fits and all(tensors[name].shape == tensor.shape for name, tensor in own.items()):
-            torch._foreach_copy_(list(own.values()), [tensors[name] for name in own])
+        if fits and all(tensors[name].shape == packing.shape(name, tensor.shape) for name, tensor in own.items()):
+            as_they_are = [name for name in own if name not in packing]
+            torch._foreach_copy_([own[name] for name in as_they_are], [tensors[name] for name in as_they_are])
+            for name in own.keys() - as_they_are:
+                packing.put(name, tensors[name], own[name])
         else:
-            self.module.load_state_dict(tensors)
+            self.module.load_state_dict(dict(packing.whole(tensors)))
 
     def received(self, tensors: Tensors, *, round: int) -> Mapping[str, Tensor]:
         """The parameters among these tensors, on the model's device and in its types.
@@ -80,8 +89,8 @@ class WorkingModel:
         if of == round and came.keys() == tensors.keys() and all(tensors[name] is came[name] for name in came):
             return found
         given = {name: tensors[name] for name in self.parameters}
-        found = OnDevice(given, self.numerics.device, keep=given.keys(), types=self.parameters)
-        if self.numerics.device.type == "cpu":
+        found = OnDevice(self.packing.whole(given), self.numerics.device, keep=given.keys(), types=self.parameters)
+        if self.numerics.device.type == "cpu" and not self.packing:
             found = dict(found)
         self._received = (round, dict(tensors), found)
         return found
@@ -90,25 +99,32 @@ class WorkingModel:
         """The parameters as plain tensors, which share the model's memory."""
         return {name: parameter.detach() for name, parameter in self.parameters.items()}
 
+    def whole(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Tensors that travelled, named as parameters are, as an objective sees them."""
+        return dict(self.packing.whole(tensors)) if self.packing else tensors
+
     def tensors(self, names: Collection[str] | None = None) -> Tensors:
-        """All tensors, or these parameters and all buffers, as they lie in the model, which the next `load` or step changes."""
-        return {
-            name: tensor.detach()
-            for name, tensor in self._own().items()
-            if names is None or name in names or self.roles[name] is Role.BUFFER
-        }
+        """All tensors, or these parameters and all buffers, as they travel; what is whole lies in the model, which the next `load` or step changes."""
+        return self.packing.packed(
+            {
+                name: tensor.detach()
+                for name, tensor in self._own().items()
+                if names is None or name in names or self.roles[name] is Role.BUFFER
+            }
+        )
 
     def copies(self, names: Collection[str] | None = None) -> Tensors:
         """A copy of the same in the CPU's memory."""
-        return {name: self._copy(tensor) for name, tensor in self.tensors(names).items()}
+        return {name: self._copy(name, tensor) for name, tensor in self.tensors(names).items()}
 
     def release(self) -> None:
         """Hold nothing of a client; all that this one holds is its own."""
 
-    @staticmethod
-    def _copy(tensor: Tensor) -> Tensor:
+    def _copy(self, name: str, tensor: Tensor) -> Tensor:
         if tensor.device.type != "cpu":
             return tensor.cpu().contiguous()
+        if name in self.packing:
+            return tensor  # a row is a copy
         return tensor.clone(memory_format=torch.contiguous_format)
 
     def _own(self) -> Tensors:

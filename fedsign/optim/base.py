@@ -2,8 +2,9 @@
 
 A factory takes (parameters, lr, weight_decay).  One that has to know layers or names is marked with `of_model` and takes
 the module in place of the parameters.  One that trains a part of the model at a time says so with `trains_part`: a
-client's reply then holds the tensors that it trained, and no others.  An `adapt_model` of a factory changes the model in
-every process that makes it, before anything is trained.
+client's reply then holds the tensors that it trained, and no others.  With `takes_groups` the one group of its optimiser may be divided
+into groups with rates of their own.  An `adapt_model` of a factory changes the model in every process that makes it, before
+anything is trained.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,11 +39,11 @@ class PartTrainer(Protocol):
         ...
 
 
-def of_model(*, trains_part: bool = False) -> Callable[[FactoryT], FactoryT]:
+def of_model(*, trains_part: bool = False, takes_groups: bool = False) -> Callable[[FactoryT], FactoryT]:
     """Mark a factory that takes the module in place of its parameters; see the module."""
 
     def mark(factory: FactoryT) -> FactoryT:
-        vars(factory).update(takes_model=True, trains_part=trains_part)
+        vars(factory).update(takes_model=True, trains_part=trains_part, takes_groups=takes_groups)
         return factory
 
     return mark
@@ -61,6 +62,14 @@ def adapting(adapt: Callable[[nn.Module, Mapping[str, Any]], None]) -> Callable[
 def adapts(name: str) -> bool:
     """Whether models are changed for this optimiser."""
     return getattr(resolve("optimizer", name), "adapt_model", None) is not None
+
+
+def takes_groups(name: str) -> bool:
+    """Whether parameters may have rates of their own with this optimiser."""
+    factory = resolve("optimizer", name)
+    if getattr(factory, "takes_model", False):
+        return bool(getattr(factory, "takes_groups", False))
+    return getattr(factory, "adapt_model", None) is None
 
 
 def subject(name: str, model: nn.Module) -> Any:

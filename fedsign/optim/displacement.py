@@ -7,6 +7,8 @@ FedNova's terms (Wang et al. 2020, arXiv 2007.07481, section 3).
 
 import torch
 
+from fedsign.optim.packed import PackedSGD
+
 
 def unit_displacement(optimizer: torch.optim.Optimizer, num_steps: int) -> float | None:
     """lr x num_steps for plain SGD, more with momentum; None for optimisers that rescale gradients, or not all alike.
@@ -17,7 +19,7 @@ def unit_displacement(optimizer: torch.optim.Optimizer, num_steps: int) -> float
     >>> unit_displacement(torch.optim.SGD([parameter], lr=1.0, momentum=0.5), 2)  # 1, then 1 + 0.5
     2.5
     """
-    if type(optimizer) is not torch.optim.SGD:
+    if type(optimizer) is not torch.optim.SGD and not isinstance(optimizer, PackedSGD):
         return None
     group = optimizer.param_groups[0]
     if any(other["lr"] != group["lr"] for other in optimizer.param_groups):

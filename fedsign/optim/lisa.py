@@ -238,7 +238,7 @@ class ClientLISA(LISA):
             parameter.grad = None
 
 
-@of_model(trains_part=True)
+@of_model(trains_part=True, takes_groups=True)
 def lisa(
     model: nn.Module,
     lr: float,

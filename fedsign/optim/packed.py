@@ -9,7 +9,7 @@ Memory in another order than the shape's (convolutions on images with channels l
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import torch
 from pydantic import Field
@@ -18,17 +18,36 @@ from torch import Tensor
 from fedsign.errors import ConfigError
 from fedsign.optim.adamw import Decay
 from fedsign.optim.lean import made_lean
-from fedsign.parameterisation.masks import Mask
+from fedsign.parameterisation.masks import Mask, gathered, put_back
+
+State = dict[str, Any]  # of one parameter: rows as long as there are weights, and a count of steps
+
+
+class Stepping(Protocol):
+    """What takes an optimiser's steps in its place, such as one that changes masks between them."""
+
+    def step(self, optimizer: "Packed") -> None:
+        """One step; `optimizer.move()` is the optimiser's own part."""
+        ...
 
 
 class Packed(torch.optim.Optimizer):
     """The walk over the parameters; `_move` is one rule for a row of weights."""
 
+    stepping: Stepping | None = None
+
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Move every parameter that has a gradient."""
+        """Move every parameter that has a gradient; where masks change, see `fedsign.parameterisation.sparsity`."""
         if closure is not None:
             raise ConfigError("a packed optimiser takes no closure; call step() after backward().")
+        if self.stepping is None:
+            self.move()
+        else:
+            self.stepping.step(self)
+
+    def move(self) -> None:
+        """The rule alone."""
         for group in self.param_groups:
             for parameter, mask in _with_masks(group):
                 if parameter.grad is None:
@@ -37,11 +56,11 @@ class Packed(torch.optim.Optimizer):
                 if mask is None:
                     self._move(parameter, parameter.grad, state, group)
                 else:
-                    weights, gradient = _gathered(parameter, mask), _gathered(parameter.grad, mask)
+                    weights, gradient = gathered(parameter, mask), gathered(parameter.grad, mask)
                     self._move(weights, gradient, state, group)
-                    _put_back(parameter, weights, mask)
+                    put_back(parameter, weights, mask)
 
-    def _move(self, weights: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+    def _move(self, weights: Tensor, gradient: Tensor, state: State, group: dict[str, Any]) -> None:
         raise NotImplementedError
 
 
@@ -53,7 +72,7 @@ class PackedSGD(Packed):
     ) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov})
 
-    def _move(self, weights: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+    def _move(self, weights: Tensor, gradient: Tensor, state: State, group: dict[str, Any]) -> None:
         """m <- momentum m + g + wd theta;  theta <- theta - lr m."""
         momentum = group["momentum"]
         if group["weight_decay"] != 0:
@@ -76,7 +95,7 @@ class PackedAdamW(Packed):
     ) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "betas": betas, "eps": eps})
 
-    def _move(self, weights: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+    def _move(self, weights: Tensor, gradient: Tensor, state: State, group: dict[str, Any]) -> None:
         """theta <- (1 - lr wd) theta - lr m / (sqrt(v) + eps), with m and v freed of their start at zero."""
         lr, (beta1, beta2) = group["lr"], group["betas"]
         if not state:
@@ -94,17 +113,6 @@ class PackedAdamW(Packed):
 
 def _with_masks(group: dict[str, Any]) -> Iterator[tuple[Tensor, Mask | None]]:
     return zip(group["params"], group["masks"], strict=True)
-
-
-def _gathered(tensor: Tensor, mask: Mask) -> Tensor:
-    return tensor.reshape(-1).index_select(0, mask.places)
-
-
-def _put_back(parameter: Tensor, weights: Tensor, mask: Mask) -> None:
-    if parameter.is_contiguous():
-        parameter.view(-1)[mask.places] = weights
-    else:
-        parameter.masked_scatter_(mask.is_there, weights)
 
 
 def packed_sgd(

@@ -15,16 +15,18 @@ from fedsign.errors import ConfigError
 from fedsign.parameterisation.masks import Mask, hold, mask_of
 from fedsign.parameterisation.plan import Plan, plan_of
 from fedsign.parameterisation.schemes import Scheme
+from fedsign.parameterisation.sparsity.base import MaskRule
 
 _ATTRIBUTE: Final = "_fedsign_parameterised"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parameterised:
-    """What a model was made: its plan, and the masks of its sparse tensors."""
+    """What a model was made: its plan, the masks of its sparse tensors, and how they change, if they do."""
 
     plan: Plan
     masks: dict[str, Mask]
+    rule: MaskRule | None = None
 
 
 def parameterised(model: nn.Module) -> Parameterised | None:
@@ -33,22 +35,24 @@ def parameterised(model: nn.Module) -> Parameterised | None:
     return found
 
 
-def parameterise(model: nn.Module, scheme: Scheme, *, seed: int) -> Parameterised:
+def parameterise(model: nn.Module, scheme: Scheme, *, seed: int, rule: MaskRule | None = None) -> Parameterised:
     """Draw a model's parameters anew by torch's global generator, draw its masks, and multiply its passes.
 
+    Under a `rule` masks have the density that it starts with; start and rates are those of the density that the scheme says.
+
     Raises:
-        ConfigError: the model's roles are not known.
+        ConfigError: the model's roles are not known, or the rule cannot start with this density.
     """
     plan = plan_of(model, scheme)
     _draw(model, plan)
     masks = {
-        name: mask_of(seed, name, tensor.shape, tensor.density)
+        name: mask_of(seed, name, tensor.shape, rule.first_density(tensor.density) if rule else tensor.density)
         for name, tensor in plan.tensors.items()
         if tensor.density < 1
     }
     hold(model, masks)
     _multiply(model, plan)
-    made = Parameterised(plan=plan, masks=masks)
+    made = Parameterised(plan=plan, masks=masks, rule=rule)
     vars(model)[_ATTRIBUTE] = made
     return made
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fedsign.errors import ConfigError
 from fedsign.parameterisation.groups import optimizer_of
+from fedsign.parameterisation.products import multiply_sparsely
 from fedsign.parameterisation.roles import roles_of_model
 from fedsign.seeding import Purpose, generator
 from fedsign.workload import Workload
@@ -39,6 +40,7 @@ def coordinates(workload: Workload, *, steps: int) -> Coordinates:
         ConfigError: the model names nothing to watch.
     """
     model, client = workload.make_model().train(), workload.config.client
+    multiply_sparsely(model, workload.numerics)
     modules = roles_of_model(model).watched
     if not modules:
         raise ConfigError(
@@ -46,7 +48,7 @@ def coordinates(workload: Workload, *, steps: int) -> Coordinates:
             "model_roles.watched."
         )
     optimizer = optimizer_of(client.optimizer, model, client.lr, client.weight_decay)
-    batches = _batches(workload)
+    batches = drawn_batches(workload)
     probe = next(batches)
     first = _activations(model, modules, probe[0])
     sizes, changes = [_means(first)], [np.zeros(len(modules))]
@@ -64,7 +66,7 @@ def coordinates(workload: Workload, *, steps: int) -> Coordinates:
     return Coordinates(modules=modules, size=np.stack(sizes), change=np.stack(changes))
 
 
-def _batches(workload: Workload) -> Iterator[tuple[Tensor, Tensor]]:
+def drawn_batches(workload: Workload) -> Iterator[tuple[Tensor, Tensor]]:
     """Without end, each drawn from all samples."""
     samples, size = workload.training_samples, workload.config.client.batch_size
     rng = generator(workload.config.seed, Purpose.BATCHES)

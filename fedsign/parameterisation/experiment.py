@@ -1,7 +1,6 @@
 """The parameterisation of an experiment: what its configuration says, done to its model.
 
-What would undo it is refused: noise on weights that a sparse model does not have, weights that were loaded and would be drawn anew,
-optimisers that divide the model in their own way.
+What would undo it is refused: weights that were loaded and would be drawn anew, optimisers that divide the model in their own way.
 """
 
 import torch
@@ -9,9 +8,10 @@ from torch import nn
 
 from fedsign.config import ExperimentConfig
 from fedsign.errors import ConfigError
+from fedsign.optim.base import takes_groups
 from fedsign.parameterisation.apply import mask_again, parameterise
 from fedsign.parameterisation.schemes import Scheme
-from fedsign.registry import resolve
+from fedsign.parameterisation.sparsity.base import MaskRule
 
 
 def parameterise_as(config: ExperimentConfig, model: nn.Module) -> None:
@@ -21,15 +21,16 @@ def parameterise_as(config: ExperimentConfig, model: nn.Module) -> None:
         ConfigError: it cannot be, or another part would undo it.
     """
     scheme: Scheme | None = config.parameterisation.build()
-    if scheme is None:
-        return
-    if not isinstance(scheme, Scheme):
+    if scheme is not None and not isinstance(scheme, Scheme):
         raise ConfigError(
             f"parameterisation.name={config.parameterisation.name} gives a {type(scheme).__name__}; expected is a Scheme of "
             "fedsign.parameterisation.schemes."
         )
+    rule = _rule_of(config, scheme)
+    if scheme is None:
+        return
     _check(config, scheme)
-    parameterise(model, scheme, seed=config.seed)
+    parameterise(model, scheme, seed=config.seed, rule=rule)
 
 
 def moved(model: nn.Module, device: torch.device) -> nn.Module:
@@ -39,24 +40,31 @@ def moved(model: nn.Module, device: torch.device) -> nn.Module:
     return model
 
 
+def _rule_of(config: ExperimentConfig, scheme: Scheme | None) -> MaskRule | None:
+    """How masks change; None where they do not.  Tensors of density 1 have none."""
+    rule: MaskRule | None = config.sparsity.build()
+    if rule is None:
+        return None
+    if not isinstance(rule, MaskRule):
+        raise ConfigError(
+            f"sparsity.name={config.sparsity.name} gives a {type(rule).__name__}; expected is a MaskRule of "
+            "fedsign.parameterisation.sparsity.base."
+        )
+    if scheme is None:
+        raise ConfigError(
+            f"sparsity.name={rule.name} was given with parameterisation.name=none, which has no masks to change; name a "
+            "parameterisation (sp is the usual one) with a density, or use sparsity.name=static."
+        )
+    return rule
+
+
 def _check(config: ExperimentConfig, scheme: Scheme) -> None:
     given = f"parameterisation.name={scheme.name} was given with"
     if config.model.settings.get("weights"):
         raise ConfigError(f"{given} model.weights, which would be drawn anew; use parameterisation.name=none.")
     name = config.client.optimizer.name
-    factory = resolve("optimizer", name)
-    if getattr(factory, "takes_model", False) or getattr(factory, "adapt_model", None) is not None:
+    if not takes_groups(name):
         raise ConfigError(
-            f"{given} client.optimizer.name={name}, which divides the model in its own way; use sgd, adam, adamw, packed_sgd or "
-            "packed_adamw."
-        )
-    if not scheme.is_sparse:
-        return
-    noisy = {"privacy.name": config.privacy.name} if config.privacy.name != "none" else {}
-    if config.strategy.name.startswith("flower_dp_"):
-        noisy["strategy.name"] = config.strategy.name
-    for key, value in noisy.items():
-        raise ConfigError(
-            f"{given} a density below 1 and {key}={value}, whose noise would fall on weights that a sparse model does not have; "
-            f"use parameterisation.density=1 or another {key.partition('.')[0]}."
+            f"{given} client.optimizer.name={name}, which divides the model in its own way; use sgd, adam, adamw, packed_sgd, "
+            "packed_adamw or lisa."
         )

@@ -10,9 +10,11 @@ from torch import nn
 
 from fedsign.errors import ConfigError
 from fedsign.optim.base import subject
-from fedsign.optim.packed import PackedAdamW, PackedSGD
+from fedsign.optim.packed import Packed, PackedAdamW, PackedSGD
 from fedsign.parameterisation.apply import Parameterised, parameterised
 from fedsign.parameterisation.plan import Rule, TensorPlan
+from fedsign.parameterisation.sparsity.base import MaskRule
+from fedsign.parameterisation.sparsity.changing import Changing, Masked
 from fedsign.sections import OptimizerPart
 
 Group = dict[str, Any]
@@ -28,12 +30,28 @@ def optimizer_of(part: OptimizerPart, model: nn.Module, lr: float, weight_decay:
     if made is None:
         plain: torch.optim.Optimizer = part.build(subject(part.name, model), lr, weight_decay)
         return plain
-    optimizer: torch.optim.Optimizer = part.build(groups_of(made, model), lr, weight_decay)
+    optimizer = _with_groups(part, model, groups_of(made, model), lr, weight_decay)
     rule = _rule_of(optimizer, part, made)
     for group in optimizer.param_groups:
         _set(group, rule, lr, weight_decay, made)
     if weight_decay and made.plan.scheme.decay == "base" and isinstance(optimizer, torch.optim.Adam):
         _refuse_coupled(optimizer, part)
+    if made.rule is not None:
+        _let_change(optimizer, made.rule, part, made, model)
+    return optimizer
+
+
+def _with_groups(
+    part: OptimizerPart, model: nn.Module, groups: list[Group], lr: float, weight_decay: float
+) -> torch.optim.Optimizer:
+    """An optimiser of these groups; one that is made of a module has its one group divided into them."""
+    given = subject(part.name, model)
+    if given is not model:
+        grouped: torch.optim.Optimizer = part.build(groups, lr, weight_decay)
+        return grouped
+    optimizer: torch.optim.Optimizer = part.build(model, lr, weight_decay)
+    (whole,) = optimizer.param_groups
+    optimizer.param_groups[:] = [{**whole, **group} for group in groups]
     return optimizer
 
 
@@ -66,6 +84,24 @@ def _rule_of(optimizer: torch.optim.Optimizer, part: OptimizerPart, made: Parame
     raise ConfigError(
         f"client.optimizer.name={part.name} was given with parameterisation.name={made.plan.scheme.name}, which has rules for "
         "SGD, Adam and AdamW only; use sgd, adam, adamw, packed_sgd or packed_adamw, or parameterisation.name=sp."
+    )
+
+
+def _let_change(
+    optimizer: torch.optim.Optimizer, rule: MaskRule, part: OptimizerPart, made: Parameterised, model: nn.Module
+) -> None:
+    """Have the masks changed between the optimiser's steps, from its first one on."""
+    if not isinstance(optimizer, Packed):
+        raise ConfigError(
+            f"client.optimizer.name={part.name} was given with sparsity.name={rule.name}, but its state would not follow masks that "
+            "change; use packed_sgd or packed_adamw."
+        )
+    optimizer.stepping = Changing(
+        rule,
+        [
+            Masked(parameter=model.get_parameter(name), mask=mask, density=made.plan.tensors[name].density)
+            for name, mask in made.masks.items()
+        ],
     )
 
 

@@ -1,7 +1,8 @@
 """Which weights of a sparse tensor there are.
 
 Each weight is there with the tensor's density, independently, drawn once from (seed, MASKS, the tensor's name): server and clients draw the
-same, and nobody sends it.  The other weights start at 0 and stay there, since their gradients are 0: no optimiser of ours,
+same, and nobody sends it.  Where a rule changes it later (`fedsign.parameterisation.sparsity`), training is in one place.
+The other weights start at 0 and stay there, since their gradients are 0: no optimiser of ours,
 no weight decay and no penalty that compares with the received model moves a weight that is 0 there and gets no gradient.
 """
 
@@ -20,6 +21,8 @@ class Mask:
 
     def __init__(self, is_there: Tensor) -> None:
         self.is_there = is_there
+        self.dense_gradient: Tensor | None = None  # of all weights, while it is kept
+        self.keeps_gradient = False
 
     @cached_property
     def num(self) -> int:
@@ -32,8 +35,21 @@ class Mask:
         places = self.is_there.flatten().nonzero().squeeze(1)
         return places.int() if self.is_there.numel() <= torch.iinfo(torch.int32).max else places
 
+    def become(self, is_there: Tensor) -> None:
+        """Other weights are there from now on."""
+        self.is_there = is_there
+        for name in ("num", "places"):
+            vars(self).pop(name, None)
+
+    def keep_gradient(self, keeps: bool) -> None:
+        """Keep the next gradients of all weights, added up until this is called again, or forget them."""
+        self.keeps_gradient, self.dense_gradient = keeps, None
+
     def __call__(self, gradient: Tensor) -> Tensor:
         """The gradient of the weights that there are, 0 elsewhere: a hook for a parameter."""
+        if self.keeps_gradient:
+            before = self.dense_gradient
+            self.dense_gradient = gradient.detach() if before is None else before + gradient.detach()
         return gradient * self.is_there
 
 
@@ -54,3 +70,17 @@ def hold(model: nn.Module, masks: Mapping[str, Mask]) -> None:
         with torch.no_grad():
             parameter.mul_(mask.is_there)
         parameter.register_hook(mask)
+
+
+def gathered(tensor: Tensor, mask: Mask) -> Tensor:
+    """The weights that there are as a row [num], or [K, num] of a stack [K, ...]; a copy."""
+    stacked = tensor.shape[: tensor.dim() - mask.is_there.dim()]
+    return tensor.reshape(*stacked, -1).index_select(-1, mask.places.to(tensor.device))
+
+
+def put_back(whole: Tensor, row: Tensor, mask: Mask) -> None:
+    """Write a row [num] to its places in a tensor; the rest stays."""
+    if whole.is_contiguous():
+        whole.view(-1)[mask.places.to(whole.device)] = row
+    else:
+        whole.masked_scatter_(mask.is_there.to(whole.device), row)

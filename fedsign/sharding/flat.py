@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fedsign.errors import ConfigError
 from fedsign.sharding.account import Flat
 from fedsign.sharding.collectives import Collectives, own
 from fedsign.sharding.layout import Cut, Granularity
@@ -143,9 +144,38 @@ class FlatParameter:
                 found.append((name, begin - start, stop - start, slice(begin - first, end - first)))
         return found
 
+    def load(self, values: Mapping[str, Tensor]) -> None:
+        """Take other values, of which this rank has all by name; nothing is sent."""
+        self._fill(self._shard, self.strategy.params, values)
+        if self._master is not None:
+            self._fill(self._master, self.strategy.states, values)
+
+    def _fill(self, owned: Tensor, granularity: Granularity, values: Mapping[str, Tensor]) -> None:
+        for name, start, _, where in self._parts(granularity):
+            place = owned[where]
+            place.copy_(values[name].detach().reshape(-1)[start : start + len(place)])
+
+    def set_trainable(self, trainable: bool) -> None:
+        """Train these parameters, or leave them alone, from the next step on; what is frozen has no sum of gradients.
+
+        Raises:
+            ConfigError: they were frozen when they were sharded, so that nobody owns them as an optimiser has to.
+        """
+        if trainable == self.trainable:
+            return
+        if self._master is None:
+            raise ConfigError(
+                f"{', '.join(self.names)} were to be trained, but were frozen when the model was sharded; let all that is ever "
+                "trained require a gradient then."
+            )
+        self.trainable = trainable
+        self.gradient_sum = self._new_gradient_sum()
+        for param in self.params:
+            param.requires_grad_(trainable)
+
     def sync_gradients(self) -> None:
         """Once a step: give the pieces their gradients, the mean over the ranks."""
-        if self._master is None:
+        if self._master is None or not self.trainable:
             return
         summed, at = self.gradient_sum, self.strategy.gradients
         for collective in self.strategy.sync_gradients:
@@ -164,7 +194,7 @@ class FlatParameter:
 
     def sync_params(self) -> None:
         """Once a step: hand what the optimiser moved on to the parameters, at their granularity."""
-        if self._master is None:
+        if self._master is None or not self.trainable:
             return
         mine = self._own(self._shard, self.strategy.params, self.strategy.states)
         if mine.data_ptr() != self._master.data_ptr():

@@ -18,7 +18,7 @@ of the unit's own, reduces and frees it; units without such inputs are done at t
 unit's forward runs again within its backward, and then keeps its hands off.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum, auto
 from functools import partial
 from typing import Any, cast
@@ -217,6 +217,40 @@ class Sharded:
             if piece.name in masks
         }
 
+    def load(self, values: Mapping[str, Tensor]) -> None:
+        """Take other parameters and buffers, of which every rank has all, by name; nothing is sent.  The optimiser's state stays.
+
+        Raises:
+            ConfigError: one is missing, or has another shape.
+        """
+        shapes = {name: shape for flat in self.flats for name, shape in zip(flat.names, flat.shapes, strict=True)}
+        shapes |= {name: buffer.shape for name, buffer in self._kept_buffers()}
+        for name, shape in shapes.items():
+            if name not in values or values[name].shape != shape:
+                found = "was not given" if name not in values else f"was given as {list(values[name].shape)}"
+                raise ConfigError(
+                    f"'{name}' {found}, but the sharded model has it as {list(shape)}; give this model's."
+                )
+        for flat in self.flats:
+            flat.load(values)
+        for name, buffer in self._kept_buffers():
+            buffer.copy_(values[name])
+
+    def train_only(self, names: Collection[str]) -> None:
+        """From the next step on, train these parameters and leave the others alone, which need to require no gradient for it.
+
+        Raises:
+            ConfigError: of parameters that come and go together, some were named and others not; or one was frozen at first.
+        """
+        for flat in self.flats:
+            named = [name in names for name in flat.names]
+            if any(named) and not all(named):
+                raise ConfigError(
+                    f"'{flat.names[named.index(True)]}' was to be trained without '{flat.names[named.index(False)]}', which is in the same "
+                    "unit; let the units be what is frozen as a whole: Sharded(..., units=[...])."
+                )
+            flat.set_trainable(all(named))
+
     def step(self, *, clip_norm: float | None = None) -> float:
         """Synchronise gradients, update, synchronise parameters; the global norm of the gradient, before clipping.
 
@@ -248,9 +282,19 @@ class Sharded:
             if piece.tensor.grad is not None:
                 yield piece, piece.tensor.grad
 
+    def values(self, names: Collection[str] | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Parameters by their first names, whole, on every rank: one unit after another, so that no rank ever has all of them.
+
+        With `names`, those alone; all ranks have to ask for the same, to the end.
+        """
+        for flat in self.flats:
+            if names is None or any(name in names for name in flat.names):
+                found = flat.values()
+                yield from ((name, value) for name, value in found.items() if names is None or name in names)
+
     def full_state_dict(self) -> dict[str, Tensor]:
         """All parameters and buffers by name, whole, on every rank; of tied ones each name."""
-        values = {name: value for flat in self.flats for name, value in flat.values().items()}
+        values = dict(self.values())
         first = {id(param): name for name, param in self.model.named_parameters()}
         state = {name: values[first[id(param)]] for name, param in self.model.named_parameters(remove_duplicate=False)}
         return state | {name: buffer.clone() for name, buffer in self.model.named_buffers()}
@@ -263,6 +307,11 @@ class Sharded:
         tensors = [tensor for flat in self.flats for tensor in flat.kept()] + [each for each in states if each.dim()]
         storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
         return sum(storages.values())
+
+    def _kept_buffers(self) -> list[tuple[str, Tensor]]:
+        """The buffers that a state_dict holds."""
+        kept = self.model.state_dict().keys()
+        return [(name, buffer) for name, buffer in self.model.named_buffers() if name in kept]
 
     def _global_norm(self) -> float:
         """Of the gradient that all ranks own together, each element counted once."""

@@ -35,7 +35,7 @@ def parts_of(model: nn.Module, units: Iterable[nn.Module] | None) -> list[Part]:
         ConfigError: a unit is no module of the model.
     """
     modules = list(model.modules())
-    chosen = _blocks(model) if units is None else list(units)
+    chosen = default_units(model) if units is None else list(units)
     if any(all(unit is not module for module in modules) for unit in chosen):
         raise ConfigError("a unit was given that is no module of the model; name modules that model.modules() gives.")
     owners: dict[int, nn.Module] = {}
@@ -61,7 +61,7 @@ def _assign(
         _assign(child, unit, chosen, model, owners)
 
 
-def _blocks(model: nn.Module) -> list[nn.Module]:
+def default_units(model: nn.Module) -> list[nn.Module]:
     """The children with parameters of every ModuleList and Sequential that is in no other one."""
     found: list[nn.Module] = []
     for child in model.children():
@@ -69,5 +69,5 @@ def _blocks(model: nn.Module) -> list[nn.Module]:
         if isinstance(model, nn.ModuleList | nn.Sequential) and is_called:
             found += [child] if any(True for _ in child.parameters()) else []
         else:
-            found += _blocks(child)
+            found += default_units(child)
     return list({id(each): each for each in found}.values())

@@ -19,6 +19,7 @@ from fedsign.analysis.vector import Layout
 from fedsign.data.base import AnySamples, Samples
 from fedsign.errors import ConfigError, ResultsError
 from fedsign.models.weights import load_weights, read_tensors
+from fedsign.parameterisation.packing import packing_of
 from fedsign.records import Tensors
 from fedsign.results import RunFolder, open_run
 from fedsign.seeding import Purpose, generator
@@ -107,7 +108,8 @@ def subject_of(path: Path, *, model: str | None = None, overrides: Sequence[str]
     else:
         run = open_run(path)
         tensors = _last_model(run)
-    return Subject(source=path, workload=Workload(_experiment(run, overrides)), tensors=tensors, run=run)
+    workload = Workload(_experiment(run, overrides))
+    return Subject(source=path, workload=workload, tensors=_whole(tensors, workload), run=run)
 
 
 def _of_file(path: Path, model: str | None, overrides: Sequence[str]) -> Subject:
@@ -131,6 +133,13 @@ def _last_model(run: RunFolder) -> Tensors:
     if checkpoint is None:
         raise ResultsError(f"{run.path} has no checkpoint yet; resume it with 'fedsign run --resume {run.path}'.")
     return checkpoint.evaluated or checkpoint.served
+
+
+def _whole(tensors: Tensors, workload: Workload) -> Tensors:
+    """A model's state_dict; checkpoints of sparse ones hold what travels."""
+    if workload.config.parameterisation.name == "none":
+        return tensors
+    return dict(packing_of(workload.make_model()).whole(tensors))
 
 
 def _experiment(run: RunFolder, overrides: Sequence[str]) -> configs.ExperimentConfig:

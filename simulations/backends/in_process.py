@@ -11,6 +11,7 @@ from clients.app import in_process_handler
 from clients.conduct import conducted
 from clients.evaluator import SiteEvaluator
 from clients.paths import trainer_of
+from clients.shard_group import ShardGroup
 from clients.state_cache import StateCache
 from clients.trainer import LocalTrainer
 from clients.workers import Workers, devices_of
@@ -70,8 +71,11 @@ class InProcess:
 
     @contextmanager
     def _trainer_of(self, workload: Workload, folder: RunFolder) -> Iterator[LocalTrainer]:
-        """That of the path, in this process or in workers."""
-        if self.workers == 1:
+        """That of the path, in this process or in workers; a sharded client's are processes of its own."""
+        if workload.config.client.sharding.ranks > 1:
+            with ShardGroup(workload, logs=folder.path / "logs") as group:
+                yield conducted(group, workload, in_process=True, folder=folder.clients)
+        elif self.workers == 1:
             yield conducted(trainer_of(workload), workload, in_process=True, folder=folder.clients)
         else:
             self._warn_of_idle_workers(workload)

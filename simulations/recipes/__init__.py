@@ -39,6 +39,10 @@ _MODULES = {
     "lisa-speed": "simulations.recipes.lisa_speed",
     "federated-lisa": "simulations.recipes.federated_lisa",
     "fg2u-unbiased": "simulations.recipes.fg2u_unbiased",
+    "condensation-table": "simulations.recipes.condensation_table",
+    "two-phase": "simulations.recipes.two_phase",
+    "fg2u-memory": "simulations.recipes.fg2u_memory",
+    "one-shot-federation": "simulations.recipes.one_shot_federation",
     "federated-llm": "simulations.recipes.federated_llm",
 }
 

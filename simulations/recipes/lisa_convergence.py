@@ -2,22 +2,22 @@
 
 Paper: Pan et al. 2024 (arXiv 2403.17919), sections 4.2 and 4.5: LISA converges like full fine-tuning and ends better than LoRA, at rates
 that are searched for each method.  The set-up, small enough for two cores, is `simulations.recipes.fine_tuning`'s: 300 steps on
-English text, LoRA of rank 8 on all linear layers of the blocks (about as many moments as LISA's two of six blocks would be
-generous to it: its adapters are a twelfth of that), GaLore of rank 16, LISA with embedding, head and two of six blocks, drawn anew
-every 10 steps.  The rates tried are the same factor of two apart for all; the best one is chosen on seed 0 by the validation
-loss and confirmed on three others.
+English text, LoRA of rank 8 on all linear layers of the blocks, whose adapters have a fraction of the moments that LISA's
+two of six blocks have, GaLore of rank 16, LISA with embedding, head and two of six blocks, drawn anew every 10 steps.  The rates
+tried are a factor of two apart for all; the best one is chosen on seed 0 by the validation loss and confirmed on three others.
+A first sweep ended a factor of four lower, and all four methods were best at its upper end: it was moved up.
 
 The hypothesis was fixed before anything was run: LISA ends below LoRA, and at most 3 % above full fine-tuning.
 """
 
-from simulations.recipes.base import Figures, Recipe, Threshold
+from simulations.recipes.base import Figures, Recipe, Threshold, Verdict
 from simulations.recipes.fine_tuning import METHODS, Job, best_rates, fine_tune_all
 
 _RATES = {
-    "full": (5e-4, 1e-3, 2e-3),
-    "lora": (2e-3, 4e-3, 8e-3),
-    "galore": (2e-3, 4e-3, 8e-3),
-    "lisa": (5e-4, 1e-3, 2e-3),
+    "full": (1e-3, 2e-3, 4e-3, 8e-3),
+    "lora": (4e-3, 8e-3, 1.6e-2, 3.2e-2),
+    "galore": (4e-3, 8e-3, 1.6e-2, 3.2e-2),
+    "lisa": (1e-3, 2e-3, 4e-3, 8e-3),
 }
 _STEPS, _SEEDS = 300, (1, 2, 3)
 
@@ -58,5 +58,6 @@ RECIPE = Recipe(
         Threshold(figure="lisa_over_lora", bound="at most", value=1.0),
         Threshold(figure="lisa_over_full", bound="at most", value=1.03),
     ),
+    expected=Verdict.DOES_NOT_HOLD,  # LISA is 5.6 % above full fine-tuning after 300 steps; docs/recipes.md has the figures
     quick_thresholds=(Threshold(figure="lisa_over_full", bound="at most", value=1.15),),
 )

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsign.records import Tensors
+from simulations.backends.base import intra_op_threads
 from simulations.recipes.base import Figures, Recipe, Threshold
 from simulations.recipes.fine_tuning import METHODS, PRETRAINING_STEPS, Job, fine_tune
 
@@ -31,7 +32,8 @@ _ADAPTED = {"query", "key", "value", "out", "up", "down", "head"}
 
 def measure(quick: bool) -> Figures:
     """Ratios of norms that are means over all steps (quick: 30 steps after 60)."""
-    ratios = {name: _ratios(name, quick) for name in _RATES}
+    with intra_op_threads(1):  # products this small are no faster with more, and much slower beside other work
+        ratios = {name: _ratios(name, quick) for name in _RATES}
     return {
         **{f"{name}_{what}_ratio": ratio for name, found in ratios.items() for what, ratio in found.items()},
         "lora_over_full": ratios["lora"]["change"] / ratios["full"]["change"],

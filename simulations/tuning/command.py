@@ -18,7 +18,7 @@ from simulations.printing import print_json, print_table
 
 app = typer.Typer(
     name="tune",
-    help="Find settings by trying them.",
+    help="Find settings by trying them, or by gradients through whole rounds.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -120,6 +120,74 @@ def transfer(
         style="dim",
     )
     print_files(written, None)
+
+
+@app.command()
+def learn(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SETTING...",
+            help="client.lr, client.weight_decay, aggregation.weights, or a number of the strategy's, such as strategy.gamma.",
+        ),
+    ],
+    config: Annotated[
+        Path | None, typer.Option(help="A TOML file; without it, the default experiment: FedSign on digits.")
+    ] = None,
+    overrides: Overrides = None,
+    steps: Annotated[int, typer.Option(min=1, help="How often the settings are moved.")] = 30,
+    rounds: Annotated[
+        int, typer.Option(min=0, help="Rounds of each step, from the initial model on; with 0, the experiment's.")
+    ] = 0,
+    lr: Annotated[float, typer.Option(min=0, help="Of Adam, which moves the settings' logarithms, about.")] = 0.1,
+    method: Annotated[
+        str, typer.Option(help="How gradients through the rounds are found: fedsign list hypergradients.")
+    ] = "forward_exact",
+    out: Annotated[Path | None, typer.Option(help="The folder; without it, tuning/NAME-learnt.")] = None,
+    toml: Annotated[
+        bool, typer.Option("--toml", help="Print the experiment with what was learnt, and no more.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Learn settings by gradients through whole rounds, on held-out samples of the server."""
+    from fedsign import config as configs
+    from fedsign.disk import write_text
+    from fedsign.report.analysis import write_found
+    from fedsign.report.learning_plots import learning_figures
+    from simulations.tuning import learning
+
+    if toml and json:
+        raise ConfigError("--toml and --json were both given; expected is one of them.")
+    experiment = configs.load(config, overrides or [])
+    asked = learning.Asked(names=tuple(names), steps=steps, rounds=rounds, lr=lr, method=method)
+    is_quiet, console = toml or json, Console(stderr=True, highlight=False)
+
+    def say(step: Any) -> None:
+        if not is_quiet:
+            console.print(f"step {step.step}/{steps}: loss {step.loss:.4f}")
+
+    found = learning.learn(experiment, asked, on_step=say)
+    folder = out or Path("tuning") / f"{experiment.name}-learnt"
+    written = write_found(found, folder, learning_figures(found))
+    learnt = learning.learnt_config(experiment, found).to_toml()
+    write_text(folder / "learnt.toml", learnt)
+    if toml:
+        typer.echo(learnt, nl=False)
+        return
+    if json:
+        print_json(found.as_json() | {"files": [str(file) for file in (*written, folder / "learnt.toml")]})
+        return
+    print_table([{key: _shown(value) for key, value in row.items()} for row in found.summary])
+    Console(soft_wrap=True, highlight=False).print(
+        f"validation loss {found.facts['loss_before']:.4f} before, {found.facts['loss']:.4f} after\ntoml    {folder / 'learnt.toml'}"
+    )
+    print_files(written, None)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(f"{each:.4g}" for each in value)
+    return value if isinstance(value, str) else f"{value:.4g}"
 
 
 def values_of(text: str) -> list[float]:

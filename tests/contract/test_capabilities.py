@@ -8,10 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Message
 
-from clients.app import app as client_app
-from clients.node import EXPERIMENT_KEY, STATE_KEY
 from clients.state_database import StateDatabase
 from fedsign import plugins
 from fedsign.checkpoints import load_latest
@@ -20,18 +17,11 @@ from fedsign.config import from_dict
 from fedsign.data.base import Dataset
 from fedsign.data.digits import digits
 from fedsign.errors import FedSignError
-from fedsign.flower.partition_grid import PartitionGrid
-from fedsign.flower.shims import PARTITION_KEY, make_context
-from fedsign.records import roles_of
 from fedsign.registry import KINDS, resolve
-from fedsign.results import RunFolder
-from fedsign.workload import Workload
 from simulations import Run, run
-from simulations.backends.base import intra_op_threads
 from simulations.comparisons.plan import Request, make_plan
-from simulations.rounds import RoundLoop
 from tests.contract.test_strategies import lines
-from tests.unit.test_flower_room import Deployment
+from tests.contract.transported import over_flowers_transport
 
 ROOT = Path(__file__).parents[2]
 NUM_CLIENTS = 3  # the least that Krum and Bulyan can do with
@@ -156,6 +146,12 @@ COLUMNS: dict[str, Capability] = {
             "client": {"local_steps": 3, "optimizer": {"name": "lisa", "blocks": "0,2", "num_sampled_layers": 1}},
         },
     ),
+    "sparse": Capability(
+        changes=lambda row: {
+            "model": {"name": "mlp", "hidden": [8, 16]},
+            "parameterisation": {"name": "sp" if row == "scaffold" else "smupar", "density": 0.25},
+        },
+    ),
 }
 # Columns whose `yes` says more than that a run ends; see the tests by their names.
 ELSEWHERE = {
@@ -263,34 +259,11 @@ def test_a_comparison_chooses_by_validation_samples(row: str, tmp_path: Path) ->
 # Engines
 
 
-def over_flowers_transport(root: Path, row: str) -> RunFolder:
-    """The run with the project's ClientApp on nodes of random ids, all messages serialised as Flower does it."""
-    workload = Workload(from_dict(tree(root, row)))
-    folder = RunFolder(root / "transported")
-    folder.path.mkdir()
-    run_config = {EXPERIMENT_KEY: workload.config.to_toml(), STATE_KEY: str(folder.clients)}
-
-    def node(partition: int) -> Callable[[Message], Message]:
-        context = make_context(partition, node_config={PARTITION_KEY: partition}, run_config=run_config)
-        return lambda message: client_app(message, context)
-
-    with intra_op_threads(workload.config.engine.threads):
-        grid = PartitionGrid(
-            Deployment([node(partition) for partition in range(NUM_CLIENTS)]),
-            num_partitions=NUM_CLIENTS,
-            roles=roles_of(workload.make_model()),
-            leaves_process=True,
-        )
-        grid.roll_call(timeout_s=5)
-        RoundLoop(workload, grid, folder).run()
-    return folder
-
-
 @pytest.mark.parametrize("row", sorted({*having("Ray"), *having("SuperLink")}))
 def test_transported_messages_give_the_bits_of_the_run_in_process(
     row: str, tmp_path: Path, plain: Callable[[str], Run]
 ) -> None:
-    folder, reference = over_flowers_transport(tmp_path, row), plain(row)
+    folder, reference = over_flowers_transport(tmp_path, tree(tmp_path, row)), plain(row)
     assert (folder.path / "rounds.jsonl").read_text() == lines(reference)
     one, other = load_latest(folder.checkpoints), load_latest(reference.folder.checkpoints)
     assert one is not None and other is not None

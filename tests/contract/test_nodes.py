@@ -28,8 +28,8 @@ from simulations import Run, run
 from simulations.backends.base import intra_op_threads
 from simulations.deployment.kits import open_kit
 from simulations.flower_app import write_app
-from simulations.rounds import RoundLoop
 from tests.contract.test_sites import NUM_SITES, tree, write_site
+from tests.contract.transported import grid_of, play
 from tests.unit.test_flower_room import Deployment
 
 SIZES = (60, 40, 30)
@@ -79,25 +79,6 @@ def sites_of(config: ExperimentConfig, root: Path, roots: list[str], **own: Any)
     ]
 
 
-def grid_of(config: ExperimentConfig, nodes: list[Callable[[Message], Message]]) -> PartitionGrid:
-    grid = PartitionGrid(
-        Deployment(nodes),
-        num_partitions=len(nodes),
-        roles=roles_of(Workload(config).make_model()),
-        leaves_process=True,
-    )
-    grid.roll_call(timeout_s=5)
-    return grid
-
-
-def play(config: ExperimentConfig, root: Path, nodes: list[Callable[[Message], Message]]) -> RunFolder:
-    folder = RunFolder(root / "transported")
-    folder.path.mkdir()
-    with intra_op_threads(config.engine.threads):
-        RoundLoop(Workload(config), grid_of(config, nodes), folder).run()
-    return folder
-
-
 @pytest.fixture(scope="module")
 def played(roots: list[str], tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run(tree(tmp_path_factory.mktemp("played"), roots, strategy={"name": "feddyn"}))
@@ -105,14 +86,14 @@ def played(roots: list[str], tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_sites_at_nodes_give_the_bits_of_the_run_in_process(played: Run, roots: list[str], tmp_path: Path) -> None:
     config = deployed(tmp_path, roots, strategy={"name": "feddyn"})
-    folder = play(config, tmp_path, sites_of(config, tmp_path, roots))
+    folder = play(config, RunFolder(tmp_path / "transported"), sites_of(config, tmp_path, roots))
     for name in ("rounds.jsonl", "sites.jsonl", "model.safetensors"):
         assert (folder.path / name).read_bytes() == (played.path / name).read_bytes()
 
 
 def test_states_lie_where_the_node_says_and_never_where_the_server_does(roots: list[str], tmp_path: Path) -> None:
     config = deployed(tmp_path, roots, strategy={"name": "feddyn"}, server={"cohort_size": NUM_SITES})
-    play(config, tmp_path, sites_of(config, tmp_path, roots))
+    play(config, RunFolder(tmp_path / "transported"), sites_of(config, tmp_path, roots))
     for k in range(NUM_SITES):
         assert list((tmp_path / f"disk {k}" / "a-run").rglob("round-000002.safetensors"))
     assert not (tmp_path / "foreign").exists()
@@ -235,7 +216,9 @@ def test_a_traceback_stays_at_the_node_unless_the_node_shares_it(
 ) -> None:
     config = deployed(tmp_path, roots, metrics=["accuracy", f"{__name__}:with_a_secret"], rounds=1)
     with caplog.at_level(logging.ERROR, logger="fedsign"):
-        folder = play(config, tmp_path, sites_of(config, tmp_path, roots, **{"share-details": shares}))
+        folder = play(
+            config, RunFolder(tmp_path / "transported"), sites_of(config, tmp_path, roots, **{"share-details": shares})
+        )
     (failure,) = map(json.loads, (folder.path / "failures.jsonl").read_text().splitlines())
     assert failure["reason"] == "in evaluation: ValueError: cannot be computed"
     assert ("Traceback" in failure["details"]) == shares

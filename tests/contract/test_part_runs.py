@@ -1,30 +1,23 @@
 """Runs whose clients train a part of the model: the same lines by every way, and bytes that are those of the tensors."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
 import pytest
 import torch
-from flwr.app import Message
 
-from clients.app import app as client_app
-from clients.node import EXPERIMENT_KEY, STATE_KEY
 from fedsign.checkpoints import load_latest
 from fedsign.config import from_dict
-from fedsign.flower.partition_grid import PartitionGrid
-from fedsign.flower.shims import PARTITION_KEY, make_context
-from fedsign.records import Tensors, TrainReply, roles_of
+from fedsign.records import Tensors, TrainReply
 from fedsign.results import RunFolder
 from fedsign.workload import Workload
 from simulations import Run, run
-from simulations.backends.base import intra_op_threads
-from simulations.rounds import RoundLoop
 from strategies.base import Strategy
 from tests.contract.test_exchange import OURS, _ByMessages
 from tests.contract.test_strategies import lines
-from tests.unit.test_flower_room import Deployment
+from tests.contract.transported import over_flowers_transport
 
 STRATEGIES = sorted(OURS.keys() - {"scaffold"})
 NUM_CLIENTS, BLOCKS = 4, "0,2,4"  # the hidden layers; the last one, "6", is the head, which always trains
@@ -145,31 +138,6 @@ def test_with_all_layers_drawn_a_run_is_that_of_adamw_to_the_last_bit_but_for_wh
 
 
 # Over Flower's transport
-
-
-def over_flowers_transport(
-    root: Path, experiment: dict[str, Any], *, before: Callable[[int, Path], None] = lambda round, folder: None
-) -> RunFolder:
-    """The run with the project's ClientApp; `before` a round something may happen to the clients' disk."""
-    workload = Workload(from_dict(experiment))
-    folder = RunFolder(root / "transported")
-    folder.path.mkdir(exist_ok=True)
-    run_config = {EXPERIMENT_KEY: workload.config.to_toml(), STATE_KEY: str(folder.clients)}
-
-    def node(partition: int) -> Callable[[Message], Message]:
-        context = make_context(partition, node_config={PARTITION_KEY: partition}, run_config=run_config)
-        return lambda message: client_app(message, context)
-
-    with intra_op_threads(workload.config.engine.threads):
-        grid = PartitionGrid(
-            Deployment([node(partition) for partition in range(NUM_CLIENTS)]),
-            num_partitions=NUM_CLIENTS,
-            roles=roles_of(workload.make_model()),
-            leaves_process=True,
-        )
-        grid.roll_call(timeout_s=5)
-        RoundLoop(workload, grid, folder, lambda line: before(line["round"], folder.clients)).run()
-    return folder
 
 
 def same(folder: RunFolder, reference: Run) -> bool:

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +12,24 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType
 from flwr.serverapp import Grid
 
-from clients.app import app as client_app
-from clients.node import EXPERIMENT_KEY, STATE_KEY
 from fedsign.checkpoints import load_latest
 from fedsign.config import from_dict
 from fedsign.errors import ConfigError, ResumeError
 from fedsign.flower import wire
-from fedsign.flower.partition_grid import PartitionGrid
-from fedsign.flower.shims import PARTITION_KEY, make_context
 from fedsign.privacy.accounting import Accountant
 from fedsign.privacy.local import Local
 from fedsign.privacy.secret import NAME
-from fedsign.records import ReplyStack, Role, Tensors, TrainReply, roles_of
+from fedsign.records import ReplyStack, Role, Tensors, TrainReply
 from fedsign.results import RunFolder
 from fedsign.workload import Workload
 from simulations import Run, run
-from simulations.backends.base import intra_op_threads
 from simulations.flower_app import write_app
-from simulations.rounds import RoundLoop
 from strategies.base import Strategy
 from strategies.fedavg import FedAvg
 from tests.contract.test_exchange import OURS
 from tests.contract.test_strategies import lines
-from tests.unit.test_flower_room import Deployment, over_the_wire
+from tests.contract.transported import Node, node_of, play
+from tests.unit.test_flower_room import over_the_wire
 from tests.unit.test_privacy import within
 
 NUM_CLIENTS, COHORT = 6, 3
@@ -240,32 +235,21 @@ def test_a_line_holds_no_figure_of_updates_without_noise(tmp_path: Path) -> None
 
 def sent_over_a_wire(root: Path, privacy: dict[str, Any], **changes: Any) -> dict[int, Message]:
     """One round over serialised messages: partition -> train message as it leaves the client."""
-    workload = Workload(from_dict(tree(root, "scaffold", privacy, rounds=1, server={"cohort_size": 6}, **changes)))
+    config = from_dict(tree(root, "scaffold", privacy, rounds=1, server={"cohort_size": 6}, **changes))
     sent: dict[int, Message] = {}
 
-    def node(partition: int) -> Callable[[Message], Message]:
-        config = {EXPERIMENT_KEY: workload.config.to_toml(), STATE_KEY: str(root / f"node {partition}")}
-        context = make_context(partition, node_config={PARTITION_KEY: partition}, run_config=config)
+    def node(partition: int) -> Node:
+        answer = node_of(config, partition, root / f"node {partition}")
 
-        def answer(message: Message) -> Message:
-            reply = client_app(message, context)
+        def watched(message: Message) -> Message:
+            reply = answer(message)
             if message.metadata.message_type == MessageType.TRAIN:
                 sent[partition] = over_the_wire(reply)
             return reply
 
-        return answer
+        return watched
 
-    folder = RunFolder(root / "run")
-    folder.path.mkdir(parents=True)
-    with intra_op_threads(1):
-        grid = PartitionGrid(
-            Deployment([node(partition) for partition in range(NUM_CLIENTS)]),
-            num_partitions=NUM_CLIENTS,
-            roles=roles_of(workload.make_model()),
-            leaves_process=True,
-        )
-        grid.roll_call(timeout_s=5)
-        RoundLoop(workload, grid, folder).run()
+    play(config, RunFolder(root / "run"), [node(partition) for partition in range(NUM_CLIENTS)])
     return sent
 
 

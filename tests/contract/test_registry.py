@@ -19,7 +19,8 @@ def test_a_row_can_be_resolved_and_described(kind: str, name: str) -> None:
 @pytest.mark.parametrize(("kind", "name"), ROWS)
 def test_a_rows_settings_have_types_and_round_trip_through_toml(kind: str, name: str) -> None:
     model = plugins.settings_model(kind, name, resolve(kind, name))
-    required = {field.alias: 0.5 for field in model.model_fields.values() if field.is_required()}
+    needed = [field for field in model.model_fields.values() if field.is_required()]
+    required = {field.alias: 1 if field.annotation is int else 0.5 for field in needed}
     settings = plugins.complete(kind, name, required, section=kind)
     assert plugins.complete(kind, name, settings, section=kind) == settings
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.command import fedsign
+from tests.e2e.command import fedsign, settings
 from tests.e2e.test_docs import ROOT, snippets
 
 PAGE = "docs/how-to/shard-a-model.md"
@@ -18,13 +18,26 @@ PAGE = "docs/how-to/shard-a-model.md"
 
 def test_the_estimates_of_the_page_run(tmp_path: Path) -> None:
     commands = [
-        line for text in snippets(PAGE, "bash") for line in text.replace("\\\n", " ").splitlines() if "fedsign" in line
+        line
+        for text in snippets(PAGE, "bash")
+        for line in text.replace("\\\n", " ").splitlines()
+        if "fedsign estimate" in line
     ]
     assert commands
     for command in commands:
         done = fedsign(*shlex.split(command)[1:], "--json", folder=tmp_path)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["recommended"]
+
+
+@pytest.mark.slow
+def test_the_run_of_the_page_runs(tmp_path: Path) -> None:
+    """Its first round, of one client."""
+    (command,) = [text.replace("\\\n", " ") for text in snippets(PAGE, "bash") if "fedsign run" in text]
+    done = fedsign(*shlex.split(command)[1:], *settings(rounds=1, server__cohort_size=1), folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (config,) = tmp_path.glob("runs/*/*/config.toml")
+    assert re.search(r'strategy = "[NIG]{3}"', config.read_text())
 
 
 def test_the_scaling_study_of_the_page_is_what_the_plan_says() -> None:

@@ -133,6 +133,14 @@ def test_the_forward_gradient_is_unbiased_and_scatters_as_the_formulas_say() -> 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["fg2u-memory", "condensation-table", "two-phase", "one-shot-federation"])
+def test_digits_are_condensed(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)  # a picture goes into the folder of the command
+    finding = recipes.get(name).check(quick=True)
+    assert finding.verdict is Verdict.HOLDS, finding.figures
+
+
+@pytest.mark.slow
 def test_activations_keep_their_size_at_every_density_under_smupar_alone() -> None:
     finding = recipes.get("smupar-coordinate-check").check(quick=True)
     assert finding.verdict is Verdict.HOLDS, finding.figures

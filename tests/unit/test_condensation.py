@@ -9,12 +9,15 @@ from torch import Tensor, nn
 from fedsign.bilevel import chain as chains
 from fedsign.bilevel.chain import Chain, conv_net, mlp
 from fedsign.bilevel.condensation import IMAGES, LABELS, Training, draws
+from fedsign.bilevel.condense import Condensation
 from fedsign.bilevel.forward_gradient import fg2u, forward_exact
 from fedsign.bilevel.hypergradients import rgu
+from fedsign.bilevel.settings import from_dict
 from fedsign.bilevel.unroll import Problem, Tree, pushed_by_func
+from fedsign.errors import DataError
 
 NETWORKS = {
-    "conv": (conv_net((1, 8, 8), 10, width=4), (1, 8, 8)),
+    "conv": (conv_net((1, 8, 8), 10, width=4, num_blocks=2), (1, 8, 8)),
     "odd sizes": (conv_net((2, 13, 9), 10, width=3, num_blocks=2), (2, 13, 9)),
     "mlp": (mlp((1, 8, 8), 10, hidden=(7, 5)), (1, 8, 8)),
 }
@@ -113,6 +116,24 @@ def test_directions_in_chunks_give_what_all_at_once_give() -> None:
         for memory in (1, 2**30)
     )
     torch.testing.assert_close(each.gradient[IMAGES], together.gradient[IMAGES], atol=1e-12, rtol=1e-9)
+
+
+def test_digits_are_embedded_and_a_conv_net_sees_them() -> None:
+    """In the middle of zeros; the hypergradient by their pixels is above rounding, also with three blocks."""
+    tree = {"network": {"kind": "conv", "width": 4}, "inner": {"depth": 3, "lr": 0.01}, "image_size": 16}
+    made = Condensation(from_dict({**tree, "method": {"name": "rgu"}}))
+    images = made.begin().meta[IMAGES]
+    assert images.shape == (10, 1, 16, 16)
+    assert images[..., 4:12, 4:12].sum() == images.sum() > 0
+    problem = made.problem({IMAGES: images}, torch.Generator().manual_seed(0))
+    found = rgu()(problem, {IMAGES: images}, generator=torch.Generator())
+    assert found.gradient[IMAGES].norm() > 1e-4
+
+
+@pytest.mark.parametrize(("tree", "said"), [({}, "image_size=16"), ({"image_size": 7}, "image_size=7 was given")])
+def test_images_too_small_for_the_network_are_refused(tree: dict[str, int], said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        Condensation(from_dict({"network": {"kind": "conv"}, **tree})).network  # noqa: B018
 
 
 def test_batches_are_drawn_with_replacement_and_the_rate_falls_along_half_a_cosine() -> None:

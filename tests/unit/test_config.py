@@ -34,7 +34,7 @@ DEFAULT_EXPERIMENT = {
     },
     "partition": {"name": "dirichlet", "num_clients": 50, "alpha": 0.1, "min_partition_size": 4},
     "model": {"name": "mlp", "start": "", "hidden": [128, 128], "projection_dim": 0},
-    "strategy": {"name": "fedsign", "gamma": 0.003, "reduction": "sum", "weighting": "uniform"},
+    "strategy": {"name": "fedsign", "gamma": 0.003, "reduction": "sum", "weighting": "uniform", "weights": []},
 }
 
 trees = st.fixed_dictionaries(
@@ -76,7 +76,13 @@ NUMBERS = {path: value for path, value in DEFAULT_LEAVES.items() if type(value) 
 COMPANIONS = {
     "faults.delay_s": "faults.delay_rate=0.1",
     "attack.fraction": "attack.name=sign_flip",
+    "client.sharding.intra_gbps": "client.sharding.ranks=4",
+    "client.sharding.inter_gbps": "client.sharding.ranks=4",
 }  # without which it has no effect
+NOT_HALVED = {
+    "client.sharding.groups",
+    "client.sharding.memory_gb",
+}  # likewise: tests.contract.test_sharding_capabilities
 
 
 def sentence_of(*overrides: str) -> str:
@@ -99,6 +105,8 @@ def test_the_default_is_the_documented_experiment() -> None:
     client = {"local_epochs": 5, "local_steps": 0, "batch_size": 16, "lr": 0.05, "weight_decay": 0.0}
     untouched = {"clip_norm": 0.0, "label_smoothing": 0.0, "schedule": {"name": "constant", "per": "round"}}
     untouched |= {"micro_batch": 0, "path": "sequential", "chunk": 0, "state_cache_mib": 256.0}
+    sharding = {"ranks": 1, "groups": 1, "strategy": "auto", "memory_gb": 0.0, "intra_gbps": 2000.0, "inter_gbps": 80.0}
+    untouched |= {"sharding": sharding}
     assert tree["client"] == client | untouched | {"optimizer": {"name": "sgd", "momentum": 0.9, "nesterov": False}}
     assert tree["server"]["optimizer"] == {"name": "none"}
     assert (tree["server"]["cohort_size"], tree["engine"]["name"], tree["engine"]["threads"]) == (10, "in_process", 1)
@@ -114,7 +122,7 @@ def test_every_leaf_can_be_set(path: str) -> None:
     assert load(None, [as_override(path, DEFAULT_LEAVES[path])]) == load()
 
 
-@pytest.mark.parametrize("path", [path for path in NUMBERS if path not in COMPANIONS])
+@pytest.mark.parametrize("path", [path for path in NUMBERS if path not in COMPANIONS.keys() | NOT_HALVED])
 def test_setting_a_leaf_changes_that_leaf_alone(path: str) -> None:
     value = NUMBERS[path]
     changed = not value if isinstance(value, bool) else value + 1 if isinstance(value, int) else value / 2 + 0.001
@@ -257,7 +265,7 @@ def test_naming_another_part_drops_the_settings_of_the_former(tmp_path: Path) ->
     assert config.strategy.settings == {"alpha": 0.2}
     assert (config.partition.num_clients, config.partition.settings) == (20, {})
     assert load(path, ["strategy.name=fedprox"]).strategy.settings["mu"] == 0.5, "the same name drops nothing"
-    assert load().replace(**{"strategy.name": "fedavg"}).strategy.settings == {"weighting": "uniform"}
+    assert load().replace(**{"strategy.name": "fedavg"}).strategy.settings == {"weighting": "uniform", "weights": []}
 
 
 def test_the_order_of_overrides_does_not_matter() -> None:

@@ -448,15 +448,6 @@ def test_the_cohort_path_is_refused_and_auto_is_sequential() -> None:
         ({"engine": {"compile": True}}, ObjectiveSpec(), "engine.compile=true .* client.optimizer.name=lisa freezes"),
         ({"model": {"name": "mlp"}, "optimizer": {"name": "lisa"}}, ObjectiveSpec(), "no list of blocks was found"),
         ({"optimizer": {**LISA_SETTINGS, "num_sampled_layers": 9}}, ObjectiveSpec(), "the model has 4 blocks"),
-        (
-            {
-                "model": {"name": "mlp"},
-                "parameterisation": {"name": "mup"},
-                "optimizer": {**LISA_SETTINGS, "blocks": "0,2"},
-            },
-            ObjectiveSpec(),
-            "client.optimizer.name=lisa, which divides the model",
-        ),
     ],
 )
 def test_what_lisa_cannot_do_is_said_before_a_run(changes: Any, objective: ObjectiveSpec, sentence: str) -> None:

@@ -1,0 +1,162 @@
+"""What a hypergradient costs: memory and time by depth, many directions at once, and a step written out by hand beside ours.
+
+The task: digits condensed to one image of each class.
+
+- By depth, with the MLP of 64 units and 10 directions: live bytes beyond what was there before, at the peak, by torch's dispatcher; time of
+  a hypergradient, all methods in turn.
+- The ConvNet with InstanceNorm (3 blocks of width 16 and 128, digits in the middle of 16x16), 5 steps deep: 32 directions at once and one after another, in turn.
+- The same beside `benchmarks.hand_jvp`, the same step with tangents written by hand for this network, and `torch.func`'s jvp.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks import hand_jvp
+from benchmarks.machine import machine
+from benchmarks.measure import Figures, result_head, spread, write_result
+from fedsign.bilevel import directions
+from fedsign.bilevel.condensation import IMAGES, Training, draws
+from fedsign.bilevel.condense import Condensation
+from fedsign.bilevel.settings import from_dict
+from fedsign.bilevel.unroll import Problem, Tree, pushed, pushed_by_func
+from fedsign.seeding import Purpose, torch_generator
+from simulations.recipes.fg2u_memory import METHODS, hypergradient, peak_bytes
+
+NAME = "hypergradients"
+DEPTHS = (10, 30, 100, 300, 1000)
+WIDTHS, CONV_DEPTH, NUM_DIRECTIONS = (16, 128), 5, 32
+TARGET = 2.0  # a step of ours over one written by hand, at most
+
+
+def by_depth(repetitions: int) -> Figures:
+    """Bytes once, since they repeat themselves; seconds in turn."""
+    found: Figures = {}
+    for depth in DEPTHS:
+        takes = {method: hypergradient(method, depth) for method in METHODS}
+        taken = _in_turn(takes, repetitions if depth <= 100 else 3)
+        found[str(depth)] = {
+            method: {"peak_bytes": peak_bytes(takes[method]), "seconds": spread(taken[method])} for method in METHODS
+        }
+        print(f"{NAME}: depth {depth} measured", flush=True)
+    return found
+
+
+def conv_problem(width: int) -> tuple[Training, Problem, Tree, Tree]:
+    """The ConvNet on ten digits, and 32 directions of their pixels."""
+    made = Condensation(
+        from_dict({"network": {"kind": "conv", "width": width}, "image_size": 16, "inner": {"depth": CONV_DEPTH}})
+    )
+    meta, generator = made.begin().meta, torch_generator(0, Purpose.CONDENSATION, round=1)
+    inner, _ = made.training(meta, generator)
+    data = draws(len(meta[IMAGES]), depth=CONV_DEPTH, batch_size=10, rate=0.01, generator=generator)
+    whole = [each._replace(chosen=torch.arange(10)) for each in data]  # the baseline knows whole batches
+    images, targets = made.dataset.train.batch(torch.arange(256))
+
+    def outer(state: Tree, _: Tree) -> Tensor:
+        return torch.nn.functional.cross_entropy(made.network.outputs(state["parameters"], images), targets)
+
+    vectors = directions.draw("rademacher", meta, count=NUM_DIRECTIONS, generator=generator)
+    return inner, Problem(inner=inner, data=whole, outer=outer), meta, vectors
+
+
+def by_hand(inner: Training, problem: Problem, meta: Tree, vectors: Tree) -> Tensor:
+    """Tangents [b, M] of the last weights, in our order."""
+    theta = [_to_hand(each, shape) for each, shape in zip(_parts(inner), _kinds(inner), strict=True)]
+    targets, rates = inner.targets(meta), [each.rate for each in problem.data]
+    _, z = hand_jvp.steps(theta, meta[IMAGES], vectors[IMAGES], targets, rates)
+    return torch.cat([_to_ours(each).flatten(1) for each in z], 1)
+
+
+def one_after_another(problem: Problem, meta: Tree, vectors: Tree) -> list[Tensor]:
+    """Each direction with a training of its own."""
+    return [
+        pushed(problem, meta, {key: each[index : index + 1] for key, each in vectors.items()})[1]["parameters"]
+        for index in range(NUM_DIRECTIONS)
+    ]
+
+
+def by_func(problem: Problem, meta: Tree, vectors: Tree) -> Tensor:
+    """torch.func's jvp of `step`, mapped over the directions."""
+    state = problem.inner.initial(meta)
+    tangents = {key: each.new_zeros(NUM_DIRECTIONS, *each.shape) for key, each in state.items()}
+    for data in problem.data:
+        state, tangents = pushed_by_func(problem.inner, state, tangents, meta, vectors, data)
+    return tangents["parameters"]
+
+
+def conv_net(width: int, repetitions: int) -> Figures:
+    """The four ways, checked to agree, in turn."""
+    inner, problem, meta, vectors = conv_problem(width)
+    ways: dict[str, Callable[[], Any]] = {
+        "together": lambda: pushed(problem, meta, vectors)[1]["parameters"],
+        "one_after_another": lambda: torch.cat(one_after_another(problem, meta, vectors)),
+        "by_hand": lambda: by_hand(inner, problem, meta, vectors),
+        "by_func": lambda: by_func(problem, meta, vectors),
+    }
+    with torch.no_grad():
+        ours = ways["together"]()
+        error = {name: float((way() - ours).norm() / ours.norm()) for name, way in ways.items()}
+        taken = _in_turn(ways, repetitions)
+    pairs = {name: [one / own for one, own in zip(taken[name], taken["together"], strict=True)] for name in ways}
+    print(f"{NAME}: width {width} measured", flush=True)
+    return {
+        "error": error,
+        "seconds": {name: spread(values) for name, values in taken.items()},
+        "ratio_to_together": {name: spread(values) for name, values in pairs.items()},
+        "ours_over_hand": spread([1 / value for value in pairs["by_hand"]]),
+    }
+
+
+def measure(path: Path, *, repetitions: int) -> None:
+    """All of it."""
+    before = machine()
+    result = {
+        **result_head(NAME, "Gradients through training", before, repetitions),
+        "threads": torch.get_num_threads(),
+        "depths": by_depth(repetitions),
+        "conv_net": {str(width): conv_net(width, repetitions) for width in WIDTHS},
+    }
+    write_result(path, result)
+
+
+def _in_turn(ways: Mapping[str, Callable[[], object]], repetitions: int) -> dict[str, list[float]]:
+    """Seconds of each; one repetition warms up."""
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    for repetition in range(repetitions + 1):
+        for name, way in ways.items():
+            began = time.perf_counter()
+            way()
+            if repetition:
+                taken[name].append(time.perf_counter() - began)
+    return taken
+
+
+def _parts(inner: Training) -> list[Tensor]:
+    return [part for parts in inner.network.parts(inner.start) for part in parts]
+
+
+def _kinds(inner: Training) -> list[bool]:
+    """Whether each of `_parts` is a convolution's weight."""
+    return [
+        index == 0 and type(layer).__name__ == "Convolution"
+        for layer in inner.network.layers
+        for index, _ in enumerate(layer.shapes)
+    ]
+
+
+def _to_hand(part: Tensor, is_kernel: bool) -> Tensor:
+    """[9 i, o] -> [o, i, 3, 3]."""
+    if not is_kernel:
+        return part.clone()
+    kernel: Tensor = part.unflatten(0, (3, 3, -1)).permute(3, 2, 0, 1)
+    return kernel.contiguous()
+
+
+def _to_ours(part: Tensor) -> Tensor:
+    """[b, o, i, 3, 3] -> [b, 9 i, o]; others stay."""
+    return part.permute(0, 3, 4, 2, 1).flatten(1, 3) if part.dim() == 5 else part

@@ -1,0 +1,130 @@
+"""When compressed rows (CSR) pay for sparse layers, forward and backward together, on one thread.
+
+- A layer of W inputs and W outputs under a random mask, a batch of so many rows: outputs, gradients of inputs and of weights. Whole products
+  (`nn.Linear`, gradients masked) and compressed ones (`fedsign.parameterisation.products`) in turn; the ratio of neighbours.
+- A whole training step of the recipes' language model, packed AdamW, whose embeddings, head and attention are not sparse.
+
+What the rule of `engine.sparse_products=auto` says of each layer is written beside it.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.machine import machine
+from benchmarks.measure import Figures, result_head, spread, write_result
+from fedsign.parameterisation.coordinates import drawn_batches
+from fedsign.parameterisation.groups import optimizer_of
+from fedsign.parameterisation.masks import mask_of
+from fedsign.parameterisation.products import SparseForward, multiply_sparsely, pays
+from fedsign.workload import Workload
+from simulations.recipes.smupar_gpt import experiment
+
+NAME = "sparse"
+WIDTHS, ROWS = (256, 512, 1024, 2048), (64, 1024)
+DENSITIES = tuple(1 / 2**power for power in range(2, 9))
+STEPS = tuple((width, density) for width in (256, 512) for density in (1 / 4, 1 / 16, 1 / 64))
+_LEAST_S = 0.02  # of calls that are timed together
+
+
+def layer(width: int, density: float, rows: int) -> tuple[dict[str, Callable[[], None]], bool]:
+    """Both ways through a layer and back, and which of them the rule takes."""
+    mask = mask_of(0, "weight", (width, width), density)
+    module = nn.Linear(width, width, bias=False)
+    with torch.no_grad():
+        module.weight.mul_(mask.is_there)
+    module.weight.register_hook(mask)
+    compressed = SparseForward(module, mask, always=True)
+    x, gradient = torch.randn(rows, width, requires_grad=True), torch.randn(rows, width)
+
+    def there_and_back(forward: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        x.grad = module.weight.grad = None
+        forward(x).backward(gradient)
+
+    return {"dense": lambda: there_and_back(module), "csr": lambda: there_and_back(compressed)}, pays(mask, rows)
+
+
+def step(width: int, density: float, products: str) -> Callable[[], None]:
+    """A training step of 8 rows of 128 characters."""
+    changes = {
+        "client": {"optimizer": {"name": "packed_adamw"}},
+        "parameterisation": {"density": density},
+        "engine": {"sparse_products": products},
+    }
+    workload = Workload(experiment(width=width, lr=2**-9, changes=changes))
+    model, client = workload.make_model().train(), workload.config.client
+    multiply_sparsely(model, workload.numerics)
+    optimizer = optimizer_of(client.optimizer, model, client.lr, client.weight_decay)
+    found = drawn_batches(workload)
+
+    def take() -> None:
+        features, targets = next(found)
+        optimizer.zero_grad()
+        workload.training_task.loss(model(features), targets).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), client.clip_norm)
+        optimizer.step()
+
+    return take
+
+
+def in_turn(players: dict[str, Callable[[], None]], repetitions: int) -> Figures:
+    """Seconds of a call of the clock, and ratios of neighbours, of the clock and of the processor's time; one repetition warms up."""
+    calls = {name: _calls(play) for name, play in players.items()}
+    taken = [{name: _timed(play, calls[name]) for name, play in players.items()} for _ in range(repetitions + 1)][1:]
+    return {
+        **{f"{name}_s": spread([each[name][0] for each in taken]) for name in players},
+        "ratio": spread([each["csr"][0] / each["dense"][0] for each in taken]),
+        "cpu_ratio": spread([each["csr"][1] / each["dense"][1] for each in taken]),
+    }
+
+
+def _calls(play: Callable[[], None]) -> int:
+    play()
+    return max(1, round(_LEAST_S / _timed(play, 1)[0]))
+
+
+def _timed(play: Callable[[], None], calls: int) -> tuple[float, float]:
+    began, own = time.perf_counter(), time.process_time()
+    for _ in range(calls):
+        play()
+    return (time.perf_counter() - began) / calls, (time.process_time() - own) / calls
+
+
+def _layers(repetitions: int) -> Iterator[Figures]:
+    for rows in ROWS:
+        for width in WIDTHS:
+            for density in DENSITIES:
+                players, by_rule = layer(width, density, rows)
+                found = in_turn(players, repetitions)
+                yield {"rows": rows, "width": width, "density": density, "csr_by_rule": by_rule, **found}
+
+
+def _steps(repetitions: int) -> Iterator[Figures]:
+    for width, density in STEPS:
+        players = {products: step(width, density, products) for products in ("dense", "csr")}
+        yield {"width": width, "density": density, **in_turn(players, repetitions)}
+
+
+def measure(path: Path, *, repetitions: int) -> None:
+    """Each in turn, one after another."""
+    before = machine()
+    result: dict[str, Any] = {
+        **result_head(NAME, "Products of sparse layers", before, repetitions),
+        "threads": torch.get_num_threads(),
+        "layers": [],
+        "steps": [],
+    }
+    for kind, rows in (("layers", _layers(repetitions)), ("steps", _steps(repetitions))):
+        for row in rows:
+            result[kind].append(row)
+            where = f"{row['rows']} rows, " if "rows" in row else "a step, "
+            print(
+                f"{NAME}: {where}width {row['width']}, density 1/{1 / row['density']:g}: compressed rows take "
+                f"{row['ratio']['median']:.2f} of the time, {row['cpu_ratio']['median']:.2f} of the processor's",
+                flush=True,
+            )
+    write_result(path, result)

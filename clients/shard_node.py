@@ -1,0 +1,157 @@
+"""A client whose model is sharded, at a node of a deployment: the processes that train it outlast the message.
+
+Flower may start a fresh process for every message (`flower-supernode` alone does; `clients.site` does not).  So the ranks
+belong to a daemon beside the node, `clients.shard_daemon`, which keeps model and data loaded; whoever handles a message
+asks it, and starts it if it is not there.  Messages of one node find the same one by its name, which follows from the node's process and from the
+experiment as the node plays it.
+
+[Note: who outlasts a message] is the process that handles it, but for Flower's program `flwr-clientapp`, which is made for one message:
+there it is the process that started that.  The daemon ends with the one that lasts.
+"""
+
+import hashlib
+import json
+import os
+import socket
+import sys
+import time
+import weakref
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from pathlib import Path
+
+from clients import parcels
+from clients.state import ClientStore
+from fedsign.errors import EngineError, RankError
+from fedsign.processes import Lasting
+from fedsign.records import Failure, TrainReply, TrainRequest, failure_of
+from fedsign.workload import Workload
+
+_MODULE = "clients.shard_daemon"
+_ONE_MESSAGE = "flwr-clientapp"  # Flower's program that handles one message and ends
+_IDLE_S = 600.0
+_PATIENCE_S = 120.0  # until a daemon listens, which imports torch first
+_LOOKS_EVERY_S = 0.05
+
+
+class AtDaemon:
+    """A LocalTrainer that asks the node's daemon."""
+
+    def __init__(self, workload: Workload, *, logs: Path, idle_s: float = _IDLE_S) -> None:
+        """What the daemon and its ranks have to say goes to files in `logs`.
+
+        Raises:
+            EngineError: this is no Linux, whose local sockets it takes.
+        """
+        if sys.platform != "linux":
+            raise EngineError("client.sharding at nodes of a deployment needs Linux; use engine.name=in_process here.")
+        sites = workload.sites_here
+        self._roles = workload.roles
+        self._given = json.dumps(
+            {
+                "config": workload.config.to_toml(),
+                "sites": None if sites is None else sorted(sites),
+                "node": _node(),
+                "logs": str(logs),
+                "idle_s": idle_s,
+            }
+        )
+
+    def train_many(self, requests: Iterable[TrainRequest], states: ClientStore) -> Iterator[TrainReply | Failure]:
+        """See LocalTrainer."""
+        for request in requests:
+            try:
+                yield self._asked(request)
+            except Exception as error:  # noqa: BLE001 - a client's error is an answer, on every engine
+                yield failure_of(request.partition, error)
+
+    def _asked(self, request: TrainRequest) -> TrainReply | Failure:
+        with _connected(self._given) as daemon:
+            objective = {"objective": request.objective.name, "settings": dict(request.objective.settings)}
+            parcels.send(daemon, {"round": request.round, "partition": request.partition, **objective}, request.tensors)
+            found = parcels.receive(daemon)
+        if found is None:
+            raise RankError(
+                "the process that keeps the ranks of this node's clients ended before it answered; the next client gets another one. "
+                f"What it had to say is in {json.loads(self._given)['logs']}."
+            )
+        said, tensors = found
+        if "failed" in said:
+            return Failure(partition=request.partition, reason=said["failed"], details=said["details"])
+        return TrainReply(
+            round=request.round,
+            partition=request.partition,
+            tensors=tensors,
+            roles=self._roles,
+            num_examples=said["num_examples"],
+            metrics=said["metrics"],
+            has_state=False,
+            extra={},
+        )
+
+
+def _node() -> int | None:
+    """The process that outlasts this one; None if that is this one.  See [Note: who outlasts a message]."""
+    return os.getppid() if Path(sys.argv[0]).name == _ONE_MESSAGE else None
+
+
+def _connected(given: str) -> socket.socket:
+    """A connection to the node's daemon, which is started if it is not there.
+
+    Raises:
+        EngineError: it does not start.
+    """
+    name, deadline = _name_of(given), time.monotonic() + _PATIENCE_S
+    started: _Daemon | None = None
+    while time.monotonic() < deadline:
+        daemon = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            daemon.connect(parcels.address_of(name))
+            parcels.check_user(daemon)
+            return daemon
+        except ConnectionRefusedError:
+            daemon.close()
+        if started is None:
+            let_go()  # of one that has died
+            started = _daemon(given)
+        elif started.process.code:
+            break
+        time.sleep(_LOOKS_EVERY_S)
+    logs = json.loads(given)["logs"]
+    raise EngineError(
+        f"the process that keeps the ranks of this node's clients did not start; what it had to say is in {logs}."
+    )
+
+
+def let_go() -> None:
+    """Let the daemon end that this process holds, if it holds one."""
+    _daemon.cache_clear()
+
+
+def _name_of(given: str) -> str:
+    lasts = json.loads(given)["node"] or os.getpid()
+    return hashlib.sha256(f"{os.getuid()} {lasts} {_started_at(lasts)} {given}".encode()).hexdigest()[:32]
+
+
+def _started_at(process: int) -> str:
+    """When a process began, in the kernel's ticks: numbers of processes are used again."""
+    return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+
+
+class _Daemon:
+    """A daemon that this process has started; where this one outlasts the message it holds the daemon's input, and so its life."""
+
+    def __init__(self, given: str) -> None:
+        told = json.loads(given)
+        logs = Path(told["logs"])
+        logs.mkdir(parents=True, exist_ok=True)
+        self.process = Lasting(_MODULE, told | {"name": _name_of(given)}, log=logs / "daemon.log")
+        if told["node"] is None:
+            weakref.finalize(self, self.process.end)
+        else:
+            self.process.let_go()
+
+
+@lru_cache(maxsize=1)  # a node plays one experiment at a time
+def _daemon(given: str) -> _Daemon:
+    return _Daemon(given)

@@ -1,0 +1,75 @@
+"""A client's optimiser on one rank: it moves the pieces of parameters that the rank owns, as the whole one would move the parameters.
+
+The whole optimiser is made of the sharded model's own parameters, for what it says of them: rates, weight decay, masks, and
+which of them train now.  It never moves anything.  What moves is torch's rule (or ours for sparse weights) on the pieces, whose gradients are
+parts of the whole gradient; that is the same update for rules that work element by element, and no others are here.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedsign.optim.lean import made_lean
+from fedsign.optim.packed import PackedAdamW, PackedSGD
+from fedsign.parameterisation.masks import Mask
+from fedsign.sharding.flat import Piece
+
+_PACKED = (PackedSGD, PackedAdamW)
+_TORCHS = (torch.optim.SGD, torch.optim.AdamW, torch.optim.Adam)  # AdamW is an Adam
+_OF_TENSORS = ("params", "masks", "plan")  # of a group, besides what the rule reads
+
+
+def rule_of(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer] | None:
+    """The rule by which an optimiser moves each element; None if it is none of those that are known to be one."""
+    if type(optimizer) in (*_PACKED, *_TORCHS):
+        return type(optimizer)
+    return torch.optim.AdamW if getattr(optimizer, "block_names", None) is not None else None  # LISA
+
+
+class PieceOptimizers:
+    """Makes optimisers of a rank's pieces; the masks of these are found once."""
+
+    def __init__(self, model: nn.Module, pieces: Sequence[Piece]) -> None:
+        self._names = {parameter: name for name, parameter in model.named_parameters()}
+        self._pieces: dict[str, list[Piece]] = {}
+        for piece in pieces:
+            self._pieces.setdefault(piece.name, []).append(piece)
+        self._masks: dict[tuple[str, int], Mask] = {}
+        self._nothing = nn.Parameter(
+            torch.zeros(1)
+        )  # a rank may own nothing; an optimiser asks for at least one tensor
+
+    def make(self, whole: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """One without a past, with the groups of the whole one."""
+        rule = rule_of(whole)
+        if rule is None:
+            raise ValueError(f"{type(whole).__name__} has no rule for pieces of parameters.")
+        groups = [self._group(group) for group in whole.param_groups]
+        groups[0]["params"].append(self._nothing)
+        groups[0]["masks"].append(None)
+        return made_lean(rule, groups, **(whole.defaults if rule in _PACKED else {}))
+
+    def _group(self, whole: dict[str, Any]) -> dict[str, Any]:
+        group = {key: value for key, value in whole.items() if key not in _OF_TENSORS}
+        group |= {"params": [], "masks": []}
+        masks = whole.get("masks", [None] * len(whole["params"]))
+        for parameter, mask in zip(whole["params"], masks, strict=True):
+            for piece in self._pieces.get(self._names[parameter], []):
+                group["params"].append(piece.tensor)
+                group["masks"].append(None if mask is None else self._part(mask, piece))
+        return group
+
+    def _part(self, mask: Mask, piece: Piece) -> Mask:
+        key = piece.name, piece.start
+        if key not in self._masks:
+            self._masks[key] = Mask(mask.is_there.reshape(-1)[piece.start : piece.stop].clone())
+        return self._masks[key]
+
+
+def forget(optimizer: torch.optim.Optimizer, pieces: Sequence[Piece], *, but: Collection[str]) -> None:
+    """Drop the moments of all parameters but those named."""
+    for piece in pieces:
+        if piece.name not in but:
+            optimizer.state.pop(piece.tensor, None)

@@ -1,0 +1,98 @@
+"""A process that is one of the ranks of a client: see clients.shard_group.
+
+In:  what to be, once; then {"train": partition, "round": n, "layout": ..., "slot": n} for each client
+Out: {"ready": true} once; then for each client {"trained": {...}}, and from rank 0 `layout` besides: what lies in the slot;
+     {"failed": sentence, "details": traceback} in place of either
+"""
+
+import logging
+import socket
+import sys
+import tomllib
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from clients.shard_training import ShardedTraining
+from clients.shared_data import mapped_data
+from clients.shared_tensors import Layout, SharedFile
+from fedsign.config import ExperimentConfig
+from fedsign.processes import Message, Parent
+from fedsign.records import failure_of
+from fedsign.workload import Workload
+
+LOOPBACK = "127.0.0.1"
+_MEETING_S = 300.0  # until all ranks are there
+
+
+def main(parent: Parent) -> None:
+    """Train what is asked for, to the end."""
+    logging.basicConfig(format="%(levelname)s: %(message)s", stream=sys.stderr)
+    requests = parent.requests()
+    try:
+        rank = _Rank(next(requests))
+        parent.say(ready=True)
+        for request in requests:
+            parent.say(**rank.train(request))
+    except Exception as error:  # told to the other process, whatever it is
+        logging.getLogger("fedsign").exception("a rank cannot go on")
+        failure = failure_of(0, error)
+        parent.say(failed=failure.reason, details=failure.details)
+        for _ in requests:
+            pass  # to go would make the other ranks complain, too
+
+
+class _Rank:
+    """This process, within its group."""
+
+    def __init__(self, given: Message) -> None:
+        # complete and checked by who sent it; to check it again would import what only a server needs
+        config = ExperimentConfig.model_validate(tomllib.loads(given["config"]))
+        torch.set_num_threads(config.engine.threads)
+        sites = given["sites"]
+        self._workload = Workload(config, None if sites is None else frozenset(sites))
+        if given["data"] is not None:
+            vars(self._workload)["dataset"] = mapped_data(given["data"])  # where cached_property keeps it
+        self._models, self._replies = SharedFile(*given["models"]), SharedFile(*given["replies"])
+        self._rank = int(given["rank"])
+        _meet(given, rank=self._rank, ranks=config.client.sharding.ranks)
+        self._training = ShardedTraining(self._workload, rank=self._rank)
+
+    def train(self, request: Message) -> dict[str, Any]:
+        """One client; what is said of it.  Rank 0 writes what was trained into the reply's slot."""
+        layout, model = Layout.from_json(request["layout"]), self._models.memory(0)
+        trained = self._training.train(layout.read(model), partition=request["train"], round=request["round"])
+        said = asdict(trained) | {"names": None if trained.names is None else sorted(trained.names)}
+        values = self._training.values(trained.names)
+        if self._rank:
+            for _ in values:
+                pass  # all ranks take part in gathering what rank 0 writes
+            return {"trained": said}
+        own = self._training.layout_of(trained.names)
+        places = own.read(self._replies.memory(request["slot"]))
+        for name, value in values:
+            places[name].copy_(value)
+        return {"trained": said, "layout": own.as_json()}
+
+
+def _meet(given: Message, *, rank: int, ranks: int) -> None:
+    """Join the process group, whose meeting place is a socket that rank 0 was handed; gloo's own are on the loopback, too."""
+    port, descriptor = given["meeting"]
+    store = dist.TCPStore(  # type: ignore[attr-defined] # torch's stub does not export it
+        LOOPBACK,
+        port,
+        ranks,
+        is_master=rank == 0,
+        timeout=timedelta(seconds=_MEETING_S),
+        wait_for_workers=False,
+        master_listen_fd=descriptor if rank == 0 else None,
+    )
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+
+
+def meeting_place() -> socket.socket:
+    """A socket that listens on the loopback alone."""
+    return socket.create_server((LOOPBACK, 0))

@@ -1,0 +1,220 @@
+"""One client's local training on one of the ranks that share it: what `SequentialTrainer` does, sharded.
+
+[Note: shares of a batch] All ranks draw a client's batches as one process would, and each computes its share of every batch:
+consecutive samples, as many on each rank but for one.  A rank's loss weighs as much as its share has terms of the batch's
+mean (samples, or what else the task says that its mean is over), so the step is the whole batch's, however the batches end.
+With `client.micro_batch` a share is computed in pieces of so many samples.  All ranks go through the model equally often,
+since they gather its units together: one that has no samples left takes the batch's first with weight 0.
+
+What is random besides the order of samples is drawn for the whole batch on every rank (augmentation), or refused (dropout):
+`clients.shard_rules`.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from clients.batches import num_steps, schedule
+from clients.local_step import factors
+from clients.shard_optim import PieceOptimizers, forget
+from clients.shared_tensors import Layout
+from clients.trainer import make_optimizer
+from fedsign.optim.base import PartTrainer, trains_part
+from fedsign.optim.blocks import find_blocks
+from fedsign.optim.lean import made_lean
+from fedsign.parameterisation.packing import packing_of
+from fedsign.records import Role, Tensors
+from fedsign.seeding import Purpose, generator, integer, torch_seeded
+from fedsign.sharding.layout import Grouping
+from fedsign.sharding.paro import Sharded
+from fedsign.sharding.units import default_units
+from fedsign.tasks.base import num_terms
+from fedsign.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trained:
+    """What a rank says of a client's round."""
+
+    nums: list[int]
+    """Samples of each batch of the last epoch, those of all ranks."""
+    losses: list[float]
+    """This rank's part of each batch's mean loss."""
+    names: frozenset[str] | None
+    """Of the parameters that were trained; None for all."""
+
+
+class ShardedTraining:
+    """A rank's share of a model, which every client's training begins by filling."""
+
+    def __init__(self, workload: Workload, *, rank: int) -> None:
+        """All ranks call this, within a process group of them."""
+        settings = workload.config.client.sharding
+        self._workload, self._rank, self._num_ranks = workload, rank, settings.ranks
+        self._model = workload.make_model().train()
+        self._aliases, self._packing = _aliases(self._model), packing_of(self._model)
+        self._sharded = Sharded(
+            self._model,
+            lambda named: made_lean(
+                torch.optim.SGD, [tensor for _, tensor in named], lr=0.0
+            ),  # each client gets its own
+            grouping=Grouping(groups=settings.groups, per_group=settings.ranks // settings.groups),
+            strategy=settings.strategy,
+            units=units_of(workload, self._model),
+        )
+        self._optimizers = PieceOptimizers(self._model, self._sharded.pieces)
+        task = workload.training_task
+        self._needs_targets = getattr(task, "num_terms", None) is not None
+        self._varies = workload.config.data.augment != "none"
+
+    def train(self, tensors: Tensors, *, partition: int, round: int) -> Trained:
+        """A client's round."""
+        workload, client = self._workload, self._workload.config.client
+        self._sharded.load(self._packing.whole(tensors))
+        index = workload.share_of(partition)
+        steps = num_steps(len(index), client.batch_size, epochs=client.local_epochs, steps=client.local_steps)
+        whole = make_optimizer(workload, self._model, round=round)
+        self._sharded.optimizer = self._optimizers.make(whole)
+        full = [group["lr"] for group in self._sharded.optimizer.param_groups]
+        seed, where = workload.config.seed, {"round": round, "partition": partition}
+        epochs = schedule(
+            len(index),
+            client.batch_size,
+            generator(seed, Purpose.BATCHES, **where),
+            epochs=client.local_epochs,
+            steps=client.local_steps,
+        )
+        rates = factors(workload, round=round, num_steps=steps)
+        nums: list[int] = []
+        losses: list[Tensor] = []
+        training = torch_seeded(integer(seed, Purpose.TRAINING, **where), device=workload.device)
+        with self._drawing(whole, partition, round, steps), training, workload.numerics.repeatable():
+            for batches in epochs:
+                nums.clear()
+                losses.clear()
+                for chosen in batches:
+                    if rates is not None:
+                        _scale(self._sharded.optimizer, full, next(rates))
+                    losses.append(self._step(torch.from_numpy(index[chosen.numpy()]), whole))
+                    nums.append(len(chosen))
+            names = whole.trained if isinstance(whole, PartTrainer) else None
+        return Trained(nums=nums, losses=torch.stack(losses).tolist(), names=names)
+
+    def values(self, names: Collection[str] | None) -> Iterator[tuple[str, Tensor]]:
+        """What a reply holds, as it travels: these parameters, all without names, and all buffers; all ranks ask for the same."""
+        for first, value in self._sharded.values(names):
+            for name in self._aliases[first]:
+                yield from self._packing.packed({name: value}).items()
+        yield from ((name, tensor) for name, tensor in self._model.state_dict().items() if self._is_buffer(name))
+
+    def layout_of(self, names: Collection[str] | None) -> Layout:
+        """Where `values` may be written, in the model's order."""
+        places = {
+            name: tensor.new_empty(self._packing.shape(name, tensor.shape), device="meta")
+            for name, tensor in self._model.state_dict().items()
+            if names is None or name in names or self._is_buffer(name)
+        }
+        return Layout.of(places, contiguous=True)
+
+    def _is_buffer(self, name: str) -> bool:
+        return self._workload.roles[name] is Role.BUFFER
+
+    def _step(self, batch: Tensor, whole: torch.optim.Optimizer) -> Tensor:
+        """One local step on the samples at these places, all ranks together; returns this rank's part of their mean loss."""
+        workload, client = self._workload, self._workload.config.client
+        task, clip_norm = workload.training_task, client.clip_norm
+        whole.zero_grad()  # one that trains a part draws here
+        found = torch.zeros((), device=workload.device)
+        for features, targets, weight in self._pieces(batch):
+            loss = task.loss(workload.numerics.outputs(self._model, features, channels_last=False), targets) * weight
+            (loss * self._num_ranks).backward()  # `Sharded` takes the mean over the ranks
+            found = found + loss.detach()
+        self._sharded.step(clip_norm=clip_norm or None)
+        whole.step()  # no parameter has a gradient; one that trains a part counts its steps
+        return found
+
+    def _pieces(self, batch: Tensor) -> Iterator[tuple[Tensor, Tensor, float]]:
+        """This rank's share: features, targets and their part of the batch's mean; see [Note: shares of a batch]."""
+        workload, task, ranks = self._workload, self._workload.training_task, self._num_ranks
+        mine = share_of(len(batch), rank=self._rank, ranks=ranks)
+        samples, total = workload.training_samples, float(len(batch))
+        if self._varies or self._needs_targets:
+            features, targets = samples.batch(batch)
+            total = max(num_terms(task, targets), 1)
+            if self._varies:
+                features = workload.augment(features)
+            some = slice(*mine) if mine[0] < mine[1] else slice(0, 1)
+            features, targets = features[some], targets[some]
+        else:
+            features, targets = samples.batch(batch[slice(*mine)] if mine[0] < mine[1] else batch[:1])
+        size = workload.config.client.micro_batch or len(batch)
+        for start in range(0, -(-len(batch) // ranks), size):
+            here = slice(start, min(start + size, mine[1] - mine[0]))
+            if here.start < here.stop:
+                yield features[here], targets[here], num_terms(task, targets[here]) / total
+            else:
+                yield features[:1], targets[:1], 0.0
+
+    @contextmanager
+    def _drawing(self, whole: torch.optim.Optimizer, partition: int, round: int, num_steps: int) -> Iterator[None]:
+        """Inside the block, parameters are frozen and trained as the optimiser draws them; see `clients.parts.drawing`."""
+        if not isinstance(whole, PartTrainer):
+            yield
+            return
+        whole.before_training = self._take
+        whole.begin(seed=self._workload.config.seed, client=partition, round=round, first_step=(round - 1) * num_steps)
+        try:
+            yield
+        finally:
+            whole.before_training = None
+            whole.end()
+
+    def _take(self, names: frozenset[str]) -> None:
+        self._sharded.train_only(names)
+        if self._workload.config.client.optimizer.settings["moments"] == "drop":
+            forget(self._sharded.optimizer, self._sharded.pieces, but=names)
+
+
+def share_of(num: int, *, rank: int, ranks: int) -> tuple[int, int]:
+    """Where a rank's samples of a batch begin and end.
+
+    >>> [share_of(7, rank=rank, ranks=4) for rank in range(4)]
+    [(0, 1), (1, 3), (3, 5), (5, 7)]
+    """
+    return num * rank // ranks, num * (rank + 1) // ranks
+
+
+def units_of(workload: Workload, model: nn.Module) -> list[nn.Module]:
+    """What is gathered together; with an optimiser that freezes blocks, no unit reaches beyond one."""
+    optimizer, units = workload.config.client.optimizer, default_units(model)
+    if trains_part(optimizer.name):
+        blocks = find_blocks(model, str(optimizer.settings.get("blocks", ""))).values()
+        units += [block for block in blocks if not isinstance(block, nn.ModuleList | nn.ModuleDict)]
+    return list({id(unit): unit for unit in units}.values())
+
+
+def mean_loss(nums: Sequence[int], losses: Sequence[Sequence[float]]) -> float:
+    """The mean task loss per sample of an epoch; `losses` [ranks][batches] are what each rank has of it.
+
+    >>> mean_loss([3, 1], [[1.0, 4.0], [1.0, 0.0]])
+    2.5
+    """
+    means: list[float] = [sum(parts) for parts in zip(*losses, strict=True)]
+    return sum(num * mean for num, mean in zip(nums, means, strict=True)) / sum(nums)
+
+
+def _scale(optimizer: torch.optim.Optimizer, full: Sequence[float], factor: float) -> None:
+    for group, rate in zip(optimizer.param_groups, full, strict=True):
+        group["lr"] = rate * factor
+
+
+def _aliases(model: nn.Module) -> dict[str, list[str]]:
+    """All names of each parameter by its first one."""
+    first = {parameter: name for name, parameter in model.named_parameters()}
+    found: dict[str, list[str]] = {name: [] for name in first.values()}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        found[first[parameter]].append(name)
+    return found

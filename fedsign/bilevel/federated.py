@@ -1,0 +1,114 @@
+"""Rounds of a federation as an inner problem: what the server's loss after them says of the settings that they were played with.
+
+A step is a whole round: each client of the cohort takes its local steps from the served model, SGD with momentum and weight decay on the task's loss and the
+objective's penalty, and the server takes the weighted mean.  The state between rounds is the served model alone.  Batches and cohorts are given, so that a
+round is the one that the engine would play.
+
+[Note: knobs] What is learnt has to stay what it is: a rate stays above 0 and weights of clients add up to 1.  So a knob is a tensor without bounds, `raw`, and its value
+softplus(raw) for what is positive, softmax(raw) for weights.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedsign.bilevel.unroll import Tree
+from fedsign.bilevel.updates import Sgd
+from fedsign.errors import ConfigError
+
+LR, WEIGHT_DECAY, WEIGHTS = "client.lr", "client.weight_decay", "aggregation.weights"
+Batch = tuple[Tensor, Tensor]
+
+
+class Client(NamedTuple):
+    """A client's local steps in a round: features and targets of each."""
+
+    number: int
+    batches: Sequence[Batch]
+
+
+class Round(NamedTuple):
+    """Who takes part, and what the learning rate is multiplied with."""
+
+    clients: Sequence[Client]
+    factor: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Federation:
+    """The inner problem.  `loss(parameters, features, targets)` is a batch's, `penalty(parameters, received, settings)` what the objective adds, None for nothing.
+
+    `settings` are the values of all knobs that are not learnt: `client.lr`, `client.weight_decay`, those of the strategy, and `aggregation.weights` [clients].
+    """
+
+    start: Tree
+    loss: Callable[[Tree, Tensor, Tensor], Tensor]
+    penalty: Callable[[Tree, Tree, Mapping[str, Tensor]], Tensor | None]
+    settings: Mapping[str, Tensor]
+    momentum: float = 0.0
+
+    def initial(self, meta: Tree) -> Tree:
+        """The first served model, which no knob changes."""
+        return dict(self.start)
+
+    def step(self, state: Tree, meta: Tree, data: Round) -> Tree:
+        """The served model after a round."""
+        values = {**self.settings, **values_of(meta)}
+        weights = values[WEIGHTS][[client.number for client in data.clients]]
+        shares = weights / weights.sum()
+        trained = [self._trained(state, values, client, data.factor) for client in data.clients]
+        return {name: torch.stack([own[name] for own in trained], -1) @ shares.to(state[name].dtype) for name in state}
+
+    def _trained(self, received: Tree, values: Mapping[str, Tensor], client: Client, factor: float) -> Tree:
+        """A client's model after its local steps."""
+        update = Sgd(momentum=self.momentum)
+        theta = dict(received)
+        slots = {name: update.begin(each) for name, each in theta.items()}
+
+        def loss(own: Tree, features: Tensor, targets: Tensor) -> Tensor:
+            found, penalty = self.loss(own, features, targets), self.penalty(own, received, values)
+            return found if penalty is None else found + penalty
+
+        for features, targets in client.batches:
+            gradients = torch.func.grad(loss)(theta, features, targets)
+            for name, gradient in gradients.items():
+                decayed = gradient + values[WEIGHT_DECAY] * theta[name]
+                theta[name], slots[name] = update.apply(theta[name], slots[name], decayed, values[LR] * factor)
+        return theta
+
+
+def values_of(meta: Tree) -> Tree:
+    """The settings that knobs stand for; see [Note: knobs].
+
+    >>> values_of({"client.lr": torch.tensor(0.0)})["client.lr"]  # ln 2
+    tensor(0.6931)
+    """
+    return {name: torch.softmax(raw, 0) if name == WEIGHTS else functional.softplus(raw) for name, raw in meta.items()}
+
+
+def raw_of(name: str, value: Tensor) -> Tensor:
+    """The knob whose value this is.
+
+    Raises:
+        ConfigError: it is not above 0, which no knob can stand for.
+
+    >>> values_of({"strategy.gamma": raw_of("strategy.gamma", torch.tensor(0.003))})["strategy.gamma"]
+    tensor(0.0030)
+    """
+    if not bool((value > 0).all()):
+        raise ConfigError(
+            f"{name}={value.tolist()} was given as the start of what is to be learnt; expected is a number above 0."
+        )
+    if name == WEIGHTS:
+        return value.log()
+    return value + torch.log(-torch.expm1(-value))
+
+
+def is_finite(meta: Tree) -> bool:
+    """Whether all knobs are numbers still."""
+    return all(math.isfinite(float(each.abs().max())) for each in meta.values())

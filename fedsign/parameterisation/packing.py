@@ -1,0 +1,95 @@
+"""What travels of a sparse model: of each sparse tensor the weights that there are, as one row.
+
+A model computes with whole tensors, in which absent weights are 0.  Everything outside of it (requests, replies, means, servers' and
+clients' memories, checkpoints, files that nodes keep) holds rows, in the order of the places in the tensor, and need not know: to it
+the model is one with other shapes.  Both sides make the rows by masks that they derive from the seed, so that no places travel.
+Dense tensors are as they are, and a model without a sparse one is packed by doing nothing.
+
+The two meet where a model's tensors are taken or put in (`fedsign.models.working`), and where a file of weights is written.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from fedsign.parameterisation.apply import parameterised
+from fedsign.parameterisation.masks import Mask, gathered, put_back
+from fedsign.records import Tensors
+
+
+class Packing:
+    """Between the whole tensors of a model and what travels of them, both by the names of its state_dict.
+
+    Tensors whose shapes are neither those of the model nor those of its rows pass as they are, for others to judge.
+    """
+
+    def __init__(self, masks: Mapping[str, Mask]) -> None:
+        self._masks = masks
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._masks
+
+    def __bool__(self) -> bool:
+        return bool(self._masks)
+
+    def shape(self, name: str, whole: torch.Size) -> torch.Size:
+        """What travels of a tensor of this shape."""
+        return torch.Size([self._masks[name].num]) if name in self._masks else whole
+
+    def packed(self, tensors: Mapping[str, Tensor]) -> Tensors:
+        """Whole tensors, or stacks [K, ...] of them, as they travel; rows are copies, all others the given tensors."""
+        return {name: self._row(name, tensor) for name, tensor in tensors.items()}
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The other way; a row becomes a whole tensor every time that it is asked for."""
+        return _Whole(tensors, self._masks) if self._masks else tensors
+
+    def put(self, name: str, row: Tensor, into: Tensor) -> None:
+        """Make `into` the whole tensor of a row, in place; for tensors that are `in` this."""
+        mask = self._masks[name]
+        into.zero_()  # a client that diverged may have left NaN where no weight is
+        put_back(into, row.to(into.device, into.dtype), mask)
+
+    def _row(self, name: str, tensor: Tensor) -> Tensor:
+        mask = self._masks.get(name)
+        if mask is None or tensor.shape[-mask.is_there.dim() :] != mask.is_there.shape:
+            return tensor
+        return gathered(tensor, mask)
+
+
+class _Whole(Mapping[str, Tensor]):
+    """See `Packing.whole`."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], masks: Mapping[str, Mask]) -> None:
+        self._tensors, self._masks = tensors, masks
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor, mask = self._tensors[name], self._masks.get(name)
+        if mask is None or tensor.shape != (mask.num,):
+            return tensor
+        whole = tensor.new_zeros(mask.is_there.shape)
+        put_back(whole, tensor, mask)
+        return whole
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def packing_of(model: nn.Module) -> Packing:
+    """Of a model that was made what an experiment says; layers that share a sparse tensor share its mask.
+
+    Where masks change the other side does not know them, and tensors travel whole.
+    """
+    made = parameterised(model)
+    if made is None or not made.masks or made.rule is not None:
+        return Packing({})
+    of = {model.get_parameter(name): mask for name, mask in made.masks.items()}
+    names = model.named_parameters(remove_duplicate=False)
+    return Packing({name: of[parameter] for name, parameter in names if parameter in of})
+
+
+__all__ = ["Packing", "packing_of"]

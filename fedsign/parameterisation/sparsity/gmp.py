@@ -1,0 +1,89 @@
+"""Gradual magnitude pruning: the model starts dense, and its smallest weights leave until its density is reached.
+
+Paper: Zhu & Gupta 2017, "To prune, or not to prune" (arXiv 1710.01878), Equation 1, in densities rho = 1 - s: rho_i ->
+initial_density, rho_f -> the parameterisation's density, t_0 -> first_step, Delta t -> every, n Delta t -> the steps until last_step:
+
+    rho_t = rho_f + (rho_i - rho_f) (1 - (t - t_0) / (n Delta t))^3    at t = t_0 + Delta t, ..., t_0 + n Delta t
+
+After the optimiser's move of each of these steps a tensor of N entries keeps its round(rho_t N) largest weights.
+
+Differs: a weight that has left is 0 and does not come back.  In the paper its value is kept behind the mask, and it
+comes back if those that are there shrink below it.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+from torch import Tensor
+
+from fedsign.errors import ConfigError
+from fedsign.parameterisation.sparsity.base import MaskRule, Sparse, Steps, largest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GMP:
+    """See the module."""
+
+    initial_density: float
+    every: int
+    first_step: int
+    last_step: int
+    name: str = "gmp"
+    replaces_step: bool = False
+    wants_gradient: bool = False
+
+    @property
+    def span(self) -> int:
+        """n Delta t."""
+        return (self.last_step - self.first_step) // self.every * self.every
+
+    def first_density(self, density: float) -> float:
+        """rho_i.
+
+        Raises:
+            ConfigError: it is below what is to be reached.
+        """
+        if density > self.initial_density:
+            raise ConfigError(
+                f"sparsity.initial_density={self.initial_density:g} is below a density of {density:g} that pruning is to end with; "
+                "raise it, or lower that."
+            )
+        return self.initial_density
+
+    def changes_at(self, step: int) -> bool:
+        """t_0 + Delta t, ..., t_0 + n Delta t."""
+        since = step - self.first_step
+        return 0 < since <= self.span and since % self.every == 0
+
+    def density(self, step: int, final: float) -> float:
+        """rho_t.
+
+        >>> GMP(initial_density=1.0, every=1, first_step=0, last_step=10).density(5, 0.5)
+        0.5625
+        """
+        left = 1 - (step - self.first_step) / self.span
+        return final + (self.initial_density - final) * left**3
+
+    def new_mask(self, tensor: Sparse) -> Tensor:
+        """The largest of those that are there."""
+        there = tensor.is_there.flatten()
+        num = round(self.density(tensor.step, tensor.density) * there.numel())
+        kept = largest(tensor.weights.abs().flatten().masked_fill(~there, -1), num)
+        return (kept & there).view_as(tensor.is_there)
+
+
+def gmp(
+    *,
+    last_step: Steps,
+    every: Steps = 100,
+    first_step: Annotated[int, Field(ge=0)] = 0,
+    initial_density: Annotated[float, Field(gt=0, le=1)] = 1.0,
+) -> MaskRule | None:
+    """From dense to sparse."""
+    if last_step - first_step < every:
+        raise ConfigError(
+            f"sparsity.last_step={last_step} leaves no step at which masks change, with sparsity.first_step={first_step} and "
+            f"sparsity.every={every}; raise it, or lower sparsity.every."
+        )
+    return GMP(initial_density=initial_density, every=every, first_step=first_step, last_step=last_step)

@@ -1,0 +1,74 @@
+"""RigL: every so often the smallest weights of a tensor make way for those that the gradient asks for most.
+
+Paper: Evci et al. 2020, "Rigging the lottery" (arXiv 1911.11134), Algorithm 1.  alpha -> drop_fraction, Delta T -> every,
+T_end -> last_step.  At the steps t = every, 2 every, ... below last_step, in place of the optimiser's move, for each tensor of n weights:
+
+    k = floor(n (alpha / 2) (1 + cos(pi t / last_step)))
+    drop  the k weights with the smallest |theta|
+    grow  k of all that are then absent, those with the largest |dL / d theta| of the dense gradient
+
+New weights start at 0 without moments.  A weight that is dropped and grown again in one step stays as it is, as in the
+authors' code (their `reinit_when_same=False`); the paper leaves it open.  Each tensor keeps its number of weights (the
+paper's "uniform" distribution over layers, where the parameterisation gives all one density).
+
+Differs: of equal scores the earlier entry counts, where the authors' code adds noise.  Adam's count of steps is the tensor's, so
+that the moments of a new weight, which start at 0, are corrected like those of the old ones; so it is in the authors' code.
+"""
+
+from dataclasses import dataclass
+from math import cos, pi
+from typing import Annotated
+
+from pydantic import Field
+from torch import Tensor
+
+from fedsign.parameterisation.sparsity.base import MaskRule, Sparse, Steps, largest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RigL:
+    """See the module."""
+
+    drop_fraction: float
+    every: int
+    last_step: int
+    name: str = "rigl"
+    replaces_step: bool = True
+    wants_gradient: bool = True
+
+    def first_density(self, density: float) -> float:
+        """All that there will ever be."""
+        return density
+
+    def changes_at(self, step: int) -> bool:
+        """Algorithm 1: t mod Delta T = 0 and t < T_end."""
+        return step % self.every == 0 and step < self.last_step
+
+    def fraction(self, step: int) -> float:
+        """f_decay, the share of a tensor's weights that are dropped.
+
+        >>> RigL(drop_fraction=0.3, every=1, last_step=100).fraction(50)
+        0.15
+        """
+        return self.drop_fraction / 2 * (1 + cos(pi * step / self.last_step))
+
+    def new_mask(self, tensor: Sparse) -> Tensor:
+        """Drop, then grow."""
+        if tensor.gradient is None:
+            raise ValueError("RigL was given no gradient of the absent weights.")
+        there = tensor.is_there.flatten()
+        num = int(there.sum())
+        k = int(num * self.fraction(tensor.step))
+        kept = largest(tensor.weights.abs().flatten().masked_fill(~there, -1), num - k)
+        grown = largest(tensor.gradient.abs().flatten().masked_fill(kept, -1), k)
+        return (kept | grown).view_as(tensor.is_there)
+
+
+def rigl(
+    *,
+    last_step: Steps,
+    drop_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.3,
+    every: Steps = 100,
+) -> MaskRule | None:
+    """Drop by magnitude, grow by gradient."""
+    return RigL(drop_fraction=drop_fraction, every=every, last_step=last_step)

@@ -1,0 +1,305 @@
+"""Settings learnt by gradients through the rounds that they are for.
+
+The rounds are those that the engine plays, as a function of the settings (`fedsign.bilevel.federated`): a step plays some of them from the initial model,
+differentiates the loss of the model after them, on held-out samples of the server, and moves the settings by Adam.  Each step has rounds of its own, with other
+cohorts and batches.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from clients.batches import schedule
+from fedsign import plugins
+from fedsign.bilevel.estimate import Method
+from fedsign.bilevel.federated import (
+    LR,
+    WEIGHT_DECAY,
+    WEIGHTS,
+    Client,
+    Federation,
+    Round,
+    is_finite,
+    raw_of,
+    values_of,
+)
+from fedsign.bilevel.unroll import Problem, Tree
+from fedsign.bilevel.updates import Adam
+from fedsign.config import ExperimentConfig
+from fedsign.errors import ConfigError, RoundError
+from fedsign.models.batch_norm import has_batch_norm
+from fedsign.objectives.base import LocalContext, Objective
+from fedsign.report.analysis import Found
+from fedsign.seeding import Purpose, generator, torch_generator
+from fedsign.workload import Workload
+from strategies.base import Strategy
+
+_STRATEGY = "strategy."
+_KEYS = {WEIGHTS: "strategy.weights"}  # where a configuration has what is called otherwise here
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What is learnt, and how.  `rounds`: of each step; 0 for the experiment's."""
+
+    names: tuple[str, ...]
+    steps: int = 30
+    rounds: int = 0
+    lr: float = 0.1
+    method: str = "forward_exact"
+    settings: Mapping[str, Any] | None = None  # of the method
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One line of the trajectory: the values before the step, and what the rounds with them gave."""
+
+    step: int
+    values: Mapping[str, Any]
+    loss: float
+    gradient: Mapping[str, Any]
+
+
+class Learning:
+    """An experiment as a problem whose meta-parameters are settings.
+
+    Raises:
+        ConfigError: a setting cannot be learnt, or the experiment has something that is no function of it here.
+    """
+
+    def __init__(self, config: ExperimentConfig, asked: Asked, *, dtype: torch.dtype = torch.float32) -> None:
+        self.asked, self._dtype = asked, dtype
+        self._workload, self._config = Workload(config), config
+        strategy = config.strategy.build()
+        _check(self._workload, strategy)
+        self._strategy: Strategy = strategy
+        self._objective: Objective = plugins.build("objective", *_spec(strategy))
+        self._model = self._workload.make_model().to(dtype).train()
+        self._method: Method = plugins.build("hypergradient", asked.method, dict(asked.settings or {}))
+        self.num_rounds = asked.rounds or config.rounds
+
+    @cached_property
+    def start(self) -> Tree:
+        """The knobs where the experiment has them.
+
+        Raises:
+            ConfigError: there is no such setting, or it is 0, from where nothing can be learnt.
+        """
+        return {name: raw_of(name, self._now(name)) for name in self.asked.names}
+
+    def problem(self, step: int = 0) -> Problem:
+        """The rounds of a step, and the loss after them; those of step 0 are the first ones of the experiment's run."""
+        rounds = [self._round(step * self.num_rounds + number) for number in range(1, self.num_rounds + 1)]
+        validation = self._workload.dataset.validation
+        assert validation is not None  # `_check` has seen it
+        features, targets = validation.batch(torch.arange(len(validation)))
+        features, task = self._in_dtype(features), self._workload.task
+
+        def outer(state: Tree, _: Tree) -> Tensor:
+            return task.loss(self._outputs(state, features), targets)
+
+        return Problem(inner=self._inner, data=rounds, outer=outer)
+
+    def steps(self) -> Iterator[Step]:
+        """The trajectory, a step at a time; the last one has the learnt values in the rounds of the first, and no gradient.
+
+        Raises:
+            RoundError: the training diverged.
+        """
+        meta, slots = dict(self.start), {name: Adam().begin(each) for name, each in self.start.items()}
+        for step in range(self.asked.steps + 1):
+            seed = torch_generator(self._config.seed, Purpose.CONDENSATION, round=step + 1, partition=1)
+            last = step == self.asked.steps
+            found = self._method(self.problem(0 if last else step), meta, generator=seed)
+            values = {name: each.tolist() for name, each in values_of(meta).items()}
+            slopes = {} if last else {name: each.tolist() for name, each in found.gradient.items()}
+            yield Step(step=step, values=values, loss=found.value, gradient=slopes)
+            if last:
+                return
+            for name, gradient in found.gradient.items():
+                meta[name], slots[name] = Adam().apply(meta[name], slots[name], gradient, self.asked.lr)
+            if not is_finite(meta):
+                raise RoundError(
+                    f"the training diverged in step {step + 1} with {values}; begin with a lower client.lr, or learn with a lower --lr."
+                )
+
+    @cached_property
+    def _inner(self) -> Federation:
+        task, client = self._workload.training_task, self._config.client
+
+        def loss(own: Tree, features: Tensor, targets: Tensor) -> Tensor:
+            return task.loss(self._outputs(own, features), targets)
+
+        return Federation(
+            start={name: each.detach() for name, each in self._model.named_parameters()},
+            loss=loss,
+            penalty=partial(_penalty, self._objective),
+            settings={name: self._now(name) for name in (LR, WEIGHT_DECAY, WEIGHTS)},
+            momentum=float(client.optimizer.settings["momentum"]),
+        )
+
+    def _outputs(self, own: Tree, features: Tensor) -> Tensor:
+        found: Tensor = functional_call(self._model, own, (features,))
+        return found
+
+    def _round(self, number: int) -> Round:
+        """As the engine plays it: the same cohort, the same batches."""
+        config, client, seed = self._config, self._config.client, self._config.seed
+        rng = generator(seed, Purpose.SAMPLING, round=number)
+        cohort = self._strategy.sample(number, range(config.partition.num_clients), config.server.cohort_size, rng)
+        played = min(number, config.rounds)  # rounds beyond the experiment's have its last one's rate
+        factor = client.schedule.build(played, config.rounds)
+        return Round(clients=[Client(each, self._batches(each, number)) for each in cohort], factor=float(factor))
+
+    def _batches(self, client: int, number: int) -> list[tuple[Tensor, Tensor]]:
+        index, settings = self._workload.share_of(client), self._config.client
+        plan = schedule(
+            len(index),
+            settings.batch_size,
+            generator(self._config.seed, Purpose.BATCHES, round=number, partition=client),
+            epochs=settings.local_epochs,
+            steps=settings.local_steps,
+        )
+        found = []
+        for chosen in (chosen for epoch in plan for chosen in epoch):
+            features, targets = self._workload.training_samples.batch(torch.from_numpy(index[chosen.numpy()]))
+            found.append((self._in_dtype(features), targets))
+        return found
+
+    def _in_dtype(self, features: Tensor) -> Tensor:
+        return features.to(self._dtype) if features.is_floating_point() else features
+
+    def _now(self, name: str) -> Tensor:
+        """What the experiment says."""
+        client = self._config.client
+        if name == WEIGHTS:
+            return self._weights()
+        known = {LR: client.lr, WEIGHT_DECAY: client.weight_decay}
+        if name in known:
+            return torch.tensor(known[name], dtype=self._dtype)
+        value = getattr(self._objective, name.removeprefix(_STRATEGY), None) if name.startswith(_STRATEGY) else None
+        if not isinstance(value, float | int) or isinstance(value, bool):
+            own = [f"{_STRATEGY}{key}" for key, each in vars(self._objective).items() if isinstance(each, float | int)]
+            raise ConfigError(
+                f"{name} was given, but what can be learnt of this experiment is {', '.join([*own, LR, WEIGHT_DECAY, WEIGHTS])}."
+            )
+        return torch.tensor(float(value), dtype=self._dtype)
+
+    def _weights(self) -> Tensor:
+        """Of all clients, with the sum 1."""
+        strategy, clients = self._strategy, range(self._config.partition.num_clients)
+        if strategy.weights:
+            found = [float(each) for each in strategy.weights]
+        elif strategy.weighting == "uniform":
+            found = [1.0 for _ in clients]
+        else:
+            found = [float(len(self._workload.share_of(each))) for each in clients]
+        weights = torch.tensor(found, dtype=self._dtype)
+        return weights / weights.sum()
+
+
+def _penalty(objective: Objective, own: Tree, received: Tree, values: Mapping[str, Tensor]) -> Tensor | None:
+    """The objective's, with the settings that are learnt in the place of its own."""
+    learnt = {name.removeprefix(_STRATEGY): each for name, each in values.items() if name.startswith(_STRATEGY)}
+    if learnt:
+        objective = copy.copy(objective)
+        vars(objective).update(learnt)
+    context = LocalContext(received=received, state={}, shared={}, unit_displacement=None)
+    return objective.penalty(own, context)
+
+
+def _spec(strategy: Strategy) -> tuple[str, dict[str, Any]]:
+    spec = strategy.objective(1)
+    return spec.name, dict(spec.settings)
+
+
+def _check(workload: Workload, strategy: object) -> None:
+    """Refuse what is no smooth function of the settings, or is not among what a round is made of here."""
+    config, client = workload.config, workload.config.client
+
+    def refuse(given: str, wanted: str) -> None:
+        raise ConfigError(f"{given} was given, but settings are learnt only with {wanted}.")
+
+    if workload.dataset.validation is None:
+        raise ConfigError(
+            "data.validation_fraction=0 was given, but what is learnt is judged by samples that are held out of training; "
+            "set data.validation_fraction=0.2."
+        )
+    name = config.strategy.name
+    if not isinstance(strategy, Strategy) or not _is_plain(strategy):
+        refuse(
+            f"strategy.name={name}",
+            "strategies that serve the clients' mean and keep nothing (fedavg, fedprox, fedsign)",
+        )
+    if client.optimizer.name != "sgd" or client.optimizer.settings.get("nesterov"):
+        refuse(f"client.optimizer.name={client.optimizer.name}", "client.optimizer.name=sgd, without nesterov")
+    others: dict[str, tuple[Any, Any]] = {
+        "client.clip_norm": (client.clip_norm, 0.0),
+        "client.schedule.per": (client.schedule.per, "round"),
+        "data.augment": (config.data.augment, "none"),
+        "parameterisation.name": (config.parameterisation.name, "none"),
+        "server.optimizer.name": (config.server.optimizer.name, "none"),
+        "privacy.name": (config.privacy.name, "none"),
+        "engine.precision": (config.engine.precision, "float32"),
+    }
+    for key, (value, wanted) in others.items():
+        if value != wanted:
+            refuse(f"{key}={value}", f"{key}={wanted}")
+    model = workload.make_model()
+    if has_batch_norm(model) or any(isinstance(each, nn.Dropout) and each.p for each in model.modules()):
+        refuse(f"model.name={config.model.name}", "models without BatchNorm and dropout")
+
+
+def _is_plain(strategy: Strategy) -> bool:
+    """Whether the next model is the clients' mean, and nothing else is kept or sent."""
+    kind = type(strategy)
+    answers = ("move", "evaluated", "shared", "weight")
+    if any(getattr(kind, name) is not getattr(Strategy, name) for name in answers):
+        return False
+    objective: Objective = plugins.build("objective", *_spec(strategy))
+    return not (objective.has_state or objective.contrasts or objective.needs_unit_displacement)
+
+
+def learn(config: ExperimentConfig, asked: Asked, *, on_step: Callable[[Step], None] = lambda step: None) -> Found:
+    """The whole trajectory."""
+    learning = Learning(config, asked)
+    found: list[Step] = []
+    for step in learning.steps():
+        found.append(step)
+        on_step(step)
+    first, last = found[0], found[-1]
+    summary = [{"setting": name, "before": first.values[name], "learnt": last.values[name]} for name in asked.names]
+    return Found(
+        kind="learnt",
+        name=config.name,
+        facts={
+            "names": list(asked.names),
+            "rounds": learning.num_rounds,
+            "steps": asked.steps,
+            "method": asked.method,
+            "loss_before": first.loss,
+            "loss": last.loss,
+        },
+        rows=[{"step": each.step, "loss": each.loss, **each.values} for each in found],
+        summary=summary,
+        arrays={
+            "loss": np.array([each.loss for each in found]),
+            **{name: np.array([each.values[name] for each in found]) for name in asked.names},
+        },
+    )
+
+
+def learnt_config(config: ExperimentConfig, found: Found) -> ExperimentConfig:
+    """The experiment with what was learnt."""
+    changes: dict[str, Any] = {}
+    for row in found.summary:
+        setting = str(row["setting"])
+        changes[_KEYS.get(setting, setting)] = row["learnt"]
+    return config.replace(**changes)

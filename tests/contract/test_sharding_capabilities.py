@@ -1,0 +1,249 @@
+"""The table of sharded clients in docs/capabilities.md: every `yes` is taken or trained, every `-` is an error of one sentence."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.util import find_spec
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from clients.shard_group import ShardGroup
+from clients.shard_rules import sharded
+from clients.state import ClientStore
+from clients.trainer import SequentialTrainer
+from fedsign.config import from_dict
+from fedsign.errors import ConfigError
+from fedsign.models.gpt import gpt
+from fedsign.records import ObjectiveSpec, TrainReply, TrainRequest, tensors_of
+from fedsign.registry import KINDS
+from fedsign.sharding.layout import Grouping
+from fedsign.sharding.plan import StateBytes, Task, estimate
+from fedsign.sharding.strategy import STRATEGIES
+from fedsign.sharding.traffic import Network, Rings
+from fedsign.workload import Workload
+from simulations.api import make_strategy
+from strategies.base import Strategy
+from tests.contract.test_capabilities import strategy, table
+from tests.distributed import federation
+
+TABLE = {row: told["client.sharding"] for row, told in table("besides", containing="client.sharding").items()}
+RANKS = 2
+FLAT = {"model": {"name": f"{__name__}:flat"}}  # without buffers, of which noise would make nonsense
+GROUPED: dict[str, list[dict[str, Any]]] = {
+    "all of Flower's": [
+        {"strategy": strategy(row), **FLAT} for row in KINDS["strategy"].table if row.startswith("flower_")
+    ],
+    "all other strategies": [
+        {"strategy": strategy(row)}
+        for row in KINDS["strategy"].table
+        if not row.startswith("flower_") and row not in TABLE
+    ],
+    "sparse clients": [{"parameterisation": {"name": "smupar", "density": 0.5, "base_width": 7}}],
+    "language models": [
+        {
+            "data": {"name": "pytext", "block_length": 16},
+            "partition": {"name": "natural", "num_clients": 4},
+            "task": "language",
+            "metrics": ["perplexity"],
+            "model": {"name": f"{__name__}:exact_gpt"},
+            "client": {"local_epochs": 0, "local_steps": 2, "batch_size": 3},
+        }
+    ],
+    "privacy, attacks, faults": [
+        {**FLAT, "privacy": {"name": "central", "clip_norm": 0.5, "noise_multiplier": 1.0, "delta": 0.01}},
+        {"attack": {"name": "sign_flip", "fraction": 0.4}},
+        {"faults": {"crash_rate": 0.2}},
+    ],
+}
+ONE: dict[str, dict[str, Any]] = {
+    "fedavg": {},
+    "fedpan": {"strategy": strategy("fedpan")},
+    "engine.name=superlink": {"engine": {"name": "superlink"}},
+    "engine.name=ray": {"engine": {"name": "ray"}},
+    "engine.workers": {"engine": {"name": "in_process", "workers": 2}},
+    "client.path=cohort": {"client": {"path": "cohort"}},
+    "client.optimizer.name=adamw": {"client": {"optimizer": {"name": "adamw"}}},
+    "client.optimizer.name=lisa": {"client": {"optimizer": {"name": "lisa"}}},
+    "client.optimizer.name=galore": {"client": {"optimizer": {"name": "galore"}}},
+    "client.optimizer.name=lora": {"client": {"optimizer": {"name": "lora"}}},
+    "client.optimizer.moments=offload": {"client": {"optimizer": {"name": "lisa", "moments": "offload"}}},
+    "client.micro_batch": {"client": {"micro_batch": 2}},
+    "data.augment": {
+        "data": {"name": f"{__name__}:images", "augment": "flip"},
+        **FLAT,
+    },
+    "BatchNorm": {"model": {"name": "cnn", "channels": [2, 2]}},
+    "dropout": {"model": {"name": f"{__name__}:dropping"}},
+    "a buffer that training changes": {"model": {"name": f"{__name__}:counting"}},
+    "samples that depend on each other": {"model": {"name": f"{__name__}:mixing"}},
+    "engine.precision=bf16": {"engine": {"name": "in_process", "precision": "bf16"}},
+    "engine.compile": {"engine": {"name": "in_process", "compile": True}},
+    "GPUs": {"engine": {"name": "in_process", "device": "meta"}},
+}
+REASONS = {
+    "all other strategies": "objective '.*' reads whole parameters.* strategy.name=fedavg",
+    "engine.name=ray": "engine.name=ray gives a client one process; use in_process or superlink",
+    "engine.workers": "engine.workers=2 .* leave engine.workers out",
+    "client.path=cohort": "client.path=cohort .* use client.path=sequential",
+    "client.optimizer.name=galore": "client.optimizer.name=galore .* move each element by itself",
+    "client.optimizer.name=lora": "client.optimizer.name=lora .* as buffers",
+    "client.optimizer.moments=offload": "client.optimizer.moments=offload .* use drop or keep",
+    "BatchNorm": "model.name=cnn has BatchNorm",
+    "dropout": "has dropout, whose draws",
+    "a buffer that training changes": "changes the buffer 'count'",
+    "samples that depend on each other": "lets samples of a batch depend on each other",
+    "engine.precision=bf16": "engine.precision=bf16 .* use engine.precision=float32",
+    "engine.compile": "engine.compile=true .* use engine.compile=false",
+    "GPUs": "engine.device=meta has not been tried",
+}
+
+
+def images(seed: int) -> Any:
+    whole = federation.exact_digits(seed)
+    parts = {key: getattr(whole, key) for key in ("train", "test")}
+    return replace(
+        whole, **{key: replace(part, features=part.features.reshape(-1, 1, 8, 8)) for key, part in parts.items()}
+    )
+
+
+def flat(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.Tanh(), nn.Linear(5, num_outputs)).double()
+
+
+def exact_gpt(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+    return gpt(input_shape, num_outputs, depth=2, width=8, num_heads=2).double()
+
+
+def dropping(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Dropout(0.1), federation.deep(input_shape, num_outputs))
+
+
+class Counting(federation.Deep):
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        return super().forward(x)
+
+
+def counting(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+    return Counting(input_shape[0], num_outputs).double()
+
+
+class Mixing(federation.Deep):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x - x.mean(0))
+
+
+def mixing(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+    return Mixing(input_shape[0], num_outputs).double()
+
+
+def given(root: Path, changes: Mapping[str, Any], **sharding: Any) -> Workload:
+    client = {**changes.get("client", {}), "sharding": {"ranks": RANKS, "strategy": "IIG", **sharding}}
+    return Workload(from_dict(federation.tree(root, **{**changes, "client": client})))
+
+
+def taken(workload: Workload) -> Workload:
+    """As a run begins."""
+    made = make_strategy(workload)
+    return sharded(workload, made.objective(1) if isinstance(made, Strategy) else ObjectiveSpec())
+
+
+def test_the_table_has_the_rows_that_are_tested_here() -> None:
+    assert [*TABLE] and {*TABLE} == {*ONE, *GROUPED} and {*TABLE.values()} == {"yes", "-"}
+    assert {row for row, cell in TABLE.items() if cell == "-"} == REASONS.keys()
+
+
+@pytest.mark.parametrize("row", [row for row, cell in TABLE.items() if cell == "yes"])
+def test_what_is_sharded_is_taken(row: str, tmp_path: Path) -> None:
+    for changes in GROUPED.get(row, [ONE.get(row, {})]):
+        work = taken(given(tmp_path, changes))
+        assert work.config.client.sharding.ranks == RANKS and work.config.client.path == "sequential"
+
+
+@pytest.mark.parametrize("row", [row for row, cell in TABLE.items() if cell == "-"])
+def test_what_is_not_is_an_error_of_one_sentence(row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if row == "client.optimizer.name=lora" and find_spec("peft") is None:
+        pytest.skip("peft is not installed")
+    if row == "GPUs":
+        monkeypatch.setattr("fedsign.workload.device_of", torch.device)
+    for changes in GROUPED.get(row, [ONE.get(row, {})]):
+        with pytest.raises(ConfigError, match=f"client.sharding.ranks=2 was given, but .*{REASONS[row]}") as raised:
+            taken(given(tmp_path, changes))
+        assert str(raised.value).endswith(".") and "\n" not in str(raised.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ["data.augment", "language models"])
+def test_draws_and_means_are_those_of_the_whole_batch(row: str, tmp_path: Path) -> None:
+    """What is drawn for a batch, and what its mean is over where that is not its samples."""
+    (changes,) = GROUPED.get(row, [ONE.get(row, {})])
+    work, alone = taken(given(tmp_path, changes)), Workload(from_dict(federation.tree(tmp_path, **changes)))
+    asked = [
+        TrainRequest(
+            round=1, partition=partition, tensors=tensors_of(alone.make_model()), objective=ObjectiveSpec(),
+            state_version=0, needed_versions=frozenset({0}),
+        )
+        for partition in range(2)
+    ]  # fmt: skip
+    expected = SequentialTrainer(alone).train_many(asked, ClientStore(tmp_path))
+    with ShardGroup(work, logs=tmp_path / "logs") as group:
+        for reply, other in zip(group.train_many(asked, ClientStore(tmp_path)), expected, strict=True):
+            assert isinstance(reply, TrainReply) and isinstance(other, TrainReply), reply
+            found, wanted = (torch.cat([each.flatten() for each in one.tensors.values()]) for one in (reply, other))
+            start = torch.cat([each.flatten() for each in asked[0].tensors.values()])
+            # of how far all went together: the bias of an attention's keys has no gradient but rounding
+            assert found.dtype == torch.float64 and (found - wanted).norm() <= 1e-10 * (wanted - start).norm()
+            assert reply.metrics["train-loss"] == pytest.approx(other.metrics["train-loss"], rel=1e-10)
+
+
+# auto
+
+
+def test_auto_is_the_least_of_the_fastest_that_fit(tmp_path: Path) -> None:
+    """Four ranks of two groups; AdamW keeps 16 bytes for each element in float64, parameters and gradients take 8 each."""
+    changes = {"client": {"optimizer": {"name": "adamw"}, "micro_batch": 1, "batch_size": 12}}
+    size = sum(parameter.numel() for parameter in given(tmp_path, changes).make_model().parameters())
+    task = Task(params=size, trainable=size, accumulate=3, sizes=StateBytes(param=8, gradient=8, state=16))
+    grouping = Grouping(groups=2, per_group=2)
+    network = Network(intra_bps=100e9, inter_bps=1e9, rings=Rings.TWO_LEVEL)
+    every = [estimate(one, task, grouping=grouping, network=network) for one in STRATEGIES.values()]
+    chosen = set()
+    for limit in (inf, *(each.memory_bytes for each in every)):
+        sharding = {"ranks": 4, "groups": 2, "strategy": "auto", "memory_gb": 0.0 if limit == inf else limit / 1e9}
+        work = taken(given(tmp_path, changes, **sharding, intra_gbps=100, inter_gbps=1))
+        name = work.config.client.sharding.strategy
+        chosen.add(name)
+        (mine,) = [each for each in every if each.strategy.name == name]
+        fits = [each for each in every if each.memory_bytes <= limit * (1 + 1e-9)]
+        near = [each for each in fits if each.step_s <= 1.05 * min(other.step_s for other in fits)]
+        assert mine in near and mine.memory_bytes == min(each.memory_bytes for each in near)
+    assert len(chosen) > 2 and "GGG" in chosen
+
+
+def test_auto_says_what_the_least_is(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"client\.sharding\.memory_gb=1e-06 .* the least .* GB, with GGG; give more ranks"
+    ):
+        taken(given(tmp_path, {}, ranks=4, groups=2, strategy="auto", memory_gb=1e-6))
+
+
+@pytest.mark.parametrize(
+    ("sharding", "sentence"),
+    [
+        ({"ranks": 4, "groups": 3}, "groups=3 was given with client.sharding.ranks=4; .* divisor"),
+        ({"ranks": 4, "strategy": "INN"}, "sharding strategy 'INN' was given: .* choose one of"),
+        ({"groups": 2}, "client.sharding.groups=2 was given with client.sharding.ranks=1, which shards nothing"),
+        ({"ranks": 4, "strategies": "IIG"}, "client.sharding.strategies"),
+    ],
+)
+def test_a_mistake_in_the_section_is_one_sentence(sharding: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        from_dict({"client": {"sharding": sharding}})

@@ -1,0 +1,69 @@
+"""Sharded clients over a SuperLink: the run in process of clients that are not sharded, and no process that outlives the run."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from fedsign.results import RunFolder
+from tests.distributed import federation
+from tests.distributed.test_sharded_clients import assert_the_same_run, marked, numbers, wait_for
+from tests.e2e.command import fedsign
+
+SUPERLINK = {"name": "superlink", "num_supernodes": 1}
+
+
+def experiment(folder: Path, name: str, **changes: object) -> Path:
+    """A configuration of the user's, whose network and data are a module in the same folder."""
+    shutil.copy(str(federation.__file__), folder / "federation.py")
+    text = tomli_w.dumps(federation.tree(folder / name, **changes)).replace(federation.__name__, "federation")
+    path = folder / f"{name}.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def played(folder: Path, name: str, **changes: object) -> RunFolder:
+    done = fedsign("run", str(experiment(folder, name, **changes)), folder=folder)
+    assert done.returncode == 0, done.stderr
+    return RunFolder(next((folder / name).glob("*/*/config.toml")).parent)
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("way", federation.WAYS)
+def test_over_a_superlink_four_clients_of_two_by_two_processes_give_the_run_that_is_not_sharded(
+    way: str, tmp_path: Path
+) -> None:
+    done = played(tmp_path, "sharded", engine=SUPERLINK, **federation.sharding(way))
+    alone = played(tmp_path, "alone", **federation.WAYS[way])
+    assert (
+        'name = "superlink"' in (done.path / "config.toml").read_text()
+        and "ranks = 4" in (done.path / "config.toml").read_text()
+    )
+    assert_the_same_run(done, alone)
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_no_process_outlives_a_run_that_is_ended(end: signal.Signals, tmp_path: Path) -> None:
+    mark = f"FEDSIGN_TEST={tmp_path.name}"
+    client = {"local_epochs": 1000, "sharding": {"ranks": 2}}
+    config = experiment(tmp_path, "ended", engine=SUPERLINK, client=client)
+    command = [sys.executable, "-m", "simulations.cli", "run", str(config)]
+    environment = os.environ | dict([mark.split("=")])
+    with (
+        (tmp_path / "said.txt").open("w") as said,
+        subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=said, stderr=said) as process,
+    ):
+        try:
+            assert wait_for(lambda: len(numbers(mark, "clients.shard_process")) == 2, 120), marked(mark)
+            time.sleep(1)
+        finally:
+            process.send_signal(end)
+            process.wait(60)
+    assert wait_for(lambda: not marked(mark), 30), marked(mark)

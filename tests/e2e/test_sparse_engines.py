@@ -1,0 +1,27 @@
+"""Sparse clients on every engine: the bits of the run in process, bytes that travel included."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.test_engines import ENGINES, play
+
+SPARSE: dict[str, object] = {
+    "model__hidden": [32, 64, 32],
+    "parameterisation__name": "smupar",
+    "parameterisation__density": 0.125,
+    "client__optimizer__name": "packed_adamw",
+    "client__lr": 0.003,
+}
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """FedDyn's hashes in process: it has a memory at the server, and states at the clients."""
+    return play(tmp_path_factory.mktemp("reference"), "feddyn", **SPARSE)
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_engine_gives_the_bits_of_the_run_in_process(engine: str, reference: dict[str, str], tmp_path: Path) -> None:
+    assert play(tmp_path, "feddyn", **SPARSE, **ENGINES[engine]) == reference
