@@ -205,7 +205,7 @@ def test_what_cannot_be_tried_is_refused(asked: Asked, said: str, tmp_path: Path
         ({"parameterisation": {"name": "none"}}, Asked(steps=5), "parameterisation.name=none"),
         ({"parameterisation.densities": {"*": 0.5}}, Asked(steps=5), "stands before the densities"),
         ({"engine": {"name": "ray"}}, Asked(), "engine.name=ray"),
-        ({"client.optimizer": {"name": "lisa"}}, Asked(steps=5), "divides the model in its own way"),
+        ({"client.optimizer": {"name": "galore"}}, Asked(steps=5), "divides the model in its own way"),
     ],
 )
 def test_an_experiment_that_cannot_be_tuned_is_refused(
