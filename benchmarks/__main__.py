@@ -16,7 +16,18 @@ from typing import Any
 
 import torch
 
-from benchmarks import aggregation, analysis, engines, hypergradients, large, lisa, population, sparse, startup
+from benchmarks import (
+    aggregation,
+    analysis,
+    engines,
+    hypergradients,
+    large,
+    lisa,
+    population,
+    sparse,
+    sparse_clients,
+    startup,
+)
 from benchmarks.environments import PeerError
 from benchmarks.export import export
 from benchmarks.machine import arithmetic, machine
@@ -29,7 +40,18 @@ HERE = Path(__file__).parent
 CACHE = Path(os.environ.get("FEDSIGN_BENCHMARKS_CACHE", Path.home() / ".cache" / "fedsign-benchmarks"))
 _EXTRAS = {
     extra.NAME: extra.measure
-    for extra in (startup, population, aggregation, analysis, engines, large, lisa, hypergradients, sparse)
+    for extra in (
+        startup,
+        population,
+        aggregation,
+        analysis,
+        engines,
+        large,
+        lisa,
+        hypergradients,
+        sparse,
+        sparse_clients,
+    )
 }  # of FedSign alone
 _PROFILED_S = 15.0  # of rounds, to sort their time into rooms
 

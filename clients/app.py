@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -104,6 +105,18 @@ def roll_call(message: Message, context: Context) -> Message:
     return Message(RecordDict({wire.REPLY: record, wire.METRICS: MetricRecord({})}), reply_to=message)
 
 
+@app.query("farewell")
+def farewell(message: Message, context: Context) -> Message:
+    """The run is over: what this node has kept for it in other processes ends."""
+    try:
+        node = Node.of(context)
+        workload = node.workload(context)
+        AtDaemon(workload, logs=_logs(node.states(context, workload.config))).farewell()
+    except Exception as error:  # noqa: BLE001 - told to the server, whatever it is
+        return _failed(error, message, context)
+    return Message(RecordDict({wire.REPLY: ConfigRecord({})}), reply_to=message)
+
+
 def _at_work(context: Context) -> tuple[Node, Workload]:
     """This node and its experiment, with the experiment's number of threads."""
     node = Node.of(context)
@@ -115,8 +128,12 @@ def _at_work(context: Context) -> tuple[Node, Workload]:
 def _trainer(workload: Workload, states: ClientStore) -> LocalTrainer:
     """One whose last reply is good until the next."""
     if workload.config.client.sharding.ranks > 1:
-        return AtDaemon(workload, logs=states.folder / "logs")
+        return AtDaemon(workload, logs=_logs(states))
     return SequentialTrainer(workload, copies=False)
+
+
+def _logs(states: ClientStore) -> Path:
+    return states.folder / "logs"
 
 
 def _failed(error: Exception, message: Message, context: Context) -> Message:

@@ -3,8 +3,8 @@
 In, on standard input: one line, what to be.  Then it answers parcels on its socket, one client after another.
 
 It ends with what it was bound to, however that ends: the process that started it, which holds its standard input, or
-another one that it is told (`node`).  It ends, too, when nobody has asked for anything for a while (`idle_s`), which is how a
-node that lasts for several runs gets rid of it.  Its ranks end with it.
+another one that it is told (`node`).  It ends, too, when it is told that the run is over, or when nobody has asked for anything for a
+while (`idle_s`): a server that was killed says no farewell, and the node may last for other runs.  Its ranks end with it.
 """
 
 import logging
@@ -42,17 +42,19 @@ def main(given: Message) -> None:
         sites = given["sites"]
         workload = Workload(from_toml(given["config"]), None if sites is None else frozenset(sites))
         with ShardGroup(workload, logs=Path(given["logs"])) as group, suppress(TimeoutError):
-            while True:
-                _answer(server.accept()[0], group)
+            while _answer(server.accept()[0], group):
+                pass
 
 
-def _answer(connection: socket.socket, group: ShardGroup) -> None:
-    """One client; an asker that is gone meanwhile is not told."""
+def _answer(connection: socket.socket, group: ShardGroup) -> bool:
+    """One client; an asker that is gone meanwhile is not told.  False where there will be no other."""
     with connection:
         parcels.check_user(connection)
         found = parcels.receive(connection)
         if found is None:
-            return
+            return True
+        if "end" in found[0]:
+            return False
         (result,) = group.train_many([_request(*found)], ClientStore(Path()))
         with suppress(BrokenPipeError, ConnectionResetError):
             if isinstance(result, Failure):
@@ -60,6 +62,7 @@ def _answer(connection: socket.socket, group: ShardGroup) -> None:
             else:
                 said = {"num_examples": result.num_examples, "metrics": result.metrics}
                 parcels.send(connection, said, result.tensors)
+    return True
 
 
 def _request(said: Message, tensors: Tensors) -> TrainRequest:

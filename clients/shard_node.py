@@ -17,6 +17,7 @@ import sys
 import time
 import weakref
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -46,7 +47,7 @@ class AtDaemon:
         if sys.platform != "linux":
             raise EngineError("client.sharding at nodes of a deployment needs Linux; use engine.name=in_process here.")
         sites = workload.sites_here
-        self._roles = workload.roles
+        self._workload = workload
         self._given = json.dumps(
             {
                 "config": workload.config.to_toml(),
@@ -65,6 +66,15 @@ class AtDaemon:
             except Exception as error:  # noqa: BLE001 - a client's error is an answer, on every engine
                 yield failure_of(request.partition, error)
 
+    def farewell(self) -> None:
+        """Let the daemon end, if there is one."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as daemon, suppress(ConnectionRefusedError):
+            daemon.connect(parcels.address_of(_name_of(self._given)))
+            parcels.check_user(daemon)
+            parcels.send(daemon, {"end": True}, {})
+            parcels.receive(daemon)  # it ends with the connection
+        let_go()
+
     def _asked(self, request: TrainRequest) -> TrainReply | Failure:
         with _connected(self._given) as daemon:
             objective = {"objective": request.objective.name, "settings": dict(request.objective.settings)}
@@ -82,7 +92,7 @@ class AtDaemon:
             round=request.round,
             partition=request.partition,
             tensors=tensors,
-            roles=self._roles,
+            roles=self._workload.roles,
             num_examples=said["num_examples"],
             metrics=said["metrics"],
             has_state=False,

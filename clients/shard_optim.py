@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedsign.optim.lean import made_lean
+from fedsign.optim.lean import made_lean, step_leanly
 from fedsign.optim.packed import PackedAdamW, PackedSGD
 from fedsign.parameterisation.masks import Mask
 from fedsign.sharding.flat import Piece
@@ -49,7 +49,7 @@ class PieceOptimizers:
         groups = [self._group(group) for group in whole.param_groups]
         groups[0]["params"].append(self._nothing)
         groups[0]["masks"].append(None)
-        return made_lean(rule, groups, **(whole.defaults if rule in _PACKED else {}))
+        return step_leanly(made_lean(rule, groups, **(whole.defaults if rule in _PACKED else {})))
 
     def _group(self, whole: dict[str, Any]) -> dict[str, Any]:
         group = {key: value for key, value in whole.items() if key not in _OF_TENSORS}

@@ -86,6 +86,10 @@ def _refused_settings(workload: Workload) -> str:
         return f"engine.precision={engine.precision} keeps a copy of every weight that was gathered; use engine.precision=float32"
     if engine.compile:
         return "engine.compile=true compiles a model whose parameters do not come and go; use engine.compile=false"
+    if engine.sparse_products == "csr":
+        return "engine.sparse_products=csr multiplies rows of whole tensors; use auto or dense"
+    if config.sparsity.name != "static":
+        return f"sparsity.name={config.sparsity.name} changes masks of whole tensors; use sparsity.name=static"
     if engine.channels_last == "on":
         return "engine.channels_last=on lays weights out in another way than they are sharded; use auto or off"
     if workload.device.type != "cpu":

@@ -77,6 +77,7 @@ class ShardedTraining:
         index = workload.share_of(partition)
         steps = num_steps(len(index), client.batch_size, epochs=client.local_epochs, steps=client.local_steps)
         whole = make_optimizer(workload, self._model, round=round)
+        drawer = whole if isinstance(whole, PartTrainer) else None
         self._sharded.optimizer = self._optimizers.make(whole)
         full = [group["lr"] for group in self._sharded.optimizer.param_groups]
         seed, where = workload.config.seed, {"round": round, "partition": partition}
@@ -91,16 +92,16 @@ class ShardedTraining:
         nums: list[int] = []
         losses: list[Tensor] = []
         training = torch_seeded(integer(seed, Purpose.TRAINING, **where), device=workload.device)
-        with self._drawing(whole, partition, round, steps), training, workload.numerics.repeatable():
+        with self._drawing(drawer, partition, round, steps), training, workload.numerics.repeatable():
             for batches in epochs:
                 nums.clear()
                 losses.clear()
                 for chosen in batches:
                     if rates is not None:
                         _scale(self._sharded.optimizer, full, next(rates))
-                    losses.append(self._step(torch.from_numpy(index[chosen.numpy()]), whole))
+                    losses.append(self._step(torch.from_numpy(index[chosen.numpy()]), drawer))
                     nums.append(len(chosen))
-            names = whole.trained if isinstance(whole, PartTrainer) else None
+            names = None if drawer is None else drawer.trained
         return Trained(nums=nums, losses=torch.stack(losses).tolist(), names=names)
 
     def values(self, names: Collection[str] | None) -> Iterator[tuple[str, Tensor]]:
@@ -122,18 +123,23 @@ class ShardedTraining:
     def _is_buffer(self, name: str) -> bool:
         return self._workload.roles[name] is Role.BUFFER
 
-    def _step(self, batch: Tensor, whole: torch.optim.Optimizer) -> Tensor:
-        """One local step on the samples at these places, all ranks together; returns this rank's part of their mean loss."""
+    def _step(self, batch: Tensor, drawer: torch.optim.Optimizer | None) -> Tensor:
+        """One local step on the samples at these places, all ranks together; returns this rank's part of their mean loss.
+
+        `drawer` is the whole optimiser, where it draws what is trained.
+        """
         workload, client = self._workload, self._workload.config.client
         task, clip_norm = workload.training_task, client.clip_norm
-        whole.zero_grad()  # one that trains a part draws here
+        if drawer is not None:
+            drawer.zero_grad()  # where a draw is due, it is made
         found = torch.zeros((), device=workload.device)
         for features, targets, weight in self._pieces(batch):
             loss = task.loss(workload.numerics.outputs(self._model, features, channels_last=False), targets) * weight
             (loss * self._num_ranks).backward()  # `Sharded` takes the mean over the ranks
             found = found + loss.detach()
         self._sharded.step(clip_norm=clip_norm or None)
-        whole.step()  # no parameter has a gradient; one that trains a part counts its steps
+        if drawer is not None:
+            drawer.step()  # which counts; no parameter has a gradient
         return found
 
     def _pieces(self, batch: Tensor) -> Iterator[tuple[Tensor, Tensor, float]]:
@@ -159,18 +165,18 @@ class ShardedTraining:
                 yield features[:1], targets[:1], 0.0
 
     @contextmanager
-    def _drawing(self, whole: torch.optim.Optimizer, partition: int, round: int, num_steps: int) -> Iterator[None]:
+    def _drawing(self, drawer: PartTrainer | None, partition: int, round: int, num_steps: int) -> Iterator[None]:
         """Inside the block, parameters are frozen and trained as the optimiser draws them; see `clients.parts.drawing`."""
-        if not isinstance(whole, PartTrainer):
+        if drawer is None:
             yield
             return
-        whole.before_training = self._take
-        whole.begin(seed=self._workload.config.seed, client=partition, round=round, first_step=(round - 1) * num_steps)
+        drawer.before_training = self._take
+        drawer.begin(seed=self._workload.config.seed, client=partition, round=round, first_step=(round - 1) * num_steps)
         try:
             yield
         finally:
-            whole.before_training = None
-            whole.end()
+            drawer.before_training = None
+            drawer.end()
 
     def _take(self, names: frozenset[str]) -> None:
         self._sharded.train_only(names)

@@ -23,6 +23,7 @@ from simulations.flower_app import FOLDER_KEY, FOLLOWER_KEY, WORKING_KEY
 from simulations.rounds import RoundLoop
 
 OUTCOME = "served.json"
+_FAREWELL_S = 10.0
 
 app = ServerApp()
 
@@ -60,7 +61,11 @@ def _play(grid: Grid, config_toml: str, folder: RunFolder) -> None:
     timeout_s = float(config.engine.settings.get("start_timeout_s", 300.0))
     partitions.roll_call(timeout_s=timeout_s, tokenizer=fingerprint(workload.dataset.text))
     complete_partition(folder, partitions.counts, num_clients=config.partition.num_clients)
-    RoundLoop(workload, partitions, folder).run()
+    try:
+        RoundLoop(workload, partitions, folder).run()
+    finally:
+        if config.client.sharding.ranks > 1:  # nodes keep processes for it, and may go on without it
+            partitions.farewell(timeout_s=_FAREWELL_S)
 
 
 def complete_partition(folder: RunFolder, counts: Mapping[int, list[int]], *, num_clients: int) -> None:

@@ -89,6 +89,17 @@ class Nodes:
             if not (has_gone and self._waiting) or time.monotonic() > deadline:
                 return
 
+    def farewell(self, *, timeout_s: float) -> None:
+        """Tell every node that serves a partition that the run is over; those that do not answer in time are not waited for."""
+        nodes = sorted({*(self._node_of or {}).values()} & {*self._grid.get_node_ids()})
+        words = [Message(RecordDict({wire.CONFIG: ConfigRecord({})}), node_id, wire.FAREWELL) for node_id in nodes]
+        waiting = {message_id for message_id in self._grid.push_messages(words) if message_id}
+        deadline = time.monotonic() + timeout_s
+        for _ in pauses():
+            waiting -= {reply.metadata.reply_to_message_id for reply in self._grid.pull_messages(list(waiting))}
+            if not waiting or time.monotonic() > deadline:
+                return
+
     def _hand_over(self, partition: int, node_id: int, online: set[int]) -> None:
         """To a node that has come, unless the one that serves the partition is still there."""
         table = self._node_of

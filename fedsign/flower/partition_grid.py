@@ -94,6 +94,10 @@ class PartitionGrid(MessageGrid):
         """Find out which node serves which partition; see Nodes."""
         self._nodes.roll_call(timeout_s=timeout_s, tokenizer=tokenizer)
 
+    def farewell(self, *, timeout_s: float) -> None:
+        """Tell the nodes that the run is over; see Nodes."""
+        self._nodes.farewell(timeout_s=timeout_s)
+
     @property
     def counts(self) -> dict[int, list[int]]:
         """Of labels, of the sites that told them at the roll call."""

@@ -3,6 +3,7 @@
 [Note: the compiler's import] torch wraps `Optimizer.add_param_group`, which every optimiser calls when it is made, so that
 the compiler does not trace it; the wrapper imports torch._dynamo, which takes as long as importing torch itself, and
 which nobody needs who compiles nothing.  Making the optimiser with what is wrapped leaves out the import and no more.
+The same is so of `step`, whose wrappers also switch gradients off and call hooks.
 """
 
 import inspect
@@ -30,4 +31,10 @@ def made_lean(
     vars(optimizer)["add_param_group"] = partial(unwrapped, optimizer)
     optimizer.__init__(parameters, **settings)  # type: ignore[misc]
     del vars(optimizer)["add_param_group"]
+    return optimizer
+
+
+def step_leanly(optimizer: Kind) -> Kind:
+    """The same optimiser, whose steps leave out the import, and hooks, of which it must have none; see [Note: the compiler's import]."""
+    vars(optimizer)["step"] = partial(torch.no_grad()(inspect.unwrap(type(optimizer).step)), optimizer)
     return optimizer

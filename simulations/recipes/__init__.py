@@ -43,6 +43,8 @@ _MODULES = {
     "two-phase": "simulations.recipes.two_phase",
     "fg2u-memory": "simulations.recipes.fg2u_memory",
     "one-shot-federation": "simulations.recipes.one_shot_federation",
+    "learned-gamma": "simulations.recipes.learned_gamma",
+    "federated-smupar": "simulations.recipes.federated_smupar",
     "federated-llm": "simulations.recipes.federated_llm",
 }
 

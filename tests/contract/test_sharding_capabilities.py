@@ -71,6 +71,11 @@ ONE: dict[str, dict[str, Any]] = {
     "client.optimizer.name=galore": {"client": {"optimizer": {"name": "galore"}}},
     "client.optimizer.name=lora": {"client": {"optimizer": {"name": "lora"}}},
     "client.optimizer.moments=offload": {"client": {"optimizer": {"name": "lisa", "moments": "offload"}}},
+    "masks that change": {
+        "sparsity": {"name": "rigl", "last_step": 10},
+        "parameterisation": {"name": "sp", "density": 0.5},
+    },
+    "engine.sparse_products=csr": {"engine": {"name": "in_process", "sparse_products": "csr"}},
     "client.micro_batch": {"client": {"micro_batch": 2}},
     "data.augment": {
         "data": {"name": f"{__name__}:images", "augment": "flip"},
@@ -92,6 +97,8 @@ REASONS = {
     "client.optimizer.name=galore": "client.optimizer.name=galore .* move each element by itself",
     "client.optimizer.name=lora": "client.optimizer.name=lora .* as buffers",
     "client.optimizer.moments=offload": "client.optimizer.moments=offload .* use drop or keep",
+    "masks that change": "sparsity.name=rigl .* use sparsity.name=static",
+    "engine.sparse_products=csr": "engine.sparse_products=csr .* use auto or dense",
     "BatchNorm": "model.name=cnn has BatchNorm",
     "dropout": "has dropout, whose draws",
     "a buffer that training changes": "changes the buffer 'count'",

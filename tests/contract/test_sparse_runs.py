@@ -107,8 +107,9 @@ def test_a_run_is_that_with_whole_tensors_and_zeros_on_the_wire(
         {"attack": {"name": "sign_flip", "fraction": 0.4}},
         {"client": {"local_steps": 3, "lr": 0.01, "optimizer": {"name": "packed_adamw"}}},
         {"parameterisation": {"name": "mup", "base_width": 16, "densities": {"2.weight": 0.1}, "init_std": 0.2}},
+        {"model": {"name": "cnn", "channels": [4, 8]}},
     ],
-    ids=["server-adam", "server-yogi", "attacked", "packed-adamw", "one-sparse-tensor"],
+    ids=["server-adam", "server-yogi", "attacked", "packed-adamw", "one-sparse-tensor", "convolutions-and-norms"],
 )
 def test_whatever_works_on_the_model_need_not_know(
     changes: Mapping[str, Any], whole_on_the_wire: Callable[[], None], tmp_path: Path

@@ -1,7 +1,6 @@
 """Clients that are trained by several processes each: the run of clients that are not, and nothing left behind."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -25,8 +24,8 @@ from fedsign.results import RunFolder
 from fedsign.sharding.strategy import STRATEGIES
 from fedsign.workload import Workload
 from simulations import run
-from tests.contract.transported import over_flowers_transport
-from tests.distributed.federation import WAYS, sharding, tree
+from tests.contract.transported import grid_of, node_of, over_flowers_transport
+from tests.distributed.federation import NUM_CLIENTS, WAYS, sharding, tree
 
 WITHIN_S = 30.0
 CHEAP = {"ranks": 2, "groups": 1, "strategy": "IIG"}
@@ -173,14 +172,13 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
-def test_ranks_end_with_the_process_that_started_them(end: signal.Signals, tmp_path: Path) -> None:
+def test_ranks_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     command = [sys.executable, "-c", OWNER, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         ranks = [int(word) for word in owner.stdout.readline().split()]
         assert len(ranks) == 2 and all(map(is_alive, ranks))
-        owner.send_signal(end)
+        owner.kill()
         owner.wait(10)
         assert wait_for(lambda: not any(map(is_alive, ranks)), 10)
 
@@ -215,7 +213,10 @@ def test_over_messages_the_daemon_stays_from_round_to_round(tmp_path: Path, monk
         tmp_path, experiment, before=lambda round, _: seen.append(numbers(mark, "clients.shard_process"))
     )
     assert len(seen[0]) == 2 and seen[0] == seen[1]
-    let_go()
+    config = from_dict(experiment)
+    grid_of(config, [node_of(config, partition, folder.clients) for partition in range(NUM_CLIENTS)]).farewell(
+        timeout_s=10
+    )
     assert wait_for(lambda: not numbers(mark, "clients.shard"), 10)
     alone = run(tree(tmp_path))
     assert_the_same_run(folder, alone.folder)

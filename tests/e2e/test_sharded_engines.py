@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ import pytest
 import tomli_w
 
 from fedsign.results import RunFolder
+from simulations import run
 from tests.distributed import federation
 from tests.distributed.test_sharded_clients import assert_the_same_run, marked, numbers, wait_for
 from tests.e2e.command import fedsign
@@ -40,7 +40,7 @@ def test_over_a_superlink_four_clients_of_two_by_two_processes_give_the_run_that
     way: str, tmp_path: Path
 ) -> None:
     done = played(tmp_path, "sharded", engine=SUPERLINK, **federation.sharding(way))
-    alone = played(tmp_path, "alone", **federation.WAYS[way])
+    alone = run(federation.tree(tmp_path / "alone", **federation.WAYS[way])).folder
     assert (
         'name = "superlink"' in (done.path / "config.toml").read_text()
         and "ranks = 4" in (done.path / "config.toml").read_text()
@@ -49,8 +49,7 @@ def test_over_a_superlink_four_clients_of_two_by_two_processes_give_the_run_that
 
 
 @pytest.mark.engines
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
-def test_no_process_outlives_a_run_that_is_ended(end: signal.Signals, tmp_path: Path) -> None:
+def test_no_process_outlives_a_run_that_is_killed(tmp_path: Path) -> None:
     mark = f"FEDSIGN_TEST={tmp_path.name}"
     client = {"local_epochs": 1000, "sharding": {"ranks": 2}}
     config = experiment(tmp_path, "ended", engine=SUPERLINK, client=client)
@@ -64,6 +63,6 @@ def test_no_process_outlives_a_run_that_is_ended(end: signal.Signals, tmp_path: 
             assert wait_for(lambda: len(numbers(mark, "clients.shard_process")) == 2, 120), marked(mark)
             time.sleep(1)
         finally:
-            process.send_signal(end)
+            process.kill()
             process.wait(60)
     assert wait_for(lambda: not marked(mark), 30), marked(mark)

@@ -133,7 +133,9 @@ def test_the_forward_gradient_is_unbiased_and_scatters_as_the_formulas_say() -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fg2u-memory", "condensation-table", "two-phase", "one-shot-federation"])
+@pytest.mark.parametrize(
+    "name", ["fg2u-memory", "condensation-table", "two-phase", "one-shot-federation", "learned-gamma"]
+)
 def test_digits_are_condensed(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)  # a picture goes into the folder of the command
     finding = recipes.get(name).check(quick=True)
@@ -155,6 +157,12 @@ def test_settings_of_a_dense_proxy_hold_for_sparse_models_under_smupar_alone(
     finding = recipes.get(name).check(quick=True)
     assert finding.verdict is Verdict.HOLDS, finding.figures
     assert finding.page is not None and finding.page.exists()
+
+
+@pytest.mark.slow
+def test_sparse_silos_send_what_there_is_and_learn_more_under_smupar() -> None:
+    finding = recipes.get("federated-smupar").check(quick=True)
+    assert finding.verdict is Verdict.HOLDS, finding.figures
 
 
 @pytest.mark.slow

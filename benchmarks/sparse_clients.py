@@ -1,0 +1,113 @@
+"""What a sparse client's round costs beside a dense one's: time for a local step, and bytes that travel.
+
+The model and the optimiser of `simulations.recipes.federated_smupar` at width 256: 2 blocks, heads of 32, characters of `pytext`, AdamW.  A
+player trains one client for a round of 20 local steps; what is timed is all that the client does in it, so that making whole tensors of rows and
+rows of whole tensors is in the steps' time.
+
+- dense:       density 1, torch's AdamW;
+- masked 1/d:  density 1/d, torch's AdamW on whole tensors: what the masks alone cost;
+- packed 1/d:  density 1/d, `packed_adamw`, which keeps moments for the weights that there are.
+
+All play in turn, again and again; the ratio is that of each player to the dense one of the same turn.
+"""
+
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from benchmarks.machine import machine
+from benchmarks.measure import result_head, spread, write_result
+from clients.state import ClientStore
+from clients.trainer import SequentialTrainer
+from fedsign.config import ExperimentConfig, from_dict
+from fedsign.exchange import nbytes
+from fedsign.models.working import WorkingModel
+from fedsign.records import ObjectiveSpec, TrainRequest
+from fedsign.workload import Workload
+
+NAME = "sparse_clients"
+TARGET = 1.1  # of a dense client's step
+SHARES, BATCH, LENGTH, WIDTH, STEPS = (4, 16, 64), 8, 128, 256, 20
+PLAYERS = ["dense", *(f"{kind} 1/{share}" for share in SHARES for kind in ("masked", "packed"))]
+
+
+def experiment(player: str) -> ExperimentConfig:
+    """See the module."""
+    kind, _, share = player.partition(" 1/")
+    optimizer = "packed_adamw" if kind == "packed" else "adamw"
+    return from_dict(
+        {
+            "task": "language",
+            "metrics": [],
+            "data": {"name": "pytext", "block_length": LENGTH},
+            "partition": {"name": "iid", "num_clients": 1},
+            "server": {"cohort_size": 1},
+            "model": {"name": "gpt", "depth": 2, "width": WIDTH, "num_heads": WIDTH // 32, "bias": False},
+            "parameterisation": {"name": "smupar", "base_width": 64, "density": 1 / int(share or 1), "init_std": 0.087},
+            "client": {
+                "local_steps": STEPS,
+                "batch_size": BATCH,
+                "lr": 2**-9,
+                "weight_decay": 0.1,
+                "clip_norm": 1.0,
+                "optimizer": {"name": optimizer, "beta1": 0.9, "beta2": 0.95},
+            },
+        }
+    )
+
+
+class Client:
+    """One that has received the first model."""
+
+    def __init__(self, player: str, states: ClientStore) -> None:
+        workload = Workload(experiment(player))
+        self._trainer, self._states = SequentialTrainer(workload), states
+        self._request = TrainRequest(
+            round=1,
+            partition=0,
+            tensors=WorkingModel(workload.make_model(), workload.numerics).copies(),
+            objective=ObjectiveSpec(),
+            state_version=0,
+            needed_versions=frozenset(),
+        )
+        self.num_bytes = nbytes(self._request.tensors.values())
+
+    def step_s(self) -> tuple[float, float]:
+        """A round's time by its steps: of the clock, and of the process's own time."""
+        began, own = time.perf_counter(), time.process_time()
+        reply = self._trainer.train(self._request, self._states)
+        taken = (time.perf_counter() - began) / STEPS, (time.process_time() - own) / STEPS
+        assert nbytes(reply.tensors.values()) == self.num_bytes
+        return taken
+
+
+def measure(path: Path, *, repetitions: int) -> None:
+    """All players in turn, besides one turn that warms up."""
+    before = machine()
+    taken: dict[str, list[tuple[float, float]]] = {player: [] for player in PLAYERS}
+    with TemporaryDirectory() as folder:
+        clients = {player: Client(player, ClientStore(Path(folder) / player)) for player in PLAYERS}
+        for repetition in range(repetitions + 1):
+            for player, client in clients.items():
+                seconds = client.step_s()
+                if repetition:
+                    taken[player].append(seconds)
+                    print(f"{NAME}: {player} {1000 * seconds[0]:.0f} ms a step", flush=True)
+    result: dict[str, Any] = {
+        **result_head(NAME, "Sparse clients", before, repetitions),
+        "threads": torch.get_num_threads(),
+        "bytes": {player: client.num_bytes for player, client in clients.items()},
+        "step_s": {player: spread([wall for wall, _ in values]) for player, values in taken.items()},
+        "step_ratio": {player: _ratio(values, taken["dense"], 0) for player, values in taken.items()},
+        "cpu_ratio": {player: _ratio(values, taken["dense"], 1) for player, values in taken.items()},
+    }
+    write_result(path, result)
+    for player, ratio in result["step_ratio"].items():
+        print(f"{NAME}: {player}: {ratio['median']:.3f} of a dense step")
+
+
+def _ratio(mine: list[tuple[float, float]], dense: list[tuple[float, float]], of: int) -> dict[str, float]:
+    return spread([one[of] / other[of] for one, other in zip(mine, dense, strict=True)])
