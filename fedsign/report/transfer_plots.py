@@ -5,6 +5,7 @@ The best value of each line is marked; under rules that transfer the marks stand
 To be called within `fedsign.report.figures.style()`.
 """
 
+from math import ceil, floor, log2
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 _FULL, _PANEL = 6.9, 2.2  # inches: both columns of a page, and how high a panel is
 _SHOWN = 1.6  # times the lowest loss of all: what is above leaves the picture
+_MOST_TICKS = 5
 _NAMES = {"client.lr": "learning rate", "parameterisation.init_std": "standard deviation of the start"}
 
 
@@ -47,9 +49,22 @@ def draw_transfer(found: Found) -> "Figure":
     return drawn
 
 
+def powers_in(low: float, high: float) -> list[int]:
+    """A few whole powers of two from `low` to `high`, evenly apart.
+
+    >>> powers_in(2**-12, 2**-2), powers_in(0.3, 3.0)
+    ([-12, -9, -6, -3], [-1, 0, 1])
+    """
+    first, last = ceil(log2(low) - 1e-9), floor(log2(high) + 1e-9)
+    return list(range(first, last + 1, max(1, -(-(last - first + 1) // _MOST_TICKS))))
+
+
 def _draw_panel(axes: "Axes", losses: Any, values: Any, densities: Any) -> None:
     """Of losses [densities, values, seeds]; where a seed diverged there is no point."""
+    powers = powers_in(float(values[0]), float(values[-1]))
     axes.set_xscale("log", base=2)
+    axes.set_xticks([2.0**power for power in powers], [f"$2^{{{power}}}$" for power in powers], parse_math=True)
+    axes.minorticks_off()
     for look, (density, of_density) in enumerate(zip(densities, losses, strict=True)):
         known = np.where(np.isfinite(of_density), of_density, np.nan)
         means = known.mean(-1)

@@ -12,7 +12,7 @@ from fedsign.report.transfer_plots import transfer_figures
 from simulations.recipes.smupar_gpt import experiment
 from simulations.tuning.transfer import Asked, tune
 
-WIDTH, RATE = 128, 2.0**-6
+WIDTH, RATE = 128, 2.0**-9  # the best one of the dense model under muP
 BATCHES: dict[str, Any] = {"data": {"block_length": 32}, "client": {"batch_size": 8}}  # 256 tokens a step
 SAMPLES = 256  # held-out blocks that a loss is taken of
 CELLS = Path("tuning") / "smupar"  # where all of them are played: they share cells, and go on with what is there
@@ -34,18 +34,6 @@ def rates(quick: bool, *, seeds: int) -> Asked:
         densities=(1.0, 1 / 32),
         seeds=seeds,
         steps=64 if quick else 128,
-        samples=SAMPLES,
-    )
-
-
-def starts(quick: bool, *, seeds: int) -> Asked:
-    """Deviations of the start 2^-8 to 2^0 over 100 steps at the densities 1 and 1/32; quick: every second one, over 50 steps."""
-    return Asked(
-        setting="init",
-        values=powers(-8, 0, 2 if quick else 1),
-        densities=(1.0, 1 / 32),
-        seeds=seeds,
-        steps=50 if quick else 100,
         samples=SAMPLES,
     )
 

@@ -18,6 +18,7 @@ from clients.trainer import SequentialTrainer, check_training
 from fedsign.config import ExperimentConfig, from_dict
 from fedsign.data.sites import has_sites
 from fedsign.errors import ConfigError, RoundError
+from fedsign.parameterisation.packing import packing_of
 from fedsign.records import ObjectiveSpec, TrainRequest, tensors_of
 from fedsign.results import final_value
 from fedsign.workload import Workload
@@ -47,7 +48,13 @@ def alone(config: ExperimentConfig, steps: int) -> ExperimentConfig:
             "partition.name=sites was given with --steps, which trains in one place; drop --steps to play the experiment's rounds."
         )
     data = config.model_dump(mode="json")
-    client = data["client"] | {"local_steps": steps, "local_epochs": 0, "path": "sequential", "chunk": 0}
+    client = data["client"] | {
+        "local_steps": steps,
+        "local_epochs": 0,
+        "path": "sequential",
+        "chunk": 0,
+        "sharding": {},
+    }
     return from_dict(
         {key: value for key, value in data.items() if key not in ("faults", "attack", "privacy", "server")}
         | {
@@ -101,17 +108,18 @@ class Trainings:
 
 def _trained(workload: Workload) -> nn.Module:
     model = workload.make_model()
+    packing = packing_of(model)
     request = TrainRequest(
         round=1,
         partition=0,
-        tensors=tensors_of(model),
+        tensors=packing.packed(tensors_of(model)),
         objective=ObjectiveSpec(),
         state_version=0,
         needed_versions=frozenset(),
     )
     with tempfile.TemporaryDirectory() as states:
         reply = SequentialTrainer(workload, copies=False).train(request, ClientStore(Path(states)))
-        model.load_state_dict(reply.tensors)
+        model.load_state_dict(dict(packing.whole(reply.tensors)))
     return model
 
 

@@ -6,6 +6,8 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -112,49 +114,51 @@ def test_two_workers_give_what_one_gives_and_a_larger_sweep_takes_what_it_shares
     assert files(two) == files(one)
 
 
+@contextmanager
+def begun(folder: Path, num_cells: int) -> Iterator["subprocess.Popen[str]"]:
+    """The command in a process of its own, which has played so many cells and is at the next."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "simulations.cli", *SWEEP, "--workers", "1"],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 300
+    try:
+        while len(ages(folder / "tuning" / "tiny")) < num_cells:
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
 @pytest.mark.slow
 def test_a_killed_command_goes_on_where_it_was(tmp_path: Path) -> None:
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     for folder in (killed, whole):
         folder.mkdir()
-    command = [*SWEEP, "--workers", "1"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "simulations.cli", *command],
-        cwd=killed,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    here, deadline = killed / "tuning" / "tiny", time.monotonic() + 60
-    while len(ages(here)) < 5:
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
-    process.kill()
-    process.wait()
+    with begun(killed, 5) as process:
+        process.kill()
+        process.wait()
+    here = killed / "tuning" / "tiny"
     played = ages(here)
     assert 5 <= len(played) < 24
     assert not (here / "transfer.json").exists()
-    again, once = fedsign(*command, folder=killed), fedsign(*command, folder=whole)
+    again, once = (fedsign(*SWEEP, "--workers", "1", folder=folder) for folder in (killed, whole))
     assert again.returncode == once.returncode == 0, again.stderr + once.stderr
     assert again.stdout == once.stdout
     assert played.items() <= ages(here).items()
-    assert files(here).items() == files(whole / "tuning" / "tiny").items()
+    assert files(here) == files(whole / "tuning" / "tiny")
 
 
 @pytest.mark.slow
 def test_ctrl_c_keeps_what_was_played_and_says_so(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "simulations.cli", *SWEEP, "--workers", "1"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    deadline = time.monotonic() + 60
-    while not ages(tmp_path / "tuning" / "tiny"):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    with begun(tmp_path, 1) as process:
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "what was played is kept; the same command goes on." in said and "Traceback" not in said
 

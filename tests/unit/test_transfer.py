@@ -1,5 +1,6 @@
 """What is read off a sweep's losses, and which cells a sweep has."""
 
+import dataclasses
 import json
 from math import inf, isnan, nan
 from pathlib import Path
@@ -12,7 +13,8 @@ from fedsign.config import ExperimentConfig, from_dict
 from fedsign.errors import ConfigError, ResultsError
 from fedsign.parameterisation.transfer import read_off
 from simulations import api
-from simulations.tuning import cells, training
+from simulations.recipes import smupar_lr_transfer
+from simulations.tuning import cells, training, transfer
 from simulations.tuning.command import values_of
 from simulations.tuning.transfer import Asked, tune, widened, width_of
 
@@ -205,7 +207,7 @@ def test_what_cannot_be_tried_is_refused(asked: Asked, said: str, tmp_path: Path
         ({"parameterisation": {"name": "none"}}, Asked(steps=5), "parameterisation.name=none"),
         ({"parameterisation.densities": {"*": 0.5}}, Asked(steps=5), "stands before the densities"),
         ({"engine": {"name": "ray"}}, Asked(), "engine.name=ray"),
-        ({"client.optimizer": {"name": "lisa"}}, Asked(steps=5), "divides the model in its own way"),
+        ({"client.optimizer": {"name": "galore"}}, Asked(steps=5), "divides the model in its own way"),
     ],
 )
 def test_an_experiment_that_cannot_be_tuned_is_refused(
@@ -259,3 +261,28 @@ def test_the_data_of_the_cell_before_change_nothing() -> None:
 def test_a_training_that_diverges_has_no_finite_loss() -> None:
     config = training.held_out(experiment(**{"client.lr": 1e30, "client.optimizer": {"name": "sgd", "momentum": 0.0}}))
     assert not np.isfinite(training.Trainings().loss(config, steps=3, samples=0))
+
+
+def test_a_recipes_figures_are_those_of_hand_made_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loss 2 + |log2(rate / best)| / 10, the best 2^-9, or where nothing is corrected 2^-9 / density: at 1/32 and 2^-9 it is 2.5.
+
+    The proxy's best is 2^-9 as well, so that SmuPar loses nothing by it and the others 2.5 / 2 - 1.
+    """
+
+    def pretend(name: str, asked: Asked, *, quick: bool, width: int = 128) -> Any:
+        shape = (len(asked.schemes), 1, len(asked.densities), len(asked.values), asked.seeds)
+        found = np.empty(shape)
+        for i, scheme in enumerate(asked.schemes):
+            for j, density in enumerate(asked.densities):
+                best = 2.0**-9 / (1 if scheme == "smupar" else density)
+                found[i, 0, j] = 2 + np.abs(np.log2(np.array(asked.values) / best))[:, None] / 10
+        return transfer._found(experiment(), dataclasses.replace(asked, widths=(width,)), found)
+
+    monkeypatch.setattr(smupar_lr_transfer, "swept", pretend)
+    figures = smupar_lr_transfer.RECIPE.measure(False)
+    assert (figures["smupar_moved"], figures["sp_moved"], figures["mup_moved"]) == (0, 5, 5)
+    assert figures["kept_to_sp"] == figures["kept_to_mup"] == pytest.approx(2 / 2.5)
+    assert figures["best_to_sp"] == figures["best_to_mup_low"] == 1 and figures["smupar_excess"] == 0
+    assert figures["smupar_excess_from_width_64"] == 0
+    assert figures["sp_excess_from_width_64"] == pytest.approx(0.25)
+    assert figures["optima_at_an_edge"] == 0
