@@ -8,8 +8,8 @@ Paper: Zhao et al. 2024 (arXiv 2403.03507), Algorithm 2, and the authors' public
     W <- W - lr alpha (N P^T  or  P N),   then   W <- (1 - lr weight_decay) W
 
 r -> rank, T -> update_proj_gap, alpha -> scale.  The moments stay as they are when P changes.  Parameters that are not projected
-are torch's AdamW.  Differs from the authors' code in eps alone, which is added to sqrt(v_hat), as the paper has it, and
-not to sqrt(v).
+are torch's AdamW, whose weight decay comes before the step.  Differs from the authors' code in this, and in eps, which is added
+to sqrt(v_hat), as the paper has it, and not to sqrt(v).
 """
 
 from collections.abc import Callable, Iterable

@@ -12,11 +12,11 @@ The paper leaves open what becomes of the moments of a block that is frozen agai
 
 What trains is known by `requires_grad`, so that frozen blocks get no gradients, and by gradients of None, so that AdamW
 moves nothing else, not even by weight decay.  A draw takes effect in `zero_grad`, with which a step begins: after a step there
-are moments of exactly what it trained.
+are moments of exactly what it trained (but with `keep`).
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 from pydantic import Field
@@ -59,6 +59,10 @@ class LISA(torch.optim.AdamW):
         foreach: bool | None = None,
         fused: bool | None = None,
     ) -> None:
+        if moments not in get_args(Moments):
+            raise ConfigError(f"moments={moments!r} was given; expected is {', '.join(get_args(Moments))}.")
+        if period < 1:
+            raise ConfigError(f"period={period} was given; expected is a number of steps of at least 1.")
         found = find_blocks(model, blocks)
         self.sampler = LayerSampler(num_blocks=len(found), num_sampled=num_sampled_layers, weights=weights)
         self.block_names = tuple(found)
@@ -144,6 +148,8 @@ class LISA(torch.optim.AdamW):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where another one, with the same settings and draws, stood.
+
+        With `offload` the moments of all blocks pass through the parameters' device, as torch loads a state.
 
         Raises:
             ConfigError: it is the state of another optimiser.
@@ -271,7 +277,7 @@ def _outside(model: nn.Module, blocks: Iterable[nn.Module]) -> set[nn.Parameter]
 
 
 def _moved(state: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """An optimiser's state of a parameter on a device; what leaves a GPU lies in pinned memory.  Counts stay on the CPU."""
+    """An optimiser's state of a parameter on a device; what leaves a GPU lies in pinned memory.  Counts stay where they are."""
     return {name: _copied(value, device) if isinstance(value, Tensor) else value for name, value in state.items()}
 
 

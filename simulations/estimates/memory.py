@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import nn
@@ -20,6 +20,9 @@ from fedsign.report.stacks import Stack, draw_stacks
 from fedsign.report.template import standalone
 from fedsign.report.wording import byte_count
 from simulations.estimates.quantities import bytes_of
+
+if TYPE_CHECKING:
+    from fedsign.config import ExperimentConfig
 
 DEFAULT_MODEL = "llama-2-7b"
 DEFAULT_TOKENS = 1024
@@ -167,7 +170,7 @@ def setting_of(asked: Asked, device: torch.device) -> Setting:
     Raises:
         ConfigError: there is none of that name.
     """
-    weights = _dtype("--dtype", asked.dtype or ("bf16" if _is_named(asked) else "float32"))
+    weights = _dtype("--dtype", asked.dtype or _own_dtype(asked))
     states = _dtype("--state-dtype", asked.state_dtype) if asked.state_dtype else weights
     if asked.masters and asked.state_dtype not in (None, "float32"):
         raise ConfigError(
@@ -220,10 +223,14 @@ def work_of(asked: Asked) -> Work:
 
 def _of_experiment(asked: Asked) -> Work:
     """The model of a configuration, on a batch of its own data's shape and type."""
-    from fedsign.config import load
     from fedsign.workload import Workload
 
-    config = load(asked.config, asked.overrides)
+    config = _experiment(asked)
+    if config.parameterisation.settings.get("density", 1.0) != 1 or config.parameterisation.settings.get("densities"):
+        raise ConfigError(
+            "parameterisation.density below 1 was given, but memory is estimated of models with all their weights; set "
+            "parameterisation.density=1 here."
+        )
     if config.engine.precision != "float32":
         raise ConfigError(
             f"engine.precision={config.engine.precision} is estimated with all weights in it by --dtype {config.engine.precision}; "
@@ -238,8 +245,9 @@ def _of_experiment(asked: Asked) -> Work:
             f"--tokens {asked.tokens} was given beside --config or --set; an experiment's rows are as long as its data says: "
             f"--set data.block_length={asked.tokens}."
         )
-    workload = Workload(config)
-    dataset, task, num = workload.dataset, workload.task, asked.batch or config.client.batch_size
+    workload, client = Workload(config), config.client
+    dataset, task = workload.dataset, workload.task
+    num = asked.batch or min(client.batch_size, client.micro_batch or client.batch_size)
     features, targets = dataset.train.batch(torch.arange(min(num, len(dataset.train))))
 
     def make() -> nn.Module:
@@ -255,6 +263,17 @@ def _of_experiment(asked: Asked) -> Work:
         )
 
     return Work(title=f"{config.model.name} on {config.data.name}, batches of {num}", make=make, batch=batch)
+
+
+def _experiment(asked: Asked) -> "ExperimentConfig":
+    from fedsign.config import load
+
+    return load(asked.config, asked.overrides)
+
+
+def _own_dtype(asked: Asked) -> str:
+    """What the weights are held in where --dtype does not say it: bf16 for models by name, else what the experiment says."""
+    return "bf16" if _is_named(asked) else str(_experiment(asked).model.settings.get("dtype", "float32"))
 
 
 def _is_named(asked: Asked) -> bool:
@@ -274,7 +293,7 @@ def _one_of(option: str, name: str, expected: Any) -> Any:
 
 
 def _named(dtype: str | None, asked: Asked) -> str:
-    name = dtype or ("bf16" if _is_named(asked) else "float32")
+    name = dtype or _own_dtype(asked)
     return name + (" with float32 masters" if asked.masters else "")
 
 

@@ -9,7 +9,7 @@ steps and then a cosine, gradients clipped to norm 1, no weight decay.
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from math import inf, isfinite
 from multiprocessing import get_context
@@ -52,48 +52,24 @@ class Job:
     seed: int = 0
     pretraining_steps: int = PRETRAINING_STEPS
     tied: bool = True  # the head is the embedding
-    evaluate_every: int = 50
 
 
-@dataclass(slots=True)
-class Curve:
-    """What came of it: losses in nats a character."""
-
-    steps: list[int] = field(default_factory=list)
-    validation: list[float] = field(default_factory=list)
-    training: list[float] = field(default_factory=list)  # mean since the last evaluation
-
-    @property
-    def final(self) -> float:
-        """The last validation loss."""
-        return self.validation[-1]
-
-
-def fine_tune_all(jobs: Sequence[Job]) -> list[Curve]:
-    """All of them, a process for each core, in the order of the jobs."""
+def fine_tune_all(jobs: Sequence[Job]) -> list[float]:
+    """The last validation loss of each, in nats a character; a process for each core, in the order of the jobs."""
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn"), initializer=_one_thread) as pool:
         return list(pool.map(fine_tune, jobs))
 
 
-def fine_tune(job: Job, on_step: OnStep = lambda step, model: None) -> Curve:
+def fine_tune(job: Job, on_step: OnStep = lambda step, model: None) -> float:
     """Train from the base; `on_step` sees the model before the first step, as step 0, and after each."""
     work, model = workload(job.seed, job.method), _start(job)
     train, test = _halves(work)[1]
-    curve, losses = Curve(), []
-
-    def note(step: int, loss: float) -> None:
-        losses.append(loss)
-        on_step(step, model)
-        if step % job.evaluate_every == 0 or step == job.steps:
-            curve.steps.append(step)
-            curve.validation.append(_loss_on(work, model, test))
-            curve.training.append(float(np.mean(losses)))
-            losses.clear()
-
     on_step(0, model)
     optimizer = made(job.method, model, job.lr)
-    minimise(work, model, optimizer, train, steps=job.steps, lr=job.lr, round=2, note=note)
-    return curve
+    minimise(
+        work, model, optimizer, train, steps=job.steps, lr=job.lr, round=2, note=lambda step, _: on_step(step, model)
+    )
+    return _loss_on(work, model, test)
 
 
 def best_rates(losses: Mapping[tuple[str, float], float]) -> dict[str, float]:
@@ -210,7 +186,7 @@ def _loss_on(work: Workload, model: nn.Module, samples: AnySamples) -> float:
     """Mean over all characters."""
     model.eval()
     found: list[tuple[Tensor, int]] = [
-        (work.task.loss(model(features), targets), int((targets != -100).sum()))
+        (work.task.loss(model(features), targets), int((targets != IGNORED).sum()))
         for features, targets in samples.batches(32)
     ]
     model.train()

@@ -25,7 +25,7 @@ def measure(quick: bool) -> Figures:
     layers, periods, seeds = ((1, 4), (5, _KEPT), (0,)) if quick else (_LAYERS, (*_PERIODS, _KEPT), _SEEDS)
     cells: list[Cell] = list(product(layers, periods, seeds))
     curves = fine_tune_all([_job(cell, quick) for cell in cells])
-    losses = {cell: curve.final for cell, curve in zip(cells, curves, strict=True)}
+    losses = dict(zip(cells, curves, strict=True))
     means = {
         f"loss_{layer}_{period or 'fixed'}": mean(losses[layer, period, seed] for seed in seeds)
         for layer, period in product(layers, periods)

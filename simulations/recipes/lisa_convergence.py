@@ -27,16 +27,15 @@ def measure(quick: bool) -> Figures:
     if quick:
         names = ("full", "lisa")
         jobs = [Job(method=METHODS[name], lr=1e-3, steps=40, seed=1, pretraining_steps=60) for name in names]
-        return _figures({name: [curve.final] for name, curve in zip(names, fine_tune_all(jobs), strict=True)})
+        return _figures({name: [loss] for name, loss in zip(names, fine_tune_all(jobs), strict=True)})
     swept = [(name, rate) for name, rates in _RATES.items() for rate in rates]
-    curves = fine_tune_all([Job(method=METHODS[name], lr=rate, steps=_STEPS) for name, rate in swept])
-    losses = {pair: curve.final for pair, curve in zip(swept, curves, strict=True)}
-    best = best_rates(losses)
+    found = fine_tune_all([Job(method=METHODS[name], lr=rate, steps=_STEPS) for name, rate in swept])
+    best = best_rates(dict(zip(swept, found, strict=True)))
     runs = [
         (name, seed) for seed in _SEEDS for name in best
     ]  # seed by seed: a process keeps the bases that it has made
-    curves = fine_tune_all([Job(method=METHODS[name], lr=best[name], steps=_STEPS, seed=seed) for name, seed in runs])
-    finals = {name: [curve.final for (of, _), curve in zip(runs, curves, strict=True) if of == name] for name in best}
+    found = fine_tune_all([Job(method=METHODS[name], lr=best[name], steps=_STEPS, seed=seed) for name, seed in runs])
+    finals = {name: [loss for (of, _), loss in zip(runs, found, strict=True) if of == name] for name in best}
     return {**_figures(finals), **{f"{name}_rate": rate for name, rate in best.items()}}
 
 

@@ -2,7 +2,7 @@
 
 Paper: Pan et al. 2024 (arXiv 2403.17919), section 4.1: for LLaMA-2-7B with batches of one, on a GPU, an iteration of LISA takes 1/2.9 of
 full fine-tuning's time and 1/1.5 of LoRA's.  Here: our `gpt` of 12 blocks, width 256 and 8 heads, batches of 8 rows of 128
-characters, AdamW with `foreach`, on this machine's CPU and as many threads as torch takes.  By counting multiplications, forward
+characters, torch's AdamW as it comes (on a CPU a loop over the tensors), on this machine's CPU and as many threads as torch takes.  By counting multiplications, forward
 and backward to the inputs cost LISA the same as all, and the gradients of weights a sixth, so that (1 + 1 + 1/6)/3 of full
 fine-tuning's are left, 1.38 times as fast; the optimiser's share comes on top.
 

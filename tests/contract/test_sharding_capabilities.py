@@ -71,6 +71,7 @@ ONE: dict[str, dict[str, Any]] = {
     "client.optimizer.name=galore": {"client": {"optimizer": {"name": "galore"}}},
     "client.optimizer.name=lora": {"client": {"optimizer": {"name": "lora"}}},
     "client.optimizer.moments=offload": {"client": {"optimizer": {"name": "lisa", "moments": "offload"}}},
+    "client.optimizer.moments=reset": {"client": {"optimizer": {"name": "lisa", "moments": "reset"}}},
     "masks that change": {
         "sparsity": {"name": "rigl", "last_step": 10},
         "parameterisation": {"name": "sp", "density": 0.5},
@@ -97,6 +98,7 @@ REASONS = {
     "client.optimizer.name=galore": "client.optimizer.name=galore .* move each element by itself",
     "client.optimizer.name=lora": "client.optimizer.name=lora .* as buffers",
     "client.optimizer.moments=offload": "client.optimizer.moments=offload .* use drop or keep",
+    "client.optimizer.moments=reset": "client.optimizer.moments=reset .* use drop or keep",
     "masks that change": "sparsity.name=rigl .* use sparsity.name=static",
     "engine.sparse_products=csr": "engine.sparse_products=csr .* use auto or dense",
     "BatchNorm": "model.name=cnn has BatchNorm",

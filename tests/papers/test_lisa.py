@@ -126,6 +126,15 @@ def test_drop_keeps_the_moments_of_a_block_that_is_drawn_again_at_once_and_no_ot
     assert counts == {0: PERIOD, 1: PERIOD}
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [({"moments": "droped"}, "moments='droped' .* drop, reset, offload, keep"), ({"period": 0}, "period=0 .* at least 1")],
+)
+def test_a_setting_that_cannot_be_is_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        LISA(tower(), **settings)
+
+
 def test_offload_and_keep_remember_the_moments_of_former_periods() -> None:
     """Where the moments wait makes no difference to what is computed from them."""
     models = [tower(), tower()]

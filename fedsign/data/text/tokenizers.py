@@ -121,13 +121,21 @@ class VocabularyOnly:
         Raises:
             DataError: always.
         """
-        raise DataError(
-            "this process was given tokens without their tokenizer; encode and decode where the data was read."
-        )
+        raise _untold()
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Never; see `encode`."""
-        return "".join(map(str, self.encode("")))
+        """Never.
+
+        Raises:
+            DataError: always.
+        """
+        raise _untold()
+
+
+def _untold() -> DataError:
+    return DataError(
+        "this process was given tokens without their tokenizer; encode and decode where the data was read."
+    )
 
 
 def fingerprint(tokenizer: Tokenizer | None) -> str:
