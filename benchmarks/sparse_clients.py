@@ -5,8 +5,8 @@ player trains one client for a round of 20 local steps; what is timed is all tha
 rows of whole tensors is in the steps' time.
 
 - dense:       density 1, torch's AdamW;
-- masked 1/d:  density 1/d, torch's AdamW on whole tensors: what the masks alone cost;
-- packed 1/d:  density 1/d, `packed_adamw`, which keeps moments for the weights that there are.
+- masked 1/d:  density 1/d, torch's AdamW on whole tensors, products of whole matrices: what the masks alone cost;
+- packed 1/d:  density 1/d, `packed_adamw`, which keeps moments for the weights that there are, and products as `auto` takes them.
 
 All play in turn, again and again; the ratio is that of each player to the dense one of the same turn.
 """
@@ -46,6 +46,7 @@ def experiment(player: str) -> ExperimentConfig:
             "partition": {"name": "iid", "num_clients": 1},
             "server": {"cohort_size": 1},
             "model": {"name": "gpt", "depth": 2, "width": WIDTH, "num_heads": WIDTH // 32, "bias": False},
+            "engine": {"sparse_products": "auto" if kind == "packed" else "dense"},
             "parameterisation": {"name": "smupar", "base_width": 64, "density": 1 / int(share or 1), "init_std": 0.087},
             "client": {
                 "local_steps": STEPS,

@@ -21,11 +21,13 @@ from clients import parcels
 from clients.shard_group import ShardGroup
 from clients.state import ClientStore
 from fedsign.config import from_toml
+from fedsign.errors import EngineError
 from fedsign.processes import Message
 from fedsign.records import Failure, ObjectiveSpec, Tensors, TrainRequest
 from fedsign.workload import Workload
 
 _BACKLOG = 64
+_log = logging.getLogger(__name__)
 
 
 def main(given: Message) -> None:
@@ -41,19 +43,26 @@ def main(given: Message) -> None:
         server.settimeout(given["idle_s"])
         sites = given["sites"]
         workload = Workload(from_toml(given["config"]), None if sites is None else frozenset(sites))
-        with ShardGroup(workload, logs=Path(given["logs"])) as group, suppress(TimeoutError):
-            while _answer(server.accept()[0], group):
-                pass
+        with ShardGroup(workload, logs=Path(given["logs"])) as group:
+            with suppress(TimeoutError):
+                while _answer(server.accept()[0], group, server):
+                    pass
+            server.close()  # before the ranks end: whoever asks now starts another one
 
 
-def _answer(connection: socket.socket, group: ShardGroup) -> bool:
+def _answer(connection: socket.socket, group: ShardGroup, server: socket.socket) -> bool:
     """One client; an asker that is gone meanwhile is not told.  False where there will be no other."""
     with connection:
-        parcels.check_user(connection)
+        try:
+            parcels.check_user(connection)
+        except EngineError as error:
+            _log.warning("%s", error)
+            return True
         found = parcels.receive(connection)
         if found is None:
             return True
         if "end" in found[0]:
+            server.close()  # before the asker is let go, which may be followed by another run
             return False
         (result,) = group.train_many([_request(*found)], ClientStore(Path()))
         with suppress(BrokenPipeError, ConnectionResetError):

@@ -68,7 +68,7 @@ class AtDaemon:
 
     def farewell(self) -> None:
         """Let the daemon end, if there is one."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as daemon, suppress(ConnectionRefusedError):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as daemon, suppress(ConnectionError):
             daemon.connect(parcels.address_of(_name_of(self._given)))
             parcels.check_user(daemon)
             parcels.send(daemon, {"end": True}, {})
@@ -78,7 +78,11 @@ class AtDaemon:
     def _asked(self, request: TrainRequest) -> TrainReply | Failure:
         with _connected(self._given) as daemon:
             objective = {"objective": request.objective.name, "settings": dict(request.objective.settings)}
-            parcels.send(daemon, {"round": request.round, "partition": request.partition, **objective}, request.tensors)
+            said = {"round": request.round, "partition": request.partition, **objective}
+            with suppress(
+                BrokenPipeError, ConnectionResetError
+            ):  # a daemon that is gone answers nothing, which says it
+                parcels.send(daemon, said, request.tensors)
             found = parcels.receive(daemon)
         if found is None:
             raise RankError(

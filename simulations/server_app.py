@@ -3,6 +3,7 @@
 How it ended is written to the run's folder as `served.json`, for the process that started the engine.
 """
 
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +25,7 @@ from simulations.rounds import RoundLoop
 
 OUTCOME = "served.json"
 _FAREWELL_S = 10.0
+_log = logging.getLogger(__name__)
 
 app = ServerApp()
 
@@ -65,7 +67,10 @@ def _play(grid: Grid, config_toml: str, folder: RunFolder) -> None:
         RoundLoop(workload, partitions, folder).run()
     finally:
         if config.client.sharding.ranks > 1:  # nodes keep processes for it, and may go on without it
-            partitions.farewell(timeout_s=_FAREWELL_S)
+            try:
+                partitions.farewell(timeout_s=_FAREWELL_S)
+            except Exception as error:  # noqa: BLE001 - the run's own end counts; nodes end what nobody asks for
+                _log.warning("nodes were not told that the run is over: %s", error)
 
 
 def complete_partition(folder: RunFolder, counts: Mapping[int, list[int]], *, num_clients: int) -> None:

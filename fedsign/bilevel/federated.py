@@ -8,7 +8,6 @@ round is the one that the engine would play.
 softplus(raw) for what is positive, softmax(raw) for weights.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -107,8 +106,3 @@ def raw_of(name: str, value: Tensor) -> Tensor:
     if name == WEIGHTS:
         return value.log()
     return value + torch.log(-torch.expm1(-value))
-
-
-def is_finite(meta: Tree) -> bool:
-    """Whether all knobs are numbers still."""
-    return all(math.isfinite(float(each.abs().max())) for each in meta.values())

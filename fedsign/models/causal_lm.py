@@ -183,4 +183,6 @@ def _sentences(path: str) -> Iterator[None]:
         yield
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         said = " ".join(str(error).split())[:300]
-        raise ConfigError(f"{_WHAT} cannot use '{path}': {type(error).__name__}: {said}; give a folder that this version of transformers loads.") from error
+        raise ConfigError(
+            f"{_WHAT} cannot use '{path}': {type(error).__name__}: {said}; give a folder that this version of transformers loads."
+        ) from error

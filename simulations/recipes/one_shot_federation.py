@@ -60,8 +60,8 @@ def measure(quick: bool) -> Figures:
         within = [
             number for number in kinds if figures[f"{name}_one_shot_{number}_bytes"] <= figures[f"{name}_bytes_a_round"]
         ]
-        best = max(figures[f"{name}_one_shot_{number}"] for number in within)
-        figures |= {f"{name}_gain_on_{strategy}": best - figures[f"{name}_{strategy}_1"] for strategy in strategies}
+        most = figures[f"{name}_one_shot_{max(within)}"]
+        figures |= {f"{name}_gain_on_{strategy}": most - figures[f"{name}_{strategy}_1"] for strategy in strategies}
     return figures
 
 

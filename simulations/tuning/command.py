@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from fedsign.errors import ConfigError
+from fedsign.errors import ConfigError, RoundError
 from simulations.analyses.command import JsonOption, numbers, print_files, words
 from simulations.analyses.parameterisation_commands import ConfigArgument, Overrides
 from simulations.printing import print_json, print_table
@@ -166,8 +166,10 @@ def learn(
         if not is_quiet:
             console.print(f"step {step.step}/{steps}: loss {step.loss:.4f}")
 
-    found = learning.learn(experiment, asked, on_step=say)
     folder = out or Path("tuning") / f"{experiment.name}-learnt"
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file; give a folder, or the name of one to be made, with --out.")
+    found = learning.learn(experiment, asked, on_step=say)
     written = write_found(found, folder, learning_figures(found))
     learnt = learning.learnt_config(experiment, found).to_toml()
     write_text(folder / "learnt.toml", learnt)
@@ -237,6 +239,10 @@ def _widths(text: str) -> list[int]:
 def _best_as_toml(summary: Any, setting: str, scheme: str) -> str:
     row = next(row for row in summary if row["scheme"] == scheme)
     section, _, key = setting.partition(".")
+    if not math.isfinite(row["best"]):
+        raise RoundError(
+            f"every value of {setting} diverged under {scheme}, so that none is the best; try lower --values."
+        )
     return (
         f"# {scheme} at width {row['width']}, density {row['density']:g}: loss {row['best_loss']:.4f}\n"
         f"[{section}]\n{key} = {row['best']!r}\n"

@@ -6,10 +6,11 @@ cohorts and batches.
 """
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -26,7 +27,6 @@ from fedsign.bilevel.federated import (
     Client,
     Federation,
     Round,
-    is_finite,
     raw_of,
     values_of,
 )
@@ -96,7 +96,8 @@ class Learning:
 
     def problem(self, step: int = 0) -> Problem:
         """The rounds of a step, and the loss after them; those of step 0 are the first ones of the experiment's run."""
-        rounds = [self._round(step * self.num_rounds + number) for number in range(1, self.num_rounds + 1)]
+        places = range(1, self.num_rounds + 1)
+        rounds = [self._round(step * self.num_rounds + place, place) for place in places]
         validation = self._workload.dataset.validation
         assert validation is not None  # `_check` has seen it
         features, targets = validation.batch(torch.arange(len(validation)))
@@ -115,20 +116,20 @@ class Learning:
         """
         meta, slots = dict(self.start), {name: Adam().begin(each) for name, each in self.start.items()}
         for step in range(self.asked.steps + 1):
-            seed = torch_generator(self._config.seed, Purpose.CONDENSATION, round=step + 1, partition=1)
+            seed = torch_generator(self._config.seed, Purpose.LEARNING, round=step + 1)
             last = step == self.asked.steps
             found = self._method(self.problem(0 if last else step), meta, generator=seed)
             values = {name: each.tolist() for name, each in values_of(meta).items()}
             slopes = {} if last else {name: each.tolist() for name, each in found.gradient.items()}
+            if not math.isfinite(found.value):
+                raise RoundError(
+                    f"the training diverged in step {step} with {values}; begin with a lower client.lr, or learn with a lower --lr."
+                )
             yield Step(step=step, values=values, loss=found.value, gradient=slopes)
             if last:
                 return
             for name, gradient in found.gradient.items():
                 meta[name], slots[name] = Adam().apply(meta[name], slots[name], gradient, self.asked.lr)
-            if not is_finite(meta):
-                raise RoundError(
-                    f"the training diverged in step {step + 1} with {values}; begin with a lower client.lr, or learn with a lower --lr."
-                )
 
     @cached_property
     def _inner(self) -> Federation:
@@ -149,13 +150,12 @@ class Learning:
         found: Tensor = functional_call(self._model, own, (features,))
         return found
 
-    def _round(self, number: int) -> Round:
-        """As the engine plays it: the same cohort, the same batches."""
+    def _round(self, number: int, place: int) -> Round:
+        """As the engine plays round `number`: the same cohort, the same batches; at the rate of round `place`."""
         config, client, seed = self._config, self._config.client, self._config.seed
         rng = generator(seed, Purpose.SAMPLING, round=number)
         cohort = self._strategy.sample(number, range(config.partition.num_clients), config.server.cohort_size, rng)
-        played = min(number, config.rounds)  # rounds beyond the experiment's have its last one's rate
-        factor = client.schedule.build(played, config.rounds)
+        factor = client.schedule.build(min(place, config.rounds), config.rounds)
         return Round(clients=[Client(each, self._batches(each, number)) for each in cohort], factor=float(factor))
 
     def _batches(self, client: int, number: int) -> list[tuple[Tensor, Tensor]]:
@@ -223,23 +223,14 @@ def _spec(strategy: Strategy) -> tuple[str, dict[str, Any]]:
 def _check(workload: Workload, strategy: object) -> None:
     """Refuse what is no smooth function of the settings, or is not among what a round is made of here."""
     config, client = workload.config, workload.config.client
-
-    def refuse(given: str, wanted: str) -> None:
-        raise ConfigError(f"{given} was given, but settings are learnt only with {wanted}.")
-
     if workload.dataset.validation is None:
         raise ConfigError(
             "data.validation_fraction=0 was given, but what is learnt is judged by samples that are held out of training; "
             "set data.validation_fraction=0.2."
         )
-    name = config.strategy.name
-    if not isinstance(strategy, Strategy) or not _is_plain(strategy):
-        refuse(
-            f"strategy.name={name}",
-            "strategies that serve the clients' mean and keep nothing (fedavg, fedprox, fedsign)",
-        )
+    _check_strategy(config, strategy)
     if client.optimizer.name != "sgd" or client.optimizer.settings.get("nesterov"):
-        refuse(f"client.optimizer.name={client.optimizer.name}", "client.optimizer.name=sgd, without nesterov")
+        _refuse(f"client.optimizer.name={client.optimizer.name}", "client.optimizer.name=sgd, without nesterov")
     others: dict[str, tuple[Any, Any]] = {
         "client.clip_norm": (client.clip_norm, 0.0),
         "client.schedule.per": (client.schedule.per, "round"),
@@ -247,14 +238,35 @@ def _check(workload: Workload, strategy: object) -> None:
         "parameterisation.name": (config.parameterisation.name, "none"),
         "server.optimizer.name": (config.server.optimizer.name, "none"),
         "privacy.name": (config.privacy.name, "none"),
+        "attack.name": (config.attack.name, "none"),
+        "server.over_sampling": (config.server.over_sampling, 0.0),
         "engine.precision": (config.engine.precision, "float32"),
     }
     for key, (value, wanted) in others.items():
         if value != wanted:
-            refuse(f"{key}={value}", f"{key}={wanted}")
+            _refuse(f"{key}={value}", f"{key}={wanted}")
+    if config.faults.any:
+        _refuse("[faults]", "clients that do not fail on purpose")
     model = workload.make_model()
     if has_batch_norm(model) or any(isinstance(each, nn.Dropout) and each.p for each in model.modules()):
-        refuse(f"model.name={config.model.name}", "models without BatchNorm and dropout")
+        _refuse(f"model.name={config.model.name}", "models without BatchNorm and dropout")
+
+
+def _check_strategy(config: ExperimentConfig, strategy: object) -> None:
+    if not isinstance(strategy, Strategy) or not _is_plain(strategy):
+        _refuse(
+            f"strategy.name={config.strategy.name}",
+            "strategies that serve the clients' mean and keep nothing (fedavg, fedprox, fedsign)",
+        )
+    num_clients = config.partition.num_clients
+    if strategy.weights and len(strategy.weights) != num_clients:
+        raise ConfigError(
+            f"strategy.weights with {len(strategy.weights)} numbers was given for {num_clients} clients; expected is one for each."
+        )
+
+
+def _refuse(given: str, wanted: str) -> NoReturn:
+    raise ConfigError(f"{given} was given, but settings are learnt only with {wanted}.")
 
 
 def _is_plain(strategy: Strategy) -> bool:

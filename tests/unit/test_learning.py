@@ -57,6 +57,14 @@ def test_the_rounds_are_those_of_the_engine(strategy: dict[str, Any], weighting:
         torch.testing.assert_close(found[name], each, atol=2e-6, rtol=1e-4)
 
 
+def test_every_step_plays_rounds_of_its_own_at_the_rates_of_the_first_ones() -> None:
+    client = {"local_steps": 3, "lr": 0.1, "schedule": {"name": "cosine"}}
+    learning = Learning(from_dict(tree(client=client, rounds=3)), Asked(names=("client.lr",)))
+    first, second = learning.problem(0).data, learning.problem(1).data
+    assert [each.factor for each in first] == [each.factor for each in second] == pytest.approx([1, 0.75, 0.25])
+    assert not torch.equal(first[0].clients[0].batches[0][0], second[0].clients[0].batches[0][0])
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_hypergradients_are_those_of_finite_differences_through_rounds_of_three_clients(name: str) -> None:
     learning = Learning(from_dict(tree()), Asked(names=ALL), dtype=torch.float64)
@@ -131,6 +139,10 @@ def test_a_knob_stands_for_the_experiments_value() -> None:
         ({"strategy": {"name": "scaffold"}}, ("client.lr",), "strategy.name=scaffold"),
         ({"client": {"optimizer": {"name": "adam"}}}, ("client.lr",), "client.optimizer.name=adam"),
         ({"client": {"clip_norm": 1.0}}, ("client.lr",), "client.clip_norm=1.0"),
+        ({"faults": {"crash_rate": 0.1}}, ("client.lr",), "faults"),
+        ({"attack": {"name": "sign_flip"}}, ("client.lr",), "attack.name=sign_flip"),
+        ({"server": {"cohort_size": 2, "over_sampling": 0.5}}, ("client.lr",), "server.over_sampling=0.5"),
+        ({"strategy": {"name": "fedavg", "weights": [1.0]}}, (WEIGHTS,), "strategy.weights with 1 numbers"),
     ],
 )
 def test_what_cannot_be_learnt_is_refused(changes: dict[str, Any], names: tuple[str, ...], said: str) -> None:

@@ -84,7 +84,9 @@ class HuggingFace:
                 [dict(each) for each in messages], tokenize=False, add_generation_prompt=asks
             )
         except Exception as error:  # the template is a program of the tokenizer's authors
-            raise DataError(f"the chat template in {self._folder} refuses the conversation ({error}); correct the conversation, or use data.tokenizer=byte.") from error
+            raise DataError(
+                f"the chat template in {self._folder} refuses the conversation ({error}); correct the conversation, or use data.tokenizer=byte."
+            ) from error
         return text
 
 

@@ -22,6 +22,7 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor
 
+from fedsign.errors import ConfigError
 from fedsign.parameterisation.sparsity.base import MaskRule, Sparse, Steps, largest
 
 
@@ -70,5 +71,14 @@ def rigl(
     drop_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.3,
     every: Steps = 100,
 ) -> MaskRule | None:
-    """Drop by magnitude, grow by gradient."""
+    """Drop by magnitude, grow by gradient.
+
+    Raises:
+        ConfigError: no step is left at which masks change.
+    """
+    if last_step <= every:
+        raise ConfigError(
+            f"sparsity.last_step={last_step} leaves no step at which masks change, with sparsity.every={every}; raise it, or lower "
+            "sparsity.every."
+        )
     return RigL(drop_fraction=drop_fraction, every=every, last_step=last_step)
