@@ -78,11 +78,9 @@ class AtDaemon:
     def _asked(self, request: TrainRequest) -> TrainReply | Failure:
         with _connected(self._given) as daemon:
             objective = {"objective": request.objective.name, "settings": dict(request.objective.settings)}
-            said = {"round": request.round, "partition": request.partition, **objective}
-            with suppress(
-                BrokenPipeError, ConnectionResetError
-            ):  # a daemon that is gone answers nothing, which says it
-                parcels.send(daemon, said, request.tensors)
+            asked = {"round": request.round, "partition": request.partition, **objective}
+            with suppress(BrokenPipeError, ConnectionResetError):  # who is gone answers nothing
+                parcels.send(daemon, asked, request.tensors)
             found = parcels.receive(daemon)
         if found is None:
             raise RankError(
