@@ -73,7 +73,7 @@ ONE: dict[str, dict[str, Any]] = {
     "client.optimizer.moments=offload": {"client": {"optimizer": {"name": "lisa", "moments": "offload"}}},
     "client.optimizer.moments=reset": {"client": {"optimizer": {"name": "lisa", "moments": "reset"}}},
     "masks that change": {
-        "sparsity": {"name": "rigl", "last_step": 10},
+        "sparsity": {"name": "rigl", "every": 2, "last_step": 10},
         "parameterisation": {"name": "sp", "density": 0.5},
     },
     "engine.sparse_products=csr": {"engine": {"name": "in_process", "sparse_products": "csr"}},

@@ -342,7 +342,13 @@ def test_a_configuration_names_the_rule() -> None:
     settings = {"name": "gmp", "every": 2, "last_step": 10}
     made = made_of(Workload(from_dict({**BASE, "sparsity": settings})).make_model())
     assert made.rule == GMP(initial_density=1.0, every=2, first_step=0, last_step=10)
-    assert rigl(last_step=9) == RigL(drop_fraction=0.3, every=100, last_step=9)
+    assert rigl(last_step=109) == RigL(drop_fraction=0.3, every=100, last_step=109)
+
+
+@pytest.mark.parametrize("rule", [rigl, gmp])
+def test_a_rule_that_would_never_change_a_mask_is_refused(rule: Any) -> None:
+    with pytest.raises(ConfigError, match=r"sparsity\.last_step=9 leaves no step"):
+        rule(last_step=9, every=10)
 
 
 def no_rule() -> Any:

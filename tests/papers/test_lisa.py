@@ -129,8 +129,8 @@ def test_drop_keeps_the_moments_of_a_block_that_is_drawn_again_at_once_and_no_ot
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"moments": "droped"}, "moments='droped' .* drop, reset, offload, keep"),
-        ({"period": 0}, "period=0 .* at least 1"),
+        ({"moments": "droped"}, r"moments='droped' .* drop, reset, offload, keep"),
+        ({"period": 0}, r"period=0 .* at least 1"),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused(settings: dict[str, Any], said: str) -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from math import inf, isnan, nan
+from math import inf, isfinite, isnan, nan
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +228,22 @@ def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
         tune(experiment(), Asked(steps=5), tmp_path / "file")
     with pytest.raises(ConfigError, match="--workers=0"):
         tune(experiment(), Asked(steps=5), tmp_path / "there", workers=0)
+
+
+def test_a_training_alone_may_train_a_part_of_the_model_at_a_time() -> None:
+    """LISA's reply holds what it trained; the rest is as it began."""
+    config = training.held_out(
+        experiment(
+            **{
+                "model.hidden": [8, 8, 8],
+                "client.optimizer.name": "lisa",
+                "client.optimizer.blocks": "0,2,4",
+                "client.optimizer.num_sampled_layers": 1,
+                "client.optimizer.period": 2,
+            }
+        )
+    )
+    assert isfinite(training.Trainings().loss(config, steps=3, samples=0))
 
 
 def test_a_training_alone_ends_where_a_federation_of_one_client_ends(tmp_path: Path) -> None:
