@@ -14,10 +14,12 @@ from fedsign.data.text.hugging_face import hugging_face
 from fedsign.data.text.tokenizers import fingerprint
 from fedsign.errors import EngineError
 from fedsign.flower.partition_grid import PartitionGrid
+from fedsign.results import RunFolder
 from fedsign.workload import Workload
 from simulations import Run, run
 from simulations.backends.base import intra_op_threads
-from tests.contract.test_nodes import play, sites_of
+from tests.contract.test_nodes import sites_of
+from tests.contract.transported import play
 from tests.unit.language_samples import save_tokenizer, sums, write_lines
 from tests.unit.test_flower_room import Deployment
 
@@ -96,7 +98,7 @@ def test_silos_at_nodes_give_the_bits_of_the_run_in_process(
     config = from_dict(at_sites(tmp_path, [], engine={"name": "superlink"}))
     caplog.clear()
     with caplog.at_level(logging.WARNING, logger="fedsign"):
-        there = play(config, tmp_path, sites_of(config, tmp_path, silos))
+        there = play(config, RunFolder(tmp_path / "transported"), sites_of(config, tmp_path, silos))
     same_files(here.path, there.path, "rounds.jsonl", "sites.jsonl", "model.safetensors")
     said = [record.getMessage() for record in caplog.records]
     assert any(note.startswith("site 'clinic 0': 1 of") and "were cut" in note for note in said), said
