@@ -39,8 +39,8 @@ def read_off(losses: Losses, values: Sequence[float]) -> list[Reading]:
     """Of each condition, from losses [conditions, values, seeds], the base's first; the values ascend.
 
     >>> losses = np.array([[3.0, 2.0, 4.0], [5.0, 4.0, 3.0]])[:, :, None]
-    >>> [(each.best, each.moved, each.excess) for each in read_off(losses, [1, 2, 4])][1]
-    (4.0, 1.0, 0.3333333333333333)
+    >>> [(each.best, each.moved, round(each.excess, 3)) for each in read_off(losses, [1, 2, 4])][1]
+    (4.0, 1.0, 0.333)
     """
     finite = np.where(np.isfinite(losses), losses, np.inf)
     base = finite[0].mean(-1)

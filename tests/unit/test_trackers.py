@@ -388,5 +388,5 @@ def test_the_flat_settings_name_every_leaf_as_set_does(tiny: dict[str, Any]) -> 
     config = from_dict(tiny)
     flat = settings_of(config)
     assert (flat["partition.alpha"], flat["client.optimizer.momentum"], flat["callbacks"]) == (1.0, 0.9, "[]")
-    leaves = {key: json.loads(value) if key in ("callbacks", "metrics", "model.hidden", "data.mean", "data.std") else value for key, value in flat.items()}  # fmt: skip
+    leaves = {key: json.loads(value) if key in ("callbacks", "metrics", "model.hidden", "data.mean", "data.std", "strategy.weights") else value for key, value in flat.items()}  # fmt: skip
     assert config.replace(**leaves) == config
