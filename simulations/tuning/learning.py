@@ -33,6 +33,7 @@ from fedsign.bilevel.federated import (
 from fedsign.bilevel.unroll import Problem, Tree
 from fedsign.bilevel.updates import Adam
 from fedsign.config import ExperimentConfig
+from fedsign.data.base import AnySamples
 from fedsign.errors import ConfigError, RoundError
 from fedsign.models.batch_norm import has_batch_norm
 from fedsign.objectives.base import LocalContext, Objective
@@ -77,6 +78,7 @@ class Learning:
     def __init__(self, config: ExperimentConfig, asked: Asked, *, dtype: torch.dtype = torch.float32) -> None:
         self.asked, self._dtype = asked, dtype
         self._workload, self._config = Workload(config), config
+        self._held_out = _held_out(self._workload)
         strategy = config.strategy.build()
         _check(self._workload, strategy)
         self._strategy: Strategy = strategy
@@ -98,9 +100,7 @@ class Learning:
         """The rounds of a step, and the loss after them; those of step 0 are the first ones of the experiment's run."""
         places = range(1, self.num_rounds + 1)
         rounds = [self._round(step * self.num_rounds + place, place) for place in places]
-        validation = self._workload.dataset.validation
-        assert validation is not None  # `_check` has seen it
-        features, targets = validation.batch(torch.arange(len(validation)))
+        features, targets = self._held_out.batch(torch.arange(len(self._held_out)))
         features, task = self._in_dtype(features), self._workload.task
 
         def outer(state: Tree, _: Tree) -> Tensor:
@@ -220,14 +220,20 @@ def _spec(strategy: Strategy) -> tuple[str, dict[str, Any]]:
     return spec.name, dict(spec.settings)
 
 
-def _check(workload: Workload, strategy: object) -> None:
-    """Refuse what is no smooth function of the settings, or is not among what a round is made of here."""
-    config, client = workload.config, workload.config.client
-    if workload.dataset.validation is None:
+def _held_out(workload: Workload) -> AnySamples:
+    """What settings are judged by."""
+    validation = workload.dataset.validation
+    if validation is None:
         raise ConfigError(
             "data.validation_fraction=0 was given, but what is learnt is judged by samples that are held out of training; "
             "set data.validation_fraction=0.2."
         )
+    return validation
+
+
+def _check(workload: Workload, strategy: object) -> None:
+    """Refuse what is no smooth function of the settings, or is not among what a round is made of here."""
+    config, client = workload.config, workload.config.client
     _check_strategy(config, strategy)
     if client.optimizer.name != "sgd" or client.optimizer.settings.get("nesterov"):
         _refuse(f"client.optimizer.name={client.optimizer.name}", "client.optimizer.name=sgd, without nesterov")

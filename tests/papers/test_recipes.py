@@ -143,8 +143,9 @@ def test_digits_are_condensed(name: str, monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 @pytest.mark.slow
-def test_activations_keep_their_size_at_every_density_under_smupar_alone() -> None:
-    finding = recipes.get("smupar-coordinate-check").check(quick=True)
+@pytest.mark.parametrize("name", ["smupar-coordinate-check", "smupar-dynamic", "smupar-pareto", "federated-smupar"])
+def test_sparse_models_under_smupar(name: str) -> None:
+    finding = recipes.get(name).check(quick=True)
     assert finding.verdict is Verdict.HOLDS, finding.figures
 
 
@@ -157,24 +158,6 @@ def test_settings_of_a_dense_proxy_hold_for_sparse_models_under_smupar_alone(
     finding = recipes.get(name).check(quick=True)
     assert finding.verdict is Verdict.HOLDS, finding.figures
     assert finding.page is not None and finding.page.exists()
-
-
-@pytest.mark.slow
-def test_smupar_keeps_its_rate_under_masks_that_change() -> None:
-    finding = recipes.get("smupar-dynamic").check(quick=True)
-    assert finding.verdict is Verdict.HOLDS, finding.figures
-
-
-@pytest.mark.slow
-def test_with_one_rate_for_all_densities_smupar_has_the_lowest_loss() -> None:
-    finding = recipes.get("smupar-pareto").check(quick=True)
-    assert finding.verdict is Verdict.HOLDS, finding.figures
-
-
-@pytest.mark.slow
-def test_sparse_silos_send_what_there_is_and_learn_more_under_smupar() -> None:
-    finding = recipes.get("federated-smupar").check(quick=True)
-    assert finding.verdict is Verdict.HOLDS, finding.figures
 
 
 @pytest.mark.slow
