@@ -63,9 +63,11 @@ class Nodes:
             if not missing:
                 break
             if time.monotonic() > deadline:
+                silent = len({*self._waiting.values()})
+                unheard = f"; online without an answer: {silent}" if silent else ""
                 raise EngineError(
                     f"{len(missing)} of {self._num_partitions} partitions have no node after {timeout_s:g} s (first: "
-                    f"{missing[:5]}); start their nodes, or lower partition.num_clients."
+                    f"{missing[:5]}{unheard}); start their nodes, or lower partition.num_clients."
                 )
         self._node_of = claimed
 
@@ -86,7 +88,7 @@ class Nodes:
                 for partition in partitions:
                     self._hand_over(partition, node_id, online)
             has_gone = any(self._node_of[partition] not in online for partition in wanted)
-            if not (has_gone and self._waiting) or time.monotonic() > deadline:
+            if not (has_gone and online.intersection(self._waiting.values())) or time.monotonic() > deadline:
                 return
 
     def farewell(self, *, timeout_s: float) -> None:
@@ -117,10 +119,11 @@ class Nodes:
     def _ask(self, node_ids: Iterable[int]) -> None:
         """Send the roll call's question to those who were not asked yet."""
         now = time.monotonic()
-        for question, node_id in [*self._waiting.items()]:
-            # Flower lost it, as it does when a machine is very busy; where others still answer, its turn may only not have come
+        for node_id in {*self._waiting.values()} & self._asked.keys():
+            # Flower lost it, as it does when a machine is very busy; where others still answer, its turn may only not have come.
+            # The answer to either question counts.
             if now - max(self._asked[node_id], self._heard_at) > _ASKS_AGAIN_S:
-                del self._waiting[question], self._asked[node_id]
+                del self._asked[node_id]
         new = sorted(set(node_ids) - self._asked.keys())
         if not new:
             return
@@ -139,7 +142,10 @@ class Nodes:
     def _answers(self) -> Iterator[tuple[int, list[int], str]]:
         """The answers that are there, taken out of those that are waited for: (node id, partitions, why not)."""
         for reply in self._grid.pull_messages(list(self._waiting)) if self._waiting else ():
-            node_id, self._heard_at = self._waiting.pop(reply.metadata.reply_to_message_id), time.monotonic()
+            if reply.metadata.reply_to_message_id not in self._waiting:
+                continue  # it has answered another question
+            node_id, self._heard_at = self._waiting[reply.metadata.reply_to_message_id], time.monotonic()
+            self._waiting = {question: asked for question, asked in self._waiting.items() if asked != node_id}
             if reply.has_error():
                 yield node_id, [], (reply.error.reason or "it gave no reason").partition("\n")[0]
                 continue

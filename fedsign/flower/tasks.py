@@ -3,11 +3,16 @@
 A SuperNode with `--isolation process` leaves it to others to play its messages.  Flower's own way is a fresh process for
 each message, which imports torch and makes the experiment's data anew.  `Tasks` is the same conversation with the SuperNode
 (`flwr.supernode.runtime.run_clientapp` of Flower 1.41, step by step), as often as wanted in one process.
+
+[Note: given up] A message is announced to the SuperNode before its content has come to the SuperLink.  Where the server ends in
+between, the SuperNode gives up its run and goes on, but hands out the task all the same, whose content never comes: flwr's
+pulling tries for two hours.  A SuperNode has one message at a time, so that another task means that it has given up this one.
 """
 
 import logging
 import time
 from collections.abc import Callable
+from concurrent import futures
 from dataclasses import dataclass
 
 from flwr.app import Context, Error, Message
@@ -28,6 +33,8 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 from fedsign.records import failure_of
 
 POLL_INTERVAL_S = 0.1
+_LOOKS_EVERY_S = 1.0
+_Input = tuple[Message, Context, Run, Fab]
 _log = logging.getLogger("fedsign")
 
 
@@ -46,30 +53,59 @@ class Tasks:
         self._address = address
         self._client = self._connect(RuntimeVersionHttpInterceptor(component_name="flower-superexec"))
         self._apps: dict[str, ClientApp] = {}
+        self._early: Task | None = None  # taken while another one was waited for
 
     def next(self) -> Task:
         """Wait for a task and take it."""
-        while True:
-            answer = self._client.AcquireTask(AcquireTaskRequest(supported_task_types={TaskType.CLIENT_APP}))
-            if answer.HasField("task") and answer.token:
-                return Task(token=answer.token, fab_hash=answer.task.fab_hash)
-            time.sleep(POLL_INTERVAL_S)
+        task, self._early = self._early, None
+        while task is None:
+            task = self._acquired()
+            if task is None:
+                time.sleep(POLL_INTERVAL_S)
+        return task
 
     def play(self, task: Task) -> None:
-        """Pull the message, let the app answer it, push the answer; whatever the app raises is an answer too."""
+        """Pull the message, let the app answer it, push the answer; whatever the app raises is an answer too.
+
+        A message that the SuperNode has given up while it was pulled is not answered; see [Note: given up].
+        """
         client = self._connect(
             RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"), RuntimeTokenHttpInterceptor(task.token)
         )
         heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
         heartbeat.start()
         try:
-            message, context, run, fab = pull_task_input(client)
+            pulled = self._pulled(client)
+            if pulled is None:
+                _log.warning("a message whose content never came was given up: its run has ended")
+                push_task_output(client, None, SubStatus.FAILED, "the content of the message never came")
+                return
+            message, context, run, fab = pulled
             reply, why = _answer(lambda: self._app(run, fab), message, context)
             push_message(client, reply, context)
             push_task_output(client, context, SubStatus.FAILED if why else SubStatus.COMPLETED, why)
         finally:
             heartbeat.stop()
             client.close()
+
+    def _acquired(self) -> Task | None:
+        answer = self._client.AcquireTask(AcquireTaskRequest(supported_task_types={TaskType.CLIENT_APP}))
+        if not (answer.HasField("task") and answer.token):
+            return None
+        return Task(token=answer.token, fab_hash=answer.task.fab_hash)
+
+    def _pulled(self, client: RuntimeHttpClient) -> _Input | None:
+        """A task's input; None once there is another task, while the thread that pulls ends when its client is closed."""
+        puller = futures.ThreadPoolExecutor(max_workers=1)
+        pulled = puller.submit(pull_task_input, client)
+        puller.shutdown(wait=False)
+        while True:
+            try:
+                return pulled.result(_LOOKS_EVERY_S)
+            except futures.TimeoutError:
+                self._early = self._acquired()
+            if self._early is not None:
+                return None
 
     def _app(self, run: Run, fab: Fab) -> ClientApp:
         """The app of a bundle, loaded once."""

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save
 from clients.state_database import StateDatabase
 from fedsign.config import load
 from fedsign.flower.programs import find_program
+from fedsign.results import RunFolder
 from simulations.deployment import keys, membership
 from simulations.deployment.authority import Certified, ends_at, issue
 from simulations.deployment.federation import Federation, open_federation
@@ -98,6 +99,48 @@ def test_a_run_whose_command_is_killed_ends_and_is_resumed_to_the_same_bits(fold
     (expected,) = folder.glob("calm/*/*/config.toml")
     assert bits(config.parent, folder) == bits(expected.parent, folder)
     assert "state of client 1" in bits(config.parent, folder)
+
+
+HALTING = """
+import time
+from pathlib import Path
+
+import flwr.superlink.grid.http_grid as grid
+
+from strategies.feddyn import FedDyn
+
+
+class Halting(FedDyn):
+    def sample(self, round, clients, cohort_size, rng):
+        announced = Path("{announced}")
+        if round == 2 and not announced.exists():
+
+            def push_objects(*given, **settings):
+                announced.touch()
+                time.sleep(1e6)
+
+            grid.push_objects = push_objects
+        return super().sample(round, clients, cohort_size, rng)
+"""
+
+
+@pytest.mark.engines
+@pytest.mark.slow
+def test_nodes_to_whom_a_message_was_announced_that_never_came_serve_the_run_that_is_resumed(folder: Path) -> None:
+    """The run is killed after its messages are announced, and before their content is sent."""
+    announced = folder / "announced"
+    (folder / "halting.py").write_text(HALTING.format(announced=announced), encoding="utf-8")
+    own = settings(results__root=folder / "halted", strategy__name="halting:Halting")
+    command = [sys.executable, "-m", "simulations.cli", "run", *SMALL, *own, *ON_FEDERATION]
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_until(announced.exists, timeout_s=240)
+    time.sleep(10)  # until the SuperNodes have heard of the messages
+    process.kill()
+    process.wait()
+    (config,) = folder.glob("halted/*/*/config.toml")
+    resumed = fedsign("run", "--resume", str(config.parent), folder=folder, timeout_s=500)
+    assert resumed.returncode == 0, resumed.stderr
+    assert [line["num_replies"] for line in RunFolder(config.parent).rounds()] == [NUM_SITES] * ROUNDS
 
 
 @pytest.mark.engines

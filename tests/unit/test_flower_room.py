@@ -87,6 +87,9 @@ class Deployment(Grid):
             self._replies[message_id] = (due_at, over_the_wire(reply))
         return message_id
 
+    def answer(self, message_id: str, reply: Message) -> None:
+        self._replies[message_id] = (0.0, over_the_wire(reply))
+
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         asked, now = set(message_ids), time.monotonic()
         due = [key for key, (due_at, _) in self._replies.items() if due_at <= now and key in asked]
@@ -374,7 +377,10 @@ def test_two_nodes_that_claim_one_partition_are_an_error() -> None:
 @pytest.mark.parametrize("answers", [[node(0), node(2)], [], [node(0), lambda message: None, node(2)]])
 def test_a_partition_without_a_node_is_an_error_in_time(answers: list[Answer]) -> None:
     started_at = time.monotonic()
-    with pytest.raises(EngineError, match=r"of 3 partitions have no node after 0\.2 s \(first: \[.*1.*\]\)"):
+    with pytest.raises(
+        EngineError,
+        match=r"of 3 partitions have no node after 0\.2 s \(first: \[.*1.*\](; online without an answer: 1)?\);",
+    ):
         roll_call(answers, num_partitions=3, timeout_s=0.2)
     assert time.monotonic() - started_at < 2
 
@@ -423,6 +429,32 @@ def test_a_node_whose_answer_was_lost_is_asked_again(monkeypatch: pytest.MonkeyP
 
     grid = roll_call([node(0), forgetful], num_partitions=2, timeout_s=10)
     assert len(asked) == 2 and len(list(grid.send_and_receive(requests(0, 1), timeout=5))) == 2
+
+
+def test_an_answer_to_the_first_question_counts_when_the_node_was_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A SuperNode that is a reply behind sends each of them when the next question comes."""
+    monkeypatch.setattr(nodes, "_ASKS_AGAIN_S", 0.2)
+    behind = Deployment([])
+    asked: list[Message] = []
+
+    def late(message: Message) -> Message | None:
+        asked.append(message)
+        if len(asked) > 1:
+            before = asked[-2]
+            behind.answer(before.metadata.message_id, node(0)(before))
+        return None
+
+    behind.nodes[5] = late
+    grid = PartitionGrid(behind, num_partitions=1, roles=ROLES, leaves_process=True)
+    grid.roll_call(timeout_s=10)
+    assert len(asked) == 2
+
+
+def test_nodes_that_are_there_and_silent_are_counted() -> None:
+    with pytest.raises(
+        EngineError, match=r"2 of 2 partitions have no node .*\(first: \[0, 1\]; online without an answer: 2\);"
+    ):
+        roll_call([lambda message: None] * 2, num_partitions=2, timeout_s=0.2)
 
 
 def test_a_newcomer_gets_no_work_of_a_node_that_is_there(caplog: pytest.LogCaptureFixture) -> None:

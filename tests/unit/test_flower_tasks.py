@@ -1,0 +1,81 @@
+"""Tasks whose content never comes: the SuperNode gives them up and goes on, and so does the process that plays them."""
+
+import threading
+import time
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from flwr.common.constant import SubStatus
+
+from fedsign.flower import tasks
+from fedsign.flower.tasks import Task, Tasks
+
+
+@dataclass
+class Runtime:
+    """A SuperNode's Runtime API, as far as it is asked here; `handed_out`: the tasks that there are, in order."""
+
+    handed_out: list[str]
+    closed: threading.Event = field(default_factory=threading.Event)
+    ended: list[Any] = field(default_factory=list)
+
+    def AcquireTask(self, request: Any) -> Any:
+        token = self.handed_out.pop(0) if self.handed_out else ""
+        return SimpleNamespace(HasField=lambda name: bool(token), token=token, task=SimpleNamespace(fab_hash="f"))
+
+    def SendTaskHeartbeat(self, request: Any) -> Any:
+        return SimpleNamespace(success=True)
+
+    def PushTaskOutput(self, request: Any) -> None:
+        self.ended.append(request)
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
+    made = Runtime([])
+    monkeypatch.setattr(tasks.RuntimeHttpClient, "from_server_address", lambda **settings: made)
+    monkeypatch.setattr(tasks, "_LOOKS_EVERY_S", 0.1)
+    return made
+
+
+def never(client: Runtime) -> None:
+    client.closed.wait(30)
+    raise RuntimeError("the client is closed")
+
+
+def test_a_task_whose_content_never_comes_is_given_up_when_there_is_another(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "pull_task_input", never)
+    runtime.handed_out = ["next"]
+    began, played = time.monotonic(), Tasks("127.0.0.1:1")
+    played.play(Task(token="lost", fab_hash="f"))
+    assert time.monotonic() - began < 5
+    (end,) = runtime.ended
+    assert end.sub_status == SubStatus.FAILED and not end.HasField("context")
+    assert runtime.closed.is_set()
+    assert played.next() == Task(token="next", fab_hash="f")
+
+
+def test_content_that_takes_its_time_is_waited_for_while_there_is_no_other_task(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pulled = (object(), object(), object(), object())
+
+    def slowly(client: Runtime) -> Any:
+        time.sleep(0.5)
+        return pulled
+
+    monkeypatch.setattr(tasks, "pull_task_input", slowly)
+    replies: list[Any] = []
+    monkeypatch.setattr(tasks, "_answer", lambda app, message, context: (message, ""))
+    monkeypatch.setattr(tasks, "push_message", lambda client, reply, context: replies.append(reply))
+    monkeypatch.setattr(tasks, "push_task_output", lambda *given: runtime.ended.append(given))
+    Tasks("127.0.0.1:1").play(Task(token="slow", fab_hash="f"))
+    assert replies == [pulled[0]]
+    assert [given[2] for given in runtime.ended] == [SubStatus.COMPLETED]
