@@ -21,6 +21,7 @@ from fedsign.errors import ConfigError
 from fedsign.memory.live import OTHER, Peak
 from fedsign.memory.methods import Method
 from fedsign.memory.places import follow, places_of
+from fedsign.memory.shapes import ShapesOnly, Unfilled
 from fedsign.memory.step import (
     BACKWARD,
     FORWARD,
@@ -34,7 +35,6 @@ from fedsign.memory.step import (
     Device,
     Moments,
     Precision,
-    ShapesOnly,
     galore,
     keep_gradients_in,
     take_step,
@@ -149,7 +149,7 @@ def estimate(work: Work, method: Method, setting: Setting) -> Estimate:
         ConfigError: the method does not fit the model, or the model cannot be played without values.
     """
     precision = setting.precision
-    with torch.device("meta"):
+    with torch.device("meta"), Unfilled():
         model = work.make().to(precision.weights).train()
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
         method.apply(model)

@@ -86,45 +86,6 @@ def under_kernels(model: nn.Module, device: Device, attention: AttentionKind) ->
         module.forward = inside
 
 
-class ShapesOnly(LiveBytes):
-    """Live bytes on the meta device, several times as fast: what has the shape and type of its argument is made so at once.
-
-    torch works such shapes out in Python, which for the thousands of sums and products of a large model takes seconds.
-    """
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation, by its outcome's shape alone if that is known."""
-        made = _LIKE_FIRST.get(func)
-        if made is None or kwargs or not _are_alike(args):
-            return super().__torch_dispatch__(func, types, args, kwargs)
-        return super().__torch_dispatch__(made, types, (args[0],))
-
-
-def _dropped(values: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(values), torch.empty_like(values, dtype=torch.bool)
-
-
-_ATEN = torch.ops.aten
-_LIKE_FIRST: dict[Any, Any] = {
-    _ATEN.mul.Tensor: torch.empty_like,
-    _ATEN.add.Tensor: torch.empty_like,
-    _ATEN.neg.default: torch.empty_like,
-    _ATEN.native_dropout.default: _dropped,
-    _ATEN.native_dropout_backward.default: torch.empty_like,
-}
-
-
-def _are_alike(args: Any) -> bool:
-    """Whether the first is a tensor of reals on the meta device, and all others are numbers, masks, or tensors of its shape and type."""
-    first = args[0]
-    if not isinstance(first, Tensor) or first.device.type != "meta" or not first.is_floating_point():
-        return False
-    return all(
-        other.shape == first.shape and other.dtype in (first.dtype, torch.bool) if isinstance(other, Tensor) else True
-        for other in args[1:]
-    )
-
-
 def _attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
     scale: float | None = None, enable_gqa: bool = False,
