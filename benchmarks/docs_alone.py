@@ -296,7 +296,12 @@ def _hypergradients(result: Figures) -> str:
         sizes = [f"{of_depth[method]['peak_bytes'] / 1e6:.2f}" for method in methods]
         rows.append([depth, *sizes, *(ms(of_depth[method]["seconds"]["median"]) for method in methods)])
     ways = []
-    titles = {"one_after_another": "one after another", "by_hand": "by hand", "by_func": "`torch.func`"}
+    titles = {
+        "one_after_another": "one after another",
+        "by_hand": "by hand",
+        "by_func": "`torch.func`, mapped",
+        "by_func_one_after_another": "`torch.func`, one after another",
+    }
     for width, found in result["conv_net"].items():
         ratios = found["ratio_to_together"]
         cells = [
@@ -308,7 +313,7 @@ def _hypergradients(result: Figures) -> str:
     return _alone(
         "Gradients through training",
         "Digits condensed to one image of each class. By depth, an MLP of 64 units and 10 directions: live bytes at the peak of one hypergradient, and the time of one, "
-        "in turn. Then 32 directions through 5 steps of the ConvNet with InstanceNorm, on digits in the middle of 16x16: all at once, and three other ways over it, in turn; "
+        "in turn. Then 32 directions through 5 steps of the ConvNet with InstanceNorm, on digits in the middle of 16x16: all at once, and four other ways over it, in turn; "
         "they agree to rounding. *By hand* is the step of this one network with its tangents written out by somebody who needs no other (`benchmarks/hand_jvp.py`).",
         result,
         table(("steps", *(f"{each}, MB" for each in methods), *(f"{each}, ms" for each in methods)), rows, left=1),
