@@ -65,6 +65,12 @@ class Collectives:
         """Copy a tensor of rank 0 to all."""
         dist.broadcast(tensor, src=0)
 
+    def said_by_first(self, text: str) -> str:
+        """What rank 0 says, on all ranks."""
+        said = [text]
+        dist.broadcast_object_list(said, src=0)
+        return said[0]
+
     def _all_gather(self, scope: Scope, tensor: Tensor) -> None:
         match scope:
             case Scope.INTRA:
