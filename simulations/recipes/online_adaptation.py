@@ -11,8 +11,8 @@ documents that were not learnt on, after 48 passages: the loss of the answers in
 Beyond the claim: weights of 1 in words and 0 elsewhere, at their best rate; reverse unrolling through all 48 steps, whose gradient has no
 bias and no chance; and eight times as many outer steps of reverse unrolling through 6.
 
-The hypothesis was fixed before anything was measured: (FG)²U at depth 24, and at depth 48, ends below reverse unrolling at depth 6, which sees nothing of
-what its weights do to what is read later and what was read earlier.
+The hypothesis was fixed before anything was measured: reverse unrolling at depth 6 ends below uniform weights, and (FG)²U at depth 24, and at depth 48, below
+reverse unrolling at depth 6, which sees nothing of what its weights do to what is read later and to what was read earlier.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ from fedsign.bilevel.updates import Adam
 from fedsign.models.gpt import gpt
 from fedsign.schedules.warmup import warmup_cosine
 from fedsign.seeding import Purpose, torch_generator, torch_stream
-from simulations.recipes.base import Figures, Recipe, Threshold
+from simulations.recipes.base import Figures, Recipe, Threshold, Verdict
 from simulations.recipes.reading import (
     IN_WORD,
     LENGTH,
@@ -223,12 +223,13 @@ def _unjudged(state: Tree, meta: Tree) -> Tensor:
 
 RECIPE = Recipe(
     name="online-adaptation",
-    claim="Weights of tokens that (FG)²U learns through 24 or 48 steps of reading adapt a language model better than those of reverse unrolling through 6.",
+    claim="Weights of tokens learnt through 6 steps of reading adapt a language model better than uniform ones, and (FG)²U's through 24 or 48 better than these.",
     measure=measure,
     thresholds=(
         Threshold(figure="rgu_6_minus_uniform", bound="at most", value=0.0),
         Threshold(figure="fg2u_24_minus_rgu_6", bound="at most", value=0.0),
         Threshold(figure="fg2u_48_minus_rgu_6", bound="at most", value=0.0),
     ),
+    expected=Verdict.DOES_NOT_HOLD,  # its first part does not; docs/recipes.md has the figures
     quick_thresholds=(Threshold(figure="fg2u_24_minus_uniform", bound="at most", value=0.0),),
 )
