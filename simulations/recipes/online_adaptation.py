@@ -11,8 +11,8 @@ documents that were not learnt on, after 48 passages: the loss of the answers in
 Beyond the claim: weights of 1 in words and 0 elsewhere, at their best rate; reverse unrolling through all 48 steps, whose gradient has no
 bias and no chance; and eight times as many outer steps of reverse unrolling through 6.
 
-The hypothesis was fixed before anything was measured: reverse unrolling at depth 6 ends below uniform weights, and (FG)²U at depth 24, and at depth 48, below
-reverse unrolling at depth 6, which sees nothing of what its weights do to what is read later and to what was read earlier.
+The hypothesis, fixed before these sizes and seeds were measured: reverse unrolling at depth 6 ends below uniform weights, and (FG)²U at depth 24, and at depth
+48, below reverse unrolling at depth 6, which sees nothing of what its weights do to what is read later and to what was read earlier.
 """
 
 from collections.abc import Mapping, Sequence
