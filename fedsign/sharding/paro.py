@@ -251,8 +251,10 @@ class Sharded:
                 )
             flat.set_trainable(all(named))
 
-    def step(self, *, clip_norm: float | None = None) -> float:
+    def step(self, *, clip_norm: float | None = None, add: Callable[[], None] | None = None) -> float:
         """Synchronise gradients, update, synchronise parameters; the global norm of the gradient, before clipping.
+
+        `add` is called when `pieces` have the gradient that all ranks have together, and may add to it: a penalty's, for instance.
 
         Raises:
             ConfigError: there was no backward since the last step.
@@ -262,6 +264,8 @@ class Sharded:
         self._backwards.count = 0
         for flat in self.flats:
             flat.sync_gradients()
+        if add is not None:
+            add()
         for piece, gradient in self._gradients():
             if (mask := self._masks.get(_key(piece))) is not None:
                 gradient.mul_(mask)
