@@ -16,7 +16,7 @@ from fedsign.parameterisation.apply import parameterised
 from fedsign.parameterisation.transfer import read_off
 from fedsign.workload import Workload
 from simulations import api
-from simulations.recipes import smupar_init_transfer, smupar_lr_transfer
+from simulations.recipes import smupar_ablation, smupar_init_transfer, smupar_lr_transfer
 from simulations.recipes.smupar_gpt import INIT_STD
 from simulations.tuning import cells, training, transfer
 from simulations.tuning.command import values_of
@@ -335,3 +335,22 @@ def test_the_figures_of_starts_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert figures["smupar_excess"] == 0 and figures["sp_excess"] == figures["mup_excess"] == pytest.approx(0.15)
     assert figures["kept_to_sp"] == figures["kept_to_mup"] == pytest.approx(2 / 2.3)
     assert figures["best_to_sp"] == figures["best_to_mup_high"] == 1 and figures["optima_at_an_edge"] == 0
+
+
+def test_the_figures_of_half_of_the_corrections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where half is missing the best value at 1/32 is 4 times that of the dense model, of rates and of starts."""
+
+    def pretend(name: str, asked: Asked, *, quick: bool) -> Any:
+        base = INIT_STD if asked.setting == "init" else 2.0**-9
+        half = valley_shaped(lambda scheme, density: base * (4 if scheme != "smupar" and density < 1 else 1))
+        return half(name, asked, quick=quick)
+
+    monkeypatch.setattr(smupar_ablation, "swept", pretend)
+    figures = smupar_ablation.RECIPE.measure(False)
+    for half in ("init_only", "rate_only"):
+        assert figures[f"{half}_moved"] == figures[f"{half}_start_raised"] == 2
+        assert figures[f"{half}_excess"] == figures[f"{half}_start_excess"] == pytest.approx(0.1)
+        assert figures[f"both_to_{half}"] == pytest.approx(2 / 2.2) and figures[f"best_start_both_to_{half}"] == 1
+    assert figures["both_moved"] == figures["both_start_raised"] == figures["both_start_excess"] == 0
+    quick = smupar_ablation.RECIPE.measure(True)
+    assert not any("start" in name for name in quick)
