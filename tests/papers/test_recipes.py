@@ -143,6 +143,12 @@ def test_digits_are_condensed(name: str, monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 @pytest.mark.slow
+def test_weights_of_tokens_that_are_learnt_adapt_a_language_model() -> None:
+    finding = recipes.get("online-adaptation").check(quick=True)
+    assert finding.verdict is Verdict.HOLDS, finding.figures
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["smupar-coordinate-check", "smupar-dynamic", "smupar-pareto", "federated-smupar"])
 def test_sparse_models_under_smupar(name: str) -> None:
     finding = recipes.get(name).check(quick=True)
