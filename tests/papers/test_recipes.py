@@ -156,7 +156,7 @@ def test_sparse_models_under_smupar(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["smupar-lr-transfer", "smupar-ablation"])
+@pytest.mark.parametrize("name", ["smupar-lr-transfer", "smupar-init-transfer", "smupar-ablation"])
 def test_settings_of_a_dense_proxy_hold_for_sparse_models_under_smupar_alone(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
