@@ -9,7 +9,8 @@ are right and the start vanishes; the best rate may hold then, but the loss that
 
 Of the start: with the rates alone nothing corrects it, so that the best deviation moves up by log2 of sqrt(32), 2.5 factors of two,
 by 2 at least; with the start alone hidden layers learn too little for any start, and the loss at the best one is worse than with both.
-The start's part was written when `smupar-init-transfer`, in which nothing moved up, had been measured; it is the paper's claim all the same.
+The start's part was written when `smupar-init-transfer` and its own sweep, in which nothing moved up, had been measured; it is the paper's claim all
+the same.
 """
 
 from dataclasses import replace
