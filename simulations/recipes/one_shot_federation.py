@@ -13,6 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import product
 from multiprocessing import get_context
 from typing import Any
 
@@ -50,10 +51,11 @@ def measure(quick: bool) -> Figures:
     figures: dict[str, float] = {}
     alphas, kinds, steps, rounds = ((0.5,), (1,), 10, 2) if quick else (_ALPHAS, _IMAGES, 100, _ROUNDS)
     strategies = {"fedavg": (0.1,)} if quick else _RATES
+    shots = one_shots(list(product(alphas, kinds)), steps)
     for alpha in alphas:
         name = f"alpha_{alpha:g}"
         for number in kinds:
-            accuracy, sent = one_shot(alpha, number, steps)
+            accuracy, sent = shots[alpha, number]
             figures |= {f"{name}_one_shot_{number}": accuracy, f"{name}_one_shot_{number}_bytes": sent}
         for strategy, rates in strategies.items():
             figures |= {f"{name}_{key}": value for key, value in _rounds(strategy, rates, alpha, rounds).items()}
@@ -65,17 +67,24 @@ def measure(quick: bool) -> Figures:
     return figures
 
 
-def one_shot(alpha: float, images_per_class: int, steps: int) -> tuple[float, int]:
-    """Test accuracy of networks trained on what all clients sent, and the bytes of it."""
-    shares = [
-        Share(client=client, alpha=alpha, images_per_class=images_per_class, steps=steps) for client in range(_CLIENTS)
-    ]
+def one_shots(kinds: Sequence[tuple[float, int]], steps: int) -> Mapping[tuple[float, int], tuple[float, int]]:
+    """By (alpha, images of each class): test accuracy of networks trained on what all clients sent, and the bytes of it.
+
+    All clients of all kinds condense side by side, what takes longest first.
+    """
+    shares = {
+        kind: [Share(client=client, alpha=kind[0], images_per_class=kind[1], steps=steps) for client in range(_CLIENTS)]
+        for kind in sorted(kinds, key=lambda kind: -kind[1])
+    }
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn"), initializer=_one_thread) as pool:
-        sent = list(pool.map(condensed, shares))
+        sent = pool.map(condensed, [share for each in shares.values() for share in each])
+        return {kind: _served(own[0], [next(sent) for _ in own]) for kind, own in shares.items()}
+
+
+def _served(share: Share, sent: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, int]:
     images, labels = (torch.cat(parts) for parts in zip(*sent, strict=True))
-    server = Condensation(_config(shares[0]))
     num_bytes = sum(each.numel() * each.element_size() for each in (images, labels))
-    return server.evaluate({IMAGES: images}, labels=labels), num_bytes
+    return Condensation(_config(share)).evaluate({IMAGES: images}, labels=labels), num_bytes
 
 
 def condensed(share: Share) -> tuple[Tensor, Tensor]:
