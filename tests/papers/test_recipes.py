@@ -143,6 +143,14 @@ def test_digits_are_condensed(name: str, monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 @pytest.mark.slow
+def test_coefficients_are_found_through_a_black_box(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    finding = recipes.get("pde-coefficients").check(quick=True)
+    assert finding.verdict is Verdict.HOLDS, finding.figures
+    assert finding.page is not None and finding.page.exists()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["smupar-coordinate-check", "smupar-dynamic", "smupar-pareto", "federated-smupar"])
 def test_sparse_models_under_smupar(name: str) -> None:
     finding = recipes.get(name).check(quick=True)
