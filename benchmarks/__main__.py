@@ -23,6 +23,7 @@ from benchmarks import (
     hypergradients,
     large,
     lisa,
+    paro_network,
     population,
     sparse,
     sparse_clients,
@@ -49,6 +50,7 @@ _EXTRAS = {
         large,
         lisa,
         hypergradients,
+        paro_network,
         sparse,
         sparse_clients,
     )

@@ -10,6 +10,8 @@ from benchmarks.hypergradients import TARGET as HYPERGRADIENTS_TARGET
 from benchmarks.large import NAME as LARGE
 from benchmarks.lisa import NAME as LISA
 from benchmarks.lisa import TARGET as LISA_TARGET
+from benchmarks.paro_network import COMPARED, inversions
+from benchmarks.paro_network import NAME as PARO
 from benchmarks.population import NAME as POPULATION
 from benchmarks.sparse import NAME as SPARSE
 from benchmarks.sparse_clients import NAME as SPARSE_CLIENTS
@@ -296,7 +298,12 @@ def _hypergradients(result: Figures) -> str:
         sizes = [f"{of_depth[method]['peak_bytes'] / 1e6:.2f}" for method in methods]
         rows.append([depth, *sizes, *(ms(of_depth[method]["seconds"]["median"]) for method in methods)])
     ways = []
-    titles = {"one_after_another": "one after another", "by_hand": "by hand", "by_func": "`torch.func`"}
+    titles = {
+        "one_after_another": "one after another",
+        "by_hand": "by hand",
+        "by_func": "`torch.func`, mapped",
+        "by_func_one_after_another": "`torch.func`, one after another",
+    }
     for width, found in result["conv_net"].items():
         ratios = found["ratio_to_together"]
         cells = [
@@ -308,12 +315,54 @@ def _hypergradients(result: Figures) -> str:
     return _alone(
         "Gradients through training",
         "Digits condensed to one image of each class. By depth, an MLP of 64 units and 10 directions: live bytes at the peak of one hypergradient, and the time of one, "
-        "in turn. Then 32 directions through 5 steps of the ConvNet with InstanceNorm, on digits in the middle of 16x16: all at once, and three other ways over it, in turn; "
+        "in turn. Then 32 directions through 5 steps of the ConvNet with InstanceNorm, on digits in the middle of 16x16: all at once, and four other ways over it, in turn; "
         "they agree to rounding. *By hand* is the step of this one network with its tangents written out by somebody who needs no other (`benchmarks/hand_jvp.py`).",
         result,
         table(("steps", *(f"{each}, MB" for each in methods), *(f"{each}, ms" for each in methods)), rows, left=1),
         table(("width", "ours, ms", *(f"{each} / ours" for each in titles.values())), ways, left=1),
         f"Ours takes {worst:.2f} of the time of what is written by hand at most, {verdict} the {HYPERGRADIENTS_TARGET} that are meant.",
+    )
+
+
+def _paro(result: Figures) -> str:
+    """Ways to shard a model by the network's rate; what is slow beside what is fast."""
+    parts = []
+    for megabits, found in result["rates"].items():
+        rows = []
+        for name, of in found["players"].items():
+            seconds, expected = of["seconds"], of.get("predicted")
+            rows.append(
+                [
+                    name,
+                    f"{seconds['median']:.2f} ({seconds['lowest']:.2f}-{seconds['highest']:.2f})",
+                    f"{expected['seconds']:.2f}" if expected else MISSING,
+                    f"{of['predicted_over_measured']:.2f}" if expected else MISSING,
+                    f"{of['cable_bytes'] / 1e6:.1f}",
+                    f"{of['kept_bytes'] / 1e6:.1f}",
+                    f"{expected['kept_bytes'] / 1e6:.1f}" if expected else MISSING,
+                ]
+            )
+        rows.sort(key=lambda row: float(row[1].partition(" ")[0]))
+        titles = ("", "s a step", "predicted", "/ measured", "MB through the cable", "MB kept", "predicted")
+        ratios = ", ".join(
+            f"{slow} / {fast}: {seconds['median']:.1f} ({seconds['lowest']:.1f}-{seconds['highest']:.1f}, {meant:g} is meant)"
+            for (slow, fast, meant), seconds in zip(COMPARED, found["ratios"], strict=True)
+        )
+        against = inversions(found["players"])
+        order = "; ".join(against) if against else "none"
+        parts += [
+            f"**{megabits} Mbit/s** (within a machine {found['within_bps'] / 1e9:.1f} Gbit/s; to compute: {found['computing_s']:.2f} s a step)",
+            table(titles, rows, left=1),
+            f"{ratios}. Where the plan sees a gap of 25 % or more and it is the other way round: {order}.",
+        ]
+    return _alone(
+        "Sharded over a slow network",
+        "Two machines of two ranks (network namespaces), one cable between them that both ranks of a machine share, shaped to its rate. Two matrices of a million float32 weights, "
+        "AdamW, 4 micro-batches of 4 rows: next to nothing to compute. PaRO's fourteen strategies (collectives of all ranks in two levels, or flat), and torch's DDP, "
+        "ZeroRedundancyOptimizer and FSDP2: ZeRO-2 keeps its parameters through the step, 2-D shards within machines. All take the same steps, in turn, "
+        "to rounding those of one process. Bytes are those of both directions, with headers; kept is what the fullest rank has at a step's end, before the update.",
+        result,
+        *parts,
     )
 
 
@@ -328,4 +377,5 @@ SECTIONS: dict[str, Callable[[Figures], str]] = {
     SPARSE: _sparse,
     HYPERGRADIENTS: _hypergradients,
     SPARSE_CLIENTS: _sparse_clients,
+    PARO: _paro,
 }

@@ -5,11 +5,13 @@ The task: digits condensed to one image of each class.
 - By depth, with the MLP of 64 units and 10 directions: live bytes beyond what was there before, at the peak, by torch's dispatcher; time of
   a hypergradient, all methods in turn.
 - The ConvNet with InstanceNorm (3 blocks of width 16 and 128, digits in the middle of 16x16), 5 steps deep: 32 directions at once and one after another, in turn.
-- The same beside `benchmarks.hand_jvp`, the same step with tangents written by hand for this network, and `torch.func`'s jvp.
+- The same beside `benchmarks.hand_jvp`, the same step with tangents written by hand for this network, and `torch.func`'s jvp, mapped
+  over the directions by its vmap, and one after another.
 """
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,20 +85,36 @@ def one_after_another(problem: Problem, meta: Tree, vectors: Tree) -> list[Tenso
 def by_func(problem: Problem, meta: Tree, vectors: Tree) -> Tensor:
     """torch.func's jvp of `step`, mapped over the directions."""
     state = problem.inner.initial(meta)
-    tangents = {key: each.new_zeros(NUM_DIRECTIONS, *each.shape) for key, each in state.items()}
+    tangents = {key: each.new_zeros(len(vectors[IMAGES]), *each.shape) for key, each in state.items()}
     for data in problem.data:
         state, tangents = pushed_by_func(problem.inner, state, tangents, meta, vectors, data)
     return tangents["parameters"]
 
 
+def by_func_one_after_another(problem: Problem, meta: Tree, vectors: Tree) -> list[Tensor]:
+    """Each direction with a training of its own, and no vmap."""
+    ends = []
+    for index in range(NUM_DIRECTIONS):
+        direction = {key: each[index] for key, each in vectors.items()}
+        state = problem.inner.initial(meta)
+        tangent = {key: torch.zeros_like(each) for key, each in state.items()}
+        for data in problem.data:
+            step = partial(problem.inner.step, data=data)
+            moved = torch.func.jvp(step, (state, meta), (tangent, direction))
+            state, tangent = moved[0], moved[1]
+        ends.append(tangent["parameters"][None])
+    return ends
+
+
 def conv_net(width: int, repetitions: int) -> Figures:
-    """The four ways, checked to agree, in turn."""
+    """All ways, checked to agree, in turn."""
     inner, problem, meta, vectors = conv_problem(width)
     ways: dict[str, Callable[[], Any]] = {
         "together": lambda: pushed(problem, meta, vectors)[1]["parameters"],
         "one_after_another": lambda: torch.cat(one_after_another(problem, meta, vectors)),
         "by_hand": lambda: by_hand(inner, problem, meta, vectors),
         "by_func": lambda: by_func(problem, meta, vectors),
+        "by_func_one_after_another": lambda: torch.cat(by_func_one_after_another(problem, meta, vectors)),
     }
     with torch.no_grad():
         ours = ways["together"]()
@@ -109,6 +127,9 @@ def conv_net(width: int, repetitions: int) -> Figures:
         "seconds": {name: spread(values) for name, values in taken.items()},
         "ratio_to_together": {name: spread(values) for name, values in pairs.items()},
         "ours_over_hand": spread([1 / value for value in pairs["by_hand"]]),
+        "func_one_after_another_over_mapped": spread(
+            [one / other for one, other in zip(taken["by_func_one_after_another"], taken["by_func"], strict=True)]
+        ),
     }
 
 

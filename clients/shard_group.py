@@ -113,8 +113,10 @@ class ShardGroup:
         came.write(request.tensors, self._memory)
         slot = self._replies.take()
         memory = self._replies.lent(slot)
+        asked = {"train": request.partition, "round": request.round, "layout": came.as_json(), "slot": slot}
+        objective = {"name": request.objective.name, "settings": dict(request.objective.settings)}
         for child in self._ranks:
-            child.say({"train": request.partition, "round": request.round, "layout": came.as_json(), "slot": slot})
+            child.say({**asked, "objective": objective})
         said = self._answers(deadline)
         trained = [each["trained"] for each in said]
         return TrainReply(

@@ -1,6 +1,6 @@
 """A process that is one of the ranks of a client: see clients.shard_group.
 
-In:  what to be, once; then {"train": partition, "round": n, "layout": ..., "slot": n} for each client
+In:  what to be, once; then {"train": partition, "round": n, "objective": {"name", "settings"}, "layout": ..., "slot": n} for each client
 Out: {"ready": true} once; then for each client {"trained": {...}}, and from rank 0 `layout` besides: what lies in the slot;
      {"failed": sentence, "details": traceback} in place of either
 """
@@ -21,7 +21,7 @@ from clients.shared_data import mapped_data
 from clients.shared_tensors import Layout, SharedFile
 from fedsign.config import ExperimentConfig
 from fedsign.processes import Message, Parent
-from fedsign.records import failure_of
+from fedsign.records import ObjectiveSpec, failure_of
 from fedsign.workload import Workload
 
 LOOPBACK = "127.0.0.1"
@@ -64,7 +64,12 @@ class _Rank:
     def train(self, request: Message) -> dict[str, Any]:
         """One client; what is said of it.  Rank 0 writes what was trained into the reply's slot."""
         layout, model = Layout.from_json(request["layout"]), self._models.memory(0)
-        trained = self._training.train(layout.read(model), partition=request["train"], round=request["round"])
+        trained = self._training.train(
+            layout.read(model),
+            partition=request["train"],
+            round=request["round"],
+            objective=ObjectiveSpec(**request["objective"]),
+        )
         said = asdict(trained) | {"names": None if trained.names is None else sorted(trained.names)}
         values = self._training.values(trained.names)
         if self._rank:

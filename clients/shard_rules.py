@@ -4,7 +4,7 @@ Sharded training gives what one process gives, to rounding; what it could not gi
 
 - statistics and draws of a batch's parts instead of the batch's (BatchNorm, dropout, models that mix samples);
 - optimisers that look at more than one element at a time, since a rank has parts of tensors;
-- objectives with a penalty, a contrast or a state, which read whole parameters;
+- objectives with a contrast or a state, or with a penalty that is no sum over elements, which read whole parameters;
 - other ways to train clients by several at once (the cohort path, workers), and Ray, which gives a client one process.
 
 `auto` is the plan's choice (`fedsign.sharding.plan`) for the model's size, the micro-batches of a step, what the optimiser keeps for each
@@ -59,12 +59,12 @@ def sharded(workload: Workload, spec: ObjectiveSpec) -> Workload:
 def _refusal_of(name: str, settings: tuple[tuple[str, Any], ...]) -> str:
     objective: Objective = plugins.build("objective", name, dict(settings))
     kind = type(objective)
-    is_plain = kind.penalty is Objective.penalty and kind.to_server is Objective.to_server
-    if is_plain and not (objective.has_state or objective.contrasts):
+    has_parts = kind.penalty is Objective.penalty or objective.adds_up
+    if has_parts and kind.to_server is Objective.to_server and not (objective.has_state or objective.contrasts):
         return ""
     return (
         f"objective '{name}' reads whole parameters, of which a rank has a part; use a strategy whose clients minimise the task's "
-        "loss alone, such as strategy.name=fedavg"
+        "loss, or add a term for each element by itself: strategy.name=fedavg, fedprox or fedsign"
     )
 
 

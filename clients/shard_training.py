@@ -20,13 +20,14 @@ from torch import Tensor, nn
 from clients.batches import num_steps, schedule
 from clients.local_step import factors
 from clients.shard_optim import PieceOptimizers, forget
+from clients.shard_penalty import ShardedPenalty
 from clients.shared_tensors import Layout
 from clients.trainer import make_optimizer
 from fedsign.optim.base import PartTrainer, trains_part
 from fedsign.optim.blocks import find_blocks
 from fedsign.optim.lean import made_lean
 from fedsign.parameterisation.packing import packing_of
-from fedsign.records import Role, Tensors
+from fedsign.records import ObjectiveSpec, Role, Tensors
 from fedsign.seeding import Purpose, generator, integer, torch_seeded
 from fedsign.sharding.layout import Grouping
 from fedsign.sharding.paro import Sharded
@@ -65,15 +66,17 @@ class ShardedTraining:
             strategy=settings.strategy,
             units=units_of(workload, self._model),
         )
+        self._num_elements = sum(parameter.numel() for parameter in self._model.parameters())
         self._optimizers = PieceOptimizers(self._model, self._sharded.pieces)
         task = workload.training_task
         self._needs_targets = getattr(task, "num_terms", None) is not None
         self._varies = workload.config.data.augment != "none"
 
-    def train(self, tensors: Tensors, *, partition: int, round: int) -> Trained:
+    def train(self, tensors: Tensors, *, partition: int, round: int, objective: ObjectiveSpec) -> Trained:
         """A client's round."""
         workload, client = self._workload, self._workload.config.client
         self._sharded.load(self._packing.whole(tensors))
+        self._penalty = ShardedPenalty(objective, self._sharded.pieces, num_elements=self._num_elements)
         index = workload.share_of(partition)
         steps = num_steps(len(index), client.batch_size, epochs=client.local_epochs, steps=client.local_steps)
         whole = make_optimizer(workload, self._model, round=round)
@@ -137,7 +140,7 @@ class ShardedTraining:
             loss = task.loss(workload.numerics.outputs(self._model, features, channels_last=False), targets) * weight
             (loss * self._num_ranks).backward()  # `Sharded` takes the mean over the ranks
             found = found + loss.detach()
-        self._sharded.step(clip_norm=clip_norm or None)
+        self._sharded.step(clip_norm=clip_norm or None, add=self._penalty.add)
         if drawer is not None:
             drawer.step()  # which counts; no parameter has a gradient
         return found

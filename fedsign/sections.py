@@ -34,6 +34,7 @@ NonNegativeReal = Annotated[float, Field(ge=0, allow_inf_nan=False), _NOT_BOOL]
 Seconds = Annotated[float, Field(gt=0), _NOT_BOOL]  # may be infinite
 Fraction = Annotated[float, Field(ge=0, le=1), _NOT_BOOL]
 ClientPath = Literal["auto", "sequential", "cohort"]
+MaskDraw = Literal["bernoulli", "exact"]
 FileName = Annotated[str, AfterValidator(_file_name)]
 
 
@@ -114,10 +115,11 @@ class ParameterisationPart(Part):
 
 
 class SparsityPart(Part):
-    """How the masks of a sparse model change while one client trains it in one round; otherwise they are `static`."""
+    """How the masks of a sparse model are drawn, and how they change while one client trains it in one round, unless they are `static`."""
 
     kind = "sparsity"
     name: str = "static"
+    draw: MaskDraw = "bernoulli"  # see `fedsign.parameterisation.masks`
 
 
 class OptimizerPart(Part):

@@ -12,6 +12,7 @@ from enum import IntEnum, unique
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     import torch
@@ -64,8 +65,26 @@ def named_generator(seed: int, purpose: Purpose, name: str) -> np.random.Generat
     >>> named_generator(0, Purpose.MASKS, "a").integers(1000) == named_generator(0, Purpose.MASKS, "b").integers(1000)
     np.False_
     """
+    return np.random.default_rng(_named_sequence(seed, purpose, name))
+
+
+def named_words(seed: int, purpose: Purpose, name: str, *, num: int) -> NDArray[np.uint32]:
+    """So many uniform words of 32 bits for something with a name, the same under every version of NumPy.
+
+    NumPy guarantees PCG64's integers for a seed, and not what a Generator makes of them.  The numbers that `named_generator` draws
+    with `random(num, dtype=np.float32)` are the upper 24 bits of these words, as NumPy has it today.
+
+    >>> words = named_words(0, Purpose.MASKS, "a", num=3)
+    >>> (words >> 8) / 2**24 == named_generator(0, Purpose.MASKS, "a").random(3, dtype=np.float32)
+    array([ True,  True,  True])
+    """
+    raw = np.random.PCG64(_named_sequence(seed, purpose, name)).random_raw((num + 1) // 2)
+    return raw.astype("<u8", copy=False).view("<u4")[:num]
+
+
+def _named_sequence(seed: int, purpose: Purpose, name: str) -> np.random.SeedSequence:
     words = np.frombuffer(hashlib.sha256(name.encode()).digest(), dtype="<u4")
-    return np.random.default_rng(np.random.SeedSequence([seed, int(purpose), *map(int, words)]))
+    return np.random.SeedSequence([seed, int(purpose), *map(int, words)])
 
 
 def child(rng: np.random.Generator, index: int) -> np.random.Generator:

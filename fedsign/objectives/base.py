@@ -48,6 +48,14 @@ class Objective:
     contrast_is_mean: ClassVar[bool] = False  # of its samples' contrasts, each as if it were a batch
     needs_unit_displacement: ClassVar[bool] = False
 
+    @property
+    def adds_up(self) -> bool:
+        """Whether the penalty of tensors is the sum of their parts' penalties, so that several processes may have a part each.
+
+        It is if each element's term looks at that element of the parameters and of `received` alone, and at `num_elements`.
+        """
+        return False
+
     def penalty(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensor | None:
         """What is added to the loss of every batch, a scalar; None for nothing.
 

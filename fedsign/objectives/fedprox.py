@@ -19,6 +19,11 @@ class FedProxObjective(Objective):
     def __init__(self, *, mu: Annotated[float, Field(ge=0)] = 0.01) -> None:
         self.mu = mu
 
+    @property
+    def adds_up(self) -> bool:
+        """See Objective."""
+        return True
+
     def penalty(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensor | None:
         """(mu/2) ||theta - theta_t||^2."""
         if self.mu == 0:

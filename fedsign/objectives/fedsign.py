@@ -40,6 +40,11 @@ class FedSignObjective(Objective):
         self.gamma = gamma
         self.reduction = reduction
 
+    @property
+    def adds_up(self) -> bool:
+        """See Objective; a tensor's mean asks for the size of the whole tensor."""
+        return self.reduction != "tensor_mean"
+
     def penalty(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensor | None:
         """-gamma * reduce(sgp(theta_t) sigma(theta) + sgp(-theta_t) sigma(-theta))."""
         if self.gamma == 0:

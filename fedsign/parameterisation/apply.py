@@ -16,6 +16,7 @@ from fedsign.parameterisation.masks import Mask, hold, mask_of
 from fedsign.parameterisation.plan import Plan, plan_of
 from fedsign.parameterisation.schemes import Scheme
 from fedsign.parameterisation.sparsity.base import MaskRule
+from fedsign.sections import MaskDraw
 
 _ATTRIBUTE: Final = "_fedsign_parameterised"
 
@@ -35,7 +36,9 @@ def parameterised(model: nn.Module) -> Parameterised | None:
     return found
 
 
-def parameterise(model: nn.Module, scheme: Scheme, *, seed: int, rule: MaskRule | None = None) -> Parameterised:
+def parameterise(
+    model: nn.Module, scheme: Scheme, *, seed: int, rule: MaskRule | None = None, draw: MaskDraw = "bernoulli"
+) -> Parameterised:
     """Draw a model's parameters anew by torch's global generator, draw its masks, and multiply its passes.
 
     Under a `rule` masks have the density that it starts with; start and rates are those of the density that the scheme says.
@@ -46,7 +49,9 @@ def parameterise(model: nn.Module, scheme: Scheme, *, seed: int, rule: MaskRule 
     plan = plan_of(model, scheme)
     _draw(model, plan)
     masks = {
-        name: mask_of(seed, name, tensor.shape, rule.first_density(tensor.density) if rule else tensor.density)
+        name: mask_of(
+            seed, name, tensor.shape, rule.first_density(tensor.density) if rule else tensor.density, draw=draw
+        )
         for name, tensor in plan.tensors.items()
         if tensor.density < 1
     }

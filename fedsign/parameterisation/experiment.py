@@ -12,6 +12,7 @@ from fedsign.optim.base import takes_groups
 from fedsign.parameterisation.apply import mask_again, parameterise
 from fedsign.parameterisation.schemes import Scheme
 from fedsign.parameterisation.sparsity.base import MaskRule
+from fedsign.sections import SparsityPart
 
 
 def parameterise_as(config: ExperimentConfig, model: nn.Module) -> None:
@@ -28,9 +29,10 @@ def parameterise_as(config: ExperimentConfig, model: nn.Module) -> None:
         )
     rule = _rule_of(config, scheme)
     if scheme is None:
+        _refuse_a_draw(config)
         return
     _check(config, scheme)
-    parameterise(model, scheme, seed=config.seed, rule=rule)
+    parameterise(model, scheme, seed=config.seed, rule=rule, draw=config.sparsity.draw)
 
 
 def moved(model: nn.Module, device: torch.device) -> nn.Module:
@@ -56,6 +58,14 @@ def _rule_of(config: ExperimentConfig, scheme: Scheme | None) -> MaskRule | None
             "parameterisation (sp is the usual one) with a density, or use sparsity.name=static."
         )
     return rule
+
+
+def _refuse_a_draw(config: ExperimentConfig) -> None:
+    if config.sparsity.draw != SparsityPart().draw:
+        raise ConfigError(
+            f"sparsity.draw={config.sparsity.draw} was given with parameterisation.name=none, which draws no masks; name a "
+            "parameterisation (sp is the usual one) with a density, or leave sparsity.draw out."
+        )
 
 
 def _check(config: ExperimentConfig, scheme: Scheme) -> None:

@@ -1,19 +1,31 @@
 """Which weights of a sparse tensor there are.
 
-Each weight is there with the tensor's density, independently, drawn once from (seed, MASKS, the tensor's name): server and clients draw the
-same, and nobody sends it.  Where a rule changes it later (`fedsign.parameterisation.sparsity`), training is in one place.
+Drawn once from (seed, MASKS, the tensor's name): server and clients draw the same, and nobody sends it.  Each weight draws a number
+u, uniform in [0, 1), and of a tensor of N weights and density rho there are
+
+    bernoulli   those with u < rho: each with probability rho, independently, as in the code of Dey et al. 2024 (arXiv 2405.15743)
+    exact       the round(rho N) with the smallest u: each set of so many is equally likely, and their number is no chance
+
+Both look at the same numbers, so that `exact` is `bernoulli` with the fewest weights added or taken away, and under either the weights
+at a lower density are some of those at a higher one.  `exact` looks at 32 bits of them (`bernoulli` at 24); of equal ones the earlier in the tensor
+count.  Its bits are those that NumPy guarantees: two versions that drew other masks would draw as many weights, and nobody would notice.
+
+Where a rule changes a mask later (`fedsign.parameterisation.sparsity`), training is in one place.
 The other weights start at 0 and stay there, since their gradients are 0: no optimiser of ours,
 no weight decay and no penalty that compares with the received model moves a weight that is 0 there and gets no gradient.
 """
 
 from collections.abc import Mapping
 from functools import cached_property
+from math import prod
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedsign.seeding import Purpose, named_generator
+from fedsign.sections import MaskDraw
+from fedsign.seeding import Purpose, named_generator, named_words
 
 
 class Mask:
@@ -53,14 +65,35 @@ class Mask:
         return gradient * self.is_there
 
 
-def mask_of(seed: int, name: str, shape: tuple[int, ...], density: float) -> Mask:
+def mask_of(seed: int, name: str, shape: tuple[int, ...], density: float, *, draw: MaskDraw = "bernoulli") -> Mask:
     """The mask of a tensor, the same in every process.
 
-    >>> round(mask_of(0, "up.weight", (1000, 1000), 0.25).num / 1e6, 2)
-    0.25
+    >>> mask_of(0, "up.weight", (64, 64), 0.25).num, mask_of(0, "up.weight", (64, 64), 0.25, draw="exact").num
+    (1030, 1024)
     """
-    drawn = named_generator(seed, Purpose.MASKS, name).random(shape, dtype=np.float32)
-    return Mask(torch.from_numpy(drawn < density))
+    match draw:
+        case "bernoulli":
+            is_there = named_generator(seed, Purpose.MASKS, name).random(shape, dtype=np.float32) < density
+        case "exact":
+            drawn = named_words(seed, Purpose.MASKS, name, num=prod(shape))
+            is_there = _smallest(drawn, round(density * drawn.size)).reshape(shape)
+        case _:
+            raise ValueError(f"draw={draw!r}; expected 'bernoulli' or 'exact'.")
+    return Mask(torch.from_numpy(is_there))
+
+
+def _smallest(drawn: NDArray[np.uint32], num: int) -> NDArray[np.bool_]:
+    """Which `num` entries of a row are the smallest; of equal ones the earlier count.
+
+    >>> _smallest(np.array([5, 2, 7, 5], dtype=np.uint32), 2).tolist()
+    [True, True, False, False]
+    """
+    if num == 0:
+        return np.zeros(drawn.shape, dtype=np.bool_)
+    limit = np.partition(drawn, num - 1)[num - 1]
+    found: NDArray[np.bool_] = drawn < limit
+    found[np.flatnonzero(drawn == limit)[: num - np.count_nonzero(found)]] = True
+    return found
 
 
 def hold(model: nn.Module, masks: Mapping[str, Mask]) -> None:

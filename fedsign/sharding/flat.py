@@ -10,7 +10,7 @@ writing into it does not count as a change of the parameters.  In between a para
 out of turn it gives NaN, where memory that was given back would be a crash.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -45,8 +45,16 @@ class Piece:
 class FlatParameter:
     """Parameters of one type, all trained or none, of one unit."""
 
-    def __init__(self, named: Named, *, strategy: Strategy, collectives: Collectives, dtype: torch.dtype) -> None:
-        """Take the parameters' values from rank 0 and keep this rank's share."""
+    def __init__(
+        self,
+        named: Named,
+        *,
+        strategy: Strategy,
+        collectives: Collectives,
+        dtype: torch.dtype,
+        read: Callable[[str], Tensor] | None = None,
+    ) -> None:
+        """Take the parameters' values from rank 0 and keep this rank's share; `read` gives them there, if they are stored elsewhere."""
         self.names = [name for name, _ in named]
         self.params = [param for _, param in named]
         self.shapes = [param.shape for param in self.params]
@@ -56,17 +64,19 @@ class FlatParameter:
         for param in self.params:
             self.offsets.append(self.offsets[-1] + param.numel())
         self.cut = Cut(numel=self.offsets[-1], grouping=self.grouping)
-        full = torch.cat([param.detach().reshape(-1) for param in self.params])
-        collectives.from_first(full)
-        self._whole = full.new_zeros(self.cut.padded, dtype=dtype)
-        self._whole[: self.cut.numel].copy_(full)
-        self._absent = torch.full((), torch.nan, dtype=dtype, device=full.device)
+        exact = torch.zeros(self.cut.padded, dtype=self.params[0].dtype, device=self.params[0].device)
+        if self.rank == 0:
+            for name, param, view in zip(self.names, self.params, self._views(exact), strict=True):
+                view.copy_(param.detach() if read is None else read(name))
+        collectives.from_first(exact[: self.cut.numel])
+        self._whole = exact.to(dtype)  # the same, where the type is
+        self._absent = torch.full((), torch.nan, dtype=dtype, device=exact.device)
         self._gradient_whole: Tensor | None = None
         self._shard = self._own(self._whole, Granularity.NONE, strategy.params)
         self._is_sharded = strategy.params is not Granularity.NONE
         if self._is_sharded:
             self._shard = self._shard.clone()
-        self._master = self._make_master(full) if self.trainable else None
+        self._master = self._make_master(exact) if self.trainable else None
         self.pieces = self._make_pieces()
         self.gradient_sum = self._new_gradient_sum()
         self._show()
@@ -223,13 +233,11 @@ class FlatParameter:
         self.free()
         return copies
 
-    def _make_master(self, full: Tensor) -> Tensor:
-        wanted = torch.promote_types(full.dtype, torch.float32)
+    def _make_master(self, exact: Tensor) -> Tensor:
+        wanted = torch.promote_types(exact.dtype, torch.float32)
         if wanted == self._whole.dtype:
             return self._own(self._shard, self.strategy.params, self.strategy.states)
-        exact = full.new_zeros(self.cut.padded, dtype=wanted)
-        exact[: self.cut.numel].copy_(full)
-        return self._own(exact, Granularity.NONE, self.strategy.states).clone()
+        return self._own(exact, Granularity.NONE, self.strategy.states).to(wanted, copy=True)
 
     def _make_pieces(self) -> list[Piece]:
         if self._master is None:

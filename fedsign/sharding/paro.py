@@ -21,6 +21,7 @@ unit's forward runs again within its backward, and then keeps its hands off.
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum, auto
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -31,6 +32,7 @@ from fedsign.errors import ConfigError
 from fedsign.sharding.collectives import Collectives
 from fedsign.sharding.flat import FlatParameter, Piece
 from fedsign.sharding.layout import Granularity, Grouping
+from fedsign.sharding.stored import StoredWeights, fill_buffers, make_room
 from fedsign.sharding.strategy import Strategy, gather_all, strategy_of
 from fedsign.sharding.traffic import Rings
 from fedsign.sharding.units import Part, parts_of
@@ -158,20 +160,24 @@ class Sharded:
         units: Iterable[nn.Module] | None = None,
         dtype: torch.dtype | None = None,
         rings: Rings = Rings.TWO_LEVEL,
+        weights: Path | None = None,
+        device: torch.device | str = "cpu",
     ) -> None:
         """Take the model's values from rank 0 and shard them; `dtype` is what it computes in, without it the parameters' own.
 
-        Without `units`, the children of every ModuleList and Sequential are units; what is in none belongs to the model's own.
+        With `weights`, a .safetensors file or a folder with some, rank 0 reads them from there, unit by unit; a model that was made on
+        the meta device, without values, comes to `device` by it, and no rank ever has all of it.  Without `units`, the children of every ModuleList and Sequential are units; what is in none belongs to the model's own.
 
         Raises:
-            ConfigError: the process group does not fit the grouping, there is no such strategy, nothing is to be trained, or
-                the optimizer does not work element by element.
+            ConfigError: the process group does not fit the grouping, there is no such strategy, nothing is to be trained,
+                the optimizer does not work element by element, or the weights are not those of this model.
         """
         self.model = model
         self.strategy = strategy_of(strategy) if isinstance(strategy, str) else strategy
         self.grouping, self.collectives = grouping, Collectives(grouping, rings=rings)
         self._backwards = _Backwards(self._after_backwards)
-        self._units = [self._unit(part, dtype) for part in parts_of(model, units)]
+        read = self._reader(weights, torch.device(device))
+        self._units = [self._unit(part, dtype, read) for part in parts_of(model, units)]
         self.flats = [flat for unit in self._units for flat in unit.flats]
         for buffer in model.buffers():
             self.collectives.from_first(buffer)
@@ -190,8 +196,31 @@ class Sharded:
                 "take one that works element by element, such as AdamW."
             )
 
-    def _unit(self, part: Part, dtype: torch.dtype | None) -> _Unit:
-        make = partial(FlatParameter, strategy=self.strategy, collectives=self.collectives)
+    def _reader(self, weights: Path | None, device: torch.device) -> Callable[[str], Tensor] | None:
+        """Where the values of parameters are, if not in the model; buffers get theirs here."""
+        on_meta = [name for name, tensor in self.model.state_dict().items() if tensor.is_meta]
+        if weights is None:
+            if on_meta:
+                raise ConfigError(
+                    f"'{on_meta[0]}' is on the meta device, where tensors have no values; say where they are with weights=..., or make the "
+                    "model on a real device."
+                )
+            return None
+        stored, trouble = None, ""
+        if self.collectives.rank == 0:
+            try:
+                stored = StoredWeights(weights, self.model)
+            except ConfigError as error:
+                trouble = str(error)
+        trouble = self.collectives.said_by_first(trouble)
+        if trouble:
+            raise ConfigError(trouble)
+        make_room(self.model, device)
+        fill_buffers(self.model, stored, device)
+        return stored.read if stored else None
+
+    def _unit(self, part: Part, dtype: torch.dtype | None, read: Callable[[str], Tensor] | None) -> _Unit:
+        make = partial(FlatParameter, strategy=self.strategy, collectives=self.collectives, read=read)
         flats = [make(named, dtype=dtype or named[0][1].dtype) for named in part.alike()]
         return _Unit(part.module, flats, self._backwards)
 
@@ -251,8 +280,10 @@ class Sharded:
                 )
             flat.set_trainable(all(named))
 
-    def step(self, *, clip_norm: float | None = None) -> float:
+    def step(self, *, clip_norm: float | None = None, add: Callable[[], None] | None = None) -> float:
         """Synchronise gradients, update, synchronise parameters; the global norm of the gradient, before clipping.
+
+        `add` is called when `pieces` have the gradient that all ranks have together, and may add to it: a penalty's, for instance.
 
         Raises:
             ConfigError: there was no backward since the last step.
@@ -262,6 +293,8 @@ class Sharded:
         self._backwards.count = 0
         for flat in self.flats:
             flat.sync_gradients()
+        if add is not None:
+            add()
         for piece, gradient in self._gradients():
             if (mask := self._masks.get(_key(piece))) is not None:
                 gradient.mul_(mask)

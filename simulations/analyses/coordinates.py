@@ -115,6 +115,7 @@ def look(config: ExperimentConfig, asked: Asked) -> Found:
             "seeds": asked.seeds,
             "steps": asked.steps,
             "parameterisation": config.parameterisation.model_dump(mode="json"),
+            "sparsity": config.sparsity.model_dump(mode="json"),
         },
         rows=rows,
         summary=_summary(asked, size, change),

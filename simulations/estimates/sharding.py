@@ -49,6 +49,57 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Said:
+    """What was said of the ranks and their network, and what was not."""
+
+    ranks: int | None
+    intra: str | None
+    inter: str | None
+    link: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ranks:
+    """The ranks and their network."""
+
+    ranks: int
+    intra: str
+    inter: str
+    link: str
+
+
+def network_of(said: Said, *, per_group: int, measure: bool) -> Ranks | None:
+    """As said, or as measured; None on ranks that have nothing to say.
+
+    Raises:
+        ConfigError: something is missing, or was said although it is measured.
+    """
+    values = {f"--{name}": getattr(said, name) for name in ("ranks", "intra", "inter", "link")}
+    if not measure:
+        missing = [option for option, value in values.items() if value is None and option != "--link"]
+        if said.ranks is None or said.intra is None or said.inter is None:
+            raise ConfigError(
+                f"{', '.join(missing)} {'was' if len(missing) == 1 else 'were'} not given; say what your ranks have, such as --ranks 32 "
+                "--intra 2000Gbps --inter 80Gbps, or start them with torchrun and --measure."
+            )
+        return Ranks(ranks=said.ranks, intra=said.intra, inter=said.inter, link=said.link or Link.RANK)
+    given = [option for option, value in values.items() if value is not None]
+    if given:
+        raise ConfigError(f"--measure was given with {', '.join(given)}, which it measures; leave one of them out.")
+    from simulations.estimates.probing import measured  # torch
+
+    found = measured(per_group)
+    if found is None:
+        return None
+    network, ranks = found
+    return Ranks(ranks=ranks, intra=_gigabits(network.intra_bps), inter=_gigabits(network.inter_bps), link=network.link)
+
+
+def _gigabits(bps: float) -> str:
+    return f"{bps / 1e9:.4g}Gbps"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
     """The strategies in their order, and where their picture lies."""
 
@@ -85,6 +136,10 @@ class Found:
         """The numbers, in the order of the table."""
         best = self.ranking.near[0].strategy.name if self.ranking.near else None
         return {
+            "ranks": self.asked.ranks,
+            "intra": self.asked.intra,
+            "inter": self.asked.inter,
+            "link": self.asked.link,
             "memory_limit_bytes": self.limit_bytes,
             "recommended": best,
             "picture": None if self.picture is None else str(self.picture),

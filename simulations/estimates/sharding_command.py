@@ -13,19 +13,28 @@ from simulations.printing import print_json
 
 def sharding(
     params: Annotated[float, typer.Option(help="The model's parameters, such as 65e9.")],
-    ranks: Annotated[int, typer.Option(help="GPUs, or processes, in total.")],
     per_group: Annotated[int, typer.Option(help="GPUs that fast links join: those of a machine.")],
-    intra: Annotated[str, typer.Option(metavar="BANDWIDTH", help="Within a group, such as 2000Gbps or 250GB/s.")],
-    inter: Annotated[str, typer.Option(metavar="BANDWIDTH", help="Between groups, such as 80Gbps.")],
     memory: Annotated[str, typer.Option(metavar="SIZE", help="Of a GPU, such as 80GB or 24GiB.")],
+    ranks: Annotated[int | None, typer.Option(help="GPUs, or processes, in total.")] = None,
+    intra: Annotated[
+        str | None, typer.Option(metavar="BANDWIDTH", help="Within a group, such as 2000Gbps or 250GB/s.")
+    ] = None,
+    inter: Annotated[str | None, typer.Option(metavar="BANDWIDTH", help="Between groups, such as 80Gbps.")] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure --intra, --inter and --link between the ranks of a torchrun.")
+    ] = False,
     trainable: Annotated[str, typer.Option(metavar="FRACTION", help="Of the parameters, such as 1/16.")] = "1",
     accumulate: Annotated[int, typer.Option(help="Micro-batches of a step.")] = 1,
     t_comp: Annotated[
         float, typer.Option(metavar="SECONDS", help="The computation of a step, with which communication overlaps.")
     ] = 0.0,
     link: Annotated[
-        str, typer.Option(metavar="rank|group", help="Whose the link between groups is: each rank's, or its group's.")
-    ] = "rank",
+        str | None,
+        typer.Option(
+            metavar="rank|group",
+            help="Whose the link between groups is: each rank's (if nothing is said), or its group's.",
+        ),
+    ] = None,
     collectives: Annotated[
         str, typer.Option(metavar="flat|two-level", help="How collectives of all ranks go; two-level is PaRO-CC.")
     ] = "flat",
@@ -41,17 +50,22 @@ def sharding(
     """Sharding strategies (PaRO) by memory and time: what fits, and what is fastest on this network."""
     from simulations.estimates import sharding as estimates
 
+    network = estimates.network_of(
+        estimates.Said(ranks=ranks, intra=intra, inter=inter, link=link), per_group=per_group, measure=measure
+    )
+    if network is None:
+        return  # the first rank says it
     asked = estimates.Asked(
         params=params,
         trainable=trainable,
-        ranks=ranks,
+        ranks=network.ranks,
         per_group=per_group,
-        intra=intra,
-        inter=inter,
+        intra=network.intra,
+        inter=network.inter,
         memory=memory,
         accumulate=accumulate,
         compute_s=t_comp,
-        link=link,
+        link=network.link,
         collectives=collectives,
         candidates=candidates,
     )

@@ -28,6 +28,7 @@ _MODULES = {
     "valley-parameter-groups": "simulations.recipes.valley_parameter_groups",
     "smupar-coordinate-check": "simulations.recipes.smupar_coordinate_check",
     "smupar-lr-transfer": "simulations.recipes.smupar_lr_transfer",
+    "smupar-init-transfer": "simulations.recipes.smupar_init_transfer",
     "smupar-ablation": "simulations.recipes.smupar_ablation",
     "smupar-dynamic": "simulations.recipes.smupar_dynamic",
     "smupar-pareto": "simulations.recipes.smupar_pareto",
@@ -47,6 +48,7 @@ _MODULES = {
     "one-shot-federation": "simulations.recipes.one_shot_federation",
     "learned-gamma": "simulations.recipes.learned_gamma",
     "pde-coefficients": "simulations.recipes.pde_coefficients",
+    "online-adaptation": "simulations.recipes.online_adaptation",
     "federated-smupar": "simulations.recipes.federated_smupar",
     "federated-llm": "simulations.recipes.federated_llm",
 }

@@ -1,6 +1,7 @@
 """What the recipes of SmuPar's sweeps share: the model of `smupar_gpt` on short batches, and figures read off a sweep."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedsign.report.analysis import Found, write_found
 from fedsign.report.transfer_plots import transfer_figures
-from simulations.recipes.smupar_gpt import experiment
+from simulations.recipes.smupar_gpt import INIT_STD, experiment
 from simulations.tuning.transfer import Asked, tune
 
 WIDTH, RATE = 128, 2.0**-9  # the best one of the dense model under muP
@@ -38,6 +39,15 @@ def rates(quick: bool, *, seeds: int) -> Asked:
     )
 
 
+def starts(quick: bool, *, seeds: int) -> Asked:
+    """The same of the start: the model's deviation times 2^-4 to 2^4; quick: every second one."""
+    return replace(
+        rates(quick, seeds=seeds),
+        setting="init",
+        values=[INIT_STD * factor for factor in powers(-4, 4, 2 if quick else 1)],
+    )
+
+
 def folder_of(name: str, quick: bool) -> Path:
     """Where numbers and picture of a sweep are written."""
     return Path("tuning") / f"{name}{'-quick' if quick else ''}"
@@ -63,6 +73,11 @@ def of_scheme(found: Found, scheme: str) -> list[Mapping[str, Any]]:
 def moved(found: Found, scheme: str) -> float:
     """How many factors of two the optimum moves at most, of all conditions."""
     return max(abs(float(row["moved"])) for row in of_scheme(found, scheme))
+
+
+def raised(found: Found, scheme: str) -> float:
+    """How many factors of two the optimum of the last condition is above the proxy's."""
+    return float(of_scheme(found, scheme)[-1]["moved"])
 
 
 def losses(found: Found, scheme: str, *, at: float | None = None) -> NDArray[np.float64]:

@@ -224,6 +224,7 @@ def _found(config: ExperimentConfig, asked: Asked, losses: NDArray[np.float64]) 
             "data": config.data.name,
             "optimizer": config.client.optimizer.name,
             "parameterisation": config.parameterisation.model_dump(mode="json"),
+            "sparsity": config.sparsity.model_dump(mode="json"),
         },
         rows=rows,
         summary=summary,

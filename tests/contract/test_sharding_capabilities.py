@@ -18,7 +18,8 @@ from clients.trainer import SequentialTrainer
 from fedsign.config import from_dict
 from fedsign.errors import ConfigError
 from fedsign.models.gpt import gpt
-from fedsign.records import ObjectiveSpec, TrainReply, TrainRequest, tensors_of
+from fedsign.models.working import WorkingModel
+from fedsign.records import ObjectiveSpec, TrainReply, TrainRequest
 from fedsign.registry import KINDS
 from fedsign.sharding.layout import Grouping
 from fedsign.sharding.plan import StateBytes, Task, estimate
@@ -62,6 +63,9 @@ GROUPED: dict[str, list[dict[str, Any]]] = {
 ONE: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "fedpan": {"strategy": strategy("fedpan")},
+    "fedprox": {"strategy": {"name": "fedprox", "mu": 0.5}},
+    "fedsign": {"strategy": {"name": "fedsign", "gamma": 0.2, "reduction": "mean"}},
+    "fedsign, reduction=tensor_mean": {"strategy": {"name": "fedsign", "reduction": "tensor_mean"}},
     "engine.name=superlink": {"engine": {"name": "superlink"}},
     "engine.name=ray": {"engine": {"name": "ray"}},
     "engine.workers": {"engine": {"name": "in_process", "workers": 2}},
@@ -91,7 +95,8 @@ ONE: dict[str, dict[str, Any]] = {
     "GPUs": {"engine": {"name": "in_process", "device": "meta"}},
 }
 REASONS = {
-    "all other strategies": "objective '.*' reads whole parameters.* strategy.name=fedavg",
+    "all other strategies": "objective '.*' reads whole parameters.* strategy.name=fedavg, fedprox or fedsign",
+    "fedsign, reduction=tensor_mean": "objective 'fedsign' reads whole parameters",
     "engine.name=ray": "engine.name=ray gives a client one process; use in_process or superlink",
     "engine.workers": "engine.workers=2 .* leave engine.workers out",
     "client.path=cohort": "client.path=cohort .* use client.path=sequential",
@@ -189,25 +194,45 @@ def test_what_is_not_is_an_error_of_one_sentence(row: str, tmp_path: Path, monke
         assert str(raised.value).endswith(".") and "\n" not in str(raised.value)
 
 
+PENALTIES: dict[str, dict[str, Any]] = {
+    "fedprox, clipped, in micro-batches": {
+        **ONE["fedprox"],
+        "client": {"clip_norm": 0.05, "micro_batch": 2, "local_epochs": 3},
+    },
+    "fedsign, masked": {**ONE["fedsign"], **GROUPED["sparse clients"][0]},
+    "fedsign, sum, with LISA": {
+        "strategy": {"name": "fedsign", "gamma": 0.2},
+        "client": {
+            "optimizer": {"name": "lisa", "num_sampled_layers": 1, "period": 2},
+            "local_epochs": 0,
+            "local_steps": 5,
+        },
+    },
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("row", ["data.augment", "language models"])
-def test_draws_and_means_are_those_of_the_whole_batch(row: str, tmp_path: Path) -> None:
-    """What is drawn for a batch, and what its mean is over where that is not its samples."""
-    (changes,) = GROUPED.get(row, [ONE.get(row, {})])
+@pytest.mark.parametrize("row", ["data.augment", "language models", "fedprox", "fedsign", *PENALTIES])
+def test_draws_means_and_penalties_are_those_of_the_whole_batch_and_the_whole_model(row: str, tmp_path: Path) -> None:
+    """What is drawn for a batch, what its mean is over where that is not its samples, and what objectives add to the loss."""
+    (changes,) = GROUPED.get(row, [ONE.get(row, PENALTIES.get(row, {}))])
     work, alone = taken(given(tmp_path, changes)), Workload(from_dict(federation.tree(tmp_path, **changes)))
+    made = make_strategy(alone)
+    assert isinstance(made, Strategy)
     asked = [
         TrainRequest(
-            round=1, partition=partition, tensors=tensors_of(alone.make_model()), objective=ObjectiveSpec(),
+            round=1, partition=partition, tensors=WorkingModel(alone.make_model(), alone.numerics).copies(), objective=made.objective(1),
             state_version=0, needed_versions=frozenset({0}),
         )
         for partition in range(2)
     ]  # fmt: skip
-    expected = SequentialTrainer(alone).train_many(asked, ClientStore(tmp_path))
+    expected = list(SequentialTrainer(alone).train_many(asked, ClientStore(tmp_path)))
     with ShardGroup(work, logs=tmp_path / "logs") as group:
         for reply, other in zip(group.train_many(asked, ClientStore(tmp_path)), expected, strict=True):
             assert isinstance(reply, TrainReply) and isinstance(other, TrainReply), reply
             found, wanted = (torch.cat([each.flatten() for each in one.tensors.values()]) for one in (reply, other))
-            start = torch.cat([each.flatten() for each in asked[0].tensors.values()])
+            assert reply.tensors.keys() == other.tensors.keys()
+            start = torch.cat([asked[0].tensors[name].flatten() for name in reply.tensors])
             # of how far all went together: the bias of an attention's keys has no gradient but rounding
             assert found.dtype == torch.float64 and (found - wanted).norm() <= 1e-10 * (wanted - start).norm()
             assert reply.metrics["train-loss"] == pytest.approx(other.metrics["train-loss"], rel=1e-10)

@@ -133,6 +133,53 @@ def test_bytes_are_the_dense_part_and_the_weights_that_there_are(row: str, tmp_p
     assert done.rounds[1]["bytes_down"] == NUM_CLIENTS * copies * (dense + there)
 
 
+# As many weights as the density says
+
+EXACT = {"sparsity": {"draw": "exact"}}
+DENSE_PART = 65 * 16 + 32 + 16 + 17 * 10  # first layer, hidden biases, head
+HIDDEN_PART = 2 * 16 * 32
+EXACT_BYTES = NUM_CLIENTS * 4 * (DENSE_PART + DENSITY * HIDDEN_PART)
+
+
+@pytest.mark.parametrize("row", OURS)
+def test_with_an_exact_draw_bytes_are_the_dense_part_and_density_times_the_hidden_part(
+    row: str, tmp_path: Path
+) -> None:
+    done = run(tree(tmp_path, row, **EXACT))
+    copies = 2 if row == "scaffold" else 1
+    assert all(line["bytes_up"] == copies * EXACT_BYTES for line in done.rounds)
+    assert done.rounds[1]["bytes_down"] == copies * EXACT_BYTES
+    dense, there, whole = sizes(done)
+    assert (dense, there) == (4 * DENSE_PART, DENSITY * whole)
+
+
+def test_all_ways_of_a_run_draw_the_same_exact_masks(tmp_path: Path) -> None:
+    asked = tree(tmp_path, "feddyn", **EXACT)
+    reference = run(asked)
+    assert lines(reference) != lines(run(tree(tmp_path, "feddyn")))
+    folder, half = over_flowers_transport(tmp_path, asked), run({**asked, "rounds": 1})
+    assert (folder.path / "rounds.jsonl").read_text() == lines(reference)
+    assert lines(run({"rounds": 2}, resume=half.path)) == lines(reference)
+    assert lines(run({**asked, "engine": {"workers": 2}})) == lines(reference)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"client": {"local_steps": 3, "lr": 0.05, "path": "cohort"}}, {"engine": {"sparse_products": "csr"}}],
+    ids=["cohort", "csr"],
+)
+def test_faster_ways_of_a_run_draw_the_same_exact_masks(changes: Mapping[str, Any], tmp_path: Path) -> None:
+    plain = {"client": {"local_steps": 3, "lr": 0.05}}
+    one, other = (run(tree(tmp_path, **EXACT, **{**plain, **more})) for more in ({}, changes))
+    made = parameterised(Workload(other.config).make_model())
+    assert made is not None
+    for line, its in zip(one.rounds, other.rounds, strict=True):
+        assert line["bytes_up"] == its["bytes_up"] == EXACT_BYTES
+        assert line["loss"] == pytest.approx(its["loss"], rel=1e-4)
+    weights = other.model()
+    assert all(int((weights.get_parameter(name) != 0).sum()) == mask.num for name, mask in made.masks.items())
+
+
 PRIVATE = {"clip_norm": 0.5, "noise_multiplier": 1.0, "delta": 0.01}
 
 

@@ -56,6 +56,17 @@ def test_the_table_says_what_every_tensor_got() -> None:
     assert "hidden, m_d 2, m_rho 0.25" in done.output and "reads off" in done.output
 
 
+def test_an_exact_draw_is_seen_in_the_table_and_in_the_coordinate_check(tmp_path: Path) -> None:
+    exact = (*BASE, *settings(sparsity__draw="exact"))
+    rows = {row["name"]: row for row in analyse("parameterisation", *exact)["tensors"]}
+    assert rows["2.weight"]["num_weights"] == rows["4.weight"]["num_weights"] == 64 * 64 / 4
+    words = ("--schemes", "smupar", "--densities", "1,0.25", "--seeds", 1, "--steps", 1, "--out", tmp_path)
+    found, other = analyse("coordinates", *exact, *words), analyse("coordinates", *BASE, *words)
+    assert found["facts"]["sparsity"] == {"name": "static", "draw": "exact"}
+    (dense, sparse), (its_dense, its_sparse) = found["summary"], other["summary"]
+    assert dense == its_dense and sparse["size_at_end"] != its_sparse["size_at_end"]
+
+
 def test_the_coordinate_check_writes_numbers_and_a_picture(tmp_path: Path) -> None:
     """Behind one and two layers of density 1/4 activations are 1/2 and 1/4 as large, unless the start is corrected."""
     words = ("coordinates", *BASE, "--schemes", "sp,smupar", "--densities", "1,0.25", "--seeds", 2, "--steps", 2)

@@ -371,6 +371,20 @@ def test_what_does_not_go_with_changing_masks_is_refused(changes: dict[str, Any]
         optimizer_of(workload.config.client.optimizer, workload.make_model(), 0.1, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("rule", "num"),
+    [
+        ({"name": "rigl", "last_step": 200}, 64 * 64 // 4),
+        ({"name": "gmp", "last_step": 200, "initial_density": 0.5}, 64 * 64 // 2),
+    ],
+)
+def test_a_rule_starts_from_an_exact_draw_if_that_is_asked_for(rule: dict[str, Any], num: int) -> None:
+    """RigL keeps the number of weights; pruning starts with that of its initial density."""
+    changes = {"model": {"name": "mlp", "hidden": [64, 64]}, "sparsity": {**rule, "draw": "exact"}}
+    made = made_of(Workload(from_dict({**BASE, **changes})).make_model())
+    assert [mask.num for mask in made.masks.values()] == [num]
+
+
 ALONE: dict[str, Any] = {
     **BASE,
     "partition": {"name": "iid", "num_clients": 1},

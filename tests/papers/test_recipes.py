@@ -151,6 +151,12 @@ def test_coefficients_are_found_through_a_black_box(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
+def test_weights_of_tokens_that_are_learnt_adapt_a_language_model() -> None:
+    finding = recipes.get("online-adaptation").check(quick=True)
+    assert finding.verdict is Verdict.HOLDS, finding.figures
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["smupar-coordinate-check", "smupar-dynamic", "smupar-pareto", "federated-smupar"])
 def test_sparse_models_under_smupar(name: str) -> None:
     finding = recipes.get(name).check(quick=True)
@@ -158,7 +164,7 @@ def test_sparse_models_under_smupar(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["smupar-lr-transfer", "smupar-ablation"])
+@pytest.mark.parametrize("name", ["smupar-lr-transfer", "smupar-init-transfer", "smupar-ablation"])
 def test_settings_of_a_dense_proxy_hold_for_sparse_models_under_smupar_alone(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

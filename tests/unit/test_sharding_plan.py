@@ -14,7 +14,7 @@ from fedsign.sharding.layout import Cut, Granularity, Grouping
 from fedsign.sharding.plan import Estimate, Ranking, Task, estimate, rank
 from fedsign.sharding.strategy import PAPER, STRATEGIES, Collective, Operation, Scope, strategy_of
 from fedsign.sharding.traffic import Link, Network, Payload, Rings, payload, seconds
-from simulations.estimates.sharding import Asked, look
+from simulations.estimates.sharding import Asked, Ranks, Said, look, network_of
 from tests.e2e.command import fedsign
 
 GB = 1e9
@@ -285,6 +285,35 @@ def test_an_option_without_meaning_is_an_error_that_says_what_is_expected(
     with pytest.raises(ConfigError) as raised:
         look(Asked(**(given_ | changed)), None)  # type: ignore[arg-type]
     assert said in str(raised.value)
+
+
+NOTHING = Said(ranks=None, intra=None, inter=None, link=None)
+
+
+def test_a_network_that_was_said_needs_no_ranks_to_run() -> None:
+    said = Said(ranks=4, intra="2Gbps", inter="1Gbps", link=None)
+    expected = Ranks(ranks=4, intra="2Gbps", inter="1Gbps", link="rank")
+    assert network_of(said, per_group=2, measure=False) == expected
+
+
+@pytest.mark.parametrize(
+    ("said", "measure", "why"),
+    [
+        (NOTHING, False, "--ranks, --intra, --inter were not given"),
+        (Said(ranks=4, intra="2Gbps", inter=None, link="group"), False, "--inter was not given"),
+        (
+            Said(ranks=4, intra=None, inter=None, link="group"),
+            True,
+            "--measure was given with --ranks, --link, which it measures",
+        ),
+        (NOTHING, True, "--measure was given without ranks to measure between"),
+    ],
+)
+def test_a_network_is_said_or_measured(said: Said, measure: bool, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(ConfigError) as raised:
+        network_of(said, per_group=2, measure=measure)
+    assert why in str(raised.value)
 
 
 COMMAND = "estimate sharding --ranks 32 --per-group 8 --intra 2000Gbps --inter 80Gbps --memory 80GB --accumulate 10"

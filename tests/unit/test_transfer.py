@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Callable
 from math import inf, isfinite, isnan, nan
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,12 @@ import pytest
 
 from fedsign.config import ExperimentConfig, from_dict
 from fedsign.errors import ConfigError, ResultsError
+from fedsign.parameterisation.apply import parameterised
 from fedsign.parameterisation.transfer import read_off
+from fedsign.workload import Workload
 from simulations import api
-from simulations.recipes import smupar_lr_transfer
+from simulations.recipes import smupar_ablation, smupar_init_transfer, smupar_lr_transfer
+from simulations.recipes.smupar_gpt import INIT_STD
 from simulations.tuning import cells, training, transfer
 from simulations.tuning.command import values_of
 from simulations.tuning.transfer import Asked, tune, widened, width_of
@@ -129,8 +133,18 @@ def test_a_cell_is_found_by_what_its_loss_depends_on() -> None:
         cell(seed=1),
         cell(**{"client.lr": 0.5}),
         cell(**{"parameterisation.density": 0.5}),
+        cell(**{"sparsity.draw": "exact"}),
     }
-    assert len(others | {same}) == 6
+    assert len(others | {same}) == 7
+
+
+def test_every_cell_draws_masks_as_the_experiment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked = experiment(**{"sparsity.draw": "exact", "model.hidden": [32, 32]})
+    seen = planned(asked, Asked(seeds=1), monkeypatch, tmp_path)
+    assert {cell.config.sparsity.draw for cell in seen} == {"exact"}
+    sparse = next(cell for cell in seen if cell.words["density"] == 0.0625)
+    made = parameterised(Workload(training.alone(sparse.config, 1)).make_model())
+    assert made is not None and [mask.num for mask in made.masks.values()] == [32 * 32 / 16]
 
 
 def test_a_cells_file_holds_its_loss_and_a_damaged_one_counts_as_none(tmp_path: Path) -> None:
@@ -279,21 +293,27 @@ def test_a_training_that_diverges_has_no_finite_loss() -> None:
     assert not np.isfinite(training.Trainings().loss(config, steps=3, samples=0))
 
 
-def test_a_recipes_figures_are_those_of_hand_made_losses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loss 2 + |log2(rate / best)| / 10, the best 2^-9, or where nothing is corrected 2^-9 / density: at 1/32 and 2^-9 it is 2.5.
-
-    The proxy's best is 2^-9 as well, so that SmuPar loses nothing by it and the others 2.5 / 2 - 1.
-    """
+def valley_shaped(best_of: Callable[[str, float], float]) -> Callable[..., Any]:
+    """In place of a sweep: loss 2 + |log2(value / best)| / 10, with a best value for each scheme and density."""
 
     def pretend(name: str, asked: Asked, *, quick: bool, width: int = 128) -> Any:
         shape = (len(asked.schemes), 1, len(asked.densities), len(asked.values), asked.seeds)
         found = np.empty(shape)
         for i, scheme in enumerate(asked.schemes):
             for j, density in enumerate(asked.densities):
-                best = 2.0**-9 / (1 if scheme == "smupar" else density)
-                found[i, 0, j] = 2 + np.abs(np.log2(np.array(asked.values) / best))[:, None] / 10
+                away = np.log2(np.array(asked.values) / best_of(scheme, density))
+                found[i, 0, j] = 2 + np.abs(away)[:, None] / 10
         return transfer._found(experiment(), dataclasses.replace(asked, widths=(width,)), found)
 
+    return pretend
+
+
+def test_a_recipes_figures_are_those_of_hand_made_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best rate is 2^-9, or where nothing is corrected 2^-9 / density: at 1/32 and 2^-9 the loss is 2.5.
+
+    The proxy's best is 2^-9 as well, so that SmuPar loses nothing by it and the others 2.5 / 2 - 1.
+    """
+    pretend = valley_shaped(lambda scheme, density: 2.0**-9 / (1 if scheme == "smupar" else density))
     monkeypatch.setattr(smupar_lr_transfer, "swept", pretend)
     figures = smupar_lr_transfer.RECIPE.measure(False)
     assert (figures["smupar_moved"], figures["sp_moved"], figures["mup_moved"]) == (0, 5, 5)
@@ -302,3 +322,35 @@ def test_a_recipes_figures_are_those_of_hand_made_losses(monkeypatch: pytest.Mon
     assert figures["smupar_excess_from_width_64"] == 0
     assert figures["sp_excess_from_width_64"] == pytest.approx(0.25)
     assert figures["optima_at_an_edge"] == 0
+
+
+def test_the_figures_of_starts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best start is the model's, or where nothing is corrected 2^3 times it at 1/32: there the loss at the model's is 2.3."""
+    pretend = valley_shaped(
+        lambda scheme, density: INIT_STD * (8 if (scheme, density) in (("sp", 1 / 32), ("mup", 1 / 32)) else 1)
+    )
+    monkeypatch.setattr(smupar_init_transfer, "swept", pretend)
+    figures = smupar_init_transfer.RECIPE.measure(False)
+    assert (figures["smupar_moved"], figures["sp_raised"], figures["mup_raised"]) == (0, 3, 3)
+    assert figures["smupar_excess"] == 0 and figures["sp_excess"] == figures["mup_excess"] == pytest.approx(0.15)
+    assert figures["kept_to_sp"] == figures["kept_to_mup"] == pytest.approx(2 / 2.3)
+    assert figures["best_to_sp"] == figures["best_to_mup_high"] == 1 and figures["optima_at_an_edge"] == 0
+
+
+def test_the_figures_of_half_of_the_corrections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where half is missing the best value at 1/32 is 4 times that of the dense model, of rates and of starts."""
+
+    def pretend(name: str, asked: Asked, *, quick: bool) -> Any:
+        base = INIT_STD if asked.setting == "init" else 2.0**-9
+        half = valley_shaped(lambda scheme, density: base * (4 if scheme != "smupar" and density < 1 else 1))
+        return half(name, asked, quick=quick)
+
+    monkeypatch.setattr(smupar_ablation, "swept", pretend)
+    figures = smupar_ablation.RECIPE.measure(False)
+    for half in ("init_only", "rate_only"):
+        assert figures[f"{half}_moved"] == figures[f"{half}_start_raised"] == 2
+        assert figures[f"{half}_excess"] == figures[f"{half}_start_excess"] == pytest.approx(0.1)
+        assert figures[f"both_to_{half}"] == pytest.approx(2 / 2.2) and figures[f"best_start_both_to_{half}"] == 1
+    assert figures["both_moved"] == figures["both_start_raised"] == figures["both_start_excess"] == 0
+    quick = smupar_ablation.RECIPE.measure(True)
+    assert not any("start" in name for name in quick)

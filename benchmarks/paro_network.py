@@ -1,0 +1,166 @@
+"""PaRO on a two-level network: two machines of two ranks, a slow cable between them, and torch's own ways on the same.
+
+The network is `benchmarks.shaped`'s.  Every player takes the same steps of the same model (two matrices of a million float32 weights,
+AdamW, 4 micro-batches of 4 rows, so that there is next to nothing to compute), in turn; each is held against one process on all batches.
+
+Beside the seconds stands the plan's prediction: `fedsign.sharding.plan` with the cable's rate, shared by a machine's ranks, the rate within
+a machine as the ranks measure it inside a collective, and a step's computation as they measure it, added, since nothing overlaps yet.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from benchmarks.machine import machine
+from benchmarks.measure import Figures, result_head, spread, write_result
+from benchmarks.paro_players import LAYERS, PER_GROUP, PLAYERS, WIDTH
+from benchmarks.shaped import Cable, cable
+from fedsign.errors import EngineError
+from fedsign.sharding.layout import Grouping
+from fedsign.sharding.plan import StateBytes, Task, estimate
+from fedsign.sharding.strategy import STRATEGIES
+from fedsign.sharding.traffic import Link, Network, Rings
+
+NAME = "paro_network"
+RANKS, ACCUMULATE = 4, 4
+MEGABITS = (200, 100)
+SIZES = StateBytes(param=4, gradient=4, state=8)
+COMPARED = (("GGG flat", "IIG", 4.0), ("FSDP2", "IIG", 2.0), ("FSDP2 ZeRO-2", "NII", 2.0))
+"""The slower, the faster, and how many times at least."""
+_GAP = 1.25
+_TIMEOUT_S = 1500.0
+
+
+def predicted(player: str, *, megabits: float, within_bps: float, computing_s: float) -> dict[str, float] | None:
+    """The plan's seconds and bytes of memory; None for players that are not of PaRO."""
+    name, _, rings = player.partition(" ")
+    if name not in STRATEGIES:
+        return None
+    network = Network(
+        intra_bps=within_bps,
+        inter_bps=megabits * 1e6,
+        link=Link.GROUP,
+        rings=Rings.FLAT if rings == "flat" else Rings.TWO_LEVEL,
+    )
+    size = float(LAYERS * WIDTH * WIDTH)
+    task = Task(params=size, trainable=size, accumulate=ACCUMULATE, sizes=SIZES)
+    grouping = Grouping.of(ranks=RANKS, per_group=PER_GROUP)
+    found = estimate(STRATEGIES[name], task, grouping=grouping, network=network)
+    return {"seconds": found.communication_s + computing_s, "kept_bytes": found.memory_bytes}
+
+
+def on_network(net: Cable, megabits: float, players: list[str], repetitions: int) -> Figures:
+    """All players at one rate."""
+    net.shape(megabits)
+    with TemporaryDirectory() as folder, ExitStack() as stack:
+        settings = Path(folder) / "settings.json"
+        given = {
+            "address": net.address(0), "port": _free_port(), "ranks": RANKS, "accumulate": ACCUMULATE,
+            "repetitions": repetitions, "players": players, "folder": folder,
+        }  # fmt: skip
+        settings.write_text(json.dumps(given), encoding="utf-8")
+        ranks = []
+        for rank in range(RANKS):
+            command = net.inside(
+                rank // PER_GROUP, [sys.executable, "-m", "benchmarks.paro_rank", str(settings), str(rank)]
+            )
+            environment = os.environ | {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
+            ranks.append(subprocess.Popen(command, env=environment))
+            stack.callback(_end, ranks[-1])
+        _wait(ranks)
+        found = [json.loads((Path(folder) / f"rank-{rank}.json").read_text(encoding="utf-8")) for rank in range(RANKS)]
+    return _summed_up(found, megabits)
+
+
+def _summed_up(found: list[dict[str, Any]], megabits: float) -> Figures:
+    """Seconds of the slowest rank; bytes of the cable's both ends together; the most that a rank keeps."""
+    within_bps = median(rank["within_bps"] for rank in found)
+    computing_s = max(rank["computing_s"] for rank in found)
+    players: Figures = {}
+    for name in found[0]["players"]:
+        turns = list(zip(*(rank["players"][name] for rank in found), strict=True))
+        seconds = [max(rank["seconds"] for rank in turn) for turn in turns]
+        expected = predicted(name, megabits=megabits, within_bps=within_bps, computing_s=computing_s)
+        players[name] = {
+            "seconds": spread(seconds),
+            "all_seconds": seconds,
+            "cable_bytes": median(turn[0]["cable_bytes"] + turn[PER_GROUP]["cable_bytes"] for turn in turns),
+            "kept_bytes": max(rank["kept_bytes"] for turn in turns for rank in turn),
+            "error": max(rank["error"] for turn in turns for rank in turn),
+            **(
+                {"predicted": expected, "predicted_over_measured": expected["seconds"] / median(seconds)}
+                if expected
+                else {}
+            ),
+        }
+    return {
+        "within_bps": within_bps,
+        "computing_s": computing_s,
+        "players": players,
+        "ratios": [_ratio(players, slow, fast) for slow, fast, _ in COMPARED if {slow, fast} <= players.keys()],
+    }
+
+
+def _ratio(players: Figures, slow: str, fast: str) -> dict[str, float]:
+    pairs = zip(players[slow]["all_seconds"], players[fast]["all_seconds"], strict=True)
+    return spread([one / other for one, other in pairs])
+
+
+def inversions(players: Figures) -> list[str]:
+    """Pairs of which the plan has one faster by 25 % or more, which is slower."""
+    planned = {name: of["predicted"]["seconds"] for name, of in players.items() if "predicted" in of}
+    measured = {name: players[name]["seconds"]["median"] for name in planned}
+    return [
+        f"{fast} {measured[fast]:.2f} s, {slow} {measured[slow]:.2f} s"
+        for fast in planned
+        for slow in planned
+        if _GAP * planned[fast] <= planned[slow] and measured[fast] > measured[slow]
+    ]
+
+
+def measure(path: Path, *, repetitions: int, players: list[str] | None = None) -> None:
+    """All players at both rates.
+
+    Raises:
+        EngineError: no namespaces can be made here, or a rank ended.
+    """
+    before = machine()
+    with cable() as net:
+        rates = {
+            str(megabits): on_network(net, megabits, players or list(PLAYERS), repetitions) for megabits in MEGABITS
+        }
+    result = {
+        **result_head(NAME, "A two-level network", before, repetitions),
+        "ranks": RANKS, "per_group": PER_GROUP, "accumulate": ACCUMULATE, "params": LAYERS * WIDTH * WIDTH,
+        "rates": rates,
+    }  # fmt: skip
+    write_result(path, result)
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        return int(taken.getsockname()[1])
+
+
+def _wait(ranks: "list[subprocess.Popen[bytes]]") -> None:
+    deadline = time.monotonic() + _TIMEOUT_S
+    while any(rank.poll() is None for rank in ranks):
+        ended = [number for number, rank in enumerate(ranks) if rank.poll()]
+        if ended or time.monotonic() > deadline:
+            raise EngineError(f"rank {ended[0]} ended; what it said is above." if ended else "the ranks took too long.")
+        time.sleep(0.2)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    if process.poll() is None:
+        process.kill()
+        process.wait()

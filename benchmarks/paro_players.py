@@ -1,0 +1,180 @@
+"""Ways to train one model on several ranks: PaRO's fourteen, and what torch has.
+
+All take the same step: gradients summed over micro-batches and averaged over ranks, then AdamW.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from fedsign.sharding.layout import Grouping
+from fedsign.sharding.paro import Sharded
+from fedsign.sharding.strategy import STRATEGIES
+from fedsign.sharding.traffic import Rings
+
+WIDTH, LAYERS, RATE = 1024, 2, 1e-3
+PER_GROUP = 2
+
+
+def make_model() -> nn.Sequential:
+    """Two matrices of a million weights: messages that a token bucket shapes."""
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)])
+
+
+def loss_of(outputs: Tensor, targets: Tensor) -> Tensor:
+    """A loss whose gradient is nowhere zero."""
+    return nn.functional.mse_loss(outputs, targets)
+
+
+def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """Of every player."""
+    return torch.optim.AdamW(parameters, lr=RATE)
+
+
+class Player(Protocol):
+    """One way to train."""
+
+    def micro_batch(self, features: Tensor, targets: Tensor, share: float, *, is_last: bool) -> None:
+        """Forward and backward; gradients are added up."""
+
+    def step(self) -> None:
+        """Update, and forget the gradients."""
+
+    def parameters(self) -> list[Tensor]:
+        """All of them, whole; every rank has to ask."""
+
+    def kept_bytes(self) -> int:
+        """What this rank keeps between steps, with its gradients."""
+
+
+class Ours:
+    """PaRO."""
+
+    def __init__(self, strategy: str, rings: Rings) -> None:
+        grouping = Grouping.of(ranks=dist.get_world_size(), per_group=PER_GROUP)
+        self.sharded = Sharded(
+            make_model(),
+            lambda named: torch.optim.AdamW(named, lr=RATE),
+            grouping=grouping,
+            strategy=strategy,
+            rings=rings,
+        )
+
+    def micro_batch(self, features: Tensor, targets: Tensor, share: float, *, is_last: bool) -> None:
+        """See Player."""
+        (loss_of(self.sharded(features), targets) * share).backward()
+
+    def step(self) -> None:
+        """See Player."""
+        self.sharded.step()
+
+    def parameters(self) -> list[Tensor]:
+        """See Player."""
+        return list(self.sharded.full_state_dict().values())
+
+    def kept_bytes(self) -> int:
+        """See Player."""
+        return self.sharded.kept_bytes()
+
+
+class Torchs:
+    """What torch has, around a model that it has wrapped; `syncs` says when gradients travel."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        syncs: Callable[[bool], AbstractContextManager[None]] = lambda is_last: nullcontext(),
+    ) -> None:
+        self._model, self._optimizer, self._syncs = model, optimizer, syncs
+
+    def micro_batch(self, features: Tensor, targets: Tensor, share: float, *, is_last: bool) -> None:
+        """See Player."""
+        with self._syncs(is_last):
+            (loss_of(self._model(features), targets) * share).backward()
+
+    def step(self) -> None:
+        """See Player."""
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def parameters(self) -> list[Tensor]:
+        """See Player."""
+        return [_whole(parameter) for parameter in self._model.parameters()]
+
+    def kept_bytes(self) -> int:
+        """See Player."""
+        parameters = list(self._model.parameters())
+        inner = self._optimizer.optim if isinstance(self._optimizer, ZeroRedundancyOptimizer) else self._optimizer
+        states = [value for state in inner.state.values() for value in state.values() if isinstance(value, Tensor)]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        return sum(_local(tensor).nbytes for tensor in (*parameters, *gradients, *states) if tensor.dim())
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
+
+
+def ddp() -> Player:
+    """Gradients travel once a step."""
+    model = DistributedDataParallel(make_model())
+    return Torchs(model, adamw(model.parameters()), lambda is_last: nullcontext() if is_last else model.no_sync())
+
+
+def zero_1() -> Player:
+    """DDP, whose optimiser's states are shared out by whole parameters."""
+    model = DistributedDataParallel(make_model())
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.AdamW, lr=RATE)
+    return Torchs(model, optimizer, lambda is_last: nullcontext() if is_last else model.no_sync())
+
+
+def fsdp(*, mesh: tuple[int, ...] = (), keeps_parameters: bool = False, syncs_once: bool = False) -> Player:
+    """FSDP2; on a 2-D mesh sharded within groups; ZeRO-2, if parameters stay from the step's first micro-batch to its last."""
+    shape = mesh or (dist.get_world_size(),)
+    grid = init_device_mesh("cpu", shape, mesh_dim_names=("across", "within")[-len(shape) :])
+    model = make_model()
+    for module in (*model, model):
+        fully_shard(module, mesh=grid, reshard_after_forward=not keeps_parameters)
+    wrapped: list[FSDPModule] = [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+    def syncs(is_last: bool) -> AbstractContextManager[None]:
+        for module in wrapped:
+            if keeps_parameters:
+                module.set_reshard_after_backward(is_last, recurse=False)
+            if syncs_once:
+                module.set_requires_gradient_sync(is_last, recurse=False)
+        return nullcontext()
+
+    return Torchs(model, adamw(model.parameters()), syncs)
+
+
+def _ours(strategy: str, rings: Rings = Rings.TWO_LEVEL) -> Callable[[], Player]:
+    return lambda: Ours(strategy, rings)
+
+
+PLAYERS: Mapping[str, Callable[[], Player]] = {
+    **{name: _ours(name) for name in STRATEGIES},
+    "NNN flat": _ours("NNN", Rings.FLAT),
+    "NGG flat": _ours("NGG", Rings.FLAT),
+    "GGG flat": _ours("GGG", Rings.FLAT),
+    "DDP": ddp,
+    "ZeRO-1": zero_1,
+    "FSDP2 ZeRO-2": lambda: fsdp(keeps_parameters=True),
+    "FSDP2": fsdp,
+    "FSDP2, gradients once": lambda: fsdp(syncs_once=True),
+    "FSDP2 2-D": lambda: fsdp(mesh=(dist.get_world_size() // PER_GROUP, PER_GROUP)),
+}

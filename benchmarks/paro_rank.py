@@ -1,0 +1,142 @@
+"""A rank of `benchmarks.paro_network`: plays every player in turn, for a repetition and another, and says what it took.
+
+    python -m benchmarks.paro_rank SETTINGS.json RANK
+
+Two steps of a player after one that warms up; between players all ranks wait for each other.  Rank 0, and the first rank of the other
+machine, read the counters of their end of the cable.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks.paro_players import PER_GROUP, PLAYERS, WIDTH, Player, adamw, loss_of, make_model
+from benchmarks.shaped import DEVICE
+from fedsign.sharding.collectives import Collectives
+from fedsign.sharding.layout import Grouping
+from fedsign.sharding.strategy import Collective, Operation, Scope
+
+ROWS, STEPS = 4, 2
+_PROBE_BYTES, _PROBES = 16 * 2**20, 8
+
+
+def batches(rank: int, accumulate: int) -> list[tuple[Tensor, Tensor]]:
+    """A rank's micro-batches of a step; the same in every step."""
+    draws = torch.Generator().manual_seed(rank)
+    return [
+        (torch.randn(ROWS, WIDTH, generator=draws), torch.randn(ROWS, WIDTH, generator=draws))
+        for _ in range(accumulate)
+    ]
+
+
+def take_step(player: Player, own: list[tuple[Tensor, Tensor]]) -> None:
+    """One step."""
+    for number, (features, targets) in enumerate(own, start=1):
+        player.micro_batch(features, targets, 1 / len(own), is_last=number == len(own))
+    player.step()
+
+
+def alone(ranks: int, accumulate: int) -> list[Tensor]:
+    """The parameters after as many steps as a player takes, by one process on the batches of all ranks."""
+    model = make_model()
+    optimizer = adamw(model.parameters())
+    every = [batch for rank in range(ranks) for batch in batches(rank, accumulate)]
+    for _ in range(STEPS + 1):
+        for features, targets in every:
+            (loss_of(model(features), targets) / len(every)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def cable_bytes() -> int:
+    """Bytes that this machine has sent through the cable so far, with all headers."""
+    for line in Path("/proc/net/dev").read_text(encoding="utf-8").splitlines():
+        name, _, numbers = line.partition(":")
+        if name.strip() == DEVICE:
+            return int(numbers.split()[8])
+    return 0
+
+
+def played(name: str, rank: int, accumulate: int, expected: list[Tensor]) -> dict[str, Any]:
+    """One player's steps: their seconds, what went through the cable, what it keeps, how far it is from one process."""
+    player = PLAYERS[name]()
+    own = batches(rank, accumulate)
+    take_step(player, own)
+    dist.barrier()
+    sent, began = cable_bytes(), time.perf_counter()
+    for _ in range(STEPS):
+        take_step(player, own)
+    dist.barrier()
+    seconds, sent = (time.perf_counter() - began) / STEPS, (cable_bytes() - sent) // STEPS
+    first = make_model().state_dict().values()
+    moved = sum(float((one - other).square().sum()) for one, other in zip(expected, first, strict=True)) ** 0.5
+    found = player.parameters()
+    away = sum(float((one - other).square().sum()) for one, other in zip(found, expected, strict=True)) ** 0.5
+    for features, targets in own:  # gradients are there when most is kept
+        player.micro_batch(features, targets, 1 / accumulate, is_last=False)
+    return {"seconds": seconds, "cable_bytes": sent, "kept_bytes": player.kept_bytes(), "error": away / moved}
+
+
+def computing_s(rank: int, accumulate: int) -> float:
+    """A step without any communication, on all ranks at once: the model and its optimiser on each."""
+    model = make_model()
+    optimizer = adamw(model.parameters())
+    taken = []
+    for _ in range(5):
+        dist.barrier()
+        began = time.perf_counter()
+        for features, targets in batches(rank, accumulate):
+            (loss_of(model(features), targets) / accumulate).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        taken.append(time.perf_counter() - began)
+    return sorted(taken)[len(taken) // 2]
+
+
+def within_bps() -> float:
+    """Bits a second of a rank within its group, inside the collective, on 16 MB."""
+    collectives = Collectives(Grouping.of(ranks=dist.get_world_size(), per_group=PER_GROUP))
+    tensor = torch.zeros(_PROBE_BYTES // 4)
+    gather = Collective(scope=Scope.INTRA, operation=Operation.ALL_GATHER)
+    collectives.run(gather, tensor)  # which connects
+    collectives.counts.clear()
+    for _ in range(_PROBES):
+        collectives.run(gather, tensor)
+    count = collectives.counts[gather]
+    return 8 * count.payload.intra_bytes / count.elapsed_s
+
+
+def main(path: Path, rank: int) -> None:
+    """See the module."""
+    given = json.loads(path.read_text(encoding="utf-8"))
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://{given['address']}:{given['port']}", rank=rank, world_size=given["ranks"]
+    )
+    expected = alone(given["ranks"], given["accumulate"])
+    result: dict[str, Any] = {
+        "within_bps": within_bps(),
+        "computing_s": computing_s(rank, given["accumulate"]),
+        "players": {name: [] for name in given["players"]},
+    }
+    for repetition in range(given["repetitions"]):
+        for name in given["players"]:
+            found = played(name, rank, given["accumulate"], expected)
+            result["players"][name].append(found)
+            if rank == 0:
+                print(f"repetition {repetition + 1}: {name}: {found['seconds']:.2f} s a step", flush=True)
+    (Path(given["folder"]) / f"rank-{rank}.json").write_text(json.dumps(result), encoding="utf-8")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", DEVICE)
+    main(Path(sys.argv[1]), int(sys.argv[2]))

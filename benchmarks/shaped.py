@@ -1,0 +1,74 @@
+"""Two machines and a slow cable: network namespaces joined by a veth pair, each end of it shaped with tc's token bucket.
+
+Needs root and iproute2.  Ranks in one namespace talk over its loopback, fast; across, at the rate that was set.  Messages below the
+bucket's burst pass unshaped.  Everything is taken down in any case, by name.
+"""
+
+import shutil
+import subprocess
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from fedsign.errors import EngineError
+
+DEVICE = "eth0"
+_BURST_BYTES, _LATENCY_MS = 131_072, 400
+
+
+@dataclass(frozen=True, slots=True)
+class Cable:
+    """Its two ends."""
+
+    tag: str
+
+    @property
+    def hosts(self) -> tuple[str, str]:
+        """The namespaces' names."""
+        return f"fedsign-{self.tag}-0", f"fedsign-{self.tag}-1"
+
+    def address(self, host: int) -> str:
+        """Of an end."""
+        return f"10.78.0.{host + 1}"
+
+    def inside(self, host: int, command: Sequence[str]) -> list[str]:
+        """The same command, on that machine."""
+        return ["ip", "netns", "exec", self.hosts[host], *command]
+
+    def shape(self, megabits: float) -> None:
+        """Both directions at so many Mbit/s."""
+        for host in self.hosts:
+            bucket = f"rate {megabits}mbit burst {_BURST_BYTES} latency {_LATENCY_MS}ms".split()
+            _run("tc", "-n", host, "qdisc", "replace", "dev", DEVICE, "root", "tbf", *bucket)
+
+
+@contextmanager
+def cable() -> Iterator[Cable]:
+    """A cable that is not slow yet.
+
+    Raises:
+        EngineError: no namespaces can be made here.
+    """
+    if shutil.which("ip") is None or shutil.which("tc") is None:
+        raise EngineError("the programs 'ip' and 'tc' were not found; install iproute2 (apt-get install iproute2).")
+    made = Cable(uuid.uuid4().hex[:6])
+    first, second = made.hosts
+    try:
+        for host in made.hosts:
+            _run("ip", "netns", "add", host)
+            _run("ip", "-n", host, "link", "set", "lo", "up")
+        _run("ip", "-n", first, "link", "add", DEVICE, "type", "veth", "peer", "name", DEVICE, "netns", second)
+        for number, host in enumerate(made.hosts):
+            _run("ip", "-n", host, "addr", "add", f"{made.address(number)}/24", "dev", DEVICE)
+            _run("ip", "-n", host, "link", "set", DEVICE, "up")
+        yield made
+    finally:
+        for host in made.hosts:  # devices go with their namespaces
+            subprocess.run(["ip", "netns", "del", host], capture_output=True, check=False)
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise EngineError(f"'{' '.join(command)}' failed: {done.stderr.strip()}; network namespaces need root.")

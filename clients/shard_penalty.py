@@ -1,0 +1,38 @@
+"""An objective's penalty where a rank has parts of tensors: its gradient, added to that of the loss once all ranks have that together."""
+
+from collections.abc import Sequence
+
+import torch
+
+from fedsign import plugins
+from fedsign.objectives.base import LocalContext, Objective
+from fedsign.records import ObjectiveSpec
+from fedsign.sharding.flat import Piece
+
+
+class ShardedPenalty:
+    """Of one client's round; `pieces` hold what it received.  Each element's term is added by every rank that owns the element."""
+
+    def __init__(self, spec: ObjectiveSpec, pieces: Sequence[Piece], *, num_elements: int) -> None:
+        """`num_elements`: of all parameters, on all ranks."""
+        self._objective: Objective = plugins.build("objective", spec.name, dict(spec.settings))
+        self._pieces = pieces if type(self._objective).penalty is not Objective.penalty else ()
+        self._context = LocalContext(
+            received={str(place): piece.tensor.detach().clone() for place, piece in enumerate(self._pieces)},
+            state={},
+            shared={},
+            unit_displacement=None,
+            num_elements=num_elements,
+        )
+
+    def add(self) -> None:
+        """Add the penalty's gradient to that of the pieces that are trained now."""
+        trained = {
+            str(place): piece.tensor for place, piece in enumerate(self._pieces) if piece.tensor.grad is not None
+        }
+        penalty = self._objective.penalty(trained, self._context) if trained else None
+        if penalty is None:
+            return
+        for tensor, gradient in zip(trained.values(), torch.autograd.grad(penalty, [*trained.values()]), strict=True):
+            if tensor.grad is not None:
+                tensor.grad.add_(gradient)

@@ -1,0 +1,82 @@
+"""The network's bandwidths, measured on the running group: inside the engine's own collectives, on messages of 16 MB or more.
+
+Within a group all groups gather at once, as they do in training.  Between groups the ranks that have the same number in
+their groups gather, first one of each group alone, then all at once: where that makes each of them slower, they share a link.
+"""
+
+import statistics
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from fedsign.errors import ConfigError
+from fedsign.sharding.collectives import Collectives
+from fedsign.sharding.layout import Grouping
+from fedsign.sharding.strategy import Collective, Operation, Scope
+from fedsign.sharding.traffic import Link
+
+MESSAGE_BYTES = 16 * 2**20
+_REPETITIONS = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """Bandwidths in bits a second, of the slowest rank; whose link the one between groups is."""
+
+    intra_bps: float
+    inter_bps: float
+    link: Link
+
+
+def probe(grouping: Grouping, *, message_bytes: int = MESSAGE_BYTES, device: torch.device | None = None) -> Measured:
+    """What the ranks of the default process group can send each other; called on all of them, and the same on each.
+
+    Raises:
+        ConfigError: there are not two groups of two ranks, or the process group is of another size.
+    """
+    if grouping.groups < 2 or grouping.per_group < 2:
+        raise ConfigError(
+            f"{grouping.groups} groups of {grouping.per_group} ranks were given to be measured; at least 2 groups of 2 ranks have both "
+            "a link within and one between: start more ranks, or choose another --per-group."
+        )
+    collectives, where = Collectives(grouping), device or torch.device("cpu")
+    intra_bps = _bps(collectives, Scope.INTRA, grouping.per_group * message_bytes, where)
+    one_bps = _bps(collectives, Scope.INTER, grouping.groups * message_bytes, where, alone=True)
+    every_bps = _bps(collectives, Scope.INTER, grouping.groups * message_bytes, where)
+    link = link_of(one_bps, every_bps, per_group=grouping.per_group)
+    return Measured(
+        intra_bps=intra_bps,
+        inter_bps=every_bps * (grouping.per_group if link is Link.GROUP else 1),
+        link=link,
+    )
+
+
+def link_of(one_bps: float, every_bps: float, *, per_group: int) -> Link:
+    """Whose the link is, by what a rank has of it alone and when all of its group send: the same, or its share.
+
+    >>> link_of(10e9, 9e9, per_group=8), link_of(10e9, 1.3e9, per_group=8)
+    (<Link.RANK: 'rank'>, <Link.GROUP: 'group'>)
+    """
+    return Link.GROUP if one_bps / every_bps > per_group**0.5 else Link.RANK
+
+
+def _bps(collectives: Collectives, scope: Scope, num_bytes: int, device: torch.device, *, alone: bool = False) -> float:
+    """Bits a second that a rank sends while a tensor of so many bytes is gathered; of several times the median, of ranks the least."""
+    gather = Collective(scope=scope, operation=Operation.ALL_GATHER)
+    takes_part = not alone or collectives.grouping.local_of(collectives.rank) == 0
+    tensor = torch.zeros(num_bytes // 4, device=device)
+    found = []
+    for repetition in range(_REPETITIONS + 1):
+        collectives.counts.pop(gather, None)
+        dist.barrier()
+        if takes_part:
+            collectives.run(gather, tensor)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            count = collectives.counts[gather]
+            if repetition:  # the first one connects
+                found.append(8 * (count.payload.intra_bytes + count.payload.inter_bytes) / count.elapsed_s)
+    least = torch.tensor(statistics.median(found) if found else torch.inf, dtype=torch.double, device=device)
+    dist.all_reduce(least, op=dist.ReduceOp.MIN)
+    return float(least)

@@ -1,0 +1,57 @@
+"""`fedsign estimate sharding --measure` on two machines with a cable whose rate is known."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from benchmarks.shaped import DEVICE, Cable, cable
+from tests.e2e.namespaces import why_not
+
+MEGABITS = 100
+
+
+@pytest.fixture
+def net() -> Iterator[Cable]:
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    with cable() as made:
+        made.shape(MEGABITS)
+        yield made
+
+
+@pytest.mark.slow
+def test_the_rate_of_a_cable_that_two_ranks_share_is_found(net: Cable, tmp_path: Path) -> None:
+    """Two machines of two ranks: 100 Mbit/s for both of a machine together, more within it."""
+    with ExitStack() as stack:
+        machines = []
+        for number in range(2):
+            command = [
+                sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(number), "--nproc-per-node", "2",
+                "--master-addr", net.address(0), "--master-port", "29512", "-m", "simulations.cli",
+                "estimate", "sharding", "--measure", "--per-group", "2", "--params", "1e8", "--memory", "8GB", "--json",
+            ]  # fmt: skip
+            machines.append(
+                subprocess.Popen(
+                    net.inside(number, command),
+                    cwd=tmp_path,
+                    env=os.environ | {"GLOO_SOCKET_IFNAME": DEVICE, "OMP_NUM_THREADS": "1"},
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            stack.callback(machines[-1].kill)
+        said = [machine.communicate(timeout=240) for machine in machines]
+    assert [machine.returncode for machine in machines] == [0, 0], said
+    found = json.loads(said[0][0])
+    assert said[1][0] == ""
+    assert (found["ranks"], found["link"]) == (4, "group")
+    assert float(found["inter"].removesuffix("Gbps")) == pytest.approx(MEGABITS / 1000, rel=0.15)
+    assert float(found["intra"].removesuffix("Gbps")) > 2 * MEGABITS / 1000
