@@ -6,8 +6,8 @@ chunk beside one training.  `forward_exact` is the same with the N unit vectors 
 differences of whole trainings in place of tangents, for an inner problem that no derivative goes through.
 """
 
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -48,12 +48,22 @@ def fg2u(
 
 
 def fg2u_zo(
-    *, num_directions: Count = 32, directions: ways.Kind = "rademacher", epsilon: Annotated[float, Field(gt=0)] = 1e-4
+    *,
+    num_directions: Count = 32,
+    directions: ways.Kind | Literal["quadrature"] = "rademacher",
+    epsilon: Annotated[float, Field(gt=0)] = 1e-4,
 ) -> Method:
-    """Differences (theta_T(phi + epsilon v) - theta_T(phi)) / epsilon in place of tangents: nothing inside is differentiated."""
+    """Differences (theta_T(phi + epsilon v) - theta_T(phi)) / epsilon in place of tangents: nothing inside is differentiated.
+
+    With `quadrature`, `num_directions` nodes in place of random directions, n for each of a few meta-parameters.  Nodes come in pairs v, -v,
+    so that the differences are central ones together: their error is of the order of epsilon^2.
+    """
 
     def estimate(problem: Problem, meta: Tree, *, generator: torch.Generator) -> Hypergradient:
-        vectors = ways.draw(directions, meta, count=num_directions, generator=generator)
+        if directions == "quadrature":
+            vectors = ways.quadrature(meta, count=num_directions)
+        else:
+            vectors = ways.draw(directions, meta, count=num_directions, generator=generator)
         state = final_state(problem, meta)
         value, by_state, direct = judged(problem, state, meta)
         found = []
@@ -62,7 +72,8 @@ def fg2u_zo(
             tangent = {key: ((moved[key] - each) / epsilon)[None] for key, each in state.items()}
             found.append(along(by_state, tangent))
         slopes = torch.cat(found) + along(direct, vectors)
-        return _mean(Slopes(value=value, state=state, slopes=slopes), vectors)
+        mean = _mean(Slopes(value=value, state=state, slopes=slopes), vectors)
+        return replace(mean, variance=0.0) if directions == "quadrature" else mean
 
     return estimate
 

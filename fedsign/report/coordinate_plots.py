@@ -6,7 +6,7 @@ To be called within `fedsign.report.figures.style()`.
 from typing import TYPE_CHECKING
 
 from fedsign.report.analysis import Draw, Found
-from fedsign.report.plots import COLOURS, dash, empty
+from fedsign.report.plots import COLOURS, dash, empty, label_plainly
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,6 +29,7 @@ def draw_sizes(found: Found) -> "Figure":
         for look, (density, values) in enumerate(zip(densities, of_scheme, strict=True)):
             axes.plot(values, color=COLOURS[look % 8], linestyle=dash(look), label=f"{density:g}")
         axes.set_yscale("log")
+        label_plainly(axes.yaxis)
         axes.set_xlabel("step")
         axes.set_title(scheme)
     panels[0].set_ylabel("mean |activation|")

@@ -6,7 +6,7 @@ To be called within `fedsign.report.figures.style()`.
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from fedsign.report.plots import COLOURS, dash, empty
+from fedsign.report.plots import COLOURS, dash, empty, label_plainly
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,6 +26,7 @@ def draw_depths(
                 depths, values, color=COLOURS[look % 8], linestyle=dash(look), marker="o", markersize=2.5, label=name
             )
         axes.set(xscale="log", yscale="log", xlabel="steps of the training", ylabel=title)
+        label_plainly(axes.xaxis, axes.yaxis)
     handles, names = panels[0].get_legend_handles_labels()
     drawn.legend(handles, names, loc="outside upper center", ncols=len(names))
     return drawn

@@ -17,6 +17,7 @@ from fedsign.report.wording import is_share
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 WIDTH = 3.3
@@ -143,6 +144,15 @@ def empty(height: float, *, width: float = WIDTH) -> "Figure":
     return Figure(figsize=(width, height), layout="constrained")
 
 
+def label_plainly(*logarithmic: "Axis") -> None:
+    """Numbers for labels: matplotlib's own are formulas, which this style writes out as they stand."""
+    from matplotlib.ticker import FuncFormatter, LogFormatter
+
+    for axis in logarithmic:
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(LogFormatter(labelOnlyBase=False))  # none but on short axes
+
+
 def _new(height: float) -> tuple["Figure", "Axes"]:
     figure = empty(height)
     return figure, figure.add_subplot()
@@ -156,6 +166,7 @@ def _limits(axes: "Axes", values: Sequence[float]) -> None:
     low, high = ordered[0], ordered[-1]
     if low > 0 and high > 50 * ordered[len(ordered) // 2]:
         axes.set_yscale("log")
+        label_plainly(axes.yaxis)
         axes.set_ylim(low / 1.3, high * 1.3)
     else:
         margin = 0.04 * (high - low) or 0.05 * abs(high) or 1.0

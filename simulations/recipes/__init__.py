@@ -47,6 +47,7 @@ _MODULES = {
     "fg2u-memory": "simulations.recipes.fg2u_memory",
     "one-shot-federation": "simulations.recipes.one_shot_federation",
     "learned-gamma": "simulations.recipes.learned_gamma",
+    "pde-coefficients": "simulations.recipes.pde_coefficients",
     "online-adaptation": "simulations.recipes.online_adaptation",
     "federated-smupar": "simulations.recipes.federated_smupar",
     "federated-llm": "simulations.recipes.federated_llm",

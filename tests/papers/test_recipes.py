@@ -143,6 +143,14 @@ def test_digits_are_condensed(name: str, monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 @pytest.mark.slow
+def test_coefficients_are_found_through_a_black_box(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    finding = recipes.get("pde-coefficients").check(quick=True)
+    assert finding.verdict is Verdict.HOLDS, finding.figures
+    assert finding.page is not None and finding.page.exists()
+
+
+@pytest.mark.slow
 def test_weights_of_tokens_that_are_learnt_adapt_a_language_model() -> None:
     finding = recipes.get("online-adaptation").check(quick=True)
     assert finding.verdict is Verdict.HOLDS, finding.figures

@@ -1,6 +1,7 @@
 """Hypergradients: exact where they claim to be, unbiased with the scatter that the formulas say, the optimiser's memory included."""
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -214,6 +215,53 @@ def test_differences_in_place_of_tangents_give_the_same_estimate() -> None:
         taken(method, problem, meta) for method in (fg2u(num_directions=5), fg2u_zo(num_directions=5, epsilon=1e-6))
     )
     torch.testing.assert_close(flat(differences.gradient), flat(tangents.gradient), atol=1e-4, rtol=1e-4)
+
+
+def test_nodes_of_a_quadrature_stand_for_a_normal_distribution() -> None:
+    """The mean of v v^T is c I, c = sum_i w_i x_i^2 on one axis, written out here; 1 from 8 nodes on."""
+    for each_axis, expected in ((4, 2.78), (6, 1.14), (8, 1.002), (12, 1.0)):
+        axis = [-5 + 10 * index / (each_axis - 1) for index in range(each_axis)]
+        weights = [math.exp(-(x**2) / 2) for x in axis]
+        scale = sum(weight * x**2 for weight, x in zip(weights, axis, strict=True)) / sum(weights)
+        assert scale == pytest.approx(expected, abs=0.005)
+        meta = {"a": torch.zeros(2, dtype=torch.float64), "b": torch.zeros((), dtype=torch.float64)}
+        vectors = directions.quadrature(meta, count=each_axis**3)
+        assert {key: each.shape for key, each in vectors.items()} == {"a": (each_axis**3, 2), "b": (each_axis**3,)}
+        nodes = torch.cat([vectors["a"], vectors["b"][:, None]], 1)
+        torch.testing.assert_close(nodes.T @ nodes / len(nodes), scale * torch.eye(3, dtype=torch.float64))
+
+
+def test_a_black_box_of_few_meta_parameters_is_differenced_along_the_nodes_of_a_quadrature() -> None:
+    """The authors' sum_i w_i (h(phi + epsilon v_i) - h(phi)) v_i / epsilon, of a linear f: the same up to the length of the differences."""
+
+    class Box:
+        def initial(self, meta: Tree) -> Tree:
+            return {"u": torch.stack([(meta["a"] * meta["b"]).sin(), meta["b"].exp()])}
+
+        def step(self, state: Tree, meta: Tree, data: object) -> Tree:
+            raise AssertionError("there are no steps")
+
+    problem = Problem(inner=Box(), data=[], outer=lambda state, _: state["u"].sum())
+    meta = {"a": torch.tensor(0.7, dtype=torch.float64), "b": torch.tensor(0.3, dtype=torch.float64)}
+    found = taken(fg2u_zo(num_directions=144, directions="quadrature"), problem, meta)
+    axis, epsilon = torch.linspace(-5, 5, 12, dtype=torch.float64), 1e-4
+    nodes = torch.cartesian_prod(axis, axis)
+    weights = torch.softmax(-nodes.square().sum(1) / 2, 0)
+    a, b = (flat(meta) + epsilon * nodes).T
+    moved = (a * b).sin() + b.exp()
+    still = (meta["a"] * meta["b"]).sin() + meta["b"].exp()
+    authors = (weights * (moved - still) / epsilon) @ nodes
+    torch.testing.assert_close(flat(found.gradient), authors, atol=0, rtol=1e-6)
+    torch.testing.assert_close(flat(found.gradient), flat(by_differences(problem, meta)), atol=0, rtol=1e-4)
+    assert found.variance == 0 and found.num_directions == 144
+
+
+def test_a_quadrature_says_how_many_nodes_it_takes() -> None:
+    problem, meta = small_problem()  # 8 meta-parameters
+    assert taken(fg2u_zo(num_directions=256, directions="quadrature"), problem, meta).num_directions == 256
+    for count in (1, 32, 255):
+        with pytest.raises(ConfigError, match=rf"num_directions={count} .* expected is n\^8"):
+            taken(fg2u_zo(num_directions=count, directions="quadrature"), problem, meta)
 
 
 def test_a_truncated_reverse_takes_the_state_before_its_steps_as_given() -> None:

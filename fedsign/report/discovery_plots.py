@@ -1,0 +1,36 @@
+"""Coefficients of an equation as they are found: their error over time, and the solutions that they were found with.
+
+To be called within `fedsign.report.figures.style()`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from fedsign.report.plots import COLOURS, dash, empty, label_plainly
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_FULL = 6.9  # inches: both columns of a page
+_TRUE = "#b9bcc2"  # what there is to be found lies behind the rest
+
+
+def draw_discovery(
+    errors: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    points: Sequence[float],
+    solutions: Mapping[str, Sequence[float]],
+) -> "Figure":
+    """Left a line of (times, errors) for each method, the errors logarithmic; right the solutions at the last time, `true` a broad one."""
+    drawn = empty(2.5, width=_FULL)
+    left, right = drawn.subplots(1, 2)
+    looks = {name: {"color": COLOURS[look], "linestyle": dash(look)} for look, name in enumerate(errors)}
+    for name, (times, found) in errors.items():
+        left.plot(times, found, label=name, **looks[name])
+    left.set(yscale="log", xlabel="time, share of the longest", ylabel="error of the coefficients")
+    label_plainly(left.yaxis)
+    for name, values in solutions.items():
+        right.plot(points, values, label=name, **looks.get(name, {"color": _TRUE, "linewidth": 4}))
+    right.set(xlabel="x", ylabel="u at the last time")
+    handles, names = right.get_legend_handles_labels()
+    drawn.legend(handles, names, loc="outside upper center", ncols=len(names))
+    return drawn
