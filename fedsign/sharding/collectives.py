@@ -65,6 +65,16 @@ class Collectives:
         """Copy a tensor of rank 0 to all."""
         dist.broadcast(tensor, src=0)
 
+    def meet(self) -> None:
+        """Wait for all ranks."""
+        dist.barrier()
+
+    def least(self, value: float, device: torch.device) -> float:
+        """The least of the ranks' values, on all ranks."""
+        found = torch.tensor(value, dtype=torch.double, device=device)
+        dist.all_reduce(found, op=dist.ReduceOp.MIN)
+        return float(found)
+
     def said_by_first(self, text: str) -> str:
         """What rank 0 says, on all ranks."""
         said = [text]

@@ -8,7 +8,6 @@ import statistics
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
 from fedsign.errors import ConfigError
 from fedsign.sharding.collectives import Collectives
@@ -69,7 +68,7 @@ def _bps(collectives: Collectives, scope: Scope, num_bytes: int, device: torch.d
     found = []
     for repetition in range(_REPETITIONS + 1):
         collectives.counts.pop(gather, None)
-        dist.barrier()
+        collectives.meet()
         if takes_part:
             collectives.run(gather, tensor)
             if device.type == "cuda":
@@ -77,6 +76,4 @@ def _bps(collectives: Collectives, scope: Scope, num_bytes: int, device: torch.d
             count = collectives.counts[gather]
             if repetition:  # the first one connects
                 found.append(8 * (count.payload.intra_bytes + count.payload.inter_bytes) / count.elapsed_s)
-    least = torch.tensor(statistics.median(found) if found else torch.inf, dtype=torch.double, device=device)
-    dist.all_reduce(least, op=dist.ReduceOp.MIN)
-    return float(least)
+    return collectives.least(statistics.median(found) if found else torch.inf, device)
