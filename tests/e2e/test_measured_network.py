@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.shaped import DEVICE, Cable, cable
+from fedsign.errors import EngineError
 from tests.e2e.namespaces import why_not
 
 MEGABITS = 100
@@ -22,7 +23,10 @@ def net() -> Iterator[Cable]:
     if reason:
         pytest.skip(reason)
     with cable() as made:
-        made.shape(MEGABITS)
+        try:
+            made.shape(MEGABITS)
+        except EngineError as error:
+            pytest.skip(f"no link can be shaped here: {error}")
         yield made
 
 
