@@ -60,7 +60,8 @@ def _refusal_of(name: str, settings: tuple[tuple[str, Any], ...]) -> str:
     objective: Objective = plugins.build("objective", name, dict(settings))
     kind = type(objective)
     has_parts = kind.penalty is Objective.penalty or objective.adds_up
-    if has_parts and kind.to_server is Objective.to_server and not (objective.has_state or objective.contrasts):
+    needs_more = objective.has_state or objective.contrasts or objective.needs_unit_displacement
+    if has_parts and kind.to_server is Objective.to_server and not needs_more:
         return ""
     return (
         f"objective '{name}' reads whole parameters, of which a rank has a part; use a strategy whose clients minimise the task's "

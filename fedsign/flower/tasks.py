@@ -99,13 +99,11 @@ class Tasks:
         puller = futures.ThreadPoolExecutor(max_workers=1)
         pulled = puller.submit(pull_task_input, client)
         puller.shutdown(wait=False)
-        while True:
-            try:
-                return pulled.result(_LOOKS_EVERY_S)
-            except futures.TimeoutError:
-                self._early = self._acquired()
+        while not futures.wait([pulled], timeout=_LOOKS_EVERY_S).done:
+            self._early = self._acquired()
             if self._early is not None:
                 return None
+        return pulled.result()
 
     def _app(self, run: Run, fab: Fab) -> ClientApp:
         """The app of a bundle, loaded once."""

@@ -124,6 +124,12 @@ class Halting(FedDyn):
 """
 
 
+def is_receiving(log: Path) -> bool:
+    """Whether a SuperNode has heard of a message whose content it does not have."""
+    _, heard, since = log.read_text(encoding="utf-8").rpartition("Receiving: train message")
+    return bool(heard) and "Received successfully" not in since
+
+
 @pytest.mark.engines
 @pytest.mark.slow
 def test_nodes_to_whom_a_message_was_announced_that_never_came_serve_the_run_that_is_resumed(folder: Path) -> None:
@@ -134,7 +140,8 @@ def test_nodes_to_whom_a_message_was_announced_that_never_came_serve_the_run_tha
     command = [sys.executable, "-m", "simulations.cli", "run", *SMALL, *own, *ON_FEDERATION]
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_until(announced.exists, timeout_s=240)
-    time.sleep(10)  # until the SuperNodes have heard of the messages
+    logs = [folder / "federation" / "logs" / f"site-{number}.log" for number in (1, 2)]
+    wait_until(lambda: all(map(is_receiving, logs)), timeout_s=120)
     process.kill()
     process.wait()
     (config,) = folder.glob("halted/*/*/config.toml")

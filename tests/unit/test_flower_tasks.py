@@ -62,6 +62,16 @@ def test_a_task_whose_content_never_comes_is_given_up_when_there_is_another(
     assert played.next() == Task(token="next", fab_hash="f")
 
 
+def test_what_pulling_raises_is_raised_be_it_a_timeout(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(client: Runtime) -> None:
+        raise TimeoutError("the SuperNode does not answer")
+
+    monkeypatch.setattr(tasks, "pull_task_input", fails)
+    with pytest.raises(TimeoutError, match="does not answer"):
+        Tasks("127.0.0.1:1").play(Task(token="lost", fab_hash="f"))
+    assert runtime.closed.is_set()
+
+
 def test_content_that_takes_its_time_is_waited_for_while_there_is_no_other_task(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
