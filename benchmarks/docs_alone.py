@@ -351,7 +351,7 @@ def _paro(result: Figures) -> str:
         against = inversions(found["players"])
         order = "; ".join(against) if against else "none"
         parts += [
-            f"**{megabits} Mbit/s** (within a machine {found['within_bps'] / 1e9:.1f} Gbit/s; to compute: {found['computing_s']:.2f} s a step)",
+            f"**{megabits} Mbit/s** (measured across: {found['across_bps'] / 1e6:.0f} Mbit/s, within a machine: {found['within_bps'] / 1e9:.1f} Gbit/s; to compute: {found['computing_s']:.2f} s a step)",
             table(titles, rows, left=1),
             f"{ratios}. Where the plan sees a gap of 25 % or more and it is the other way round: {order}.",
         ]

@@ -3,8 +3,9 @@
 The network is `benchmarks.shaped`'s.  Every player takes the same steps of the same model (two matrices of a million float32 weights,
 AdamW, 4 micro-batches of 4 rows, so that there is next to nothing to compute), in turn; each is held against one process on all batches.
 
-Beside the seconds stands the plan's prediction: `fedsign.sharding.plan` with the cable's rate, shared by a machine's ranks, the rate within
-a machine as the ranks measure it inside a collective, and a step's computation as they measure it, added, since nothing overlaps yet.
+Beside the seconds stands the plan's prediction: `fedsign.sharding.plan` with the rates across the cable, shared by a machine's ranks, and within
+a machine as the ranks measure them inside a collective (`fedsign.sharding.probe`; headers take 5 % of the cable's own), and a step's
+computation as they measure it, added, since nothing overlaps yet.
 """
 
 import json
@@ -39,14 +40,14 @@ _GAP = 1.25
 _TIMEOUT_S = 1500.0
 
 
-def predicted(player: str, *, megabits: float, within_bps: float, computing_s: float) -> dict[str, float] | None:
+def predicted(player: str, *, across_bps: float, within_bps: float, computing_s: float) -> dict[str, float] | None:
     """The plan's seconds and bytes of memory; None for players that are not of PaRO."""
     name, _, rings = player.partition(" ")
     if name not in STRATEGIES:
         return None
     network = Network(
         intra_bps=within_bps,
-        inter_bps=megabits * 1e6,
+        inter_bps=across_bps,
         link=Link.GROUP,
         rings=Rings.FLAT if rings == "flat" else Rings.TWO_LEVEL,
     )
@@ -77,18 +78,18 @@ def on_network(net: Cable, megabits: float, players: list[str], repetitions: int
             stack.callback(_end, ranks[-1])
         _wait(ranks)
         found = [json.loads((Path(folder) / f"rank-{rank}.json").read_text(encoding="utf-8")) for rank in range(RANKS)]
-    return _summed_up(found, megabits)
+    return _summed_up(found)
 
 
-def _summed_up(found: list[dict[str, Any]], megabits: float) -> Figures:
+def _summed_up(found: list[dict[str, Any]]) -> Figures:
     """Seconds of the slowest rank; bytes of the cable's both ends together; the most that a rank keeps."""
-    within_bps = median(rank["within_bps"] for rank in found)
+    within_bps, across_bps = found[0]["within_bps"], found[0]["across_bps"]  # the same on all
     computing_s = max(rank["computing_s"] for rank in found)
     players: Figures = {}
     for name in found[0]["players"]:
         turns = list(zip(*(rank["players"][name] for rank in found), strict=True))
         seconds = [max(rank["seconds"] for rank in turn) for turn in turns]
-        expected = predicted(name, megabits=megabits, within_bps=within_bps, computing_s=computing_s)
+        expected = predicted(name, across_bps=across_bps, within_bps=within_bps, computing_s=computing_s)
         players[name] = {
             "seconds": spread(seconds),
             "all_seconds": seconds,
@@ -103,6 +104,7 @@ def _summed_up(found: list[dict[str, Any]], megabits: float) -> Figures:
         }
     return {
         "within_bps": within_bps,
+        "across_bps": across_bps,
         "computing_s": computing_s,
         "players": players,
         "ratios": [_ratio(players, slow, fast) for slow, fast, _ in COMPARED if {slow, fast} <= players.keys()],

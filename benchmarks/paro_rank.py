@@ -19,12 +19,10 @@ from torch import Tensor
 
 from benchmarks.paro_players import PER_GROUP, PLAYERS, WIDTH, Player, adamw, loss_of, make_model
 from benchmarks.shaped import DEVICE
-from fedsign.sharding.collectives import Collectives
 from fedsign.sharding.layout import Grouping
-from fedsign.sharding.strategy import Collective, Operation, Scope
+from fedsign.sharding.probe import probe
 
 ROWS, STEPS = 4, 2
-_PROBE_BYTES, _PROBES = 16 * 2**20, 8
 
 
 def batches(rank: int, accumulate: int) -> list[tuple[Tensor, Tensor]]:
@@ -101,19 +99,6 @@ def computing_s(rank: int, accumulate: int) -> float:
     return sorted(taken)[len(taken) // 2]
 
 
-def within_bps() -> float:
-    """Bits a second of a rank within its group, inside the collective, on 16 MB."""
-    collectives = Collectives(Grouping.of(ranks=dist.get_world_size(), per_group=PER_GROUP))
-    tensor = torch.zeros(_PROBE_BYTES // 4)
-    gather = Collective(scope=Scope.INTRA, operation=Operation.ALL_GATHER)
-    collectives.run(gather, tensor)  # which connects
-    collectives.counts.clear()
-    for _ in range(_PROBES):
-        collectives.run(gather, tensor)
-    count = collectives.counts[gather]
-    return 8 * count.payload.intra_bytes / count.elapsed_s
-
-
 def main(path: Path, rank: int) -> None:
     """See the module."""
     given = json.loads(path.read_text(encoding="utf-8"))
@@ -122,8 +107,10 @@ def main(path: Path, rank: int) -> None:
         "gloo", init_method=f"tcp://{given['address']}:{given['port']}", rank=rank, world_size=given["ranks"]
     )
     expected = alone(given["ranks"], given["accumulate"])
+    measured = probe(Grouping.of(ranks=given["ranks"], per_group=PER_GROUP))
     result: dict[str, Any] = {
-        "within_bps": within_bps(),
+        "within_bps": measured.intra_bps,
+        "across_bps": measured.inter_bps,
         "computing_s": computing_s(rank, given["accumulate"]),
         "players": {name: [] for name in given["players"]},
     }

@@ -8,7 +8,7 @@ from benchmarks.paro_rank import alone, batches
 from fedsign.sharding.strategy import STRATEGIES
 
 BYTES = 4.0 * LAYERS * WIDTH * WIDTH
-NETWORK = {"megabits": 200, "within_bps": 1e15, "computing_s": 0.5}
+NETWORK = {"across_bps": 200e6, "within_bps": 1e15, "computing_s": 0.5}
 
 
 @pytest.mark.parametrize(
