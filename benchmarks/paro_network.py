@@ -155,10 +155,13 @@ def _free_port() -> int:
 
 def _wait(ranks: "list[subprocess.Popen[bytes]]") -> None:
     deadline = time.monotonic() + _TIMEOUT_S
-    while any(rank.poll() is None for rank in ranks):
-        ended = [number for number, rank in enumerate(ranks) if rank.poll()]
+    while True:
+        codes = [rank.poll() for rank in ranks]
+        ended = [number for number, code in enumerate(codes) if code]
         if ended or time.monotonic() > deadline:
             raise EngineError(f"rank {ended[0]} ended; what it said is above." if ended else "the ranks took too long.")
+        if None not in codes:
+            return
         time.sleep(0.2)
 
 

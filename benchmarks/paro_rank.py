@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.paro_players import PER_GROUP, PLAYERS, WIDTH, Player, adamw, loss_of, make_model
-from benchmarks.shaped import DEVICE
+from benchmarks.shaped import DEVICE, sent
 from fedsign.sharding.layout import Grouping
 from fedsign.sharding.probe import probe
 
@@ -54,33 +54,24 @@ def alone(ranks: int, accumulate: int) -> list[Tensor]:
     return [parameter.detach() for parameter in model.parameters()]
 
 
-def cable_bytes() -> int:
-    """Bytes that this machine has sent through the cable so far, with all headers."""
-    for line in Path("/proc/net/dev").read_text(encoding="utf-8").splitlines():
-        name, _, numbers = line.partition(":")
-        if name.strip() == DEVICE:
-            return int(numbers.split()[8])
-    return 0
-
-
 def played(name: str, rank: int, accumulate: int, expected: list[Tensor]) -> dict[str, Any]:
     """One player's steps: their seconds, what went through the cable, what it keeps, how far it is from one process."""
     player = PLAYERS[name]()
     own = batches(rank, accumulate)
     take_step(player, own)
     dist.barrier()
-    sent, began = cable_bytes(), time.perf_counter()
+    before, began = sent(), time.perf_counter()
     for _ in range(STEPS):
         take_step(player, own)
     dist.barrier()
-    seconds, sent = (time.perf_counter() - began) / STEPS, (cable_bytes() - sent) // STEPS
+    seconds, cable_bytes = (time.perf_counter() - began) / STEPS, sent().since(before).num_bytes // STEPS
     first = make_model().state_dict().values()
     moved = sum(float((one - other).square().sum()) for one, other in zip(expected, first, strict=True)) ** 0.5
     found = player.parameters()
     away = sum(float((one - other).square().sum()) for one, other in zip(found, expected, strict=True)) ** 0.5
     for features, targets in own:  # gradients are there when most is kept
         player.micro_batch(features, targets, 1 / accumulate, is_last=False)
-    return {"seconds": seconds, "cable_bytes": sent, "kept_bytes": player.kept_bytes(), "error": away / moved}
+    return {"seconds": seconds, "cable_bytes": cable_bytes, "kept_bytes": player.kept_bytes(), "error": away / moved}
 
 
 def computing_s(rank: int, accumulate: int) -> float:

@@ -10,6 +10,8 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 from fedsign.errors import EngineError
 
@@ -41,6 +43,29 @@ class Cable:
         for host in self.hosts:
             bucket = f"rate {megabits}mbit burst {_BURST_BYTES} latency {_LATENCY_MS}ms".split()
             _run("tc", "-n", host, "qdisc", "replace", "dev", DEVICE, "root", "tbf", *bucket)
+
+
+class Sent(NamedTuple):
+    """What a machine has put into the cable so far, as its kernel counts it."""
+
+    num_bytes: int
+    """With the headers of Ethernet, IP and TCP, each segment's once."""
+    num_segments: int
+    """As TCP hands them to the device, which may be larger than a packet."""
+
+    def since(self, before: "Sent") -> "Sent":
+        """Without what was sent before."""
+        return Sent(self.num_bytes - before.num_bytes, self.num_segments - before.num_segments)
+
+
+def sent() -> Sent:
+    """Of the machine that this process is on; nothing where there is no cable."""
+    for line in Path("/proc/net/dev").read_text(encoding="utf-8").splitlines():
+        name, _, numbers = line.partition(":")
+        if name.strip() == DEVICE:
+            found = numbers.split()
+            return Sent(int(found[8]), int(found[9]))
+    return Sent(0, 0)
 
 
 @contextmanager

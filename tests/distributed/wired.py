@@ -1,0 +1,46 @@
+"""A rank on one of two machines that a cable joins, for tests of what goes through it.
+
+python -m tests.distributed.wired SETTINGS.json RANK
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.paro_players import PLAYERS
+from benchmarks.paro_rank import batches, take_step
+from benchmarks.shaped import sent
+
+
+def crossed(player: str, *, rank: int, accumulate: int, steps: int) -> list[int]:
+    """Bytes and segments that this rank's machine sends in so many steps, after one that opens all connections."""
+    made, own = PLAYERS[player](), batches(rank, accumulate)
+    take_step(made, own)
+    dist.barrier()
+    before = sent()
+    dist.barrier()  # nobody begins before all have read
+    for _ in range(steps):
+        take_step(made, own)
+    dist.barrier()
+    return list(sent().since(before))
+
+
+def main(path: Path, rank: int) -> None:
+    """Each player in turn; what was counted goes to a file."""
+    given = json.loads(path.read_text(encoding="utf-8"))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=given["meeting"], rank=rank, world_size=given["ranks"])
+    found = {
+        player: crossed(player, rank=rank, accumulate=given["accumulate"], steps=given["steps"])
+        for player in given["players"]
+    }
+    path.with_name(f"rank-{rank}.json").write_text(json.dumps(found), encoding="utf-8")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
