@@ -1,11 +1,12 @@
 """Layers one after another, with the gradient of their cross-entropy and its tangents along b directions.
 
-One forward and one backward pass serve all directions.  Their tangents go through the layers a few at a time on a CPU: what is
-elementwise takes as long as the products of matrices, unless it stays in the cache.
+One forward and one backward pass serve all directions.  Their tangents go through the layers a few at a time on a CPU, on all of its threads: what
+is elementwise takes as long as the products of matrices, unless it stays in the cache.
 
 All weights are one vector theta [M]: an optimiser's step on it is a few operations, whatever the number of layers.
 """
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -13,6 +14,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from fedsign.bilevel import threads
 from fedsign.bilevel.layers import AveragePool, Convolution, Flatten, InstanceNorm, Kept, Layer, Linear, Parts, Relu
 
 _CACHE_BYTES = 3 * 2**20
@@ -87,11 +89,14 @@ class Chain:
         self, passes: "Passes", theta_t: Tensor, images_t: Tensor, targets_t: Tensor | None, *, into: Tensor
     ) -> None:
         """Add the gradient's tangents along directions of all that it depends on to `into` [b, M]."""
-        size = len(theta_t) if theta_t.is_cuda else passes.group_size
-        for start in range(0, len(theta_t), size):
-            part = slice(start, start + size)
+        count = len(theta_t)
+        size = count if theta_t.is_cuda else passes.group_size(count, torch.get_num_threads())
+
+        def add(part: slice) -> None:
             labels = None if targets_t is None else targets_t[part]
             self._add_tangents(passes, theta_t[part], images_t[part], labels, into[part])
+
+        threads.each(add, (slice(start, start + size) for start in range(0, count, size)))
 
     def _add_tangents(
         self, passes: "Passes", theta_t: Tensor, images_t: Tensor, targets_t: Tensor | None, into: Tensor
@@ -136,10 +141,10 @@ class Passes:
     widest: int
     """Bytes of the largest activation."""
 
-    @property
-    def group_size(self) -> int:
-        """How many directions a CPU takes at a time, so that tangents of activations stay in its cache."""
-        return max(1, _CACHE_BYTES // self.widest)
+    def group_size(self, count: int, num_threads: int) -> int:
+        """How many of the directions a CPU takes at a time, so that tangents of activations stay in its caches, and all threads have the same to do."""
+        groups = math.ceil(count / max(1, _CACHE_BYTES // self.widest))
+        return count if groups == 1 else math.ceil(count / (num_threads * math.ceil(groups / num_threads)))
 
 
 def conv_net(shape: tuple[int, int, int], num_outputs: int, *, width: int = 128, num_blocks: int = 3) -> Chain:
