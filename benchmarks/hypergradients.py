@@ -4,11 +4,13 @@ The task: digits condensed to one image of each class.
 
 - By depth, with the MLP of 64 units and 10 directions: live bytes beyond what was there before, at the peak, by torch's dispatcher; time of
   a hypergradient, all methods in turn.
-- The ConvNet with InstanceNorm (3 blocks of width 16 and 128, digits in the middle of 16x16), 5 steps deep: 32 directions at once and one after another, in turn.
+- The ConvNet with InstanceNorm (3 blocks of width 16 and 128, digits in the middle of 16x16), 5 steps deep: 32 directions at once and one after another, in turn,
+  with one thread and with one for each core.
 - The same beside `benchmarks.hand_jvp`, the same step with tangents written by hand for this network, and `torch.func`'s jvp, mapped
   over the directions by its vmap, and one after another.
 """
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -106,7 +108,7 @@ def by_func_one_after_another(problem: Problem, meta: Tree, vectors: Tree) -> li
     return ends
 
 
-def conv_net(width: int, repetitions: int) -> Figures:
+def conv_net(width: int, threads: int, repetitions: int) -> Figures:
     """All ways, checked to agree, in turn."""
     inner, problem, meta, vectors = conv_problem(width)
     ways: dict[str, Callable[[], Any]] = {
@@ -116,13 +118,18 @@ def conv_net(width: int, repetitions: int) -> Figures:
         "by_func": lambda: by_func(problem, meta, vectors),
         "by_func_one_after_another": lambda: torch.cat(by_func_one_after_another(problem, meta, vectors)),
     }
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
     with torch.no_grad():
         ours = ways["together"]()
         error = {name: float((way() - ours).norm() / ours.norm()) for name, way in ways.items()}
         taken = _in_turn(ways, repetitions)
+    torch.set_num_threads(before)
     pairs = {name: [one / own for one, own in zip(taken[name], taken["together"], strict=True)] for name in ways}
-    print(f"{NAME}: width {width} measured", flush=True)
+    print(f"{NAME}: width {width} measured with {threads} threads", flush=True)
     return {
+        "width": width,
+        "threads": threads,
         "error": error,
         "seconds": {name: spread(values) for name, values in taken.items()},
         "ratio_to_together": {name: spread(values) for name, values in pairs.items()},
@@ -138,9 +145,10 @@ def measure(path: Path, *, repetitions: int) -> None:
     before = machine()
     result = {
         **result_head(NAME, "Gradients through training", before, repetitions),
-        "threads": torch.get_num_threads(),
         "depths": by_depth(repetitions),
-        "conv_net": {str(width): conv_net(width, repetitions) for width in WIDTHS},
+        "conv_nets": [
+            conv_net(width, threads, repetitions) for width in WIDTHS for threads in sorted({1, os.cpu_count() or 1})
+        ],
     }
     write_result(path, result)
 
