@@ -24,6 +24,7 @@ from benchmarks import (
     large,
     lisa,
     paro_network,
+    paro_prefetch,
     population,
     sparse,
     sparse_clients,
@@ -51,6 +52,7 @@ _EXTRAS = {
         lisa,
         hypergradients,
         paro_network,
+        paro_prefetch,
         sparse,
         sparse_clients,
     )

@@ -3,9 +3,9 @@
 The network is `benchmarks.shaped`'s.  Every player takes the same steps of the same model (two matrices of a million float32 weights,
 AdamW, 4 micro-batches of 4 rows, so that there is next to nothing to compute), in turn; each is held against one process on all batches.
 
-Beside the seconds stands the plan's prediction: `fedsign.sharding.plan` with the rates across the cable, shared by a machine's ranks, and within
-a machine as the ranks measure them inside a collective (`fedsign.sharding.probe`; headers take 5 % of the cable's own), and a step's
-computation as they measure it, added, since nothing overlaps yet.
+Beside the seconds stands the plan's prediction: `fedsign.sharding.plan` with the cable's rate, shared by a machine's ranks, the rate within
+a machine as the ranks measure it inside a collective, and a step's computation as they measure it, added: nothing is done ahead of time here
+(`benchmarks.paro_prefetch` is about that).
 """
 
 import json
@@ -61,24 +61,24 @@ def predicted(player: str, *, across_bps: float, within_bps: float, computing_s:
 def on_network(net: Cable, megabits: float, players: list[str], repetitions: int) -> Figures:
     """All players at one rate."""
     net.shape(megabits)
+    given = {"accumulate": ACCUMULATE, "repetitions": repetitions, "players": players}
+    return _summed_up(on_machines(net, "benchmarks.paro_rank", given))
+
+
+def on_machines(net: Cable, module: str, given: Figures) -> list[Figures]:
+    """Run a module as the four ranks, two on each machine; what each has written to `rank-N.json` in the folder that it is told."""
     with TemporaryDirectory() as folder, ExitStack() as stack:
         settings = Path(folder) / "settings.json"
-        given = {
-            "address": net.address(0), "port": _free_port(), "ranks": RANKS, "accumulate": ACCUMULATE,
-            "repetitions": repetitions, "players": players, "folder": folder,
-        }  # fmt: skip
-        settings.write_text(json.dumps(given), encoding="utf-8")
+        told = {**given, "address": net.address(0), "port": _free_port(), "ranks": RANKS, "folder": folder}
+        settings.write_text(json.dumps(told), encoding="utf-8")
         ranks = []
         for rank in range(RANKS):
-            command = net.inside(
-                rank // PER_GROUP, [sys.executable, "-m", "benchmarks.paro_rank", str(settings), str(rank)]
-            )
+            command = net.inside(rank // PER_GROUP, [sys.executable, "-m", module, str(settings), str(rank)])
             environment = os.environ | {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
             ranks.append(subprocess.Popen(command, env=environment))
             stack.callback(_end, ranks[-1])
         _wait(ranks)
-        found = [json.loads((Path(folder) / f"rank-{rank}.json").read_text(encoding="utf-8")) for rank in range(RANKS)]
-    return _summed_up(found)
+        return [json.loads((Path(folder) / f"rank-{rank}.json").read_text(encoding="utf-8")) for rank in range(RANKS)]
 
 
 def _summed_up(found: list[dict[str, Any]]) -> Figures:

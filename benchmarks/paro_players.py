@@ -58,7 +58,7 @@ class Player(Protocol):
 
 
 class Ours:
-    """PaRO."""
+    """PaRO, nothing ahead of time: see `benchmarks.paro_prefetch`."""
 
     def __init__(self, strategy: str, rings: Rings) -> None:
         grouping = Grouping.of(ranks=dist.get_world_size(), per_group=PER_GROUP)
@@ -68,6 +68,7 @@ class Ours:
             grouping=grouping,
             strategy=strategy,
             rings=rings,
+            prefetch=False,
         )
 
     def micro_batch(self, features: Tensor, targets: Tensor, share: float, *, is_last: bool) -> None:

@@ -65,6 +65,7 @@ class ShardedTraining:
             grouping=Grouping(groups=settings.groups, per_group=settings.ranks // settings.groups),
             strategy=settings.strategy,
             units=units_of(workload, self._model),
+            prefetch=settings.prefetch,
         )
         self._num_elements = sum(parameter.numel() for parameter in self._model.parameters())
         self._optimizers = PieceOptimizers(self._model, self._sharded.pieces)

@@ -180,6 +180,7 @@ class ShardingSection(Section):
     memory_gb: NonNegativeReal = 0.0  # for the model states of a rank; 0: as much as they take
     intra_gbps: PositiveReal = 2000.0  # Gbit/s between ranks of a group, and to other groups: those of the paper
     inter_gbps: PositiveReal = 80.0
+    prefetch: bool = True  # gather and reduce while the model computes: the same bits, for the memory of one more unit
 
 
 class ClientSection(Section):

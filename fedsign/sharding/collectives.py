@@ -11,17 +11,21 @@ goes through them in their order, so that it leaves a group once, whatever the o
 Two levels are the paper's PaRO-CC (algorithms 6 and 7).  The levels overlap block by block: while blocks that have arrived
 go round within a group, the next ones cross, and the other way round for reduce-scatter.
 
+With `overlaps` they are carried out beside the caller, which goes on (`fedsign.sharding.lanes`).
+
 Broadcasts of the beginning are the backend's own, and not part of any plan.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from fedsign.errors import ConfigError
+from fedsign.sharding.lanes import Here, Lane, Streamed, Thread, Ticket
 from fedsign.sharding.layout import Granularity, Grouping
 from fedsign.sharding.strategy import Collective, Operation, Scope
 from fedsign.sharding.traffic import Count, Payload, Rings
@@ -30,7 +34,7 @@ from fedsign.sharding.traffic import Count, Payload, Rings
 class Collectives:
     """The collectives of a rank within a grouping of all ranks of the default process group."""
 
-    def __init__(self, grouping: Grouping, *, rings: Rings = Rings.TWO_LEVEL) -> None:
+    def __init__(self, grouping: Grouping, *, rings: Rings = Rings.TWO_LEVEL, overlaps: bool = False) -> None:
         """Raises: ConfigError: no process group was initialised, or one of another size."""
         if not dist.is_initialized():
             raise ConfigError("no process group is there; call torch.distributed.init_process_group first.")
@@ -43,10 +47,43 @@ class Collectives:
         self._group = grouping.group_ranks(self.rank)
         self._peers = grouping.peer_ranks(self.rank)
         self._sent = Payload()
-        self.counts: dict[Collective, Count] = {}
+        self._counts: dict[Collective, Count] = {}
+        self._overlaps = overlaps
+        self._lane: Lane | None = None
+        self._last: Ticket | None = None
+
+    @property
+    def counts(self) -> dict[Collective, Count]:
+        """What was done so far, by kind; all that was started is waited for."""
+        if self._last is not None:
+            self._last.wait()
+        return self._counts
 
     def run(self, collective: Collective, tensor: Tensor) -> None:
         """One collective, in place."""
+        self.start([collective], tensor).wait()
+
+    def start(
+        self, collectives: Sequence[Collective], tensor: Tensor, then: Callable[[], None] | None = None
+    ) -> Ticket:
+        """Some, one after another, in place, and then something else; the tensor is to be kept until that is waited for."""
+        if self._lane is None:
+            self._lane = self._make_lane(tensor)
+        self._last = self._lane.start(partial(self._carry_out, tuple(collectives), tensor, then))
+        return self._last
+
+    def _make_lane(self, tensor: Tensor) -> Lane:
+        if not self._overlaps:
+            return Here()
+        return Streamed(tensor.device) if tensor.is_cuda else Thread()
+
+    def _carry_out(self, collectives: Sequence[Collective], tensor: Tensor, then: Callable[[], None] | None) -> None:
+        for collective in collectives:
+            self._one(collective, tensor)
+        if then is not None:
+            then()
+
+    def _one(self, collective: Collective, tensor: Tensor) -> None:
         if not tensor.numel():
             return
         began, sent = time.perf_counter(), self._sent
@@ -59,7 +96,7 @@ class Collectives:
                 self._reduce_scatter(collective.scope, tensor)
                 self._all_gather(collective.scope, tensor)
         once = Count(calls=1, payload=self._sent - sent, elapsed_s=time.perf_counter() - began)
-        self.counts[collective] = self.counts.get(collective, Count()) + once
+        self._counts[collective] = self._counts.get(collective, Count()) + once
 
     def from_first(self, tensor: Tensor) -> None:
         """Copy a tensor of rank 0 to all."""

@@ -12,6 +12,7 @@ out of turn it gives NaN, where memory that was given back would be a crash.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from fedsign.errors import ConfigError
 from fedsign.sharding.account import Flat
 from fedsign.sharding.collectives import Collectives, own
+from fedsign.sharding.lanes import Ticket
 from fedsign.sharding.layout import Cut, Granularity
 from fedsign.sharding.strategy import Collective, Scope, Strategy, gather_all
 
@@ -72,6 +74,7 @@ class FlatParameter:
         self._whole = exact.to(dtype)  # the same, where the type is
         self._absent = torch.full((), torch.nan, dtype=dtype, device=exact.device)
         self._gradient_whole: Tensor | None = None
+        self._coming: Ticket | None = None
         self._shard = self._own(self._whole, Granularity.NONE, strategy.params)
         self._is_sharded = strategy.params is not Granularity.NONE
         if self._is_sharded:
@@ -89,27 +92,38 @@ class FlatParameter:
 
     @property
     def is_gathered(self) -> bool:
-        """Whether the parameters are there to be used."""
+        """Whether the parameters are there to be used, or on their way."""
         return not self._is_sharded or self._whole.untyped_storage().nbytes() > 0
 
-    def gather(self) -> None:
-        """Make the parameters whole, if they are not."""
+    def start_gather(self) -> None:
+        """Have the parameters on their way, if they are not there; they are used after `gather` only."""
         if self.is_gathered:
             return
         storage = self._whole.untyped_storage()
         storage.resize_(self._whole.numel() * self._whole.element_size())
         self._own(self._whole, Granularity.NONE, self.strategy.params).copy_(self._shard)
-        for collective in self.strategy.gather_params:
-            self._collectives.run(collective, self._whole)
-        self._show()
+        self._coming = self._collectives.start(self.strategy.gather_params, self._whole)
+
+    def gather(self) -> None:
+        """Make the parameters whole, if they are not."""
+        self.start_gather()
+        if self._coming is not None:
+            self._arrive(self._coming)
+            self._show()
 
     def free(self) -> None:
         """Give the whole's memory back, if it is not what the strategy keeps."""
         if not self._is_sharded:
             return
+        if self._coming is not None:
+            self._arrive(self._coming)
         for param, shape in zip(self.params, self.shapes, strict=True):
             param.data = self._absent.expand(shape)
         self._whole.untyped_storage().resize_(0)
+
+    def _arrive(self, coming: Ticket) -> None:
+        self._coming = None
+        coming.wait()
 
     def expect_gradients(self) -> None:
         """Let the coming backward add into flat tensors."""
@@ -124,18 +138,20 @@ class FlatParameter:
         for param, view in zip(self.params, self._views(flat), strict=True):
             param.grad = view
 
-    def reduce_gradients(self) -> None:
-        """After a unit's backward: add this micro-batch's gradient to the sum, at the strategy's granularity."""
+    def reduce_gradients(self) -> list[tuple[Ticket, Tensor]]:
+        """After a unit's backward: have this micro-batch's gradient added to the sum, at the strategy's granularity.
+
+        Gives what to wait for, with the tensor that is in use until then; nothing, if that is done.
+        """
         if not self.trainable:
-            return
+            return []
         for param in self.params:
             param.grad = None
-        if self._gradient_whole is None:
-            return
-        for collective in self.strategy.reduce_gradients:
-            self._collectives.run(collective, self._gradient_whole)
-        self.gradient_sum += self._own(self._gradient_whole, Granularity.NONE, self.strategy.gradients)
-        self._gradient_whole = None
+        whole, self._gradient_whole = self._gradient_whole, None
+        if whole is None:
+            return []
+        reduced, summed = self._own(whole, Granularity.NONE, self.strategy.gradients), self.gradient_sum
+        return [(self._collectives.start(self.strategy.reduce_gradients, whole, partial(_add, summed, reduced)), whole)]
 
     def stored(self) -> list[tuple[str, int, int, Tensor]]:
         """What this rank has to write into a checkpoint, and reads: a parameter's name, where in it, its size, the values."""
@@ -262,6 +278,10 @@ class FlatParameter:
     def _views(self, flat: Tensor) -> list[Tensor]:
         ends = zip(self.offsets, self.offsets[1:], self.shapes, strict=False)
         return [flat[start:stop].view(shape) for start, stop, shape in ends]
+
+
+def _add(total: Tensor, part: Tensor) -> None:
+    total += part
 
 
 def _reached(collective: Collective, at: Granularity) -> Granularity:

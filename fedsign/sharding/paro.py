@@ -13,6 +13,9 @@ The update is that of one process on the batches of all ranks: gradients are sum
 so losses are means over as many samples on each rank.  All ranks take the same way through the model.  The optimiser has to work
 element by element (SGD, Adam, AdamW, ...): it sees parts of flattened parameters, by name.  Buffers are each rank's own.
 
+With `prefetch` the next unit is gathered and gradients are reduced while the model computes (`fedsign.sharding.ahead`), with the
+same bits, for the memory of one more unit.
+
 What runs when, in a backward: an output's gradient hook gathers a unit; a node on the unit's inputs, which autograd reaches after all
 of the unit's own, reduces and frees it; units without such inputs are done at the end.  With activation checkpointing a
 unit's forward runs again within its backward, and then keeps its hands off.
@@ -29,6 +32,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fedsign.errors import ConfigError
+from fedsign.sharding.ahead import Ahead, Pass
 from fedsign.sharding.collectives import Collectives
 from fedsign.sharding.flat import FlatParameter, Piece
 from fedsign.sharding.layout import Granularity, Grouping
@@ -54,31 +58,55 @@ class Phase(Enum):
 class _Unit:
     """A module whose own parameters come and go together."""
 
-    def __init__(self, module: nn.Module, flats: Sequence[FlatParameter], backwards: "_Backwards") -> None:
+    def __init__(
+        self, module: nn.Module, flats: Sequence[FlatParameter], backwards: "_Backwards", *, is_all: bool
+    ) -> None:
+        """`is_all`: the model itself, whose forward is a pass."""
         self.flats, self.phase, self._backwards = flats, Phase.IDLE, backwards
+        self._ahead, self._is_all = backwards.ahead, is_all
         module.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True)
         module.register_forward_hook(self._after_forward, always_call=False)
 
-    def _gather(self) -> None:
-        for flat in self.flats:
-            flat.gather()
+    @property
+    def is_gathered(self) -> bool:
+        """See fedsign.sharding.ahead.Unit."""
+        return all(flat.is_gathered for flat in self.flats)
 
-    def _free(self) -> None:
+    def start_gather(self) -> None:
+        """See fedsign.sharding.ahead.Unit."""
+        for flat in self.flats:
+            flat.start_gather()
+
+    def free(self) -> None:
+        """See fedsign.sharding.ahead.Unit."""
         for flat in self.flats:
             flat.free()
+
+    def _come(self, phase: Phase) -> None:
+        self.start_gather()
+        for flat in self.flats:
+            flat.gather()
+        self.phase = phase
+        self._ahead.came(self)
+
+    def _go(self) -> None:
+        self.free()
         self.phase = Phase.IDLE
 
     def _before_forward(self, _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         if self.phase is Phase.BACKWARD:
             return None
-        self._gather()
-        self.phase = Phase.FORWARD
+        if self._is_all and not self._backwards.is_within:
+            self._ahead.begin(Pass.FORWARD)
+        self._come(Phase.FORWARD)
         return _marked((args, kwargs), self.after_backward) if torch.is_grad_enabled() else None
 
     def _after_forward(self, _: nn.Module, __: Any, outputs: Any) -> None:
         if self.phase is Phase.BACKWARD:
             return
-        self._free()
+        self._go()
+        if self._is_all and not self._backwards.is_within:
+            self._ahead.end()
         for tensor in tree_flatten(outputs)[0]:
             if isinstance(tensor, Tensor) and tensor.requires_grad:
                 tensor.register_hook(self._before_backward)
@@ -87,18 +115,17 @@ class _Unit:
         self._backwards.begin()
         if self.phase is Phase.BACKWARD:
             return
-        self._gather()
+        self._come(Phase.BACKWARD)
         for flat in self.flats:
             flat.expect_gradients()
-        self.phase = Phase.BACKWARD
 
     def after_backward(self) -> None:
         """Reduce what came together, and free."""
         if self.phase is not Phase.BACKWARD:
             return
-        for flat in self.flats:
-            flat.reduce_gradients()
-        self._free()
+        started = [each for flat in self.flats for each in flat.reduce_gradients()]
+        self._go()
+        self._ahead.reduce(started)
 
 
 class _AfterBackward(torch.autograd.Function):
@@ -132,18 +159,21 @@ def _marked(inputs: tuple[Any, Any], call: Callable[[], None]) -> tuple[Any, Any
 class _Backwards:
     """Calls at the end of each backward, of the whole graph."""
 
-    def __init__(self, at_end: Callable[[], None]) -> None:
-        self._at_end, self._is_within, self.count = at_end, False, 0
+    def __init__(self, at_end: Callable[[], None], ahead: Ahead) -> None:
+        self._at_end, self.ahead = at_end, ahead
+        self.is_within, self.count = False, 0
 
     def begin(self) -> None:
         """The first hook of a backward has come."""
-        if not self._is_within:
-            self._is_within = True
+        if not self.is_within:
+            self.is_within = True
+            self.ahead.begin(Pass.BACKWARD)
             torch.autograd.Variable._execution_engine.queue_callback(self._end)
 
     def _end(self) -> None:
         self._at_end()
-        self._is_within = False
+        self.ahead.end()
+        self.is_within = False
         self.count += 1
 
 
@@ -162,6 +192,7 @@ class Sharded:
         rings: Rings = Rings.TWO_LEVEL,
         weights: Path | None = None,
         device: torch.device | str = "cpu",
+        prefetch: bool = True,
     ) -> None:
         """Take the model's values from rank 0 and shard them; `dtype` is what it computes in, without it the parameters' own.
 
@@ -174,8 +205,9 @@ class Sharded:
         """
         self.model = model
         self.strategy = strategy_of(strategy) if isinstance(strategy, str) else strategy
-        self.grouping, self.collectives = grouping, Collectives(grouping, rings=rings)
-        self._backwards = _Backwards(self._after_backwards)
+        self.grouping, self.collectives = grouping, Collectives(grouping, rings=rings, overlaps=prefetch)
+        self._ahead = Ahead(is_on=prefetch)
+        self._backwards = _Backwards(self._after_backwards, self._ahead)
         read = self._reader(weights, torch.device(device))
         self._units = [self._unit(part, dtype, read) for part in parts_of(model, units)]
         self.flats = [flat for unit in self._units for flat in unit.flats]
@@ -222,7 +254,7 @@ class Sharded:
     def _unit(self, part: Part, dtype: torch.dtype | None, read: Callable[[str], Tensor] | None) -> _Unit:
         make = partial(FlatParameter, strategy=self.strategy, collectives=self.collectives, read=read)
         flats = [make(named, dtype=dtype or named[0][1].dtype) for named in part.alike()]
-        return _Unit(part.module, flats, self._backwards)
+        return _Unit(part.module, flats, self._backwards, is_all=part.module is self.model)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward."""
@@ -271,6 +303,7 @@ class Sharded:
         Raises:
             ConfigError: of parameters that come and go together, some were named and others not; or one was frozen at first.
         """
+        self._ahead.forget()
         for flat in self.flats:
             named = [name in names for name in flat.names]
             if any(named) and not all(named):
@@ -291,6 +324,7 @@ class Sharded:
         if not self._backwards.count:
             raise ConfigError("step() was called without a backward; call it after the backward of each micro-batch.")
         self._backwards.count = 0
+        self._ahead.settle()
         for flat in self.flats:
             flat.sync_gradients()
         if add is not None:

@@ -1,4 +1,4 @@
-"""What a rank has alive at most in a step is the plan's memory and one unit, which is there whole."""
+"""What a rank has alive at most in a step is the plan's memory and one unit, which is there whole; two, with those that are on their way."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -25,14 +25,19 @@ class Lived(NamedTuple):
     left: int
 
 
-def lived(strategy: str, groups: int, per_group: int) -> Lived:
+def lived(strategy: str, groups: int, per_group: int, prefetch: bool) -> Lived:
     """What is kept between steps, and the most that a step has alive on top, and leaves."""
     torch.manual_seed(0)
     blocks = [nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS))) for _ in range(UNITS)]
     model = nn.Sequential(*blocks)
     grouping = Grouping(groups=groups, per_group=per_group)
     sharded = Sharded(
-        model, lambda named: torch.optim.AdamW(named, lr=1e-3), grouping=grouping, strategy=strategy, units=blocks
+        model,
+        lambda named: torch.optim.AdamW(named, lr=1e-3),
+        grouping=grouping,
+        strategy=strategy,
+        units=blocks,
+        prefetch=prefetch,
     )
 
     def step() -> None:
@@ -46,20 +51,30 @@ def lived(strategy: str, groups: int, per_group: int) -> Lived:
     return Lived(kept=sharded.kept_bytes(), beyond=found.peak_bytes, left=found.kept_bytes)
 
 
-def all_lived(groups: int, per_group: int) -> dict[str, Lived]:
-    return {name: lived(name, groups, per_group) for name in STRATEGIES}
+def all_lived(groups: int, per_group: int, prefetch: bool) -> dict[str, Lived]:
+    return {name: lived(name, groups, per_group, prefetch) for name in STRATEGIES}
 
 
-@pytest.mark.parametrize(("groups", "per_group"), [(2, 2), (2, 3)])
-def test_a_step_has_the_plans_bytes_alive_and_one_unit(groups: int, per_group: int, tmp_path: Path) -> None:
-    """Within 5 %; a unit is its parameters and its gradients, whole."""
+@pytest.mark.parametrize(("groups", "per_group", "prefetch"), [(2, 2, False), (2, 3, False), (2, 2, True)])
+def test_a_step_has_the_plans_bytes_alive_and_one_unit(
+    groups: int, per_group: int, prefetch: bool, tmp_path: Path
+) -> None:
+    """Within 5 %; a unit is its parameters and its gradients, whole.
+
+    With prefetching there are two.  What the collectives' thread makes is not seen by torch's profiler, so it is added here: a
+    buffer to receive into, for gradients as large as what a rank of the group owns of them.
+    """
     size = float(UNITS * LAYERS * WIDTH * WIDTH)
     task = Task(params=size, trainable=size, accumulate=ACCUMULATE, sizes=IN_FLOAT)
     grouping = Grouping(groups=groups, per_group=per_group)
-    for rank in on_ranks(groups * per_group, all_lived, groups, per_group, folder=tmp_path):
+    units = 2 if prefetch else 1
+    for rank in on_ranks(groups * per_group, all_lived, groups, per_group, prefetch, folder=tmp_path):
         for name, found in rank.items():
             planned = memory_bytes(STRATEGIES[name], task, grouping)
-            peak = found.kept + found.beyond
+            unseen = UNIT_BYTES / 2 / grouping.split(STRATEGIES[name].gradients) if prefetch and name[1] != "N" else 0
+            peak = found.kept + found.beyond + unseen
             assert found.left == 0, name
             assert found.kept == pytest.approx(planned, rel=0.001), name
-            assert planned < peak <= 1.05 * (planned + UNIT_BYTES), (name, found, planned)
+            assert planned < peak <= 1.05 * (planned + units * UNIT_BYTES), (name, found, planned)
+            if "N" not in name[:2]:
+                assert peak >= planned + units * UNIT_BYTES, "nothing was on its way"

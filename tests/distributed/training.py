@@ -33,6 +33,7 @@ class Case:
     checkpoints: str = ""
     dtype: torch.dtype = torch.float64
     optimizer: str = "adamw"
+    prefetch: bool = True
 
     @property
     def grouping(self) -> Grouping:
@@ -157,6 +158,7 @@ def sharded(case: Case) -> Outcome:
         strategy=case.strategy,
         dtype=case.dtype,
         rings=case.rings,
+        prefetch=case.prefetch,
     )
     engine.set_masks(masks)
     norms = []

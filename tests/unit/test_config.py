@@ -78,6 +78,7 @@ COMPANIONS = {
     "attack.fraction": "attack.name=sign_flip",
     "client.sharding.intra_gbps": "client.sharding.ranks=4",
     "client.sharding.inter_gbps": "client.sharding.ranks=4",
+    "client.sharding.prefetch": "client.sharding.ranks=4",
 }  # without which it has no effect
 NOT_HALVED = {
     "client.sharding.groups",
@@ -106,7 +107,7 @@ def test_the_default_is_the_documented_experiment() -> None:
     untouched = {"clip_norm": 0.0, "label_smoothing": 0.0, "schedule": {"name": "constant", "per": "round"}}
     untouched |= {"micro_batch": 0, "path": "sequential", "chunk": 0, "state_cache_mib": 256.0}
     sharding = {"ranks": 1, "groups": 1, "strategy": "auto", "memory_gb": 0.0, "intra_gbps": 2000.0, "inter_gbps": 80.0}
-    untouched |= {"sharding": sharding}
+    untouched |= {"sharding": sharding | {"prefetch": True}}
     assert tree["client"] == client | untouched | {"optimizer": {"name": "sgd", "momentum": 0.9, "nesterov": False}}
     assert tree["server"]["optimizer"] == {"name": "none"}
     assert (tree["server"]["cohort_size"], tree["engine"]["name"], tree["engine"]["threads"]) == (10, "in_process", 1)
@@ -133,10 +134,11 @@ def test_setting_a_leaf_changes_that_leaf_alone(path: str) -> None:
 
 @pytest.mark.parametrize("path", COMPANIONS)
 def test_a_leaf_from_which_nothing_would_follow_is_refused(path: str) -> None:
-    override, companion = as_override(path, NUMBERS[path] / 2), COMPANIONS[path]
+    changed = NUMBERS[path] / 2 if not isinstance(NUMBERS[path], bool) else not NUMBERS[path]
+    override, companion = as_override(path, changed), COMPANIONS[path]
     with pytest.raises(ConfigError, match=re.escape(f"{path}=")):
         load(None, [override])
-    assert leaves(load(None, [override, companion]).model_dump(mode="json"))[path] == NUMBERS[path] / 2
+    assert leaves(load(None, [override, companion]).model_dump(mode="json"))[path] == changed
 
 
 @pytest.mark.parametrize(

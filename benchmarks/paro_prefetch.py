@@ -1,0 +1,157 @@
+"""PaRO with and without prefetching, where there is about as much to compute as to send: `benchmarks.paro_network`'s two machines.
+
+    python -m benchmarks.paro_prefetch SETTINGS.json RANK      (a rank; `make bench WORKS=paro_prefetch` starts them)
+
+A stack of matrices, units of 2.4 MB, whose blocks are larger than the bucket's burst.  Each strategy takes the same steps with and without,
+in turn; in the end both have the same bits.  Four ranks compute on the cores that there are, so the computation of a step is measured, too.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from benchmarks.machine import machine
+from benchmarks.measure import Figures, result_head, spread, write_result
+from benchmarks.paro_network import RANKS, on_machines
+from benchmarks.paro_players import PER_GROUP, adamw, loss_of
+from benchmarks.shaped import DEVICE, cable
+from fedsign.sharding.layout import Grouping
+from fedsign.sharding.paro import Sharded
+from fedsign.sharding.traffic import Rings
+
+NAME = "paro_prefetch"
+MEGABITS = (200, 1000)
+PLAYERS = ("GGG", "GGG flat", "GIG", "IGG", "IIG", "III", "NGG", "NII")
+WIDTH, LAYERS, ROWS, ACCUMULATE, STEPS = 768, 6, 256, 2, 2
+
+
+def make_model() -> nn.Sequential:
+    """The same on every rank."""
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)])
+
+
+def batches(rank: int) -> list[tuple[Tensor, Tensor]]:
+    """A rank's micro-batches of a step; the same in every step."""
+    draws = torch.Generator().manual_seed(rank)
+    return [
+        (torch.randn(ROWS, WIDTH, generator=draws), torch.randn(ROWS, WIDTH, generator=draws))
+        for _ in range(ACCUMULATE)
+    ]
+
+
+def engine(player: str, *, prefetch: bool) -> Sharded:
+    """One way to train."""
+    strategy, _, rings = player.partition(" ")
+    return Sharded(
+        make_model(),
+        lambda named: torch.optim.AdamW(named, lr=1e-3),
+        grouping=Grouping.of(ranks=dist.get_world_size(), per_group=PER_GROUP),
+        strategy=strategy,
+        rings=Rings.FLAT if rings else Rings.TWO_LEVEL,
+        prefetch=prefetch,
+    )
+
+
+def take_step(sharded: Sharded, own: list[tuple[Tensor, Tensor]]) -> None:
+    """One step."""
+    for features, targets in own:
+        (loss_of(sharded(features), targets) / len(own)).backward()
+    sharded.step()
+
+
+def played(player: str, rank: int, *, prefetch: bool) -> tuple[float, dict[str, Tensor]]:
+    """Seconds a step, after one that warms up and shows the order of units; the parameters in the end."""
+    sharded, own = engine(player, prefetch=prefetch), batches(rank)
+    take_step(sharded, own)
+    dist.barrier()
+    began = time.perf_counter()
+    for _ in range(STEPS):
+        take_step(sharded, own)
+    dist.barrier()
+    return (time.perf_counter() - began) / STEPS, sharded.full_state_dict()
+
+
+def computing_s(rank: int) -> float:
+    """A step without any communication, on all ranks at once."""
+    model = make_model()
+    optimizer, taken = adamw(model.parameters()), []
+    for _ in range(3):
+        dist.barrier()
+        began = time.perf_counter()
+        for features, targets in batches(rank):
+            (loss_of(model(features), targets) / ACCUMULATE).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        taken.append(time.perf_counter() - began)
+    return sorted(taken)[1]
+
+
+def main(path: Path, rank: int) -> None:
+    """A rank: with and without by turns; which of the two begins changes from one repetition to the next."""
+    given = json.loads(path.read_text(encoding="utf-8"))
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://{given['address']}:{given['port']}", rank=rank, world_size=given["ranks"]
+    )
+    result: dict[str, Any] = {"computing_s": computing_s(rank), "players": {name: [] for name in given["players"]}}
+    for repetition in range(given["repetitions"]):
+        for name in given["players"]:
+            turns = [bool(repetition % 2), not repetition % 2]
+            found = {prefetch: played(name, rank, prefetch=prefetch) for prefetch in turns}
+            is_same = all(torch.equal(value, found[False][1][key]) for key, value in found[True][1].items())
+            result["players"][name].append({"off": found[False][0], "on": found[True][0], "is_same": is_same})
+            if rank == 0:
+                print(
+                    f"repetition {repetition + 1}: {name}: {found[False][0]:.2f} s, {found[True][0]:.2f} s", flush=True
+                )
+    (Path(given["folder"]) / f"rank-{rank}.json").write_text(json.dumps(result), encoding="utf-8")
+    dist.destroy_process_group()
+
+
+def _summed_up(found: list[Figures]) -> Figures:
+    """Seconds of the slowest rank; the ratio of neighbours in time."""
+    players: Figures = {}
+    for name in found[0]["players"]:
+        turns = list(zip(*(rank["players"][name] for rank in found), strict=True))
+        seconds = {key: [max(rank[key] for rank in turn) for turn in turns] for key in ("off", "on")}
+        players[name] = {
+            **{key: spread(each) for key, each in seconds.items()},
+            "off_over_on": spread([off / on for off, on in zip(seconds["off"], seconds["on"], strict=True)]),
+            "is_same": all(rank["is_same"] for turn in turns for rank in turn),
+        }
+    return {"computing_s": max(rank["computing_s"] for rank in found), "players": players}
+
+
+def measure(
+    path: Path, *, repetitions: int, players: tuple[str, ...] = PLAYERS, megabits: tuple[int, ...] = MEGABITS
+) -> None:
+    """All players at all rates.
+
+    Raises:
+        EngineError: no namespaces can be made here, or a rank ended.
+    """
+    before, rates = machine(), {}
+    with cable() as net:
+        for rate in megabits:
+            net.shape(rate)
+            given = {"repetitions": repetitions, "players": list(players)}
+            rates[str(rate)] = _summed_up(on_machines(net, "benchmarks.paro_prefetch", given))
+    result = {
+        **result_head(NAME, "Sharded, ahead of time", before, repetitions),
+        "ranks": RANKS, "per_group": PER_GROUP, "accumulate": ACCUMULATE, "rows": ROWS, "params": LAYERS * WIDTH * WIDTH,
+        "rates": rates,
+    }  # fmt: skip
+    write_result(path, result)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", DEVICE)
+    main(Path(sys.argv[1]), int(sys.argv[2]))
