@@ -17,6 +17,7 @@ from fedsign import plugins
 from fedsign.addresses import Address
 from fedsign.errors import ConfigError
 from fedsign.sections import (
+    WHERE_RANKS_ARE,
     AttackPart,
     ClientSection,
     DataPart,
@@ -354,7 +355,9 @@ def _check_sharding(sharding: ShardingSection) -> None:
 
 def _check_machines(sharding: ShardingSection) -> None:
     if sharding.machines == 1:
-        given = {key: value for key in ("listen", "secret_file") if (value := getattr(sharding, key))}
+        given = {
+            key: value for key, value in sharding if key in WHERE_RANKS_ARE and value != getattr(ShardingSection(), key)
+        }
         if given:
             said = " and ".join(f"client.sharding.{key}={value}" for key, value in given.items())
             raise ConfigError(

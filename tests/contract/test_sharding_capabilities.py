@@ -289,6 +289,7 @@ def test_auto_says_what_the_least_is(tmp_path: Path) -> None:
             {"ranks": 4, "groups": 1, "machines": 2},
             "machines=2 was given with client.sharding.groups=1; .* whole groups",
         ),
+        ({"ranks": 2, "join_s": 9.0}, "client.sharding.join_s=9.0 was given with client.sharding.machines=1"),
         (
             {"ranks": 2, "listen": "a:1"},
             "client.sharding.listen=a:1 was given with client.sharding.machines=1, which no other one joins",

@@ -56,13 +56,13 @@ def workload(root: Path, address: str, model: dict[str, Any], **settings: Any) -
 
 
 @pytest.mark.slow
-def test_two_machines_give_the_bits_of_one(tmp_path: Path) -> None:
-    """2 x 2 ranks: the first machine and its rank 0 do everything that is not training."""
+def test_a_round_on_one_machine_and_one_that_is_resumed_on_two_give_the_bits_of_both_on_one(tmp_path: Path) -> None:
+    """2 x 2 ranks."""
     one, address = run(tree(tmp_path / "one", **sharding("plain"))), free_address()
-    two = sharding("plain")
-    two["client"]["sharding"] |= {"machines": 2, "listen": address}
+    begun = run(tree(tmp_path / "two", **sharding("plain"), rounds=1))
     with worker(tmp_path / "other", address) as other:
-        done = run(tree(tmp_path / "two", **two))
+        on_two = {"client": {"sharding": {"machines": 2, "listen": address}}}
+        done = run({"rounds": 2, **on_two}, resume=begun.path)
         said, _ = other.communicate(timeout=30)
     assert other.returncode == 0
     looking, *lines = said.splitlines()
