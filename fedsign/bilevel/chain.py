@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedsign.bilevel.layers import AveragePool, Convolution, Flatten, InstanceNorm, Kept, Layer, Linear, Parts, Relu
 
-_CACHE_BYTES = 2**20
+_CACHE_BYTES = 3 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +65,7 @@ class Chain:
         """The gradient [M] of the mean cross-entropy to targets [n, k], and what its tangents need to know."""
         weights = self.parts(theta)
         x = images.permute(0, 2, 3, 1).contiguous()
-        kept, after, found = [], [], []
+        kept, after, found, widest = [], [], [], 0
         for layer, own in zip(self.layers, weights, strict=True):
             x, left = layer.forward(own, x)
             kept.append(left)
@@ -74,11 +74,14 @@ class Chain:
         for index in range(len(self.layers) - 1, self._first - 1, -1):
             if g is None:
                 break
-            after.append(g)
-            g, by_weights = self.layers[index].backward(weights[index], kept[index], g, inwards=index > self._first)
+            widest = max(widest, g.numel() * g.element_size())
+            g, by_weights, left = self.layers[index].backward(
+                weights[index], kept[index], g, inwards=index > self._first
+            )
+            after.append(left)
             found.append([each.flatten() for each in by_weights])
         gradient = torch.cat([each for parts in reversed(found) for each in parts])
-        return gradient, Passes(weights=weights, kept=kept, after=after, shares=shares)
+        return gradient, Passes(weights=weights, kept=kept, after=after, shares=shares, widest=widest)
 
     def add_tangents(
         self, passes: "Passes", theta_t: Tensor, images_t: Tensor, targets_t: Tensor | None, *, into: Tensor
@@ -94,7 +97,7 @@ class Chain:
         self, passes: "Passes", theta_t: Tensor, images_t: Tensor, targets_t: Tensor | None, into: Tensor
     ) -> None:
         moved, all_into = self.parts(theta_t), self.parts(into)
-        x_t = images_t.permute(0, 1, 3, 4, 2).contiguous()
+        x_t = images_t.permute(0, 1, 3, 4, 2).clone(memory_format=torch.contiguous_format)
         kept_t = []
         for layer, weights, weights_t, kept in zip(self.layers, passes.weights, moved, passes.kept, strict=True):
             x_t, left = layer.forward_tangent(weights, weights_t, kept, x_t)
@@ -102,7 +105,7 @@ class Chain:
         shares = passes.shares
         shares_t = shares * (x_t - (shares * x_t).sum(-1, keepdim=True))
         g_t: Tensor | None = (shares_t if targets_t is None else shares_t - targets_t) / len(shares)
-        for index, g in zip(range(len(self.layers) - 1, self._first - 1, -1), passes.after, strict=True):
+        for index, left in zip(range(len(self.layers) - 1, self._first - 1, -1), passes.after, strict=True):
             if g_t is None:
                 break
             g_t = self.layers[index].backward_tangent(
@@ -110,7 +113,7 @@ class Chain:
                 moved[index],
                 passes.kept[index],
                 kept_t.pop(),
-                g,
+                left,
                 g_t,
                 into=all_into[index],
                 inwards=index > self._first,
@@ -124,18 +127,19 @@ class Chain:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Passes:
-    """A forward and a backward pass: what each layer kept, and the gradient by its output, last layer first."""
+    """A forward and a backward pass: what each layer kept of the first, and left of the second, last layer first."""
 
     weights: list[Parts]
     kept: list[Kept]
-    after: list[Tensor]
+    after: list[Kept]
     shares: Tensor
+    widest: int
+    """Bytes of the largest activation."""
 
     @property
     def group_size(self) -> int:
         """How many directions a CPU takes at a time, so that tangents of activations stay in its cache."""
-        widest = max(each.numel() * each.element_size() for each in self.after)
-        return max(1, _CACHE_BYTES // widest)
+        return max(1, _CACHE_BYTES // self.widest)
 
 
 def conv_net(shape: tuple[int, int, int], num_outputs: int, *, width: int = 128, num_blocks: int = 3) -> Chain:

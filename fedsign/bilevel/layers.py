@@ -24,7 +24,10 @@ Kept = Any  # what a pass of a layer leaves for its later passes; no other layer
 
 
 class Layer(Protocol):
-    """One link of a chain.  `weights` and `moved` are its weights and their tangents, in the order of `shapes`."""
+    """One link of a chain.  `weights` and `moved` are its weights and their tangents, in the order of `shapes`.
+
+    Tangents and gradients that come in are the layer's, to keep or to overwrite; what it hands on it does not keep.
+    """
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
@@ -47,8 +50,8 @@ class Layer(Protocol):
         """Its tangents."""
         ...
 
-    def backward(self, weights: Parts, kept: Kept, g: Tensor, *, inwards: bool) -> tuple[Tensor | None, Parts]:
-        """Gradients by the input (if it goes on `inwards`) and by the weights."""
+    def backward(self, weights: Parts, kept: Kept, g: Tensor, *, inwards: bool) -> tuple[Tensor | None, Parts, Kept]:
+        """Gradients by the input (if it goes on `inwards`) and by the weights; what is `left` for their tangents."""
         ...
 
     def backward_tangent(
@@ -57,7 +60,7 @@ class Layer(Protocol):
         moved: Parts,
         kept: Kept,
         kept_t: Kept,
-        g: Tensor,
+        left: Kept,
         g_t: Tensor,
         *,
         into: Parts,
@@ -101,9 +104,9 @@ class Linear:
         """Of the same."""
         return products.forward_tangent(Weights(*weights), Weights(*moved), kept, x_t), x_t
 
-    def backward(self, weights: Parts, kept: Kept, g: Tensor, *, inwards: bool) -> tuple[Tensor | None, Parts]:
+    def backward(self, weights: Parts, kept: Kept, g: Tensor, *, inwards: bool) -> tuple[Tensor | None, Parts, Kept]:
         """x^T g; g w^T."""
-        return products.to_input(Weights(*weights), g) if inwards else None, products.backward(kept, g)
+        return products.to_input(Weights(*weights), g) if inwards else None, products.backward(kept, g), g
 
     def backward_tangent(
         self,
@@ -111,15 +114,15 @@ class Linear:
         moved: Parts,
         kept: Kept,
         kept_t: Kept,
-        g: Tensor,
+        left: Kept,
         g_t: Tensor,
         *,
         into: Parts,
         inwards: bool,
     ) -> Tensor | None:
         """Of the same."""
-        products.backward_tangent(kept, kept_t, g, g_t, into=Weights(*into))
-        return products.to_input_tangent(Weights(*weights), Weights(*moved), g, g_t) if inwards else None
+        products.backward_tangent(kept, kept_t, left, g_t, into=Weights(*into))
+        return products.to_input_tangent(Weights(*weights), Weights(*moved), left, g_t) if inwards else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,11 +157,14 @@ class Convolution:
         found = products.forward_tangent(Weights(*weights), Weights(*moved), kept, p_t)
         return found.view(*x_t.shape[:4], -1), p_t
 
-    def backward(self, weights: Parts, kept: Kept, g: Tensor, *, inwards: bool) -> tuple[Tensor | None, Parts]:
-        """Patches^T g; the patches' gradients, added up where they overlap."""
+    def backward(self, weights: Parts, kept: Kept, g: Tensor, *, inwards: bool) -> tuple[Tensor | None, Parts, Kept]:
+        """Patches^T g; by the input, a convolution with the kernel turned about."""
         rows = g.flatten(0, 2)
         found = products.backward(kept, rows)
-        return assembled(products.to_input(Weights(*weights), rows), g.shape[:3]) if inwards else None, found
+        if not inwards:
+            return None, found, (rows, None)
+        around = patches(g)
+        return (around @ self._turned(weights[0])).view(*g.shape[:3], -1), found, (rows, around)
 
     def backward_tangent(
         self,
@@ -166,39 +172,37 @@ class Convolution:
         moved: Parts,
         kept: Kept,
         kept_t: Kept,
-        g: Tensor,
+        left: Kept,
         g_t: Tensor,
         *,
         into: Parts,
         inwards: bool,
     ) -> Tensor | None:
         """Of the same."""
-        rows, rows_t = g.flatten(0, 2), g_t.flatten(1, 3)
-        products.backward_tangent(kept, kept_t, rows, rows_t, into=Weights(*into))
+        rows, around = left
+        products.backward_tangent(kept, kept_t, rows, g_t.flatten(1, 3), into=Weights(*into))
         if not inwards:
             return None
-        by_patches = products.to_input_tangent(Weights(*weights), Weights(*moved), rows, rows_t)
-        count, num_images, *size = g_t.shape[:4]
-        found: Tensor = assembled(by_patches, (count * num_images, *size)).unflatten(0, (count, num_images))
+        found = around.expand(len(g_t), *around.shape).bmm(self._turned(moved[0]))
+        found.view(-1, self.num_inputs).addmm_(patches(g_t.flatten(0, 1)), self._turned(weights[0]))
+        by_input: Tensor = found.view(*g_t.shape[:4], -1)
+        return by_input
+
+    def _turned(self, weight: Tensor) -> Tensor:
+        """[..., 9 i, o] -> [..., 9 o, i], by half a turn."""
+        kernel = weight.unflatten(-2, (9, self.num_inputs))
+        found: Tensor = kernel.flip(-3).transpose(-2, -1).flatten(-3, -2)
         return found
 
 
 def patches(x: Tensor) -> Tensor:
     """[n, h, w, c] -> [n h w, 9 c]: what a 3x3 window sees at each place, zeros outside."""
     num, height, width, channels = x.shape
-    windows = functional.pad(x, (0, 0, 1, 1, 1, 1)).unfold(1, 3, 1).unfold(2, 3, 1)
-    return windows.permute(0, 1, 2, 4, 5, 3).reshape(num * height * width, 9 * channels)
-
-
-def assembled(p: Tensor, shape: Shape) -> Tensor:
-    """The adjoint of `patches`: [n h w, 9 c] added up to [n, h, w, c]."""
-    num, height, width = shape
-    windows = p.view(num, height, width, 3, 3, -1)
-    total = p.new_zeros(num, height + 2, width + 2, windows.shape[-1])
-    for row in range(3):
-        for column in range(3):
-            total[:, row : row + height, column : column + width] += windows[:, :, :, row, column]
-    return total[:, 1:-1, 1:-1]
+    windows = functional.pad(x, (0, 0, 1, 1, 1, 1)).unfold(1, 3, 1).unfold(2, 3, 1).permute(0, 1, 2, 4, 5, 3)
+    if channels > 1:
+        return windows.reshape(num * height * width, 9 * channels)
+    found = torch.stack([windows[:, :, :, row, column, 0] for row in range(3) for column in range(3)], -1)
+    return found.view(num * height * width, 9)  # three numbers at a time would take more than twice as long
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -229,18 +233,20 @@ class InstanceNorm:
         return torch.addcmul(weights[1], h, weights[0]), (h, r)
 
     def forward_tangent(self, weights: Parts, moved: Parts, kept: Kept, x_t: Tensor) -> tuple[Tensor, Kept]:
-        """h_t = r (x_t - mean(x_t) - h mean(h x_t))."""
+        """h_t = r (x_t - mean(x_t) - h mean(h x_t)), which is not made: what is needed of it is a sum of x_t, h and a constant."""
         h, r = kept
         scale_t, shift_t = (_per_direction(each) for each in moved)
-        growth = _mean(h * x_t)
-        h_t = (x_t - _mean(x_t)).addcmul_(h, growth, value=-1).mul_(r)
-        y_t = torch.addcmul(shift_t, h, scale_t).addcmul_(h_t, weights[0])
-        return y_t, (h_t, growth * r)
+        slope = weights[0] * r
+        mean, growth = _mean(x_t), _mean(h * x_t)
+        y_t = torch.addcmul(torch.addcmul(shift_t, slope, mean, value=-1), x_t, slope)
+        return y_t.addcmul_(h, torch.addcmul(scale_t, slope, growth, value=-1)), (x_t, mean, growth)
 
-    def backward(self, weights: Parts, kept: Kept, g: Tensor, *, inwards: bool) -> tuple[Tensor | None, Parts]:
+    def backward(self, weights: Parts, kept: Kept, g: Tensor, *, inwards: bool) -> tuple[Tensor | None, Parts, Kept]:
         """With u = g scale: r (u - mean(u) - h mean(h u))."""
         h, r = kept
-        return _projected(g * weights[0], h, r)[0], (_total(g * h), _total(g))
+        g_mean, along_h, size = _mean(g), _mean(g * h), g.shape[-3] * g.shape[-2]
+        found = (weights[0] * r) * (g - g_mean - h * along_h) if inwards else None
+        return found, (size * _total(along_h), size * _total(g_mean)), (g, g_mean, along_h)
 
     def backward_tangent(
         self,
@@ -248,24 +254,32 @@ class InstanceNorm:
         moved: Parts,
         kept: Kept,
         kept_t: Kept,
-        g: Tensor,
+        left: Kept,
         g_t: Tensor,
         *,
         into: Parts,
         inwards: bool,
     ) -> Tensor | None:
-        """r (u_t - mean(u_t) - h_t mean(h u) - h mean(h_t u + h u_t)) - (sigma_t / sigma) of the gradient itself."""
-        (h, r), (h_t, growth) = kept, kept_t
-        into[0].add_(_total((g_t * h).addcmul_(g, h_t)))
-        into[1].add_(_total(g_t))
+        """r (u_t - mean(u_t) - h_t mean(h u) - h mean(h_t u + h u_t)) - (sigma_t / sigma) of the gradient itself.
+
+        Multiplied out: a sum of g_t, g, h, x_t and a constant, with factors for each image's channels.
+        """
+        (h, r), (x_t, mean, growth) = kept, kept_t
+        scale, (scale_t, _) = weights[0], (_per_direction(each) for each in moved)
+        (g, g_mean, gh_mean), size = left, g_t.shape[-3] * g_t.shape[-2]
+        g_t_mean, along_h = _mean(g_t), _mean(g_t * h)
+        along_h = along_h.add_(_mean(g * x_t).addcmul_(mean, g_mean, value=-1).addcmul_(growth, gh_mean, value=-1) * r)
+        into[0].add_(_total(along_h), alpha=size)
+        into[1].add_(_total(g_t_mean), alpha=size)
         if not inwards:
             return None
-        u = g * weights[0]
-        by_input, share = _projected(u, h, r)
-        u_t = (g_t * weights[0]).addcmul_(g, _per_direction(moved[0]))
-        share_t = _mean((h * u_t).addcmul_(h_t, u))
-        found = (u_t - _mean(u_t)).addcmul_(h_t, share, value=-1).addcmul_(h, share_t, value=-1).mul_(r)
-        result: Tensor = found.addcmul_(growth, by_input, value=-1)
+        slope, share = scale * r, scale * r * r * gh_mean
+        pull = growth * r * slope
+        level = torch.addcmul(pull * g_mean, mean, share)
+        level.addcmul_(slope, g_t_mean, value=-1).addcmul_(scale_t * r, g_mean, value=-1)
+        of_h = (2 * growth * share).addcmul_(scale_t * r, gh_mean, value=-1).addcmul_(slope, along_h, value=-1)
+        found = torch.addcmul(level, g_t, slope).addcmul_(g, scale_t * r - pull)
+        result: Tensor = found.addcmul_(h, of_h).addcmul_(x_t, share, value=-1)
         return result
 
 
@@ -280,11 +294,6 @@ def _total(x: Tensor) -> Tensor:
 def _per_direction(weights: Tensor) -> Tensor:
     """[b, c] beside [b, n, h, w, c]."""
     return weights[:, None, None, None, :]
-
-
-def _projected(u: Tensor, h: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
-    share = _mean(h * u)
-    return (u - _mean(u) - h * share) * r, share
 
 
 class _Plain:
@@ -313,9 +322,9 @@ class _Plain:
         """Through the derivative."""
         return self.through(kept, x_t), None
 
-    def backward(self, weights: Parts, kept: Kept, g: Tensor, *, inwards: bool) -> tuple[Tensor | None, Parts]:
+    def backward(self, weights: Parts, kept: Kept, g: Tensor, *, inwards: bool) -> tuple[Tensor | None, Parts, Kept]:
         """Through its adjoint."""
-        return self.back(kept, g) if inwards else None, ()
+        return self.back(kept, g) if inwards else None, (), None
 
     def backward_tangent(
         self,
@@ -323,7 +332,7 @@ class _Plain:
         moved: Parts,
         kept: Kept,
         kept_t: Kept,
-        g: Tensor,
+        left: Kept,
         g_t: Tensor,
         *,
         into: Parts,
@@ -349,13 +358,11 @@ class Relu(_Plain):
 
     def through(self, kept: Kept, x: Tensor) -> Tensor:
         """Where it is open."""
-        found: Tensor = x * kept
-        return found
+        return x.mul_(kept)
 
     def back(self, kept: Kept, g: Tensor) -> Tensor:
         """Where it is open."""
-        found: Tensor = g * kept
-        return found
+        return g.mul_(kept)
 
 
 class AveragePool(_Plain):
@@ -380,8 +387,12 @@ class AveragePool(_Plain):
 
     def back(self, kept: Kept, g: Tensor) -> Tensor:
         """A quarter to each of the four."""
-        wide = (g * 0.25).repeat_interleave(2, dim=-2).repeat_interleave(2, dim=-3)
-        missing = kept[0] - wide.shape[-3], kept[1] - wide.shape[-2]
+        (height, width), channels = g.shape[-3:-1], g.shape[-1]
+        quarter = (g * 0.25).unflatten(-2, (width, 1)).unflatten(-4, (height, 1))
+        wide = quarter.expand(*g.shape[:-3], height, 2, width, 2, channels).reshape(
+            *g.shape[:-3], 2 * height, 2 * width, channels
+        )
+        missing = kept[0] - 2 * height, kept[1] - 2 * width
         return functional.pad(wide, (0, 0, 0, missing[1], 0, missing[0])) if any(missing) else wide
 
 
