@@ -3,9 +3,9 @@
 The network is `benchmarks.shaped`'s.  Every player takes the same steps of the same model (two matrices of a million float32 weights,
 AdamW, 4 micro-batches of 4 rows, so that there is next to nothing to compute), in turn; each is held against one process on all batches.
 
-Beside the seconds stands the plan's prediction: `fedsign.sharding.plan` with the cable's rate, shared by a machine's ranks, the rate within
-a machine as the ranks measure it inside a collective, and a step's computation as they measure it, added: nothing is done ahead of time here
-(`benchmarks.paro_prefetch` is about that).
+Beside the seconds stands the plan's prediction: `fedsign.sharding.plan` with the rates across the cable, shared by a machine's ranks, and within a
+machine as the ranks measure them inside a collective (`fedsign.sharding.probe`; headers take 5 % of the cable's own), and a step's
+computation as they measure it, added: nothing is done ahead of time here (`benchmarks.paro_prefetch` is about that).
 """
 
 import json
