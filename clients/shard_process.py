@@ -6,6 +6,7 @@ Out: {"ready": true} once; then for each client {"trained": {...}}, and from ran
 """
 
 import logging
+import os
 import socket
 import sys
 import tomllib
@@ -16,10 +17,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from clients.shard_devices import Place, place_here
 from clients.shard_training import ShardedTraining
 from clients.shared_data import mapped_data
 from clients.shared_tensors import Layout, SharedFile
 from fedsign.config import ExperimentConfig
+from fedsign.numerics import device_of
 from fedsign.processes import Message, Parent
 from fedsign.records import ObjectiveSpec, failure_of
 from fedsign.workload import Workload
@@ -52,13 +55,15 @@ class _Rank:
         # complete and checked by who sent it; to check it again would import what only a server needs
         config = ExperimentConfig.model_validate(tomllib.loads(given["config"]))
         torch.set_num_threads(config.engine.threads)
+        self._rank = int(given["rank"])
+        place = place_here(device_of(config.engine.device), rank=self._rank, ranks=config.client.sharding.ranks)
+        config = config.model_copy(update={"engine": config.engine.model_copy(update={"device": place.device})})
         sites = given["sites"]
         self._workload = Workload(config, None if sites is None else frozenset(sites))
         if given["data"] is not None:
             vars(self._workload)["dataset"] = mapped_data(given["data"])  # where cached_property keeps it
         self._models, self._replies = SharedFile(*given["models"]), SharedFile(*given["replies"])
-        self._rank = int(given["rank"])
-        _meet(given, rank=self._rank, ranks=config.client.sharding.ranks)
+        _meet(given, rank=self._rank, ranks=config.client.sharding.ranks, place=place)
         self._training = ShardedTraining(self._workload, rank=self._rank)
 
     def train(self, request: Message) -> dict[str, Any]:
@@ -83,8 +88,8 @@ class _Rank:
         return {"trained": said, "layout": own.as_json()}
 
 
-def _meet(given: Message, *, rank: int, ranks: int) -> None:
-    """Join the process group, whose meeting place is a socket that rank 0 was handed; gloo's own are on the loopback, too."""
+def _meet(given: Message, *, rank: int, ranks: int, place: Place) -> None:
+    """Join the process group, whose meeting place is a socket that rank 0 was handed; the backend's own are on the loopback, too."""
     port, descriptor = given["meeting"]
     store = dist.TCPStore(  # type: ignore[attr-defined] # torch's stub does not export it
         LOOPBACK,
@@ -95,7 +100,11 @@ def _meet(given: Message, *, rank: int, ranks: int) -> None:
         wait_for_workers=False,
         master_listen_fd=descriptor if rank == 0 else None,
     )
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    if "GLOO_SOCKET_IFNAME" in os.environ:
+        os.environ["NCCL_SOCKET_IFNAME"] = os.environ["GLOO_SOCKET_IFNAME"]
+    if place.device != "cpu":
+        torch.cuda.set_device(place.device)
+    dist.init_process_group(place.backend, store=store, rank=rank, world_size=ranks)
 
 
 def meeting_place() -> socket.socket:
