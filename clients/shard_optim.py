@@ -64,7 +64,8 @@ class PieceOptimizers:
     def _part(self, mask: Mask, piece: Piece) -> Mask:
         key = piece.name, piece.start
         if key not in self._masks:
-            self._masks[key] = Mask(mask.is_there.reshape(-1)[piece.start : piece.stop].clone())
+            own = mask.is_there.reshape(-1)[piece.start : piece.stop]
+            self._masks[key] = Mask(own.to(piece.tensor.device, copy=True))
         return self._masks[key]
 
 

@@ -6,6 +6,7 @@ Out: {"ready": true} once; then for each client {"trained": {...}}, and from ran
 """
 
 import logging
+import os
 import sys
 import tomllib
 from dataclasses import asdict
@@ -15,11 +16,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from clients.shard_ranks import MEETING_S
+from clients.shard_devices import Place, agreed_backend, place_here
+from clients.shard_ranks import INTERFACE, MEETING_S
 from clients.shard_training import ShardedTraining
 from clients.shared_data import mapped_data
 from clients.shared_tensors import Layout, SharedFile
 from fedsign.config import ExperimentConfig
+from fedsign.numerics import device_of
 from fedsign.processes import Message, Parent
 from fedsign.records import ObjectiveSpec, failure_of
 from fedsign.workload import Workload
@@ -49,15 +52,19 @@ class _Rank:
         # complete and checked by who sent it; to check it again would import what only a server needs
         config = ExperimentConfig.model_validate(tomllib.loads(given["config"]))
         torch.set_num_threads(config.engine.threads)
+        self._rank = int(given["rank"])
+        sharding = config.client.sharding
+        here = sharding.ranks // sharding.machines
+        place = place_here(device_of(config.engine.device), rank=self._rank % here, ranks=here)
+        config = config.model_copy(update={"engine": config.engine.model_copy(update={"device": place.device})})
         sites = given["sites"]
         self._workload = Workload(config, None if sites is None else frozenset(sites))
         if given["data"] is not None:
             vars(self._workload)["dataset"] = mapped_data(given["data"])  # where cached_property keeps it
         self._models = SharedFile(*given["models"])
         self._replies = None if given["replies"] is None else SharedFile(*given["replies"])  # rank 0's alone
-        rank = int(given["rank"])
-        _meet(given, rank=rank, ranks=config.client.sharding.ranks)
-        self._training = ShardedTraining(self._workload, rank=rank)
+        _meet(given, rank=self._rank, ranks=sharding.ranks, place=place)
+        self._training = ShardedTraining(self._workload, rank=self._rank)
 
     def train(self, request: Message) -> dict[str, Any]:
         """One client; what is said of it.  Rank 0 writes what was trained into the reply's slot."""
@@ -81,7 +88,7 @@ class _Rank:
         return {"trained": said, "layout": own.as_json()}
 
 
-def _meet(given: Message, *, rank: int, ranks: int) -> None:
+def _meet(given: Message, *, rank: int, ranks: int, place: Place) -> None:
     """Join the process group, whose meeting place is a socket that rank 0 was handed; see clients.shard_ranks.Meeting."""
     host, port, descriptor = given["meeting"]
     store = dist.TCPStore(  # type: ignore[attr-defined] # torch's stub does not export it
@@ -93,4 +100,10 @@ def _meet(given: Message, *, rank: int, ranks: int) -> None:
         wait_for_workers=False,
         master_listen_fd=descriptor if rank == 0 else None,
     )
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    if INTERFACE in os.environ:
+        os.environ["NCCL_SOCKET_IFNAME"] = os.environ[INTERFACE]
+    if place.device != "cpu":
+        torch.cuda.set_device(place.device)
+    dist.init_process_group(
+        agreed_backend(place, store, rank=rank, ranks=ranks), store=store, rank=rank, world_size=ranks
+    )

@@ -124,8 +124,8 @@ def _refused_settings(workload: Workload) -> str:
         return f"sparsity.name={config.sparsity.name} changes masks of whole tensors; use sparsity.name=static"
     if engine.channels_last == "on":
         return "engine.channels_last=on lays weights out in another way than they are sharded; use auto or off"
-    if workload.device.type != "cpu":
-        return f"engine.device={engine.device} has not been tried with ranks that share a client; use engine.device=cpu"
+    if workload.device.type not in ("cpu", "cuda"):
+        return f"engine.device={engine.device} has no way for ranks to talk; use engine.device=cpu or cuda"
     name = client.optimizer.name
     if adapts(name):
         return f"client.optimizer.name={name} holds the model's weights as buffers, which nobody shards; use another optimiser"

@@ -11,13 +11,18 @@ goes through them in their order, so that it leaves a group once, whatever the o
 Two levels are the paper's PaRO-CC (algorithms 6 and 7).  The levels overlap block by block: while blocks that have arrived
 go round within a group, the next ones cross, and the other way round for reduce-scatter.
 
+Gloo's sends and receives take memory of the CPU alone.  So where tensors are on a GPU and the backend is gloo, a collective is carried out
+on a copy in pinned memory of the host: what this rank gives is copied there, and what it gets is copied back.  NCCL, which needs a
+GPU for each rank, sends from GPU to GPU.
+
 With `overlaps` they are carried out beside the caller, which goes on (`fedsign.sharding.lanes`).
 
 Broadcasts of the beginning are the backend's own, and not part of any plan.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -30,12 +35,30 @@ from fedsign.sharding.layout import Granularity, Grouping
 from fedsign.sharding.strategy import Collective, Operation, Scope
 from fedsign.sharding.traffic import Count, Payload, Rings
 
+# of a scope's tensor: how finely it is sharded when it is whole, and where each rank has its part
+_SHARDED = {
+    Scope.INTRA: (Granularity.NONE, Granularity.GROUP),
+    Scope.INTER: (Granularity.GROUP, Granularity.GLOBAL),
+    Scope.ALL: (Granularity.NONE, Granularity.GLOBAL),
+}
+
 
 class Collectives:
     """The collectives of a rank within a grouping of all ranks of the default process group."""
 
-    def __init__(self, grouping: Grouping, *, rings: Rings = Rings.TWO_LEVEL, overlaps: bool = False) -> None:
-        """Raises: ConfigError: no process group was initialised, or one of another size."""
+    def __init__(
+        self,
+        grouping: Grouping,
+        *,
+        rings: Rings = Rings.TWO_LEVEL,
+        overlaps: bool = False,
+        through_host: bool | None = None,
+    ) -> None:
+        """`through_host`: whether tensors go by way of the host's memory; without it, where the backend needs that.
+
+        Raises:
+            ConfigError: no process group was initialised, or one of another size.
+        """
         if not dist.is_initialized():
             raise ConfigError("no process group is there; call torch.distributed.init_process_group first.")
         if dist.get_world_size() != grouping.ranks:
@@ -48,7 +71,7 @@ class Collectives:
         self._peers = grouping.peer_ranks(self.rank)
         self._sent = Payload()
         self._counts: dict[Collective, Count] = {}
-        self._overlaps = overlaps
+        self._overlaps, self._through_host = overlaps, through_host
         self._lane: Lane | None = None
         self._last: Ticket | None = None
 
@@ -75,7 +98,14 @@ class Collectives:
     def _make_lane(self, tensor: Tensor) -> Lane:
         if not self._overlaps:
             return Here()
-        return Streamed(tensor.device) if tensor.is_cuda else Thread()
+        if tensor.is_cuda and not self._goes_through_host(tensor):
+            return Streamed(tensor.device)
+        return Thread(tensor.device)
+
+    def _goes_through_host(self, tensor: Tensor) -> bool:
+        if self._through_host is not None:
+            return self._through_host
+        return tensor.is_cuda and backend_of("cuda") == "gloo"
 
     def _carry_out(self, collectives: Sequence[Collective], tensor: Tensor, then: Callable[[], None] | None) -> None:
         for collective in collectives:
@@ -87,6 +117,14 @@ class Collectives:
         if not tensor.numel():
             return
         began, sent = time.perf_counter(), self._sent
+        if self._goes_through_host(tensor):
+            self._go_through_host(collective, tensor)
+        else:
+            self._go(collective, tensor)
+        once = Count(calls=1, payload=self._sent - sent, elapsed_s=time.perf_counter() - began)
+        self._counts[collective] = self._counts.get(collective, Count()) + once
+
+    def _go(self, collective: Collective, tensor: Tensor) -> None:
         match collective.operation:
             case Operation.ALL_GATHER:
                 self._all_gather(collective.scope, tensor)
@@ -95,12 +133,38 @@ class Collectives:
             case Operation.ALL_REDUCE:
                 self._reduce_scatter(collective.scope, tensor)
                 self._all_gather(collective.scope, tensor)
-        once = Count(calls=1, payload=self._sent - sent, elapsed_s=time.perf_counter() - began)
-        self._counts[collective] = self._counts.get(collective, Count()) + once
+
+    def _go_through_host(self, collective: Collective, tensor: Tensor) -> None:
+        host = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+        coarse, fine = _SHARDED[collective.scope]
+
+        def part(of: Tensor) -> Tensor:
+            return own(of, of=coarse, to=fine, grouping=self.grouping, rank=self.rank)
+
+        if collective.operation is Operation.ALL_GATHER:
+            part(host).copy_(part(tensor))
+        else:
+            host.copy_(tensor)
+        self._go(collective, host)
+        if collective.operation is Operation.REDUCE_SCATTER:
+            part(tensor).copy_(part(host))
+        else:
+            tensor.copy_(host)
+
+    @contextmanager
+    def _at_host(self, tensor: Tensor) -> Iterator[Tensor]:
+        """The tensor, or a copy at the host that is copied back."""
+        if not self._goes_through_host(tensor):
+            yield tensor
+            return
+        host = tensor.to("cpu", copy=True)
+        yield host
+        tensor.copy_(host)
 
     def from_first(self, tensor: Tensor) -> None:
         """Copy a tensor of rank 0 to all."""
-        dist.broadcast(tensor, src=0)
+        with self._at_host(tensor) as there:
+            dist.broadcast(there, src=0)
 
     def meet(self) -> None:
         """Wait for all ranks."""
@@ -109,7 +173,8 @@ class Collectives:
     def least(self, value: float, device: torch.device) -> float:
         """The least of the ranks' values, on all ranks."""
         found = torch.tensor(value, dtype=torch.double, device=device)
-        dist.all_reduce(found, op=dist.ReduceOp.MIN)
+        with self._at_host(found) as there:
+            dist.all_reduce(there, op=dist.ReduceOp.MIN)
         return float(found)
 
     def said_by_first(self, text: str) -> str:
@@ -222,6 +287,12 @@ class _Exchange:
         for work in self._works:
             work.wait()
         self._works = ()
+
+
+def backend_of(device_type: str) -> str:
+    """The default process group's backend for tensors of a kind of device; empty if it has none."""
+    pairs = (pair.partition(":") for pair in str(dist.get_backend_config()).split(","))
+    return {kind: backend for kind, _, backend in pairs}.get(device_type, "")
 
 
 def own(tensor: Tensor, *, of: Granularity, to: Granularity, grouping: Grouping, rank: int) -> Tensor:

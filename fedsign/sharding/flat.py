@@ -91,6 +91,11 @@ class FlatParameter:
         return Flat(numel=self.cut.numel, itemsize=self._whole.element_size(), is_trainable=self.trainable)
 
     @property
+    def device(self) -> torch.device:
+        """Where it is, and everything that comes of it."""
+        return self._whole.device
+
+    @property
     def is_gathered(self) -> bool:
         """Whether the parameters are there to be used, or on their way."""
         return not self._is_sharded or self._whole.untyped_storage().nbytes() > 0

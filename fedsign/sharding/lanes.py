@@ -13,6 +13,7 @@ What a work reads and writes is made, and let go of after its ticket was waited 
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from typing import Protocol
 
@@ -55,9 +56,12 @@ class Thread:
     """A thread of its own, which ends when nobody has the lane any more.
 
     After a failure nothing more is carried out, since the other ranks are somewhere else: every later ticket has the same failure.
+    For tensors on a GPU it has a stream, and works once the caller's stream has come to where it was at the start.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device is not None and device.type == "cuda" else None
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         # a daemon: what hangs in a collective, because another rank is gone, must not keep the process
         threading.Thread(target=_carry_out, args=(self._jobs,), name="fedsign-collectives", daemon=True).start()
@@ -65,9 +69,19 @@ class Thread:
 
     def start(self, work: Work) -> Ticket:
         """See Lane."""
+        if self._stream is not None:
+            reached = torch.cuda.current_stream(self._device).record_event()
+            work = partial(_on_stream, self._stream, reached, work)
         job = _Job(work)
         self._jobs.put(job)
         return job
+
+
+def _on_stream(stream: torch.cuda.Stream, reached: torch.cuda.Event, work: Work) -> None:
+    with torch.cuda.stream(stream):
+        stream.wait_event(reached)
+        work()
+        stream.synchronize()
 
 
 class _Job:

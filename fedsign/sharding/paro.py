@@ -193,11 +193,13 @@ class Sharded:
         weights: Path | None = None,
         device: torch.device | str = "cpu",
         prefetch: bool = True,
+        through_host: bool | None = None,
     ) -> None:
         """Take the model's values from rank 0 and shard them; `dtype` is what it computes in, without it the parameters' own.
 
         With `weights`, a .safetensors file or a folder with some, rank 0 reads them from there, unit by unit; a model that was made on
-        the meta device, without values, comes to `device` by it, and no rank ever has all of it.  Without `units`, the children of every ModuleList and Sequential are units; what is in none belongs to the model's own.
+        the meta device, without values, comes to `device` by it, and no rank ever has all of it.  `through_host` is for
+        tensors on a GPU: whether they travel by way of the host's memory; without it, where the backend is gloo.  Without `units`, the children of every ModuleList and Sequential are units; what is in none belongs to the model's own.
 
         Raises:
             ConfigError: the process group does not fit the grouping, there is no such strategy, nothing is to be trained,
@@ -205,7 +207,10 @@ class Sharded:
         """
         self.model = model
         self.strategy = strategy_of(strategy) if isinstance(strategy, str) else strategy
-        self.grouping, self.collectives = grouping, Collectives(grouping, rings=rings, overlaps=prefetch)
+        self.grouping, self.collectives = (
+            grouping,
+            Collectives(grouping, rings=rings, overlaps=prefetch, through_host=through_host),
+        )
         self._ahead = Ahead(is_on=prefetch)
         self._backwards = _Backwards(self._after_backwards, self._ahead)
         read = self._reader(weights, torch.device(device))
@@ -273,7 +278,7 @@ class Sharded:
                 f"masks of {', '.join(unknown)} were given, which no trainable parameter is called; name those that are."
             )
         self._masks = {
-            _key(piece): masks[piece.name].reshape(-1)[piece.start : piece.stop].to(piece.tensor.dtype)
+            _key(piece): masks[piece.name].reshape(-1)[piece.start : piece.stop].to(piece.tensor)
             for piece in self.pieces
             if piece.name in masks
         }
@@ -383,7 +388,7 @@ class Sharded:
     def _global_norm(self) -> float:
         """Of the gradient that all ranks own together, each element counted once."""
         states, grouping = self.strategy.states, self.grouping
-        squares = torch.zeros((), dtype=torch.double)
+        squares = torch.zeros((), dtype=torch.double, device=self.flats[0].device)
         for _, gradient in self._gradients():
             squares = squares + gradient.double().square().sum()
         if states is Granularity.NONE:

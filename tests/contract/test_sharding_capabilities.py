@@ -95,7 +95,7 @@ ONE: dict[str, dict[str, Any]] = {
     "samples that depend on each other": {"model": {"name": f"{__name__}:mixing"}},
     "engine.precision=bf16": {"engine": {"name": "in_process", "precision": "bf16"}},
     "engine.compile": {"engine": {"name": "in_process", "compile": True}},
-    "GPUs": {"engine": {"name": "in_process", "device": "meta"}},
+    "GPUs": {"engine": {"name": "in_process", "device": "cuda"}},
 }
 REASONS = {
     "all other strategies": "objective '.*' reads whole parameters.* strategy.name=fedavg, fedprox or fedsign",
@@ -115,7 +115,6 @@ REASONS = {
     "samples that depend on each other": "lets samples of a batch depend on each other",
     "engine.precision=bf16": "engine.precision=bf16 .* use engine.precision=float32",
     "engine.compile": "engine.compile=true .* use engine.compile=false",
-    "GPUs": "engine.device=meta has not been tried",
 }
 
 
@@ -181,21 +180,27 @@ def test_the_table_has_the_rows_that_are_tested_here() -> None:
 
 @pytest.mark.parametrize("row", [row for row, cell in TABLE.items() if cell == "yes"])
 def test_what_is_sharded_is_taken(row: str, tmp_path: Path) -> None:
+    if row == "GPUs" and not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA device")
     for changes in GROUPED.get(row, [ONE.get(row, {})]):
         work = taken(given(tmp_path, changes))
         assert work.config.client.sharding.ranks == RANKS and work.config.client.path == "sequential"
 
 
 @pytest.mark.parametrize("row", [row for row, cell in TABLE.items() if cell == "-"])
-def test_what_is_not_is_an_error_of_one_sentence(row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_is_an_error_of_one_sentence(row: str, tmp_path: Path) -> None:
     if row == "client.optimizer.name=lora" and find_spec("peft") is None:
         pytest.skip("peft is not installed")
-    if row == "GPUs":
-        monkeypatch.setattr("fedsign.workload.device_of", torch.device)
     for changes in GROUPED.get(row, [ONE.get(row, {})]):
         with pytest.raises(ConfigError, match=f"client.sharding.ranks=2 was given, but .*{REASONS[row]}") as raised:
             taken(given(tmp_path, changes))
         assert str(raised.value).endswith(".") and "\n" not in str(raised.value)
+
+
+def test_devices_between_which_no_backend_sends_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedsign.workload.device_of", torch.device)
+    with pytest.raises(ConfigError, match=r"engine\.device=meta has no way for ranks to talk; use .*cpu or cuda\."):
+        taken(given(tmp_path, {"engine": {"name": "in_process", "device": "meta"}}))
 
 
 PENALTIES: dict[str, dict[str, Any]] = {
@@ -213,12 +218,15 @@ PENALTIES: dict[str, dict[str, Any]] = {
         },
     },
 }
+ON_GPUS = pytest.param("GPUs", marks=pytest.mark.gpu)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", ["data.augment", "language models", "fedprox", "fedsign", *PENALTIES])
+@pytest.mark.parametrize("row", ["data.augment", "language models", "fedprox", "fedsign", *PENALTIES, ON_GPUS])
 def test_draws_means_and_penalties_are_those_of_the_whole_batch_and_the_whole_model(row: str, tmp_path: Path) -> None:
     """What is drawn for a batch, what its mean is over where that is not its samples, and what objectives add to the loss."""
+    if row == "GPUs" and not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA device")
     (changes,) = GROUPED.get(row, [ONE.get(row, PENALTIES.get(row, {}))])
     work, alone = taken(given(tmp_path, changes)), Workload(from_dict(federation.tree(tmp_path, **changes)))
     made = make_strategy(alone)

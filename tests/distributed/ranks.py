@@ -10,20 +10,26 @@ import torch.distributed as dist
 from torch import multiprocessing
 
 
-def on_ranks(ranks: int, function: Callable[..., Any], *arguments: Any, folder: Path) -> list[Any]:
+def on_ranks(
+    ranks: int, function: Callable[..., Any], *arguments: Any, folder: Path, backend: str = "gloo"
+) -> list[Any]:
     """Call a module's function once on each rank; its results in the order of the ranks."""
     folder.mkdir(parents=True, exist_ok=True)
     # one process imports torch for all: spawned ones would spend more time on that than on the tests
     multiprocessing.set_forkserver_preload(["tests.distributed.resuming"])
-    given = (ranks, function, arguments, folder)
+    given = (ranks, function, arguments, folder, backend)
     multiprocessing.start_processes(_on_rank, args=given, nprocs=ranks, start_method="forkserver")
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(ranks)]
 
 
-def _on_rank(rank: int, ranks: int, function: Callable[..., Any], arguments: tuple[Any, ...], folder: Path) -> None:
+def _on_rank(
+    rank: int, ranks: int, function: Callable[..., Any], arguments: tuple[Any, ...], folder: Path, backend: str
+) -> None:
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks)
+    dist.init_process_group(backend, init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks)
     try:
         torch.save(function(*arguments), folder / f"{rank}.pt")
     finally:

@@ -34,6 +34,8 @@ class Case:
     dtype: torch.dtype = torch.float64
     optimizer: str = "adamw"
     prefetch: bool = True
+    through_host: bool | None = None
+    device: str = "cpu"
 
     @property
     def grouping(self) -> Grouping:
@@ -149,7 +151,7 @@ class Outcome:
 def sharded(case: Case) -> Outcome:
     """The training on this rank; other ranks begin with other values, which rank 0's replace."""
     rank = torch.distributed.get_rank()
-    net = net_of(case, seed=rank)
+    net = net_of(case, seed=rank).to(case.device)
     masks = masks_of(case, net)
     engine = Sharded(
         net,
@@ -159,12 +161,13 @@ def sharded(case: Case) -> Outcome:
         dtype=case.dtype,
         rings=case.rings,
         prefetch=case.prefetch,
+        through_host=case.through_host,
     )
     engine.set_masks(masks)
     norms = []
     for step in batches(case):
         for micro in step:
-            inputs, targets = (part.to(case.dtype) for part in micro[rank])
+            inputs, targets = (part.to(case.device, case.dtype) for part in micro[rank])
             (nn.functional.mse_loss(engine(inputs), targets) / case.accumulate).backward()
         norms.append(engine.step(clip_norm=case.clip_norm))
     flats = [flat.facts for flat in engine.flats]
@@ -177,7 +180,7 @@ def sharded(case: Case) -> Outcome:
         rings=case.rings,
     )
     done = dict(engine.collectives.counts)
-    values = {name: value.clone() for name, value in engine.full_state_dict().items()}
+    values = {name: value.to("cpu", copy=True) for name, value in engine.full_state_dict().items()}
     planned = {each: Count(calls=STEPS * n.calls, payload=n.payload.times(STEPS)) for each, n in one.items()}
     return Outcome(
         values=values,
