@@ -5,6 +5,7 @@ many as ranks; else, or if one is named (cuda:0), several ranks share one: NCCL 
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -39,7 +40,17 @@ def place_here(device: torch.device, *, rank: int, ranks: int) -> Place:
     )
 
 
-def agreed_backend(place: Place, store: dist.Store, *, rank: int, ranks: int) -> str:
+class Store(Protocol):
+    """What all ranks read and write: one of torch's."""
+
+    def set(self, key: str, value: str, /) -> None:
+        """Write."""
+
+    def get(self, key: str, /) -> bytes:
+        """Read, once somebody has written."""
+
+
+def agreed_backend(place: Place, store: Store, *, rank: int, ranks: int) -> str:
     """NCCL if every rank can, on whatever machine it is; each says so in the store where they meet."""
     store.set(f"backend/{rank}", place.backend)
     wanted = {store.get(f"backend/{each}").decode() for each in range(ranks)}

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedsign.bilevel import threads
 from fedsign.bilevel.layers import AveragePool, Convolution, Flatten, InstanceNorm, Kept, Layer, Linear, Parts, Relu
 
-_CACHE_BYTES = 3 * 2**20
+_CACHE_BYTES = 3 * 2**19
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,7 +143,7 @@ class Passes:
 
     def group_size(self, count: int, num_threads: int) -> int:
         """How many of the directions a CPU takes at a time, so that tangents of activations stay in its caches, and all threads have the same to do."""
-        groups = math.ceil(count / max(1, _CACHE_BYTES // self.widest))
+        groups = math.ceil(count / max(2, _CACHE_BYTES // self.widest))
         return count if groups == 1 else math.ceil(count / (num_threads * math.ceil(groups / num_threads)))
 
 
