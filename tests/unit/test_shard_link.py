@@ -13,7 +13,8 @@ import torch
 
 from clients import shard_link
 from clients.shard_link import Link, ask_in, let_in, secret_of
-from clients.shard_machines import Lobby
+from clients.shard_machines import JoinedRanks, Lobby
+from clients.shard_ranks import Heard, Meeting
 from clients.shard_worker import check_interface
 from fedsign.addresses import Address, interface_of
 from fedsign.errors import ConfigError, EngineError, JoinError
@@ -133,6 +134,24 @@ def test_an_end_that_is_gone_is_heard_and_what_is_sent_to_it_is_lost(pair: tuple
     for _ in range(3):
         first.send({"a": "b" * 2**20})
     assert first.receive() is None
+
+
+def test_a_clients_tensors_cross_once_for_all_ranks_of_a_machine(pair: tuple[Link, Link]) -> None:
+    first, worker = pair
+    joined, memory = JoinedRanks(first, again=""), torch.zeros(64, dtype=torch.uint8)
+    joined.start(range(4, 8), Meeting(host="", port=1, interface=""))
+    joined.ask({"train": 3}, torch.ones(48, dtype=torch.uint8))
+    joined.end()
+    said = [worker.receive(memory) for _ in range(3)]
+    assert said == [{"start": [4, 8], "group": 1, "port": 1}, {"ask": {"train": 3}}, {"end": True}]
+    assert int(memory.sum()) == 48
+    joined.start(range(4, 8), Meeting(host="", port=1, interface=""))
+    for group, rank in ((1, 4), (2, 7)):
+        worker.send({"group": group, "rank": rank, "said": {"ready": True}})
+    assert [joined.hear(first), joined.hear(first)] == [
+        [],
+        [Heard(7, {"ready": True})],
+    ]  # the first is of the former group
 
 
 # Where machines join
