@@ -213,6 +213,19 @@ def test_those_who_wait_are_told_only_if_the_run_is_over(is_over: bool) -> None:
         socket.create_connection(where).close()
 
 
+def test_one_that_still_loads_its_data_hears_that_nobody_can_join_any_more() -> None:
+    place, where = lobby()
+    worker = Link(socket.create_connection(where))
+    assert ask_in(worker, SECRET) and worker.receive() == TOLD
+    place.close(is_over=False)
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            assert pool.submit(worker.receive).result(timeout=10) is None
+        finally:
+            worker.cut()
+    worker.close()
+
+
 def test_other_data_and_machines_that_cannot_take_part_are_refused(caplog: pytest.LogCaptureFixture) -> None:
     place, where = lobby()
     other = arrived(where, digest="e")
