@@ -20,6 +20,7 @@ from clients.evaluator import SiteEvaluator
 from clients.node import EXPERIMENT_KEY, Node
 from clients.received import ReceivedTensors
 from clients.shard_node import AtDaemon
+from clients.shard_rules import check_machines
 from clients.state import ClientStore
 from clients.trainer import LocalTrainer, SequentialTrainer
 from clients.watchdog import ended_after
@@ -91,6 +92,7 @@ def roll_call(message: Message, context: Context) -> Message:
         node = Node.of(context)
         record = ConfigRecord({"partitions": list(node.partitions)})
         workload = node.workload(context)
+        check_machines(workload.config.client.sharding)
         if sites.lies_at_nodes(workload.config):
             for site in node.partitions:
                 workload.share_of(site)

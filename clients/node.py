@@ -4,7 +4,8 @@
 
 `partition-id` (Flower's name) or `partitions` ("0,3,6") say which clients it is.  `data-root` is where its data lie, which
 wins over whatever the experiment says; `site` is what it is called in reports; `device` wins over `engine.device`;
-`state-root` is where its clients' states are kept.
+`state-root` is where its clients' states are kept.  `sharding-machines`, `sharding-listen` and `sharding-secret-file` win over
+what `client.sharding` says of the machines that a client's ranks are on.
 
 [Note: what stays at a node] On a deployment (`engine.name=superlink`) a failure travels as its error's class and one
 sentence; the traceback, which may hold lines of a site's own code, goes to the node's log.  Counts of labels stay too.
@@ -42,6 +43,7 @@ PARTITIONS_KEY, ROOT_KEY, SITE_KEY, DEVICE_KEY = (
     "site",
     "device",
 )  # in a node's configuration
+SHARDING_KEYS = {name: f"sharding-{name.replace('_', '-')}" for name in ("machines", "listen", "secret_file")}
 STATE_ROOT_KEY, SHARE_KEY = "state-root", "share-details"
 EXPERIMENT_KEY, STATE_KEY, RUN_KEY = "experiment", "state-folder", "run"  # in the run configuration
 
@@ -59,6 +61,7 @@ class Node:
     state_root: str = ""
     state_folder: str = ""
     shares_details: bool = False
+    sharding: tuple[tuple[str, str | int], ...] = ()  # settings of client.sharding, and what they are here
 
     @classmethod
     def of(cls, context: Context) -> Self:
@@ -79,6 +82,7 @@ class Node:
             state_root=str(given.get(STATE_ROOT_KEY, "")),
             state_folder=str(given.get(STATE_KEY, "")),
             shares_details=shares,
+            sharding=_own_sharding(given),
         )
 
     def workload(self, context: Context) -> Workload:
@@ -133,10 +137,18 @@ def _partitions(given: Mapping[str, Any], node_id: int) -> tuple[int, ...]:
     )
 
 
+def _own_sharding(given: Mapping[str, Any]) -> tuple[tuple[str, str | int], ...]:
+    return tuple((name, given[key]) for name, key in SHARDING_KEYS.items() if key in given)
+
+
 @lru_cache(maxsize=2)  # a process serves many messages
 def _workload(config_toml: str, node: Node) -> Workload:
-    config = from_toml(config_toml)
-    changes: dict[str, Any] = {}
+    return as_played(from_toml(config_toml), node)
+
+
+def as_played(config: ExperimentConfig, node: Node) -> Workload:
+    """An experiment with what a node decides for itself."""
+    changes: dict[str, Any] = {f"client.sharding.{name}": value for name, value in node.sharding}
     if node.device:
         changes["engine.device"] = node.device
     if not sites.has_sites(config):

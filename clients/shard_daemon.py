@@ -44,10 +44,12 @@ def main(given: Message) -> None:
         sites = given["sites"]
         workload = Workload(from_toml(given["config"]), None if sites is None else frozenset(sites))
         with ShardGroup(workload, logs=Path(given["logs"])) as group:
-            with suppress(TimeoutError):
+            try:
                 while _answer(server.accept()[0], group, server):
                     pass
-            server.close()  # before the ranks end: whoever asks now starts another one
+            except TimeoutError:
+                server.close()  # before the ranks end: whoever asks now starts another one
+                group.part(is_over=False)
 
 
 def _answer(connection: socket.socket, group: ShardGroup, server: socket.socket) -> bool:
@@ -63,6 +65,7 @@ def _answer(connection: socket.socket, group: ShardGroup, server: socket.socket)
             return True
         if "end" in found[0]:
             server.close()  # before the asker is let go, which may be followed by another run
+            group.part(is_over=True)  # and before this process ends with the asker
             return False
         (result,) = group.train_many([_request(*found)], ClientStore(Path()))
         with suppress(BrokenPipeError, ConnectionResetError):

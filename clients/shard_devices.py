@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from fedsign.sections import ShardingSection
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,8 +35,15 @@ def place_of(device: torch.device, *, rank: int, ranks: int, num_gpus: int, has_
     return Place(device=f"cuda:{rank % num_gpus}", backend="nccl" if own_each and has_nccl else "gloo")
 
 
-def place_here(device: torch.device, *, rank: int, ranks: int) -> Place:
-    """The same, with what this machine has."""
-    return place_of(
-        device, rank=rank, ranks=ranks, num_gpus=torch.cuda.device_count(), has_nccl=dist.is_nccl_available()
-    )
+def place_here(device: torch.device, *, rank: int, sharding: ShardingSection) -> Place:
+    """The same, with what this machine has; consecutive ranks share a machine."""
+    ranks = sharding.ranks // sharding.machines
+    num_gpus, has_nccl = torch.cuda.device_count(), dist.is_nccl_available()
+    return place_of(device, rank=rank % ranks, ranks=ranks, num_gpus=num_gpus, has_nccl=has_nccl)
+
+
+def agreed_backend(store: Store, wished: str, *, rank: int, ranks: int) -> str:
+    """The backend of all ranks, which machines with other GPUs wish differently: NCCL if all do."""
+    store.set(f"backend-{rank}", wished)
+    every = {store.get(f"backend-{each}").decode() for each in range(ranks)}
+    return wished if every == {wished} else "gloo"

@@ -1,37 +1,37 @@
 """Processes that train one client together, each with its share of the model's states: `client.sharding.ranks` of them.
 
 `ShardGroup` is one more `LocalTrainer`.  It keeps the processes, with model and data loaded, from client to client and from round to round.
-What a client brings and what comes of it lie in memory that all see ([Note: files without a name] in
+They are on this machine, or on this and others that have joined it: `clients.shard_ranks`, `clients.shard_machines`.
+What a client brings and what comes of it lie in memory that all of a machine see ([Note: files without a name] in
 clients.shared_tensors); over the pipes go the request and the figures.  How the work is divided: `clients.shard_training`.
 
-A rank that dies, fails or is late ends the round of its client, with a failure that says so.  The others wait for it within a
-collective, which nothing but their end interrupts: so all are ended, and the next client gets new ones.  Ranks end with
+A rank that dies, fails or is late ends the round of its client, with a failure that says so, and so does the loss of a machine.  The others wait
+for it within a collective, which nothing but their end interrupts: so all are ended, and the next client gets new ones.  Ranks end with
 the process that started them, however it ends (`fedsign.processes`).
 """
 
 import os
-import sys
+import socket
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from clients.shard_process import meeting_place
-from clients.shard_rules import refused_objective
+from clients.shard_machines import JoinedRanks, Lobby
+from clients.shard_ranks import INTERFACE, MEETING_S, Death, Heard, LocalRanks, Machine, Meeting, meeting_here
+from clients.shard_rules import refused_objective, where_machines_join
 from clients.shard_training import mean_loss
-from clients.shared_data import share_data
+from clients.shared_data import digest_of
 from clients.shared_tensors import Layout, Slots, slot_bytes_of
 from clients.state import ClientStore
+from fedsign.addresses import interface_of
 from fedsign.errors import ConfigError, EngineError, FedSignError, LateError, RankError
-from fedsign.processes import Child, Message, audible
+from fedsign.processes import Message, audible
 from fedsign.records import LATE, Failure, TrainReply, TrainRequest, failure_of
 from fedsign.workload import Workload
 
-RANK_MARK = "FEDSIGN_RANK"  # an environment variable: this process is one
-_MODULE = "clients.shard_process"
 _LAST_WORDS_S = 1.0  # a rank that has lost another one complains, perhaps before that one is known to be gone
 
 
@@ -40,27 +40,21 @@ class _ToldError(FedSignError):
 
 
 class ShardGroup:
-    """See the module; a context manager, which ends the processes.  They start with the first client."""
+    """See the module; a context manager, which ends the processes.  They start with the first client, and machines join from then on."""
 
     def __init__(self, workload: Workload, *, logs: Path) -> None:
-        """What the processes have to say goes to files in `logs`.
+        """What the processes of this machine have to say goes to files in `logs`.
 
         Raises:
             EngineError: this process is a rank itself.
         """
-        if os.environ.get(RANK_MARK):
-            raise EngineError(
-                "a process that trains a share of a client was made to play a run, by a module that plays one when it is imported; "
-                'put that under `if __name__ == "__main__":`.'
-            )
-        model = workload.make_model().state_dict()
-        self._workload, self._logs = workload, logs
+        self._workload, self._settings = workload, workload.config.client.sharding
+        self._replies = Slots("replies", slot_bytes_of(workload.make_model().state_dict()))
+        self._here = LocalRanks(workload, logs=logs, replies=self._replies)
         self._roles = workload.roles
-        self._models = Slots("models", slot_bytes_of(model))
-        self._memory = self._models.memory(self._models.take())
-        self._replies = Slots("replies", slot_bytes_of(model))
-        self._data = share_data(workload)
-        self._ranks: list[Child] = []
+        self._lobby: Lobby | None = None
+        self._joined: list[JoinedRanks] = []
+        self._is_there = False
 
     def __enter__(self) -> Self:
         return self
@@ -72,8 +66,8 @@ class ShardGroup:
 
     @property
     def processes(self) -> list[int]:
-        """Their ids."""
-        return [child.pid for child in self._ranks]
+        """The ids of those on this machine."""
+        return self._here.processes
 
     def train_many(self, requests: Iterable[TrainRequest], states: ClientStore) -> Iterator[TrainReply | Failure]:
         """See LocalTrainer; a reply's tensors lie in shared memory, which is used again when they are gone."""
@@ -91,38 +85,39 @@ class ShardGroup:
                 yield failure_of(request.partition, error)
 
     def close(self) -> None:
-        """End the processes; logs in which nothing stands are removed."""
+        """End the processes; for the workers of other machines the run is over, unless they were parted with."""
+        self.part(is_over=True)
+        self._here.close()
+        self._replies.close()
+
+    def part(self, *, is_over: bool) -> None:
+        """End the ranks, and part with the workers of other machines: they end if the run is over, or look for who comes after this."""
         self._end()
-        for file in (self._models, self._replies, *([self._data.file] if self._data else [])):
-            file.close()
-        for log in self._logs.glob("rank-*.log"):
-            if not log.stat().st_size:
-                log.unlink()
-        with suppress(OSError):  # some have said something, or nobody was started
-            self._logs.rmdir()
+        if self._lobby:
+            self._lobby.close(is_over=is_over)
+            self._lobby = None
 
     def _train(self, request: TrainRequest) -> TrainReply:
         why_not = refused_objective(request.objective)
         if why_not:
-            raise ConfigError(f"client.sharding.ranks={self._num_ranks} was given, but {why_not}.")
+            raise ConfigError(f"client.sharding.ranks={self._settings.ranks} was given, but {why_not}.")
         deadline = time.monotonic() + self._workload.config.server.round_timeout_s
-        if not self._ranks:
-            self._start()
-            self._answers(deadline)
-        came = Layout.of(request.tensors)
-        came.write(request.tensors, self._memory)
+        if not self._is_there:
+            self._start(deadline)
+        came, memory = Layout.of(request.tensors), self._here.memory
+        came.write(request.tensors, memory)
         slot = self._replies.take()
-        memory = self._replies.lent(slot)
+        lent = self._replies.lent(slot)
         asked = {"train": request.partition, "round": request.round, "layout": came.as_json(), "slot": slot}
         objective = {"name": request.objective.name, "settings": dict(request.objective.settings)}
-        for child in self._ranks:
-            child.say({**asked, "objective": objective})
+        for machine in self._machines:
+            machine.ask({**asked, "objective": objective}, memory[: came.num_bytes])
         said = self._answers(deadline)
         trained = [each["trained"] for each in said]
         return TrainReply(
             round=request.round,
             partition=request.partition,
-            tensors=Layout.from_json(said[0]["layout"]).read(memory),
+            tensors=Layout.from_json(said[0]["layout"]).read(lent),
             roles=self._roles,
             num_examples=len(self._workload.share_of(request.partition)),
             metrics={"train-loss": mean_loss(trained[0]["nums"], [each["losses"] for each in trained])},
@@ -131,90 +126,122 @@ class ShardGroup:
         )
 
     @property
-    def _num_ranks(self) -> int:
-        return self._workload.config.client.sharding.ranks
+    def _machines(self) -> Sequence[Machine]:
+        return [self._here, *self._joined]
 
-    def _start(self) -> None:
-        self._logs.mkdir(parents=True, exist_ok=True)
-        files = [self._models, self._replies]
-        shared = [file.descriptor for file in files] + ([self._data.file.descriptor] if self._data else [])
-        config, sites = self._workload.config, self._workload.sites_here
-        with meeting_place() as place:
-            for rank in range(self._num_ranks):
-                own = [place.fileno()] if rank == 0 else []
-                child = Child(
-                    _MODULE,
-                    log=self._logs / f"rank-{rank}.log",
-                    shared=[*shared, *own],
-                    environment=_environment(),
-                )
-                self._ranks.append(child)
-                child.say(
-                    {
-                        "rank": rank,
-                        "config": config.to_toml(),
-                        "sites": None if sites is None else sorted(sites),
-                        "models": [self._models.descriptor, self._models.slot_bytes],
-                        "replies": [self._replies.descriptor, self._replies.slot_bytes],
-                        "data": None if self._data is None else self._data.as_json(),
-                        "meeting": [place.getsockname()[1], place.fileno()],
-                    }
-                )
+    def _start(self, deadline: float) -> None:
+        """Start all ranks, and wait until they have met.
+
+        Raises:
+            EngineError: machines are missing, or ranks do not find each other.
+        """
+        num, ranks = self._settings.machines, self._settings.ranks
+        if num > 1:
+            self._joined = self._opened_lobby().take(num - 1, deadline=deadline, wait_s=self._settings.join_s)
+            for number, joined in enumerate(self._joined, start=1):
+                joined.place(number, machines=num, ranks=ranks)
+        meeting = _meeting_with(self._joined) if self._joined else meeting_here()
+        self._is_there = True
+        try:
+            for number, machine in enumerate(self._machines):
+                machine.start(range(ranks * number // num, ranks * (number + 1) // num), meeting)
+        finally:
+            if meeting.place:
+                meeting.place.close()  # rank 0 has it
+        try:
+            self._answers(min(deadline, time.monotonic() + MEETING_S))
+        except LateError:
+            if time.monotonic() > deadline:
+                raise
+            raise EngineError(
+                f"the {ranks} processes that train a client together did not find each other within {MEETING_S:g} s; let all ports be "
+                "open between the machines, and look at the logs of the ranks."
+            ) from None
+
+    def _opened_lobby(self) -> Lobby:
+        """Where machines join, from the first client on: so it is the client's failure if nobody can listen there."""
+        if self._lobby is None:
+            address, secret = where_machines_join(self._settings)
+            sites = self._workload.sites_here
+            self._lobby = Lobby(
+                address,
+                secret=secret,
+                told={"config": self._workload.config.to_toml(), "sites": None if sites is None else sorted(sites)},
+                digest=digest_of(self._workload.dataset),
+            )
+        return self._lobby
 
     def _answers(self, deadline: float) -> list[Message]:
         """What each rank says next, in their order.
 
         Raises:
-            RankError: one has died.
+            RankError: one has died, or a machine is lost.
             LateError: not all have answered in time.
         """
         found: dict[int, Message] = {}
-        troubles: dict[int, Message | None] = {}
-        while len(found) < len(self._ranks):
-            left_s = deadline - time.monotonic()
-            heard = audible([child for child in self._ranks if self._ranks.index(child) not in troubles], _wait(left_s))
+        troubles: dict[int, Message | Death] = {}
+        while len(found) < self._settings.ranks:
+            heard = self._heard(deadline)
             if not heard and troubles:
                 break
-            if not heard:
+            if heard is None:
                 raise LateError(LATE)
-            for child in heard:
-                rank = self._ranks.index(child)
-                for message in child.hear():
-                    if message is None or "failed" in message:
-                        deadline = min(deadline, time.monotonic() + _LAST_WORDS_S)
-                        troubles[rank] = message
-                    else:
-                        found[rank] = message
-            if None in troubles.values():
+            for rank, said in heard:
+                if isinstance(said, Death) or "failed" in said:
+                    deadline = min(deadline, time.monotonic() + _LAST_WORDS_S)
+                    troubles[rank] = said
+                else:
+                    found[rank] = said
+            if any(isinstance(said, Death) for said in troubles.values()):
                 break
         if troubles:
-            raise self._trouble(troubles)
-        return [found[rank] for rank in range(len(self._ranks))]
+            raise _trouble(troubles)
+        return [found[rank] for rank in range(self._settings.ranks)]
 
-    def _trouble(self, troubles: dict[int, Message | None]) -> FedSignError:
-        """Of what is wrong, what it began with: a death before complaints about it."""
-        dead = [rank for rank, message in troubles.items() if message is None]
-        if dead:
-            child = self._ranks[dead[0]]
-            return RankError(
-                f"rank {dead[0]} of the {len(self._ranks)} processes that train this client together {child.epitaph()}; the others "
-                f"were ended, and the next client gets new ones. What it had to say is in {child.log}."
-            )
-        first = next(message for message in troubles.values() if message is not None)
-        return _ToldError(first["failed"], first["details"])
+    def _heard(self, deadline: float) -> list[Heard] | None:
+        """What some ranks say next, of any machine; None if nobody has said anything in time."""
+        machine_of = {voice: machine for machine in self._machines for voice in machine.voices()}
+        readable = audible(machine_of, None if deadline == inf else max(0.0, deadline - time.monotonic()))
+        return [heard for voice in readable for heard in machine_of[voice].hear(voice)] if readable else None
 
     def _end(self) -> None:
-        """End the ranks at once: they keep nothing that is not lost with a client's round."""
-        for child in self._ranks:
-            child.kill()
-        for child in self._ranks:
-            child.end()
-        self._ranks = []
+        """End the ranks at once; machines that have joined wait for the next group."""
+        for machine in self._machines:
+            machine.end()
+        if self._lobby:
+            self._lobby.bring_back(self._joined)
+        self._joined, self._is_there = [], False
 
 
-def _wait(left_s: float) -> float | None:
-    return None if left_s == inf else max(0.0, left_s)
+def _meeting_with(joined: Sequence[JoinedRanks]) -> Meeting:
+    """Of ranks on several machines: at the address by which the others have joined.
+
+    Raises:
+        EngineError: they have joined by addresses of which one is not for all, or none is an interface's.
+    """
+    hosts = {machine.link.here for machine in joined}
+    if len(hosts) > 1:
+        raise EngineError(
+            f"machines have joined this one by different addresses, {' and '.join(sorted(hosts))}; start all workers with the same "
+            "--join, which all can reach."
+        )
+    (host,) = hosts
+    interface = os.environ.get(INTERFACE) or interface_of(host)
+    if not interface:
+        raise EngineError(
+            f"machines have joined this one by {host}, which no network interface here has as its first address; name the interface in "
+            f"the environment variable {INTERFACE}."
+        )
+    place = socket.create_server((host, 0))
+    return Meeting(host=host, port=place.getsockname()[1], interface=interface, place=place)
 
 
-def _environment() -> dict[str, str]:
-    return {RANK_MARK: "1"} | ({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {})
+def _trouble(troubles: dict[int, Message | Death]) -> FedSignError:
+    """Of what is wrong, what it began with: a death before complaints about it."""
+    for said in troubles.values():
+        if isinstance(said, Death):
+            return RankError(
+                f"{said.who} {said.how}; the others were ended, and the next client gets new ones. {said.remedy}."
+            )
+    first = next(said for said in troubles.values() if not isinstance(said, Death))
+    return _ToldError(first["failed"], first["details"])

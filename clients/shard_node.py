@@ -22,6 +22,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from clients import parcels
+from clients.shard_rules import check_machines
 from clients.state import ClientStore
 from fedsign.errors import EngineError, RankError
 from fedsign.processes import Lasting
@@ -43,9 +44,11 @@ class AtDaemon:
 
         Raises:
             EngineError: this is no Linux, whose local sockets it takes.
+            ConfigError: the node's clients are trained on several machines, and where these join cannot be used.
         """
         if sys.platform != "linux":
             raise EngineError("client.sharding at nodes of a deployment needs Linux; use engine.name=in_process here.")
+        check_machines(workload.config.client.sharding)
         sites = workload.sites_here
         self._workload = workload
         self._given = json.dumps(

@@ -1,4 +1,4 @@
-"""A process that is one of the ranks of a client: see clients.shard_group.
+"""A process that is one of the ranks of a client: see clients.shard_ranks.
 
 In:  what to be, once; then {"train": partition, "round": n, "objective": {"name", "settings"}, "layout": ..., "slot": n} for each client
 Out: {"ready": true} once; then for each client {"trained": {...}}, and from rank 0 `layout` besides: what lies in the slot;
@@ -7,7 +7,6 @@ Out: {"ready": true} once; then for each client {"trained": {...}}, and from ran
 
 import logging
 import os
-import socket
 import sys
 import tomllib
 from dataclasses import asdict
@@ -17,7 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from clients.shard_devices import Place, place_here
+from clients.shard_devices import Place, agreed_backend, place_here
+from clients.shard_ranks import MEETING_S
 from clients.shard_training import ShardedTraining
 from clients.shared_data import mapped_data
 from clients.shared_tensors import Layout, SharedFile
@@ -26,9 +26,6 @@ from fedsign.numerics import device_of
 from fedsign.processes import Message, Parent
 from fedsign.records import ObjectiveSpec, failure_of
 from fedsign.workload import Workload
-
-LOOPBACK = "127.0.0.1"
-_MEETING_S = 300.0  # until all ranks are there
 
 
 def main(parent: Parent) -> None:
@@ -56,13 +53,14 @@ class _Rank:
         config = ExperimentConfig.model_validate(tomllib.loads(given["config"]))
         torch.set_num_threads(config.engine.threads)
         self._rank = int(given["rank"])
-        place = place_here(device_of(config.engine.device), rank=self._rank, ranks=config.client.sharding.ranks)
+        place = place_here(device_of(config.engine.device), rank=self._rank, sharding=config.client.sharding)
         config = config.model_copy(update={"engine": config.engine.model_copy(update={"device": place.device})})
         sites = given["sites"]
         self._workload = Workload(config, None if sites is None else frozenset(sites))
         if given["data"] is not None:
             vars(self._workload)["dataset"] = mapped_data(given["data"])  # where cached_property keeps it
-        self._models, self._replies = SharedFile(*given["models"]), SharedFile(*given["replies"])
+        self._models = SharedFile(*given["models"])
+        self._replies = None if given["replies"] is None else SharedFile(*given["replies"])  # rank 0's alone
         _meet(given, rank=self._rank, ranks=config.client.sharding.ranks, place=place)
         self._training = ShardedTraining(self._workload, rank=self._rank)
 
@@ -77,7 +75,7 @@ class _Rank:
         )
         said = asdict(trained) | {"names": None if trained.names is None else sorted(trained.names)}
         values = self._training.values(trained.names)
-        if self._rank:
+        if self._replies is None:
             for _ in values:
                 pass  # all ranks take part in gathering what rank 0 writes
             return {"trained": said}
@@ -89,14 +87,14 @@ class _Rank:
 
 
 def _meet(given: Message, *, rank: int, ranks: int, place: Place) -> None:
-    """Join the process group, whose meeting place is a socket that rank 0 was handed; the backend's own are on the loopback, too."""
-    port, descriptor = given["meeting"]
+    """Join the process group, whose meeting place is a socket that rank 0 was handed; see clients.shard_ranks.Meeting."""
+    host, port, descriptor = given["meeting"]
     store = dist.TCPStore(  # type: ignore[attr-defined] # torch's stub does not export it
-        LOOPBACK,
+        host,
         port,
         ranks,
         is_master=rank == 0,
-        timeout=timedelta(seconds=_MEETING_S),
+        timeout=timedelta(seconds=MEETING_S),
         wait_for_workers=False,
         master_listen_fd=descriptor if rank == 0 else None,
     )
@@ -104,9 +102,5 @@ def _meet(given: Message, *, rank: int, ranks: int, place: Place) -> None:
         os.environ["NCCL_SOCKET_IFNAME"] = os.environ["GLOO_SOCKET_IFNAME"]
     if place.device != "cpu":
         torch.cuda.set_device(place.device)
-    dist.init_process_group(place.backend, store=store, rank=rank, world_size=ranks)
-
-
-def meeting_place() -> socket.socket:
-    """A socket that listens on the loopback alone."""
-    return socket.create_server((LOOPBACK, 0))
+    backend = agreed_backend(store, place.backend, rank=rank, ranks=ranks)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)

@@ -20,15 +20,18 @@ import torch
 from torch import nn
 
 from clients.paths import DROPOUTS, mixes_samples, moved_buffer
+from clients.shard_link import secret_of
 from clients.shard_optim import rule_of
 from clients.trainer import make_optimizer
 from fedsign import plugins
+from fedsign.addresses import Address
 from fedsign.errors import ConfigError
 from fedsign.models.batch_norm import has_batch_norm
 from fedsign.objectives.base import Objective
 from fedsign.optim.base import adapts, trains_part
 from fedsign.optim.blocks import find_blocks
 from fedsign.records import ObjectiveSpec
+from fedsign.sections import ShardingSection
 from fedsign.seeding import Purpose, torch_stream
 from fedsign.sharding.layout import Grouping
 from fedsign.sharding.plan import StateBytes, Task, estimate, rank
@@ -50,9 +53,37 @@ def sharded(workload: Workload, spec: ObjectiveSpec) -> Workload:
     why_not = _refused_settings(workload) or refused_objective(spec) or _refused_model(workload, model)
     if why_not:
         raise ConfigError(f"client.sharding.ranks={client.sharding.ranks} was given, but {why_not}.")
+    if workload.config.engine.name == "in_process":  # nodes say it for themselves
+        check_machines(client.sharding)
     strategy = client.sharding.strategy if client.sharding.strategy != "auto" else _best(workload, model)
     sharding = client.sharding.model_copy(update={"strategy": strategy})
     return workload.with_client(path="sequential", chunk=0, sharding=sharding)
+
+
+def check_machines(settings: ShardingSection) -> None:
+    """Raise ConfigError if machines are to join and it is not said where, or cannot be used."""
+    if settings.machines > 1:
+        where_machines_join(settings)
+
+
+def where_machines_join(settings: ShardingSection) -> tuple[Address, bytes]:
+    """Where the first of several machines listens, and the secret that the others have to know.
+
+    Raises:
+        ConfigError: it is not said, or cannot be used.
+    """
+    if not settings.listen:
+        raise ConfigError(
+            f"client.sharding.machines={settings.machines} was given, but not where the first machine listens for the others; set "
+            "client.sharding.listen=HOST:PORT, or at a node sharding-listen in its --node-config."
+        )
+    address = Address.of(settings.listen, given_as="client.sharding.listen")
+    secret = secret_of(
+        settings.secret_file,
+        address.is_loopback,
+        given_as="client.sharding.secret_file (a node's sharding-secret-file)",
+    )
+    return address, secret
 
 
 @lru_cache(maxsize=8)

@@ -1,7 +1,10 @@
 """The training samples once in memory, however many processes train on them."""
 
+import hashlib
 from dataclasses import dataclass, replace
 from typing import Any
+
+import torch
 
 from clients.shared_tensors import Layout, SharedFile, Slots
 from fedsign.data.base import Dataset, Samples
@@ -51,6 +54,20 @@ def share_data(workload: Workload) -> SharedData | None:
     vars(workload)["dataset"] = there  # where cached_property keeps it
     vars(workload).pop("training_samples", None)  # those of the former one
     return SharedData(file, layout, there)
+
+
+def digest_of(dataset: Dataset) -> str:
+    """What tells whether two machines have the same training samples; of samples that are fetched, their number and targets."""
+    train = dataset.train
+    tensors = [train.targets, train.owners]
+    if isinstance(train, Samples):
+        tensors.append(train.features)
+    found = hashlib.blake2b(str(len(train)).encode(), digest_size=16)
+    for tensor in tensors:
+        if tensor is not None:
+            found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+            found.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def mapped_data(found: dict[str, Any]) -> Dataset:

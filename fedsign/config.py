@@ -14,8 +14,10 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from fedsign import plugins
+from fedsign.addresses import Address
 from fedsign.errors import ConfigError
 from fedsign.sections import (
+    WHERE_RANKS_ARE,
     AttackPart,
     ClientSection,
     DataPart,
@@ -348,3 +350,26 @@ def _check_sharding(sharding: ShardingSection) -> None:
         )
     if sharding.strategy != "auto":
         strategy_of(sharding.strategy)
+    _check_machines(sharding)
+
+
+def _check_machines(sharding: ShardingSection) -> None:
+    if sharding.machines == 1:
+        given = {
+            key: value for key, value in sharding if key in WHERE_RANKS_ARE and value != getattr(ShardingSection(), key)
+        }
+        if given:
+            said = " and ".join(f"client.sharding.{key}={value}" for key, value in given.items())
+            raise ConfigError(
+                f"{said} was given with client.sharding.machines=1, which no other one joins; raise machines, or leave it out."
+            )
+        return
+    for key in ("ranks", "groups"):
+        number = getattr(sharding, key)
+        if number % sharding.machines:
+            raise ConfigError(
+                f"client.sharding.machines={sharding.machines} was given with client.sharding.{key}={number}; each machine holds as "
+                f"many ranks, in whole groups: choose {key} as a multiple of machines."
+            )
+    if sharding.listen:
+        Address.of(sharding.listen, given_as="client.sharding.listen")

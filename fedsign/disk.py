@@ -8,6 +8,7 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,6 +47,11 @@ def disk_full(path: Path) -> DiskFullError:
         f"the disk is full: {path} could not be written. What is there is whole: free some space, then go on "
         "with --resume and the path of the run or comparison."
     )
+
+
+def is_private(path: Path) -> bool:
+    """Whether only its owner can read a file."""
+    return not stat.S_IMODE(path.stat().st_mode) & 0o077
 
 
 @contextmanager

@@ -61,6 +61,10 @@ class RankError(FedSignError):
     """One of the processes that train a client together has died."""
 
 
+class JoinError(FedSignError):
+    """A machine was not let in by those that train a client together, or has no use for them."""
+
+
 class StepError(FedSignError):
     """An optimiser was asked for a step out of its order."""
 

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, NoReturn, cast
+from typing import IO, Any, NoReturn, Protocol, TypeVar, cast
 
 Message = dict[str, Any]
 
@@ -38,6 +38,16 @@ importlib.import_module(sys.argv[1]).main(given)
 _PATIENCE_S = 10.0
 _LOOKS_EVERY_S = 1.0
 _CHUNK_BYTES = 2**18
+
+
+class Audible(Protocol):
+    """What may say something, or end: a child, a connection."""
+
+    def fileno(self) -> int:
+        """What becomes readable when there is something to be heard, or when it has ended."""
+
+
+AudibleT = TypeVar("AudibleT", bound=Audible)
 
 
 class Child:
@@ -149,10 +159,10 @@ class Lasting:
         self._process.wait()
 
 
-def audible(children: Iterable[Child], timeout_s: float | None = None) -> list[Child]:
+def audible(them: Iterable[AudibleT], timeout_s: float | None = None) -> list[AudibleT]:
     """Those that have said something or have ended; waits for the first one, `timeout_s` at most."""
     poll = select.poll()
-    known = {child.fileno(): child for child in children}
+    known = {each.fileno(): each for each in them}
     for number in known:
         poll.register(number, select.POLLIN)
     return [known[number] for number, _ in poll.poll(None if timeout_s is None else 1000 * timeout_s)]

@@ -168,6 +168,11 @@ class EnginePart(Part):
     sparse_products: Literal["auto", "dense", "csr"] = "auto"  # of sparse layers, in training; auto: csr where it pays
 
 
+# in client.sharding; no result depends on them
+WHERE_RANKS_ARE = frozenset({"machines", "listen", "secret_file", "join_s"})
+HOW_RANKS_WORK = WHERE_RANKS_ARE | {"prefetch"}
+
+
 class ShardingSection(Section):
     """The processes that train one client together, its model's states sharded over them (`fedsign.sharding`); one: no sharding.
 
@@ -181,6 +186,12 @@ class ShardingSection(Section):
     intra_gbps: PositiveReal = 2000.0  # Gbit/s between ranks of a group, and to other groups: those of the paper
     inter_gbps: PositiveReal = 80.0
     prefetch: bool = True  # gather and reduce while the model computes: the same bits, for the memory of one more unit
+    machines: Positive = (
+        1  # which hold the ranks, consecutive ones together; those after the first join it (`clients.shard_machines`)
+    )
+    listen: str = ""  # HOST:PORT of the first machine, by which the others reach it
+    secret_file: str = ""  # what a machine that joins has to know; needed unless HOST is the loopback
+    join_s: PositiveReal = 120.0  # seconds for which a client waits for machines that have not joined
 
 
 class ClientSection(Section):

@@ -31,6 +31,7 @@ from fedsign.errors import ConfigError, FedSignError, ResultsError
 from fedsign.parameterisation.packing import packing_of
 from fedsign.records import ObjectiveSpec
 from fedsign.results import Line, RunFolder
+from fedsign.sections import HOW_RANKS_WORK
 from fedsign.workload import Workload
 from simulations.backends.base import Engine
 from simulations.callbacks.base import Callback
@@ -43,6 +44,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("fedsign")
 _CHANGEABLE_ON_RESUME = frozenset({"rounds", "callbacks", "results"})
+_OF_NO_RESULT: dict[str, Any] = {  # settings on which no bit of a run depends
+    "engine": {"workers"},
+    "client": {"sharding": HOW_RANKS_WORK},
+}
 
 
 @dataclass(frozen=True)
@@ -315,7 +320,8 @@ def _resumed_config(folder: RunFolder, experiment: ExperimentConfig | Mapping[st
         if section not in _CHANGEABLE_ON_RESUME and _what_counts(before, section) != _what_counts(after, section):
             raise ConfigError(
                 f"the run in {folder.path} was started with another '{section}'; on resume only "
-                f"{', '.join(sorted(_CHANGEABLE_ON_RESUME))} and engine.workers may change. Start a new run instead."
+                f"{', '.join(sorted(_CHANGEABLE_ON_RESUME))}, engine.workers, client.sharding.prefetch and the machines of "
+                "client.sharding may change. Start a new run instead."
             )
     played = checkpoints.rounds_on_disk(folder.checkpoints)
     if played and after.rounds < played[-1]:
@@ -329,7 +335,7 @@ def _resumed_config(folder: RunFolder, experiment: ExperimentConfig | Mapping[st
 def _what_counts(config: ExperimentConfig, section: str) -> Any:
     """A section without what no result depends on."""
     found = getattr(config, section)
-    return found.model_dump(exclude={"workers"}) if section == "engine" else found
+    return found.model_dump(exclude=_OF_NO_RESULT[section]) if section in _OF_NO_RESULT else found
 
 
 def _with_path(config: ExperimentConfig, *, path: str, chunk: int) -> ExperimentConfig:

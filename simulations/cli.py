@@ -95,6 +95,65 @@ def run(
 
 
 @app.command()
+def worker(
+    join: Annotated[
+        str,
+        typer.Option(metavar="HOST:PORT", help="Where the first machine listens: its client.sharding.listen."),
+    ],
+    secret_file: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE",
+            help="What machines have to know, as in the first one's client.sharding.secret_file; needed unless HOST is this machine.",
+        ),
+    ] = "",
+    interface: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="The network interface by which ranks speak, such as ib0; without it, that by which this machine has joined.",
+        ),
+    ] = "",
+    data_root: Annotated[
+        str,
+        typer.Option(
+            metavar="DIR", help="Where the client's data lie here; without it, at the path that the first machine has."
+        ),
+    ] = "",
+    logs: Annotated[Path, typer.Option(metavar="DIR", help="What ranks have to say goes to files here.")] = Path(
+        "worker-logs"
+    ),
+    wait: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS", help="How long to look for the first machine, at the start and when it is lost."
+        ),
+    ] = 600.0,
+) -> None:
+    """Hold ranks of a client that is trained on several machines (client.sharding.machines); run on all but the first.
+
+    It ends with exit code 0 when the run is over, and with 1 when the first machine was not to be found for --wait seconds.
+    """
+    from clients.shard_link import secret_of
+    from clients.shard_worker import Asked, work
+    from fedsign.addresses import Address
+
+    address = Address.of(join, given_as="--join")
+    secret = secret_of(secret_file, address.is_loopback, given_as="--secret-file")
+    work(
+        Asked(
+            address=address,
+            secret=secret,
+            interface=interface,
+            data_root=data_root,
+            logs=logs.resolve(),
+            wait_s=wait,
+        ),
+        say=typer.echo,
+    )
+
+
+@app.command()
 def report(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
 ) -> None:

@@ -24,6 +24,7 @@ from fedsign.config import ExperimentConfig, parse_override
 from fedsign.errors import ConfigError
 from fedsign.metrics import is_higher_better
 from fedsign.registry import nearest, resolve
+from fedsign.sections import HOW_RANKS_WORK
 
 STRATEGIES = ("fedavg", "fedprox", "feddyn", "fedsign")
 NUM_SEEDS = 5
@@ -40,7 +41,13 @@ _OTHERWISE = {
     "results": "it changes no result",
 }
 # Keys of a configuration that its results do not depend on.
-_NO_RESULT: dict[str, Any] = {"name": True, "callbacks": True, "results": True, "engine": {"workers": True}}
+_NO_RESULT: dict[str, Any] = {
+    "name": True,
+    "callbacks": True,
+    "results": True,
+    "engine": {"workers": True},
+    "client": {"sharding": HOW_RANKS_WORK},
+}
 _LONGEST = 80  # characters of a cell's readable name
 
 

@@ -5,10 +5,11 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 
+from fedsign.disk import is_private
 from fedsign.errors import ConfigError, FedSignError
 from simulations.deployment.authority import WARN_DAYS, days_left, ends_at
 from simulations.deployment.federation import Federation, versions
-from simulations.deployment.keys import fingerprint, is_private, public_half
+from simulations.deployment.keys import fingerprint, public_half
 from simulations.deployment.kits import Kit
 from simulations.deployment.membership import answers, process_of, statuses
 from simulations.deployment.running import recorded

@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import os
-import stat
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -89,11 +88,6 @@ def write_secret(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
-
-
-def is_private(path: Path) -> bool:
-    """Whether only its owner can read a file."""
-    return not stat.S_IMODE(path.stat().st_mode) & 0o077
 
 
 def _public_line(key: ec.EllipticCurvePublicKey) -> str:

@@ -6,7 +6,7 @@ A kit holds the CA's certificate, never its key.  Its own key is in it only when
 import tarfile
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from simulations.deployment.federation import Federation, Site, site_facts, with
 
 SITE_FILE = "site.toml"
 _FACTS = frozenset({"name", "site", "partition", "host", "port", "insecure", "versions"})
+_SHARDING = ("machines", "listen", "secret_file")  # of client.sharding, for a site to say
 KEY_FILE, PUBLIC_FILE, AUTHORITY_FILE = "key", "key.pub", "ca.pem"
 
 
@@ -25,7 +26,7 @@ KEY_FILE, PUBLIC_FILE, AUTHORITY_FILE = "key", "key.pub", "ca.pem"
 class Kit:
     """A site's folder, read.  `data_root` and `device` are the site's own, "" for what the experiment says.
 
-    `share_details`: tracebacks and label counts may travel (`clients.node`).
+    `share_details`: tracebacks and label counts may travel; `sharding`: on which machines its ranks are (`clients.node`).
     """
 
     folder: Path
@@ -33,6 +34,7 @@ class Kit:
     device: str
     facts: Mapping[str, Any]
     share_details: bool = False
+    sharding: Mapping[str, str | int] = field(default_factory=dict)
 
     @property
     def key(self) -> Path:
@@ -63,7 +65,7 @@ class Kit:
             config["device"] = self.device
         if self.share_details:
             config["share-details"] = True
-        return config
+        return config | {f"sharding-{name.replace('_', '-')}": value for name, value in self.sharding.items()}
 
 
 def open_kit(folder: Path) -> Kit:
@@ -83,10 +85,10 @@ def open_kit(folder: Path) -> Kit:
         raise ConfigError(
             f'{path} is no TOML ({error}); texts stand in quotes there, such as data_root = "/data".'
         ) from error
-    unknown = set(tree) - {"data_root", "device", "share_details", "federation"}
+    unknown = set(tree) - {"data_root", "device", "share_details", "sharding", "federation"}
     if unknown or not isinstance(tree.get("federation"), dict):
         what = f"has the unknown key '{min(unknown)}'" if unknown else "has no table [federation]"
-        raise ConfigError(f"{path} {what}; expected are data_root, device, share_details and [federation].")
+        raise ConfigError(f"{path} {what}; expected are data_root, device, share_details, [sharding] and [federation].")
     missing = _FACTS - set(tree["federation"])
     if missing:
         raise ConfigError(
@@ -104,7 +106,21 @@ def open_kit(folder: Path) -> Kit:
         data_root=tree.get("data_root", ""),
         device=tree.get("device", ""),
         facts=tree["federation"],
+        sharding=_sharding_of(tree.get("sharding", {}), path),
     )
+
+
+def _sharding_of(table: Any, path: Path) -> dict[str, str | int]:
+    """Where this site's ranks are; a relative path is meant from the kit.
+
+    Raises:
+        ConfigError: there is something else in the table.
+    """
+    if not isinstance(table, dict) or not table.keys() <= {*_SHARDING}:
+        raise ConfigError(f"{path} has sharding = {table!r}; expected is a table of {', '.join(_SHARDING)}.")
+    if not table.get("secret_file"):
+        return table
+    return table | {"secret_file": str((path.parent / Path(table["secret_file"]).expanduser()).resolve())}
 
 
 def write_kit(federation: Federation, site: Site, *, data_root: str, device: str) -> Path:

@@ -12,10 +12,10 @@ from typing import NoReturn
 
 import tomli_w
 
+from fedsign.disk import is_private
 from fedsign.errors import ConfigError, EngineError
 from simulations.deployment.authority import check_not_over, ends_at, expiry_warning
 from simulations.deployment.federation import Federation, with_port
-from simulations.deployment.keys import is_private
 from simulations.deployment.kits import Kit
 from simulations.deployment.membership import home_of, state_of
 from simulations.deployment.running import record_this_process, recorded

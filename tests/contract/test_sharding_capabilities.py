@@ -68,6 +68,9 @@ ONE: dict[str, dict[str, Any]] = {
     "fedsign, reduction=tensor_mean": {"strategy": {"name": "fedsign", "reduction": "tensor_mean"}},
     "engine.name=superlink": {"engine": {"name": "superlink"}},
     "engine.name=ray": {"engine": {"name": "ray"}},
+    "client.sharding.machines": {
+        "client": {"sharding": {"groups": 2, "machines": 2, "listen": "127.0.0.1:29400"}},
+    },
     "engine.workers": {"engine": {"name": "in_process", "workers": 2}},
     "client.path=cohort": {"client": {"path": "cohort"}},
     "client.optimizer.name=adamw": {"client": {"optimizer": {"name": "adamw"}}},
@@ -159,7 +162,8 @@ def mixing(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
 
 
 def given(root: Path, changes: Mapping[str, Any], **sharding: Any) -> Workload:
-    client = {**changes.get("client", {}), "sharding": {"ranks": RANKS, "strategy": "IIG", **sharding}}
+    client = changes.get("client", {})
+    client = {**client, "sharding": {"ranks": RANKS, "strategy": "IIG", **client.get("sharding", {}), **sharding}}
     return Workload(from_dict(federation.tree(root, **{**changes, "client": client})))
 
 
@@ -284,6 +288,24 @@ def test_auto_says_what_the_least_is(tmp_path: Path) -> None:
         ({"ranks": 4, "strategy": "INN"}, "sharding strategy 'INN' was given: .* choose one of"),
         ({"groups": 2}, "client.sharding.groups=2 was given with client.sharding.ranks=1, which shards nothing"),
         ({"ranks": 4, "strategies": "IIG"}, "client.sharding.strategies"),
+        ({"ranks": 4, "groups": 3, "machines": 3}, "groups=3 was given with client.sharding.ranks=4; .* divisor"),
+        (
+            {"ranks": 4, "groups": 4, "machines": 3},
+            "machines=3 was given with client.sharding.ranks=4; .* multiple of machines",
+        ),
+        (
+            {"ranks": 4, "groups": 1, "machines": 2},
+            "machines=2 was given with client.sharding.groups=1; .* whole groups",
+        ),
+        ({"ranks": 2, "join_s": 9.0}, "client.sharding.join_s=9.0 was given with client.sharding.machines=1"),
+        (
+            {"ranks": 2, "listen": "a:1"},
+            "client.sharding.listen=a:1 was given with client.sharding.machines=1, which no other one joins",
+        ),
+        (
+            {"ranks": 2, "groups": 2, "machines": 2, "listen": "a"},
+            "client.sharding.listen=a was given; expected is HOST:PORT",
+        ),
     ],
 )
 def test_a_mistake_in_the_section_is_one_sentence(sharding: dict[str, Any], sentence: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.distributed.test_joined_machines import free_address
 from tests.e2e.command import fedsign, settings
 from tests.e2e.test_docs import ROOT, snippets
 
@@ -33,11 +34,54 @@ def test_the_estimates_of_the_page_run(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_run_of_the_page_runs(tmp_path: Path) -> None:
     """Its first round, of one client."""
-    (command,) = [text.replace("\\\n", " ") for text in snippets(PAGE, "bash") if "fedsign run" in text]
+    (command,) = [text.replace("\\\n", " ") for text in snippets(PAGE, "bash") if text.startswith("fedsign run")]
     done = fedsign(*shlex.split(command)[1:], *settings(rounds=1, server__cohort_size=1), folder=tmp_path)
     assert done.returncode == 0, done.stderr
     (config,) = tmp_path.glob("runs/*/*/config.toml")
     assert re.search(r'strategy = "[NIG]{3}"', config.read_text())
+
+
+def programs(folder: Path, **more: str) -> dict[str, str]:
+    """An environment in which `fedsign` is this one, whose runs are short, and the other programs say what is given."""
+    short = " ".join(settings(rounds=1, server__cohort_size=1))
+    fedsign_here = f'[ "$1" = run ] && set -- "$@" {short}\nexec {sys.executable} -m simulations.cli "$@"'
+    (folder / "bin").mkdir()
+    for name, script in {"fedsign": fedsign_here, **more}.items():
+        (folder / "bin" / name).write_text(f"#!/bin/bash\n{script}\n")
+        (folder / "bin" / name).chmod(0o755)
+    path = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(sys.path)}
+    return os.environ | path
+
+
+@pytest.mark.slow
+def test_the_two_machines_of_the_page_play_a_run(tmp_path: Path) -> None:
+    (text,) = [text for text in snippets(PAGE, "console") if "fedsign worker" in text]
+    text = text.replace("\\\n", " ").replace("node01:29400", free_address())
+    secret, first, other = (line.partition("$ ")[2] for line in text.splitlines())
+    where = {"cwd": tmp_path, "env": programs(tmp_path)}
+    subprocess.run(["bash", "-c", secret], **where, check=True)
+    with subprocess.Popen(shlex.split(other), **where) as worker:
+        try:
+            subprocess.run(shlex.split(first), **where, check=True, timeout=240)
+            assert worker.wait(30) == 0
+        finally:
+            worker.kill()
+    (config,) = tmp_path.glob("runs/*/*/config.toml")
+    assert "machines = 2" in config.read_text()
+
+
+@pytest.mark.slow
+def test_the_slurm_script_of_the_page_plays_a_run_and_leaves_no_secret(tmp_path: Path) -> None:
+    """With stand-ins: two tasks of a job on one node."""
+    (script,) = [text for text in snippets(PAGE, "bash") if "#SBATCH" in text]
+    tasks = 'SLURM_PROCID=0 "$@" & SLURM_PROCID=1 "$@" >worker.txt & wait'
+    environment = programs(tmp_path, srun=tasks, scontrol="echo 127.0.0.1")
+    job = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_JOB_NODELIST": "node[01-02]", "SLURM_JOB_NUM_NODES": "2"}
+    subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment | job, check=True, timeout=240)
+    (config,) = tmp_path.glob("runs/*/*/config.toml")
+    assert "machines = 2" in config.read_text() and (config.parent / "outcome.json").exists()
+    assert (tmp_path / "worker.txt").read_text().splitlines()[2:] == ["holds the ranks 2 and 3 of 4", "the run is over"]
+    assert not list(tmp_path.glob("*.secret"))
 
 
 def test_the_scaling_study_of_the_page_is_what_the_plan_says() -> None:

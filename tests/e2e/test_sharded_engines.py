@@ -13,6 +13,7 @@ import tomli_w
 from fedsign.results import RunFolder
 from simulations import run
 from tests.distributed import federation
+from tests.distributed.test_joined_machines import free_address, worker
 from tests.distributed.test_sharded_clients import assert_the_same_run, marked, numbers, wait_for
 from tests.e2e.command import fedsign
 
@@ -45,6 +46,20 @@ def test_over_a_superlink_four_clients_of_two_by_two_processes_give_the_run_that
         'name = "superlink"' in (done.path / "config.toml").read_text()
         and "ranks = 4" in (done.path / "config.toml").read_text()
     )
+    assert_the_same_run(done, alone)
+
+
+@pytest.mark.engines
+def test_over_a_superlink_too_a_client_may_be_on_two_machines(tmp_path: Path) -> None:
+    """The node's own machine listens where the experiment says, since there is one node."""
+    address, other = free_address(), tmp_path / "other"
+    shutil.copytree(experiment(tmp_path, "unused").parent, other)  # where the user's module is, too
+    changes = federation.sharding("plain")
+    changes["client"]["sharding"] |= {"machines": 2, "listen": address}
+    with worker(other, address) as joined:
+        done = played(tmp_path, "sharded", engine=SUPERLINK, **changes)
+        assert joined.wait(30) == 0  # told by the node, which the server tells
+    alone = run(federation.tree(tmp_path / "alone", **federation.WAYS["plain"])).folder
     assert_the_same_run(done, alone)
 
 

@@ -83,6 +83,8 @@ COMPANIONS = {
 NOT_HALVED = {
     "client.sharding.groups",
     "client.sharding.memory_gb",
+    "client.sharding.machines",
+    "client.sharding.join_s",
 }  # likewise: tests.contract.test_sharding_capabilities
 
 
@@ -107,7 +109,8 @@ def test_the_default_is_the_documented_experiment() -> None:
     untouched = {"clip_norm": 0.0, "label_smoothing": 0.0, "schedule": {"name": "constant", "per": "round"}}
     untouched |= {"micro_batch": 0, "path": "sequential", "chunk": 0, "state_cache_mib": 256.0}
     sharding = {"ranks": 1, "groups": 1, "strategy": "auto", "memory_gb": 0.0, "intra_gbps": 2000.0, "inter_gbps": 80.0}
-    untouched |= {"sharding": sharding | {"prefetch": True}}
+    machines = {"machines": 1, "listen": "", "secret_file": "", "join_s": 120.0}
+    untouched |= {"sharding": sharding | machines | {"prefetch": True}}
     assert tree["client"] == client | untouched | {"optimizer": {"name": "sgd", "momentum": 0.9, "nesterov": False}}
     assert tree["server"]["optimizer"] == {"name": "none"}
     assert (tree["server"]["cohort_size"], tree["engine"]["name"], tree["engine"]["threads"]) == (10, "in_process", 1)
