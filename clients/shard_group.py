@@ -24,7 +24,7 @@ from clients.shard_ranks import INTERFACE, MEETING_S, Death, Heard, LocalRanks, 
 from clients.shard_rules import refused_objective, where_machines_join
 from clients.shard_training import mean_loss
 from clients.shared_data import digest_of
-from clients.shared_tensors import Layout, Slots, slot_bytes_of
+from clients.shared_tensors import Layout
 from clients.state import ClientStore
 from fedsign.addresses import interface_of
 from fedsign.errors import ConfigError, EngineError, FedSignError, LateError, RankError
@@ -49,8 +49,7 @@ class ShardGroup:
             EngineError: this process is a rank itself.
         """
         self._workload, self._settings = workload, workload.config.client.sharding
-        self._replies = Slots("replies", slot_bytes_of(workload.make_model().state_dict()))
-        self._here = LocalRanks(workload, logs=logs, replies=self._replies)
+        self._here = LocalRanks(workload, logs=logs)
         self._roles = workload.roles
         self._lobby: Lobby | None = None
         self._joined: list[JoinedRanks] = []
@@ -88,7 +87,6 @@ class ShardGroup:
         """End the processes; for the workers of other machines the run is over, unless they were parted with."""
         self.part(is_over=True)
         self._here.close()
-        self._replies.close()
 
     def part(self, *, is_over: bool) -> None:
         """End the ranks, and part with the workers of other machines: they end if the run is over, or look for who comes after this."""
@@ -106,8 +104,8 @@ class ShardGroup:
             self._start(deadline)
         came, memory = Layout.of(request.tensors), self._here.memory
         came.write(request.tensors, memory)
-        slot = self._replies.take()
-        lent = self._replies.lent(slot)
+        slot = self._here.replies.take()
+        lent = self._here.replies.lent(slot)
         asked = {"train": request.partition, "round": request.round, "layout": came.as_json(), "slot": slot}
         objective = {"name": request.objective.name, "settings": dict(request.objective.settings)}
         for machine in self._machines:

@@ -104,7 +104,8 @@ class Link:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """The other end hears it."""
+        """Both ends hear it: to close alone would not end what another thread waits for."""
+        self.cut()
         self._socket.close()
 
     def _exactly(self, place: Any) -> Any:

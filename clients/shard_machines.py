@@ -44,12 +44,12 @@ class JoinedRanks:
     def __init__(self, link: Link, *, again: str) -> None:
         """`again` is the command that joins."""
         self.link, self._again = link, again
-        self.name = ""
+        self._name = ""
         self._ranks, self._num_ranks, self._group = range(0), 0, 0
 
     def place(self, number: int, *, machines: int, ranks: int) -> None:
         """Which machine of a group it is, for those who read of it; the group has so many ranks."""
-        self.name, self._num_ranks = f"machine {number + 1} of {machines} ({self.link.there})", ranks
+        self._name, self._num_ranks = f"machine {number + 1} of {machines} ({self.link.there})", ranks
 
     def still_waits(self) -> bool:
         """Whether it is there, for all that can be heard by now; what ranks of a former group have said is not heard."""
@@ -85,12 +85,12 @@ class JoinedRanks:
         self.link.send({"end": True})
 
     def _died(self, who: str, how: str, remedy: str) -> Death:
-        return Death(f"{who}, on {self.name},", how, f"{remedy} there")
+        return Death(f"{who}, on {self._name},", how, f"{remedy} there")
 
     def _lost(self) -> Death:
         ranks = f"{self._ranks.start} to {self._ranks.stop - 1}" if len(self._ranks) > 1 else f"{self._ranks.start}"
         return Death(
-            f"{self.name}, which holds rank {ranks} of the {self._num_ranks} processes that train this client together,",
+            f"{self._name}, which holds rank {ranks} of the {self._num_ranks} processes that train this client together,",
             "is lost: its worker has ended, or the network to it is broken",
             f"Start '{self._again}' there again, or on another machine",
         )
@@ -170,7 +170,10 @@ class Lobby:
             try:
                 connection, _ = self._server.accept()
             except OSError:
-                return  # closed
+                if self._server.fileno() < 0:
+                    return  # closed
+                time.sleep(_LOOKS_EVERY_S)  # about to be, or the system has no more descriptors at the moment
+                continue
             threading.Thread(target=self._receive, args=(connection,), daemon=True).start()
 
     def _receive(self, connection: socket.socket) -> None:
@@ -178,7 +181,8 @@ class Lobby:
         try:
             link = Link(connection)
         except OSError:
-            return  # gone already
+            connection.close()  # it is gone already
+            return
         with self._changed:
             self._arriving.add(link)
         why_not = self._refusal(link)

@@ -72,8 +72,8 @@ class Machine(Protocol):
 class LocalRanks:
     """A Machine: this one."""
 
-    def __init__(self, workload: Workload, *, logs: Path, replies: Slots | None = None) -> None:
-        """What the processes have to say goes to files in `logs`; rank 0, if it is among them, answers in `replies`.
+    def __init__(self, workload: Workload, *, logs: Path) -> None:
+        """What the processes have to say goes to files in `logs`.
 
         Raises:
             EngineError: this process is a rank itself.
@@ -83,9 +83,11 @@ class LocalRanks:
                 "a process that trains a share of a client was made to play a run, by a module that plays one when it is imported; "
                 'put that under `if __name__ == "__main__":`.'
             )
-        self._workload, self._logs, self._replies = workload, logs, replies
-        self._models = Slots("models", slot_bytes_of(workload.make_model().state_dict()))
+        self._workload, self._logs = workload, logs
+        slot_bytes = slot_bytes_of(workload.make_model().state_dict())
+        self._models = Slots("models", slot_bytes)
         self.memory = self._models.memory(self._models.take())
+        self.replies = Slots("replies", slot_bytes)  # of rank 0, if it is among them
         self._data = share_data(workload)
         self._children: dict[int, Child] = {}
 
@@ -102,13 +104,13 @@ class LocalRanks:
     def start(self, ranks: range, meeting: Meeting) -> None:
         """See Machine."""
         self._logs.mkdir(parents=True, exist_ok=True)
-        files = [self._models, *([self._replies] if self._replies else []), *([self._data.file] if self._data else [])]
+        shared = [file.descriptor for file in self._files]
         for rank in ranks:
             place = meeting.place.fileno() if meeting.place and rank == 0 else None
             child = Child(
                 _MODULE,
                 log=self._logs / f"rank-{rank}.log",
-                shared=[*(file.descriptor for file in files), *([] if place is None else [place])],
+                shared=shared if place is None else [*shared, place],
                 environment={RANK_MARK: "1"} | ({INTERFACE: meeting.interface} if meeting.interface else {}),
             )
             self._children[rank] = child
@@ -139,7 +141,7 @@ class LocalRanks:
     def close(self) -> None:
         """End the processes; logs in which nothing stands are removed."""
         self.end()
-        for file in (self._models, *([self._data.file] if self._data else [])):
+        for file in self._files:
             file.close()
         for log in self._logs.glob("rank-*.log"):
             if not log.stat().st_size:
@@ -147,15 +149,19 @@ class LocalRanks:
         with suppress(OSError):  # some have said something, or nobody was started
             self._logs.rmdir()
 
+    @property
+    def _files(self) -> list[Slots]:
+        return [self._models, self.replies, *([self._data.file] if self._data else [])]
+
     def _given(self, rank: int) -> Message:
         """What a rank is to be."""
-        replies, sites = self._replies if rank == 0 else None, self._workload.sites_here
+        sites = self._workload.sites_here
         return {
             "rank": rank,
             "config": self._workload.config.to_toml(),
             "sites": None if sites is None else sorted(sites),
             "models": [self._models.descriptor, self._models.slot_bytes],
-            "replies": None if replies is None else [replies.descriptor, replies.slot_bytes],
+            "replies": [self.replies.descriptor, self.replies.slot_bytes] if rank == 0 else None,
             "data": None if self._data is None else self._data.as_json(),
         }
 

@@ -92,23 +92,23 @@ def _joined(asked: Asked, say: Say) -> Link:
 def _served(link: Link, ranks: "_Ranks") -> bool:
     """Do what the first machine says; False where the link ends without a farewell."""
     with closing(link):
-        try:
-            told = link.receive()
-            if told is None:
-                return False
-            if "over" not in told:
-                link.send({"data": ranks.load(told)})
-                told = _obeyed(link, ranks)
+        told = link.receive()
+        if told is None or "over" in told:
             return told is not None
+        try:
+            digest = ranks.load(told)
         except FedSignError as error:
             link.send({"failed": str(error)})
             raise
+        link.send({"data": digest})
+        try:
+            return _obeyed(link, ranks)
         finally:
             ranks.end()
 
 
-def _obeyed(link: Link, ranks: "_Ranks") -> Message | None:
-    """The farewell, after all that was said before; None where there is none.
+def _obeyed(link: Link, ranks: "_Ranks") -> bool:
+    """Start, ask and end ranks; False where the link ends without a farewell.
 
     Raises:
         JoinError: the first machine has no use for this one.
@@ -121,7 +121,7 @@ def _obeyed(link: Link, ranks: "_Ranks") -> Message | None:
             continue
         said = link.receive(ranks.local.memory)
         if said is None or "over" in said:
-            return said
+            return said is not None
         if "refused" in said:
             raise JoinError(said["refused"])
         ranks.obey(said, link)

@@ -5,8 +5,10 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 
+from fedsign.config import checked
 from fedsign.disk import is_private
 from fedsign.errors import ConfigError, FedSignError
+from fedsign.sections import ShardingSection
 from simulations.deployment.authority import WARN_DAYS, days_left, ends_at
 from simulations.deployment.federation import Federation, versions
 from simulations.deployment.keys import fingerprint, public_half
@@ -24,7 +26,7 @@ _WORTH_A_WORD_S = 2.0
 
 def check_site(kit: Kit) -> list[Row]:
     """Rows of {"what", "state", "detail"}, at a site; state is ok, warn or broken."""
-    rows = [_data(kit), *_versions(kit.facts["versions"]), _device(kit)]
+    rows = [_data(kit), *_versions(kit.facts["versions"]), _device(kit), *_machines(kit)]
     if not kit.facts["insecure"]:
         rows.append(_key(kit))
     return [*rows, *_server_seen(kit)]
@@ -85,6 +87,20 @@ def _device(kit: Kit) -> Row:
         return _row("device", BROKEN, f'site.toml says \'{kit.device}\'; expected is "", "cpu", "cuda" or "cuda:1"')
     beside = f"; torch sees {count} CUDA devices" if count else ""
     return _row("device", OK, (kit.device or "as the experiment says") + f", {os.cpu_count()} cores{beside}")
+
+
+def _machines(kit: Kit) -> list[Row]:
+    """Those that train a sharded client together, if the site says something of them."""
+    from clients.shard_rules import where_machines_join
+
+    if not kit.sharding:
+        return []
+    try:
+        settings = checked(ShardingSection, kit.sharding)
+        address, _ = where_machines_join(settings)
+    except FedSignError as error:
+        return [_row("machines", BROKEN, f"[sharding] in site.toml: {error}")]
+    return [_row("machines", OK, f"{settings.machines}, which join at {address}")]
 
 
 def _key(kit: Kit) -> Row:

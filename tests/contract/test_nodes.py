@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,8 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from clients.app import app as client_app
 from clients.evaluator import SiteEvaluator
 from clients.node import EXPERIMENT_KEY, RUN_KEY, STATE_KEY, Node
+from clients.shard_worker import _workload as machines_workload
+from clients.shared_data import digest_of
 from fedsign.config import ExperimentConfig, from_dict
 from fedsign.errors import ConfigError, EngineError, ReplyError
 from fedsign.flower import evaluation
@@ -212,6 +215,21 @@ def test_a_kit_says_on_which_machines_its_sites_ranks_are(tmp_path: Path) -> Non
         ConfigError, match=r"sharding = {'ranks': 2}; expected is a table of machines, listen, secret_file"
     ):
         open_kit(tmp_path)
+
+
+def test_a_machine_that_joins_a_node_reads_the_same_site_where_it_says(roots: list[str], tmp_path: Path) -> None:
+    """The node's own site has another folder there; the samples are those of the node."""
+    own = {"partition-id": 1, "data-root": roots[1], "site": "b"}
+    context = make_context(0, node_config=own, run_config={EXPERIMENT_KEY: deployed(tmp_path, roots).to_toml()})
+    first = Node.of(context).workload(context)
+    moved = shutil.copytree(roots[1], tmp_path / "elsewhere")
+    told = {"config": first.config.to_toml(), "sites": [1]}
+    for root in ("", str(moved)):
+        assert digest_of(machines_workload(told, root).dataset) == digest_of(first.dataset)
+    assert digest_of(machines_workload(told, roots[0]).dataset) != digest_of(first.dataset)
+    told = {"config": from_dict(tree(tmp_path, roots)).to_toml(), "sites": None}
+    with pytest.raises(ConfigError, match=r"--data-root=.* was given, but all sites are trained in one process"):
+        machines_workload(told, str(moved))
 
 
 def test_one_folder_is_not_several_sites(roots: list[str], tmp_path: Path) -> None:

@@ -249,9 +249,12 @@ def test_check_tells_of_what_is_missing_at_a_site(federation: Federation, tmp_pa
     )
     (kit / "site.toml").write_text(text.replace('host = "fl.example.org"', 'host = "127.0.0.1"').replace("8000", "1"))
     (kit / "key").chmod(0o644)
+    own = '\n[sharding]\nmachines = 2\nlisten = "192.0.2.1:29400"\nsecret_file = "silo.secret"\n'
+    (kit / "site.toml").write_text((kit / "site.toml").read_text() + own)
     states = {row["what"]: (row["state"], row["detail"]) for row in check.check_site(open_kit(kit))}
     broken = {what for what, (state, _) in states.items() if state == "broken"}
-    assert broken == {"data", "device", "key", "server"}
+    assert broken == {"data", "device", "key", "server", "machines"}
+    assert f"={kit / 'silo.secret'} cannot be read (No such file or directory)" in states["machines"][1]
     assert "chmod 600" in states["key"][1]
     assert states["python"][0] == "ok"
 

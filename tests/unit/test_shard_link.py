@@ -13,7 +13,8 @@ import torch
 
 from clients import shard_link
 from clients.shard_link import Link, ask_in, let_in, secret_of
-from clients.shard_machines import Lobby
+from clients.shard_machines import JoinedRanks, Lobby
+from clients.shard_ranks import Heard, Meeting
 from clients.shard_worker import check_interface
 from fedsign.addresses import Address, interface_of
 from fedsign.errors import ConfigError, EngineError, JoinError
@@ -135,6 +136,24 @@ def test_an_end_that_is_gone_is_heard_and_what_is_sent_to_it_is_lost(pair: tuple
     assert first.receive() is None
 
 
+def test_a_clients_tensors_cross_once_for_all_ranks_of_a_machine(pair: tuple[Link, Link]) -> None:
+    first, worker = pair
+    joined, memory = JoinedRanks(first, again=""), torch.zeros(64, dtype=torch.uint8)
+    joined.start(range(4, 8), Meeting(host="", port=1, interface=""))
+    joined.ask({"train": 3}, torch.ones(48, dtype=torch.uint8))
+    joined.end()
+    said = [worker.receive(memory) for _ in range(3)]
+    assert said == [{"start": [4, 8], "group": 1, "port": 1}, {"ask": {"train": 3}}, {"end": True}]
+    assert int(memory.sum()) == 48
+    joined.start(range(4, 8), Meeting(host="", port=1, interface=""))
+    for group, rank in ((1, 4), (2, 7)):
+        worker.send({"group": group, "rank": rank, "said": {"ready": True}})
+    assert [joined.hear(first), joined.hear(first)] == [
+        [],
+        [Heard(7, {"ready": True})],
+    ]  # the first is of the former group
+
+
 # Where machines join
 
 ANYWHERE = Address("127.0.0.1", 0)  # a port that is free
@@ -192,6 +211,19 @@ def test_those_who_wait_are_told_only_if_the_run_is_over(is_over: bool) -> None:
         closing.result()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(where).close()
+
+
+def test_one_that_still_loads_its_data_hears_that_nobody_can_join_any_more() -> None:
+    place, where = lobby()
+    worker = Link(socket.create_connection(where))
+    assert ask_in(worker, SECRET) and worker.receive() == TOLD
+    place.close(is_over=False)
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            assert pool.submit(worker.receive).result(timeout=10) is None
+        finally:
+            worker.cut()
+    worker.close()
 
 
 def test_other_data_and_machines_that_cannot_take_part_are_refused(caplog: pytest.LogCaptureFixture) -> None:
