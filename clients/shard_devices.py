@@ -1,14 +1,16 @@
 """Where the ranks of a client compute, and by which backend they talk.
 
-On CPUs gloo.  With engine.device=cuda (or auto, where there is a GPU) each rank has a GPU of its own and they talk over NCCL, if each machine has as
-many as ranks; else, or if one is named (cuda:0), several ranks share one: NCCL refuses that, so they talk over gloo, by way of the host's memory.
+On CPUs gloo.  With engine.device=cuda (or auto, where there is a GPU) each rank has a GPU of its own and they talk over NCCL, if there are as
+many; else, or if one is named (cuda:0), several ranks share one: NCCL refuses that, so they talk over gloo, by way of the host's memory.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from fedsign.sections import ShardingSection
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,7 +22,7 @@ class Place:
 
 
 def place_of(device: torch.device, *, rank: int, ranks: int, num_gpus: int, has_nccl: bool) -> Place:
-    """Of a rank whose client is to train on this device, by its number among those of its machine.
+    """Of a rank whose client is to train on this device.
 
     >>> place_of(torch.device("cuda"), rank=3, ranks=4, num_gpus=4, has_nccl=True)
     Place(device='cuda:3', backend='nccl')
@@ -33,25 +35,15 @@ def place_of(device: torch.device, *, rank: int, ranks: int, num_gpus: int, has_
     return Place(device=f"cuda:{rank % num_gpus}", backend="nccl" if own_each and has_nccl else "gloo")
 
 
-def place_here(device: torch.device, *, rank: int, ranks: int) -> Place:
-    """The same, with what this machine has."""
-    return place_of(
-        device, rank=rank, ranks=ranks, num_gpus=torch.cuda.device_count(), has_nccl=dist.is_nccl_available()
-    )
+def place_here(device: torch.device, *, rank: int, sharding: ShardingSection) -> Place:
+    """The same, with what this machine has; consecutive ranks share a machine."""
+    ranks = sharding.ranks // sharding.machines
+    num_gpus, has_nccl = torch.cuda.device_count(), dist.is_nccl_available()
+    return place_of(device, rank=rank % ranks, ranks=ranks, num_gpus=num_gpus, has_nccl=has_nccl)
 
 
-class Store(Protocol):
-    """What all ranks read and write: one of torch's."""
-
-    def set(self, key: str, value: str, /) -> None:
-        """Write."""
-
-    def get(self, key: str, /) -> bytes:
-        """Read, once somebody has written."""
-
-
-def agreed_backend(place: Place, store: Store, *, rank: int, ranks: int) -> str:
-    """NCCL if every rank can, on whatever machine it is; each says so in the store where they meet."""
-    store.set(f"backend/{rank}", place.backend)
-    wanted = {store.get(f"backend/{each}").decode() for each in range(ranks)}
-    return "nccl" if wanted == {"nccl"} else "gloo"
+def agreed_backend(store: Store, wished: str, *, rank: int, ranks: int) -> str:
+    """The backend of all ranks, which machines with other GPUs wish differently: NCCL if all do."""
+    store.set(f"backend-{rank}", wished)
+    every = {store.get(f"backend-{each}").decode() for each in range(ranks)}
+    return wished if every == {wished} else "gloo"

@@ -53,9 +53,7 @@ class _Rank:
         config = ExperimentConfig.model_validate(tomllib.loads(given["config"]))
         torch.set_num_threads(config.engine.threads)
         self._rank = int(given["rank"])
-        sharding = config.client.sharding
-        here = sharding.ranks // sharding.machines
-        place = place_here(device_of(config.engine.device), rank=self._rank % here, ranks=here)
+        place = place_here(device_of(config.engine.device), rank=self._rank, sharding=config.client.sharding)
         config = config.model_copy(update={"engine": config.engine.model_copy(update={"device": place.device})})
         sites = given["sites"]
         self._workload = Workload(config, None if sites is None else frozenset(sites))
@@ -63,7 +61,7 @@ class _Rank:
             vars(self._workload)["dataset"] = mapped_data(given["data"])  # where cached_property keeps it
         self._models = SharedFile(*given["models"])
         self._replies = None if given["replies"] is None else SharedFile(*given["replies"])  # rank 0's alone
-        _meet(given, rank=self._rank, ranks=sharding.ranks, place=place)
+        _meet(given, rank=self._rank, ranks=config.client.sharding.ranks, place=place)
         self._training = ShardedTraining(self._workload, rank=self._rank)
 
     def train(self, request: Message) -> dict[str, Any]:
@@ -104,6 +102,5 @@ def _meet(given: Message, *, rank: int, ranks: int, place: Place) -> None:
         os.environ["NCCL_SOCKET_IFNAME"] = os.environ[INTERFACE]
     if place.device != "cpu":
         torch.cuda.set_device(place.device)
-    dist.init_process_group(
-        agreed_backend(place, store, rank=rank, ranks=ranks), store=store, rank=rank, world_size=ranks
-    )
+    backend = agreed_backend(store, place.backend, rank=rank, ranks=ranks)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)

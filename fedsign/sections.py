@@ -168,9 +168,9 @@ class EnginePart(Part):
     sparse_products: Literal["auto", "dense", "csr"] = "auto"  # of sparse layers, in training; auto: csr where it pays
 
 
-WHERE_RANKS_ARE = frozenset(
-    {"machines", "listen", "secret_file", "join_s"}
-)  # in client.sharding; no result depends on it
+# in client.sharding; no result depends on them
+WHERE_RANKS_ARE = frozenset({"machines", "listen", "secret_file", "join_s"})
+HOW_RANKS_WORK = WHERE_RANKS_ARE | {"prefetch"}
 
 
 class ShardingSection(Section):

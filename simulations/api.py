@@ -31,7 +31,7 @@ from fedsign.errors import ConfigError, FedSignError, ResultsError
 from fedsign.parameterisation.packing import packing_of
 from fedsign.records import ObjectiveSpec
 from fedsign.results import Line, RunFolder
-from fedsign.sections import WHERE_RANKS_ARE
+from fedsign.sections import HOW_RANKS_WORK
 from fedsign.workload import Workload
 from simulations.backends.base import Engine
 from simulations.callbacks.base import Callback
@@ -46,7 +46,7 @@ _log = logging.getLogger("fedsign")
 _CHANGEABLE_ON_RESUME = frozenset({"rounds", "callbacks", "results"})
 _OF_NO_RESULT: dict[str, Any] = {  # settings on which no bit of a run depends
     "engine": {"workers"},
-    "client": {"sharding": WHERE_RANKS_ARE},
+    "client": {"sharding": HOW_RANKS_WORK},
 }
 
 
@@ -320,8 +320,8 @@ def _resumed_config(folder: RunFolder, experiment: ExperimentConfig | Mapping[st
         if section not in _CHANGEABLE_ON_RESUME and _what_counts(before, section) != _what_counts(after, section):
             raise ConfigError(
                 f"the run in {folder.path} was started with another '{section}'; on resume only "
-                f"{', '.join(sorted(_CHANGEABLE_ON_RESUME))}, engine.workers and the machines of client.sharding may change. Start a new "
-                "run instead."
+                f"{', '.join(sorted(_CHANGEABLE_ON_RESUME))}, engine.workers, client.sharding.prefetch and the machines of "
+                "client.sharding may change. Start a new run instead."
             )
     played = checkpoints.rounds_on_disk(folder.checkpoints)
     if played and after.rounds < played[-1]:

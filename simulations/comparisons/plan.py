@@ -24,7 +24,7 @@ from fedsign.config import ExperimentConfig, parse_override
 from fedsign.errors import ConfigError
 from fedsign.metrics import is_higher_better
 from fedsign.registry import nearest, resolve
-from fedsign.sections import WHERE_RANKS_ARE
+from fedsign.sections import HOW_RANKS_WORK
 
 STRATEGIES = ("fedavg", "fedprox", "feddyn", "fedsign")
 NUM_SEEDS = 5
@@ -46,7 +46,7 @@ _NO_RESULT: dict[str, Any] = {
     "callbacks": True,
     "results": True,
     "engine": {"workers": True},
-    "client": {"sharding": WHERE_RANKS_ARE},
+    "client": {"sharding": HOW_RANKS_WORK},
 }
 _LONGEST = 80  # characters of a cell's readable name
 

@@ -1,12 +1,13 @@
 """Where a client's ranks compute: one GPU each over NCCL, or shared ones over gloo."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from clients.shard_devices import Place, agreed_backend, place_here, place_of
+from clients.shard_devices import agreed_backend, place_here, place_of
+from fedsign.sections import ShardingSection
 
 
 def places(device: str, *, ranks: int, num_gpus: int, has_nccl: bool = True) -> list[tuple[str, str]]:
@@ -36,22 +37,20 @@ def test_ranks_have_a_gpu_each_or_share(
     assert places(device, ranks=3, num_gpus=num_gpus, has_nccl=has_nccl) == expected
 
 
-def test_on_this_machine_a_cpu_is_a_cpu() -> None:
-    assert place_here(torch.device("cpu"), rank=1, ranks=2).backend == "gloo"
+def test_of_several_machines_each_has_its_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six ranks on two machines with three GPUs each: ranks 3 to 5 have those of the second one."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    sharding = ShardingSection(ranks=6, machines=2)
+    found = [place_here(torch.device("cuda"), rank=rank, sharding=sharding).device for rank in range(6)]
+    assert found == ["cuda:0", "cuda:1", "cuda:2"] * 2
 
 
 @pytest.mark.parametrize(
-    ("wanted", "agreed"), [(["nccl", "nccl"], "nccl"), (["nccl", "gloo"], "gloo"), (["gloo", "gloo"], "gloo")]
+    ("wishes", "expected"),
+    [(("nccl", "nccl"), "nccl"), (("gloo", "gloo"), "gloo"), (("nccl", "gloo"), "gloo"), (("gloo", "nccl"), "gloo")],
 )
-def test_ranks_on_machines_that_differ_agree_on_one_backend(wanted: list[str], agreed: str) -> None:
-    store, found = dist.HashStore(), {}
-
-    def say(rank: int) -> None:
-        place = Place(device="cuda:0", backend=wanted[rank])
-        found[rank] = agreed_backend(place, store, rank=rank, ranks=2)
-
-    other = threading.Thread(target=say, args=(1,))
-    other.start()
-    say(0)
-    other.join()
-    assert found == {0: agreed, 1: agreed}
+def test_ranks_agree_on_a_backend(wishes: tuple[str, str], expected: str) -> None:
+    store = dist.HashStore()
+    with ThreadPoolExecutor(len(wishes)) as pool:
+        found = pool.map(lambda rank: agreed_backend(store, wishes[rank], rank=rank, ranks=len(wishes)), range(2))
+        assert [*found] == [expected] * 2
