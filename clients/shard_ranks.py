@@ -1,6 +1,5 @@
 """The ranks of a client that are on this machine: processes of this one, which see the client's tensors in its memory."""
 
-import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -13,8 +12,7 @@ from torch import Tensor
 
 from clients.shared_data import share_data
 from clients.shared_tensors import Slots, slot_bytes_of
-from fedsign.errors import EngineError
-from fedsign.processes import Audible, Child, Message
+from fedsign.processes import Audible, Child, Message, refuse_within
 from fedsign.workload import Workload
 
 RANK_MARK = "FEDSIGN_RANK"  # an environment variable: this process is one
@@ -78,11 +76,7 @@ class LocalRanks:
         Raises:
             EngineError: this process is a rank itself.
         """
-        if os.environ.get(RANK_MARK):
-            raise EngineError(
-                "a process that trains a share of a client was made to play a run, by a module that plays one when it is imported; "
-                'put that under `if __name__ == "__main__":`.'
-            )
+        refuse_within(RANK_MARK, "a process that trains a share of a client")
         self._workload, self._logs = workload, logs
         slot_bytes = slot_bytes_of(workload.make_model().state_dict())
         self._models = Slots("models", slot_bytes)

@@ -38,7 +38,7 @@ from clients.worker_queue import Queue, Unit
 from fedsign import plugins
 from fedsign.errors import ConfigError, DiskFullError, EngineError
 from fedsign.parameterisation.packing import packing_of
-from fedsign.processes import Child, Message, audible
+from fedsign.processes import Child, Message, audible, refuse_within
 from fedsign.records import LATE, Failure, ReplyStack, Tensors, TrainReply, TrainRequest, failure_of
 from fedsign.workload import Workload
 
@@ -116,11 +116,7 @@ class Workers:
         Raises:
             EngineError: this process is a worker itself.
         """
-        if os.environ.get(WORKER_MARK):
-            raise EngineError(
-                "a worker process was made to play a run, by a module that plays one when it is imported; put that "
-                'under `if __name__ == "__main__":`.'
-            )
+        refuse_within(WORKER_MARK, "a worker process")
         module, client = workload.make_model(), workload.config.client
         model = packing_of(module).packed(module.state_dict())
         self._workload, self._devices, self._logs = workload, devices, logs

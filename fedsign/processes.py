@@ -21,6 +21,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NoReturn, Protocol, TypeVar, cast
 
+from fedsign.errors import EngineError
+
 Message = dict[str, Any]
 
 _PROGRAM = """
@@ -38,6 +40,19 @@ importlib.import_module(sys.argv[1]).main(given)
 _PATIENCE_S = 10.0
 _LOOKS_EVERY_S = 1.0
 _CHUNK_BYTES = 2**18
+
+
+def refuse_within(mark: str, process: str) -> None:
+    """Let no process that has a mark in its environment start what would start others like it.
+
+    Raises:
+        EngineError: this is one.
+    """
+    if os.environ.get(mark):
+        raise EngineError(
+            f"{process} was made to play a run, by a module that plays one when it is imported; put that "
+            'under `if __name__ == "__main__":`.'
+        )
 
 
 class Audible(Protocol):

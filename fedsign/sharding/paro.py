@@ -207,10 +207,8 @@ class Sharded:
         """
         self.model = model
         self.strategy = strategy_of(strategy) if isinstance(strategy, str) else strategy
-        self.grouping, self.collectives = (
-            grouping,
-            Collectives(grouping, rings=rings, overlaps=prefetch, through_host=through_host),
-        )
+        self.grouping = grouping
+        self.collectives = Collectives(grouping, rings=rings, overlaps=prefetch, through_host=through_host)
         self._ahead = Ahead(is_on=prefetch)
         self._backwards = _Backwards(self._after_backwards, self._ahead)
         read = self._reader(weights, torch.device(device))
