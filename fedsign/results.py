@@ -103,7 +103,17 @@ class RunFolder:
             append_bytes(path, text.encode(), durable=durable)
 
     def rewind(self, round: int) -> None:
-        """Drop what was written after a round, and the half line that a kill may have left."""
+        """Drop what was written after a round, and the half line that a kill may have left.
+
+        Raises:
+            ResumeError: rounds.jsonl is not complete up to that round; nothing has been changed.
+        """
+        found = [line["round"] for line in self.rounds() if line["round"] <= round]
+        if found != list(range(1, round + 1)):
+            raise ResumeError(
+                f"{self.path / 'rounds.jsonl'} does not hold one record for each of the rounds 1 to {round} that the newest "
+                f"checkpoint has behind it (found: {len(found)}); restore the file from a copy, or start a new run."
+            )
         remove_partials(self.path)
         remove_partials(self.checkpoints)
         (self.path / "outcome.json").unlink(missing_ok=True)

@@ -16,7 +16,7 @@ import torch
 
 from fedsign import checkpoints, disk, results
 from fedsign.checkpoints import Checkpoint
-from fedsign.errors import DiskFullError, ResultsError
+from fedsign.errors import DiskFullError, ResultsError, ResumeError
 from fedsign.results import RunFolder, read_lines
 
 
@@ -253,6 +253,21 @@ def test_rewinding_drops_later_lines_and_the_half_one(run_folder: RunFolder) -> 
     assert not list(run_folder.path.glob("*.partial"))
     run_folder.rewind(0)
     assert run_folder.rounds() == []
+
+
+@pytest.mark.parametrize("kept", [(), (3, 4), (1, 2, 4), (1, 2), (1, 3, 2, 4), (1, 2, 2, 3, 4)])
+def test_records_that_lack_a_checkpointed_round_are_refused_and_left_alone(
+    run_folder: RunFolder, kept: tuple[int, ...]
+) -> None:
+    for round in kept:
+        run_folder.append("rounds.jsonl", {"round": round})
+    run_folder.write_json("outcome.json", {"status": "failed"})
+    path = run_folder.path / "rounds.jsonl"
+    before = path.read_bytes() if kept else None
+    with pytest.raises(ResumeError, match=rf"rounds\.jsonl does not hold .* 1 to 4 .*found: {len(kept)}"):
+        run_folder.rewind(4)
+    assert run_folder.outcome == {"status": "failed"}
+    assert (path.read_bytes() if kept else None) == before
 
 
 def test_the_line_that_a_kill_cut_off_is_not_read(tmp_path: Path) -> None:
