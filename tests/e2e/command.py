@@ -1,20 +1,76 @@
-"""The command line as a user starts it: in a process and a folder of its own."""
+"""The command line as a user starts it: a process and a folder of its own.
 
+The process is forked from a server that has imported torch, Flower and the packages once: a command costs what it does, not four
+seconds of imports.  A test of what happens at import, or of signals, starts an interpreter of its own.
+"""
+
+import atexit
+import multiprocessing
+import os
 import subprocess
 import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+_IMPORTED_ONCE = (
+    "clients.trainer",
+    "matplotlib.pyplot",
+    "pandas",
+    "scipy.stats",
+    "simulations.api",
+    "simulations.backends.in_process",
+    "sklearn.datasets",
+    "strategies.fedsign",
+    "torch",
+)
+_ROOT = Path(__file__).parents[2]
+_server = multiprocessing.get_context("forkserver")
+_server.set_forkserver_preload([*_IMPORTED_ONCE, __name__])
 
-def fedsign(*arguments: str, folder: Path, timeout_s: float = 300) -> "subprocess.CompletedProcess[str]":
-    """Run `fedsign ARGUMENTS` in a folder."""
-    return subprocess.run(
-        [sys.executable, "-m", "simulations.cli", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
+
+def fedsign(
+    *arguments: str, folder: Path, timeout_s: float = 300, fresh: bool = False
+) -> "subprocess.CompletedProcess[str]":
+    """Run `fedsign ARGUMENTS` in a folder; `fresh` in an interpreter of its own.
+
+    Raises:
+        subprocess.TimeoutExpired: it took longer; it has been killed.
+    """
+    if fresh:
+        command = [sys.executable, "-m", "simulations.cli", *arguments]
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=timeout_s, check=False)
+    with tempfile.TemporaryDirectory() as outputs:
+        out, err = Path(outputs, "out"), Path(outputs, "err")
+        process = _server.Process(target=_command, args=(arguments, folder, dict(os.environ), out, err))
+        process.start()
+        process.join(timeout_s)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+            raise subprocess.TimeoutExpired(["fedsign", *arguments], timeout_s, out.read_text(), err.read_text())
+        assert process.exitcode is not None
+        return subprocess.CompletedProcess(["fedsign", *arguments], process.exitcode, out.read_text(), err.read_text())
+
+
+def _command(arguments: Sequence[str], folder: Path, environment: Mapping[str, str], out: Path, err: Path) -> None:
+    """In the forked process: `python -m simulations.cli ARGUMENTS`, as far as the command can tell."""
+    for stream, path in ((1, out), (2, err)):
+        with path.open("wb") as file:
+            os.dup2(file.fileno(), stream)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.path[:] = [str(folder), *(entry for entry in sys.path if entry and Path(entry) != _ROOT), str(_ROOT)]
+    sys.argv[:] = [str(_ROOT / "simulations" / "cli.py"), *arguments]
+    from simulations.cli import main
+
+    try:
+        main()
+    finally:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
 
 
 def settings(**values: object) -> list[str]:
