@@ -1,4 +1,4 @@
-"""Every test leaves the process as it found it, and `tiny`, an experiment of a fraction of a second."""
+"""What `pytest` selects and how it is spread over cores; every test leaves the process as it found it; `tiny`."""
 
 import gc
 import os
@@ -8,10 +8,32 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported; the processes of pytest-xdist inherit it
+
 import pytest
 import torch
 
 import fedsign.flower  # noqa: F401 - sets FLWR_TELEMETRY_ENABLED, once for all tests
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--complete", action="store_true", help="run the tests marked slow as well")
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One process for each core: each computes in one thread."""
+    return len(os.sched_getaffinity(0))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is slow, unless asked for; files that start engines go first, since they wait most of the time."""
+    if not config.getoption("--complete", default=False):
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+    starting = {item.path for item in items if item.get_closest_marker("engines") or item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in starting)  # stable
+
 
 # pytest names the test in the environment; scikit-learn, torch, gRPC and Ray set variables when they are first imported.
 _SET_BY_OTHERS = ("PYTEST_", "GRPC_", "KMP_", "RAY_", "TORCHINDUCTOR_")

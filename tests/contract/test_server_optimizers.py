@@ -1,5 +1,6 @@
 """Every strategy of ours runs with every server optimiser: parameters only, resumable; Flower's refuse."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.contract.test_strategies import (
     check_memory_is_the_mean_of_the_clients_states,
     lines,
     play,
+    played,  # noqa: F401 - a fixture
     served,
 )
 
@@ -30,9 +32,11 @@ def buffers(done: Run) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("strategy", OURS)
-def test_an_optimiser_moves_parameters_and_leaves_buffers_the_mean(strategy: str, tmp_path: Path) -> None:
+def test_an_optimiser_moves_parameters_and_leaves_buffers_the_mean(
+    strategy: str, tmp_path: Path, played: Callable[..., Run]
+) -> None:
     """After one round the buffers are those without an optimiser, bit for bit, and the parameters are not."""
-    plain = play(tmp_path, strategy, rounds=1)
+    plain = played(strategy, rounds=1)
     assert buffers(plain)
     for optimizer in OPTIMIZERS:
         done = optimised(tmp_path, strategy, {"name": optimizer, "lr": 0.01}, rounds=1)
@@ -44,9 +48,9 @@ def test_an_optimiser_moves_parameters_and_leaves_buffers_the_mean(strategy: str
 @pytest.mark.parametrize("strategy", OURS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_resumed_run_has_the_optimisers_memory(strategy: str, optimizer: str, tmp_path: Path) -> None:
-    part = {"name": optimizer, "lr": 0.01}
-    whole = optimised(tmp_path, strategy, part)
-    half = optimised(tmp_path, strategy, part, rounds=2)
+    part, steps = {"name": optimizer, "lr": 0.01}, {"local_steps": 3}
+    whole = optimised(tmp_path, strategy, part, client=steps)
+    half = optimised(tmp_path, strategy, part, client=steps, rounds=2)
     checkpoint = load_latest(half.folder.checkpoints)
     assert checkpoint is not None
     assert any(name.startswith("server_optimizer/") and tensor.any() for name, tensor in checkpoint.strategy.items())
@@ -54,9 +58,11 @@ def test_a_resumed_run_has_the_optimisers_memory(strategy: str, optimizer: str, 
 
 
 @pytest.mark.parametrize("strategy", OURS)
-def test_gradient_descent_of_rate_one_goes_to_the_target(strategy: str, tmp_path: Path) -> None:
+def test_gradient_descent_of_rate_one_goes_to_the_target(
+    strategy: str, tmp_path: Path, played: Callable[..., Run]
+) -> None:
     """x - (x - target) = target up to one rounding."""
-    plain = served(play(tmp_path, strategy, rounds=1))
+    plain = served(played(strategy, rounds=1))
     done = served(optimised(tmp_path, strategy, {"name": "sgd", "lr": 1.0, "momentum": 0.0}, rounds=1))
     for name, tensor in plain.items():
         torch.testing.assert_close(done[name], tensor, rtol=1e-5, atol=1e-6)

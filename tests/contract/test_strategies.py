@@ -1,5 +1,7 @@
 """Every strategy of the table keeps the same promises, in process."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,20 @@ def play(root: Path, strategy: str | dict[str, Any], **changes: Any) -> Run:
     )
 
 
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
+    """`play`, once for all tests that only read the run."""
+    found: dict[str, Run] = {}
+
+    def once(strategy: str | dict[str, Any], **changes: Any) -> Run:
+        asked = json.dumps([strategy, changes], sort_keys=True)
+        if asked not in found:
+            found[asked] = play(tmp_path_factory.mktemp("played"), strategy, **changes)
+        return found[asked]
+
+    return once
+
+
 def served(done: Run) -> dict[str, torch.Tensor]:
     checkpoint = load_latest(done.folder.checkpoints)
     assert checkpoint is not None
@@ -53,16 +69,20 @@ def test_a_strategy_learns(strategy: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(strategy: str, tmp_path: Path) -> None:
-    first, again, other = play(tmp_path, strategy), play(tmp_path, strategy), play(tmp_path, strategy, seed=1)
+def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(
+    strategy: str, tmp_path: Path, played: Callable[..., Run]
+) -> None:
+    first, again, other = played(strategy), play(tmp_path, strategy), play(tmp_path, strategy, seed=1)
     assert lines(first) == lines(again) != lines(other)
     for name, tensor in served(first).items():
         assert torch.equal(tensor, served(again)[name])
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_resumed_run_ends_like_one_that_was_not_stopped(strategy: str, tmp_path: Path) -> None:
-    whole = play(tmp_path, strategy)
+def test_a_resumed_run_ends_like_one_that_was_not_stopped(
+    strategy: str, tmp_path: Path, played: Callable[..., Run]
+) -> None:
+    whole = played(strategy)
     half = play(tmp_path, strategy, rounds=2)
     config = half.config.replace(rounds=4)
     resumed = run(config, resume=half.path)
@@ -72,8 +92,8 @@ def test_a_resumed_run_ends_like_one_that_was_not_stopped(strategy: str, tmp_pat
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_integer_buffers_stay_integers_and_types_are_kept(strategy: str, tmp_path: Path) -> None:
-    tensors = served(play(tmp_path, strategy))
+def test_integer_buffers_stay_integers_and_types_are_kept(strategy: str, played: Callable[..., Run]) -> None:
+    tensors = served(played(strategy))
     counters = [name for name in tensors if name.endswith("num_batches_tracked")]
     assert counters
     for name, tensor in tensors.items():
@@ -81,9 +101,9 @@ def test_integer_buffers_stay_integers_and_types_are_kept(strategy: str, tmp_pat
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_all_strategies_sample_the_same_clients_under_one_seed(strategy: str, tmp_path: Path) -> None:
-    chosen = [sorted(line["clients"]) for line in play(tmp_path, strategy).rounds]
-    assert chosen == [sorted(line["clients"]) for line in play(tmp_path, "fedavg").rounds]
+def test_all_strategies_sample_the_same_clients_under_one_seed(strategy: str, played: Callable[..., Run]) -> None:
+    chosen = [sorted(line["clients"]) for line in played(strategy).rounds]
+    assert chosen == [sorted(line["clients"]) for line in played("fedavg").rounds]
 
 
 @pytest.mark.parametrize(
@@ -96,8 +116,8 @@ def test_all_strategies_sample_the_same_clients_under_one_seed(strategy: str, tm
     ],
     ids=lambda strategy: strategy["name"],
 )
-def test_with_coefficient_zero_it_is_fedavg_bit_for_bit(strategy: dict[str, Any], tmp_path: Path) -> None:
-    assert lines(play(tmp_path, strategy)) == lines(play(tmp_path, "fedavg"))
+def test_with_coefficient_zero_it_is_fedavg_bit_for_bit(strategy: dict[str, Any], played: Callable[..., Run]) -> None:
+    assert lines(played(strategy)) == lines(played("fedavg"))
 
 
 @pytest.mark.parametrize(
@@ -110,8 +130,8 @@ def test_with_coefficient_zero_it_is_fedavg_bit_for_bit(strategy: dict[str, Any]
     ],
     ids=lambda strategy: strategy["name"],
 )
-def test_with_its_coefficient_it_is_not_fedavg(strategy: dict[str, Any], tmp_path: Path) -> None:
-    assert lines(play(tmp_path, strategy)) != lines(play(tmp_path, "fedavg"))
+def test_with_its_coefficient_it_is_not_fedavg(strategy: dict[str, Any], played: Callable[..., Run]) -> None:
+    assert lines(played(strategy)) != lines(played("fedavg"))
 
 
 def test_flowers_fedavg_agrees_with_ours_weighted_by_examples(tmp_path: Path) -> None:
@@ -122,13 +142,13 @@ def test_flowers_fedavg_agrees_with_ours_weighted_by_examples(tmp_path: Path) ->
         torch.testing.assert_close(tensor, theirs[name], rtol=1e-5, atol=1e-6)
 
 
-def test_uniform_and_examples_weights_differ(tmp_path: Path) -> None:
-    uniform = play(tmp_path, "fedavg")
-    assert lines(uniform) != lines(play(tmp_path, {"name": "fedavg", "weighting": "examples"}))
+def test_uniform_and_examples_weights_differ(played: Callable[..., Run]) -> None:
+    uniform = played("fedavg")
+    assert lines(uniform) != lines(played({"name": "fedavg", "weighting": "examples"}))
 
 
-def test_feddyn_serves_mean_plus_h_and_evaluates_the_mean(tmp_path: Path) -> None:
-    checkpoint = load_latest(play(tmp_path, "feddyn").folder.checkpoints)
+def test_feddyn_serves_mean_plus_h_and_evaluates_the_mean(played: Callable[..., Run]) -> None:
+    checkpoint = load_latest(played("feddyn").folder.checkpoints)
     assert checkpoint is not None and checkpoint.evaluated is not None
     assert checkpoint.strategy.keys() < checkpoint.served.keys()  # parameters only
     for name, mean in checkpoint.evaluated.items():

@@ -160,6 +160,7 @@ def test_check_finds_nothing_broken_at_the_server_and_at_the_sites(folder: Path)
 
 
 @pytest.mark.engines
+@pytest.mark.slow
 def test_a_strangers_key_is_refused(folder: Path) -> None:
     """By our words, and by Flower's program where ours was passed by."""
     kit = copy_of_kit(folder, "stranger")
@@ -173,6 +174,7 @@ def test_a_strangers_key_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.engines
+@pytest.mark.slow
 def test_a_server_that_another_ca_vouches_for_is_refused(folder: Path) -> None:
     kit = copy_of_kit(folder, "deceived")
     other = fedsign("deploy", "init", "other", "--host", "localhost", folder=folder)
@@ -184,6 +186,7 @@ def test_a_server_that_another_ca_vouches_for_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.engines
+@pytest.mark.slow
 def test_the_number_of_supernodes_belongs_to_the_sites(folder: Path) -> None:
     done = fedsign("run", *SMALL, *ON_FEDERATION, *settings(engine__num_supernodes=2), folder=folder)
     assert done.returncode == 2

@@ -126,28 +126,35 @@ def experiment(folder: Path, name: str, strategy: str, **changes: object) -> lis
     )
 
 
-def played(folder: Path, name: str, **engine: object) -> Path:
-    "Three rounds, and from another process two more; the run's folder."
-    begun = fedsign("run", *experiment(folder, name, "Counting", rounds=3, **engine), folder=folder)
+def played(folder: Path, name: str, *, is_restarted: bool, **engine: object) -> Path:
+    "Five rounds, the last two from another process or from the same one; the run's folder."
+    begun = fedsign(
+        "run", *experiment(folder, name, "Counting", rounds=3 if is_restarted else 5, **engine), folder=folder
+    )
     assert begun.returncode == 0, begun.stderr
     (config,) = (folder / name).glob("*/*/config.toml")
-    resumed = fedsign("run", "--resume", str(config.parent), "--set", "rounds=5", folder=folder)
-    assert resumed.returncode == 0, resumed.stderr
+    if is_restarted:
+        resumed = fedsign("run", "--resume", str(config.parent), "--set", "rounds=5", folder=folder)
+        assert resumed.returncode == 0, resumed.stderr
     return config.parent
 
 
 @pytest.fixture(scope="module")
 def reference(user_folder: Path) -> Path:
-    return played(user_folder, "reference")
+    return played(user_folder, "reference", is_restarted=False)
 
 
 def lines(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-@pytest.fixture(scope="module", params=ENGINES)
+@pytest.fixture(
+    scope="module",
+    params=[*ENGINES, *(pytest.param(f"{engine} restarted", marks=pytest.mark.slow) for engine in ENGINES)],
+)
 def run_on(request: pytest.FixtureRequest, user_folder: Path) -> Path:
-    return played(user_folder, request.param, **ENGINES[request.param])
+    engine, _, restarted = request.param.partition(" ")
+    return played(user_folder, request.param, is_restarted=bool(restarted), **ENGINES[engine])
 
 
 @pytest.mark.engines
@@ -176,6 +183,7 @@ def test_lines_and_model_are_those_of_the_run_in_process(run_on: Path, reference
 
 
 @pytest.mark.engines
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_client_that_is_not_there_is_refused_in_a_sentence(user_folder: Path, engine: str) -> None:
     name = f"unknown-{engine}"

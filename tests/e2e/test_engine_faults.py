@@ -153,6 +153,7 @@ def test_a_client_that_is_killed_and_one_that_hangs_fail_their_round_alone(
 
 
 @pytest.mark.engines
+@pytest.mark.slow
 def test_with_workers_a_killed_client_is_tried_again_and_one_that_hangs_is_ended(user_folder: Path) -> None:
     lines = troubled(user_folder, "workers", engine__workers=2, server__round_timeout_s=3)
     assert [failure for line in lines for failure in line["failures"]] == [{"client": 1, "reason": LATE}]
@@ -191,6 +192,7 @@ def test_injected_faults_are_the_same_on_an_engine(user_folder: Path, engine: st
 
 
 @pytest.mark.engines
+@pytest.mark.slow
 def test_a_superlink_that_is_killed_ends_the_run_in_a_sentence_and_it_resumes_to_the_same_lines(
     user_folder: Path,
 ) -> None:

@@ -88,6 +88,7 @@ def reference(request: pytest.FixtureRequest, user_folder: Path) -> tuple[str, d
 
 
 @pytest.mark.engines
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_engine_gives_the_bits_of_the_run_in_process(
     user_folder: Path, reference: tuple[str, dict[str, str]], engine: str
@@ -99,6 +100,7 @@ def test_an_engine_gives_the_bits_of_the_run_in_process(
 
 
 @pytest.mark.engines
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ray", "workers"])  # a SuperLink: below, killed
 def test_a_run_that_goes_on_in_other_processes_ends_with_the_same_bits(user_folder: Path, engine: str) -> None:
     """Two rounds, and five with the clients' states of before: what clients keep lies where the next process finds it."""
@@ -157,6 +159,7 @@ def _listens(address: str) -> bool:
 
 
 @pytest.mark.engines
+@pytest.mark.slow
 def test_a_cluster_that_is_there_gives_the_same_bits_and_stays(user_folder: Path, cluster: str) -> None:
     """The app travels to it, the user's own strategy and objective included."""
     expected = play(user_folder, "anchored:Anchored")
@@ -165,6 +168,7 @@ def test_a_cluster_that_is_there_gives_the_same_bits_and_stays(user_folder: Path
 
 
 @pytest.mark.engines
+@pytest.mark.slow
 def test_flowers_own_strategy_gives_the_same_bits_on_ray(user_folder: Path) -> None:
     assert play(user_folder, "flower_fedavg", **ENGINES["ray"]) == play(user_folder, "flower_fedavg")
 
@@ -174,6 +178,7 @@ def test_the_strategy_of_the_how_to_fits_on_one_page() -> None:
 
 
 @pytest.mark.engines
+@pytest.mark.slow
 def test_killing_a_run_on_a_superlink_leaves_no_process_and_it_resumes_to_the_same_bits(user_folder: Path) -> None:
     """kill -9 of the command in the middle of round 2 or 3: Flower's processes end, and the run goes on."""
     expected = play(user_folder, "feddyn")

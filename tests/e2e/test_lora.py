@@ -29,6 +29,7 @@ def played(folder: Path, name: str, **engine: object) -> Path:
 
 
 @pytest.mark.engines
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "engine",
     [{"engine__workers": 2}, {"engine__name": "superlink", "engine__num_supernodes": 2}],

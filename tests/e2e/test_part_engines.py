@@ -28,6 +28,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.engines
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_engine_gives_the_bits_of_the_run_in_process(engine: str, reference: dict[str, str], tmp_path: Path) -> None:
     assert any(name.endswith("received.safetensors") for name in reference)  # the account is compared too
@@ -35,6 +36,7 @@ def test_an_engine_gives_the_bits_of_the_run_in_process(engine: str, reference: 
 
 
 @pytest.mark.engines
+@pytest.mark.slow
 def test_nodes_that_lose_what_they_received_are_sent_everything_in_the_same_round(
     reference: dict[str, str], tmp_path: Path
 ) -> None:

@@ -34,6 +34,7 @@ def play(folder: Path, kind: str, engine: str) -> Path:
 
 
 @pytest.mark.engines
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["central", "local"])
 @pytest.mark.parametrize("engine", ["ray", "superlink"])
 def test_a_private_run_has_the_same_bits_on_an_engine_and_its_secret_travels_nowhere(

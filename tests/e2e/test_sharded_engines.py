@@ -36,6 +36,7 @@ def played(folder: Path, name: str, **changes: object) -> RunFolder:
 
 
 @pytest.mark.engines
+@pytest.mark.slow
 @pytest.mark.parametrize("way", federation.WAYS)
 def test_over_a_superlink_four_clients_of_two_by_two_processes_give_the_run_that_is_not_sharded(
     way: str, tmp_path: Path
@@ -50,6 +51,7 @@ def test_over_a_superlink_four_clients_of_two_by_two_processes_give_the_run_that
 
 
 @pytest.mark.engines
+@pytest.mark.slow
 def test_over_a_superlink_too_a_client_may_be_on_two_machines(tmp_path: Path) -> None:
     """The node's own machine listens where the experiment says, since there is one node."""
     address, other = free_address(), tmp_path / "other"
@@ -64,6 +66,7 @@ def test_over_a_superlink_too_a_client_may_be_on_two_machines(tmp_path: Path) ->
 
 
 @pytest.mark.engines
+@pytest.mark.slow
 def test_no_process_outlives_a_run_that_is_killed(tmp_path: Path) -> None:
     mark = f"FEDSIGN_TEST={tmp_path.name}"
     client = {"local_epochs": 1000, "sharding": {"ranks": 2}}
