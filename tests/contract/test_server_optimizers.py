@@ -1,4 +1,5 @@
 """Every strategy of ours runs with every server optimiser: parameters only, resumable; Flower's refuse."""
+# ruff: noqa: F811 - `played` is imported as a fixture
 
 from collections.abc import Callable
 from pathlib import Path
