@@ -1,6 +1,6 @@
 .PHONY: check format lint types imports test test-all bench
 
-check: lint types imports test  ## everything that a change has to pass, without the slow parts
+check: lint types imports test  ## what a change has to pass before it is committed
 
 format:
 	ruff check --fix --quiet .
@@ -16,11 +16,11 @@ types:
 imports:
 	lint-imports
 
-test:
-	OMP_NUM_THREADS=1 pytest -n auto --dist loadfile -m "not slow and not engines" --durations=5
+test:  ## the fast selection
+	pytest
 
-test-all:  ## also kill -9, Ray, SuperLink and the recipes, one after another: about half an hour
-	pytest --durations=15
+test-all:  ## also what is marked slow: kill -9, Ray, SuperLink, several machines, the recipes
+	pytest --complete --durations=15
 
 WORKS = all,startup,population,aggregation
 REPETITIONS = 5
