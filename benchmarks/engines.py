@@ -145,7 +145,7 @@ def _floor_ray(app: Path, facts: dict[str, Any], root: Path) -> None:
     from flwr.app import Context
     from flwr.serverapp import Grid
 
-    from fedsign.flower.shims import run_on_ray
+    from fedsign.flower.ray_backend import run_on_ray
 
     sys.path.insert(0, str(app))
     import echo_server  # type: ignore[import-not-found]
