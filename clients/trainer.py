@@ -29,8 +29,7 @@ from fedsign.models.part import PartModel
 from fedsign.models.working import WorkingModel
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.optim.base import PartTrainer, trains_part
-from fedsign.optim.displacement import unit_displacement
-from fedsign.optim.packed import PackedSGD
+from fedsign.optim.displacement import is_linear, unit_displacement
 from fedsign.parameterisation.groups import optimizer_of
 from fedsign.parameterisation.products import check_products
 from fedsign.records import (
@@ -263,7 +262,7 @@ def check_training(workload: Workload, spec: ObjectiveSpec) -> None:
     objective: Objective = plugins.build("objective", spec.name, spec.settings)
     optimizer = make_optimizer(workload, model, round=1)
     if objective.needs_unit_displacement and unit_displacement(optimizer, 1) is None:
-        if isinstance(optimizer, torch.optim.SGD | PackedSGD):
+        if is_linear(optimizer):
             raise ConfigError(
                 f"parameterisation.name={workload.config.parameterisation.name} was given, which gives tensors learning rates of their own "
                 f"at this width and density, but objective '{spec.name}' needs one rate for all; use parameterisation.name=sp."
