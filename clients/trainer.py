@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from clients.batches import num_steps, schedule
 from clients.local_optim import LocalOptimizer
 from clients.local_step import LocalStep, factors
+from clients.part_model import PartModel
 from clients.parts import all_parameters, drawing, on_device
 from clients.state import ClientStore
+from clients.working_model import WorkingModel
 from fedsign import plugins
 from fedsign.config import ExperimentConfig
 from fedsign.data.base import IntArray
@@ -25,8 +27,6 @@ from fedsign.data.checks import check_language_model
 from fedsign.errors import ConfigError, DiskFullError, LateError
 from fedsign.models.batch_norm import freeze_batch_norm, has_batch_norm
 from fedsign.models.features import classifier_of
-from fedsign.models.part import PartModel
-from fedsign.models.working import WorkingModel
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.optim.base import PartTrainer, trains_part
 from fedsign.optim.displacement import is_linear, unit_displacement

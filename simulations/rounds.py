@@ -17,6 +17,7 @@ from flwr.app import ConfigRecord
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from clients.attack import malicious
+from clients.working_model import WorkingModel
 from fedsign import checkpoints
 from fedsign.aggregation import is_finite
 from fedsign.checkpoints import Checkpoint
@@ -27,7 +28,6 @@ from fedsign.flower.array import to_record, to_tensors
 from fedsign.flower.parameters_only import ParametersOnly, release
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.flower.shims import seeded_globals
-from fedsign.models.working import WorkingModel
 from fedsign.records import Failure, Role, Tensors
 from fedsign.registry import resolve
 from fedsign.results import Line, RunFolder
