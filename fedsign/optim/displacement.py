@@ -9,7 +9,10 @@ import torch
 
 
 def is_linear(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether steps are fixed linear combinations of the gradients: torch's SGD, and an optimizer class that sets `is_linear`."""
+    """Whether steps are fixed linear combinations of the gradients.
+
+    So are those of torch's SGD, and of a class that sets `is_linear`, with torch SGD's `momentum` and `nesterov` in its groups.
+    """
     return type(optimizer) is torch.optim.SGD or bool(getattr(optimizer, "is_linear", False))
 
 
