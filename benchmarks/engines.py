@@ -145,7 +145,7 @@ def _floor_ray(app: Path, facts: dict[str, Any], root: Path) -> None:
     from flwr.app import Context
     from flwr.serverapp import Grid
 
-    from fedsign.flower.shims import run_on_ray
+    from fedsign.flower.ray_backend import run_on_ray
 
     sys.path.insert(0, str(app))
     import echo_server  # type: ignore[import-not-found]
@@ -160,7 +160,7 @@ def _floor_ray(app: Path, facts: dict[str, Any], root: Path) -> None:
 
 def _floor_superlink(app: Path, facts: dict[str, Any], root: Path) -> None:
     from fedsign.flower.programs import find_program
-    from simulations.backends import superlink
+    from simulations.backends import submission, superlink
     from simulations.flower_programs import flower_environment, free_port, write_connection
 
     port, home, out = free_port(), root / "flower", Path(facts["out"])
@@ -174,7 +174,7 @@ def _floor_superlink(app: Path, facts: dict[str, Any], root: Path) -> None:
         for index in range(NUM_CLIENTS):
             node = [find_program("flower-supernode"), *superlink._node_arguments(place, {"partition-id": index})]
             stack.enter_context(superlink._process(node, place, f"supernode-{index}"))
-        superlink.submit(app, environment, logs=root)
+        submission.submit(app, environment, logs=root)
         deadline = time.monotonic() + _MOST_S
         while not out.exists():
             if time.monotonic() > deadline:

@@ -17,7 +17,7 @@ from torch import nn
 
 from benchmarks.machine import machine
 from benchmarks.measure import Figures, result_head, spread, write_result
-from fedsign.parameterisation.coordinates import drawn_batches
+from fedsign.analysis.coordinates import drawn_batches
 from fedsign.parameterisation.groups import optimizer_of
 from fedsign.parameterisation.masks import mask_of
 from fedsign.parameterisation.products import SparseForward, multiply_sparsely, pays

@@ -22,9 +22,9 @@ from benchmarks.machine import machine
 from benchmarks.measure import result_head, spread, write_result
 from clients.state import ClientStore
 from clients.trainer import SequentialTrainer
+from clients.working_model import WorkingModel
 from fedsign.config import ExperimentConfig, from_dict
 from fedsign.exchange import nbytes
-from fedsign.models.working import WorkingModel
 from fedsign.records import ObjectiveSpec, TrainRequest
 from fedsign.workload import Workload
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Iterator
 
+from clients.working_model import WorkingModel
 from fedsign.data import sites
-from fedsign.models.working import WorkingModel
 from fedsign.records import EvaluateReply, EvaluateRequest, Failure, Tensors, failure_of
 from fedsign.workload import Workload
 

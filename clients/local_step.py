@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from clients.local_optim import stepper
-from fedsign.models.working import WorkingModel
+from clients.working_model import WorkingModel
 from fedsign.objectives.base import LocalContext, Objective, Representation
 from fedsign.registry import resolve
 from fedsign.tasks.base import num_terms

@@ -1,4 +1,4 @@
-"""A client's round with an optimiser that trains a part of the model at a time: see `fedsign.models.part`.
+"""A client's round with an optimiser that trains a part of the model at a time: see `clients.part_model`.
 
 What the objective reads lies where it came, on the host, and so does what it keeps or sends after the round; while it trains, it
 sees the same by way of the device.
@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedsign.models.part import PartModel
-from fedsign.models.working import WorkingModel
+from clients.part_model import PartModel
+from clients.working_model import WorkingModel
 from fedsign.objectives.base import LocalContext
 from fedsign.optim.base import PartTrainer
 from fedsign.records import Tensors, TrainRequest

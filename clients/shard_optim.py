@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from fedsign.optim.lean import made_lean, step_leanly
-from fedsign.optim.packed import PackedAdamW, PackedSGD
 from fedsign.parameterisation.masks import Mask
+from fedsign.parameterisation.packed import PackedAdamW, PackedSGD
 from fedsign.sharding.flat import Piece
 
 _PACKED = (PackedSGD, PackedAdamW)

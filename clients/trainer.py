@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from clients.batches import num_steps, schedule
 from clients.local_optim import LocalOptimizer
 from clients.local_step import LocalStep, factors
+from clients.part_model import PartModel
 from clients.parts import all_parameters, drawing, on_device
 from clients.state import ClientStore
+from clients.working_model import WorkingModel
 from fedsign import plugins
 from fedsign.config import ExperimentConfig
 from fedsign.data.base import IntArray
@@ -25,12 +27,9 @@ from fedsign.data.checks import check_language_model
 from fedsign.errors import ConfigError, DiskFullError, LateError
 from fedsign.models.batch_norm import freeze_batch_norm, has_batch_norm
 from fedsign.models.features import classifier_of
-from fedsign.models.part import PartModel
-from fedsign.models.working import WorkingModel
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.optim.base import PartTrainer, trains_part
-from fedsign.optim.displacement import unit_displacement
-from fedsign.optim.packed import PackedSGD
+from fedsign.optim.displacement import is_linear, unit_displacement
 from fedsign.parameterisation.groups import optimizer_of
 from fedsign.parameterisation.products import check_products
 from fedsign.records import (
@@ -263,7 +262,7 @@ def check_training(workload: Workload, spec: ObjectiveSpec) -> None:
     objective: Objective = plugins.build("objective", spec.name, spec.settings)
     optimizer = make_optimizer(workload, model, round=1)
     if objective.needs_unit_displacement and unit_displacement(optimizer, 1) is None:
-        if isinstance(optimizer, torch.optim.SGD | PackedSGD):
+        if is_linear(optimizer):
             raise ConfigError(
                 f"parameterisation.name={workload.config.parameterisation.name} was given, which gives tensors learning rates of their own "
                 f"at this width and density, but objective '{spec.name}' needs one rate for all; use parameterisation.name=sp."

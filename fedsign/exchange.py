@@ -9,11 +9,11 @@ longer than their training.
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from torch import Tensor
 
 from fedsign.aggregation import Spread, in_slot_order, is_finite
-from fedsign.analysis.agreement import SignAgreement
 from fedsign.errors import ReplyError, RoundError
 from fedsign.parts import Holdings, buffers_of, check_part, completed
 from fedsign.records import CohortRequest, Failure, ReplyStack, Role, Tensors, TrainReply, TrainRequest
@@ -60,7 +60,6 @@ class Traffic:
     bytes_up: int = 0
     weighted_losses: list[tuple[int, float]] = field(default_factory=list)
     spread: Spread = field(default_factory=Spread)
-    signs: SignAgreement | None = None  # if they are watched
 
     @property
     def train_loss(self) -> float | None:
@@ -69,8 +68,20 @@ class Traffic:
         return sum(num * loss for num, loss in self.weighted_losses) / total if total else None
 
 
+class ReplyObserver(Protocol):
+    """Sees the parameters of each good reply of a round, and those that its client received."""
+
+    def add(self, local: Mapping[str, Tensor], received: Mapping[str, Tensor]) -> None:
+        """One client's."""
+        ...
+
+    def add_stack(self, local: Mapping[str, Tensor], received: Mapping[str, Tensor]) -> None:
+        """Those of several clients, [K, ...]."""
+        ...
+
+
 class DirectExchange:
-    """See the module.  `roles` are the model's; `traffic` tells of the last round, of signs if they are watched.
+    """See the module.  `roles` are the model's; `traffic` tells of the last round; an `observer` sees each good reply.
 
     With `num_wanted` a round ends with so many good replies; with `holdings` replies may hold a part of the model.
     """
@@ -83,7 +94,7 @@ class DirectExchange:
         self.ledger = ClientLedger()
         self.holdings: Holdings | None = None
         self.traffic = Traffic()
-        self.watches_signs = False
+        self.observer: ReplyObserver | None = None
         self.num_wanted: int | None = None
 
     def train(self, request: CohortRequest) -> Iterator[Reply]:
@@ -93,7 +104,6 @@ class DirectExchange:
         self.traffic = Traffic(
             sent=list(request.cohort),
             bytes_down=bytes_down(request.cohort, request.tensors, request.shared, self.holdings),
-            signs=SignAgreement() if self.watches_signs else None,
         )
         return self._good_replies(request)
 
@@ -162,8 +172,8 @@ class DirectExchange:
         except ReplyError as error:
             self.traffic.failures.append(Failure(partition=reply.partition, reason=str(error)))
             return False
-        if self.traffic.signs is not None:
-            self.traffic.signs.add(whole, self._received)
+        if self.observer is not None:
+            self.observer.add(whole, self._received)
         self._count(reply, [reply.partition], [reply.num_examples], [reply.metrics])
         return True
 
@@ -181,8 +191,8 @@ class DirectExchange:
             if len(stack):
                 self.traffic.spread.add_stack(stack.tensors, self._received)
         if len(stack):
-            if self.traffic.signs is not None:
-                self.traffic.signs.add_stack(stack.tensors, self._received)
+            if self.observer is not None:
+                self.observer.add_stack(stack.tensors, self._received)
             each = [{name: values[place] for name, values in stack.metrics.items()} for place in range(len(stack))]
             self._count(stack, stack.partitions, stack.num_examples, each)
         return stack

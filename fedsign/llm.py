@@ -4,8 +4,8 @@ import importlib
 import importlib.util
 from types import ModuleType
 
-from fedsign.data.torchvision_shim import torchvision
 from fedsign.errors import ConfigError
+from fedsign.torchvision_shim import torchvision
 
 
 def transformers(what: str) -> ModuleType:

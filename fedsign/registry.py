@@ -224,11 +224,11 @@ KINDS: dict[str, Kind] = {
             "adamw": ("fedsign.optim.adamw:adamw", "AdamW, weight decay apart from the gradient"),
             "lora": ("fedsign.optim.lora:lora", "AdamW of low-rank adapters, which alone are sent"),
             "packed_sgd": (
-                "fedsign.optim.packed:packed_sgd",
+                "fedsign.parameterisation.packed:packed_sgd",
                 "SGD whose momentum is of the weights that a sparse model has",
             ),
             "packed_adamw": (
-                "fedsign.optim.packed:packed_adamw",
+                "fedsign.parameterisation.packed:packed_adamw",
                 "AdamW whose moments are of the weights that a sparse model has",
             ),
             "galore": ("fedsign.optim.galore:galore", "Adam in a few dimensions of each matrix's gradient"),

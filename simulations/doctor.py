@@ -35,7 +35,7 @@ def _torch_device() -> Row:
 
 
 def _torchvision() -> Row:
-    from fedsign.data.torchvision_shim import torchvision
+    from fedsign.torchvision_shim import torchvision
 
     try:
         return _row("torchvision", "ok", torchvision().__version__)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from math import fsum, isfinite, nan
 from typing import Any
 
+from clients.working_model import WorkingModel
 from fedsign.config import ExperimentConfig
 from fedsign.exchange import nbytes
-from fedsign.models.working import WorkingModel
 from fedsign.records import EvaluateReply, EvaluateRequest, Failure, Tensors
 from fedsign.seeding import Purpose, generator
 from fedsign.workload import Workload

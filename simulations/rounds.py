@@ -17,8 +17,10 @@ from flwr.app import ConfigRecord
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from clients.attack import malicious
+from clients.working_model import WorkingModel
 from fedsign import checkpoints
 from fedsign.aggregation import is_finite
+from fedsign.analysis.agreement import SignAgreement
 from fedsign.checkpoints import Checkpoint
 from fedsign.errors import ConfigError, RoundError
 from fedsign.exchange import ClientLedger, DirectExchange, Traffic
@@ -27,7 +29,6 @@ from fedsign.flower.array import to_record, to_tensors
 from fedsign.flower.parameters_only import ParametersOnly, release
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.flower.shims import seeded_globals
-from fedsign.models.working import WorkingModel
 from fedsign.records import Failure, Role, Tensors
 from fedsign.registry import resolve
 from fedsign.results import Line, RunFolder
@@ -75,7 +76,6 @@ class RoundLoop:
         is_direct = isinstance(self._strategy, Strategy) and not self._strategy.needs_messages()
         self._direct = direct if is_direct else None
         self._exchange: PartitionGrid | DirectExchange = self._direct or grid
-        self._exchange.watches_signs = self._config.results.signs
         self._exchange.holdings = holdings_for(workload)
         server = self._config.server
         self._num_asked = min(ceil(server.cohort_size * (1 + server.over_sampling)), self._config.partition.num_clients)
@@ -101,6 +101,8 @@ class RoundLoop:
         if self._account is not None:
             self._account.begin()
         before = self._served
+        agreement = SignAgreement() if self._config.results.signs else None
+        self._exchange.observer = agreement
         traffic = self._train()
         if self._exchange.holdings is not None:
             self._exchange.holdings.commit(self.round, traffic.accepted, before=before, after=self._served)
@@ -111,7 +113,7 @@ class RoundLoop:
         ended_at = time.perf_counter()
         self._exchange.ledger.commit(self.round, traffic.with_state)
         timings = {"train_s": trained_at - started_at, "evaluate_s": ended_at - trained_at}
-        signs = {} if traffic.signs is None else traffic.signs.figures()
+        signs = {} if agreement is None else agreement.figures()
         line = {**_line(self.round, evaluated.figures, traffic, signs), **spent}
         if self._config.attack.name != "none":
             line["malicious"] = len(self._malicious.intersection(traffic.sent))

@@ -4,9 +4,12 @@
 fetches features from a map-style torch Dataset for the samples that a batch asks for; for data that does
 not fit.  Both answer `len`, `[index]` (a subset), `to(device)`, `batch(index)`, `batches(size)`, `shape`, `targets`
 and `owners`; who trains or evaluates needs no more.
+
+[Note: start and end] Every tokenizer has tokens that stand before a document and after it, so that a model is asked for a
+document's first token, too, and learns where documents end.  For most they are the same one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -16,7 +19,6 @@ import torch
 from torch import Tensor
 
 from fedsign.data.normalise import IDENTITY, Normalisation, Preset, measured
-from fedsign.data.text.tokenizers import Tokenizer
 from fedsign.errors import DataError
 
 IntArray = npt.NDArray[np.int64]
@@ -143,6 +145,32 @@ class LazySamples:
 
 
 AnySamples = Samples | LazySamples
+
+
+class Tokenizer(Protocol):
+    """Texts to tokens, which are numbers from 0 to `vocabulary_size` - 1, and back."""
+
+    @property
+    def vocabulary_size(self) -> int: ...
+
+    @property
+    def start_id(self) -> int:
+        """See [Note: start and end]."""
+        ...
+
+    @property
+    def end_id(self) -> int:
+        """See [Note: start and end]."""
+        ...
+
+    @property
+    def pad_id(self) -> int:
+        """What fills a block up; no such position is ever scored."""
+        ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, tokens: Iterable[int]) -> str: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,7 @@ images' channels, in the rounding that most code uses.
 from fedsign.data.base import Dataset
 from fedsign.data.files import check_present, folder_of, images, sentence_where_damaged, tensor_of
 from fedsign.data.normalise import Normalisation
-from fedsign.data.torchvision_shim import torchvision
+from fedsign.torchvision_shim import torchvision
 
 _CIFAR10 = Normalisation(shift=(0.4914, 0.4822, 0.4465), scale=(0.2470, 0.2435, 0.2616))
 _CIFAR100 = Normalisation(shift=(0.5071, 0.4865, 0.4409), scale=(0.2673, 0.2564, 0.2762))

@@ -23,8 +23,8 @@ from fedsign.data.base import AnySamples, Dataset, LazySamples, Samples, feature
 from fedsign.data.files import check_classes, folder_of
 from fedsign.data.normalise import IDENTITY, Normalisation
 from fedsign.data.splitting import train_test
-from fedsign.data.torchvision_shim import torchvision
 from fedsign.errors import DataError
+from fedsign.torchvision_shim import torchvision
 
 InMemory = Literal["auto", "always", "never"]
 _MAX_BYTES = 4 * 2**30  # training and test images together

@@ -8,12 +8,12 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
-from fedsign.data.base import Dataset, Samples
+from fedsign.data.base import Dataset, Samples, Tokenizer
 from fedsign.data.splitting import train_test
 from fedsign.data.text.blocks import Stream
 from fedsign.data.text.examples import Prompt, Score, example_of
 from fedsign.data.text.packing import pack
-from fedsign.data.text.tokenizers import CHARACTER, Tokenizer, tokenizer_of
+from fedsign.data.text.tokenizers import CHARACTER, tokenizer_of
 from fedsign.errors import ConfigError, DataError
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from fedsign.data.base import Dataset
 from fedsign.data.files import folder_of, images, sentence_where_damaged
 from fedsign.data.normalise import Normalisation
-from fedsign.data.torchvision_shim import torchvision
 from fedsign.disk import replace_file
 from fedsign.errors import DataError
+from fedsign.torchvision_shim import torchvision
 
 _FASHION = (
     "t-shirt",

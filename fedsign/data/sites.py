@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedsign.config import ExperimentConfig
+from fedsign.data.base import Tokenizer
 from fedsign.data.columns import num_features
-from fedsign.data.text.tokenizers import CHARACTER, Tokenizer, agreed_tokenizer, fingerprint
+from fedsign.data.text.tokenizers import CHARACTER, agreed_tokenizer, fingerprint
 from fedsign.errors import ConfigError, DataError
 from fedsign.sections import DataPart
 

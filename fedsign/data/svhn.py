@@ -7,7 +7,7 @@ standard deviation of the 73,257 training images' channels.
 from fedsign.data.base import Dataset
 from fedsign.data.files import check_present, folder_of, images, sentence_where_damaged, tensor_of
 from fedsign.data.normalise import Normalisation
-from fedsign.data.torchvision_shim import torchvision
+from fedsign.torchvision_shim import torchvision
 
 _SVHN = Normalisation(shift=(0.4377, 0.4438, 0.4728), scale=(0.1980, 0.2010, 0.1970))
 

@@ -19,8 +19,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from fedsign.aggregation import in_slot_order
-from fedsign.analysis.agreement import SignAgreement
-from fedsign.exchange import ClientLedger, Traffic, bytes_down, check_addresses
+from fedsign.exchange import ClientLedger, ReplyObserver, Traffic, bytes_down, check_addresses
 from fedsign.flower import changes, wire
 from fedsign.flower.array import to_tensors
 from fedsign.flower.changes import Digests, PlainArrays
@@ -64,7 +63,7 @@ class PartitionGrid(MessageGrid):
         self._digests = Digests()
         self._has_warned = False
         self.traffic = Traffic()
-        self.watches_signs = False
+        self.observer: ReplyObserver | None = None
         self.num_wanted: int | None = None
         self._ttl_s = inf  # of a message that no node has pulled; a node that comes back finds no round that is over
 
@@ -121,8 +120,7 @@ class PartitionGrid(MessageGrid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
         """Send now; yield the good replies in the order of the messages, as soon as that can be."""
         batch = list(messages)
-        signs = SignAgreement() if self.watches_signs else None
-        self.traffic = Traffic(sent=[message.metadata.dst_node_id for message in batch], signs=signs)
+        self.traffic = Traffic(sent=[message.metadata.dst_node_id for message in batch])
         check_addresses(self.traffic.sent, self._num_partitions)
         self.turn_to(self.traffic.sent, timeout_s=inf if timeout is None else timeout)
         message_ids = list(self.push_messages(batch))
@@ -231,8 +229,8 @@ class PartitionGrid(MessageGrid):
         parameters = {name: before[name] for name in self._parameters}
         whole = after if self.holdings is None else completed(after, parameters)
         self.traffic.spread.add(whole, parameters)
-        if self.traffic.signs is not None:
-            self.traffic.signs.add(whole, parameters)
+        if self.observer is not None:
+            self.observer.add(whole, parameters)
         metrics = next(iter(wire.of_kind(reply.content, MetricRecord).values()))
         num_examples, loss = metrics.get(wire.NUM_EXAMPLES_KEY), metrics.get("train-loss")
         if isinstance(num_examples, int | float) and isinstance(loss, int | float):

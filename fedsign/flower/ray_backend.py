@@ -6,15 +6,22 @@ Flower 1.41 differs: an actor whose process has died goes back to the pool, wher
 
 import os
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import ray
 from flwr.app import Context, Message
+from flwr.server.superlink.fleet.vce.backend import raybackend
 from flwr.server.superlink.fleet.vce.backend.backend import BackendConfig
 from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
+from flwr.serverapp import Grid, ServerApp
+from flwr.simulation.run_simulation import _run_simulation
+from flwr.supercore.constant import NOOP_FEDERATION_ID
+from flwr.supercore.telemetry import EventType
 
 from fedsign.errors import EngineError
-from fedsign.flower.shims import PARTITION_KEY, client_error
+from fedsign.flower.shims import PARTITION_KEY, client_error, empty_run, ensure_task_identity
 
 _INIT_ARGS = "init_args"
 
@@ -50,3 +57,40 @@ class LastingRayBackend(RayBackend):
         except Exception:
             pool.add_actor_back_to_pool(future)
             raise
+
+
+def run_on_ray(
+    server_main: Callable[[Grid, Context], None],
+    *,
+    app_folder: Path,
+    client_app: str,
+    num_nodes: int,
+    backend_config: dict[str, Any],
+) -> None:
+    """Run a server function against Flower's simulation runtime (Ray), in this process.
+
+    The public `run_simulation` takes no run configuration and is deprecated; what it calls does, when
+    it is given an app's folder: clients then load the app's ClientApp and configuration from there.
+    """
+    ensure_task_identity()
+    run = empty_run()
+    run.primary_task_id = 1
+    run.federation_id = NOOP_FEDERATION_ID
+    server_app = ServerApp()
+    server_app.main()(server_main)
+    flowers_own = RayBackend
+    setattr(raybackend, "RayBackend", LastingRayBackend)  # noqa: B010 - Flower imports it when it starts, and takes no other
+    try:
+        _run_simulation(
+            num_supernodes=num_nodes,
+            exit_event=EventType.PYTHON_API_RUN_SIMULATION_LEAVE,
+            client_app_attr=client_app,
+            server_app=server_app,
+            backend_name="ray",
+            backend_config=backend_config,
+            app_dir=str(app_folder),
+            is_app=True,
+            run=run,
+        )
+    finally:
+        setattr(raybackend, "RayBackend", flowers_own)  # noqa: B010

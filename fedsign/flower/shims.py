@@ -1,19 +1,18 @@
 """The names of Flower 1.41 that we need and that are not public, each with the reason.  Look here first
-when Flower moves.
+when Flower moves, and for Ray in `fedsign.flower.ray_backend`.
 """
 
 import gc
 import logging
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
-from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -124,50 +123,6 @@ def seeded_globals(seed: int, round: int) -> Iterator[None]:
         np.random.set_state(numpy_state)  # noqa: NPY002
 
 
-def run_on_ray(
-    server_main: Callable[[Grid, Context], None],
-    *,
-    app_folder: Path,
-    client_app: str,
-    num_nodes: int,
-    backend_config: dict[str, Any],
-) -> None:
-    """Run a server function against Flower's simulation runtime (Ray), in this process.
-
-    The public `run_simulation` takes no run configuration and is deprecated; what it calls does, when
-    it is given an app's folder: clients then load the app's ClientApp and configuration from there.
-    """
-    from flwr.server.superlink.fleet.vce.backend import raybackend
-    from flwr.simulation.run_simulation import _run_simulation
-    from flwr.supercore.constant import NOOP_FEDERATION_ID
-    from flwr.supercore.telemetry import EventType
-
-    from fedsign.flower.ray_backend import LastingRayBackend
-
-    ensure_task_identity()
-    run = Run.create_empty(run_id=IN_PROCESS_RUN_ID)
-    run.primary_task_id = 1
-    run.federation_id = NOOP_FEDERATION_ID
-    server_app = ServerApp()
-    server_app.main()(server_main)
-    flowers_own = raybackend.RayBackend
-    setattr(raybackend, "RayBackend", LastingRayBackend)  # noqa: B010 - Flower imports it when it starts, and takes no other
-    try:
-        _run_simulation(
-            num_supernodes=num_nodes,
-            exit_event=EventType.PYTHON_API_RUN_SIMULATION_LEAVE,
-            client_app_attr=client_app,
-            server_app=server_app,
-            backend_name="ray",
-            backend_config=backend_config,
-            app_dir=str(app_folder),
-            is_app=True,
-            run=run,
-        )
-    finally:
-        setattr(raybackend, "RayBackend", flowers_own)  # noqa: B010
-
-
 __all__ = [
     "NUM_PARTITIONS_KEY",
     "PARTITION_KEY",
@@ -178,7 +133,6 @@ __all__ = [
     "filled",
     "make_context",
     "quiet_flower",
-    "run_on_ray",
     "seeded_globals",
     "set_message_id",
     "set_source",

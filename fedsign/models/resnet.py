@@ -11,11 +11,11 @@ from pathlib import Path
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedsign.data.torchvision_shim import torchvision
 from fedsign.models.head import ProjectionDim, head
 from fedsign.models.images import image_layers
 from fedsign.models.initial import he_normal
 from fedsign.models.weights import load_weights
+from fedsign.torchvision_shim import torchvision
 
 
 class _Block(nn.Module):

@@ -7,7 +7,13 @@ FedNova's terms (Wang et al. 2020, arXiv 2007.07481, section 3).
 
 import torch
 
-from fedsign.optim.packed import PackedSGD
+
+def is_linear(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether steps are fixed linear combinations of the gradients.
+
+    So are those of torch's SGD, and of a class that sets `is_linear`, with torch SGD's `momentum` and `nesterov` in its groups.
+    """
+    return type(optimizer) is torch.optim.SGD or bool(getattr(optimizer, "is_linear", False))
 
 
 def unit_displacement(optimizer: torch.optim.Optimizer, num_steps: int) -> float | None:
@@ -19,7 +25,7 @@ def unit_displacement(optimizer: torch.optim.Optimizer, num_steps: int) -> float
     >>> unit_displacement(torch.optim.SGD([parameter], lr=1.0, momentum=0.5), 2)  # 1, then 1 + 0.5
     2.5
     """
-    if type(optimizer) is not torch.optim.SGD and not isinstance(optimizer, PackedSGD):
+    if not is_linear(optimizer):
         return None
     group = optimizer.param_groups[0]
     if any(other["lr"] != group["lr"] for other in optimizer.param_groups):

@@ -10,8 +10,8 @@ from torch import nn
 
 from fedsign.errors import ConfigError
 from fedsign.optim.base import subject
-from fedsign.optim.packed import Packed, PackedAdamW, PackedSGD
 from fedsign.parameterisation.apply import Parameterised, parameterised
+from fedsign.parameterisation.packed import Packed, PackedAdamW, PackedSGD
 from fedsign.parameterisation.plan import Rule, TensorPlan
 from fedsign.parameterisation.sparsity.base import MaskRule
 from fedsign.parameterisation.sparsity.changing import Changing, Masked

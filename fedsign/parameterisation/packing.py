@@ -5,7 +5,7 @@ clients' memories, checkpoints, files that nodes keep) holds rows, in the order 
 the model is one with other shapes.  Both sides make the rows by masks that they derive from the seed, so that no places travel.
 Dense tensors are as they are, and a model without a sparse one is packed by doing nothing.
 
-The two meet where a model's tensors are taken or put in (`fedsign.models.working`), and where a file of weights is written.
+The two meet where a model's tensors are taken or put in (`clients.working_model`), and where a file of weights is written.
 """
 
 from collections.abc import Iterator, Mapping

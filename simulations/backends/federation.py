@@ -14,7 +14,7 @@ from pathlib import Path
 from fedsign.errors import ConfigError, EngineError
 from fedsign.results import RunFolder
 from fedsign.workload import Workload
-from simulations.backends.superlink import check_server_app, follow, submit
+from simulations.backends.submission import check_server_app, follow, submit
 from simulations.deployment.federation import Federation, open_federation
 from simulations.deployment.membership import environment_of, process_of
 from simulations.deployment.start import UNSAFE, check_certificate

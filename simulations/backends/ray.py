@@ -19,7 +19,7 @@ from pydantic import Field
 
 from fedsign.errors import ConfigError
 from fedsign.flower.partition_grid import PartitionGrid
-from fedsign.flower.shims import quiet_flower, run_on_ray
+from fedsign.flower.shims import quiet_flower
 from fedsign.registry import nearest
 from fedsign.results import RunFolder
 from fedsign.workload import Workload
@@ -58,6 +58,8 @@ class Ray:
         """See Engine."""
         # Ray warns that it will stop hiding GPUs from actors that ask for none; say so beforehand.
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        from fedsign.flower.ray_backend import run_on_ray  # imports Ray, which is an extra
+
         config = workload.config
         app = write_app(folder.path / "app", config, run_folder=folder.path, state_folder=folder.clients)
         raised: list[BaseException] = []

@@ -5,7 +5,6 @@ app, follows the lines that the ServerApp writes into the run's folder, and ends
 started.  Flower's own home is a folder of the run: nothing of the user's is read or changed.
 """
 
-import json
 import os
 import shutil
 import signal
@@ -14,7 +13,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,19 +23,16 @@ import tomli_w
 from pydantic import Field
 
 from clients.node import PARTITIONS_KEY, ROOT_KEY, SHARE_KEY, SITE_KEY, STATE_KEY
-from fedsign import errors
 from fedsign.config import ExperimentConfig
 from fedsign.data import sites
-from fedsign.errors import ConfigError, EngineError, FedSignError
+from fedsign.errors import ConfigError, EngineError
 from fedsign.flower.programs import find_program
-from fedsign.results import Line, RunFolder
+from fedsign.results import RunFolder
 from fedsign.workload import Workload
+from simulations.backends import federation
+from simulations.backends.submission import check_server_app, follow, submit
 from simulations.flower_app import write_app
 from simulations.flower_programs import (
-    CONNECTION,
-    answer_of,
-    call_flwr,
-    complaint_of,
     flower_environment,
     free_port,
     write_connection,
@@ -47,7 +43,6 @@ from simulations.server_app import OUTCOME
 _LOOPBACK = "127.0.0.1"
 _POLL_S = 0.2
 _NUM_SUPERNODES = 3
-_STATUS_EVERY_S = 15.0
 
 # Leads a program's process group and ends all of it, when asked or when this process dies (Linux tells it): Flower's
 # programs wait for ever for a SuperLink that is gone when they are struck while sending.
@@ -133,15 +128,11 @@ class SuperLink:
                 f"partition.roots={given} was given with engine.federation={self.federation}, whose sites know where their data "
                 "lie (data_root in site.toml); leave it out."
             )
-        from simulations.backends import federation  # which follows its runs by functions of this module
-
         federation.check(Path(self.federation), workload.config.partition.num_clients)
 
     def execute(self, workload: Workload, folder: RunFolder, on_round: OnRound) -> None:
         """See Engine."""
         if self.federation:
-            from simulations.backends import federation  # see check
-
             federation.execute(Path(self.federation), workload, folder, on_round)
             return
         num_clients = workload.config.partition.num_clients
@@ -241,21 +232,6 @@ def _end_group(process: "subprocess.Popen[bytes]") -> None:
     process.wait()
 
 
-def submit(app: Path, environment: Mapping[str, str], *, logs: Path) -> str:
-    """`flwr run`; returns the run's id."""
-    done = call_flwr(["run", str(app), CONNECTION, "--format", "json"], environment)
-    run_id = answer_of(done).get("run-id")
-    if run_id is None:
-        raise EngineError(f"Flower did not take the run: {complaint_of(done)} (logs are in {logs})")
-    return str(run_id)
-
-
-def run_status(run_id: str, environment: Mapping[str, str]) -> str:
-    """Flower's word for how the run is, such as `running` or `finished:failed`."""
-    runs = answer_of(call_flwr(["list", "--run-id", run_id, "--format", "json"], environment)).get("runs")
-    return str(runs[0]["status"]) if runs else "unknown"
-
-
 def _check_alive(
     processes: Mapping[str, "subprocess.Popen[bytes]"], run_id: str, place: _Place, folder: RunFolder
 ) -> None:
@@ -264,41 +240,6 @@ def _check_alive(
         if process.poll() is not None:
             raise EngineError(f"the process {name} ended in the middle of the run; see {place.logs / name}.log.")
     check_server_app(run_id, place.environment, folder, where=f"see {place.logs}")
-
-
-def check_server_app(run_id: str, environment: Mapping[str, str], folder: RunFolder, *, where: str) -> None:
-    """Raise EngineError when the ServerApp has ended without saying how; `where` is what may be read about it."""
-    word = run_status(run_id, environment)
-    if word.startswith("finished") and not (folder.path / OUTCOME).exists():
-        raise EngineError(f"the ServerApp ended without a result (Flower says '{word}'); {where}.")
-
-
-def follow(folder: RunFolder, on_round: OnRound, check_alive: Callable[[], None]) -> None:
-    """Hand on the lines as they are written, until the ServerApp says how it ended."""
-    num_seen = len(folder.rounds())
-    heard_at = time.monotonic()
-    while True:
-        outcome = folder.path / OUTCOME
-        ended = outcome.exists()  # asked before the lines are read: none can follow
-        for line in folder.rounds()[num_seen:]:
-            on_round(line)
-            num_seen += 1
-            heard_at = time.monotonic()
-        if ended:
-            _raise_failure(json.loads(outcome.read_text(encoding="utf-8")))
-            return
-        if time.monotonic() - heard_at > _STATUS_EVERY_S:
-            check_alive()
-            heard_at = time.monotonic()
-        time.sleep(_POLL_S)
-
-
-def _raise_failure(outcome: Line) -> None:
-    """The ServerApp's error, in the kind in which it was raised there."""
-    if outcome["status"] == "finished":
-        return
-    kind = getattr(errors, outcome["kind"], EngineError)
-    raise (kind if isinstance(kind, type) and issubclass(kind, FedSignError) else EngineError)(outcome["error"])
 
 
 def _wait_for_port(port: int, process: "subprocess.Popen[bytes]", place: _Place, timeout_s: float) -> None:

@@ -15,10 +15,10 @@ from clients.shard_group import ShardGroup
 from clients.shard_rules import sharded
 from clients.state import ClientStore
 from clients.trainer import SequentialTrainer
+from clients.working_model import WorkingModel
 from fedsign.config import from_dict
 from fedsign.errors import ConfigError
 from fedsign.models.gpt import gpt
-from fedsign.models.working import WorkingModel
 from fedsign.records import ObjectiveSpec, TrainReply, TrainRequest
 from fedsign.registry import KINDS
 from fedsign.sharding.layout import Grouping

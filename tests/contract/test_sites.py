@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from clients.working_model import WorkingModel
 from fedsign.config import from_dict
 from fedsign.data.base import Dataset, LazySamples, Samples
 from fedsign.data.normalise import Normalisation
 from fedsign.data.npz import npz
 from fedsign.errors import ConfigError, DataError, FedSignError
 from fedsign.metrics.accuracy import accuracy
-from fedsign.models.working import WorkingModel
 from fedsign.records import EvaluateReply
 from fedsign.report.page import write_report
 from fedsign.results import RunFolder

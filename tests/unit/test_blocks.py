@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from fedsign import llm, plugins
-from fedsign.data.torchvision_shim import torchvision
 from fedsign.errors import ConfigError
 from fedsign.optim.blocks import find_blocks
 from fedsign.optim.lisa import LISA
+from fedsign.torchvision_shim import torchvision
 
 
 def of_torchvision(name: str, **settings: object) -> nn.Module:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from clients.working_model import WorkingModel
 from fedsign import llm, plugins
 from fedsign.errors import ConfigError
 from fedsign.models.causal_lm import CausalLM
-from fedsign.models.working import WorkingModel
 from fedsign.numerics import Numerics
 from fedsign.seeding import Purpose, torch_stream
 

@@ -134,7 +134,7 @@ def test_labels_and_images_have_to_be_as_many(tmp_path: Path) -> None:
 def test_torchvision_works_beside_this_torch() -> None:
     """In a process of its own, since an import happens once."""
     program = """
-from fedsign.data.torchvision_shim import torchvision
+from fedsign.torchvision_shim import torchvision
 datasets, transforms = torchvision("torchvision.datasets"), torchvision("torchvision.transforms")
 import torchvision.transforms.functional
 steps = transforms.Compose([transforms.Resize(4), transforms.ToTensor(), transforms.Normalize([0.5] * 3, [0.5] * 3)])

@@ -21,8 +21,8 @@ from fedsign.data.cifar import cifar10, cifar100
 from fedsign.data.cinic10 import cinic10
 from fedsign.data.image_folder import image_folder
 from fedsign.data.svhn import svhn
-from fedsign.data.torchvision_shim import torchvision
 from fedsign.errors import DataError
+from fedsign.torchvision_shim import torchvision
 
 datasets = torchvision("torchvision.datasets")
 RNG = np.random.default_rng(0)

@@ -6,9 +6,9 @@ import torch
 from scipy import stats
 from torch import nn
 
+from clients.working_model import WorkingModel
 from fedsign.models.channels_last import laid_out
 from fedsign.models.dropout import Dropout, mask
-from fedsign.models.working import WorkingModel
 from fedsign.numerics import Numerics
 from fedsign.seeding import Purpose, torch_generator, torch_stream
 

@@ -21,10 +21,10 @@ from clients.local_step import LocalStep
 from clients.paths import refusal
 from clients.state import ClientStore
 from clients.trainer import SequentialTrainer, check_training
+from clients.working_model import WorkingModel
 from fedsign import plugins
 from fedsign.config import from_dict
 from fedsign.errors import ConfigError
-from fedsign.models.working import WorkingModel
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.optim.displacement import unit_displacement
 from fedsign.records import ObjectiveSpec, Tensors, TrainReply, TrainRequest, tensors_of

@@ -14,13 +14,13 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn import functional
 
 from fedsign import plugins
-from fedsign.data.torchvision_shim import torchvision
 from fedsign.errors import ConfigError
 from fedsign.models.batch_norm import freeze_batch_norm, has_batch_norm
 from fedsign.models.features import classifier_of, forward_with_features, recorded_features
 from fedsign.models.vgg import vgg8
 from fedsign.registry import KINDS
 from fedsign.seeding import Purpose, torch_stream
+from fedsign.torchvision_shim import torchvision
 
 DIGITS, MNIST, CIFAR = (64,), (1, 28, 28), (3, 32, 32)
 LANGUAGE = {"gpt", "transformers"}  # test_gpt.py, test_causal_lm.py

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from clients.paths import on_path
 from clients.state import ClientStore
 from clients.trainer import SequentialTrainer, check_training
+from clients.working_model import WorkingModel
 from fedsign import plugins
 from fedsign.config import from_dict
 from fedsign.data.base import Dataset, Samples
 from fedsign.errors import ConfigError
 from fedsign.models.channels_last import laid_out, prepare
-from fedsign.models.working import WorkingModel
 from fedsign.numerics import Numerics
 from fedsign.records import ObjectiveSpec, Tensors, TrainReply, TrainRequest, tensors_of
 from fedsign.seeding import Purpose, torch_stream

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedsign.models.part import PartModel
-from fedsign.models.working import WorkingModel
+from clients.part_model import PartModel
+from clients.working_model import WorkingModel
 from fedsign.numerics import Numerics
 from fedsign.parameterisation.apply import parameterise, parameterised
 from fedsign.parameterisation.masks import Mask, mask_of

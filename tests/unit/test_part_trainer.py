@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from clients import paths
+from clients.on_device import OnDevice
+from clients.part_model import PartModel
 from clients.state import ClientStore
 from clients.trainer import SequentialTrainer, check_training
 from fedsign import llm, plugins
@@ -18,8 +20,6 @@ from fedsign.config import from_dict
 from fedsign.errors import ConfigError
 from fedsign.memory.live import LiveBytes
 from fedsign.models.causal_lm import CausalLM
-from fedsign.models.on_device import OnDevice
-from fedsign.models.part import PartModel
 from fedsign.numerics import Numerics
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.optim.lisa import LISA, ClientLISA

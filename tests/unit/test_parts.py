@@ -55,7 +55,7 @@ subsets = st.lists(st.sets(st.sampled_from(PARAMETERS), min_size=1), min_size=1,
 
 
 def exchange(
-    replies: Sequence[TrainReply | Failure], *, parts: bool = True, signs: bool = False
+    replies: Sequence[TrainReply | Failure], *, parts: bool = True
 ) -> tuple[DirectExchange, Callable[[Tensors], list[TrainReply]]]:
     """An exchange whose clients answer so, and a round of it."""
 
@@ -64,7 +64,6 @@ def exchange(
 
     link = DirectExchange(train_many, num_partitions=NUM_CLIENTS, roles=ROLES)
     link.holdings = Holdings() if parts else None
-    link.watches_signs = signs
 
     def play(served: Tensors) -> list[TrainReply]:
         cohort = [each.partition for each in replies]
@@ -202,7 +201,8 @@ def test_the_figures_of_a_round_are_those_of_the_whole_models() -> None:
     """What was not sent is an update of zero."""
     served = model(0)
     replies = [reply(0, "first"), reply(1, "first", "last"), reply(2, *PARAMETERS)]
-    link, play = exchange(replies, signs=True)
+    link, play = exchange(replies)
+    observer = link.observer = SignAgreement()
     play(served)
     received = {name: served[name] for name in PARAMETERS}
     spread, signs = Spread(), SignAgreement()
@@ -212,7 +212,7 @@ def test_the_figures_of_a_round_are_those_of_the_whole_models() -> None:
         spread.add(whole, received)
         signs.add(whole, received)
     assert link.traffic.spread.figures() == spread.figures()
-    assert link.traffic.signs is not None and link.traffic.signs.figures() == signs.figures()
+    assert signs.figures() and observer.figures() == signs.figures()
 
 
 @pytest.mark.parametrize(

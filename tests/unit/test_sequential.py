@@ -15,8 +15,8 @@ from torch.nn import functional
 from clients.local_optim import LocalOptimizer, stepper
 from clients.state import ClientStore
 from clients.trainer import SequentialTrainer
+from clients.working_model import WorkingModel
 from fedsign.config import from_dict
-from fedsign.models.working import WorkingModel
 from fedsign.numerics import Numerics
 from fedsign.records import Failure, ObjectiveSpec, Tensors, TrainReply, TrainRequest, tensors_of
 from fedsign.seeding import Purpose, generator

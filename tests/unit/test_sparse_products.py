@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from clients.paths import on_path
 from clients.shard_rules import sharded
 from clients.trainer import check_training
+from clients.working_model import WorkingModel
 from fedsign.config import from_dict
 from fedsign.errors import ConfigError
 from fedsign.models.gpt import gpt
-from fedsign.models.working import WorkingModel
 from fedsign.numerics import Numerics
 from fedsign.parameterisation.apply import parameterise, parameterised
 from fedsign.parameterisation.masks import Mask, mask_of

@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedsign.data.base import Dataset, IntArray, Samples
-from fedsign.data.text.tokenizers import Tokenizer
+from fedsign.data.base import Dataset, IntArray, Samples, Tokenizer
 from fedsign.errors import DataError
 from fedsign.tasks.language import IGNORED
 

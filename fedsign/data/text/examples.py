@@ -17,9 +17,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedsign.data.base import IntArray
+from fedsign.data.base import IntArray, Tokenizer
 from fedsign.data.text.blocks import Stream
-from fedsign.data.text.tokenizers import Tokenizer
 from fedsign.errors import DataError
 
 Prompt = Literal["alpaca", "short"]

@@ -1,45 +1,16 @@
-"""What a tokenizer is, and two that need nothing but Python: bytes and characters.
-
-[Note: start and end] Every tokenizer has tokens that stand before a document and after it, so that a model is asked for a
-document's first token, too, and learns where documents end.  For most they are the same one.
-"""
+"""Tokenizers that need nothing but Python: bytes and characters."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Literal
 
+from fedsign.data.base import Tokenizer
 from fedsign.errors import DataError
 
 BuiltIn = Literal["character", "byte"]
 BYTE, CHARACTER = "byte", "character"
 _NUM_BYTES = 256
-
-
-class Tokenizer(Protocol):
-    """Texts to tokens, which are numbers from 0 to `vocabulary_size` - 1, and back."""
-
-    @property
-    def vocabulary_size(self) -> int: ...
-
-    @property
-    def start_id(self) -> int:
-        """See [Note: start and end]."""
-        ...
-
-    @property
-    def end_id(self) -> int:
-        """See [Note: start and end]."""
-        ...
-
-    @property
-    def pad_id(self) -> int:
-        """What fills a block up; no such position is ever scored."""
-        ...
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def decode(self, tokens: Iterable[int]) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)

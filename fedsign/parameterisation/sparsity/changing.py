@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedsign.optim.packed import Packed, State
 from fedsign.parameterisation.masks import Mask
+from fedsign.parameterisation.packed import Packed, State
 from fedsign.parameterisation.sparsity.base import MaskRule, Sparse
 
 

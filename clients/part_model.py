@@ -16,8 +16,8 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor, nn
 
-from fedsign.models.on_device import OnDevice
-from fedsign.models.working import WorkingModel
+from clients.on_device import OnDevice
+from clients.working_model import WorkingModel
 from fedsign.numerics import Numerics
 from fedsign.records import Role, Tensors
 

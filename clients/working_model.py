@@ -12,11 +12,11 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+from clients.on_device import OnDevice
 from fedsign.models.batch_norm import BATCH_NORMS
 from fedsign.models.channels_last import laid_out, prepare
 from fedsign.models.dropout import replace_dropout
 from fedsign.models.features import forward_with_features, recorded_features
-from fedsign.models.on_device import OnDevice
 from fedsign.numerics import Numerics, in_full
 from fedsign.parameterisation.packing import packing_of
 from fedsign.parameterisation.products import multiply_sparsely

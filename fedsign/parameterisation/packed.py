@@ -9,7 +9,7 @@ Memory in another order than the shape's (convolutions on images with channels l
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Final, Protocol
 
 import torch
 from pydantic import Field
@@ -66,6 +66,8 @@ class Packed(torch.optim.Optimizer):
 
 class PackedSGD(Packed):
     """torch.optim.SGD."""
+
+    is_linear: Final = True  # see fedsign.optim.displacement
 
     def __init__(
         self, params: Iterable[Any], *, lr: float, weight_decay: float, momentum: float, nesterov: bool

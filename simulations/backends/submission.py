@@ -1,0 +1,66 @@
+"""Runs that a SuperLink plays: submitted by `flwr run`, followed by the lines that the ServerApp writes into the run's folder."""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from fedsign import errors
+from fedsign.errors import EngineError, FedSignError
+from fedsign.results import Line, RunFolder
+from simulations.flower_programs import CONNECTION, answer_of, call_flwr, complaint_of
+from simulations.rounds import OnRound
+from simulations.server_app import OUTCOME
+
+_POLL_S = 0.2
+_STATUS_EVERY_S = 15.0
+
+
+def submit(app: Path, environment: Mapping[str, str], *, logs: Path) -> str:
+    """`flwr run`; returns the run's id."""
+    done = call_flwr(["run", str(app), CONNECTION, "--format", "json"], environment)
+    run_id = answer_of(done).get("run-id")
+    if run_id is None:
+        raise EngineError(f"Flower did not take the run: {complaint_of(done)} (logs are in {logs})")
+    return str(run_id)
+
+
+def run_status(run_id: str, environment: Mapping[str, str]) -> str:
+    """Flower's word for how the run is, such as `running` or `finished:failed`."""
+    runs = answer_of(call_flwr(["list", "--run-id", run_id, "--format", "json"], environment)).get("runs")
+    return str(runs[0]["status"]) if runs else "unknown"
+
+
+def check_server_app(run_id: str, environment: Mapping[str, str], folder: RunFolder, *, where: str) -> None:
+    """Raise EngineError when the ServerApp has ended without saying how; `where` is what may be read about it."""
+    word = run_status(run_id, environment)
+    if word.startswith("finished") and not (folder.path / OUTCOME).exists():
+        raise EngineError(f"the ServerApp ended without a result (Flower says '{word}'); {where}.")
+
+
+def follow(folder: RunFolder, on_round: OnRound, check_alive: Callable[[], None]) -> None:
+    """Hand on the lines as they are written, until the ServerApp says how it ended."""
+    num_seen = len(folder.rounds())
+    heard_at = time.monotonic()
+    while True:
+        outcome = folder.path / OUTCOME
+        ended = outcome.exists()  # asked before the lines are read: none can follow
+        for line in folder.rounds()[num_seen:]:
+            on_round(line)
+            num_seen += 1
+            heard_at = time.monotonic()
+        if ended:
+            _raise_failure(json.loads(outcome.read_text(encoding="utf-8")))
+            return
+        if time.monotonic() - heard_at > _STATUS_EVERY_S:
+            check_alive()
+            heard_at = time.monotonic()
+        time.sleep(_POLL_S)
+
+
+def _raise_failure(outcome: Line) -> None:
+    """The ServerApp's error, in the kind in which it was raised there."""
+    if outcome["status"] == "finished":
+        return
+    kind = getattr(errors, outcome["kind"], EngineError)
+    raise (kind if isinstance(kind, type) and issubclass(kind, FedSignError) else EngineError)(outcome["error"])
