@@ -1,4 +1,4 @@
-.PHONY: check format lint types imports test test-all bench
+.PHONY: check format lint types imports test test-all same-numbers bench
 
 check: lint types imports test  ## everything that a change has to pass, without the slow parts
 
@@ -21,6 +21,13 @@ test:
 
 test-all:  ## also kill -9, Ray, SuperLink and the recipes, one after another: about half an hour
 	pytest --durations=15
+
+BASE =
+ONLY = *
+TOLERANCE = 0
+
+same-numbers:  ## BASE=<commit>: do tests/same_numbers/configurations give the same bits there and here?
+	python -m tests.same_numbers --base "$(BASE)" --only "$(ONLY)" --tolerance "$(TOLERANCE)"
 
 WORKS = all,startup,population,aggregation
 REPETITIONS = 5
