@@ -61,7 +61,7 @@ def _verdict(base: Snapshot | None, tree: Snapshot | None, tolerance: float) -> 
     if found is None:
         return True, f"same ({len(base.tensors)} tensors, {len(base.numbers)} numbers)"
     largest = f"largest relative deviation {found.largest:.1e}"
-    if found.largest <= tolerance:
+    if tolerance and found.largest <= tolerance:
         return True, f"same within {tolerance:g} ({found.count} differ, {largest})"
     return False, f"differs: {found.first} ({found.count} differ, {largest})"
 

@@ -101,7 +101,7 @@ def _number(base: Number, other: Number) -> tuple[str, float] | None:
         return None
     if not isinstance(base, float) or not isinstance(other, float) or not math.isfinite(base - other):
         return f"{base!r} -> {other!r}", math.inf
-    return f"{base!r} -> {other!r}", abs(base - other) / max(abs(base), abs(other))
+    return f"{base!r} -> {other!r}", abs(base - other) / (max(abs(base), abs(other)) or 1.0)
 
 
 def _tensor(base: Tensor, other: Tensor) -> tuple[str, float] | None:
@@ -113,7 +113,8 @@ def _tensor(base: Tensor, other: Tensor) -> tuple[str, float] | None:
     said = f"{int(differs.view(-1, base.element_size()).any(1).sum())} of {base.numel()} elements"
     if not base.is_floating_point():
         return said, math.inf
-    deviation = ((base.double() - other.double()).abs().max() / base.double().abs().max()).item()
+    one, two = base.double(), other.double()
+    deviation = ((one - two).abs().max() / torch.stack([one, two]).abs().max().clamp(min=1e-300)).item()
     return said, deviation if math.isfinite(deviation) else math.inf
 
 
