@@ -1,4 +1,4 @@
-.PHONY: check format lint types imports test test-all bench
+.PHONY: check format lint types imports test test-all same-numbers bench
 
 check: lint types imports test  ## what a change has to pass before it is committed
 
@@ -21,6 +21,13 @@ test:  ## the fast selection
 
 test-all:  ## also what is marked slow: kill -9, Ray, SuperLink, several machines, the recipes
 	pytest --complete --durations=15
+
+BASE =
+ONLY = *
+TOLERANCE = 0
+
+same-numbers:  ## BASE=<commit>: do tests/same_numbers/configurations give the same bits there and here?
+	python -m tests.same_numbers --base "$(BASE)" --only "$(ONLY)" --tolerance "$(TOLERANCE)"
 
 WORKS = all,startup,population,aggregation
 REPETITIONS = 5

@@ -1,0 +1,81 @@
+"""Runs and comparisons that an earlier commit left are read and resumed: `tests/fixtures/<commit>/`.
+
+`<name>/run` has five rounds; `<name>/partial` is the same run, stopped after round 3, whose last checkpoint is that of round 2.
+`feddyn` has Adam at the server, so that there is a served and an evaluated model, a strategy's state and clients' states; clients of
+`lisa` train parts of the model, so that the checkpoint knows what each holds.  `comparison` compares two strategies over two seeds.
+Their bits are those of the machine that played them; another one gives them to rounding.
+"""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedsign.checkpoints import load_latest, rounds_on_disk
+from fedsign.comparison_folder import CellState
+from fedsign.data.base import Samples
+from fedsign.report.page import write_report
+from fedsign.workload import Workload
+from simulations import load_comparison, load_run, run
+from simulations.comparisons.play import go_on
+from tests.same_numbers.compare import Snapshot, difference
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+RUNS = sorted(path.parent for path in FIXTURES.glob("*/*/partial"))
+
+
+def copied(folder: Path, to: Path) -> Path:
+    return Path(shutil.copytree(folder, to / "stored"))
+
+
+@pytest.mark.parametrize("folder", RUNS, ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_a_stored_run_is_read_with_the_model_that_its_checkpoint_holds(folder: Path, tmp_path: Path) -> None:
+    """Its loss is that of the last record, in float32 over 360 samples."""
+    done = load_run(copied(folder / "run", tmp_path))
+    assert done.outcome["status"] == "finished" and [line["round"] for line in done.rounds] == [1, 2, 3, 4, 5]
+    checkpoint, model, work = load_latest(done.folder.checkpoints), done.model(), Workload(done.config)
+    assert checkpoint is not None and rounds_on_disk(done.folder.checkpoints) == [4, 5]
+    assert all(
+        torch.equal(model.state_dict()[name], tensor)
+        for name, tensor in (checkpoint.evaluated or checkpoint.served).items()
+    )
+    if folder.name == "lisa":
+        assert checkpoint.holdings is not None and len(set(checkpoint.holdings.changed_in.values())) > 1
+    else:
+        assert checkpoint.evaluated is not None and checkpoint.strategy and checkpoint.client_versions
+    test = work.dataset.test
+    assert isinstance(test, Samples)
+    loss = work.task.loss(model(test.features), test.targets).item()
+    assert loss == pytest.approx(done.rounds[-1]["loss"], rel=1e-5)
+    assert done.frame()["loss"].iloc[-1] == done.rounds[-1]["loss"]
+    write_report(done.folder)
+    assert (done.path / "report.html").stat().st_size > 0
+
+
+@pytest.mark.parametrize("folder", RUNS, ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_a_stored_run_that_was_stopped_is_resumed_to_what_it_would_have_been(folder: Path, tmp_path: Path) -> None:
+    """Rounds 3 to 5 from what server and clients kept after round 2."""
+    partial = load_run(copied(folder / "partial", tmp_path))
+    assert partial.outcome["status"] == "unfinished" and len(partial.rounds) == 3
+    assert rounds_on_disk(partial.folder.checkpoints) == [2]
+    resumed = run(resume=partial.path)
+    assert resumed.outcome["status"] == "finished"
+    whole, found = Snapshot.of(copied(folder / "run", tmp_path / "whole")), Snapshot.of(resumed.path)
+    assert any(name.startswith("clients/") for name in whole.tensors) == (folder.name == "feddyn")
+    differs = difference(whole, found)
+    assert differs is None or differs.largest < 1e-3, differs
+
+
+@pytest.mark.parametrize("folder", sorted(FIXTURES.glob("*/comparison")), ids=lambda path: path.parent.name)
+def test_a_stored_comparison_is_read_and_has_nothing_left_to_play(folder: Path, tmp_path: Path) -> None:
+    """To be gone on with, it has to find its cells by the hashes of their configurations."""
+    comparison = load_comparison(copied(folder, tmp_path))
+    plan, summary = comparison.plan, comparison.summary()
+    assert [comparison.state_of(cell) for cell in plan.cells] == [CellState.FINISHED] * 4
+    values = {entry.strategy: entry.values for entry in summary.entries}
+    cells = {cell.id: comparison.run_of(cell) for cell in plan.cells}
+    assert all(folder is not None and len(folder.rounds()) == 1 for folder in cells.values())
+    again = go_on(comparison.path)
+    assert {entry.strategy: entry.values for entry in again.summary().entries} == values
+    assert {cell.id: again.run_of(cell) for cell in again.plan.cells} == cells
