@@ -1,0 +1,174 @@
+"""A mutant's trial: the tests that can see it, in a scratch copy of the tree, until one fails.
+
+Tests run in a process that is forked from one that has imported the libraries, and nothing of ours.
+"""
+
+import json
+import multiprocessing
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.mutants.mutants import PACKAGES, Mutant
+
+_FIRST = 25  # tests that are run before all others are collected
+_SLACK_S, _TIMES = 30.0, 10.0  # how much longer than recorded a test may take
+_COLLECTING_S = 120.0
+_MOST_BYTES = 8 * 2**30  # of a test process
+_LEFT_OUT = "tests/mutants"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What became of a mutant: killed, timed out (killed as well), or survived."""
+
+    status: str
+    test: str = ""  # that failed
+    why: str = ""
+    num_run: int = 0
+    num_tests: int = 0  # that could see it
+    seconds: float = 0.0
+
+
+class Copy:
+    """A scratch copy of the files that git knows or would take in."""
+
+    def __init__(self, root: Path, target: Path) -> None:
+        self.root = target
+        command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+        listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout.splitlines()
+        for name in listed:
+            if (root / name).is_file():
+                (target / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(root / name, target / name)
+        self._writes = 0
+
+    def try_out(self, mutant: Mutant, tests: Sequence[str], durations: Mapping[str, float], *, options: Sequence[str], budget_s: float) -> Outcome:
+        """Plant a mutant, run tests in their order for at most `budget_s`, and restore the file."""
+        began, num_run = time.monotonic(), 0
+        file = self.root / mutant.path
+        source = file.read_text(encoding="utf-8")
+        self._write(file, mutant.planted_in(source))
+        try:
+            for some in (tests[:_FIRST], tests[_FIRST:]):
+                left = budget_s - (time.monotonic() - began)
+                if some and left > 0:
+                    found = self.run(some, durations, options=[*options, "-x"], budget_s=left)
+                    num_run += found["num_run"]
+                    if found["failed"]:
+                        test, why = found["failed"][0]
+                        status = "timed out" if "Timeout" in why else "killed"
+                        return Outcome(
+                            status=status, test=test, why=why, num_run=num_run, num_tests=len(tests), seconds=time.monotonic() - began
+                        )  # fmt: skip
+        finally:
+            self._write(file, source)
+        return Outcome(status="survived", num_run=num_run, num_tests=len(tests), seconds=time.monotonic() - began)
+
+    def run(self, tests: Sequence[str], durations: Mapping[str, float], *, options: Sequence[str], budget_s: float) -> dict[str, Any]:
+        """Run tests; `failed`: pairs of a test and why."""
+        report = self.root.parent / f"{self.root.name}.json"
+        report.unlink(missing_ok=True)
+        limits = {test: _SLACK_S + _TIMES * durations[test] for test in tests}
+        chosen = Chosen(limits, report, time.monotonic() + budget_s)
+        process = multiprocessing.get_context("fork").Process(target=_play, args=(self.root, chosen, options))
+        process.start()
+        assert process.pid is not None
+        process.join(_COLLECTING_S + budget_s + max(limits.values()))
+        with suppress(ProcessLookupError):  # its children, too
+            os.killpg(process.pid, signal.SIGKILL)
+        process.join()
+        said: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {"num_run": 0, "failed": [], "ended": False}
+        if not said["ended"] and not said["failed"]:
+            said["failed"] = [(said.get("at", "collection"), f"Timeout or crash: exit code {process.exitcode}")]
+        return said
+
+    def _write(self, file: Path, text: str) -> None:
+        """With another time of change than ever before, by which Python tells compiled files from stale ones."""
+        file.write_text(text, encoding="utf-8")
+        self._writes += 1
+        os.utime(file, (1e9 + 2 * self._writes, 1e9 + 2 * self._writes))
+
+
+class Chosen:
+    """A pytest plugin: runs these tests in their order, file by file, each within its limit, and reports to a file."""
+
+    def __init__(self, limits: Mapping[str, float], report: Path, deadline: float) -> None:
+        self._limits, self._report, self._deadline = limits, report, deadline
+        self._said: dict[str, Any] = {"num_run": 0, "failed": [], "ended": False, "at": "collection"}
+
+    @property
+    def files(self) -> list[str]:
+        """Where the tests are, in the order in which they are run."""
+        return list(dict.fromkeys(test.partition("::")[0] for test in self._limits))
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Leave out all others."""
+        places, files = {test: place for place, test in enumerate(self._limits)}, self.files
+        chosen = [item for item in items if item.nodeid in places]
+        items[:] = sorted(chosen, key=lambda item: (files.index(item.nodeid.partition("::")[0]), places[item.nodeid]))
+        for item in items:
+            item.add_marker(pytest.mark.timeout(self._limits[item.nodeid]), append=False)
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """Note the test, in case that it never ends."""
+        self._said["at"] = nodeid
+        self._write()
+
+    def pytest_runtest_teardown(self, item: pytest.Item) -> None:
+        """Stop when the time is over."""
+        self._said["num_run"] += 1
+        if time.monotonic() > self._deadline:
+            item.session.shouldstop = "the time is over"
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note a failure."""
+        if report.failed:
+            self._fail(report.nodeid, report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Note a file that cannot be imported."""
+        if report.failed:
+            self._fail(report.nodeid, report)
+
+    def end(self) -> None:
+        """All tests were run."""
+        self._said["ended"] = True
+        self._write()
+
+    def _fail(self, test: str, report: pytest.TestReport | pytest.CollectReport) -> None:
+        crash = getattr(report.longrepr, "reprcrash", None)
+        said = crash.message if crash is not None else str(report.longrepr).strip().splitlines()[-1:]
+        self._said["failed"].append((test, str(said).strip().partition("\n")[0][:200]))
+        self._write()
+
+    def _write(self) -> None:
+        self._report.write_text(json.dumps(self._said), encoding="utf-8")
+
+
+def _play(root: Path, chosen: Chosen, options: Sequence[str]) -> None:
+    """In a process of its own: make it one that was started in the copy."""
+    os.setsid()
+    resource.setrlimit(resource.RLIMIT_DATA, (_MOST_BYTES, _MOST_BYTES))
+    with (root.parent / f"{root.name}.log").open("w") as log:
+        for descriptor in (1, 2):
+            os.dup2(log.fileno(), descriptor)
+    os.chdir(root)
+    os.environ["PYTHONPATH"] = str(root)
+    sys.path[:] = [str(root), *(path for path in sys.path if path and Path(path).name != root.name)]
+    for name in [name for name in sys.modules if name.partition(".")[0] in (*PACKAGES, "tests")]:
+        del sys.modules[name]
+    arguments = ["-q", "--tb=line", "-p", "no:cacheprovider", "-n", "0", "--hypothesis-seed=0", f"--basetemp={root.parent / root.name}.tmp"]
+    pytest.main([*arguments, *options, *chosen.files], plugins=[chosen])
+    chosen.end()
