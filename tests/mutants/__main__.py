@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 FAST, COMPLETE = ["-m", "not slow and not engines"], ["-m", "not gpu"]
 SHARE = 0.8  # of the operator mutants that have to be killed
 _LIBRARIES = (
-    "torch", "torchvision", "numpy", "scipy.stats", "pandas", "flwr.app", "flwr.serverapp", "flwr.clientapp", "pydantic", "hypothesis",
+    "torch", "numpy", "scipy.stats", "pandas", "flwr.app", "flwr.serverapp", "flwr.clientapp", "pydantic", "hypothesis",
     "matplotlib.pyplot", "safetensors.torch", "typer", "sklearn.metrics", "cryptography.x509", "jinja2", "rich.table",
 )  # fmt: skip
 _state: dict[str, Any] = {}  # of a worker

@@ -30,6 +30,7 @@ data_file = {folder}/coverage
 parallel = true
 concurrency = thread, multiprocessing
 patch = subprocess, _exit
+sigterm = true
 context = ${{PYTEST_CURRENT_TEST-}}
 disable_warnings = no-data-collected, module-not-measured, module-not-imported, no-sysmon, couldnt-parse, no-ctracer
 """

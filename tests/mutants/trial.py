@@ -26,7 +26,8 @@ _FIRST = 25  # tests that are run before all others are collected
 _SLACK_S, _TIMES = 30.0, 10.0  # how much longer than recorded a test may take
 _COLLECTING_S = 120.0
 _MOST_BYTES = 8 * 2**30  # of a test process
-_LEFT_OUT = "tests/mutants"
+_ROOT = Path(__file__).parents[2]
+_REWRITTEN = "ignore::pytest.PytestAssertRewriteWarning"  # libraries are imported before pytest begins
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +69,7 @@ class Copy:
                     num_run += found["num_run"]
                     if found["failed"]:
                         test, why = found["failed"][0]
-                        status = "timed out" if "Timeout" in why else "killed"
+                        status = "timed out" if "Timeout" in why or "code -9" in why else "killed"
                         return Outcome(
                             status=status, test=test, why=why, num_run=num_run, num_tests=len(tests), seconds=time.monotonic() - began
                         )  # fmt: skip
@@ -91,7 +92,8 @@ class Copy:
         process.join()
         said: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {"num_run": 0, "failed": [], "ended": False}
         if not said["ended"] and not said["failed"]:
-            said["failed"] = [(said.get("at", "collection"), f"Timeout or crash: exit code {process.exitcode}")]
+            last = (self.root.parent / f"{self.root.name}.log").read_text(errors="replace").strip().rpartition("\n")[2]
+            said["failed"] = [(said.get("at", "collection"), f"ended with code {process.exitcode}: {last}"[:200])]
         return said
 
     def _write(self, file: Path, text: str) -> None:
@@ -166,9 +168,9 @@ def _play(root: Path, chosen: Chosen, options: Sequence[str]) -> None:
             os.dup2(log.fileno(), descriptor)
     os.chdir(root)
     os.environ["PYTHONPATH"] = str(root)
-    sys.path[:] = [str(root), *(path for path in sys.path if path and Path(path).name != root.name)]
+    sys.path[:] = [str(root), *(path for path in sys.path if path not in ("", str(_ROOT)))]
     for name in [name for name in sys.modules if name.partition(".")[0] in (*PACKAGES, "tests")]:
         del sys.modules[name]
-    arguments = ["-q", "--tb=line", "-p", "no:cacheprovider", "-n", "0", "--hypothesis-seed=0", f"--basetemp={root.parent / root.name}.tmp"]
+    arguments = ["-q", "--tb=line", "-p", "no:cacheprovider", "-n", "0", "-W", _REWRITTEN, "--hypothesis-seed=0", f"--basetemp={root.parent / root.name}.tmp"]
     pytest.main([*arguments, *options, *chosen.files], plugins=[chosen])
     chosen.end()
