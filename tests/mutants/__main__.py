@@ -1,7 +1,7 @@
 """Plants the mutants one after another, says which test kills each, and fails if too many survive.
 
-    python -m tests.mutants                            # all faults, 100 operator mutants, the fast tests
-    python -m tests.mutants --only faults --pattern privacy --complete
+python -m tests.mutants                            # all faults, 100 operator mutants, the fast tests
+python -m tests.mutants --only faults --pattern privacy --complete
 """
 
 import argparse
@@ -34,14 +34,13 @@ def main(arguments: Sequence[str]) -> int:
     asked = _parsed(arguments)
     chosen = _mutants(asked)
     os.environ |= {"OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0"}
-    os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
     from tests.mutants.recording import recording_of
     from tests.mutants.trial import Copy
 
     options = COMPLETE if asked.complete else FAST
     with tempfile.TemporaryDirectory(prefix="fedsign-mutants-") as folder:
         copies = [Copy(ROOT, Path(folder) / f"copy-{index}") for index in range(asked.workers)]
-        recording = recording_of(copies[0].root, ROOT / ".mutants", options, workers=asked.workers)
+        recording = recording_of(copies[0].root, ROOT / ".mutants", options, workers=asked.workers, reuse=asked.reuse)
         for library in _LIBRARIES:
             importlib.import_module(library)
         context = get_context("fork")
@@ -49,7 +48,9 @@ def main(arguments: Sequence[str]) -> int:
         for copy in copies:
             free.put(copy)
         found: dict[Mutant, Any] = {}
-        with ProcessPoolExecutor(asked.workers, mp_context=context, initializer=_begin, initargs=(free, recording)) as pool:
+        with ProcessPoolExecutor(
+            asked.workers, mp_context=context, initializer=_begin, initargs=(free, recording)
+        ) as pool:
             trials = {pool.submit(_try_out, mutant, options, asked.budget): mutant for mutant in chosen}
             for trial in as_completed(trials):
                 mutant = trials[trial]
@@ -61,10 +62,11 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants")
     parser.add_argument("--only", choices=["faults", "operators"])
     parser.add_argument("--pattern", default="", help="a part of a capability, a sentence or a path")
     parser.add_argument("--complete", action="store_true", help="run the complete suite instead of the fast selection")
+    parser.add_argument("--reuse", action="store_true", help="the newest recording, even if files have changed since")
     parser.add_argument("--number", type=int, default=100, help="of operator mutants")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2)
@@ -85,28 +87,36 @@ def _begin(free: Any, recording: Any) -> None:
 
 def _try_out(mutant: Mutant, options: Sequence[str], budget_s: float) -> Any:
     recording = _state["recording"]
-    return _state["copy"].try_out(mutant, recording.tests_for(mutant), recording.durations, options=options, budget_s=budget_s)
+    tests = {test: recording.durations[test] for test in recording.tests_for(mutant)}
+    return _state["copy"].try_out(mutant, tests, options=options, budget_s=budget_s)
 
 
 def _failing(tests: Sequence[str], options: Sequence[str]) -> list[Any]:
     """The tests that fail without a mutant, too: their verdicts count for nothing."""
     durations = _state["recording"].durations
-    limit = sum(30.0 + 10.0 * durations[test] for test in tests)
-    found: list[Any] = _state["copy"].run(tests, durations, options=options, budget_s=limit)["failed"]
+    found: list[Any] = _state["copy"].run({test: durations[test] for test in tests}, options=options, budget_s=3600.0)[
+        "failed"
+    ]
     return found
 
 
 def _row(mutant: Mutant, outcome: Any) -> str:
     said = outcome.test or f"{outcome.num_run} of {outcome.num_tests} tests run"
-    return f"{mutant.capability} | {mutant.path}: {mutant.sentence} | {outcome.status}: {said} | {outcome.seconds:.0f} s"
+    return (
+        f"{mutant.capability} | {mutant.path}: {mutant.sentence} | {outcome.status}: {said} | {outcome.seconds:.0f} s"
+    )
 
 
-def _report(chosen: Sequence[Mutant], found: dict[Mutant, Any], unsound: Sequence[Any], asked: argparse.Namespace) -> int:
+def _report(
+    chosen: Sequence[Mutant], found: dict[Mutant, Any], unsound: Sequence[Any], asked: argparse.Namespace
+) -> int:
     rows = [{**asdict(mutant), **asdict(found[mutant])} for mutant in chosen]
     for row in rows:
         row |= {"lines": sorted(row["lines"]), "symbols": sorted(row["symbols"])}
     asked.out.parent.mkdir(parents=True, exist_ok=True)
-    asked.out.write_text(json.dumps({"complete": asked.complete, "seed": asked.seed, "mutants": rows}, indent=1) + "\n", encoding="utf-8")
+    asked.out.write_text(
+        json.dumps({"complete": asked.complete, "seed": asked.seed, "mutants": rows}, indent=1) + "\n", encoding="utf-8"
+    )
     print("\ncapability | mutant | killed by | seconds")
     for mutant in chosen:
         print(_row(mutant, found[mutant]))
@@ -114,7 +124,9 @@ def _report(chosen: Sequence[Mutant], found: dict[Mutant, Any], unsound: Sequenc
     for name, is_operator, share in (("faults", False, 1.0), ("operator mutants of the core", True, SHARE)):
         outcomes = [found[mutant].status != "survived" for mutant in chosen if mutant.is_operator is is_operator]
         if outcomes:
-            print(f"{name}: {sum(outcomes)} of {len(outcomes)} killed ({sum(outcomes) / len(outcomes):.0%}, at least {share:.0%} are expected)")
+            print(
+                f"{name}: {sum(outcomes)} of {len(outcomes)} killed ({sum(outcomes) / len(outcomes):.0%}, at least {share:.0%} are expected)"
+            )
             is_enough &= sum(outcomes) >= share * len(outcomes)
     for test, why in unsound:
         print(f"{test} fails without a mutant as well: {why}")

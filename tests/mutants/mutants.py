@@ -52,7 +52,8 @@ CAPABILITIES: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 # where the ink of a chart lies: for eyes to judge
 _DRAWING = tuple(
-    f"fedsign/report/{name}.py" for name in ("svg", "bars", "curves", "lines", "stacks", "population", "split", "plots", "*_plots", "run_charts")
+    f"fedsign/report/{name}.py"
+    for name in ("svg", "bars", "curves", "lines", "stacks", "population", "split", "plots", "*_plots", "run_charts")
 )
 
 _SWAPS: Mapping[type[ast.AST], type[ast.AST]] = {
@@ -158,9 +159,11 @@ def _changes_within(node: ast.AST) -> Iterator[tuple[ast.expr, str]]:
             if value is not None:
                 yield from _changes_within(value)
             return
-        case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test) if not isinstance(test, ast.Compare):  # which is swapped
-            negated = test.operand if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) else ast.UnaryOp(ast.Not(), test)
-            yield test, f"({ast.unparse(negated)})"
+        case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
+            if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+                yield test, f"({ast.unparse(test.operand)})"
+            elif not isinstance(test, ast.Compare):  # whose operator is swapped
+                yield test, f"(not ({ast.unparse(test)}))"
         case ast.Return(value=ast.expr() as value) if not isinstance(value, ast.Constant):
             yield value, "None"
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _SWAPS and not _is_text(left, right):
@@ -178,7 +181,8 @@ def _changes_within(node: ast.AST) -> Iterator[tuple[ast.expr, str]]:
 
 
 def _is_text(*nodes: ast.expr) -> bool:
-    return any(isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str)) for node in nodes)
+    texts = (ast.JoinedStr, ast.Constant)
+    return any(isinstance(node, texts) and isinstance(getattr(node, "value", ""), str) for node in nodes)
 
 
 def _around(tree: ast.Module, first: int, num: int) -> tuple[frozenset[int], frozenset[str]]:

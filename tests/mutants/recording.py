@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from hashlib import sha256
 from multiprocessing import forkserver
 from pathlib import Path
@@ -79,7 +79,7 @@ class Recording:
         found = {test.rpartition(" (")[0] or test for line in lines for test in by_line.get(line, ())}
         return found & self.durations.keys()
 
-    @lru_cache(maxsize=None)  # noqa: B019 - one recording is made
+    @cache  # noqa: B019 - one recording is made
     def _contexts(self, path: str) -> dict[int, list[str]]:
         return self._data.contexts_by_lineno(str(Path(self._paths["root"]) / path))
 
@@ -93,15 +93,19 @@ class Recording:
     def _names(self, file: str, mutant: Mutant) -> bool:
         module = mutant.path.removesuffix(".py").replace("/", ".")
         text = self._text(file)
-        return file == mutant.path or module in text or any(f"{name}(" in text or f"import {name}" in text for name in mutant.symbols)
+        used = any(f"{name}(" in text or f"import {name}" in text for name in mutant.symbols)
+        return file == mutant.path or module in text or used
 
-    @lru_cache(maxsize=None)  # noqa: B019
+    @cache  # noqa: B019
     def _text(self, file: str) -> str:
         return (self._root / file).read_text(encoding="utf-8")
 
 
-def recording_of(copy: Path, cache: Path, selection: list[str], *, workers: int) -> Recording:
-    """The recording of a copy of the tree, made now if there is none of these files and this selection."""
+def recording_of(copy: Path, cache: Path, selection: list[str], *, workers: int, reuse: bool = False) -> Recording:
+    """The recording of a copy of the tree, made now if there is none of these files and this selection; `reuse`: the newest will do."""
+    made = sorted(cache.glob("*/root.json"), key=lambda path: path.stat().st_mtime)
+    if reuse and made:
+        return Recording(made[-1].parent, copy)
     digest = sha256(repr(selection).encode())
     for file in sorted(file for name in (*PACKAGES, "tests") for file in (copy / name).rglob("*.py")):
         if file.parent != copy / _OURS:
@@ -120,10 +124,12 @@ def _record(copy: Path, folder: Path, selection: list[str], workers: int) -> Non
     source = ", ".join(str(copy / package) for package in PACKAGES)
     settings.write_text(_SETTINGS.format(source=source, folder=folder.resolve()), encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(copy), _RECORD: str((folder / "durations.json").resolve())}
-    python = [sys.executable, "-m", "coverage"]
-    options = ["-q", "-p", "no:cacheprovider", "-p", "tests.mutants.recording", "-n", str(workers), "--dist", "loadfile", f"--ignore={_OURS}"]
-    subprocess.run([*python, "run", f"--rcfile={settings}", "-m", "pytest", *options, *selection], cwd=copy, env=environment, check=False)
-    subprocess.run([*python, "combine", "-q", f"--rcfile={settings}"], cwd=copy, env=environment, check=True)
+    options = f"-q -p no:cacheprovider -p tests.mutants.recording -n {workers} --dist loadfile --ignore={_OURS}".split()
+    test = ["run", f"--rcfile={settings}", "-m", "pytest", *options, *selection]
+    for command in (test, ["combine", "-q", f"--rcfile={settings}"]):
+        subprocess.run(
+            [sys.executable, "-m", "coverage", *command], cwd=copy, env=environment, check=command is not test
+        )
     (folder / "root.json").write_text(json.dumps({"root": str(copy)}), encoding="utf-8")
 
 

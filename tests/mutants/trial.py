@@ -16,30 +16,30 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from tests.mutants.mutants import PACKAGES, Mutant
 
 _FIRST = 25  # tests that are run before all others are collected
-_SLACK_S, _TIMES = 30.0, 10.0  # how much longer than recorded a test may take
+_SLACK_S, _TIMES = 30.0, 5.0  # how much longer than recorded a test may take
 _COLLECTING_S = 120.0
 _MOST_BYTES = 8 * 2**30  # of a test process
 _ROOT = Path(__file__).parents[2]
 _REWRITTEN = "ignore::pytest.PytestAssertRewriteWarning"  # libraries are imported before pytest begins
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a mutant: killed, timed out (killed as well), or survived."""
+    """What became of a mutant."""
 
-    status: str
-    test: str = ""  # that failed
-    why: str = ""
-    num_run: int = 0
-    num_tests: int = 0  # that could see it
-    seconds: float = 0.0
+    status: Literal["killed", "timed out", "survived"]  # a test that hangs kills as well
+    test: str  # that failed
+    why: str
+    num_run: int
+    num_tests: int  # that may see it
+    seconds: float
 
 
 class Copy:
@@ -55,33 +55,32 @@ class Copy:
                 shutil.copy(root / name, target / name)
         self._writes = 0
 
-    def try_out(self, mutant: Mutant, tests: Sequence[str], durations: Mapping[str, float], *, options: Sequence[str], budget_s: float) -> Outcome:
-        """Plant a mutant, run tests in their order for at most `budget_s`, and restore the file."""
+    def try_out(
+        self, mutant: Mutant, tests: Mapping[str, float], *, options: Sequence[str], budget_s: float
+    ) -> Outcome:
+        """Plant a mutant, run tests (with their recorded seconds) in their order for at most `budget_s`, and restore the file."""
         began, num_run = time.monotonic(), 0
         file = self.root / mutant.path
         source = file.read_text(encoding="utf-8")
         self._write(file, mutant.planted_in(source))
         try:
-            for some in (tests[:_FIRST], tests[_FIRST:]):
+            for some in (slice(_FIRST), slice(_FIRST, None)):
                 left = budget_s - (time.monotonic() - began)
-                if some and left > 0:
-                    found = self.run(some, durations, options=[*options, "-x"], budget_s=left)
+                if (part := dict([*tests.items()][some])) and left > 0:
+                    found = self.run(part, options=[*options, "-x"], budget_s=left)
                     num_run += found["num_run"]
                     if found["failed"]:
                         test, why = found["failed"][0]
                         status = "timed out" if "Timeout" in why or "code -9" in why else "killed"
-                        return Outcome(
-                            status=status, test=test, why=why, num_run=num_run, num_tests=len(tests), seconds=time.monotonic() - began
-                        )  # fmt: skip
+                        return Outcome(status, test, why, num_run, len(tests), time.monotonic() - began)
         finally:
             self._write(file, source)
-        return Outcome(status="survived", num_run=num_run, num_tests=len(tests), seconds=time.monotonic() - began)
+        return Outcome("survived", "", "", num_run, len(tests), time.monotonic() - began)
 
-    def run(self, tests: Sequence[str], durations: Mapping[str, float], *, options: Sequence[str], budget_s: float) -> dict[str, Any]:
+    def run(self, tests: Mapping[str, float], *, options: Sequence[str], budget_s: float) -> dict[str, Any]:
         """Run tests; `failed`: pairs of a test and why."""
         report = self.root.parent / f"{self.root.name}.json"
-        report.unlink(missing_ok=True)
-        limits = {test: _SLACK_S + _TIMES * durations[test] for test in tests}
+        limits = {test: _SLACK_S + _TIMES * seconds for test, seconds in tests.items()}
         chosen = Chosen(limits, report, time.monotonic() + budget_s)
         process = multiprocessing.get_context("fork").Process(target=_play, args=(self.root, chosen, options))
         process.start()
@@ -90,10 +89,10 @@ class Copy:
         with suppress(ProcessLookupError):  # its children, too
             os.killpg(process.pid, signal.SIGKILL)
         process.join()
-        said: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {"num_run": 0, "failed": [], "ended": False}
+        said: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
         if not said["ended"] and not said["failed"]:
             last = (self.root.parent / f"{self.root.name}.log").read_text(errors="replace").strip().rpartition("\n")[2]
-            said["failed"] = [(said.get("at", "collection"), f"ended with code {process.exitcode}: {last}"[:200])]
+            said["failed"] = [(said["at"], f"ended with code {process.exitcode}: {last}"[:200])]
         return said
 
     def _write(self, file: Path, text: str) -> None:
@@ -109,6 +108,7 @@ class Chosen:
     def __init__(self, limits: Mapping[str, float], report: Path, deadline: float) -> None:
         self._limits, self._report, self._deadline = limits, report, deadline
         self._said: dict[str, Any] = {"num_run": 0, "failed": [], "ended": False, "at": "collection"}
+        self._write()
 
     @property
     def files(self) -> list[str]:
@@ -171,6 +171,6 @@ def _play(root: Path, chosen: Chosen, options: Sequence[str]) -> None:
     sys.path[:] = [str(root), *(path for path in sys.path if path not in ("", str(_ROOT)))]
     for name in [name for name in sys.modules if name.partition(".")[0] in (*PACKAGES, "tests")]:
         del sys.modules[name]
-    arguments = ["-q", "--tb=line", "-p", "no:cacheprovider", "-n", "0", "-W", _REWRITTEN, "--hypothesis-seed=0", f"--basetemp={root.parent / root.name}.tmp"]
-    pytest.main([*arguments, *options, *chosen.files], plugins=[chosen])
+    own = f"-q --tb=line -p no:cacheprovider -n 0 -W {_REWRITTEN} --hypothesis-seed=0 --basetemp={root}.tmp".split()
+    pytest.main([*own, *options, *chosen.files], plugins=[chosen])
     chosen.end()
