@@ -8,10 +8,11 @@ text of messages are left alone: most of their mutants are equivalent.
 import ast
 import random
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 PACKAGES = ("fedsign", "clients", "strategies", "simulations")
 FAULTS = Path(__file__).with_name("faults.toml")
@@ -56,11 +57,12 @@ _DRAWING = tuple(
     for name in ("svg", "bars", "curves", "lines", "stacks", "population", "split", "plots", "*_plots", "run_charts")
 )
 
-_SWAPS: Mapping[type[ast.AST], type[ast.AST]] = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult, ast.Pow: ast.Mult,
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Is: ast.IsNot,
-    ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And,
-}  # fmt: skip
+_SWAPPED = (
+    (ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.FloorDiv, ast.Mult), (ast.Mod, ast.Mult), (ast.Pow, ast.Mult), (ast.Lt, ast.LtE),
+    (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot), (ast.In, ast.NotIn), (ast.And, ast.Or),
+)  # fmt: skip
+_SWAPS: Mapping[type[ast.AST], Any] = {two: one for one, two in _SWAPPED} | dict(_SWAPPED)
+_OTHER_NAME = {"min": "max", "max": "min"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +100,8 @@ def faults(root: Path) -> list[Mutant]:
                 f"stand once; update the entry {fault['sentence']!r}."
             )
         text, start = sources[places[0]], sources[places[0]].index(before)
-        lines, symbols = _around(ast.parse(text), text.count("\n", 0, start) + 1, before.count("\n") + 1)
+        first = text.count("\n", 0, start) + 1
+        lines, symbols = _around(ast.parse(text), {*range(first, first + before.count("\n") + 1)})
         found.append(
             Mutant(
                 capability=fault["capability"], sentence=fault["sentence"], path=places[0], start=start, stop=start + len(before),
@@ -112,12 +115,11 @@ def operator_mutants(root: Path, *, number: int, seed: int) -> list[Mutant]:
     """A sample of the core's operator mutants: the same for the same sources and seed."""
     patterns = [*_DRAWING, *(pattern for each in CAPABILITIES.values() for pattern in each)]
     core = {path: text for path, text in _sources(root).items() if not any(fnmatch(path, each) for each in patterns)}
-    every = [(path, node, after) for path, text in core.items() for node, after in _changes(ast.parse(text))]
+    trees = {path: ast.parse(text) for path, text in core.items()}
+    every = [(path, old, new) for path, tree in trees.items() for old, new in _changes(tree)]
     drawn = random.Random(seed).sample(every, min(number, len(every)))
-    return sorted(
-        (_operator_mutant(path, core[path], node, after) for path, node, after in drawn),
-        key=lambda mutant: (mutant.path, mutant.start, mutant.after),
-    )
+    found = [_operator_mutant(path, core[path], trees[path], old, ast.unparse(new)) for path, old, new in drawn]
+    return sorted(found, key=lambda mutant: (mutant.path, mutant.start, mutant.after))
 
 
 def _sources(root: Path) -> dict[str, str]:
@@ -125,23 +127,21 @@ def _sources(root: Path) -> dict[str, str]:
     return {file.relative_to(root).as_posix(): file.read_text(encoding="utf-8") for file in files}
 
 
-def _operator_mutant(path: str, text: str, node: ast.expr, after: str) -> Mutant:
+def _operator_mutant(path: str, text: str, tree: ast.Module, old: ast.expr, new: str) -> Mutant:
     lines = text.splitlines(keepends=True)
+    first, last = _span(old)
 
     def place(line: int, column: int) -> int:  # ast counts a line's bytes
         return sum(map(len, lines[: line - 1])) + len(lines[line - 1].encode()[:column].decode())
 
-    assert node.end_lineno is not None
-    assert node.end_col_offset is not None
-    changed, symbols = _around(ast.parse(text), node.lineno, node.end_lineno - node.lineno + 1)
+    changed, symbols = _around(tree, {*range(first, last + 1)})
     return Mutant(
-        capability="core", sentence=f"{ast.unparse(node)} -> {after.removeprefix('(').removesuffix(')')}", path=path,
-        start=place(node.lineno, node.col_offset), stop=place(node.end_lineno, node.end_col_offset), after=after, lines=changed,
-        symbols=symbols, is_operator=True,
+        capability="core", sentence=f"{ast.unparse(old)} -> {new}", path=path, start=place(first, old.col_offset),
+        stop=place(last, old.end_col_offset or 0), after=f"({new})", lines=changed, symbols=symbols, is_operator=True,
     )  # fmt: skip
 
 
-def _changes(tree: ast.Module) -> Iterator[tuple[ast.expr, str]]:
+def _changes(tree: ast.Module) -> Iterator[tuple[ast.expr, ast.expr]]:
     """All (node, what takes its place) in the bodies of a module's functions."""
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -149,68 +149,62 @@ def _changes(tree: ast.Module) -> Iterator[tuple[ast.expr, str]]:
                 yield from _changes_within(statement)
 
 
-def _changes_within(node: ast.AST) -> Iterator[tuple[ast.expr, str]]:
+def _changes_within(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
     match node:
         case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef() | ast.Assert() | ast.JoinedStr():
             return  # functions inside have their own turn
         case ast.Expr(value=ast.Constant()):
             return
         case ast.AnnAssign(value=value):
-            if value is not None:
-                yield from _changes_within(value)
+            yield from () if value is None else _changes_within(value)
             return
         case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
             if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-                yield test, f"({ast.unparse(test.operand)})"
+                yield test, test.operand
             elif not isinstance(test, ast.Compare):  # whose operator is swapped
-                yield test, f"(not ({ast.unparse(test)}))"
+                yield test, ast.UnaryOp(ast.Not(), test)
         case ast.Return(value=ast.expr() as value) if not isinstance(value, ast.Constant):
-            yield value, "None"
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _SWAPS and not _is_text(left, right):
-            yield node, f"({ast.unparse(ast.BinOp(left, _SWAPS[type(op)](), right))})"  # type: ignore[arg-type]
+            yield value, ast.Constant(None)
+        case ast.BinOp(left=left, op=op, right=right) if (
+            type(op) in _SWAPS and not _is_text(left) and not _is_text(right)
+        ):
+            yield node, ast.BinOp(left, _SWAPS[type(op)](), right)
         case ast.BoolOp(op=op, values=values):
-            yield node, f"({ast.unparse(ast.BoolOp(_SWAPS[type(op)](), values))})"  # type: ignore[arg-type]
+            yield node, ast.BoolOp(_SWAPS[type(op)](), values)
         case ast.Compare(left=left, ops=[op, *ops], comparators=others):
-            yield node, f"({ast.unparse(ast.Compare(left, [_SWAPS[type(op)](), *ops], others))})"  # type: ignore[list-item]
+            yield node, ast.Compare(left, [_SWAPS[type(op)](), *ops], others)
         case ast.Constant(value=int(value)) if not isinstance(value, bool):
-            yield node, str(value + 1)
-        case ast.Call(func=ast.Name(id="min" | "max" as name) as called):
-            yield called, {"min": "max", "max": "min"}[name]
+            yield node, ast.Constant(value + 1)
+        case ast.Call(func=ast.Name(id=name) as called) if name in _OTHER_NAME:
+            yield called, ast.Name(_OTHER_NAME[name])
     for child in ast.iter_child_nodes(node):
         yield from _changes_within(child)
 
 
-def _is_text(*nodes: ast.expr) -> bool:
-    texts = (ast.JoinedStr, ast.Constant)
-    return any(isinstance(node, texts) and isinstance(getattr(node, "value", ""), str) for node in nodes)
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
-def _around(tree: ast.Module, first: int, num: int) -> tuple[frozenset[int], frozenset[str]]:
-    """The lines of the innermost statements at `num` lines from `first`, none of what runs at import; the names around them."""
-    lines, symbols = set[int](), set[str]()
-
-    def look(body: list[ast.stmt], in_function: bool) -> None:
-        for statement in body:
-            start, stop = statement.lineno, statement.end_lineno or statement.lineno
-            if stop < first or start >= first + num:
-                continue
-            inner = [each for block in _blocks(statement) for each in block]
-            is_function = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef)
-            if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                symbols.add(statement.name)
-            head = inner[0].lineno - 1 if inner else stop
-            if in_function and first <= max(head, start):
-                lines.update(range(start, max(head, start) + 1))
-            look(inner, in_function or is_function)
-
-    look(tree.body, False)
-    return frozenset(lines), frozenset(symbols)
+def _around(tree: ast.Module, changed: Collection[int]) -> tuple[frozenset[int], frozenset[str]]:
+    """The lines of the innermost statements that hold these, but for what runs at import; the names of functions and classes around."""
+    statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+    around = [node for node in statements if _lines(node) & {*changed}]
+    lines = set[int]()
+    for node in around:
+        own = _lines(node).difference(
+            *(_lines(each) for each in ast.walk(node) if isinstance(each, ast.stmt) and each is not node)
+        )
+        lines |= own if own & {*changed} else set()
+    functions = [node for node in around if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    run = set[int]().union(*(range(node.body[0].lineno, _span(node)[1] + 1) for node in functions))
+    names = [node.name for node in around if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
+    return frozenset(lines & run), frozenset(names)
 
 
-def _blocks(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
-    for _, value in ast.iter_fields(statement):
-        for each in value if isinstance(value, list) else ():
-            if isinstance(each, ast.stmt):
-                yield [each]
-            elif isinstance(each, ast.ExceptHandler | ast.match_case):
-                yield each.body
+def _span(node: ast.expr | ast.stmt) -> tuple[int, int]:
+    return node.lineno, node.end_lineno or node.lineno
+
+
+def _lines(node: ast.stmt) -> set[int]:
+    first, last = _span(node)
+    return {*range(first, last + 1)}

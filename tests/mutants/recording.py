@@ -56,12 +56,14 @@ class Recording:
         Where nobody runs the lines, or they run at import: the tests whose file names the module or what is in it.
         """
         running = self._running(mutant.path, mutant.lines)
-        files = {_file(test) for test in running} or {file for file in self._by_file if self._names(file, mutant)}
+        files = {_file(test) for test in running} or {
+            file for file in self._by_file if self._distance(file, mutant) < 2
+        }
         known = [test for file in files for test in self._by_file[file]]
         turns: dict[str, int] = {}
 
         def rank(test: str) -> tuple[Any, ...]:
-            return test not in running, not self._names(_file(test), mutant), self.durations[test]
+            return test not in running, self._distance(_file(test), mutant), self.durations[test]
 
         order = sorted(known, key=rank)
         for test in order:  # of a test with many parameters, one at a time
@@ -90,11 +92,16 @@ class Recording:
             found.setdefault(_file(test), []).append(test)
         return found
 
-    def _names(self, file: str, mutant: Mutant) -> bool:
-        module = mutant.path.removesuffix(".py").replace("/", ".")
-        text = self._text(file)
-        used = any(f"{name}(" in text or f"import {name}" in text for name in mutant.symbols)
-        return file == mutant.path or module in text or used
+    def _distance(self, file: str, mutant: Mutant) -> int:
+        """0: the file names the module, or is it; 1: it names a function or class around the mutant; 2: neither."""
+        module, text = mutant.path.removesuffix(".py").replace("/", "."), self._text(file)
+        if (
+            file == mutant.path
+            or module in text
+            or f"from {module.rpartition('.')[0]} import {module.rpartition('.')[2]}" in text
+        ):
+            return 0
+        return 1 if any(f"{name}(" in text for name in mutant.symbols) else 2
 
     @cache  # noqa: B019
     def _text(self, file: str) -> str:
