@@ -150,11 +150,11 @@ def played(
     )
 
 
-def summary_of(cells: list[Played], *, target: float | None = None) -> Summary:
+def summary_of(cells: list[Played], *, target: float | None = None, higher_is_better: bool = True) -> Summary:
     plan = Plan(
         name="test",
         metric="accuracy",
-        higher_is_better=True,
+        higher_is_better=higher_is_better,
         reference="fedavg",
         target=target,
         labels={name: strategy_label(name) for name in dict.fromkeys(each.cell.strategy for each in cells)},
@@ -183,6 +183,10 @@ def test_the_choice_is_made_by_validation_where_the_test_samples_say_the_opposit
     assert entry.difference is not None and entry.difference.wins == 0
     assert [(trial.choice["strategy.gamma"], trial.chosen) for trial in summary.trials] == [(0.1, True), (0.2, False)]
     assert summary.trials[0].validation_mean == pytest.approx(0.3)
+
+
+def test_where_a_small_metric_is_a_good_one_the_smallest_on_validation_samples_is_chosen() -> None:
+    assert summary_of(tuned(), higher_is_better=False).entries[1].choice == {"strategy.gamma": 0.2}
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=2))
