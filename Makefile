@@ -1,4 +1,4 @@
-.PHONY: check format lint types imports test test-all same-numbers bench
+.PHONY: check format lint types imports test test-all same-numbers mutants bench
 
 check: lint types imports test  ## what a change has to pass before it is committed
 
@@ -23,11 +23,16 @@ test-all:  ## also what is marked slow: kill -9, Ray, SuperLink, several machine
 	pytest --complete --durations=15
 
 BASE =
-ONLY = *
+ONLY =
 TOLERANCE = 0
 
 same-numbers:  ## BASE=<commit>: do tests/same_numbers/configurations give the same bits there and here?
-	python -m tests.same_numbers --base "$(BASE)" --only "$(ONLY)" --tolerance "$(TOLERANCE)"
+	python -m tests.same_numbers --base "$(BASE)" --only "$(or $(ONLY),*)" --tolerance "$(TOLERANCE)"
+
+COMPLETE =
+
+mutants:  ## plant 89 faults and 100 operator mutants of the core, and see which the fast tests kill; ONLY=privacy, COMPLETE=1
+	python -m tests.mutants --pattern "$(ONLY)" $(if $(COMPLETE),--complete)
 
 WORKS = all,startup,population,aggregation
 REPETITIONS = 5

@@ -161,6 +161,17 @@ def hold(path: Path, held: Any, release: Any) -> None:
         release.wait(60)
 
 
+def test_a_run_that_died_before_it_wrote_its_model_writes_the_evaluated_one(tmp_path: Path) -> None:
+    """FedDyn serves another model than the one that it evaluates."""
+    done = run(tree(tmp_path, "feddyn"))
+    model = done.path / "model.safetensors"
+    expected = model.read_bytes()
+    assert expected != (done.path / "checkpoints" / "round-000002" / "served.safetensors").read_bytes()
+    model.unlink()
+    run({"rounds": 2}, resume=done.path)
+    assert model.read_bytes() == expected
+
+
 def test_python_may_resume_with_changes_to_the_runs_own_configuration(tmp_path: Path) -> None:
     done = run(tree(tmp_path, "feddyn"))
     assert len(run({"rounds": 4}, resume=done.path).rounds) == 4

@@ -1,6 +1,7 @@
 """Recipes: verdicts are computed, thresholds stand in the docs, and the claims hold."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,14 @@ def test_the_verdict_follows_from_the_figures(figure: float, verdict: Verdict) -
 def test_a_claim_expected_to_fail_is_as_expected_when_it_fails() -> None:
     assert recipe_of(0.0, expected=Verdict.DOES_NOT_HOLD).check().as_expected
     assert not recipe_of(2.0, expected=Verdict.DOES_NOT_HOLD).check().as_expected
+
+
+def test_a_quick_check_is_judged_by_its_own_thresholds_and_expected_to_hold() -> None:
+    quick = (Threshold(figure="figure", bound="at least", value=0.4),)
+    recipe = replace(recipe_of(0.5, expected=Verdict.DOES_NOT_HOLD), quick_thresholds=quick)
+    assert recipe.check().verdict is Verdict.DOES_NOT_HOLD
+    finding = recipe.check(quick=True)
+    assert (finding.verdict, finding.as_expected, finding.thresholds) == (Verdict.HOLDS, True, quick)
 
 
 def test_what_cannot_be_measured_here_is_not_decidable() -> None:

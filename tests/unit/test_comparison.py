@@ -17,8 +17,9 @@ from fedsign.comparison import Cell, Plan, Played, Summary, distinct, products, 
 from fedsign.comparison_folder import Comparison
 from fedsign.over_seeds import curves, default_target, first_round_at, mean_and_std, paired_difference, to_target
 from simulations.comparisons.table import as_json, print_summary
-from simulations.recipes.tables import best_in, means
-from tests.unit.report_samples import a_comparison
+from simulations.recipes.cells import paired_difference as recipe_difference
+from simulations.recipes.tables import best_in, means, pooled_difference
+from tests.unit.report_samples import ALPHAS, a_comparison
 
 numbers = st.floats(-100, 100, allow_subnormal=False)
 
@@ -149,11 +150,11 @@ def played(
     )
 
 
-def summary_of(cells: list[Played], *, target: float | None = None) -> Summary:
+def summary_of(cells: list[Played], *, target: float | None = None, higher_is_better: bool = True) -> Summary:
     plan = Plan(
         name="test",
         metric="accuracy",
-        higher_is_better=True,
+        higher_is_better=higher_is_better,
         reference="fedavg",
         target=target,
         labels={name: strategy_label(name) for name in dict.fromkeys(each.cell.strategy for each in cells)},
@@ -182,6 +183,10 @@ def test_the_choice_is_made_by_validation_where_the_test_samples_say_the_opposit
     assert entry.difference is not None and entry.difference.wins == 0
     assert [(trial.choice["strategy.gamma"], trial.chosen) for trial in summary.trials] == [(0.1, True), (0.2, False)]
     assert summary.trials[0].validation_mean == pytest.approx(0.3)
+
+
+def test_where_a_small_metric_is_a_good_one_the_smallest_on_validation_samples_is_chosen() -> None:
+    assert summary_of(tuned(), higher_is_better=False).entries[1].choice == {"strategy.gamma": 0.2}
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=2))
@@ -269,6 +274,21 @@ def test_a_recipe_does_not_call_a_strategy_best_that_lost_seeds(tmp_path: Path) 
     assert means(failed)["fedavg"] == failed.entries[0].mean and math.isnan(means(failed)["feddyn"])
     low = a_comparison(tmp_path / "low", strategies=["fedavg", "feddyn"], seeds=3, metric="rmse")
     assert best_in(low, "feddyn") == 1
+
+
+def test_a_recipes_difference_over_conditions_is_of_the_seeds_that_have_all_of_them(tmp_path: Path) -> None:
+    """Seeds 0 and 1 differ by (1 + 3) / 2 and (3 + 5) / 2; seed 2 diverged under the second condition."""
+    values = iter([(0.0, 0.0, 0.0), (1.0, 3.0, 100.0), (0.0, 0.0, 0.0), (3.0, 5.0, None)])
+    whole = a_comparison(tmp_path, strategies=["fedavg", "feddyn"], conditions=ALPHAS[:2], seeds=3)
+    summary = replace(whole, entries=tuple(replace(entry, values=next(values)) for entry in whole.entries))
+    assert pooled_difference(summary, "feddyn", "fedavg")["difference"] == 3.0
+
+
+def test_a_recipes_paired_difference_has_no_figures_where_a_run_diverged() -> None:
+    found = recipe_difference([1.0, 2.0, 3.0], [0.0, 0.0, 0.0])
+    assert (found["difference"], found["wins"]) == (2.0, 1.0)
+    diverged = recipe_difference([1.0, 2.0, math.nan], [0.0, 0.0, 0.0])
+    assert all(math.isnan(value) for value in diverged.values())
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from flwr.common.config import parse_config_args
 
 from fedsign.errors import ConfigError
 from simulations import flower_programs
-from simulations.deployment import check, keys, provision
+from simulations.deployment import check, keys, membership, provision
 from simulations.deployment.authority import Certified, ends_at, expiry_warning, general_name, issue, make_authority
 from simulations.deployment.federation import Federation, open_federation
 from simulations.deployment.gate import may_pass
@@ -138,6 +138,41 @@ def test_a_revoked_sites_partition_goes_to_the_next_and_its_key_and_name_to_nobo
         provision.add_site(grown, Newcomer(name="berlin"))
     with pytest.raises(ConfigError, match=r"key is that of site 'berlin' \(revoked\)"):
         provision.add_site(grown, Newcomer(name="bonn", public_key=federation.kit("berlin") / "key.pub"))
+
+
+_FLWR = """#!{python}
+import json, pathlib, sys
+table = pathlib.Path(__file__).with_name("nodes.json")
+nodes = json.loads(table.read_text()) if table.exists() else {{}}
+answer = {{"success": True}}
+match sys.argv[2:4]:
+    case ["register", key]:
+        answer["node-id"] = node = str(100 + len(nodes))
+        nodes[node] = "registered"
+    case ["unregister", node]:
+        nodes[node] = "unregistered"
+    case ["list", _]:
+        answer["nodes"] = [{{"node-id": node, "status": status}} for node, status in nodes.items()]
+table.write_text(json.dumps(nodes))
+print(json.dumps(answer))
+"""
+
+
+def test_the_superlink_takes_the_keys_of_active_sites_and_not_that_of_a_revoked_one(
+    federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program in the place of `flwr` keeps the SuperLink's table."""
+    program = tmp_path / "bin" / "flwr"
+    program.parent.mkdir()
+    program.write_text(_FLWR.format(python=sys.executable), encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setattr(flower_programs, "find_program", lambda name: str(program))
+    membership.register_sites(federation)
+    assert membership.statuses(federation) == {"berlin": "registered", "hamburg": "registered"}
+    left = provision.revoke(federation, "berlin")
+    for _ in range(2):  # the second time there is nothing to do
+        membership.register_sites(left)
+        assert membership.statuses(left) == {"berlin": "unregistered", "hamburg": "registered"}
 
 
 def test_a_renewed_certificate_is_of_the_same_ca_and_of_the_new_names_too(federation: Federation) -> None:

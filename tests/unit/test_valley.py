@@ -242,6 +242,18 @@ def test_the_sides_of_a_curve() -> None:
     assert found.width_positive is None
 
 
+@pytest.mark.parametrize("end", [0.5, 1.0, 3.0])
+def test_the_mean_of_a_side_does_not_depend_on_how_far_the_side_reaches(end: float) -> None:
+    """The mean of a line from 0 to 4 is 2, that of a constant the constant."""
+    found = sides_of(np.array([-end, 0.0, end / 4, end]), np.array([0.0, 0.0, 1.0, 4.0]) + 5.0)
+    assert (found.mean_negative, found.mean_positive) == (pytest.approx(5.0), pytest.approx(7.0))
+
+
+def test_zero_is_a_sign_of_its_own() -> None:
+    first, second = torch.tensor([0.0, -1.0, 1.0, 0.0]), torch.tensor([-1.0, -2.0, 0.0, 0.0])
+    assert same_sign_ratio(first, second) == same_sign_ratio(second, first) == 0.5
+
+
 def test_sides_of_what_is_not_finite() -> None:
     found = sides_of(np.array([-1.0, 0.0, 1.0]), np.array([np.inf, 0.2, np.nan]))
     assert found.width_negative == found.width_positive == 0.0
