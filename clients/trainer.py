@@ -4,7 +4,7 @@
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
@@ -67,7 +67,11 @@ class SequentialTrainer:
         kind = PartModel if trains_part(workload.config.client.optimizer.name) else WorkingModel
         self._model = kind(workload.make_model().train(), workload.numerics)
         self._has_batch_norm = has_batch_norm(self._model.module)
-        self._optimizer = LocalOptimizer(lambda round: make_optimizer(workload, self._model.module, round=round))
+        client = workload.config.client
+        self._optimizer = LocalOptimizer(
+            lambda lr: optimizer_of(client.optimizer, self._model.module, lr, client.weight_decay)
+        )
+        self._learning_rate = learning_rate(workload)
         self._objective: tuple[ObjectiveSpec, Objective] | None = None
 
     def train_many(self, requests: Iterable[TrainRequest], states: ClientStore) -> Iterator[TrainReply | Failure]:
@@ -107,7 +111,7 @@ class SequentialTrainer:
         workload, model, client = self._workload, self._model, self._workload.config.client
         objective = self._objective_of(request.objective)
         index = workload.share_of(request.partition)
-        optimizer = self._optimizer.fresh(request.round)
+        optimizer = self._optimizer.fresh(self._learning_rate(request.round))
         steps = num_steps(
             len(index),
             client.batch_size,
@@ -231,9 +235,17 @@ def to_device(tensors: Mapping[str, Tensor], device: torch.device) -> Tensors:
 
 def make_optimizer(workload: Workload, model: nn.Module, *, round: int) -> torch.optim.Optimizer:
     """A fresh optimiser of the model's parameters, with the learning rate of the round, or the full one where steps are counted."""
-    client, schedule = workload.config.client, workload.config.client.schedule
-    lr = client.lr * (schedule.build(round, workload.config.rounds) if schedule.per == "round" else 1.0)
-    return optimizer_of(client.optimizer, model, lr, client.weight_decay)
+    client = workload.config.client
+    return optimizer_of(client.optimizer, model, learning_rate(workload)(round), client.weight_decay)
+
+
+def learning_rate(workload: Workload) -> Callable[[int], float]:
+    """The learning rate of each round, or the full one where steps are counted."""
+    client, rounds = workload.config.client, workload.config.rounds
+    if client.schedule.per == "step":
+        return lambda round: client.lr
+    factor = plugins.bound("schedule", client.schedule.name, client.schedule.settings)
+    return lambda round: client.lr * factor(round, rounds)
 
 
 def check_sparsity(config: ExperimentConfig) -> None:
