@@ -136,7 +136,19 @@ class DirectExchange:
         self, waiting: dict[int, int], request: CohortRequest
     ) -> Iterator[tuple[int, Reply | Failure | None]]:
         """Of some clients; `waiting` is their slots."""
-        for result in self._train_many([self._request_for(partition, request) for partition in waiting]):
+        requests = [
+            TrainRequest(
+                round=request.round,
+                partition=partition,
+                tensors=request.tensors,
+                objective=request.objective,
+                state_version=self.ledger.versions.get(partition, 0),
+                needed_versions=frozenset(self.ledger.needed(partition)),
+                shared=request.shared,
+            )
+            for partition in waiting
+        ]
+        for result in self._train_many(requests):
             if isinstance(result, ReplyStack):
                 first, *others = sorted(waiting.pop(partition) for partition in result.partitions)
                 yield first, result
@@ -145,17 +157,6 @@ class DirectExchange:
                 yield waiting.pop(result.partition), result
         for partition, slot in waiting.items():
             yield slot, Failure(partition=partition, reason="the trainer gave no reply")
-
-    def _request_for(self, partition: int, request: CohortRequest) -> TrainRequest:
-        return TrainRequest(
-            round=request.round,
-            partition=partition,
-            tensors=request.tensors,
-            objective=request.objective,
-            state_version=self.ledger.versions.get(partition, 0),
-            needed_versions=frozenset(self.ledger.needed(partition)),
-            shared=request.shared,
-        )
 
     def _take_in(self, reply: TrainReply, request: CohortRequest) -> bool:
         """Check a reply and add it to the account, or to the failures."""
