@@ -5,6 +5,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
@@ -45,7 +46,7 @@ from fedsign.records import (
 from fedsign.seeding import Purpose, generator, integer, torch_seeded
 from fedsign.workload import Workload
 
-_AT_ONCE = 64  # clients whose streams are made one after another
+_AT_ONCE = 64  # clients whose streams are made one after another, which takes a fifth of the time
 
 
 class LocalTrainer(Protocol):
@@ -76,21 +77,17 @@ class SequentialTrainer:
 
     def train_many(self, requests: Iterable[TrainRequest], states: ClientStore) -> Iterator[TrainReply | Failure]:
         """Train one client after another; a client that raises is a failure, not the end."""
-        for request, draws in self._with_draws(requests):
-            try:
-                yield self.train(request, states, draws)
-            except LateError:
-                yield Failure(partition=request.partition, reason=LATE)
-            except DiskFullError:
-                raise  # not this client's fault: going on would lose one client after another
-            except Exception as error:  # noqa: BLE001 - a client's error is an answer, on every engine
-                yield failure_of(request.partition, error)
-
-    def _with_draws(self, requests: Iterable[TrainRequest]) -> "Iterator[tuple[TrainRequest, _Draws]]":
-        """Streams for a few clients at once: done one after another it takes a fifth of the time."""
         requests = iter(requests)
         while some := list(islice(requests, _AT_ONCE)):
-            yield from zip(some, [self._draws(request) for request in some], strict=True)
+            for request, draws in zip(some, list(map(self._draws, some)), strict=True):
+                try:
+                    yield self.train(request, states, draws)
+                except LateError:
+                    yield Failure(partition=request.partition, reason=LATE)
+                except DiskFullError:
+                    raise  # not this client's fault: going on would lose one client after another
+                except Exception as error:  # noqa: BLE001 - a client's error is an answer, on every engine
+                    yield failure_of(request.partition, error)
 
     def _draws(self, request: TrainRequest) -> "_Draws":
         seed, where = self._workload.config.seed, {"round": request.round, "partition": request.partition}
@@ -121,8 +118,11 @@ class SequentialTrainer:
         )
         part = optimizer if isinstance(optimizer, PartTrainer) else None
         came = self._context(objective, request, states, unit_displacement(optimizer, steps))
-        with drawing(part, model, request, seed=workload.config.seed, num_steps=steps):
-            step = LocalStep(workload, model, objective, on_device(came, model), optimizer)
+        with (
+            nullcontext() if part is None else drawing(part, model, request, seed=workload.config.seed, num_steps=steps)
+        ):
+            seen = on_device(came, model) if isinstance(model, PartModel) else came
+            step = LocalStep(workload, model, objective, seen, optimizer)
             rates = factors(workload, round=request.round, num_steps=steps)
             train_loss = self._minimise(step, index, draws, rates)
         names = None if part is None else part.trained
@@ -131,6 +131,7 @@ class SequentialTrainer:
         if objective.has_state:
             next_state = objective.next_state(all_parameters(model, came, tensors), came)
             states.save(request.partition, request.round, model.packing.packed(next_state))
+        sent = objective.to_server(next_state, came)
         return TrainReply(
             round=request.round,
             partition=request.partition,
@@ -139,7 +140,7 @@ class SequentialTrainer:
             num_examples=len(index),
             metrics={"train-loss": train_loss},
             has_state=objective.has_state,
-            extra=_sent(objective.to_server(next_state, came), model),
+            extra=to_device(model.packing.packed(sent), torch.device("cpu")) if sent else {},
         )
 
     def _context(
@@ -207,11 +208,6 @@ class _Draws:
 
     batches: np.random.Generator
     training: int
-
-
-def _sent(besides: Tensors, model: WorkingModel) -> Tensors:
-    """What a reply carries besides the model, as it travels."""
-    return {name: tensor.cpu() for name, tensor in model.packing.packed(besides).items()}
 
 
 def load_state(
