@@ -118,9 +118,9 @@ class SequentialTrainer:
         )
         part = optimizer if isinstance(optimizer, PartTrainer) else None
         came = self._context(objective, request, states, unit_displacement(optimizer, steps))
-        with (
-            nullcontext() if part is None else drawing(part, model, request, seed=workload.config.seed, num_steps=steps)
-        ):
+        seed = workload.config.seed
+        layers = nullcontext() if part is None else drawing(part, model, request, seed=seed, num_steps=steps)
+        with layers:
             seen = on_device(came, model) if isinstance(model, PartModel) else came
             step = LocalStep(workload, model, objective, seen, optimizer)
             rates = factors(workload, round=request.round, num_steps=steps)
