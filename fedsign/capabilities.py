@@ -44,7 +44,7 @@ CAPABILITIES: Mapping[str, Capability] = {
     "sparsity": Capability(
         purpose="sparse models, masks that change, and scaling by width and density: SμPar",
         modules=(
-            "fedsign.optim.packed",
+            "fedsign.analysis.coordinates",
             "fedsign.parameterisation",
             "fedsign.report.coordinate_plots",
             "fedsign.report.transfer_plots",
@@ -60,13 +60,13 @@ CAPABILITIES: Mapping[str, Capability] = {
         purpose="clients that train and send a part of the model: LISA, LoRA, GaLore",
         modules=(
             "fedsign.flower.changes",
-            "fedsign.models.part",
             "fedsign.optim.blocks",
             "fedsign.optim.galore",
             "fedsign.optim.layer_draws",
             "fedsign.optim.lisa",
             "fedsign.optim.lora",
             "fedsign.parts",
+            "clients.part_model",
             "clients.parts",
             "clients.received",
             "simulations.parts",
