@@ -275,10 +275,8 @@ def check_finite(tensors: Tensors, extra: Tensors) -> None:
 
 def bytes_down(cohort: Sequence[int], model: Tensors, shared: Tensors, holdings: Holdings | None) -> int:
     """What a round's clients download: everything, or, where replies are parts, what they lack of the model."""
-    sizes, besides = (
-        {name: tensor.nbytes for name, tensor in model.items()},
-        sum(each.nbytes for each in shared.values()),
-    )
+    sizes = {name: tensor.nbytes for name, tensor in model.items()}
+    besides = sum(tensor.nbytes for tensor in shared.values())
     if holdings is None:
         return len(cohort) * (sum(sizes.values()) + besides)
     lacking = sum(sizes[name] for partition in cohort for name in holdings.lacking(partition, sizes))
