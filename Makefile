@@ -1,4 +1,4 @@
-.PHONY: check format lint types imports test test-all same-numbers mutants bench
+.PHONY: check format lint types imports test test-all same-numbers mutants size bench
 
 check: lint types imports test  ## what a change has to pass before it is committed
 
@@ -15,6 +15,9 @@ types:
 
 imports:
 	lint-imports
+
+size:  ## code lines of the core and of each capability; python -m benchmarks.size --edges: what keeps one from being deleted
+	python -m benchmarks.size
 
 test:  ## the fast selection
 	pytest

@@ -24,7 +24,6 @@ from clients.state import ClientStore
 from clients.trainer import SequentialTrainer
 from clients.working_model import WorkingModel
 from fedsign.config import ExperimentConfig, from_dict
-from fedsign.exchange import nbytes
 from fedsign.records import ObjectiveSpec, TrainRequest
 from fedsign.workload import Workload
 
@@ -74,14 +73,14 @@ class Client:
             state_version=0,
             needed_versions=frozenset(),
         )
-        self.num_bytes = nbytes(self._request.tensors.values())
+        self.num_bytes = sum(tensor.nbytes for tensor in self._request.tensors.values())
 
     def step_s(self) -> tuple[float, float]:
         """A round's time by its steps: of the clock, and of the process's own time."""
         began, own = time.perf_counter(), time.process_time()
         reply = self._trainer.train(self._request, self._states)
         taken = (time.perf_counter() - began) / STEPS, (time.process_time() - own) / STEPS
-        if nbytes(reply.tensors.values()) != self.num_bytes:
+        if sum(tensor.nbytes for tensor in reply.tensors.values()) != self.num_bytes:
             raise RuntimeError("a client sent other bytes than it received, so that the players cannot be compared.")
         return taken
 

@@ -30,7 +30,7 @@ class SiteEvaluator:
             self._model.load(request.tensors)
             self._loaded = request.tensors
         workload, site = self._workload, request.partition
-        figures = workload.evaluate_site(self._model.module, site, num_threads=self._num_threads)
+        figures = workload.evaluate(self._model.module, site=site, num_threads=self._num_threads)
         test, validation = workload.tests_of_sites[site]
         return EvaluateReply(
             round=request.round,

@@ -1,4 +1,4 @@
-"""The optimiser of a client's local steps: made once a round, fresh for every client.
+"""The optimiser of a client's local steps: made once for each learning rate, fresh for every client.
 
 torch's own optimisers are as new once their state is cleared.  Those of others may keep anything anywhere, so they are made
 anew for each client.  A step of torch's SGD, which for small models is mostly the wrapping around it, is taken with
@@ -32,18 +32,18 @@ class Stepper(Protocol):
 
 
 class LocalOptimizer:
-    """Gives every client a fresh optimiser; `make(round)` makes one with the round's learning rate."""
+    """Gives every client a fresh optimiser; `make(lr)` makes one with this learning rate."""
 
-    def __init__(self, make: Callable[[int], torch.optim.Optimizer]) -> None:
+    def __init__(self, make: Callable[[float], torch.optim.Optimizer]) -> None:
         self._make = make
-        self._round: int | None = None
+        self._lr: float | None = None
         self._optimizer: torch.optim.Optimizer | None = None
         self._rates: list[float] = []  # of the groups, as it was made
 
-    def fresh(self, round: int) -> torch.optim.Optimizer:
+    def fresh(self, lr: float) -> torch.optim.Optimizer:
         """An optimiser without a past; the parameters have to be the received ones already."""
-        if self._optimizer is None or self._round != round or not _is_torchs(self._optimizer):
-            self._optimizer, self._round = self._make(round), round
+        if self._optimizer is None or self._lr != lr or not _is_torchs(self._optimizer):
+            self._optimizer, self._lr = self._make(lr), lr
             self._rates = [group["lr"] for group in self._optimizer.param_groups]
         else:
             self._optimizer.state.clear()

@@ -40,14 +40,13 @@ class PartModel(WorkingModel):
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Become a model of these tensors; see the note."""
-        travelling = {name: self.packing.shape(name, shape) for name, shape in self._shapes.items()}
-        if not self._borrows or {name: tensor.shape for name, tensor in tensors.items()} != travelling:
+        if not self._borrows or {name: tensor.shape for name, tensor in tensors.items()} != self._travelling:
             self._fill()
             super().load(tensors)
             return
         self.release()
         for name, parameter in self._of_name.items():
-            given, is_row = tensors[name].detach(), name in self.packing
+            given, is_row = tensors[name].detach(), name in self._rows
             if given.device == parameter.device and given.dtype == parameter.dtype and not is_row:
                 parameter.data = given
                 self._borrowed.add(parameter)
@@ -91,7 +90,7 @@ class PartModel(WorkingModel):
         found = self.tensors(names)
         own = {name for name, parameter in self._of_name.items() if parameter in self._copied}
         return {
-            name: tensor if name in own and tensor.device.type == "cpu" else self._copy(name, tensor)
+            name: tensor.to("cpu", copy=name not in own, memory_format=torch.contiguous_format)
             for name, tensor in found.items()
         }
 

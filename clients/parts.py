@@ -19,16 +19,13 @@ from fedsign.records import Tensors, TrainRequest
 
 @contextmanager
 def drawing(
-    part: PartTrainer | None, model: WorkingModel, request: TrainRequest, *, seed: int, num_steps: int
+    part: PartTrainer, model: WorkingModel, request: TrainRequest, *, seed: int, num_steps: int
 ) -> Iterator[None]:
     """Inside the block the optimiser draws what a client trains in this round.
 
     Steps are counted as if the client took part in every round, so that its draws need no memory: the first one of round t
     is number (t - 1) num_steps.
     """
-    if part is None:
-        yield
-        return
     part.before_training = model.take if isinstance(model, PartModel) else None
     part.begin(seed=seed, client=request.partition, round=request.round, first_step=(request.round - 1) * num_steps)
     try:
@@ -38,10 +35,8 @@ def drawing(
         part.before_training = None
 
 
-def on_device(context: LocalContext, model: WorkingModel) -> LocalContext:
-    """The same context while the model trains; all is there at once but for a model that is trained in parts."""
-    if not isinstance(model, PartModel):
-        return context
+def on_device(context: LocalContext, model: PartModel) -> LocalContext:
+    """The same context while the model trains."""
     return replace(
         context,
         received=model.on_device(context.received),

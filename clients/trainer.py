@@ -4,7 +4,8 @@
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
@@ -45,7 +46,7 @@ from fedsign.records import (
 from fedsign.seeding import Purpose, generator, integer, torch_seeded
 from fedsign.workload import Workload
 
-_AT_ONCE = 64  # clients whose streams are made one after another
+_AT_ONCE = 64  # clients whose streams are made one after another, which takes a fifth of the time
 
 
 class LocalTrainer(Protocol):
@@ -67,26 +68,26 @@ class SequentialTrainer:
         kind = PartModel if trains_part(workload.config.client.optimizer.name) else WorkingModel
         self._model = kind(workload.make_model().train(), workload.numerics)
         self._has_batch_norm = has_batch_norm(self._model.module)
-        self._optimizer = LocalOptimizer(lambda round: make_optimizer(workload, self._model.module, round=round))
+        client = workload.config.client
+        self._optimizer = LocalOptimizer(
+            lambda lr: optimizer_of(client.optimizer, self._model.module, lr, client.weight_decay)
+        )
+        self._learning_rate = learning_rate(workload)
         self._objective: tuple[ObjectiveSpec, Objective] | None = None
 
     def train_many(self, requests: Iterable[TrainRequest], states: ClientStore) -> Iterator[TrainReply | Failure]:
         """Train one client after another; a client that raises is a failure, not the end."""
-        for request, draws in self._with_draws(requests):
-            try:
-                yield self.train(request, states, draws)
-            except LateError:
-                yield Failure(partition=request.partition, reason=LATE)
-            except DiskFullError:
-                raise  # not this client's fault: going on would lose one client after another
-            except Exception as error:  # noqa: BLE001 - a client's error is an answer, on every engine
-                yield failure_of(request.partition, error)
-
-    def _with_draws(self, requests: Iterable[TrainRequest]) -> "Iterator[tuple[TrainRequest, _Draws]]":
-        """Streams for a few clients at once: done one after another it takes a fifth of the time."""
         requests = iter(requests)
         while some := list(islice(requests, _AT_ONCE)):
-            yield from zip(some, [self._draws(request) for request in some], strict=True)
+            for request, draws in zip(some, list(map(self._draws, some)), strict=True):
+                try:
+                    yield self.train(request, states, draws)
+                except LateError:
+                    yield Failure(partition=request.partition, reason=LATE)
+                except DiskFullError:
+                    raise  # not this client's fault: going on would lose one client after another
+                except Exception as error:  # noqa: BLE001 - a client's error is an answer, on every engine
+                    yield failure_of(request.partition, error)
 
     def _draws(self, request: TrainRequest) -> "_Draws":
         seed, where = self._workload.config.seed, {"round": request.round, "partition": request.partition}
@@ -107,7 +108,7 @@ class SequentialTrainer:
         workload, model, client = self._workload, self._model, self._workload.config.client
         objective = self._objective_of(request.objective)
         index = workload.share_of(request.partition)
-        optimizer = self._optimizer.fresh(request.round)
+        optimizer = self._optimizer.fresh(self._learning_rate(request.round))
         steps = num_steps(
             len(index),
             client.batch_size,
@@ -117,8 +118,11 @@ class SequentialTrainer:
         )
         part = optimizer if isinstance(optimizer, PartTrainer) else None
         came = self._context(objective, request, states, unit_displacement(optimizer, steps))
-        with drawing(part, model, request, seed=workload.config.seed, num_steps=steps):
-            step = LocalStep(workload, model, objective, on_device(came, model), optimizer)
+        seed = workload.config.seed
+        layers = nullcontext() if part is None else drawing(part, model, request, seed=seed, num_steps=steps)
+        with layers:
+            seen = on_device(came, model) if isinstance(model, PartModel) else came
+            step = LocalStep(workload, model, objective, seen, optimizer)
             rates = factors(workload, round=request.round, num_steps=steps)
             train_loss = self._minimise(step, index, draws, rates)
         names = None if part is None else part.trained
@@ -127,6 +131,7 @@ class SequentialTrainer:
         if objective.has_state:
             next_state = objective.next_state(all_parameters(model, came, tensors), came)
             states.save(request.partition, request.round, model.packing.packed(next_state))
+        sent = objective.to_server(next_state, came)
         return TrainReply(
             round=request.round,
             partition=request.partition,
@@ -135,7 +140,7 @@ class SequentialTrainer:
             num_examples=len(index),
             metrics={"train-loss": train_loss},
             has_state=objective.has_state,
-            extra=_sent(objective.to_server(next_state, came), model),
+            extra=to_device(model.packing.packed(sent), torch.device("cpu")) if sent else {},
         )
 
     def _context(
@@ -205,11 +210,6 @@ class _Draws:
     training: int
 
 
-def _sent(besides: Tensors, model: WorkingModel) -> Tensors:
-    """What a reply carries besides the model, as it travels."""
-    return {name: tensor.cpu() for name, tensor in model.packing.packed(besides).items()}
-
-
 def load_state(
     objective: Objective,
     received: Mapping[str, Tensor],
@@ -231,9 +231,17 @@ def to_device(tensors: Mapping[str, Tensor], device: torch.device) -> Tensors:
 
 def make_optimizer(workload: Workload, model: nn.Module, *, round: int) -> torch.optim.Optimizer:
     """A fresh optimiser of the model's parameters, with the learning rate of the round, or the full one where steps are counted."""
-    client, schedule = workload.config.client, workload.config.client.schedule
-    lr = client.lr * (schedule.build(round, workload.config.rounds) if schedule.per == "round" else 1.0)
-    return optimizer_of(client.optimizer, model, lr, client.weight_decay)
+    client = workload.config.client
+    return optimizer_of(client.optimizer, model, learning_rate(workload)(round), client.weight_decay)
+
+
+def learning_rate(workload: Workload) -> Callable[[int], float]:
+    """The learning rate of each round, or the full one where steps are counted."""
+    client, rounds = workload.config.client, workload.config.rounds
+    if client.schedule.per == "step":
+        return lambda round: client.lr
+    factor = plugins.bound("schedule", client.schedule.name, client.schedule.settings)
+    return lambda round: client.lr * factor(round, rounds)
 
 
 def check_sparsity(config: ExperimentConfig) -> None:

@@ -41,9 +41,11 @@ class WorkingModel:
         self.in_training = self.parameters  # those of a step, where not all are
         self.roles: Final[dict[str, Role]] = roles_of(module)
         self.packing: Final = packing_of(module)
+        self._rows = self.packing.names
+        self._travelling = {name: self.packing.shape(name, own.shape) for name, own in module.state_dict().items()}
         self._is_plain = _loads_plainly(module)
         has_buffers = next(module.buffers(), None) is not None
-        self._tensors = None if has_buffers else module.state_dict()  # a module may put other buffers in their place
+        self._tensors = None if has_buffers else module.state_dict()  # None: it may put other buffers in their place
         self._received: tuple[object, Tensors, Mapping[str, Tensor]] = (
             None,
             {},
@@ -69,15 +71,14 @@ class WorkingModel:
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy all tensors in; what does not fit raises as `load_state_dict` does."""
-        own, packing = self._own(), self.packing
-        fits = self._is_plain and tensors.keys() == own.keys()
-        if fits and all(tensors[name].shape == packing.shape(name, tensor.shape) for name, tensor in own.items()):
-            as_they_are = [name for name in own if name not in packing]
-            torch._foreach_copy_([own[name] for name in as_they_are], [tensors[name] for name in as_they_are])
-            for name in own.keys() - as_they_are:
-                packing.put(name, tensors[name], own[name])
-        else:
-            self.module.load_state_dict(dict(packing.whole(tensors)))
+        if not self._is_plain or {name: tensor.shape for name, tensor in tensors.items()} != self._travelling:
+            self.module.load_state_dict(dict(self.packing.whole(tensors)))
+            return
+        own = self._tensors or self.module.state_dict()
+        dense = [name for name in own if name not in self._rows]
+        torch._foreach_copy_([own[name] for name in dense], [tensors[name] for name in dense])
+        for name in self._rows:
+            self.packing.put(name, tensors[name], own[name])
 
     def received(self, tensors: Tensors, *, round: int) -> Mapping[str, Tensor]:
         """The parameters among these tensors, on the model's device and in its types.
@@ -88,10 +89,11 @@ class WorkingModel:
         of, came, found = self._received
         if of == round and came.keys() == tensors.keys() and all(tensors[name] is came[name] for name in came):
             return found
-        given = {name: tensors[name] for name in self.parameters}
-        found = OnDevice(self.packing.whole(given), self.numerics.device, keep=given.keys(), types=self.parameters)
-        if self.numerics.device.type == "cpu" and not self.packing:
-            found = dict(found)
+        if self.numerics.device.type == "cpu" and not self._rows:
+            found = {name: tensors[name].to(own.dtype) for name, own in self.parameters.items()}
+        else:
+            given = {name: tensors[name] for name in self.parameters}
+            found = OnDevice(self.packing.whole(given), self.numerics.device, keep=given.keys(), types=self.parameters)
         self._received = (round, dict(tensors), found)
         return found
 
@@ -101,34 +103,27 @@ class WorkingModel:
 
     def whole(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Tensors that travelled, named as parameters are, as an objective sees them."""
-        return dict(self.packing.whole(tensors)) if self.packing else tensors
+        return dict(self.packing.whole(tensors)) if self._rows else tensors
 
     def tensors(self, names: Collection[str] | None = None) -> Tensors:
         """All tensors, or these parameters and all buffers, as they travel; what is whole lies in the model, which the next `load` or step changes."""
-        return self.packing.packed(
-            {
-                name: tensor.detach()
-                for name, tensor in self._own().items()
-                if names is None or name in names or self.roles[name] is Role.BUFFER
-            }
-        )
+        own = self._tensors or self.module.state_dict()
+        found = {
+            name: tensor.detach()
+            for name, tensor in own.items()
+            if names is None or name in names or self.roles[name] is Role.BUFFER
+        }
+        return self.packing.packed(found) if self._rows else found
 
     def copies(self, names: Collection[str] | None = None) -> Tensors:
         """A copy of the same in the CPU's memory."""
-        return {name: self._copy(name, tensor) for name, tensor in self.tensors(names).items()}
+        return {
+            name: tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
+            for name, tensor in self.tensors(names).items()
+        }
 
     def release(self) -> None:
         """Hold nothing of a client; all that this one holds is its own."""
-
-    def _copy(self, name: str, tensor: Tensor) -> Tensor:
-        if tensor.device.type != "cpu":
-            return tensor.cpu().contiguous()
-        if name in self.packing:
-            return tensor  # a row is a copy
-        return tensor.clone(memory_format=torch.contiguous_format)
-
-    def _own(self) -> Tensors:
-        return self.module.state_dict() if self._tensors is None else self._tensors
 
 
 def _loads_plainly(model: nn.Module) -> bool:

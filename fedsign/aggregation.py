@@ -122,7 +122,7 @@ class Spread:
             return False
         if self._small:
             update = (torch.cat([local[name].reshape(-1) for name in self._small]) - self._before).float()
-            if not self._take_small(update, update, _chosen(local, self._small)):
+            if not self._take_small(update, update, local):
                 return False
         for name, total in self._large_sums.items():
             self._squares += _add_by_blocks(total, local[name], received[name])
@@ -140,7 +140,7 @@ class Spread:
         if self._small:
             matrix = torch.cat([local[name].flatten(1) for name in self._small], dim=1)  # [K, elements]
             updates = (matrix - self._before).float()
-            if not self._take_small(updates.sum(0), updates.view(-1), _chosen(local, self._small)):
+            if not self._take_small(updates.sum(0), updates.view(-1), local):
                 return False
         for name, total in self._large_sums.items():
             for one in local[name]:
@@ -164,36 +164,25 @@ class Spread:
         if self._small:
             self._before = torch.cat([received[name].reshape(-1) for name in self._small])
 
-    def _take_small(self, total: Tensor, updates: Tensor, local: Sequence[Tensor]) -> bool:
+    def _take_small(self, total: Tensor, updates: Tensor, local: Mapping[str, Tensor]) -> bool:
         """Add the sum of updates, and their squared norm, which says whether they are finite: NaN and infinity show in it."""
         squares = sum(torch.dot(part, part).item() for part in updates.split(_BLOCK))
         if not isfinite(squares):
-            if not all(map(is_finite, local)):
+            if not all(is_finite(local[name]) for name in self._small):
                 return False
             squares = updates.double().square().sum().item()  # too large for float32, that was all
         self._squares += squares
         self._small_sum = total if self._small_sum is None else self._small_sum.add_(total)
         return True
 
-    @property
-    def update_norm(self) -> float | None:
-        """||mean u||; None without updates."""
-        if not self._count:
-            return None
-        small = [] if self._small_sum is None else [self._small_sum]
-        return float(_squared_norm([*small, *self._large_sums.values()]) ** 0.5) / self._count
-
-    @property
-    def client_drift(self) -> float | None:
-        """See the class; None without updates or where the mean update is zero."""
-        return self.figures()[1]
-
     def figures(self) -> tuple[float | None, float | None]:
-        """`update_norm` and `client_drift`, for one walk."""
-        norm = self.update_norm
-        if not norm:
-            return norm, None
-        return norm, float(max(self._squares / self._count - norm**2, 0.0) ** 0.5) / norm
+        """The update norm ||mean u||, None without updates; the client drift, None there and where the mean update is zero."""
+        if not self._count:
+            return None, None
+        sums = [*([] if self._small_sum is None else [self._small_sum]), *self._large_sums.values()]
+        norms = torch.stack(torch._foreach_norm(sums, 2, dtype=torch.float64)).tolist() if sums else []
+        norm = float(sum(each**2 for each in norms) ** 0.5) / self._count
+        return norm, float(max(self._squares / self._count - norm**2, 0.0) ** 0.5) / norm if norm else None
 
 
 def is_finite(tensor: Tensor) -> bool:
@@ -201,14 +190,6 @@ def is_finite(tensor: Tensor) -> bool:
     if not tensor.is_floating_point() or not tensor.numel():
         return True
     return all(isfinite(extreme.item()) for extreme in torch.aminmax(tensor))
-
-
-def _squared_norm(tensors: Sequence[Tensor]) -> float:
-    """Of all tensors as one vector, summed in float64."""
-    if not tensors:
-        return 0.0
-    norms = torch.stack(torch._foreach_norm(list(tensors), 2, dtype=torch.float64)).tolist()
-    return float(sum(norm**2 for norm in norms))
 
 
 def _add_by_blocks(total: Tensor, local: Tensor, received: Tensor) -> float:
@@ -220,10 +201,6 @@ def _add_by_blocks(total: Tensor, local: Tensor, received: Tensor) -> float:
         part.add_(difference)
         squares.append(torch.dot(difference, difference))
     return float(torch.stack(squares).double().sum())
-
-
-def _chosen(tensors: Mapping[str, Tensor], names: Iterable[str]) -> list[Tensor]:
-    return [tensors[name] for name in names]
 
 
 def _weighted_sum(stack: Tensor, weights: Sequence[float]) -> Tensor:

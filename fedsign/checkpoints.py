@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fedsign.disk import replace_file, replace_folder
+from fedsign.disk import replace_file, replaced_folder
 from fedsign.errors import ResumeError
 from fedsign.parts import Holdings
 from fedsign.records import Tensors
@@ -46,10 +46,9 @@ class Checkpoint:
     holdings: Holdings | None = None  # where clients train parts of the model
 
 
-def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> None:
-    """Write a checkpoint, then remove all but the newest `keep`."""
-
-    def fill(target: Path) -> None:
+def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> list[int]:
+    """Write a checkpoint, then remove all but the newest `keep`, whose rounds are returned, oldest first."""
+    with replaced_folder(folder / f"round-{checkpoint.round:06d}") as target:
         save_tensors(target / "served.safetensors", checkpoint.served)
         if checkpoint.evaluated is not None:
             save_tensors(target / "evaluated.safetensors", checkpoint.evaluated)
@@ -67,22 +66,22 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> None:
             state["changed_in"] = checkpoint.holdings.changed_in
         (target / "state.json").write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
 
-    replace_folder(folder / f"round-{checkpoint.round:06d}", fill)
-    kept = _paths(folder)[-keep:]
-    for old in folder.glob("round-??????"):
-        if old not in kept:
-            _remove(old)
+    paths = _paths(folder)
+    kept = list(paths)[-keep:]
+    for old in set(folder.glob("round-??????")) - {paths[round] for round in kept}:
+        _remove(old)
+    return kept
 
 
 def rounds_on_disk(folder: Path) -> list[int]:
     """The rounds that can be resumed from, oldest first."""
-    return [int(path.name.removeprefix("round-")) for path in _paths(folder)]
+    return list(_paths(folder))
 
 
 def client_versions_on_disk(folder: Path) -> dict[int, dict[int, int]]:
     """Round -> versions of the clients' states, of every checkpoint that can be resumed from."""
     found = {}
-    for path in _paths(folder):
+    for path in _paths(folder).values():
         with _damage_said(path):
             state = _state(path)
             found[int(state["round"])] = _client_versions(path, state)
@@ -92,7 +91,7 @@ def client_versions_on_disk(folder: Path) -> dict[int, dict[int, int]]:
 def load_latest(folder: Path) -> Checkpoint | None:
     """The newest checkpoint, or None when there is none."""
     paths = _paths(folder)
-    return load(paths[-1]) if paths else None
+    return load(paths[max(paths)]) if paths else None
 
 
 def load(path: Path) -> Checkpoint:
@@ -182,9 +181,13 @@ def _damage_said(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _paths(folder: Path) -> list[Path]:
-    """Whole checkpoints, oldest first; one that was being removed has no state.json any more."""
-    return sorted(path for path in folder.glob("round-??????") if (path / "state.json").exists())
+def _paths(folder: Path) -> dict[int, Path]:
+    """Round -> whole checkpoint, oldest first; one that was being removed has no state.json any more."""
+    return {
+        int(path.name.removeprefix("round-")): path
+        for path in sorted(folder.glob("round-??????"))
+        if (path / "state.json").exists()
+    }
 
 
 def _remove(path: Path) -> None:

@@ -1,6 +1,6 @@
 """Writing files so that a crash at any moment leaves the old content or the new, never a part.
 
-`replace_file` and `replace_folder` write beside the target, force the bytes to the disk and rename.
+`replace_file` and `replaced_folder` write beside the target, force the bytes to the disk and rename.
 What a killed process left behind ends in `.partial` and is removed by the next writer.
 """
 
@@ -85,8 +85,9 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
         sync(path.parent)
 
 
-def replace_folder(path: Path, fill: Callable[[Path], None]) -> None:
-    """Let `fill` fill a folder beside `path`, then put it in its place.
+@contextmanager
+def replaced_folder(path: Path) -> Iterator[Path]:
+    """A new folder beside `path`, to be filled inside the block, is put in its place at the end.
 
     That is one step if `path` is not there yet; a folder that is there is removed first.
     """
@@ -94,7 +95,7 @@ def replace_folder(path: Path, fill: Callable[[Path], None]) -> None:
     with disk_errors(path):
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        fill(partial)
+        yield partial
         for entry in (*partial.iterdir(), partial):
             sync(entry)
         shutil.rmtree(path, ignore_errors=True)

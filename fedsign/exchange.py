@@ -136,7 +136,19 @@ class DirectExchange:
         self, waiting: dict[int, int], request: CohortRequest
     ) -> Iterator[tuple[int, Reply | Failure | None]]:
         """Of some clients; `waiting` is their slots."""
-        for result in self._train_many([self._request_for(partition, request) for partition in waiting]):
+        requests = [
+            TrainRequest(
+                round=request.round,
+                partition=partition,
+                tensors=request.tensors,
+                objective=request.objective,
+                state_version=self.ledger.versions.get(partition, 0),
+                needed_versions=frozenset(self.ledger.needed(partition)),
+                shared=request.shared,
+            )
+            for partition in waiting
+        ]
+        for result in self._train_many(requests):
             if isinstance(result, ReplyStack):
                 first, *others = sorted(waiting.pop(partition) for partition in result.partitions)
                 yield first, result
@@ -145,17 +157,6 @@ class DirectExchange:
                 yield waiting.pop(result.partition), result
         for partition, slot in waiting.items():
             yield slot, Failure(partition=partition, reason="the trainer gave no reply")
-
-    def _request_for(self, partition: int, request: CohortRequest) -> TrainRequest:
-        return TrainRequest(
-            round=request.round,
-            partition=partition,
-            tensors=request.tensors,
-            objective=request.objective,
-            state_version=self.ledger.versions.get(partition, 0),
-            needed_versions=frozenset(self.ledger.needed(partition)),
-            shared=request.shared,
-        )
 
     def _take_in(self, reply: TrainReply, request: CohortRequest) -> bool:
         """Check a reply and add it to the account, or to the failures."""
@@ -166,7 +167,8 @@ class DirectExchange:
             else:
                 check_shapes(reply.tensors, reply.extra, like=request.tensors, buffers=self._buffers)
                 whole = completed(reply.tensors, self._received)
-            check_finite(self._besides(reply.tensors), reply.extra)
+            besides = {name: tensor for name, tensor in reply.tensors.items() if name not in self._received}
+            check_finite(besides, reply.extra)  # the spread says whether the parameters are
             if not self.traffic.spread.add(whole, self._received):
                 check_finite(reply.tensors, {})  # says which
         except ReplyError as error:
@@ -185,7 +187,8 @@ class DirectExchange:
         except ReplyError as error:  # of one is of all
             self.traffic.failures += [Failure(partition=partition, reason=str(error)) for partition in stack.partitions]
             return stack.without(range(len(stack)))
-        besides = (*self._besides(stack.tensors).values(), *stack.extra.values())
+        besides = [tensor for name, tensor in stack.tensors.items() if name not in self._received]
+        besides += stack.extra.values()
         if not (all(map(is_finite, besides)) and self.traffic.spread.add_stack(stack.tensors, self._received)):
             stack = self._without_diverged(stack)
             if len(stack):
@@ -207,10 +210,6 @@ class DirectExchange:
                 diverged.append(place)
         return stack.without(diverged)
 
-    def _besides(self, tensors: Tensors) -> Tensors:
-        """What a reply holds besides parameters, whose spread says whether they are finite."""
-        return {name: tensor for name, tensor in tensors.items() if name not in self._received}
-
     def _count(
         self,
         reply: Reply,
@@ -221,7 +220,7 @@ class DirectExchange:
         traffic = self.traffic
         traffic.accepted += partitions
         traffic.with_state += partitions if reply.has_state else []
-        traffic.bytes_up += nbytes([*reply.tensors.values(), *reply.extra.values()])
+        traffic.bytes_up += sum(tensor.nbytes for tensor in (*reply.tensors.values(), *reply.extra.values()))
         traffic.weighted_losses += [
             (num, each["train-loss"])
             for num, each in zip(num_examples, metrics, strict=True)
@@ -276,16 +275,12 @@ def check_finite(tensors: Tensors, extra: Tensors) -> None:
 
 def bytes_down(cohort: Sequence[int], model: Tensors, shared: Tensors, holdings: Holdings | None) -> int:
     """What a round's clients download: everything, or, where replies are parts, what they lack of the model."""
+    sizes = {name: tensor.nbytes for name, tensor in model.items()}
+    besides = sum(tensor.nbytes for tensor in shared.values())
     if holdings is None:
-        return len(cohort) * nbytes([*model.values(), *shared.values()])
-    sizes = {name: nbytes([tensor]) for name, tensor in model.items()}
+        return len(cohort) * (sum(sizes.values()) + besides)
     lacking = sum(sizes[name] for partition in cohort for name in holdings.lacking(partition, sizes))
-    return lacking + len(cohort) * nbytes(shared.values())
-
-
-def nbytes(tensors: Iterable[Tensor]) -> int:
-    """Of the values."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return lacking + len(cohort) * besides
 
 
 def _kind(tensor: Tensor) -> str:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsign.errors import ConfigError
-from fedsign.models.channels_last import is_convolutional, laid_out
+from fedsign.models.channels_last import laid_out
 
 Precision = Literal["float32", "bf16"]
 ChannelsLast = Literal["auto", "on", "off"]
@@ -37,7 +37,9 @@ class Numerics:
 
     def takes_channels_last(self, model: nn.Module) -> bool:
         """Whether a model is given its images with the channels last: `auto` is for models with 2-D convolutions."""
-        return self.channels_last == "on" or (self.channels_last == "auto" and is_convolutional(model))
+        if self.channels_last == "auto":
+            return any(isinstance(module, nn.Conv2d) for module in model.modules())
+        return self.channels_last == "on"
 
     def outputs(self, model: nn.Module, features: Tensor, *, channels_last: bool) -> Tensor:
         """One pass, whose outputs are float32 in any precision."""

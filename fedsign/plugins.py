@@ -148,18 +148,31 @@ def build(kind: str, name: str, settings: Mapping[str, Any], *given: Any) -> Any
     Raises:
         ConfigError: a setting is wrong, or the factory raised.
     """
+    return bound(kind, name, settings)(*given)
+
+
+def bound(kind: str, name: str, settings: Mapping[str, Any]) -> Callable[..., Any]:
+    """The factory behind `name` with the user's settings, checked, to be called with what the program gives.
+
+    Raises:
+        ConfigError: a setting is wrong; a call raises it where the factory raises something else.
+    """
     factory = resolve(kind, name)
     model = settings_model(kind, name, factory)
     try:
-        return factory(*given, **_values(model.model_validate(dict(settings))))
-    except FedSignError:
-        raise
+        values = _values(model.model_validate(dict(settings)))
     except ValidationError as error:
-        if error.title != model.__name__:  # the factory may validate something with pydantic itself
-            raise error_in(kind, name, error, factory) from error
         raise ConfigError(sentence(error, model, given=settings, section=kind)) from error
-    except Exception as error:
-        raise error_in(kind, name, error, factory) from error
+
+    def call(*given: Any) -> Any:
+        try:
+            return factory(*given, **values)
+        except FedSignError:
+            raise
+        except Exception as error:
+            raise error_in(kind, name, error, factory) from error
+
+    return call
 
 
 def sentence(

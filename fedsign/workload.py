@@ -183,7 +183,7 @@ class Workload:
         Raises:
             DataError: it is a site whose data do not lie here.
         """
-        share = self.partition[partition]
+        share = self.split.indices[partition]
         if not len(share):
             raise DataError(
                 f"site {partition} has no data here; start its node with --node-config 'data-root=\"FOLDER\"', or name its folder "
@@ -246,17 +246,21 @@ class Workload:
         counts: list[int] = np.bincount(self.dataset.train.targets.numpy()[index], minlength=len(class_names)).tolist()
         return counts
 
-    def evaluate(self, model: nn.Module, *, num_threads: int = 1) -> dict[str, float]:
-        """Loss and metrics of a model on the server's test samples, and as `validation_...` on the held-out ones.
+    def evaluate(self, model: nn.Module, *, site: int | None = None, num_threads: int = 1) -> dict[str, float]:
+        """Loss and metrics of a model on the server's test samples, or a site's, and as `validation_...` on the held-out ones.
 
         `num_threads` share out the batches, on a CPU; no result depends on it.
         """
-        return self._all_figures(model, self.dataset.test, self.dataset.validation, num_threads)
-
-    def evaluate_site(self, model: nn.Module, site: int, *, num_threads: int = 1) -> dict[str, float]:
-        """The same of one site's own test samples, and of those that it held out."""
-        self.share_of(site)
-        return self._all_figures(model, *self.tests_of_sites[site], num_threads)
+        if site is None:
+            test, validation = self.dataset.test, self.dataset.validation
+        else:
+            self.share_of(site)
+            test, validation = self.tests_of_sites[site]
+        values = self.figures_on(model, test, num_threads=num_threads)
+        if validation is not None:
+            figures = self.figures_on(model, validation, num_threads=num_threads)
+            values |= {f"validation_{name}": value for name, value in figures.items()}
+        return values
 
     def figures_on(self, model: nn.Module, samples: AnySamples, *, num_threads: int = 1) -> dict[str, float]:
         """Loss and metrics of a model on any samples."""
@@ -271,15 +275,6 @@ class Workload:
             site: (test[index], validation[held[site]] if validation is not None and site in held else None)
             for site, index in mine.items()
         }
-
-    def _all_figures(
-        self, model: nn.Module, test: AnySamples, validation: AnySamples | None, num_threads: int
-    ) -> dict[str, float]:
-        values = self.figures_on(model, test, num_threads=num_threads)
-        if validation is not None:
-            figures = self.figures_on(model, validation, num_threads=num_threads)
-            values |= {f"validation_{name}": value for name, value in figures.items()}
-        return values
 
     @cached_property
     def _evaluation(self) -> Evaluation:

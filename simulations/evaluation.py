@@ -12,7 +12,6 @@ from typing import Any
 
 from clients.working_model import WorkingModel
 from fedsign.config import ExperimentConfig
-from fedsign.exchange import nbytes
 from fedsign.records import EvaluateReply, EvaluateRequest, Failure, Tensors
 from fedsign.seeding import Purpose, generator
 from fedsign.workload import Workload
@@ -70,7 +69,7 @@ class Evaluator:
             figures=means(said, names),
             sites=said,
             failures=[_in_evaluation(answer) for answer in answers if isinstance(answer, Failure)],
-            bytes_down=len(asked) * nbytes(tensors.values()),
+            bytes_down=len(asked) * sum(tensor.nbytes for tensor in tensors.values()),
         )
 
 

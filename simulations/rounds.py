@@ -8,11 +8,11 @@ checkpoint never knows of a round whose line is missing, and resuming drops the 
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from math import ceil
 
-import torch
 from flwr.app import ConfigRecord
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
@@ -109,7 +109,9 @@ class RoundLoop:
         spent = {} if self._account is None else self._account.spend(self.round, traffic.sent)
         trained_at = time.perf_counter()
         evaluated = self._evaluator.evaluate(self.round, self._evaluated)
-        self._take_in(evaluated, traffic)
+        self._report(evaluated.failures)
+        traffic.failures += evaluated.failures
+        traffic.bytes_down += evaluated.bytes_down
         ended_at = time.perf_counter()
         self._exchange.ledger.commit(self.round, traffic.with_state)
         timings = {"train_s": trained_at - started_at, "evaluate_s": ended_at - trained_at}
@@ -118,12 +120,6 @@ class RoundLoop:
         if self._config.attack.name != "none":
             line["malicious"] = len(self._malicious.intersection(traffic.sent))
         self._write(line if self._account is None else self._account.publishable(line), timings, signs, evaluated)
-
-    def _take_in(self, evaluated: Evaluation, traffic: Traffic) -> None:
-        """What the evaluation adds to the account of the round."""
-        self._report(evaluated.failures)
-        traffic.failures += evaluated.failures
-        traffic.bytes_down += evaluated.bytes_down
 
     def _train(self) -> Traffic:
         """One round of the strategy; leaves the served and the evaluated model behind."""
@@ -146,12 +142,12 @@ class RoundLoop:
             request = strategy.request(self.round, self._served, clients, cohort_size=self._num_asked, seed=seed)
             replies = self._direct.train(request)
             served = strategy.aggregate(self.round, replies)
-            _drain(replies)
+            deque(replies, maxlen=0)  # a strategy may stop early; what it left is still taken in and accounted for
         else:
             messages = strategy.configure_train(self.round, to_record(self._served), self._entries(), self.grid)
             answers = self.grid.send_and_receive(messages, timeout=server.round_timeout_s)
             arrays, _ = strategy.aggregate_train(self.round, answers)
-            _drain(answers)
+            deque(answers, maxlen=0)  # likewise
             served = None if arrays is None else to_tensors(arrays)
         self._judge(self._exchange.traffic)
         return served
@@ -179,7 +175,7 @@ class RoundLoop:
         return model
 
     def _checked_model(self, tensors: Tensors) -> Tensors:
-        """A model made by a strategy, in the model's types.
+        """A model made by a strategy, in the model's types; counters, which Flower's own average, stay the model's.
 
         Raises:
             RoundError: it has other tensors than the model, or values that are not finite.
@@ -196,7 +192,10 @@ class RoundLoop:
                     f"strategy {self._config.strategy.name} made NaN or infinite values of finite replies in round "
                     f"{self.round}, tensor '{name}'; lower its step or the clients' learning rate."
                 )
-        return {name: like(tensor, model[name]) for name, tensor in tensors.items()}
+        return {
+            name: tensor.to(model[name].dtype) if model[name].is_floating_point() else model[name]
+            for name, tensor in tensors.items()
+        }
 
     def _cohort(self) -> list[int]:
         """The clients that a foreign strategy may choose from: the same that ours would sample."""
@@ -242,9 +241,10 @@ class RoundLoop:
             self.folder.append("sites.jsonl", sites, durable=is_checkpoint)
         self.folder.append("rounds.jsonl", line, durable=is_checkpoint)
         if is_checkpoint:
-            self._keep_states(self._exchange.ledger.versions)
+            if self._exchange.ledger.versions:  # some clients keep a state
+                self._keep_states(self._exchange.ledger.versions)
             own = self._strategy if isinstance(self._strategy, Strategy) else None
-            checkpoints.save(
+            on_disk = checkpoints.save(
                 self.folder.checkpoints,
                 Checkpoint(
                     round=self.round,
@@ -256,7 +256,7 @@ class RoundLoop:
                 ),
                 keep=results.keep_checkpoints,
             )
-            self._exchange.ledger.checkpoint(self.round, on_disk=checkpoints.rounds_on_disk(self.folder.checkpoints))
+            self._exchange.ledger.checkpoint(self.round, on_disk=on_disk)
         self.on_round(line)
 
     def _resume(self) -> None:
@@ -315,17 +315,6 @@ def make_strategy(workload: Workload) -> FlowerStrategy:
         buffers = Role.BUFFER in workload.roles.values()
         foreign_rules.check(strategy, cohort_size=workload.config.server.cohort_size, has_buffers=buffers)
     return strategy
-
-
-def _drain(replies: Iterable[object]) -> None:
-    """A strategy may stop early; what it left is still taken in and accounted for."""
-    for _ in replies:
-        pass
-
-
-def like(tensor: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
-    """A foreign strategy's tensor in the model's type; counters, which it averaged, stay the model's."""
-    return tensor.to(model.dtype) if model.is_floating_point() else model
 
 
 def _line(round: int, values: dict[str, float], traffic: Traffic, signs: Mapping[str, Line]) -> Line:

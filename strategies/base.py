@@ -82,7 +82,7 @@ class Strategy(FlowerStrategy):
         self.gets_parts = False  # likewise: replies may hold a part of the model
         self.num_clients = 0  # of the population; known from the first round on
         self._served: Tensors = {}
-        self._evaluated: Tensors | None = None
+        self.evaluated_model: Tensors | None = None  # after the last round; None where it is the served one
 
     # The four answers
 
@@ -156,11 +156,6 @@ class Strategy(FlowerStrategy):
         if isinstance(self.privacy, CentralPrivacy):
             yield _PRIVACY, self.privacy.rule
 
-    @property
-    def evaluated_model(self) -> Tensors | None:
-        """The evaluated model after the last round; None where it is the served one."""
-        return self._evaluated
-
     # A round
 
     def request(
@@ -192,7 +187,7 @@ class Strategy(FlowerStrategy):
         )
         if aggregate is None:
             return None
-        self._evaluated = self.evaluated(aggregate.mean)
+        self.evaluated_model = self.evaluated(aggregate.mean)
         target = self.move(aggregate)
         if self.server_optimizer is not None:
             stepped = self.server_optimizer.step(self._served, target, aggregate.parameters)

@@ -32,7 +32,7 @@ def main() -> None:
     os.environ["PFL_PYTORCH_DEVICE"] = given.device
     processes = given.settings.get("processes", 1)
     if processes == 1 or _RANK in os.environ:
-        play(given)
+        play(given, watch=Stopwatch())
         return
     port = _free_port()
     addresses = ",".join(f"localhost:{port + rank}" for rank in range(processes))
@@ -47,7 +47,7 @@ def main() -> None:
     sys.exit(max(codes, key=abs))
 
 
-def play(given: Any) -> None:
+def play(given: Any, *, watch: Stopwatch) -> None:
     """The work in this process, which may be one of several."""
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
@@ -61,7 +61,7 @@ def play(given: Any) -> None:
     from pfl.metrics import Metrics, Weighted
     from pfl.model.pytorch import PyTorchModel
 
-    task, watch = Task(given.work, torch.device(given.device)), Stopwatch()
+    task = Task(given.work, torch.device(given.device))
 
     class Net(nn.Module):
         """What pfl asks of a network: `loss` and `metrics`."""

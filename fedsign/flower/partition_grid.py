@@ -109,7 +109,7 @@ class PartitionGrid(MessageGrid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages that are addressed to partitions."""
-        plain = PlainArrays()
+        plain = PlainArrays() if self._leaves_process else None
         batch = [self._outgoing(message, plain) for message in messages]  # a list: HTTP walks it twice
         return list(self._grid.push_messages(batch))
 
@@ -144,7 +144,7 @@ class PartitionGrid(MessageGrid):
         trains = bool(batch) and batch[0].metadata.message_type == MessageType.TRAIN
         num_wanted, num_good = (self.num_wanted if trains else None) or len(batch), 0
         left = dict.fromkeys(range(len(batch)))
-        again = partial(self._asked_again, batch, set())
+        again = None if self.holdings is None else partial(self._asked_again, batch, set())
         for slot, came in arrivals(self._grid, message_ids, len(batch), deadline=deadline, asked_again=again):
             outcome = (
                 failure_for(batch[slot], came)
@@ -173,8 +173,8 @@ class PartitionGrid(MessageGrid):
         pushed: list[str | None] = list(self._grid.push_messages([second]))
         return pushed[0] if pushed else None
 
-    def _outgoing(self, message: Message, plain: PlainArrays, *, whole: bool = False) -> Message:
-        """The message for the node that serves the partition; arrays shared by messages are converted once.
+    def _outgoing(self, message: Message, plain: PlainArrays | None, *, whole: bool = False) -> Message:
+        """The message for the node that serves the partition; arrays shared by messages are converted once, to leave the process.
 
         `whole`: it is sent again, with all of the model.
         """
@@ -184,7 +184,7 @@ class PartitionGrid(MessageGrid):
         digests: dict[str, str] = {}
         if trains and not whole:
             self.traffic.bytes_down += self._bytes_down(partition, content)
-        if self._leaves_process:
+        if plain is not None:
             content = RecordDict(dict(content))
             model = wire.arrays_of(content) if trains and self.holdings is not None else None
             for key, record in wire.of_kind(content, ArrayRecord).items():

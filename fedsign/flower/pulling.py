@@ -18,7 +18,7 @@ def arrivals(
     num_messages: int,
     *,
     deadline: float,
-    asked_again: Callable[[int, Message], str | None] = lambda slot, reply: None,
+    asked_again: Callable[[int, Message], str | None] | None = None,
 ) -> Iterator[tuple[int, Message | str]]:
     """(slot, reply) in order of arrival; (slot, why not) for what was not sent, or did not come in time.
 
@@ -37,7 +37,7 @@ def arrivals(
         arrived = list(grid.pull_messages(list(waiting)))
         for reply in arrived:
             slot = waiting.pop(reply.metadata.reply_to_message_id)
-            if (message_id := asked_again(slot, reply)) is None:
+            if asked_again is None or (message_id := asked_again(slot, reply)) is None:
                 yield slot, reply
             else:
                 waiting[message_id] = slot

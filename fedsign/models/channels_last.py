@@ -11,11 +11,6 @@ import torch
 from torch import Tensor, nn
 
 
-def is_convolutional(model: nn.Module) -> bool:
-    """Whether a model has 2-D convolutions."""
-    return any(isinstance(module, nn.Conv2d) for module in model.modules())
-
-
 def laid_out(features: Tensor) -> Tensor:
     """The same images with their channels last; what is no batch of images stays as it is."""
     return features.to(memory_format=torch.channels_last) if features.dim() == 4 else features

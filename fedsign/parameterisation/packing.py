@@ -27,11 +27,10 @@ class Packing:
     def __init__(self, masks: Mapping[str, Mask]) -> None:
         self._masks = masks
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._masks
-
-    def __bool__(self) -> bool:
-        return bool(self._masks)
+    @property
+    def names(self) -> frozenset[str]:
+        """The tensors that travel as rows."""
+        return frozenset(self._masks)
 
     def shape(self, name: str, whole: torch.Size) -> torch.Size:
         """What travels of a tensor of this shape."""

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Annotated
 
 from pydantic import Field
@@ -50,7 +51,7 @@ class InProcess:
                 roles=roles,
             )
             direct = DirectExchange(
-                lambda requests: trainer.train_many(requests, states), num_partitions=num_partitions, roles=roles
+                partial(trainer.train_many, states=states), num_partitions=num_partitions, roles=roles
             )
             RoundLoop(
                 workload,

@@ -280,7 +280,9 @@ def test_a_model_without_a_sparse_tensor_is_packed_by_doing_nothing() -> None:
     packing = packing_of(Workload(dense).make_model())
     tensors = {"2.weight": torch.ones(2, 2)}
     assert (
-        not packing and packing.whole(tensors) is tensors and packing.packed(tensors)["2.weight"] is tensors["2.weight"]
+        not packing.names
+        and packing.whole(tensors) is tensors
+        and packing.packed(tensors)["2.weight"] is tensors["2.weight"]
     )
 
 

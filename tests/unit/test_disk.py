@@ -88,16 +88,14 @@ def test_a_writer_that_raises_leaves_the_old_content(tmp_path: Path) -> None:
 
 def test_a_folder_whose_filling_raises_leaves_the_old_one(tmp_path: Path) -> None:
     path = tmp_path / "folder"
-    disk.replace_folder(path, lambda partial: disk.write_text(partial / "a", "old"))
-
-    def fill(partial: Path) -> None:
+    with disk.replaced_folder(path) as partial:
+        disk.write_text(partial / "a", "old")
+    with pytest.raises(ZeroDivisionError), disk.replaced_folder(path) as partial:
         (partial / "a").write_text("half of the new")
         raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        disk.replace_folder(path, fill)
     assert (path / "a").read_text() == "old"
-    disk.replace_folder(path, lambda partial: disk.write_text(partial / "b", "new"))
+    with disk.replaced_folder(path) as partial:
+        disk.write_text(partial / "b", "new")
     assert [entry.name for entry in path.iterdir()] == ["b"]
     assert list(tmp_path.iterdir()) == [path]
 

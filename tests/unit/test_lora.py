@@ -267,7 +267,7 @@ def test_the_optimiser_is_adamw_of_the_adapters() -> None:
     assert type(made) is torch.optim.AdamW
     assert [id(each) for each in made.param_groups[0]["params"]] == [id(each) for each in model.parameters()]
     assert (made.defaults["lr"], made.defaults["betas"], made.defaults["weight_decay"]) == (0.01, (0.8, 0.999), 0.1)
-    assert LocalOptimizer(lambda round: made).fresh(1) is made
+    assert LocalOptimizer(lambda lr: made).fresh(0.01) is made
 
 
 def test_models_of_one_experiment_hold_the_frozen_weights_once_and_merging_leaves_the_others_alone(

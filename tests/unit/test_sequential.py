@@ -156,22 +156,22 @@ def test_a_users_optimiser_is_made_anew_for_every_client_and_steps_in_its_own_wa
             torch.testing.assert_close(reply.tensors[tensor], expected[tensor], rtol=1e-5, atol=1e-7)
 
 
-def test_an_optimiser_of_torchs_is_made_once_a_round_and_one_of_others_for_every_client() -> None:
-    made: list[int] = []
+def test_an_optimiser_of_torchs_is_made_once_a_rate_and_one_of_others_for_every_client() -> None:
+    made: list[float] = []
 
     def maker(factory: Any) -> LocalOptimizer:
-        def make(round: int) -> torch.optim.Optimizer:
-            made.append(round)
+        def make(lr: float) -> torch.optim.Optimizer:
+            made.append(lr)
             found: torch.optim.Optimizer = factory([nn.Parameter(torch.zeros(1))])
             return found
 
         return LocalOptimizer(make)
 
-    for factory, expected in ((torch.optim.Adam, [1, 2]), (first_step_in_vain, [1, 1, 2, 2])):
+    for factory, expected in ((torch.optim.Adam, [0.1, 0.2]), (first_step_in_vain, [0.1, 0.1, 0.2, 0.2])):
         made.clear()
         local = maker(factory)
-        for round in (1, 1, 2, 2):
-            local.fresh(round).state["anything"] = 1  # type: ignore[index,assignment]
+        for lr in (0.1, 0.1, 0.2, 0.2):
+            local.fresh(lr).state["anything"] = 1  # type: ignore[index,assignment]
         assert made == expected
 
 

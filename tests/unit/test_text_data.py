@@ -380,7 +380,7 @@ def test_silos_read_their_own_lines_and_agree_on_the_vocabulary(tmp_path: Path) 
     for site in range(3):
         own = work.samples_of(site)
         assert isinstance(own, Samples) and all(f"Add {site}" in row if site else "Add" in row for row in texts(own))
-        assert work.evaluate_site(work.make_model(), site)["perplexity"] > 1
+        assert work.evaluate(work.make_model(), site=site)["perplexity"] > 1
 
 
 def test_a_server_without_data_knows_the_shape_of_text(tmp_path: Path) -> None:
