@@ -1,6 +1,6 @@
 """An objective's penalty where a rank has parts of tensors: its gradient, added to that of the loss once all ranks have that together."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -13,16 +13,16 @@ from fedsign.sharding.flat import Piece
 class ShardedPenalty:
     """Of one client's round; `pieces` hold what it received.  Each element's term is added by every rank that owns the element."""
 
-    def __init__(self, spec: ObjectiveSpec, pieces: Sequence[Piece], *, num_elements: int) -> None:
-        """`num_elements`: of all parameters, on all ranks."""
+    def __init__(self, spec: ObjectiveSpec, pieces: Sequence[Piece], *, sizes: Mapping[str, int]) -> None:
+        """`sizes`: elements of each parameter of the model, whole."""
         self._objective: Objective = plugins.build("objective", spec.name, dict(spec.settings))
-        self._pieces = pieces if type(self._objective).penalty is not Objective.penalty else ()
+        self._pieces = pieces if self._objective.has_penalty else ()
         self._context = LocalContext(
             received={str(place): piece.tensor.detach().clone() for place, piece in enumerate(self._pieces)},
             state={},
             shared={},
             unit_displacement=None,
-            num_elements=num_elements,
+            sizes=sizes,
         )
 
     def add(self) -> None:

@@ -37,6 +37,13 @@ class FedDynObjective(Objective):
         ]
         return self.alpha * torch.stack(terms).sum()
 
+    def penalty_gradient(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensors | None:
+        """alpha (h_k + theta - theta_t)."""
+        return {
+            name: (context.state[name] - context.received[name]).add_(theta).mul_(self.alpha)
+            for name, theta in parameters.items()
+        }
+
     def initial_state(self, received: Mapping[str, Tensor]) -> Tensors:
         """h_k = 0."""
         return {name: torch.zeros_like(theta) for name, theta in received.items()}

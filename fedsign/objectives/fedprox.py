@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsign.objectives.base import LocalContext, Objective
+from fedsign.records import Tensors
 
 
 class FedProxObjective(Objective):
@@ -30,3 +31,9 @@ class FedProxObjective(Objective):
             return None  # not a term of zeros: FedProx(0) is FedAvg bit for bit
         distances = [(parameters[name] - context.received[name]).square().sum() for name in parameters]
         return 0.5 * self.mu * torch.stack(distances).sum()
+
+    def penalty_gradient(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensors | None:
+        """mu (theta - theta_t)."""
+        if self.mu == 0:
+            return None
+        return {name: (theta - context.received[name]).mul_(self.mu) for name, theta in parameters.items()}

@@ -29,6 +29,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsign.objectives.base import LocalContext, Objective
+from fedsign.records import Tensors
 
 Reduction = Literal["sum", "tensor_mean", "mean"]
 
@@ -57,10 +58,32 @@ class FedSignObjective(Objective):
             case "tensor_mean":
                 reduced = (sums / sums.new_tensor(sizes)).mean() * (len(parameters) / len(context.received))
             case "mean":
-                reduced = sums.sum() / (context.num_elements or sum(sizes))
+                reduced = sums.sum() / (context.num_elements)
             case _:
                 raise ValueError(f"reduction={self.reduction!r}; expected sum, tensor_mean or mean.")
         return -self.gamma * reduced
+
+    def penalty_gradient(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensors | None:
+        """-gamma sign(theta_t) sigma(theta) (1 - sigma(theta)), by the number of elements as `reduction` says."""
+        if self.gamma == 0:
+            return None
+        found = {}
+        for name, theta in parameters.items():
+            push = context.received[name].sign().mul_(-self.gamma * self._share(name, context))
+            found[name] = torch.ops.aten.sigmoid_backward(push.expand_as(theta), theta.sigmoid())
+        return found
+
+    def _share(self, name: str, context: LocalContext) -> float:
+        """What an element of a tensor counts in the reduction."""
+        match self.reduction:
+            case "sum":
+                return 1.0
+            case "tensor_mean":
+                return 1 / (context.sizes[name] * len(context.sizes))
+            case "mean":
+                return 1 / context.num_elements
+            case _:
+                raise ValueError(f"reduction={self.reduction!r}; expected sum, tensor_mean or mean.")
 
 
 def soft_agreement(theta: Tensor, received: Tensor) -> Tensor:

@@ -1,0 +1,145 @@
+"""The gradients that objectives give of their penalties, on each path, against autograd in float64."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from clients.stacked_context import StackedContext
+from clients.stacked_penalty import by_autograd, penalty_gradient
+from fedsign import plugins
+from fedsign.objectives.base import LocalContext, Objective
+from fedsign.objectives.fedprox import FedProxObjective
+from fedsign.objectives.fedsign import FedSignObjective
+from fedsign.records import Tensors
+from fedsign.registry import KINDS
+from tests.papers.local import local
+
+NUM_CLIENTS, SHAPES = 3, {"weight": (4, 6), "bias": (4,), "scale": ()}
+
+
+class Elastic(Objective):
+    """A user's: the push is the same for all clients, so on the cohort path it has no clients' axis."""
+
+    def penalty(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensor | None:
+        return torch.stack([(theta * context.received[name]).sum() for name, theta in parameters.items()]).sum()
+
+    def penalty_gradient(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensors | None:
+        return {name: context.received[name].clone() for name in parameters}
+
+
+REGISTERED: dict[str, Objective] = {name: plugins.build("objective", name, {}) for name in KINDS["objective"].table}
+OBJECTIVES = {name: objective for name, objective in REGISTERED.items() if objective.has_gradient} | {
+    "fedsign tensor_mean": FedSignObjective(gamma=0.9, reduction="tensor_mean"),
+    "fedsign mean": FedSignObjective(gamma=0.9, reduction="mean"),
+    "a user's": Elastic(),
+}
+
+
+def drawn(seed: int, *, num: int | None = None) -> Tensors:
+    random = torch.Generator().manual_seed(seed)
+    first = () if num is None else (num,)
+    return {
+        name: torch.randn((*first, *shape), generator=random, dtype=torch.float64) for name, shape in SHAPES.items()
+    }
+
+
+def context_of(seed: int) -> LocalContext:
+    """Every third element was received as 0, where FedSign has no term."""
+    received = drawn(seed)
+    received["weight"].flatten()[::3] = 0.0
+    state = dict(reversed(drawn(seed + 1).items()))  # files have their own order
+    return local(received, state=state, shared=drawn(seed + 2))
+
+
+def given(objective: Objective, theta: Mapping[str, Tensor], context: LocalContext) -> Tensors:
+    with torch.no_grad():
+        found = objective.penalty_gradient(theta, context)
+    assert found is not None and list(found) == list(theta)
+    return found
+
+
+def test_every_penalty_of_ours_gives_its_gradient() -> None:
+    assert {name for name, each in REGISTERED.items() if each.has_penalty} == {
+        name for name, each in REGISTERED.items() if each.has_gradient
+    }
+    assert {"fedprox", "feddyn", "fedsign", "scaffold"} <= OBJECTIVES.keys()
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_the_gradient_is_autograds_of_the_penalty_in_new_tensors(name: str) -> None:
+    objective, context = OBJECTIVES[name], context_of(1)
+    theta = {key: tensor.requires_grad_() for key, tensor in drawn(0).items()}
+    penalty = objective.penalty(theta, context)
+    assert penalty is not None
+    expected = torch.autograd.grad(penalty, list(theta.values()))
+    for _ in range(2):  # what it gave may be written to
+        for found, wanted in zip(given(objective, theta, context).values(), expected, strict=True):
+            assert wanted.abs().max() > 1e-5
+            torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-16)
+            found.zero_()
+
+
+@pytest.mark.parametrize("received_is_stacked", [False, True])
+@pytest.mark.parametrize("shared", ["nothing", "one for all", "stacked"])
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_the_gradient_of_a_stack_is_each_clients(name: str, shared: str, received_is_stacked: bool) -> None:
+    objective, theta = OBJECTIVES[name], drawn(0, num=NUM_CLIENTS)
+    clients = [context_of(10 * place) for place in range(NUM_CLIENTS)]
+    if not received_is_stacked:
+        clients = [replace(each, received=clients[0].received) for each in clients]
+    if shared != "stacked":
+        clients = [replace(each, shared={} if shared == "nothing" else clients[0].shared) for each in clients]
+    stack = StackedContext(
+        received={key: torch.stack([each.received[key] for each in clients]) for key in SHAPES}
+        if received_is_stacked
+        else dict(clients[0].received),
+        received_is_stacked=received_is_stacked,
+        state={key: torch.stack([each.state[key] for each in clients]) for key in SHAPES},
+        shared={key: torch.stack([each.shared[key] for each in clients]) for key in SHAPES}
+        if shared == "stacked"
+        else dict(clients[0].shared),
+        shared_is_stacked=shared == "stacked",
+        unit_displacement=[1.0, 2.0, 3.0],
+        sizes=clients[0].sizes,
+    )
+    gradient = penalty_gradient(objective, theta, stack)
+    assert gradient is not None
+    found, mapped = gradient(), by_autograd(objective, theta, stack)
+    assert found is not None
+    for place, context in enumerate(clients):
+        for key, wanted in given(objective, {key: theta[key][place] for key in theta}, context).items():
+            torch.testing.assert_close(found[key][place], wanted, rtol=1e-14, atol=0)
+            torch.testing.assert_close(mapped[key][place], wanted, rtol=1e-12, atol=1e-16)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_the_gradient_of_a_part_of_a_tensor_is_that_part_of_the_gradient(name: str) -> None:
+    objective, theta, context = OBJECTIVES[name], drawn(0), context_of(1)
+    whole = given(objective, theta, context)
+    for some in (slice(0, 1), slice(1, None)):  # a rank may have nothing of a tensor
+
+        def part(tensors: Mapping[str, Tensor], some: slice = some) -> Tensors:
+            return {key: tensor.flatten()[some] for key, tensor in tensors.items()}
+
+        mine = replace(context, received=part(context.received), state=part(context.state), shared=part(context.shared))
+        for key, found in given(objective, part(theta), mine).items():
+            torch.testing.assert_close(found, whole[key].flatten()[some], rtol=1e-14, atol=0)
+
+
+class _Stronger(FedProxObjective):
+    def penalty(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensor | None:
+        term = super().penalty(parameters, context)
+        return None if term is None else 2 * term
+
+
+class _Gentle(_Stronger):
+    def penalty_gradient(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensors | None:
+        return {name: theta - context.received[name] for name, theta in parameters.items()}
+
+
+def test_who_overrides_a_penalty_alone_does_not_inherit_the_others_gradient() -> None:
+    assert _Stronger().has_penalty and not _Stronger().has_gradient
+    assert _Gentle().has_gradient and not Objective().has_penalty
