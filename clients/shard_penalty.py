@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import nn
 
 from fedsign import plugins
 from fedsign.objectives.base import LocalContext, Objective
-from fedsign.records import ObjectiveSpec
+from fedsign.records import ObjectiveSpec, Tensors
 from fedsign.sharding.flat import Piece
 
 
@@ -30,9 +31,14 @@ class ShardedPenalty:
         trained = {
             str(place): piece.tensor for place, piece in enumerate(self._pieces) if piece.tensor.grad is not None
         }
-        penalty = self._objective.penalty(trained, self._context) if trained else None
+        for name, gradient in self._gradients(trained).items() if trained else ():
+            trained[name].grad.add_(gradient)  # type: ignore[union-attr]
+
+    def _gradients(self, trained: Mapping[str, nn.Parameter]) -> Tensors:
+        if self._objective.has_gradient:
+            with torch.no_grad():
+                return self._objective.penalty_gradient(trained, self._context) or {}
+        penalty = self._objective.penalty(trained, self._context)
         if penalty is None:
-            return
-        for tensor, gradient in zip(trained.values(), torch.autograd.grad(penalty, [*trained.values()]), strict=True):
-            if tensor.grad is not None:
-                tensor.grad.add_(gradient)
+            return {}
+        return dict(zip(trained, torch.autograd.grad(penalty, [*trained.values()]), strict=True))

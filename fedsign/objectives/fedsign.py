@@ -50,18 +50,11 @@ class FedSignObjective(Objective):
         """-gamma * reduce(sgp(theta_t) sigma(theta) + sgp(-theta_t) sigma(-theta))."""
         if self.gamma == 0:
             return None  # not a term of zeros: FedSign(0) is FedAvg bit for bit
-        sums = torch.stack([soft_agreement(theta, context.received[name]).sum() for name, theta in parameters.items()])
-        sizes = [theta.numel() for theta in parameters.values()]
-        match self.reduction:
-            case "sum":
-                reduced = sums.sum()
-            case "tensor_mean":
-                reduced = (sums / sums.new_tensor(sizes)).mean() * (len(parameters) / len(context.received))
-            case "mean":
-                reduced = sums.sum() / (context.num_elements)
-            case _:
-                raise ValueError(f"reduction={self.reduction!r}; expected sum, tensor_mean or mean.")
-        return -self.gamma * reduced
+        terms = [
+            soft_agreement(theta, context.received[name]).sum() * self._share(name, context)
+            for name, theta in parameters.items()
+        ]
+        return -self.gamma * torch.stack(terms).sum()
 
     def penalty_gradient(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensors | None:
         """-gamma sign(theta_t) sigma(theta) (1 - sigma(theta)), by the number of elements as `reduction` says."""
@@ -70,7 +63,8 @@ class FedSignObjective(Objective):
         found = {}
         for name, theta in parameters.items():
             push = context.received[name].sign().mul_(-self.gamma * self._share(name, context))
-            found[name] = torch.ops.aten.sigmoid_backward(push.expand_as(theta), theta.sigmoid())
+            sigma = theta.sigmoid()
+            found[name] = torch.ops.aten.sigmoid_backward.grad_input(push, sigma, grad_input=sigma)  # in place
         return found
 
     def _share(self, name: str, context: LocalContext) -> float:
