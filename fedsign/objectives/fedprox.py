@@ -4,7 +4,7 @@ Paper: Li et al. 2020 (arXiv 1812.06127), Eq. 2:  h_k(w) = F_k(w) + (mu/2) ||w -
 """
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Final
 
 import torch
 from pydantic import Field
@@ -13,11 +13,14 @@ from torch import Tensor
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.records import Tensors
 
+Mu = Annotated[float, Field(ge=0)]
+MU: Final = 0.01
+
 
 class FedProxObjective(Objective):
     """Task loss + (mu/2) ||theta - theta_t||^2 over all parameters."""
 
-    def __init__(self, *, mu: Annotated[float, Field(ge=0)] = 0.01) -> None:
+    def __init__(self, *, mu: Mu = MU) -> None:
         self.mu = mu
 
     @property

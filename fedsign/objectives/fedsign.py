@@ -22,7 +22,7 @@ is lowered or weight decay (`client.weight_decay`) holds against it.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import torch
 from pydantic import Field
@@ -31,13 +31,16 @@ from torch import Tensor
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.records import Tensors
 
+Gamma = Annotated[float, Field(ge=0)]
 Reduction = Literal["sum", "tensor_mean", "mean"]
+GAMMA: Final = 0.003
+REDUCTION: Final[Reduction] = "sum"
 
 
 class FedSignObjective(Objective):
     """Task loss - gamma * reduce(soft agreement of theta's signs with theta_t's)."""
 
-    def __init__(self, *, gamma: Annotated[float, Field(ge=0)] = 0.003, reduction: Reduction = "sum") -> None:
+    def __init__(self, *, gamma: Gamma = GAMMA, reduction: Reduction = REDUCTION) -> None:
         self.gamma = gamma
         self.reduction = reduction
 
