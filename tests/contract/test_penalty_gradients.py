@@ -1,7 +1,10 @@
 """The gradients that objectives give of their penalties, on each path, against autograd in float64."""
 
+import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,6 +27,7 @@ from fedsign.registry import KINDS
 from fedsign.workload import Workload
 from tests.papers.local import local
 
+HOW_TO = Path(__file__).parents[2] / "docs" / "how-to" / "your-own-strategy.md"
 NUM_CLIENTS, SHAPES = 3, {"weight": (4, 6), "bias": (4,), "scale": ()}
 
 
@@ -225,3 +229,14 @@ def test_a_local_step_takes_the_gradient_of_the_written_objective(name: str, mic
         assert (found[key] - wanted).norm() <= 1e-6 * wanted.norm()
         if isinstance(objective, FedSignObjective):  # no term where the received value is 0
             assert torch.equal(found[key].flatten()[::3], plain[key].flatten()[::3])
+
+
+def test_the_how_tos_objective_passes_the_how_tos_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, check = re.findall(r"```python\n(.*?)```", HOW_TO.read_text(encoding="utf-8"), flags=re.DOTALL)
+    (tmp_path / "anchored.py").write_text(source, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "anchored", raising=False)
+    exec(check, {})
+    with pytest.raises(AssertionError, match="not close"):
+        exec(check.replace("objective.penalty_gradient(", "AnchorLoss().penalty_gradient("), {})
+    monkeypatch.delitem(sys.modules, "anchored")
