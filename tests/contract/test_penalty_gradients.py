@@ -14,9 +14,9 @@ from torch.func import functional_call
 from clients.local_step import LocalStep
 from clients.stacked_context import StackedContext
 from clients.stacked_penalty import by_autograd, penalty_gradient
+from clients.working_model import WorkingModel
 from fedsign import plugins
 from fedsign.config import from_dict
-from fedsign.models.working import WorkingModel
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.objectives.feddyn import FedDynObjective
 from fedsign.objectives.fedprox import FedProxObjective
