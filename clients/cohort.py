@@ -163,7 +163,7 @@ class CohortTrainer:
             metrics={"train-loss": stack.train_losses},
             has_state=objective.has_state,
         )
-        if objective.has_state or type(objective).to_server is not Objective.to_server:
+        if objective.has_state or objective.replies_with_more:
             kept = [
                 _attempted(partial(_keep, one, objective, states, self._packing), one.client.request)
                 for one in stack.each()
@@ -189,6 +189,7 @@ class _Round:
     def __init__(self, workload: Workload, model: torch.nn.Module, packing: Packing) -> None:
         self._workload, self._model, self._packing = workload, model, packing
         self._partition, self._has_norm = workload.partition, has_batch_norm(model)
+        self._sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
         self._spec: ObjectiveSpec | None = None
         self._rate: tuple[int, float] = (0, 0.0)  # a round, and what its learning rate is multiplied with
         self._optimizer: torch.optim.Optimizer | None = None
@@ -279,6 +280,7 @@ class _Round:
             ),
             shared=shared,
             unit_displacement=self._displacement(steps),
+            sizes=self._sizes,
         )
         return context
 

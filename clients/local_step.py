@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from clients.local_optim import stepper
 from clients.working_model import WorkingModel
 from fedsign.objectives.base import LocalContext, Objective, Representation
+from fedsign.records import Tensors
 from fedsign.registry import resolve
 from fedsign.tasks.base import num_terms
 from fedsign.workload import Workload
@@ -33,7 +34,7 @@ class LocalStep:
         client = workload.config.client
         self._task, self._clip_norm, self._micro_batch = workload.training_task, client.clip_norm, client.micro_batch
         self._model, self._optimizer = model, stepper(optimizer)
-        self._objective, self._context = objective, context
+        self._objective, self._context, self._has_gradient = objective, context, objective.has_gradient
 
     def scale(self, factor: float) -> None:
         """The next steps' learning rates: so many times those that the optimiser was made with."""
@@ -46,9 +47,7 @@ class LocalStep:
             task_loss = self._in_pieces(features, targets)
         else:
             task_loss, contrast = self._losses(features, targets)
-            loss = task_loss if contrast is None else task_loss + contrast
-            penalty = self._penalty()
-            (loss if penalty is None else loss + penalty).backward()
+            self._backward(task_loss if contrast is None else task_loss + contrast)
         if self._clip_norm:
             nn.utils.clip_grad_norm_(self._model.parameters.values(), self._clip_norm)
         self._optimizer.step()
@@ -56,9 +55,7 @@ class LocalStep:
 
     def _in_pieces(self, features: Tensor, targets: Tensor) -> Tensor:
         """The gradients of the whole batch; see [Note: micro batches]."""
-        penalty = self._penalty()
-        if penalty is not None:
-            penalty.backward()
+        self._backward(None)
         total = max(num_terms(self._task, targets), 1)
         found = torch.zeros((), device=targets.device)
         pieces = zip(features.split(self._micro_batch), targets.split(self._micro_batch), strict=True)
@@ -72,8 +69,19 @@ class LocalStep:
             found = found + task_loss.detach() * share  # in the loss's own type
         return found
 
-    def _penalty(self) -> Tensor | None:
-        return self._objective.penalty(self._model.in_training, self._context)
+    def _backward(self, loss: Tensor | None) -> None:
+        """The gradients of a loss and the penalty.  A parameter's hook, such as a sparse one's mask, gets the sum of the two."""
+        parameters = self._model.in_training
+        losses, pulls = [] if loss is None else [loss], Tensors()
+        if self._has_gradient:
+            with torch.no_grad():
+                pulls = self._objective.penalty_gradient(parameters, self._context) or pulls
+        elif (penalty := self._objective.penalty(parameters, self._context)) is not None:
+            losses = [penalty if loss is None else loss + penalty]
+        pulled = [name for name in pulls if parameters[name].requires_grad]
+        roots = [*losses, *(parameters[name] for name in pulled)]
+        if roots:
+            torch.autograd.backward(roots, [*[None] * len(losses), *(pulls[name] for name in pulled)])
 
     def _losses(self, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
         """The task's loss, and the objective's term for the batch, if it has one."""

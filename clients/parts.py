@@ -42,7 +42,6 @@ def on_device(context: LocalContext, model: PartModel) -> LocalContext:
         received=model.on_device(context.received),
         state=model.on_device(context.state),
         shared=model.on_device(context.shared),
-        num_elements=sum(tensor.numel() for tensor in context.received.values()),
     )
 
 

@@ -4,7 +4,7 @@
 `cohort` gives the same results to rounding; what it could not do exactly is refused here in one sentence, before a
 run.  `auto` is `cohort` where that is exact and known to be faster, which a rule says (never a clock, so that the same
 experiment takes the same path everywhere): a chain of linear layers and elementwise functions with at most
-`_MOST_PARAMETERS` parameters, and an objective of ours.  Convolutions stay sequential: stacked they become grouped
+`_MOST_PARAMETERS` parameters, and an objective of ours or one that gives its penalty's gradient.  Convolutions stay sequential: stacked they become grouped
 convolutions, which are slower on CPUs.
 """
 
@@ -19,7 +19,7 @@ from clients.stacked_context import StackedContext
 from clients.stacked_loss import StackedLoss, stacked_layers
 from clients.stacked_modules import STACKED_DROPOUTS, STACKED_NORMS, StackedModel
 from clients.stacked_optim import stacked_optimizer
-from clients.stacked_penalty import penalty_gradient
+from clients.stacked_penalty import by_autograd, penalty_gradient
 from clients.stacked_training import trainable
 from clients.trainer import LocalTrainer, SequentialTrainer, make_optimizer
 from fedsign import plugins
@@ -27,7 +27,7 @@ from fedsign.errors import ConfigError, FedSignError
 from fedsign.models.batch_norm import BATCH_NORMS
 from fedsign.objectives.base import Objective
 from fedsign.optim.base import adapts, trains_part
-from fedsign.records import ObjectiveSpec, failure_of
+from fedsign.records import ObjectiveSpec, Tensors, failure_of
 from fedsign.registry import KINDS
 from fedsign.seeding import Purpose, torch_stream
 from fedsign.workload import Workload
@@ -76,8 +76,9 @@ def is_faster(workload: Workload, spec: ObjectiveSpec) -> bool:
     """See the module."""
     model = workload.make_model()
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    is_ours = spec.name in KINDS["objective"].table
-    return is_ours and stacked_layers(model) is not None and num_parameters <= _MOST_PARAMETERS
+    objective: Objective = plugins.build("objective", spec.name, spec.settings)
+    is_fast = objective.has_gradient or spec.name in KINDS["objective"].table
+    return is_fast and stacked_layers(model) is not None and num_parameters <= _MOST_PARAMETERS
 
 
 def chunk_of(workload: Workload) -> int:
@@ -145,7 +146,7 @@ def _found_by_trying(workload: Workload, model: nn.Module, objective: Objective)
         return "the model's output for a sample depends on the other samples of the batch, which may be padding"
     samples, task = trainable(workload)
     received = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    theta = {name: torch.stack([tensor, tensor]).requires_grad_() for name, tensor in received.items()}
+    theta = {name: torch.stack([tensor, tensor + 0.5]).requires_grad_() for name, tensor in received.items()}
     state = objective.initial_state(received) if objective.has_state else {}
     context = StackedContext(
         received=received,
@@ -153,7 +154,8 @@ def _found_by_trying(workload: Workload, model: nn.Module, objective: Objective)
         state={name: torch.stack([tensor, tensor]) for name, tensor in state.items()},
         shared={},
         shared_is_stacked=False,
-        unit_displacement=[1.0, 1.0],
+        unit_displacement=[1.0, 2.0],
+        sizes={name: tensor.numel() for name, tensor in received.items()},
     )
     targets = samples.targets[:1].expand(2, 2).contiguous()
     weights = torch.full((2, 2), 0.5, device=pair.device, dtype=next(iter(received.values())).dtype)
@@ -165,14 +167,29 @@ def _found_by_trying(workload: Workload, model: nn.Module, objective: Objective)
         drawn = loss.draws(theta, features, weights, context, buffers=buffers)
         masks = [weights.new_ones(2, 2, *draw.shape) for draw in drawn]
     total, _ = loss(theta, features, targets, weights, context, buffers=buffers, masks=masks)
-    penalty = penalty_gradient(objective, context)
-    if penalty is not None:
-        penalty(theta)
+    if not _pulls_each_by_itself(objective, theta, context):
+        return "the objective's penalty_gradient is not the gradient of its penalty for each client by itself, in new tensors"
     gradients = torch.autograd.grad(total, list(theta.values()), allow_unused=True)
     for name, gradient in zip(theta, gradients, strict=True):
         if gradient is None or not model.get_parameter(name).requires_grad:
             return f"parameter '{name}' is not trained, and an optimiser leaves such a one alone"
     return None
+
+
+@torch.no_grad()
+def _pulls_each_by_itself(objective: Objective, theta: Tensors, context: StackedContext) -> bool:
+    """Whether the gradient of a stack's penalties is each client's, the second time too, when the first was written to."""
+    gradient = penalty_gradient(objective, theta, context)
+    if gradient is None:
+        return True
+    expected = by_autograd(objective, theta, context)
+    for _ in range(2):
+        found = gradient() or {name: torch.zeros_like(tensor) for name, tensor in theta.items()}
+        for name, each in expected.items():
+            if not torch.allclose(found[name], each, rtol=1e-3, atol=1e-4 * float(each.abs().max())):
+                return False
+            found[name].zero_()
+    return True
 
 
 def mixes_samples(model: nn.Module, pair: Tensor) -> bool:

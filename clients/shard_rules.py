@@ -89,10 +89,9 @@ def where_machines_join(settings: ShardingSection) -> tuple[Address, bytes]:
 @lru_cache(maxsize=8)
 def _refusal_of(name: str, settings: tuple[tuple[str, Any], ...]) -> str:
     objective: Objective = plugins.build("objective", name, dict(settings))
-    kind = type(objective)
-    has_parts = kind.penalty is Objective.penalty or objective.adds_up
+    has_parts = not objective.has_penalty or objective.adds_up
     needs_more = objective.has_state or objective.contrasts or objective.needs_unit_displacement
-    if has_parts and kind.to_server is Objective.to_server and not needs_more:
+    if has_parts and not objective.replies_with_more and not needs_more:
         return ""
     return (
         f"objective '{name}' reads whole parameters, of which a rank has a part; use a strategy whose clients minimise the task's "

@@ -67,7 +67,7 @@ class ShardedTraining:
             units=units_of(workload, self._model),
             prefetch=settings.prefetch,
         )
-        self._num_elements = sum(parameter.numel() for parameter in self._model.parameters())
+        self._sizes = {name: parameter.numel() for name, parameter in self._model.named_parameters()}
         self._optimizers = PieceOptimizers(self._model, self._sharded.pieces)
         task = workload.training_task
         self._needs_targets = getattr(task, "num_terms", None) is not None
@@ -77,7 +77,7 @@ class ShardedTraining:
         """A client's round."""
         workload, client = self._workload, self._workload.config.client
         self._sharded.load(self._packing.whole(tensors))
-        self._penalty = ShardedPenalty(objective, self._sharded.pieces, num_elements=self._num_elements)
+        self._penalty = ShardedPenalty(objective, self._sharded.pieces, sizes=self._sizes)
         index = workload.share_of(partition)
         steps = num_steps(len(index), client.batch_size, epochs=client.local_epochs, steps=client.local_steps)
         whole = make_optimizer(workload, self._model, round=round)

@@ -23,6 +23,7 @@ class StackedContext:
     shared: Tensors
     shared_is_stacked: bool
     unit_displacement: Sequence[float] | None  # [K]
+    sizes: Mapping[str, int]
 
     def first(self, num: int) -> "StackedContext":
         """That of the first clients."""
@@ -38,6 +39,12 @@ class StackedContext:
             unit_displacement=None if self.unit_displacement is None else self.unit_displacement[:num],
         )
 
+    def joint(self) -> LocalContext:
+        """All clients' as one, for functions of each element: what differs between clients has them as its first axis."""
+        return LocalContext(
+            received=self.received, state=self.state, shared=self.shared, unit_displacement=None, sizes=self.sizes
+        )
+
     def mapped(self, function: Callable[..., tuple[Tensor, ...]], *stacked: object) -> tuple[Tensor, ...]:
         """`function(client's context, client's part of each of `stacked`)` for every client."""
         displacement = None
@@ -45,8 +52,9 @@ class StackedContext:
             displacement = next(iter(self.received.values())).new_tensor(self.unit_displacement)
 
         def of_client(received: Tensors, state: Tensors, shared: Tensors, far: Tensor | None, *own: object) -> object:
+            number = cast("float | None", far)
             context = LocalContext(
-                received=received, state=state, shared=shared, unit_displacement=cast("float | None", far)
+                received=received, state=state, shared=shared, unit_displacement=number, sizes=self.sizes
             )
             return function(context, *own)
 
@@ -77,6 +85,7 @@ def stacked_context(contexts: Sequence[LocalContext]) -> StackedContext:
         shared=stacked_tensors([context.shared for context in contexts]) if shared_differs else dict(first.shared),
         shared_is_stacked=shared_differs,
         unit_displacement=None if first.unit_displacement is None else displacements,
+        sizes=first.sizes,
     )
 
 

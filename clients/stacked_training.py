@@ -4,7 +4,7 @@ A step's gradient is written out by hand where the model is a small chain (`clie
 otherwise; the penalty's is added to it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -16,7 +16,7 @@ from clients.stacked_context import StackedContext
 from clients.stacked_loss import StackedLoss, stacked_layers
 from clients.stacked_modules import Draw, StackedModel, drawn_masks
 from clients.stacked_optim import StackedOptimizer, clip_each
-from clients.stacked_penalty import PenaltyGradient, has_penalty, penalty_gradient
+from clients.stacked_penalty import penalty_gradient
 from clients.stacked_plan import StackedPlan
 from fedsign.data.base import IntArray, Samples
 from fedsign.errors import ConfigError
@@ -144,13 +144,13 @@ class _Step:
         self._chain = None if objective.contrasts else chain
         self._loss, self._objective, self._optimizer = loss, objective, optimizer
         self._clip_norm, self._masks = clip_norm, masks
-        self._reads_context = self._chain is None or has_penalty(objective)
+        self._reads_context = self._chain is None or objective.has_penalty
         self._num = 0
         self._theta: Tensors = {}
         self._buffers: Tensors = {}
         self._gradient: Tensors = {}
         self._context: StackedContext
-        self._penalty: PenaltyGradient | None = None
+        self._penalty: Callable[[], Tensors | None] | None = None
 
     def take_part(self, num: int, tensors: StackedTensors, context: StackedContext) -> None:
         """From now on the first `num` clients of the stack."""
@@ -161,7 +161,7 @@ class _Step:
         self._buffers = {name: tensor[:num] for name, tensor in tensors.buffers.items()}
         if self._reads_context:
             self._context = context.first(num)
-            self._penalty = penalty_gradient(self._objective, self._context)
+            self._penalty = penalty_gradient(self._objective, self._theta, self._context)
         self._gradient = {name: tensor[:num] for name, tensor in self._gradient.items()}
 
     def draws(self, features: Tensor, weights: Tensor) -> list[Draw]:
@@ -172,10 +172,11 @@ class _Step:
     def __call__(self, features: Tensor, targets: Tensor, weights: Tensor, masks: Sequence[Tensor]) -> Tensor:
         """Move the parameters; returns the samples' task losses [n, B]."""
         descent = self._optimizer.descent
-        is_plain = self._penalty is None and not self._clip_norm and not self._masks
+        pull = None if self._penalty is None else self._penalty()
+        is_plain = pull is None and not self._clip_norm and not self._masks
         if self._chain is not None and is_plain and descent is not None:
             return self._chain.add(self._theta, features, targets, weights, self._theta, beta=1, alpha=-descent)
-        losses, gradient = self._gradient_of(features, targets, weights, masks)
+        losses, gradient = self._gradient_of(pull, features, targets, weights, masks)
         gradients = [each * self._masks[name] if name in self._masks else each for name, each in gradient.items()]
         if self._clip_norm:
             gradients = clip_each(gradients, self._clip_norm)
@@ -183,9 +184,8 @@ class _Step:
         return losses
 
     def _gradient_of(
-        self, features: Tensor, targets: Tensor, weights: Tensor, masks: Sequence[Tensor]
+        self, pull: Tensors | None, features: Tensor, targets: Tensor, weights: Tensor, masks: Sequence[Tensor]
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        pull = None if self._penalty is None else self._penalty(self._theta)
         if self._chain is not None:
             if pull is None and not self._gradient:
                 self._gradient = {name: torch.empty_like(tensor) for name, tensor in self._theta.items()}

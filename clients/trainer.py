@@ -155,6 +155,7 @@ class SequentialTrainer:
             state=self._model.whole(load_state(objective, received, request, states, device)),
             shared=self._model.whole(to_device(request.shared, device)),
             unit_displacement=unit_displacement,
+            sizes=self._model.sizes,
         )
 
     def _objective_of(self, spec: ObjectiveSpec) -> Objective:

@@ -38,6 +38,7 @@ class WorkingModel:
         multiply_sparsely(module, numerics)
         self._forward: nn.Module = torch.compile(module) if numerics.compile else module  # type: ignore[assignment]
         self.parameters: Final[dict[str, nn.Parameter]] = dict(module.named_parameters())
+        self.sizes: Final = {name: parameter.numel() for name, parameter in self.parameters.items()}
         self.in_training = self.parameters  # those of a step, where not all are
         self.roles: Final[dict[str, Role]] = roles_of(module)
         self.packing: Final = packing_of(module)

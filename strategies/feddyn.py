@@ -16,11 +16,9 @@ theta_t).  A parameter that nobody sent is served as before: to add mean_h to it
 answers by moving it back, would let it run away.
 """
 
-from typing import Annotated
-
 import torch
-from pydantic import Field
 
+from fedsign.objectives.feddyn import ALPHA, Alpha
 from fedsign.records import ObjectiveSpec, Tensors
 from strategies.base import Aggregate, Strategy
 
@@ -28,7 +26,7 @@ from strategies.base import Aggregate, Strategy
 class FedDyn(Strategy):
     """Serves mean + mean_h, evaluates the mean; the clients' losses are tilted by h_k."""
 
-    def __init__(self, *, alpha: Annotated[float, Field(gt=0)] = 0.05) -> None:
+    def __init__(self, *, alpha: Alpha = ALPHA) -> None:
         super().__init__(weighting="uniform")
         self.alpha = alpha
         self.mean_h: Tensors = {}

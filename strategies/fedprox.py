@@ -1,9 +1,6 @@
 """FedProx: FedAvg whose clients are held near the received model (Li et al. 2020, arXiv 1812.06127)."""
 
-from typing import Annotated
-
-from pydantic import Field
-
+from fedsign.objectives.fedprox import MU, Mu
 from fedsign.records import ObjectiveSpec
 from strategies.base import Strategy, Weighting, Weights
 
@@ -11,9 +8,7 @@ from strategies.base import Strategy, Weighting, Weights
 class FedProx(Strategy):
     """Clients minimise L_k + (mu/2) ||theta - theta_t||^2; the server averages."""
 
-    def __init__(
-        self, *, mu: Annotated[float, Field(ge=0)] = 0.01, weighting: Weighting = "uniform", weights: Weights = ()
-    ) -> None:
+    def __init__(self, *, mu: Mu = MU, weighting: Weighting = "uniform", weights: Weights = ()) -> None:
         super().__init__(weighting=weighting, weights=weights)
         self.mu = mu
 

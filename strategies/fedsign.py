@@ -4,11 +4,7 @@ Paper: arXiv 2405.12489, section 6.2 and Appendix C; the loss stands in `fedsign
 The server's side is the uniform average of the paper's listing.
 """
 
-from typing import Annotated
-
-from pydantic import Field
-
-from fedsign.objectives.fedsign import Reduction
+from fedsign.objectives.fedsign import GAMMA, REDUCTION, Gamma, Reduction
 from fedsign.records import ObjectiveSpec
 from strategies.base import Strategy, Weighting, Weights
 
@@ -19,8 +15,8 @@ class FedSign(Strategy):
     def __init__(
         self,
         *,
-        gamma: Annotated[float, Field(ge=0)] = 0.003,
-        reduction: Reduction = "sum",
+        gamma: Gamma = GAMMA,
+        reduction: Reduction = REDUCTION,
         weighting: Weighting = "uniform",
         weights: Weights = (),
     ) -> None:

@@ -3,10 +3,7 @@
 Paper: Li, He and Song 2021 (arXiv 2103.16257); the loss stands in `fedsign.objectives.moon`.
 """
 
-from typing import Annotated
-
-from pydantic import Field
-
+from fedsign.objectives.moon import MU, TEMPERATURE, Mu, Temperature
 from fedsign.records import ObjectiveSpec
 from strategies.base import Strategy, Weighting
 
@@ -17,8 +14,8 @@ class MOON(Strategy):
     def __init__(
         self,
         *,
-        mu: Annotated[float, Field(ge=0)] = 1.0,
-        temperature: Annotated[float, Field(gt=0)] = 0.5,
+        mu: Mu = MU,
+        temperature: Temperature = TEMPERATURE,
         weighting: Weighting = "uniform",
     ) -> None:
         super().__init__(weighting=weighting)

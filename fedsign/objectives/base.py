@@ -2,6 +2,16 @@
 
 A client minimises  task loss + penalty(theta; context) + contrast(z; context).  All methods are pure
 functions of tensors, so that a cohort of clients can be trained as one tensor program.
+
+[Note: one gradient for three paths] An objective may give the gradient of its penalty; without it `penalty` is differentiated by
+autograd.  `penalty_gradient` works element by element: it reads that element of the parameters and of the context's tensors, and
+`sizes`, which are the same for all clients.  The same function then serves
+
+    one client     tensors [...]
+    a cohort       tensors [K, ...], or [...] where the K clients share one, as they do `received`; they broadcast
+    a shard        the parts [m] of the tensors that a rank has
+
+A gradient with a number of the client's own, such as a norm or `unit_displacement`, is left to autograd.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +35,12 @@ class LocalContext:
     state: Mapping[str, Tensor]  # what this client has kept since it took part last
     shared: Mapping[str, Tensor]  # what the strategy sent besides the model; empty if nothing
     unit_displacement: float | None
-    num_elements: int | None = None  # of all parameters, where some are frozen; None: all are trained
+    sizes: Mapping[str, int]  # elements of each parameter of the model, whole, those that are frozen included
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of the whole model."""
+        return sum(self.sizes.values())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +64,22 @@ class Objective:
     needs_unit_displacement: ClassVar[bool] = False
 
     @property
+    def has_penalty(self) -> bool:
+        """Whether the class gives a penalty, which may still be None."""
+        return type(self).penalty is not Objective.penalty or self.has_gradient
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether the class gives its penalty's gradient; one that overrides `penalty` alone has inherited another's."""
+        owner = next(kind for kind in type(self).__mro__ if not {"penalty", "penalty_gradient"}.isdisjoint(vars(kind)))
+        return owner is not Objective and "penalty_gradient" in vars(owner)
+
+    @property
+    def replies_with_more(self) -> bool:
+        """Whether replies carry tensors besides the model."""
+        return type(self).to_server is not Objective.to_server
+
+    @property
     def adds_up(self) -> bool:
         """Whether the penalty of tensors is the sum of their parts' penalties, so that several processes may have a part each.
 
@@ -60,6 +91,13 @@ class Objective:
         """What is added to the loss of every batch, a scalar; None for nothing.
 
         `parameters` are those that are trained now: what is frozen, as LISA does it, is constant.
+        """
+        return None
+
+    def penalty_gradient(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensors | None:
+        """The gradient of `penalty` by each parameter, as new tensors; None for nothing.
+
+        Optional, and faster than autograd; see [Note: one gradient for three paths].
         """
         return None
 

@@ -11,7 +11,7 @@ clients differ and take many steps.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Final
 
 import torch
 from pydantic import Field
@@ -20,13 +20,16 @@ from torch import Tensor
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.records import Tensors
 
+Alpha = Annotated[float, Field(gt=0)]
+ALPHA: Final = 0.05
+
 
 class FedDynObjective(Objective):
     """Task loss + alpha <theta, h_k> + (alpha/2) ||theta - theta_t||^2; h_k is kept by the client."""
 
     has_state: ClassVar[bool] = True
 
-    def __init__(self, *, alpha: Annotated[float, Field(gt=0)] = 0.05) -> None:
+    def __init__(self, *, alpha: Alpha = ALPHA) -> None:
         self.alpha = alpha
 
     def penalty(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensor | None:
@@ -36,6 +39,13 @@ class FedDynObjective(Objective):
             for name, theta in parameters.items()
         ]
         return self.alpha * torch.stack(terms).sum()
+
+    def penalty_gradient(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensors | None:
+        """alpha (h_k + theta - theta_t)."""
+        return {
+            name: (context.state[name] - context.received[name]).add_(theta).mul_(self.alpha)
+            for name, theta in parameters.items()
+        }
 
     def initial_state(self, received: Mapping[str, Tensor]) -> Tensors:
         """h_k = 0."""

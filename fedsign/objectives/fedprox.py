@@ -4,19 +4,23 @@ Paper: Li et al. 2020 (arXiv 1812.06127), Eq. 2:  h_k(w) = F_k(w) + (mu/2) ||w -
 """
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Final
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from fedsign.objectives.base import LocalContext, Objective
+from fedsign.records import Tensors
+
+Mu = Annotated[float, Field(ge=0)]
+MU: Final = 0.01
 
 
 class FedProxObjective(Objective):
     """Task loss + (mu/2) ||theta - theta_t||^2 over all parameters."""
 
-    def __init__(self, *, mu: Annotated[float, Field(ge=0)] = 0.01) -> None:
+    def __init__(self, *, mu: Mu = MU) -> None:
         self.mu = mu
 
     @property
@@ -30,3 +34,9 @@ class FedProxObjective(Objective):
             return None  # not a term of zeros: FedProx(0) is FedAvg bit for bit
         distances = [(parameters[name] - context.received[name]).square().sum() for name in parameters]
         return 0.5 * self.mu * torch.stack(distances).sum()
+
+    def penalty_gradient(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensors | None:
+        """mu (theta - theta_t)."""
+        if self.mu == 0:
+            return None
+        return {name: (theta - context.received[name]).mul_(self.mu) for name, theta in parameters.items()}

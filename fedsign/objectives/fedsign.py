@@ -22,21 +22,25 @@ is lowered or weight decay (`client.weight_decay`) holds against it.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from fedsign.objectives.base import LocalContext, Objective
+from fedsign.records import Tensors
 
+Gamma = Annotated[float, Field(ge=0)]
 Reduction = Literal["sum", "tensor_mean", "mean"]
+GAMMA: Final = 0.003
+REDUCTION: Final[Reduction] = "sum"
 
 
 class FedSignObjective(Objective):
     """Task loss - gamma * reduce(soft agreement of theta's signs with theta_t's)."""
 
-    def __init__(self, *, gamma: Annotated[float, Field(ge=0)] = 0.003, reduction: Reduction = "sum") -> None:
+    def __init__(self, *, gamma: Gamma = GAMMA, reduction: Reduction = REDUCTION) -> None:
         self.gamma = gamma
         self.reduction = reduction
 
@@ -49,18 +53,34 @@ class FedSignObjective(Objective):
         """-gamma * reduce(sgp(theta_t) sigma(theta) + sgp(-theta_t) sigma(-theta))."""
         if self.gamma == 0:
             return None  # not a term of zeros: FedSign(0) is FedAvg bit for bit
-        sums = torch.stack([soft_agreement(theta, context.received[name]).sum() for name, theta in parameters.items()])
-        sizes = [theta.numel() for theta in parameters.values()]
+        terms = [
+            soft_agreement(theta, context.received[name]).sum() * self._share(name, context)
+            for name, theta in parameters.items()
+        ]
+        return -self.gamma * torch.stack(terms).sum()
+
+    def penalty_gradient(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensors | None:
+        """-gamma sign(theta_t) sigma(theta) (1 - sigma(theta)), by the number of elements as `reduction` says."""
+        if self.gamma == 0:
+            return None
+        found = {}
+        for name, theta in parameters.items():
+            push = context.received[name].sign().mul_(-self.gamma * self._share(name, context))
+            sigma = theta.sigmoid()
+            found[name] = torch.ops.aten.sigmoid_backward.grad_input(push, sigma, grad_input=sigma)  # in place
+        return found
+
+    def _share(self, name: str, context: LocalContext) -> float:
+        """What an element of a tensor counts in the reduction."""
         match self.reduction:
             case "sum":
-                reduced = sums.sum()
+                return 1.0
             case "tensor_mean":
-                reduced = (sums / sums.new_tensor(sizes)).mean() * (len(parameters) / len(context.received))
+                return 1 / (context.sizes[name] * len(context.sizes))
             case "mean":
-                reduced = sums.sum() / (context.num_elements or sum(sizes))
+                return 1 / context.num_elements
             case _:
                 raise ValueError(f"reduction={self.reduction!r}; expected sum, tensor_mean or mean.")
-        return -self.gamma * reduced
 
 
 def soft_agreement(theta: Tensor, received: Tensor) -> Tensor:

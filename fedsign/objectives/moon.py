@@ -13,7 +13,7 @@ statistics alone; the authors' code gives z_glob and z_prev by running statistic
 """
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Final
 
 import torch
 from pydantic import Field
@@ -23,6 +23,11 @@ from torch.nn import functional
 from fedsign.objectives.base import LocalContext, Objective, Representation
 from fedsign.records import Tensors
 
+Mu = Annotated[float, Field(ge=0)]
+Temperature = Annotated[float, Field(gt=0)]
+MU: Final = 1.0
+TEMPERATURE: Final = 0.5
+
 
 class MoonObjective(Objective):
     """Task loss + mu * model-contrastive loss; the previous local parameters are kept by the client."""
@@ -31,9 +36,7 @@ class MoonObjective(Objective):
     contrasts: ClassVar[bool] = True
     contrast_is_mean: ClassVar[bool] = True
 
-    def __init__(
-        self, *, mu: Annotated[float, Field(ge=0)] = 1.0, temperature: Annotated[float, Field(gt=0)] = 0.5
-    ) -> None:
+    def __init__(self, *, mu: Mu = MU, temperature: Temperature = TEMPERATURE) -> None:
         self.mu = mu
         self.temperature = temperature
 

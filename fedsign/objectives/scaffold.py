@@ -34,6 +34,10 @@ class ScaffoldObjective(Objective):
         terms = [(theta * (_server(context, name) - context.state[name])).sum() for name, theta in parameters.items()]
         return torch.stack(terms).sum()
 
+    def penalty_gradient(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensors | None:
+        """c - c_k."""
+        return {name: _server(context, name) - context.state[name] for name in parameters}
+
     def initial_state(self, received: Mapping[str, Tensor]) -> Tensors:
         """c_k = 0."""
         return {name: torch.zeros_like(theta) for name, theta in received.items()}

@@ -211,7 +211,8 @@ def _penalty(objective: Objective, own: Tree, received: Tree, values: Mapping[st
     if learnt:
         objective = copy.copy(objective)
         vars(objective).update(learnt)
-    context = LocalContext(received=received, state={}, shared={}, unit_displacement=None)
+    sizes = {name: tensor.numel() for name, tensor in received.items()}
+    context = LocalContext(received=received, state={}, shared={}, unit_displacement=None, sizes=sizes)
     return objective.penalty(own, context)
 
 

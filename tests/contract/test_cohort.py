@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -74,6 +74,44 @@ class Ridge(Objective):
         far = context.unit_displacement
         strength = 0.1 if far is None else 0.1 * far
         return strength * torch.stack([theta.square().sum() for theta in parameters.values()]).sum() / 2
+
+
+class Pulled(Objective):
+    """A pull to where the client ended before, with its gradient; who asks for what is written down."""
+
+    has_state = True
+    asked: ClassVar[list[str]] = []
+
+    def penalty(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensor | None:
+        self.asked.append("penalty")
+        return torch.stack([(theta - context.state[name]).square().sum() for name, theta in parameters.items()]).sum()
+
+    def penalty_gradient(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensors | None:
+        self.asked.append("gradient")
+        return {name: 2 * (theta - context.state[name]) for name, theta in parameters.items()}
+
+    def initial_state(self, received: Mapping[str, Tensor]) -> Tensors:
+        return {name: theta.clone() for name, theta in received.items()}
+
+
+class PulledToZero(Objective):
+    """The norm's, of which a stack of clients has one for each."""
+
+    def penalty(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensor | None:
+        return torch.stack([theta.norm() for theta in parameters.values()]).sum()
+
+    def penalty_gradient(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensors | None:
+        return {name: theta / theta.norm() for name, theta in parameters.items()}
+
+
+class HandsOut(Objective):
+    """Gives the parameters themselves, which a trainer would write to."""
+
+    def penalty(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensor | None:
+        return torch.stack([theta.square().sum() for theta in parameters.values()]).sum() / 2
+
+    def penalty_gradient(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensors | None:
+        return dict(parameters)
 
 
 def adam(parameters: Any, lr: float, weight_decay: float) -> torch.optim.Optimizer:
@@ -208,6 +246,15 @@ def test_a_stack_gives_what_one_client_after_another_gives(
     both_paths(work, OBJECTIVES[objective], tmp_path, tolerance)
 
 
+def test_a_users_gradient_is_asked_for_once_a_step_and_its_penalty_is_never_differentiated(tmp_path: Path) -> None:
+    work, spec = workload(torch.float64), ObjectiveSpec(name=f"{HERE}:Pulled")
+    both_paths(work, spec, tmp_path, 1e-10)
+    Pulled.asked.clear()
+    trained(CohortTrainer(work, chunk=NUM_CLIENTS), requests(work, spec), tmp_path / "once")
+    most_steps = max(2 * -(-len(index) // 16) for index in work.partition)
+    assert most_steps > 2 and Pulled.asked == ["gradient"] * most_steps
+
+
 def test_the_table_is_not_vacuous(tmp_path: Path) -> None:
     """Clients differ in their number of steps and in their last batches, and every objective and optimiser in its result."""
     work = workload()
@@ -318,7 +365,7 @@ def test_padded_samples_contribute_nothing_to_loss_and_gradient(model: str, obje
     away = {name: torch.stack([tensor + 0.05, tensor * 0.9]) for name, tensor in received.items()}
     context = StackedContext(
         received=received, received_is_stacked=False, state={name: 1.1 * tensor for name, tensor in away.items()},
-        shared={}, shared_is_stacked=False, unit_displacement=None,
+        shared={}, shared_is_stacked=False, unit_displacement=None, sizes={},
     )  # fmt: skip
     features, targets = work.dataset.train.batch(torch.arange(10))
     features, targets = features.view(2, 5, -1), targets.view(2, 5)
@@ -513,6 +560,8 @@ REFUSED: dict[str, tuple[dict[str, Any], ObjectiveSpec, str]] = {
     "optimizer": ({"client": {"optimizer": {"name": f"{HERE}:rmsprop"}}}, ObjectiveSpec(), "none of torch's SGD"),
     "task": ({"task": f"{HERE}:MeanOnly"}, ObjectiveSpec(), "cannot be stacked"),
     "branch": ({}, ObjectiveSpec(name=f"{HERE}:ByValue"), "two stacked clients raises"),
+    "norm": ({}, ObjectiveSpec(name=f"{HERE}:PulledToZero"), "not the gradient of its penalty for each client"),
+    "no new tensors": ({}, ObjectiveSpec(name=f"{HERE}:HandsOut"), "not the gradient of its penalty for each client"),
     "contrast": ({}, ObjectiveSpec(name=f"{HERE}:Contrasting"), "contrast_is_mean"),
 }
 
@@ -536,8 +585,9 @@ def test_what_a_stack_cannot_do_exactly_is_refused_in_a_sentence_and_sequential_
         ({"model": {"name": "mlp", "hidden": [1000, 1000]}}, ObjectiveSpec(), "sequential"),
         ({"model": {"name": f"{HERE}:normed"}}, ObjectiveSpec(), "sequential"),
         ({}, ObjectiveSpec(name=f"{HERE}:Ridge"), "sequential"),
+        ({}, ObjectiveSpec(name=f"{HERE}:Pulled"), "cohort"),
     ],
-    ids=["mlp", "linear", "large", "not a chain", "the user's objective"],
+    ids=["mlp", "linear", "large", "not a chain", "the user's objective", "the user's with its gradient"],
 )
 def test_auto_is_decided_by_the_experiment_alone(changes: dict[str, Any], spec: ObjectiveSpec, path: str) -> None:
     given = Workload(from_dict({"partition": {"num_clients": 6}, "server": {"cohort_size": 3}, **changes}))

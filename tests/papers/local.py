@@ -15,4 +15,10 @@ def local(
     unit_displacement: float | None = None,
 ) -> LocalContext:
     """A context with nothing kept and nothing sent unless said."""
-    return LocalContext(received=received, state=state or {}, shared=shared or {}, unit_displacement=unit_displacement)
+    return LocalContext(
+        received=received,
+        state=state or {},
+        shared=shared or {},
+        unit_displacement=unit_displacement,
+        sizes={name: tensor.numel() for name, tensor in received.items()},
+    )

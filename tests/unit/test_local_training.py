@@ -331,7 +331,7 @@ def test_pieces_of_text_weigh_by_the_tokens_that_they_score() -> None:
         targets = targets.clone()
         targets[0, 1:], targets[1, 7:], targets[2, 4:] = -100, -100, -100
         made = torch.optim.SGD(model.parameters.values(), lr=1.0)
-        context = LocalContext(received={}, state={}, shared={}, unit_displacement=None)
+        context = LocalContext(received={}, state={}, shared={}, unit_displacement=None, sizes={})
         loss = LocalStep(work, model, Objective(), context, made)(features, targets)
         assert loss.item() == pytest.approx(work.task.loss(work.make_model()(features), targets).item(), rel=1e-5)
         gradients.append([parameter.grad for parameter in model.parameters.values()])

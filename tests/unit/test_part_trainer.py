@@ -111,7 +111,8 @@ def by_hand(
     samples, settings = work.samples_of(partition), {"lr": 0.01, "weight_decay": 0.1}
     optimizer = torch.optim.AdamW(model.parameters(), **settings)
     received = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    context = LocalContext(received=received, state=state, shared={}, unit_displacement=None)
+    sizes = {name: tensor.numel() for name, tensor in received.items()}
+    context = LocalContext(received=received, state=state, shared={}, unit_displacement=None, sizes=sizes)
     rng = generator(work.config.seed, Purpose.BATCHES, round=round, partition=partition)
     order: list[int] = []
     trained: set[str] = set()

@@ -12,12 +12,10 @@ from clients.stacked_context import StackedContext
 from clients.stacked_loss import StackedLoss, stacked_layers
 from clients.stacked_modules import StackedModel
 from clients.stacked_optim import StackedSGD
-from clients.stacked_penalty import by_autograd, has_penalty, penalty_gradient
+from clients.stacked_penalty import penalty_gradient
 from fedsign.objectives.base import LocalContext, Objective
-from fedsign.objectives.feddyn import FedDynObjective
 from fedsign.objectives.fedprox import FedProxObjective
 from fedsign.objectives.fedsign import FedSignObjective
-from fedsign.objectives.scaffold import ScaffoldObjective
 from fedsign.records import Tensors
 from fedsign.tasks.base import SampleTask
 from fedsign.tasks.classification import Classification
@@ -55,8 +53,8 @@ def stacked(model: nn.Module, seed: int = 1) -> Tensors:
 
 def nothing_to_read() -> StackedContext:
     return StackedContext(
-        received={}, received_is_stacked=False, state={}, shared={}, shared_is_stacked=False, unit_displacement=None
-    )
+        received={}, received_is_stacked=False, state={}, shared={}, shared_is_stacked=False, unit_displacement=None, sizes={}
+    )  # fmt: skip
 
 
 def batch_for(task: SampleTask, num_outputs: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -134,45 +132,6 @@ def test_a_model_with_hooks_is_left_to_autograd() -> None:
     assert chain_gradient(model, Classification(), (6,)) is None
 
 
-PENALTIES: dict[str, Objective] = {
-    "fedprox": FedProxObjective(mu=0.7),
-    "feddyn": FedDynObjective(alpha=0.3),
-    "fedsign": FedSignObjective(gamma=0.9),
-    "fedsign tensor_mean": FedSignObjective(gamma=0.9, reduction="tensor_mean"),
-    "fedsign mean": FedSignObjective(gamma=0.9, reduction="mean"),
-    "scaffold": ScaffoldObjective(),
-}
-
-
-@pytest.mark.parametrize("received_is_stacked", [False, True])
-@pytest.mark.parametrize("shared", ["nothing", "one for all", "stacked"])
-@pytest.mark.parametrize("name", PENALTIES)
-def test_the_gradient_of_a_penalty_is_that_of_autograd(name: str, shared: str, received_is_stacked: bool) -> None:
-    model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
-    theta, received, sent = stacked(model), stacked(model, seed=3), stacked(model, seed=4)
-    for tensor in received.values():
-        tensor.flatten()[::3] = 0.0  # FedSign has no term where the received model is 0
-    context = StackedContext(
-        received=received if received_is_stacked else {name: tensor[0] for name, tensor in received.items()},
-        received_is_stacked=received_is_stacked,
-        state=dict(reversed(stacked(model, seed=5).items())),  # files have their own order
-        shared={} if shared == "nothing" else sent if shared == "stacked" else {key: sent[key][0] for key in sent},
-        shared_is_stacked=shared == "stacked",
-        unit_displacement=None,
-    )
-    given = {key: tensor.clone() for key, tensor in theta.items()}
-    known = penalty_gradient(PENALTIES[name], context)
-    assert known is not None and has_penalty(PENALTIES[name])
-    expected = by_autograd(PENALTIES[name], context)(theta)
-    for _ in range(2):  # what it gave may have been written to
-        found = known(theta)
-        assert list(found) == list(theta)
-        for key, gradient in expected.items():
-            assert torch.equal(theta[key], given[key]) and gradient.abs().max() > 1e-3
-            torch.testing.assert_close(found[key], gradient, rtol=1e-12, atol=1e-14)
-            found[key].zero_()
-
-
 class _Constant(Objective):
     def penalty(self, parameters: Any, context: LocalContext) -> Tensor | None:
         return torch.ones((), dtype=torch.float64)
@@ -188,15 +147,21 @@ def test_a_penalty_of_the_users_own_is_differentiated_and_a_constant_has_no_grad
     model = nn.Sequential(nn.Linear(6, 4))
     theta, received = stacked(model), {name: tensor[0] for name, tensor in stacked(model, seed=3).items()}
     context = StackedContext(
-        received=received, received_is_stacked=False, state={}, shared={}, shared_is_stacked=False, unit_displacement=None
+        received=received, received_is_stacked=False, state={}, shared={}, shared_is_stacked=False, unit_displacement=None,
+        sizes={name: tensor.numel() for name, tensor in received.items()},
     )  # fmt: skip
-    twice, constant = penalty_gradient(_Stronger(mu=0.5), context), penalty_gradient(_Constant(), context)
+
+    def added(objective: Objective) -> Tensors | None:
+        gradient = penalty_gradient(objective, theta, context)
+        return None if gradient is None else gradient()
+
+    twice, constant = added(_Stronger(mu=0.5)), added(_Constant())
     assert twice is not None and constant is not None
-    for name, gradient in twice(theta).items():
+    for name, gradient in twice.items():
         torch.testing.assert_close(gradient, theta[name] - received[name], rtol=1e-12, atol=1e-12)
-    assert not any(gradient.any() for gradient in constant(theta).values())
-    assert penalty_gradient(Objective(), context) is None and penalty_gradient(FedProxObjective(mu=0), context) is None
-    assert penalty_gradient(FedSignObjective(gamma=0), context) is None
+    assert not any(gradient.any() for gradient in constant.values())
+    for nothing in (Objective(), FedProxObjective(mu=0), FedSignObjective(gamma=0)):
+        assert added(nothing) is None
 
 
 @pytest.mark.parametrize(
