@@ -1,6 +1,6 @@
 """Messages with tensors between processes of one machine that did not start each other: over a local socket.
 
-A parcel is a file without a name ([Note: files without a name] in clients.shared_tensors) with a message in JSON and the tensors behind
+A parcel is a file without a name ([Note: files without a name] in fedsign.transport.tensors) with a message in JSON and the tensors behind
 it; over the socket goes its descriptor.  Nothing is pickled.  Sockets have names in Linux's abstract namespace, so nothing lies
 on a disk, and only processes of the same user are spoken to.
 """
@@ -15,10 +15,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from clients.shared_tensors import Layout, aligned
 from fedsign.errors import EngineError
 from fedsign.processes import Message
 from fedsign.records import Tensors
+from fedsign.transport.tensors import Layout, aligned
 
 _SIZES = struct.Struct("QQ")  # of the message in JSON, and of the whole
 _PEER = struct.Struct("3i")  # process, user, group

@@ -3,7 +3,7 @@
 `ShardGroup` is one more `LocalTrainer`.  It keeps the processes, with model and data loaded, from client to client and from round to round.
 They are on this machine, or on this and others that have joined it: `clients.shard_ranks`, `clients.shard_machines`.
 What a client brings and what comes of it lie in memory that all of a machine see ([Note: files without a name] in
-clients.shared_tensors); over the pipes go the request and the figures.  How the work is divided: `clients.shard_training`.
+fedsign.transport.tensors); over the pipes go the request and the figures.  How the work is divided: `clients.shard_training`.
 
 A rank that dies, fails or is late ends the round of its client, with a failure that says so, and so does the loss of a machine.  The others wait
 for it within a collective, which nothing but their end interrupts: so all are ended, and the next client gets new ones.  Ranks end with
@@ -24,12 +24,12 @@ from clients.shard_ranks import INTERFACE, MEETING_S, Death, Heard, LocalRanks, 
 from clients.shard_rules import refused_objective, where_machines_join
 from clients.shard_training import mean_loss
 from clients.shared_data import digest_of
-from clients.shared_tensors import Layout
 from clients.state import ClientStore
 from fedsign.addresses import interface_of
 from fedsign.errors import ConfigError, EngineError, FedSignError, LateError, RankError
 from fedsign.processes import Message, audible
 from fedsign.records import LATE, Failure, TrainReply, TrainRequest, failure_of
+from fedsign.transport.tensors import Layout
 from fedsign.workload import Workload
 
 _LAST_WORDS_S = 1.0  # a rank that has lost another one complains, perhaps before that one is known to be gone

@@ -20,11 +20,11 @@ from clients.shard_devices import Place, agreed_backend, place_here
 from clients.shard_ranks import INTERFACE, MEETING_S
 from clients.shard_training import ShardedTraining
 from clients.shared_data import mapped_data
-from clients.shared_tensors import Layout, SharedFile
 from fedsign.config import ExperimentConfig
 from fedsign.numerics import device_of
 from fedsign.processes import Message, Parent
 from fedsign.records import ObjectiveSpec, failure_of
+from fedsign.transport.tensors import Layout, SharedFile
 from fedsign.workload import Workload
 
 

@@ -11,8 +11,8 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from clients.shared_data import share_data
-from clients.shared_tensors import Slots, slot_bytes_of
 from fedsign.processes import Audible, Child, Message, refuse_within
+from fedsign.transport.tensors import Slots, slot_bytes_of
 from fedsign.workload import Workload
 
 RANK_MARK = "FEDSIGN_RANK"  # an environment variable: this process is one

@@ -22,13 +22,13 @@ from torch import Tensor
 from clients.local_optim import stepper
 from clients.paths import trainer_of
 from clients.shared_data import mapped_data
-from clients.shared_tensors import Layout, SharedFile
 from clients.state import ClientStore
 from clients.trainer import LocalTrainer, make_optimizer
 from fedsign.config import ExperimentConfig
 from fedsign.errors import DiskFullError, FedSignError
 from fedsign.processes import Message, Parent
 from fedsign.records import Failure, ObjectiveSpec, ReplyStack, Tensors, TrainReply, TrainRequest, failure_of
+from fedsign.transport.tensors import Layout, SharedFile
 from fedsign.workload import Workload
 
 _LONGEST_SILENCE_S = 0.002  # small clients are answered several at once

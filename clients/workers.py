@@ -2,7 +2,7 @@
 
 A worker holds the trainer of the configured path, made from the configuration as text, so that nothing is pickled and
 the user's own modules are imported as they are here.  The training samples, the received model, the clients' states and
-the replies lie in memory that all see ([Note: files without a name] in clients.shared_tensors); over the pipes go a few
+the replies lie in memory that all see ([Note: files without a name] in fedsign.transport.tensors); over the pipes go a few
 numbers a client.  States are kept by this process, so that each client finds its own whoever trains it.
 
 What is trained together does not depend on the number of workers, and every random stream belongs to a round and a
@@ -32,7 +32,6 @@ from torch import Tensor
 
 from clients.cohort import chunks_of
 from clients.shared_data import share_data
-from clients.shared_tensors import Layout, Slots, slot_bytes_of
 from clients.state import ClientStore
 from clients.worker_queue import Queue, Unit
 from fedsign import plugins
@@ -40,6 +39,7 @@ from fedsign.errors import ConfigError, DiskFullError, EngineError
 from fedsign.parameterisation.packing import packing_of
 from fedsign.processes import Child, Message, audible, refuse_within
 from fedsign.records import LATE, Failure, ReplyStack, Tensors, TrainReply, TrainRequest, failure_of
+from fedsign.transport.tensors import Layout, Slots, slot_bytes_of
 from fedsign.workload import Workload
 
 WORKER_MARK = "FEDSIGN_WORKER"  # an environment variable: this process is one

@@ -1,0 +1,1 @@
+"""How the processes of FedSign talk to each other: framed JSON messages over stream sockets, and tensors in shared memory."""
