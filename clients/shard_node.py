@@ -17,16 +17,18 @@ import sys
 import time
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import lru_cache
 from pathlib import Path
 
-from clients import parcels
 from clients.shard_rules import check_machines
 from clients.state import ClientStore
 from fedsign.errors import EngineError, RankError
-from fedsign.processes import Lasting
 from fedsign.records import Failure, TrainReply, TrainRequest, failure_of
+from fedsign.transport.connection import Connection, local_address
+from fedsign.transport.handshake import check_same_user
+from fedsign.transport.process import ChildProcess
+from fedsign.transport.tensors import receive_tensors, send_tensors, slot_bytes_of
 from fedsign.workload import Workload
 
 _MODULE = "clients.shard_daemon"
@@ -71,20 +73,17 @@ class AtDaemon:
 
     def farewell(self) -> None:
         """Let the daemon end, if there is one."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as daemon, suppress(ConnectionError):
-            daemon.connect(parcels.address_of(_name_of(self._given)))
-            parcels.check_user(daemon)
-            parcels.send(daemon, {"end": True}, {})
-            parcels.receive(daemon)  # it ends with the connection
+        with suppress(ConnectionError), closing(_connection_to(_name_of(self._given))) as daemon:
+            send_tensors(daemon, {"end": True}, {})
+            daemon.receive()  # it ends with the connection
         let_go()
 
     def _asked(self, request: TrainRequest) -> TrainReply | Failure:
-        with _connected(self._given) as daemon:
+        with closing(_connected(self._given)) as daemon:
             objective = {"objective": request.objective.name, "settings": dict(request.objective.settings)}
             asked = {"round": request.round, "partition": request.partition, **objective}
-            with suppress(BrokenPipeError, ConnectionResetError):  # who is gone answers nothing
-                parcels.send(daemon, asked, request.tensors)
-            found = parcels.receive(daemon)
+            send_tensors(daemon, asked, request.tensors)
+            found = receive_tensors(daemon, max_bytes=slot_bytes_of(request.tensors))
         if found is None:
             raise RankError(
                 "the process that keeps the ranks of this node's clients ended before it answered; the next client gets another one. "
@@ -110,7 +109,20 @@ def _node() -> int | None:
     return os.getppid() if Path(sys.argv[0]).name == _ONE_MESSAGE else None
 
 
-def _connected(given: str) -> socket.socket:
+def _connection_to(name: str) -> Connection:
+    """Raises: ConnectionRefusedError: no daemon listens there."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.connect(local_address(name))
+    except BaseException:
+        sock.close()
+        raise
+    connection = Connection(sock)
+    check_same_user(connection)
+    return connection
+
+
+def _connected(given: str) -> Connection:
     """A connection to the node's daemon, which is started if it is not there.
 
     Raises:
@@ -119,17 +131,12 @@ def _connected(given: str) -> socket.socket:
     name, deadline = _name_of(given), time.monotonic() + _PATIENCE_S
     started: _Daemon | None = None
     while time.monotonic() < deadline:
-        daemon = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            daemon.connect(parcels.address_of(name))
-            parcels.check_user(daemon)
-            return daemon
-        except ConnectionRefusedError:
-            daemon.close()
+        with suppress(ConnectionRefusedError):
+            return _connection_to(name)
         if started is None:
             let_go()  # of one that has died
             started = _daemon(given)
-        elif started.process.code:
+        elif started.process.exit_code:
             break
         time.sleep(_LOOKS_EVERY_S)
     logs = json.loads(given)["logs"]
@@ -154,17 +161,16 @@ def _started_at(process: int) -> str:
 
 
 class _Daemon:
-    """A daemon that this process has started; where this one outlasts the message it holds the daemon's input, and so its life."""
+    """A daemon that this process has started; where this one outlasts the message, the daemon ends with it."""
 
     def __init__(self, given: str) -> None:
         told = json.loads(given)
         logs = Path(told["logs"])
         logs.mkdir(parents=True, exist_ok=True)
-        self.process = Lasting(_MODULE, told | {"name": _name_of(given)}, log=logs / "daemon.log")
+        self.process = ChildProcess(_MODULE, log=logs / "daemon.log", ends_with=told["node"])
+        self.process.connection.send(told | {"name": _name_of(given)})
         if told["node"] is None:
-            weakref.finalize(self, self.process.end)
-        else:
-            self.process.let_go()
+            weakref.finalize(self, self.process.close)
 
 
 @lru_cache(maxsize=1)  # a node plays one experiment at a time

@@ -1,4 +1,4 @@
-"""Tensors in memory that several processes see: files without a name, and where in them each tensor lies.
+"""Tensors in memory that several processes see: files without a name, where in them each tensor lies, and messages with tensors.
 
 [Note: files without a name] `memfd_create` gives memory that is reached by a file descriptor alone.  A child inherits
 the descriptor; nothing lies in /dev/shm, whose size a container often limits to 64 MiB, and the system takes the
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fedsign.errors import ReplyError
 from fedsign.records import Tensors
+from fedsign.transport.connection import Connection, Message
 
 _ALIGNMENT = 64
 _LARGEST = 16  # models of 8 bytes a number: what is not written takes no memory
@@ -125,7 +126,7 @@ class Slots(SharedFile):
     """A file's slots, as the process that made it hands them out; it grows when all are taken."""
 
     def __init__(self, name: str, slot_bytes: int) -> None:
-        super().__init__(os.memfd_create(f"fedsign-{name}"), aligned(max(slot_bytes, 1)))
+        super().__init__(os.memfd_create(f"fedsign-{name}"), _slot_bytes(slot_bytes))
         self._free: deque[int] = deque()
         self._loans: dict[int, _Loan] = {}  # slot -> the last one of it
         self._ended: deque[_Loan] = deque()
@@ -163,6 +164,49 @@ class Slots(SharedFile):
 def slot_bytes_of(model: Mapping[str, Tensor]) -> int:
     """Addresses for all that one client may bring or send: its model, what comes besides, and old and new states."""
     return 2**20 + _LARGEST * sum(aligned(8 * tensor.numel()) for tensor in model.values())
+
+
+def send_tensors(connection: Connection, message: Message, tensors: Mapping[str, Tensor]) -> None:
+    """Send a message with tensors: over a Unix socket the file that holds them, over others their bytes."""
+    layout = Layout.of(tensors)
+    file = Slots("message", layout.num_bytes)
+    try:
+        memory = file.memory(file.take())[: layout.num_bytes]
+        layout.write(tensors, memory)
+        head = {"message": message, "layout": layout.as_json()}
+        if connection.passes_descriptors:
+            connection.send(head, descriptor=file.descriptor)
+        else:
+            connection.send(head, flush=False)
+            connection.send({}, memory.numpy().data)
+    finally:
+        file.close()
+
+
+def receive_tensors(connection: Connection, *, max_bytes: int) -> tuple[Message, Tensors] | None:
+    """Receive what `send_tensors` sent; None if the peer is gone, or has sent more than `max_bytes` of tensors."""
+    head = connection.receive()
+    if head is None:
+        return None
+    layout = Layout.from_json(head["layout"])
+    if layout.num_bytes > max_bytes:
+        connection.shutdown()
+        return None
+    if connection.passes_descriptors:
+        descriptor = connection.take_descriptor()
+        try:
+            memory = SharedFile(descriptor, _slot_bytes(layout.num_bytes)).memory(0)
+        finally:
+            os.close(descriptor)
+    else:
+        memory = torch.empty(layout.num_bytes, dtype=torch.uint8)
+        if connection.receive(memory.numpy().data) is None:
+            return None
+    return head["message"], layout.read(memory)
+
+
+def _slot_bytes(num_bytes: int) -> int:
+    return aligned(max(num_bytes, 1))
 
 
 def _part(memory: Tensor, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Tensor:
