@@ -17,8 +17,7 @@ from clients.state import ClientStore
 from fedsign.config import from_toml
 from fedsign.errors import EngineError
 from fedsign.records import Failure, ObjectiveSpec, Tensors, TrainRequest
-from fedsign.transport.connection import Connection, Message, local_address
-from fedsign.transport.handshake import check_same_user
+from fedsign.transport.connection import Connection, Message
 from fedsign.transport.tensors import receive_tensors, send_tensors
 from fedsign.workload import Workload
 
@@ -32,7 +31,7 @@ def main(parent: Connection) -> None:
     given = next(iter(parent))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         try:
-            server.bind(local_address(given["name"]))
+            server.bind(given["address"])
         except OSError:
             return
         server.listen(_BACKLOG)
@@ -52,7 +51,7 @@ def _answer(connection: Connection, group: ShardGroup, server: socket.socket) ->
     """One client; an asker that is gone meanwhile is not told.  False where there will be no other."""
     with closing(connection):
         try:
-            check_same_user(connection)
+            connection.check_same_user()
         except EngineError as error:
             _log.warning("%s", error)
             return True

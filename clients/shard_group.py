@@ -10,8 +10,6 @@ for it within a collective, which nothing but their end interrupts: so all are e
 the process that started them, however it ends (`fedsign.transport.process`).
 """
 
-import os
-import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from math import inf
@@ -20,21 +18,11 @@ from types import TracebackType
 from typing import Self
 
 from clients.shard_machines import RemoteRanks, Rendezvous
-from clients.shard_ranks import (
-    INTERFACE,
-    RENDEZVOUS_S,
-    Host,
-    LocalRanks,
-    RankMessage,
-    StoreAddress,
-    WorkerFailure,
-    local_store,
-)
+from clients.shard_ranks import RENDEZVOUS_S, Host, LocalRanks, RankMessage, WorkerFailure, described, store_for
 from clients.shard_rules import refused_objective, where_machines_join
 from clients.shard_training import mean_loss
 from clients.shared_data import digest_of
 from clients.state import ClientStore
-from fedsign.addresses import interface_of
 from fedsign.errors import ConfigError, EngineError, FedSignError, LateError, RankError
 from fedsign.records import LATE, Failure, TrainReply, TrainRequest, failure_of
 from fedsign.transport.connection import Message, poll
@@ -152,7 +140,7 @@ class ShardGroup:
             self._joined = self._opened_rendezvous().take(num - 1, deadline=deadline, wait_s=self._settings.join_s)
             for number, joined in enumerate(self._joined, start=1):
                 joined.place(number, machines=num, ranks=ranks)
-        store = _store_for(self._joined) if self._joined else local_store()
+        store = store_for({each.connection.local_host for each in self._joined})
         self._is_started = True
         try:
             for number, host in enumerate(self._hosts):
@@ -174,16 +162,8 @@ class ShardGroup:
         """Opened with the first client, whose failure it is if nobody can listen there."""
         if self._rendezvous is None:
             address, key = where_machines_join(self._settings)
-            sites = self._workload.sites_here
-            self._rendezvous = Rendezvous(
-                address,
-                key=key,
-                experiment={
-                    "config": self._workload.config.to_toml(),
-                    "sites": None if sites is None else sorted(sites),
-                },
-                digest=digest_of(self._workload.dataset),
-            )
+            digest = digest_of(self._workload.dataset)
+            self._rendezvous = Rendezvous(address, key=key, experiment=described(self._workload), digest=digest)
         return self._rendezvous
 
     def _answers(self, deadline: float) -> list[Message]:
@@ -226,29 +206,6 @@ class ShardGroup:
         if self._rendezvous:
             self._rendezvous.give_back(self._joined)
         self._joined, self._is_started = [], False
-
-
-def _store_for(joined: Sequence[RemoteRanks]) -> StoreAddress:
-    """Of ranks on several hosts: the address by which the others have joined.
-
-    Raises:
-        EngineError: they have joined by addresses of which one is not for all, or none is an interface's.
-    """
-    hosts = {each.connection.local_host for each in joined}
-    if len(hosts) > 1:
-        raise EngineError(
-            f"machines have joined this one by different addresses, {' and '.join(sorted(hosts))}; start all workers with the same "
-            "--join, which all can reach."
-        )
-    (host,) = hosts
-    interface = os.environ.get(INTERFACE) or interface_of(host)
-    if not interface:
-        raise EngineError(
-            f"machines have joined this one by {host}, which no network interface here has as its first address; name the interface in "
-            f"the environment variable {INTERFACE}."
-        )
-    listener = socket.create_server((host, 0))
-    return StoreAddress(host=host, port=listener.getsockname()[1], interface=interface, listener=listener)
 
 
 def _first_cause(failures: dict[int, Message | WorkerFailure]) -> FedSignError:

@@ -183,16 +183,11 @@ class Rendezvous:
                     return  # closed
                 time.sleep(_RETRY_S)  # about to be, or this process has too many open files at the moment
                 continue
-            threading.Thread(target=self._admit, args=(sock,), daemon=True).start()
+            threading.Thread(target=self._admit, args=(Connection(sock),), daemon=True).start()
 
-    def _admit(self, sock: socket.socket) -> None:
+    def _admit(self, connection: Connection) -> None:
         """Let a host wait for a group; one that is refused learns why, and so does the log."""
         refusal = ""
-        try:
-            connection = Connection(sock)
-        except OSError:
-            sock.close()  # it is gone already
-            return
         try:
             self._register(connection, is_authenticated=False)
             handshake.accept(connection, self._key, facts=FACTS, remedy=_REMEDY)

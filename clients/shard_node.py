@@ -15,18 +15,17 @@ import os
 import socket
 import sys
 import time
-import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
 
+from clients.shard_ranks import described
 from clients.shard_rules import check_machines
 from clients.state import ClientStore
 from fedsign.errors import EngineError, RankError
 from fedsign.records import Failure, TrainReply, TrainRequest, failure_of
-from fedsign.transport.connection import Connection, local_address
-from fedsign.transport.handshake import check_same_user
+from fedsign.transport.connection import Connection
 from fedsign.transport.process import ChildProcess
 from fedsign.transport.tensors import receive_tensors, send_tensors, slot_bytes_of
 from fedsign.workload import Workload
@@ -51,17 +50,8 @@ class AtDaemon:
         if sys.platform != "linux":
             raise EngineError("client.sharding at nodes of a deployment needs Linux; use engine.name=in_process here.")
         check_machines(workload.config.client.sharding)
-        sites = workload.sites_here
         self._workload = workload
-        self._given = json.dumps(
-            {
-                "config": workload.config.to_toml(),
-                "sites": None if sites is None else sorted(sites),
-                "node": _node(),
-                "logs": str(logs),
-                "idle_s": idle_s,
-            }
-        )
+        self._given = json.dumps({**described(workload), "node": _node(), "logs": str(logs), "idle_s": idle_s})
 
     def train_many(self, requests: Iterable[TrainRequest], states: ClientStore) -> Iterator[TrainReply | Failure]:
         """See LocalTrainer."""
@@ -73,9 +63,11 @@ class AtDaemon:
 
     def farewell(self) -> None:
         """Let the daemon end, if there is one."""
-        with suppress(ConnectionError), closing(_connection_to(_name_of(self._given))) as daemon:
-            send_tensors(daemon, {"end": True}, {})
-            daemon.receive()  # it ends with the connection
+        daemon = _connection_to(_address_of(self._given))
+        if daemon:
+            with closing(daemon):
+                send_tensors(daemon, {"end": True}, {})
+                daemon.receive()  # it ends with the connection
         let_go()
 
     def _asked(self, request: TrainRequest) -> TrainReply | Failure:
@@ -109,16 +101,14 @@ def _node() -> int | None:
     return os.getppid() if Path(sys.argv[0]).name == _ONE_MESSAGE else None
 
 
-def _connection_to(name: str) -> Connection:
-    """Raises: ConnectionRefusedError: no daemon listens there."""
+def _connection_to(address: str) -> Connection | None:
+    """None if no daemon listens there."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.connect(local_address(name))
-    except BaseException:
+    if sock.connect_ex(address):
         sock.close()
-        raise
+        return None
     connection = Connection(sock)
-    check_same_user(connection)
+    connection.check_same_user()
     return connection
 
 
@@ -128,15 +118,16 @@ def _connected(given: str) -> Connection:
     Raises:
         EngineError: it does not start.
     """
-    name, deadline = _name_of(given), time.monotonic() + _PATIENCE_S
-    started: _Daemon | None = None
+    address, deadline = _address_of(given), time.monotonic() + _PATIENCE_S
+    started: ChildProcess | None = None
     while time.monotonic() < deadline:
-        with suppress(ConnectionRefusedError):
-            return _connection_to(name)
+        daemon = _connection_to(address)
+        if daemon:
+            return daemon
         if started is None:
             let_go()  # of one that has died
             started = _daemon(given)
-        elif started.process.exit_code:
+        elif started.process.poll():
             break
         time.sleep(_LOOKS_EVERY_S)
     logs = json.loads(given)["logs"]
@@ -150,9 +141,11 @@ def let_go() -> None:
     _daemon.cache_clear()
 
 
-def _name_of(given: str) -> str:
+def _address_of(given: str) -> str:
+    """In Linux's abstract namespace, so that nothing lies on a disk."""
     lasts = json.loads(given)["node"] or os.getpid()
-    return hashlib.sha256(f"{os.getuid()} {lasts} {_started_at(lasts)} {given}".encode()).hexdigest()[:32]
+    name = hashlib.sha256(f"{os.getuid()} {lasts} {_started_at(lasts)} {given}".encode()).hexdigest()[:32]
+    return f"\0fedsign-{name}"
 
 
 def _started_at(process: int) -> str:
@@ -160,19 +153,12 @@ def _started_at(process: int) -> str:
     return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
 
 
-class _Daemon:
-    """A daemon that this process has started; where this one outlasts the message, the daemon ends with it."""
-
-    def __init__(self, given: str) -> None:
-        told = json.loads(given)
-        logs = Path(told["logs"])
-        logs.mkdir(parents=True, exist_ok=True)
-        self.process = ChildProcess(_MODULE, log=logs / "daemon.log", ends_with=told["node"])
-        self.process.connection.send(told | {"name": _name_of(given)})
-        if told["node"] is None:
-            weakref.finalize(self, self.process.close)
-
-
-@lru_cache(maxsize=1)  # a node plays one experiment at a time
-def _daemon(given: str) -> _Daemon:
-    return _Daemon(given)
+@lru_cache(maxsize=1)  # a node plays one experiment at a time; what leaves the cache ends
+def _daemon(given: str) -> ChildProcess:
+    """A daemon that this process starts, and whose end is that of the process that outlasts the message."""
+    told = json.loads(given)
+    logs = Path(told["logs"])
+    logs.mkdir(parents=True, exist_ok=True)
+    daemon = ChildProcess(_MODULE, log=logs / "daemon.log", ends_with=told["node"])
+    daemon.connection.send(told | {"address": _address_of(given)})
+    return daemon

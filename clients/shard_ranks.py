@@ -1,9 +1,9 @@
 """The ranks of a client that are on this machine: processes of this one, which see the client's tensors in its memory."""
 
+import os
 import socket
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -11,8 +11,10 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from clients.shared_data import share_data
+from fedsign.addresses import interface_of
+from fedsign.errors import EngineError
 from fedsign.transport.connection import Connection, Message
-from fedsign.transport.process import ChildProcess, refuse_nested
+from fedsign.transport.process import ChildProcess, close_all, refuse_nested, remove_empty_logs
 from fedsign.transport.tensors import Slots, slot_bytes_of
 from fedsign.workload import Workload
 
@@ -94,7 +96,7 @@ class LocalRanks:
     @property
     def processes(self) -> list[int]:
         """Their ids."""
-        return [child.pid for child in self._children.values()]
+        return [child.process.pid for child in self._children.values()]
 
     def start(self, ranks: range, store: StoreAddress) -> None:
         """See Host."""
@@ -130,9 +132,8 @@ class LocalRanks:
     def end(self) -> None:
         """See Host."""
         for child in self._children.values():
-            child.kill()
-        for child in self._children.values():
-            child.close()
+            child.process.kill()
+        close_all(self._children.values())
         self._children = {}
 
     def close(self) -> None:
@@ -140,11 +141,7 @@ class LocalRanks:
         self.end()
         for file in self._files:
             file.close()
-        for log in self._logs.glob("rank-*.log"):
-            if not log.stat().st_size:
-                log.unlink()
-        with suppress(OSError):  # some have said something, or nobody was started
-            self._logs.rmdir()
+        remove_empty_logs(self._logs, "rank-*.log")
 
     @property
     def _files(self) -> list[Slots]:
@@ -152,11 +149,9 @@ class LocalRanks:
 
     def _given(self, rank: int) -> Message:
         """What a rank is to be."""
-        sites = self._workload.sites_here
         return {
+            **described(self._workload),
             "rank": rank,
-            "config": self._workload.config.to_toml(),
-            "sites": None if sites is None else sorted(sites),
             "models": [self._models.descriptor, self._models.slot_bytes],
             "replies": [self.replies.descriptor, self.replies.slot_bytes] if rank == 0 else None,
             "data": None if self._data is None else self._data.as_json(),
@@ -168,8 +163,30 @@ class LocalRanks:
         return WorkerFailure(who, child.exit_reason(), f"What it had to say is in {child.log}")
 
 
-def local_store() -> StoreAddress:
-    """Of ranks that are all on this host; the caller closes the listener once rank 0 has it."""
-    listener = socket.create_server((LOOPBACK, 0))
-    interface = "lo" if sys.platform == "linux" else ""
-    return StoreAddress(host=LOOPBACK, port=listener.getsockname()[1], interface=interface, listener=listener)
+def store_for(hosts: Collection[str]) -> StoreAddress:
+    """Of ranks on this host and others, which have joined by `hosts`, addresses of this one; the caller closes the listener once rank 0 has it.
+
+    Raises:
+        EngineError: the others have joined by several addresses, of which one is not for all, or by none of an interface's.
+    """
+    if len(hosts) > 1:
+        raise EngineError(
+            f"machines have joined this one by different addresses, {' and '.join(sorted(hosts))}; start all workers with the same "
+            "--join, which all can reach."
+        )
+    host, interface = LOOPBACK, "lo" if sys.platform == "linux" else ""
+    for host in hosts:
+        interface = os.environ.get(INTERFACE) or interface_of(host)
+        if not interface:
+            raise EngineError(
+                f"machines have joined this one by {host}, which no network interface here has as its first address; name the interface in "
+                f"the environment variable {INTERFACE}."
+            )
+    listener = socket.create_server((host, 0))
+    return StoreAddress(host=host, port=listener.getsockname()[1], interface=interface, listener=listener)
+
+
+def described(workload: Workload) -> Message:
+    """What another process has to know to make the same workload."""
+    sites = workload.sites_here
+    return {"config": workload.config.to_toml(), "sites": None if sites is None else sorted(sites)}

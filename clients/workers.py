@@ -20,7 +20,6 @@ import os
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -39,7 +38,7 @@ from fedsign.errors import ConfigError, DiskFullError, EngineError
 from fedsign.parameterisation.packing import packing_of
 from fedsign.records import LATE, Failure, ReplyStack, Tensors, TrainReply, TrainRequest, failure_of
 from fedsign.transport.connection import Message, poll
-from fedsign.transport.process import ChildProcess, refuse_nested
+from fedsign.transport.process import ChildProcess, close_all, refuse_nested, remove_empty_logs
 from fedsign.transport.tensors import Layout, Slots, slot_bytes_of
 from fedsign.workload import Workload
 
@@ -152,7 +151,7 @@ class Workers:
     @property
     def processes(self) -> list[int]:
         """Their ids."""
-        return [worker.child.pid for worker in self._workers]
+        return [worker.child.process.pid for worker in self._workers]
 
     def train_many(self, requests: Iterable[TrainRequest], states: ClientStore) -> Iterator[Result]:
         """See LocalTrainer; a reply's tensors lie in shared memory, which is used again when they are gone."""
@@ -184,17 +183,10 @@ class Workers:
 
     def close(self) -> None:
         """End the processes; logs in which nothing stands are removed."""
-        for worker in self._workers:
-            worker.child.terminate()  # all at once; then each is waited for
-        for worker in self._workers:
-            worker.child.close()
+        close_all([worker.child for worker in self._workers])
         for file in (self._models, self._replies, *([self._data.file] if self._data else [])):
             file.close()
-        for log in self._logs.glob("worker-*.log"):
-            if not log.stat().st_size:
-                log.unlink()
-        with suppress(OSError):  # some have said something
-            self._logs.rmdir()
+        remove_empty_logs(self._logs, "worker-*.log")
 
     # Processes
 
@@ -277,7 +269,7 @@ class Workers:
         for worker in self._workers:
             if worker.jobs and time.monotonic() > worker.heard_at + self._longest_silence_s and not worker.is_late:
                 worker.is_late = True
-                worker.child.kill()
+                worker.child.process.kill()
 
     # Work
 

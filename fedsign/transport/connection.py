@@ -2,7 +2,7 @@
 
 A frame is two lengths (big-endian, 4 bytes for the header, 8 for the payload), a header that is a JSON object, and a payload of bytes.
 Lengths are checked before memory is allocated.  A payload is received into memory of the receiver's, without a copy.
-Over a Unix socket a frame may bring a file descriptor; see `fedsign.transport.tensors`.
+A Unix socket also passes open files; see `fedsign.transport.tensors`.
 
 [Note: a lost peer] Sending to a peer that is gone does not raise; receiving returns None.  So there is one place where a loss is handled.
 The kernel reports a process that ends at once, and a host or network that fails after some 20 seconds, by TCP's keepalive probes.
@@ -16,21 +16,19 @@ import select
 import socket
 import struct
 import time
-from array import array
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from fedsign.errors import EngineError
+
 Message = dict[str, Any]
-Buffer = bytes | bytearray | memoryview
 
 MAX_HEADER_BYTES = 2**26
 _LENGTHS = struct.Struct(">IQ")
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 _CHUNK_BYTES = 2**18
 _SHUTDOWN_S = 2.0
-_ANCILLARY_BYTES = socket.CMSG_SPACE(struct.calcsize("i"))
 _TCP_OPTIONS = {  # see [Note: a lost peer]; a system without an option reports the loss later
     "TCP_NODELAY": 1,
     "TCP_KEEPIDLE": 5,
@@ -45,17 +43,18 @@ class Connection:
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
-        self._is_tls = hasattr(sock, "pending")
-        self.passes_descriptors = sock.family == socket.AF_UNIX and not self._is_tls
+        self.num_buffered: Callable[[], int] = getattr(
+            sock, "pending", int
+        )  # bytes that only TLS knows of, not the system's `poll`
+        self.passes_descriptors = sock.family == socket.AF_UNIX and not hasattr(sock, "pending")
         self.local_host = self.peer_host = ""  # of TCP
         if sock.family == socket.AF_INET:
-            self.local_host, self.peer_host = sock.getsockname()[0], sock.getpeername()[0]
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for name, value in _TCP_OPTIONS.items():
-                if hasattr(socket, name):
-                    sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+            with suppress(OSError):  # the peer is gone already
+                self.local_host, self.peer_host = sock.getsockname()[0], sock.getpeername()[0]
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                for name in _TCP_OPTIONS.keys() & vars(socket):
+                    sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), _TCP_OPTIONS[name])
         self._unsent, self._unread = bytearray(), bytearray()
-        self._descriptors: deque[int] = deque()
         self._deadline: float | None = None
 
     def fileno(self) -> int:
@@ -65,19 +64,15 @@ class Connection:
     def __iter__(self) -> Iterator[Message]:
         return iter(self.receive, None)
 
-    def send(
-        self, message: Message, payload: Buffer = b"", *, descriptor: int | None = None, flush: bool = True
-    ) -> None:
+    def send(self, message: Message, payload: bytes | memoryview = b"", *, flush: bool = True) -> None:
         """Send a frame; without `flush`, together with the next frame that is flushed.  See [Note: a lost peer]."""
         header = json.dumps(message).encode()
         self._unsent += _LENGTHS.pack(len(header), len(payload)) + header
-        if not (flush or payload or descriptor is not None):
+        if not flush:
             return
         unsent, self._unsent = self._unsent, bytearray()
         try:
             self._limit_wait()
-            if descriptor is not None:
-                del unsent[: socket.send_fds(self._socket, [unsent], [descriptor])]
             self._socket.sendall(unsent)
             if payload:
                 self._socket.sendall(payload)
@@ -120,15 +115,18 @@ class Connection:
             messages.append(None)
         return messages
 
-    def take_descriptor(self) -> int:
-        """The file descriptor that came with the last message; the caller closes it.
+    def send_descriptor(self, descriptor: int) -> None:
+        """Send an open file over a Unix socket."""
+        with suppress(OSError):
+            socket.send_fds(self._socket, [b"\0"], [descriptor])
 
-        Raises:
-            OSError: none came, or this process has too many open.
-        """
-        if not self._descriptors:
-            raise OSError("a message came without its file descriptor; raise the limit of open files (ulimit -n).")
-        return self._descriptors.popleft()
+    def receive_descriptor(self) -> int | None:
+        """Receive an open file, which the caller closes; None if the peer is gone, or this process has too many open."""
+        try:
+            _, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1, socket.MSG_CMSG_CLOEXEC)
+        except OSError:
+            return None
+        return descriptors[0] if descriptors else None
 
     @contextmanager
     def deadline(self, seconds: float) -> Iterator[None]:
@@ -141,14 +139,18 @@ class Connection:
             with suppress(OSError):
                 self._socket.settimeout(None)
 
-    def peer_user(self) -> int:
-        """The user whose process is at the other end of a Unix socket."""
-        found = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        return int(_CREDENTIALS.unpack(found)[1])
+    def check_same_user(self) -> None:
+        """Authenticate the peer on a Unix socket: the kernel knows its user.
 
-    def has_buffered(self) -> bool:
-        """Whether TLS has decrypted more than was read, which the system's `poll` does not see."""
-        return self._is_tls and bool(self._socket.pending())  # type: ignore[attr-defined]
+        Raises:
+            EngineError: it is another one.
+        """
+        found = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        _, user, _ = _CREDENTIALS.unpack(found)
+        if user != os.getuid():
+            raise EngineError(
+                f"a process of user {user} is at the other end, but only user {os.getuid()} is trusted; end that process."
+            )
 
     def finish(self, message: Message) -> None:
         """Send the last message, wait until the peer has it, and close: to close with unread data would discard it."""
@@ -156,8 +158,8 @@ class Connection:
             self.send(message)
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)
-                while self._read_into(memoryview(bytearray(_CHUNK_BYTES))):
-                    pass
+                while True:
+                    self._exactly(_CHUNK_BYTES)  # until the peer closes
         self.close()
 
     def shutdown(self) -> None:
@@ -169,7 +171,6 @@ class Connection:
         """Shut down and close."""
         self.shutdown()
         self._socket.close()
-        _close_all(self._descriptors)
 
     def _exactly(self, num: int) -> bytearray:
         buffer = bytearray(num)
@@ -182,20 +183,11 @@ class Connection:
         buffer[:num] = self._unread[:num]
         del self._unread[:num]
         while num < len(buffer):
-            more = self._read_into(buffer[num:])
+            self._limit_wait()
+            more = self._socket.recv_into(buffer[num:])
             if not more:
                 raise ConnectionResetError
             num += more
-
-    def _read_into(self, buffer: memoryview) -> int:
-        self._limit_wait()
-        if not self.passes_descriptors:
-            return self._socket.recv_into(buffer)
-        num, ancillary, _, _ = self._socket.recvmsg_into([buffer], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
-        for level, kind, data in ancillary:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                self._descriptors.extend(array("i", data[: len(data) - len(data) % 4]))
-        return num
 
     def _limit_wait(self) -> None:
         """Raises: TimeoutError: the deadline has passed."""
@@ -206,16 +198,11 @@ class Connection:
             self._socket.settimeout(left_s)
 
 
-def local_address(name: str) -> str:
-    """Of a Unix socket in Linux's abstract namespace: nothing lies on a disk."""
-    return f"\0fedsign-{name}"
-
-
 def poll(connections: Iterable[Connection], timeout_s: float | None = None) -> list[Connection]:
     """Those with messages or without a peer; waits for the first, at most `timeout_s`."""
     poller = select.poll()
     known = {connection.fileno(): connection for connection in connections}
-    buffered = [connection for connection in known.values() if connection.has_buffered()]
+    buffered = [connection for connection in known.values() if connection.num_buffered()]
     if buffered:
         return buffered
     for number in known:
@@ -223,7 +210,7 @@ def poll(connections: Iterable[Connection], timeout_s: float | None = None) -> l
     return [known[number] for number, _ in poller.poll(None if timeout_s is None else 1000 * timeout_s)]
 
 
-def _lengths(prefix: Buffer, max_header: int, payload: memoryview | None) -> tuple[int, int]:
+def _lengths(prefix: bytearray, max_header: int, payload: memoryview | None) -> tuple[int, int]:
     """Raises: ValueError: header or payload exceeds its limit."""
     num_header, num_payload = _LENGTHS.unpack(prefix)
     if num_header > max_header or num_payload > (0 if payload is None else len(payload)):
@@ -240,8 +227,3 @@ def _parsed(header: bytearray) -> Message:
     if not isinstance(message, dict):
         raise ValueError("a header is not a JSON object")
     return message
-
-
-def _close_all(descriptors: deque[int]) -> None:
-    while descriptors:
-        os.close(descriptors.popleft())

@@ -9,13 +9,12 @@ Messages after the handshake are neither encrypted nor signed: the network is tr
 
 import hmac
 import json
-import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
 from fedsign.disk import is_private
-from fedsign.errors import ConfigError, EngineError, JoinError
+from fedsign.errors import ConfigError, JoinError
 from fedsign.transport.connection import Connection, Message
 
 HANDSHAKE_S = 10.0
@@ -23,10 +22,10 @@ _MIN_KEY_BYTES = 16
 _MAX_HEADER_BYTES = 2**12  # from a stranger
 _LISTENING, _CONNECTING = "listening", "connecting"
 
-Facts = Mapping[str, object]
 
-
-def accept(connection: Connection, key: bytes, *, facts: Facts, remedy: str, timeout_s: float = HANDSHAKE_S) -> None:
+def accept(
+    connection: Connection, key: bytes, *, facts: Mapping[str, object], remedy: str, timeout_s: float = HANDSHAKE_S
+) -> None:
     """Authenticate a peer that has connected, as the listening end; a refused peer learns why.
 
     Args:
@@ -51,7 +50,7 @@ def accept(connection: Connection, key: bytes, *, facts: Facts, remedy: str, tim
         connection.send({"proof": _proof(key, _LISTENING, mine, hello.get("nonce"))})
 
 
-def connect(connection: Connection, key: bytes, *, facts: Facts, timeout_s: float = HANDSHAKE_S) -> bool:
+def connect(connection: Connection, key: bytes, *, facts: Mapping[str, object], timeout_s: float = HANDSHAKE_S) -> bool:
     """Authenticate the listening end, as the one that has connected; False if it does not speak this protocol.
 
     Raises:
@@ -73,19 +72,6 @@ def connect(connection: Connection, key: bytes, *, facts: Facts, timeout_s: floa
                 "the listening machine does not know the secret; check the address, and --secret-file on both."
             )
         return True
-
-
-def check_same_user(connection: Connection) -> None:
-    """Refuse a process of another user of this host, as the kernel reports it for a Unix socket.
-
-    Raises:
-        EngineError: the peer belongs to another user.
-    """
-    user = connection.peer_user()
-    if user != os.getuid():
-        raise EngineError(
-            f"a process of user {user} is at the other end, but only user {os.getuid()} is trusted; end that process."
-        )
 
 
 def read_key(file: str, *, is_loopback: bool, given_as: str) -> bytes:
@@ -117,7 +103,7 @@ def read_key(file: str, *, is_loopback: bool, given_as: str) -> bytes:
     return content
 
 
-def _disagreement(mine: Facts, theirs: object) -> str:
+def _disagreement(mine: Mapping[str, object], theirs: object) -> str:
     """The first fact that differs, as a sentence; empty if none does."""
     if not isinstance(theirs, dict):
         return "the connecting machine does not speak FedSign's protocol."

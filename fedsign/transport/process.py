@@ -15,7 +15,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def refuse_nested(mark: str, process: str) -> None:
 
 
 class ChildProcess:
-    """A process that runs `main(parent: Connection)` of a module, seen from its parent."""
+    """A process that runs `main(parent: Connection)` of a module, seen from its parent; it ends when nothing refers to it any more."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class ChildProcess:
         try:
             with theirs, log.open("ab") as file:
                 # a session of its own: Ctrl-C is for the command, which ends its children
-                self._process = subprocess.Popen(
+                self.process = subprocess.Popen(
                     [sys.executable, "-P", "-c", _PROGRAM, *module_and_pid, json.dumps(sys.path)],
                     stdin=theirs.fileno(),
                     stdout=file,
@@ -82,42 +83,39 @@ class ChildProcess:
         except BaseException:
             self.connection.close()
             raise
-
-    @property
-    def pid(self) -> int:
-        """Of the process."""
-        return self._process.pid
-
-    @property
-    def exit_code(self) -> int | None:
-        """None while it runs."""
-        return self._process.poll()
-
-    def terminate(self) -> None:
-        """Ask it to end, and do not wait."""
-        self._process.terminate()
-
-    def kill(self) -> None:
-        """End it, and do not wait."""
-        self._process.kill()
+        self._end = weakref.finalize(self, _close, self.process, self.connection)
+        if ends_with is not None:
+            self._end.detach()
 
     def close(self) -> None:
-        """End it: ask, then insist."""
-        self._process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_TERMINATION_S)
-        self._process.kill()
-        self._process.wait()
-        self.connection.close()
+        """End it, unless it ends with another process: ask, then insist."""
+        self._end()
 
     def exit_reason(self) -> str:
         """How a process whose connection is lost has ended, as the middle of a sentence."""
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_TERMINATION_S)
+            self.process.wait(_TERMINATION_S)
         self.close()
-        code = self._process.returncode
+        code = self.process.returncode
         memory = ", for want of memory perhaps" if code == -signal.SIGKILL else ""
         return f"was ended by signal {-code}{memory}" if code < 0 else f"ended with code {code}"
+
+
+def close_all(children: Collection[ChildProcess]) -> None:
+    """End them at once, and wait for each."""
+    for child in children:
+        child.process.terminate()
+    for child in children:
+        child.close()
+
+
+def remove_empty_logs(folder: Path, pattern: str) -> None:
+    """Remove the logs in which nothing stands, and the folder if nothing is left in it."""
+    for log in folder.glob(pattern):
+        if not log.stat().st_size:
+            log.unlink()
+    with suppress(OSError):  # there are others, or there never was a folder
+        folder.rmdir()
 
 
 def serve(module: str, ends_with: str = "") -> None:
@@ -133,6 +131,15 @@ def serve(module: str, ends_with: str = "") -> None:
         importlib.import_module(module).main(parent)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _close(process: "subprocess.Popen[bytes]", connection: Connection) -> None:
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_TERMINATION_S)
+    process.kill()
+    process.wait()
+    connection.close()
 
 
 def end_with(process: int) -> None:

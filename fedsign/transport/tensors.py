@@ -94,8 +94,8 @@ class SharedFile:
     """Slots in a file without a name; see the note.  It maps what is asked for, when it is asked for."""
 
     def __init__(self, descriptor: int, slot_bytes: int) -> None:
-        self.descriptor, self.slot_bytes = descriptor, slot_bytes
-        self._slots_per_block = max(1, _BLOCK_BYTES // slot_bytes)
+        self.descriptor, self.slot_bytes = descriptor, aligned(max(slot_bytes, 1))
+        self._slots_per_block = max(1, _BLOCK_BYTES // self.slot_bytes)
         self._blocks: dict[int, mmap.mmap] = {}
 
     def memory(self, slot: int) -> Tensor:
@@ -126,7 +126,7 @@ class Slots(SharedFile):
     """A file's slots, as the process that made it hands them out; it grows when all are taken."""
 
     def __init__(self, name: str, slot_bytes: int) -> None:
-        super().__init__(os.memfd_create(f"fedsign-{name}"), _slot_bytes(slot_bytes))
+        super().__init__(os.memfd_create(f"fedsign-{name}"), slot_bytes)
         self._free: deque[int] = deque()
         self._loans: dict[int, _Loan] = {}  # slot -> the last one of it
         self._ended: deque[_Loan] = deque()
@@ -175,7 +175,8 @@ def send_tensors(connection: Connection, message: Message, tensors: Mapping[str,
         layout.write(tensors, memory)
         head = {"message": message, "layout": layout.as_json()}
         if connection.passes_descriptors:
-            connection.send(head, descriptor=file.descriptor)
+            connection.send(head)
+            connection.send_descriptor(file.descriptor)
         else:
             connection.send(head, flush=False)
             connection.send({}, memory.numpy().data)
@@ -193,9 +194,11 @@ def receive_tensors(connection: Connection, *, max_bytes: int) -> tuple[Message,
         connection.shutdown()
         return None
     if connection.passes_descriptors:
-        descriptor = connection.take_descriptor()
+        descriptor = connection.receive_descriptor()
+        if descriptor is None:
+            return None
         try:
-            memory = SharedFile(descriptor, _slot_bytes(layout.num_bytes)).memory(0)
+            memory = SharedFile(descriptor, layout.num_bytes).memory(0)
         finally:
             os.close(descriptor)
     else:
@@ -203,10 +206,6 @@ def receive_tensors(connection: Connection, *, max_bytes: int) -> tuple[Message,
         if connection.receive(memory.numpy().data) is None:
             return None
     return head["message"], layout.read(memory)
-
-
-def _slot_bytes(num_bytes: int) -> int:
-    return aligned(max(num_bytes, 1))
 
 
 def _part(memory: Tensor, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Tensor:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedsign.errors import DiskFullError, EngineError
 from fedsign.transport.connection import Message, poll
-from fedsign.transport.process import ChildProcess
+from fedsign.transport.process import ChildProcess, close_all
 
 COMPARISONS = "simulations.comparisons.worker"
 
@@ -45,15 +45,6 @@ class _Worker:
         self.job: Job | None = None
         self.is_ready = False
 
-    def begin(self, job: Job) -> None:
-        """Hand a job over."""
-        self.job = job
-        self.child.connection.send(job.asked)
-
-    def exit_reason(self) -> str:
-        """How it ended."""
-        return f"{self.child.exit_reason()}; what it had to say is in {self.child.log}."
-
 
 def play_all(
     jobs: Sequence[Job],
@@ -78,13 +69,14 @@ def play_all(
             left.remove(job)
             for watcher in watchers:
                 watcher.on_begin(worker.index, job)
-            worker.begin(job)
+            worker.job = job
+            worker.child.connection.send(job.asked)
 
     with _workers(module, min(workers, len(jobs)), logs) as team:
         while left or any(worker.job for worker in team):
             for worker, message in _messages(team):
                 if message is None:
-                    reason = worker.exit_reason()
+                    reason = f"{worker.child.exit_reason()}; what it had to say is in {worker.child.log}."
                     if not worker.is_ready:
                         raise EngineError(f"a worker process {reason}")
                     team[worker.index] = _Worker(module, worker.index, logs)
@@ -121,7 +113,4 @@ def _workers(module: str, count: int, logs: Path) -> Iterator[list[_Worker]]:
         team += (_Worker(module, index, logs) for index in range(count))
         yield team
     finally:
-        for worker in team:
-            worker.child.terminate()  # all at once; then each is waited for
-        for worker in team:
-            worker.child.close()
+        close_all([worker.child for worker in team])
