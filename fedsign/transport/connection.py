@@ -122,11 +122,12 @@ class Connection:
 
     def receive_descriptor(self) -> int | None:
         """Receive an open file, which the caller closes; None if the peer is gone, or this process has too many open."""
-        try:
-            _, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1, socket.MSG_CMSG_CLOEXEC)
-        except OSError:
-            return None
-        return descriptors[0] if descriptors else None
+        with suppress(OSError):
+            _, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)
+            for descriptor in descriptors:
+                os.set_inheritable(descriptor, False)
+                return descriptor
+        return None
 
     @contextmanager
     def deadline(self, seconds: float) -> Iterator[None]:
