@@ -22,6 +22,7 @@ from fedsign.transport.tensors import receive_tensors, send_tensors
 from fedsign.workload import Workload
 
 _BACKLOG = 64
+_REQUEST_S = 10.0
 _log = logging.getLogger(__name__)
 
 
@@ -55,7 +56,8 @@ def _answer(connection: Connection, group: ShardGroup, server: socket.socket) ->
         except EngineError as error:
             _log.warning("%s", error)
             return True
-        found = receive_tensors(connection, max_bytes=group.max_request_bytes)
+        with connection.deadline(_REQUEST_S):  # one that asks nothing must not keep others waiting
+            found = receive_tensors(connection, max_bytes=group.max_request_bytes)
         if found is None:
             return True
         if "end" in found[0]:

@@ -47,6 +47,7 @@ class ShardGroup:
         """
         self._workload, self._settings = workload, workload.config.client.sharding
         self._here = LocalRanks(workload, logs=logs)
+        self.max_request_bytes = len(self._here.memory)  # of a client's tensors
         self._roles = workload.roles
         self._rendezvous: Rendezvous | None = None
         self._joined: list[RemoteRanks] = []
@@ -64,11 +65,6 @@ class ShardGroup:
     def processes(self) -> list[int]:
         """The ids of those on this machine."""
         return self._here.processes
-
-    @property
-    def max_request_bytes(self) -> int:
-        """What a client's tensors may take."""
-        return len(self._here.memory)
 
     def train_many(self, requests: Iterable[TrainRequest], states: ClientStore) -> Iterator[TrainReply | Failure]:
         """See LocalTrainer; a reply's tensors lie in shared memory, which is used again when they are gone."""

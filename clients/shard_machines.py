@@ -112,7 +112,7 @@ class Rendezvous:
         Raises:
             EngineError: nobody can listen there.
         """
-        self._address, self._key, self._experiment, self._digest = address, key, experiment, digest
+        self._key, self._experiment, self._digest = key, experiment, digest
         self._command = f"fedsign worker --join {address}" + (" --secret-file FILE" if key else "")
         self._server = _listening(address)
         self._changed = threading.Condition()

@@ -125,9 +125,7 @@ class LocalRanks:
     def drain(self, connection: Connection) -> list[RankMessage]:
         """See Host."""
         (rank,) = (rank for rank, child in self._children.items() if child.connection is connection)
-        return [
-            RankMessage(rank, self._failure(rank) if message is None else message) for message in connection.drain()
-        ]
+        return [RankMessage(rank, self._failure(rank) if each is None else each) for each in connection.drain()]
 
     def end(self) -> None:
         """See Host."""

@@ -298,6 +298,7 @@ class Workers:
     def _give(self, worker: _Worker, call: _Call, units: list[Unit]) -> None:
         """Hand a job over."""
         job, tasks, layouts = _Job(call, {}), dict[_Key, int](), set[int]()
+        send = worker.child.connection.send
         as_json: list[list[Any]] = []
         for unit in units:
             slot = self._replies.take()
@@ -327,13 +328,11 @@ class Workers:
             layouts.update(call.tasks[key].layouts)
         for number in sorted(layouts - worker.known):
             worker.known.add(number)
-            worker.child.connection.send({"layout": number, "is": self._layouts[number].as_json()})
+            send({"layout": number, "is": self._layouts[number].as_json()})
         if not worker.jobs:
             worker.heard_at = time.monotonic()
         worker.jobs[self._num_jobs] = job
-        worker.child.connection.send(
-            {"job": self._num_jobs, "tasks": [call.tasks[key].as_json for key in tasks], "units": as_json}
-        )
+        send({"job": self._num_jobs, "tasks": [call.tasks[key].as_json for key in tasks], "units": as_json})
         self._num_jobs += 1
 
     def _task(self, request: TrainRequest) -> _Task:

@@ -109,10 +109,7 @@ def _disagreement(mine: Mapping[str, object], theirs: object) -> str:
         return "the connecting machine does not speak FedSign's protocol."
     for name, value in mine.items():
         if theirs.get(name) != value:
-            return (
-                f"the connecting machine has {name} {theirs.get(name)}, but the listening one has {value}; "
-                "install the same versions on both."
-            )
+            return f"the connecting machine has {name} {theirs.get(name)}, but the listening one has {value}; install the same versions on both."
     return ""
 
 

@@ -65,14 +65,13 @@ class ChildProcess:
             ends_with: The process with which it ends, if that is not this one.
         """
         self.log = log
-        module_and_pid = [module] if ends_with is None else [module, str(ends_with)]
         ours, theirs = socket.socketpair()
         self.connection = Connection(ours)
         try:
             with theirs, log.open("ab") as file:
                 # a session of its own: Ctrl-C is for the command, which ends its children
                 self.process = subprocess.Popen(
-                    [sys.executable, "-P", "-c", _PROGRAM, *module_and_pid, json.dumps(sys.path)],
+                    [sys.executable, "-P", "-c", _PROGRAM, module, str(ends_with or ""), json.dumps(sys.path)],
                     stdin=theirs.fileno(),
                     stdout=file,
                     stderr=file,
@@ -118,7 +117,7 @@ def remove_empty_logs(folder: Path, pattern: str) -> None:
         folder.rmdir()
 
 
-def serve(module: str, ends_with: str = "") -> None:
+def serve(module: str, ends_with: str) -> None:
     """Run a module's `main` in a child process."""
     parent = Connection(socket.socket(fileno=os.dup(0)))
     with open(os.devnull) as nothing:  # noqa: PTH123 - what reads standard input must not take messages away
