@@ -88,7 +88,9 @@ class ChildProcess:
 
     def close(self) -> None:
         """End it, unless it ends with another process: ask, then insist."""
-        self._end()
+        if self._end.alive:
+            _close(self.process, self.connection)
+            self._end.detach()  # only now: Ctrl-C may have interrupted it
 
     def exit_reason(self) -> str:
         """How a process whose connection is lost has ended, as the middle of a sentence."""

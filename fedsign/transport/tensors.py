@@ -13,6 +13,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -169,19 +170,16 @@ def slot_bytes_of(model: Mapping[str, Tensor]) -> int:
 def send_tensors(connection: Connection, message: Message, tensors: Mapping[str, Tensor]) -> None:
     """Send a message with tensors: over a Unix socket the file that holds them, over others their bytes."""
     layout = Layout.of(tensors)
-    file = Slots("message", layout.num_bytes)
-    try:
+    head = {"message": message, "layout": layout.as_json()}
+    with closing(Slots("message", layout.num_bytes)) as file:
         memory = file.memory(file.take())[: layout.num_bytes]
         layout.write(tensors, memory)
-        head = {"message": message, "layout": layout.as_json()}
         if connection.passes_descriptors:
             connection.send(head)
             connection.send_descriptor(file.descriptor)
         else:
             connection.send(head, flush=False)
             connection.send({}, memory.numpy().data)
-    finally:
-        file.close()
 
 
 def receive_tensors(connection: Connection, *, max_bytes: int) -> tuple[Message, Tensors] | None:
@@ -197,10 +195,8 @@ def receive_tensors(connection: Connection, *, max_bytes: int) -> tuple[Message,
         descriptor = connection.receive_descriptor()
         if descriptor is None:
             return None
-        try:
+        with open(descriptor):  # noqa: PTH123 - which closes it
             memory = SharedFile(descriptor, layout.num_bytes).memory(0)
-        finally:
-            os.close(descriptor)
     else:
         memory = torch.empty(layout.num_bytes, dtype=torch.uint8)
         if connection.receive(memory.numpy().data) is None:
