@@ -15,6 +15,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -254,7 +255,7 @@ def test_an_open_file_that_is_received_is_not_inherited_and_a_process_without_de
         os.write(found, b"x")
         assert os.read(read, 9) == b"x"
         os.close(found)
-        with few_descriptors():
+        with no_descriptors():
             one.send_descriptor(write)
             assert other.receive_descriptor() is None
         one.close()
@@ -266,17 +267,18 @@ def test_an_open_file_that_is_received_is_not_inherited_and_a_process_without_de
         other.close()
 
 
-class few_descriptors:
-    """No file can be opened."""
-
-    def __enter__(self) -> None:
-        self.limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-        lowest = os.dup(0)
-        os.close(lowest)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, self.limits[1]))
-
-    def __exit__(self, *_: object) -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, self.limits)
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """This process has as many open files as it may; not none, which `poll` refuses."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, hard))
+    with ExitStack() as files:
+        files.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        with suppress(OSError):
+            while True:
+                files.callback(os.close, os.dup(0))
+        yield
 
 
 # Handshake

@@ -5,10 +5,13 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from clients.shard_daemon import _answer
 from clients.shard_machines import FACTS, RemoteRanks, Rendezvous
 from clients.shard_ranks import RankMessage, StoreAddress
 from clients.shard_worker import check_interface
@@ -16,7 +19,7 @@ from fedsign.addresses import Address, interface_of
 from fedsign.errors import ConfigError, EngineError, JoinError
 from fedsign.transport.connection import Connection
 from fedsign.transport.handshake import connect
-from tests.contract.test_transport import few_descriptors, trickle
+from tests.contract.test_transport import no_descriptors, trickle
 
 KEY = b"0123456789abcdef"
 STORE = StoreAddress(host="", port=1, interface="")
@@ -78,7 +81,7 @@ def arrived(where: tuple[str, int], digest: str = "d") -> Connection:
     return connection
 
 
-def soon(seconds: float = 5.0) -> dict[str, float]:
+def soon(seconds: float = 30.0) -> dict[str, float]:
     return {"deadline": time.monotonic() + seconds, "wait_s": seconds}
 
 
@@ -167,15 +170,18 @@ def test_another_key_or_version_is_refused_and_the_log_says_so(caplog: pytest.Lo
 
 def test_a_rendezvous_outlives_a_want_of_descriptors() -> None:
     rendezvous, where = opened()
-    sock = socket.socket()
-    with few_descriptors():
-        sock.connect(where)
-        time.sleep(0.1)  # the thread tries in vain to accept it
-        assert not rendezvous._arriving
-    worker = Connection(sock)
-    assert connect(worker, KEY, facts=FACTS) and worker.receive() == EXPERIMENT
+    sockets = [socket.socket() for _ in range(3)]
+    with no_descriptors():
+        for each in sockets:
+            each.connect(where)
+        time.sleep(0.1)
+        assert len(rendezvous._arriving) <= 1  # the kernel reserves a descriptor when `accept` begins to wait
+    workers = [Connection(each) for each in sockets]
+    for worker in workers:
+        assert connect(worker, KEY, facts=FACTS) and worker.receive() == EXPERIMENT
     rendezvous.close(is_over=False)
-    worker.close()
+    for worker in workers:
+        worker.close()
 
 
 def test_other_data_and_hosts_that_cannot_take_part_are_refused(caplog: pytest.LogCaptureFixture) -> None:
@@ -196,6 +202,15 @@ def test_other_data_and_hosts_that_cannot_take_part_are_refused(caplog: pytest.L
         connection.close()
     rendezvous.close(is_over=True)
     assert "a machine at 127.0.0.1 was not let in: it cannot take part: there is nothing at /data." in caplog.text
+
+
+def test_a_silent_asker_does_not_keep_a_nodes_daemon_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clients.shard_daemon._REQUEST_S", 0.05)
+    asker, accepted = socket.socketpair()
+    group: Any = SimpleNamespace(max_request_bytes=0)
+    assert _answer(Connection(accepted), group, asker), "the daemon ends"
+    assert asker.recv(1) == b""
+    asker.close()
 
 
 def test_a_port_that_is_taken_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
