@@ -9,7 +9,7 @@ import os
 import sys
 
 from fedsign.flower.tasks import Task, Tasks
-from fedsign.processes import end_when_orphaned
+from fedsign.transport.process import end_with
 
 
 def serve(address: str, first: Task | None = None) -> None:
@@ -29,6 +29,6 @@ def serve(address: str, first: Task | None = None) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(format="%(levelname)s: %(message)s", stream=sys.stderr)
-    end_when_orphaned()
+    end_with(os.getppid())
     _address, *_given = sys.argv[1:]
     serve(_address, Task(token=_given[0], fab_hash=_given[1]) if _given else None)

@@ -3,15 +3,13 @@
 `ShardGroup` is one more `LocalTrainer`.  It keeps the processes, with model and data loaded, from client to client and from round to round.
 They are on this machine, or on this and others that have joined it: `clients.shard_ranks`, `clients.shard_machines`.
 What a client brings and what comes of it lie in memory that all of a machine see ([Note: files without a name] in
-clients.shared_tensors); over the pipes go the request and the figures.  How the work is divided: `clients.shard_training`.
+fedsign.transport.tensors); messages bring the request and the metrics.  How the work is divided: `clients.shard_training`.
 
 A rank that dies, fails or is late ends the round of its client, with a failure that says so, and so does the loss of a machine.  The others wait
 for it within a collective, which nothing but their end interrupts: so all are ended, and the next client gets new ones.  Ranks end with
-the process that started them, however it ends (`fedsign.processes`).
+the process that started them, however it ends (`fedsign.transport.process`).
 """
 
-import os
-import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from math import inf
@@ -19,17 +17,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from clients.shard_machines import JoinedRanks, Lobby
-from clients.shard_ranks import INTERFACE, MEETING_S, Death, Heard, LocalRanks, Machine, Meeting, meeting_here
+from clients.shard_machines import RemoteRanks, Rendezvous
+from clients.shard_ranks import RENDEZVOUS_S, Host, LocalRanks, RankMessage, WorkerFailure, described, store_for
 from clients.shard_rules import refused_objective, where_machines_join
 from clients.shard_training import mean_loss
 from clients.shared_data import digest_of
-from clients.shared_tensors import Layout
 from clients.state import ClientStore
-from fedsign.addresses import interface_of
 from fedsign.errors import ConfigError, EngineError, FedSignError, LateError, RankError
-from fedsign.processes import Message, audible
 from fedsign.records import LATE, Failure, TrainReply, TrainRequest, failure_of
+from fedsign.transport.connection import Message, poll
+from fedsign.transport.tensors import Layout
 from fedsign.workload import Workload
 
 _LAST_WORDS_S = 1.0  # a rank that has lost another one complains, perhaps before that one is known to be gone
@@ -50,10 +47,11 @@ class ShardGroup:
         """
         self._workload, self._settings = workload, workload.config.client.sharding
         self._here = LocalRanks(workload, logs=logs)
+        self.max_request_bytes = len(self._here.memory)  # of a client's tensors
         self._roles = workload.roles
-        self._lobby: Lobby | None = None
-        self._joined: list[JoinedRanks] = []
-        self._is_there = False
+        self._rendezvous: Rendezvous | None = None
+        self._joined: list[RemoteRanks] = []
+        self._is_started = False
 
     def __enter__(self) -> Self:
         return self
@@ -91,16 +89,16 @@ class ShardGroup:
     def part(self, *, is_over: bool) -> None:
         """End the ranks, and part with the workers of other machines: they end if the run is over, or look for who comes after this."""
         self._end()
-        if self._lobby:
-            self._lobby.close(is_over=is_over)
-            self._lobby = None
+        if self._rendezvous:
+            self._rendezvous.close(is_over=is_over)
+            self._rendezvous = None
 
     def _train(self, request: TrainRequest) -> TrainReply:
         why_not = refused_objective(request.objective)
         if why_not:
             raise ConfigError(f"client.sharding.ranks={self._settings.ranks} was given, but {why_not}.")
         deadline = time.monotonic() + self._workload.config.server.round_timeout_s
-        if not self._is_there:
+        if not self._is_started:
             self._start(deadline)
         came, memory = Layout.of(request.tensors), self._here.memory
         came.write(request.tensors, memory)
@@ -108,14 +106,14 @@ class ShardGroup:
         lent = self._here.replies.lent(slot)
         asked = {"train": request.partition, "round": request.round, "layout": came.as_json(), "slot": slot}
         objective = {"name": request.objective.name, "settings": dict(request.objective.settings)}
-        for machine in self._machines:
-            machine.ask({**asked, "objective": objective}, memory[: came.num_bytes])
-        said = self._answers(deadline)
-        trained = [each["trained"] for each in said]
+        for host in self._hosts:
+            host.ask({**asked, "objective": objective}, memory[: came.num_bytes])
+        answers = self._answers(deadline)
+        trained = [each["trained"] for each in answers]
         return TrainReply(
             round=request.round,
             partition=request.partition,
-            tensors=Layout.from_json(said[0]["layout"]).read(lent),
+            tensors=Layout.from_json(answers[0]["layout"]).read(lent),
             roles=self._roles,
             num_examples=len(self._workload.share_of(request.partition)),
             metrics={"train-loss": mean_loss(trained[0]["nums"], [each["losses"] for each in trained])},
@@ -124,122 +122,94 @@ class ShardGroup:
         )
 
     @property
-    def _machines(self) -> Sequence[Machine]:
+    def _hosts(self) -> Sequence[Host]:
         return [self._here, *self._joined]
 
     def _start(self, deadline: float) -> None:
-        """Start all ranks, and wait until they have met.
+        """Start all ranks, and wait until they are a group.
 
         Raises:
             EngineError: machines are missing, or ranks do not find each other.
         """
         num, ranks = self._settings.machines, self._settings.ranks
         if num > 1:
-            self._joined = self._opened_lobby().take(num - 1, deadline=deadline, wait_s=self._settings.join_s)
+            self._joined = self._opened_rendezvous().take(num - 1, deadline=deadline, wait_s=self._settings.join_s)
             for number, joined in enumerate(self._joined, start=1):
                 joined.place(number, machines=num, ranks=ranks)
-        meeting = _meeting_with(self._joined) if self._joined else meeting_here()
-        self._is_there = True
+        store = store_for({each.connection.local_host for each in self._joined})
+        self._is_started = True
         try:
-            for number, machine in enumerate(self._machines):
-                machine.start(range(ranks * number // num, ranks * (number + 1) // num), meeting)
+            for number, host in enumerate(self._hosts):
+                host.start(range(ranks * number // num, ranks * (number + 1) // num), store)
         finally:
-            if meeting.place:
-                meeting.place.close()  # rank 0 has it
+            if store.listener:
+                store.listener.close()  # rank 0 has it
         try:
-            self._answers(min(deadline, time.monotonic() + MEETING_S))
+            self._answers(min(deadline, time.monotonic() + RENDEZVOUS_S))
         except LateError:
             if time.monotonic() > deadline:
                 raise
             raise EngineError(
-                f"the {ranks} processes that train a client together did not find each other within {MEETING_S:g} s; let all ports be "
+                f"the {ranks} processes that train a client together did not find each other within {RENDEZVOUS_S:g} s; let all ports be "
                 "open between the machines, and look at the logs of the ranks."
             ) from None
 
-    def _opened_lobby(self) -> Lobby:
-        """Where machines join, from the first client on: so it is the client's failure if nobody can listen there."""
-        if self._lobby is None:
-            address, secret = where_machines_join(self._settings)
-            sites = self._workload.sites_here
-            self._lobby = Lobby(
-                address,
-                secret=secret,
-                told={"config": self._workload.config.to_toml(), "sites": None if sites is None else sorted(sites)},
-                digest=digest_of(self._workload.dataset),
-            )
-        return self._lobby
+    def _opened_rendezvous(self) -> Rendezvous:
+        """Opened with the first client, whose failure it is if nobody can listen there."""
+        if self._rendezvous is None:
+            address, key = where_machines_join(self._settings)
+            digest = digest_of(self._workload.dataset)
+            self._rendezvous = Rendezvous(address, key=key, experiment=described(self._workload), digest=digest)
+        return self._rendezvous
 
     def _answers(self, deadline: float) -> list[Message]:
-        """What each rank says next, in their order.
+        """The next message of each rank, in their order.
 
         Raises:
             RankError: one has died, or a machine is lost.
             LateError: not all have answered in time.
         """
         found: dict[int, Message] = {}
-        troubles: dict[int, Message | Death] = {}
+        failures: dict[int, Message | WorkerFailure] = {}
         while len(found) < self._settings.ranks:
-            heard = self._heard(deadline)
-            if not heard and troubles:
+            messages = self._messages(deadline)
+            if not messages and failures:
                 break
-            if heard is None:
+            if messages is None:
                 raise LateError(LATE)
-            for rank, said in heard:
-                if isinstance(said, Death) or "failed" in said:
+            for rank, message in messages:
+                if isinstance(message, WorkerFailure) or "failed" in message:
                     deadline = min(deadline, time.monotonic() + _LAST_WORDS_S)
-                    troubles[rank] = said
+                    failures[rank] = message
                 else:
-                    found[rank] = said
-            if any(isinstance(said, Death) for said in troubles.values()):
+                    found[rank] = message
+            if any(isinstance(failure, WorkerFailure) for failure in failures.values()):
                 break
-        if troubles:
-            raise _trouble(troubles)
+        if failures:
+            raise _first_cause(failures)
         return [found[rank] for rank in range(self._settings.ranks)]
 
-    def _heard(self, deadline: float) -> list[Heard] | None:
-        """What some ranks say next, of any machine; None if nobody has said anything in time."""
-        machine_of = {voice: machine for machine in self._machines for voice in machine.voices()}
-        readable = audible(machine_of, None if deadline == inf else max(0.0, deadline - time.monotonic()))
-        return [heard for voice in readable for heard in machine_of[voice].hear(voice)] if readable else None
+    def _messages(self, deadline: float) -> list[RankMessage] | None:
+        """The next messages of any ranks; None if there are none in time."""
+        host_of = {connection: host for host in self._hosts for connection in host.connections()}
+        readable = poll(host_of, None if deadline == inf else max(0.0, deadline - time.monotonic()))
+        return [message for each in readable for message in host_of[each].drain(each)] if readable else None
 
     def _end(self) -> None:
         """End the ranks at once; machines that have joined wait for the next group."""
-        for machine in self._machines:
-            machine.end()
-        if self._lobby:
-            self._lobby.bring_back(self._joined)
-        self._joined, self._is_there = [], False
+        for host in self._hosts:
+            host.end()
+        if self._rendezvous:
+            self._rendezvous.give_back(self._joined)
+        self._joined, self._is_started = [], False
 
 
-def _meeting_with(joined: Sequence[JoinedRanks]) -> Meeting:
-    """Of ranks on several machines: at the address by which the others have joined.
-
-    Raises:
-        EngineError: they have joined by addresses of which one is not for all, or none is an interface's.
-    """
-    hosts = {machine.link.here for machine in joined}
-    if len(hosts) > 1:
-        raise EngineError(
-            f"machines have joined this one by different addresses, {' and '.join(sorted(hosts))}; start all workers with the same "
-            "--join, which all can reach."
-        )
-    (host,) = hosts
-    interface = os.environ.get(INTERFACE) or interface_of(host)
-    if not interface:
-        raise EngineError(
-            f"machines have joined this one by {host}, which no network interface here has as its first address; name the interface in "
-            f"the environment variable {INTERFACE}."
-        )
-    place = socket.create_server((host, 0))
-    return Meeting(host=host, port=place.getsockname()[1], interface=interface, place=place)
-
-
-def _trouble(troubles: dict[int, Message | Death]) -> FedSignError:
-    """Of what is wrong, what it began with: a death before complaints about it."""
-    for said in troubles.values():
-        if isinstance(said, Death):
+def _first_cause(failures: dict[int, Message | WorkerFailure]) -> FedSignError:
+    """The failure that caused the others: the end of a process before complaints about it."""
+    for failure in failures.values():
+        if isinstance(failure, WorkerFailure):
             return RankError(
-                f"{said.who} {said.how}; the others were ended, and the next client gets new ones. {said.remedy}."
+                f"{failure.who} {failure.how}; the others were ended, and the next client gets new ones. {failure.remedy}."
             )
-    first = next(said for said in troubles.values() if not isinstance(said, Death))
+    first = next(failure for failure in failures.values() if not isinstance(failure, WorkerFailure))
     return _ToldError(first["failed"], first["details"])

@@ -1,17 +1,18 @@
-"""Machines that join the first one of a silo, to hold ranks of its clients (`client.sharding.machines`), as the first one sees them.
+"""Remote ranks: further hosts of a silo that hold ranks of its clients (`client.sharding.machines`), as the first host sees them.
 
-Each runs `fedsign worker` (clients.shard_worker), which connects.  The first machine lets it in, says what is trained, and compares the data;
-then the machine waits until a group of ranks takes it, and again when the group has ended.  More machines than a group takes wait in reserve.
+Each runs `fedsign worker` (clients.shard_worker), which connects to the `Rendezvous` of the first.  After the handshake
+(fedsign.transport.handshake) it learns what is trained, and the training samples are compared.  Then it waits until a group of ranks takes it,
+and again when the group has ended.  More hosts than a group takes wait in reserve.
 
-What goes over the link ([Note: an end that is gone] in clients.shard_link), after both are sure of each other:
+Messages after the handshake; what is sent to a lost host is lost, too ([Note: a lost peer] in fedsign.transport.connection):
 
-To the worker:    {"config": toml, "sites": [...] or null} once, and after its answer
-                  {"start": [first rank, last + 1], "group": n, "port": n}   n counts the groups of this machine; ranks meet at this port
-                  {"ask": request} and the client's tensors                  the request is what clients.shard_process takes
-                  {"end": true}                                              the group, at once
-                  {"over": true}                                             the run; so the worker ends
-To the first:     {"data": digest} or {"failed": sentence} once
-                  {"group": n, "rank": n, "said": message} or, in place of `said`, "died": [who, how, remedy]
+To the worker:     {"config": toml, "sites": [...] or null} once, and after its answer
+                   {"start": [first rank, last + 1], "group": n, "port": n}   n counts the groups of this host; the store has this port
+                   {"ask": request} and the client's tensors                  the request is what clients.shard_process takes
+                   {"end": true}                                              the group, at once
+                   {"over": true}                                             the run; so the worker ends
+To the first host: {"data": digest} or {"failed": sentence} once
+                   {"group": n, "rank": n, "message": message} or, in place of `message`, "failure": [who, how, remedy]
 """
 
 import errno
@@ -23,98 +24,105 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
+import torch
 from torch import Tensor
 
-from clients.shard_link import Link, let_in
-from clients.shard_ranks import Death, Heard, Meeting
+import fedsign
+from clients.shard_ranks import RankMessage, StoreAddress, WorkerFailure
 from fedsign.addresses import Address
 from fedsign.errors import EngineError, JoinError
-from fedsign.processes import Audible, Message, audible
+from fedsign.transport import handshake
+from fedsign.transport.connection import Connection, Message, poll
 
+FACTS = {"protocol": 2, "fedsign": fedsign.__version__, "torch": torch.__version__.partition("+")[0]}
+_REMEDY = "give its --secret-file the same content as client.sharding.secret_file, or the node's sharding-secret-file, has on the other"
 _BACKLOG = 64
 _PATIENCE_S = 10.0  # for the port, which the run before may still hold
-_LOOKS_EVERY_S = 0.2
+_RETRY_S = 0.2
 _QUIET_S = 5.0  # for which a client waits without a word
 _log = logging.getLogger("fedsign")
 
 
-class JoinedRanks:
-    """A Machine: one that has joined."""
+class RemoteRanks:
+    """A Host: one that has joined."""
 
-    def __init__(self, link: Link, *, again: str) -> None:
-        """`again` is the command that joins."""
-        self.link, self._again = link, again
+    def __init__(self, connection: Connection, *, command: str) -> None:
+        """`command` is the one that joins."""
+        self.connection, self._command = connection, command
         self._name = ""
         self._ranks, self._num_ranks, self._group = range(0), 0, 0
 
     def place(self, number: int, *, machines: int, ranks: int) -> None:
-        """Which machine of a group it is, for those who read of it; the group has so many ranks."""
-        self._name, self._num_ranks = f"machine {number + 1} of {machines} ({self.link.there})", ranks
+        """Which host of a group it is, for error messages; the group has so many ranks."""
+        self._name, self._num_ranks = f"machine {number + 1} of {machines} ({self.connection.peer_host})", ranks
 
     def still_waits(self) -> bool:
-        """Whether it is there, for all that can be heard by now; what ranks of a former group have said is not heard."""
-        while audible([self.link], 0.0):
-            if self.link.receive() is None:
+        """Whether it is there; messages of a former group's ranks are dropped."""
+        while poll([self.connection], 0.0):
+            if None in self.connection.drain():
                 return False
         return True
 
-    def start(self, ranks: range, meeting: Meeting) -> None:
-        """See Machine; to it, the ranks meet where it has joined."""
+    def start(self, ranks: range, store: StoreAddress) -> None:
+        """See Host; its ranks find the store where it has joined."""
         self._ranks, self._group = ranks, self._group + 1
-        self.link.send({"start": [ranks.start, ranks.stop], "group": self._group, "port": meeting.port})
+        self.connection.send({"start": [ranks.start, ranks.stop], "group": self._group, "port": store.port})
 
     def ask(self, request: Message, tensors: Tensor) -> None:
-        """See Machine; the tensors go to it once, however many ranks it has."""
-        self.link.send({"ask": request}, tensors)
+        """See Host; the tensors are sent once, however many ranks it has."""
+        self.connection.send({"ask": request}, tensors.numpy().data)
 
-    def voices(self) -> Sequence[Audible]:
-        """See Machine."""
-        return [self.link]
+    def connections(self) -> Sequence[Connection]:
+        """See Host."""
+        return [self.connection]
 
-    def hear(self, voice: Audible) -> list[Heard]:
-        """See Machine; what ranks of a former group have said is not heard."""
-        found = self.link.receive()
-        if found is None:
-            return [Heard(self._ranks.start, self._lost())]
-        if found["group"] != self._group:
-            return []
-        return [Heard(found["rank"], self._died(*found["died"]) if "died" in found else found["said"])]
+    def drain(self, connection: Connection) -> list[RankMessage]:
+        """See Host; messages of a former group's ranks are dropped."""
+        messages = []
+        for found in connection.drain():
+            if found is None:
+                messages.append(RankMessage(self._ranks.start, self._lost()))
+            elif found["group"] == self._group:
+                failed = found.get("failure")
+                messages.append(RankMessage(found["rank"], self._failure(*failed) if failed else found["message"]))
+        return messages
 
     def end(self) -> None:
-        """See Machine."""
-        self.link.send({"end": True})
+        """See Host."""
+        self.connection.send({"end": True})
 
-    def _died(self, who: str, how: str, remedy: str) -> Death:
-        return Death(f"{who}, on {self._name},", how, f"{remedy} there")
+    def _failure(self, who: str, how: str, remedy: str) -> WorkerFailure:
+        return WorkerFailure(f"{who}, on {self._name},", how, f"{remedy} there")
 
-    def _lost(self) -> Death:
+    def _lost(self) -> WorkerFailure:
         ranks = f"{self._ranks.start} to {self._ranks.stop - 1}" if len(self._ranks) > 1 else f"{self._ranks.start}"
-        return Death(
+        return WorkerFailure(
             f"{self._name}, which holds rank {ranks} of the {self._num_ranks} processes that train this client together,",
             "is lost: its worker has ended, or the network to it is broken",
-            f"Start '{self._again}' there again, or on another machine",
+            f"Start '{self._command}' there again, or on another machine",
         )
 
 
-class Lobby:
-    """Where machines join; a thread lets them in as they come."""
+class Rendezvous:
+    """Where hosts join: a thread accepts them, and each has a thread of its own until it waits, so that a silent one delays nobody."""
 
-    def __init__(self, address: Address, *, secret: bytes, told: Message, digest: str) -> None:
-        """`told` is what a machine gets to know of the experiment, `digest` that of the data it has to have.
+    def __init__(self, address: Address, *, key: bytes, experiment: Message, digest: str) -> None:
+        """`experiment` is what a host has to know of it, `digest` that of the data it has to have.
 
         Raises:
             EngineError: nobody can listen there.
         """
-        self._address, self._secret, self._told, self._digest = address, secret, told, digest
-        self._again = f"fedsign worker --join {address}" + (" --secret-file FILE" if secret else "")
+        self._key, self._experiment, self._digest = key, experiment, digest
+        self._command = f"fedsign worker --join {address}" + (" --secret-file FILE" if key else "")
         self._server = _listening(address)
         self._changed = threading.Condition()
-        self._arriving: set[Link] = set()
-        self._waiting: list[JoinedRanks] = []
+        self._is_open = True
+        self._arriving: dict[Connection, bool] = {}  # -> whether it is authenticated, and loads the data
+        self._waiting: list[RemoteRanks] = []
         threading.Thread(target=self._listen, daemon=True).start()
 
-    def take(self, num: int, *, deadline: float, wait_s: float) -> list[JoinedRanks]:
-        """So many machines, for a group; they wait no more until they are brought back.
+    def take(self, num: int, *, deadline: float, wait_s: float) -> list[RemoteRanks]:
+        """So many hosts, for a group, until they are given back.
 
         Raises:
             EngineError: there are not so many in time.
@@ -122,101 +130,100 @@ class Lobby:
         now = time.monotonic()
         until = min(deadline, now + wait_s)
         with self._changed:
-            if not self._come(num, min(until, now + _QUIET_S)):
-                _log.warning("a client waits for machines: start '%s' on those that are missing", self._again)
-                if not self._come(num, until):
+            if not self._wait_for(num, min(until, now + _QUIET_S)):
+                _log.warning("a client waits for machines: start '%s' on those that are missing", self._command)
+                if not self._wait_for(num, until):
                     raise EngineError(self._missing(num, wait_s))
             taken, self._waiting = self._waiting[:num], self._waiting[num:]
         return taken
 
-    def bring_back(self, machines: Sequence[JoinedRanks]) -> None:
+    def give_back(self, hosts: Sequence[RemoteRanks]) -> None:
         """They wait again, before the others; those that are gone are found out when they are taken."""
         with self._changed:
-            self._waiting = [*machines, *self._waiting]
+            self._waiting = [*hosts, *self._waiting]
 
     def close(self, *, is_over: bool) -> None:
-        """Let nobody join any more; to those that wait the run is over, or else they look for whoever comes next."""
+        """Accept no more hosts; those that wait learn that the run is over, or else look for the next rendezvous."""
         with suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)  # so that the thread hears it
+            self._server.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._server.close()
         with self._changed:
-            links = [*(machine.link for machine in self._waiting), *self._arriving]
-            self._waiting, self._arriving = [], set()
-        for link in links:
-            link.say_farewell({"over": True}) if is_over else link.close()
+            self._is_open = False
+            arriving = self._arriving | {host.connection: True for host in self._waiting}
+            self._waiting, self._arriving = [], {}
+        for connection, is_authenticated in arriving.items():
+            connection.finish({"over": True}) if is_over and is_authenticated else connection.close()
 
-    def _come(self, num: int, until: float) -> bool:
-        """Wait until so many machines wait; those that are gone are forgotten."""
+    def _wait_for(self, num: int, until: float) -> bool:
+        """Whether so many hosts wait in time; those that are gone are dropped."""
         while True:
-            gone = [machine for machine in self._waiting if not machine.still_waits()]
-            for machine in gone:
-                machine.link.close()
-            self._waiting = [machine for machine in self._waiting if machine not in gone]
+            gone = [host for host in self._waiting if not host.still_waits()]
+            for host in gone:
+                host.connection.close()
+            self._waiting = [host for host in self._waiting if host not in gone]
             left_s = until - time.monotonic()
             if len(self._waiting) >= num or left_s <= 0:
                 return len(self._waiting) >= num
             self._changed.wait(left_s)
 
     def _missing(self, num: int, wait_s: float) -> str:
-        loading = len(self._arriving)
+        loading = sum(self._arriving.values())
         at_work = f", and {loading} more {'is' if loading == 1 else 'are'} loading the data" if loading else ""
         return (
             f"{len(self._waiting) + 1} of the {num + 1} machines that train a client together were there, this one included{at_work}, when "
-            f"client.sharding.join_s={wait_s:g} had passed; start '{self._again}' on each that is missing, or raise it."
+            f"client.sharding.join_s={wait_s:g} had passed; start '{self._command}' on each that is missing, or raise it."
         )
 
     def _listen(self) -> None:
         while True:
             try:
-                connection, _ = self._server.accept()
+                sock, _ = self._server.accept()
             except OSError:
                 if self._server.fileno() < 0:
                     return  # closed
-                time.sleep(_LOOKS_EVERY_S)  # about to be, or the system has no more descriptors at the moment
+                time.sleep(_RETRY_S)  # about to be, or this process has too many open files at the moment
                 continue
-            threading.Thread(target=self._receive, args=(connection,), daemon=True).start()
+            threading.Thread(target=self._admit, args=(Connection(sock),), daemon=True).start()
 
-    def _receive(self, connection: socket.socket) -> None:
-        """Let a machine in, and let it wait; one that is refused is told why, and so are those who read the log."""
+    def _admit(self, connection: Connection) -> None:
+        """Let a host wait for a group; one that is refused learns why, and so does the log."""
+        refusal = ""
         try:
-            link = Link(connection)
-        except OSError:
-            connection.close()  # it is gone already
-            return
-        with self._changed:
-            self._arriving.add(link)
-        why_not = self._refusal(link)
-        with self._changed:
-            is_open = link in self._arriving  # nobody has closed the lobby meanwhile
-            self._arriving.discard(link)
-            if is_open and not why_not:
-                self._waiting.append(JoinedRanks(link, again=self._again))
-                self._changed.notify_all()
-        if is_open and why_not:
-            link.close()
-            _log.warning("a machine at %s was not let in: %s", link.there, why_not)
-
-    def _refusal(self, link: Link) -> str:
-        """Empty if it can take part."""
-        try:
-            self._admit(link)
+            self._register(connection, is_authenticated=False)
+            handshake.accept(connection, self._key, facts=FACTS, remedy=_REMEDY)
+            self._register(connection, is_authenticated=True)
+            self._compare_data(connection)
         except JoinError as error:
-            return str(error)
-        return ""
+            refusal = str(error)
+        with self._changed:
+            is_open = self._arriving.pop(connection, None) is not None
+            if is_open and not refusal:
+                self._waiting.append(RemoteRanks(connection, command=self._command))
+                self._changed.notify_all()
+        if is_open and refusal:
+            connection.close()
+            _log.warning("a machine at %s was not let in: %s", connection.peer_host, refusal)
 
-    def _admit(self, link: Link) -> None:
-        """Raises: JoinError: it is none that could take part."""
-        let_in(link, self._secret)
-        link.send(self._told)
-        answer = link.receive()
+    def _register(self, connection: Connection, *, is_authenticated: bool) -> None:
+        """Raises: JoinError: the rendezvous was closed meanwhile."""
+        with self._changed:
+            if not self._is_open:
+                connection.close()
+                raise JoinError("the run here is over.")
+            self._arriving[connection] = is_authenticated
+
+    def _compare_data(self, connection: Connection) -> None:
+        """Raises: JoinError: the host cannot take part."""
+        connection.send(self._experiment)
+        answer = connection.receive()
         if answer is None:
             raise JoinError("it was gone before it had loaded the data.")
         if "failed" in answer:
             raise JoinError(f"it cannot take part: {answer['failed']}")
-        if answer["data"] != self._digest:
-            why_not = "the training samples there are others than on the first machine; let both read the same data (--data-root says where)."
-            link.send({"refused": why_not})
-            raise JoinError(why_not)
+        if answer.get("data") != self._digest:
+            refusal = "the training samples there are others than on the first machine; let both read the same data (--data-root says where)."
+            connection.send({"refused": refusal})
+            raise JoinError(refusal)
 
 
 def _listening(address: Address) -> socket.socket:
@@ -230,4 +237,4 @@ def _listening(address: Address) -> socket.socket:
                     f"nobody can listen on {address} here ({os.strerror(error.errno or 0)}); give client.sharding.listen, or the "
                     "node's sharding-listen, an address of this machine and a port that is free."
                 ) from error
-        time.sleep(_LOOKS_EVERY_S)
+        time.sleep(_RETRY_S)

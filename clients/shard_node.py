@@ -15,18 +15,19 @@ import os
 import socket
 import sys
 import time
-import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
 
-from clients import parcels
+from clients.shard_ranks import described
 from clients.shard_rules import check_machines
 from clients.state import ClientStore
 from fedsign.errors import EngineError, RankError
-from fedsign.processes import Lasting
 from fedsign.records import Failure, TrainReply, TrainRequest, failure_of
+from fedsign.transport.connection import Connection
+from fedsign.transport.process import ChildProcess
+from fedsign.transport.tensors import receive_tensors, send_tensors, slot_bytes_of
 from fedsign.workload import Workload
 
 _MODULE = "clients.shard_daemon"
@@ -49,17 +50,8 @@ class AtDaemon:
         if sys.platform != "linux":
             raise EngineError("client.sharding at nodes of a deployment needs Linux; use engine.name=in_process here.")
         check_machines(workload.config.client.sharding)
-        sites = workload.sites_here
         self._workload = workload
-        self._given = json.dumps(
-            {
-                "config": workload.config.to_toml(),
-                "sites": None if sites is None else sorted(sites),
-                "node": _node(),
-                "logs": str(logs),
-                "idle_s": idle_s,
-            }
-        )
+        self._given = json.dumps({**described(workload), "node": _node(), "logs": str(logs), "idle_s": idle_s})
 
     def train_many(self, requests: Iterable[TrainRequest], states: ClientStore) -> Iterator[TrainReply | Failure]:
         """See LocalTrainer."""
@@ -71,20 +63,19 @@ class AtDaemon:
 
     def farewell(self) -> None:
         """Let the daemon end, if there is one."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as daemon, suppress(ConnectionError):
-            daemon.connect(parcels.address_of(_name_of(self._given)))
-            parcels.check_user(daemon)
-            parcels.send(daemon, {"end": True}, {})
-            parcels.receive(daemon)  # it ends with the connection
+        daemon = _connection_to(_address_of(self._given))
+        if daemon:
+            with closing(daemon):
+                send_tensors(daemon, {"end": True}, {})
+                daemon.receive()  # it ends with the connection
         let_go()
 
     def _asked(self, request: TrainRequest) -> TrainReply | Failure:
-        with _connected(self._given) as daemon:
+        with closing(_connected(self._given)) as daemon:
             objective = {"objective": request.objective.name, "settings": dict(request.objective.settings)}
             asked = {"round": request.round, "partition": request.partition, **objective}
-            with suppress(BrokenPipeError, ConnectionResetError):  # who is gone answers nothing
-                parcels.send(daemon, asked, request.tensors)
-            found = parcels.receive(daemon)
+            send_tensors(daemon, asked, request.tensors)
+            found = receive_tensors(daemon, max_bytes=slot_bytes_of(request.tensors))
         if found is None:
             raise RankError(
                 "the process that keeps the ranks of this node's clients ended before it answered; the next client gets another one. "
@@ -110,26 +101,33 @@ def _node() -> int | None:
     return os.getppid() if Path(sys.argv[0]).name == _ONE_MESSAGE else None
 
 
-def _connected(given: str) -> socket.socket:
+def _connection_to(address: str) -> Connection | None:
+    """None if no daemon listens there."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    if sock.connect_ex(address):
+        sock.close()
+        return None
+    connection = Connection(sock)
+    connection.check_same_user()
+    return connection
+
+
+def _connected(given: str) -> Connection:
     """A connection to the node's daemon, which is started if it is not there.
 
     Raises:
         EngineError: it does not start.
     """
-    name, deadline = _name_of(given), time.monotonic() + _PATIENCE_S
-    started: _Daemon | None = None
+    address, deadline = _address_of(given), time.monotonic() + _PATIENCE_S
+    started: ChildProcess | None = None
     while time.monotonic() < deadline:
-        daemon = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            daemon.connect(parcels.address_of(name))
-            parcels.check_user(daemon)
+        daemon = _connection_to(address)
+        if daemon:
             return daemon
-        except ConnectionRefusedError:
-            daemon.close()
         if started is None:
             let_go()  # of one that has died
             started = _daemon(given)
-        elif started.process.code:
+        elif started.process.poll():
             break
         time.sleep(_LOOKS_EVERY_S)
     logs = json.loads(given)["logs"]
@@ -143,9 +141,11 @@ def let_go() -> None:
     _daemon.cache_clear()
 
 
-def _name_of(given: str) -> str:
+def _address_of(given: str) -> str:
+    """In Linux's abstract namespace, so that nothing lies on a disk."""
     lasts = json.loads(given)["node"] or os.getpid()
-    return hashlib.sha256(f"{os.getuid()} {lasts} {_started_at(lasts)} {given}".encode()).hexdigest()[:32]
+    name = hashlib.sha256(f"{os.getuid()} {lasts} {_started_at(lasts)} {given}".encode()).hexdigest()[:32]
+    return f"\0fedsign-{name}"
 
 
 def _started_at(process: int) -> str:
@@ -153,20 +153,12 @@ def _started_at(process: int) -> str:
     return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
 
 
-class _Daemon:
-    """A daemon that this process has started; where this one outlasts the message it holds the daemon's input, and so its life."""
-
-    def __init__(self, given: str) -> None:
-        told = json.loads(given)
-        logs = Path(told["logs"])
-        logs.mkdir(parents=True, exist_ok=True)
-        self.process = Lasting(_MODULE, told | {"name": _name_of(given)}, log=logs / "daemon.log")
-        if told["node"] is None:
-            weakref.finalize(self, self.process.end)
-        else:
-            self.process.let_go()
-
-
-@lru_cache(maxsize=1)  # a node plays one experiment at a time
-def _daemon(given: str) -> _Daemon:
-    return _Daemon(given)
+@lru_cache(maxsize=1)  # a node plays one experiment at a time; what leaves the cache ends
+def _daemon(given: str) -> ChildProcess:
+    """A daemon that this process starts, and whose end is that of the process that outlasts the message."""
+    told = json.loads(given)
+    logs = Path(told["logs"])
+    logs.mkdir(parents=True, exist_ok=True)
+    daemon = ChildProcess(_MODULE, log=logs / "daemon.log", ends_with=told["node"])
+    daemon.connection.send(told | {"address": _address_of(given)})
+    return daemon

@@ -17,30 +17,30 @@ import torch
 import torch.distributed as dist
 
 from clients.shard_devices import Place, agreed_backend, place_here
-from clients.shard_ranks import INTERFACE, MEETING_S
+from clients.shard_ranks import INTERFACE, RENDEZVOUS_S
 from clients.shard_training import ShardedTraining
 from clients.shared_data import mapped_data
-from clients.shared_tensors import Layout, SharedFile
 from fedsign.config import ExperimentConfig
 from fedsign.numerics import device_of
-from fedsign.processes import Message, Parent
 from fedsign.records import ObjectiveSpec, failure_of
+from fedsign.transport.connection import Connection, Message
+from fedsign.transport.tensors import Layout, SharedFile
 from fedsign.workload import Workload
 
 
-def main(parent: Parent) -> None:
+def main(parent: Connection) -> None:
     """Train what is asked for, to the end."""
     logging.basicConfig(format="%(levelname)s: %(message)s", stream=sys.stderr)
-    requests = parent.requests()
+    requests = iter(parent)
     try:
         rank = _Rank(next(requests))
-        parent.say(ready=True)
+        parent.send({"ready": True})
         for request in requests:
-            parent.say(**rank.train(request))
+            parent.send(rank.train(request))
     except Exception as error:  # told to the other process, whatever it is
         logging.getLogger("fedsign").exception("a rank cannot go on")
         failure = failure_of(0, error)
-        parent.say(failed=failure.reason, details=failure.details)
+        parent.send({"failed": failure.reason, "details": failure.details})
         for _ in requests:
             pass  # to go would make the other ranks complain, too
 
@@ -61,7 +61,7 @@ class _Rank:
             vars(self._workload)["dataset"] = mapped_data(given["data"])  # where cached_property keeps it
         self._models = SharedFile(*given["models"])
         self._replies = None if given["replies"] is None else SharedFile(*given["replies"])  # rank 0's alone
-        _meet(given, rank=self._rank, ranks=config.client.sharding.ranks, place=place)
+        _init_process_group(given, rank=self._rank, ranks=config.client.sharding.ranks, place=place)
         self._training = ShardedTraining(self._workload, rank=self._rank)
 
     def train(self, request: Message) -> dict[str, Any]:
@@ -86,15 +86,15 @@ class _Rank:
         return {"trained": said, "layout": own.as_json()}
 
 
-def _meet(given: Message, *, rank: int, ranks: int, place: Place) -> None:
-    """Join the process group, whose meeting place is a socket that rank 0 was handed; see clients.shard_ranks.Meeting."""
-    host, port, descriptor = given["meeting"]
+def _init_process_group(given: Message, *, rank: int, ranks: int, place: Place) -> None:
+    """Join the process group, whose store listens on a socket that rank 0 was handed; see clients.shard_ranks.StoreAddress."""
+    host, port, descriptor = given["store"]
     store = dist.TCPStore(  # type: ignore[attr-defined] # torch's stub does not export it
         host,
         port,
         ranks,
         is_master=rank == 0,
-        timeout=timedelta(seconds=MEETING_S),
+        timeout=timedelta(seconds=RENDEZVOUS_S),
         wait_for_workers=False,
         master_listen_fd=descriptor if rank == 0 else None,
     )

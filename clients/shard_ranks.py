@@ -1,9 +1,9 @@
 """The ranks of a client that are on this machine: processes of this one, which see the client's tensors in its memory."""
 
+import os
 import socket
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -11,64 +11,67 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from clients.shared_data import share_data
-from clients.shared_tensors import Slots, slot_bytes_of
-from fedsign.processes import Audible, Child, Message, refuse_within
+from fedsign.addresses import interface_of
+from fedsign.errors import EngineError
+from fedsign.transport.connection import Connection, Message
+from fedsign.transport.process import ChildProcess, close_all, refuse_nested, remove_empty_logs
+from fedsign.transport.tensors import Slots, slot_bytes_of
 from fedsign.workload import Workload
 
 RANK_MARK = "FEDSIGN_RANK"  # an environment variable: this process is one
 LOOPBACK = "127.0.0.1"
 INTERFACE = "GLOO_SOCKET_IFNAME"  # Gloo's own environment variable
-MEETING_S = 300.0  # until all ranks of a group are there
+RENDEZVOUS_S = 300.0  # until all ranks of a group have joined it
 _MODULE = "clients.shard_process"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Meeting:
-    """Where the ranks of a group find each other, and the network interface by which those of this machine speak."""
+class StoreAddress:
+    """Of the store by which the ranks of a group find each other, and the network interface that those of this host use."""
 
     host: str
     port: int
     interface: str
-    place: socket.socket | None = None  # what rank 0 listens on, where it is on this machine
+    listener: socket.socket | None = None  # of rank 0, where it is on this host
 
 
 @dataclass(frozen=True, slots=True)
-class Death:
-    """What has ended and how it came to that, together a sentence without its full stop, and what to do, another one."""
+class WorkerFailure:
+    """What has ended and how, together a sentence without its full stop, and what to do, another one."""
 
     who: str
     how: str
     remedy: str
 
 
-class Heard(NamedTuple):
-    """What a rank has said, or that it has died."""
+class RankMessage(NamedTuple):
+    """What a rank has sent, or that it has died."""
 
     rank: int
-    said: Message | Death
+    message: Message | WorkerFailure
 
 
-class Machine(Protocol):
+class Host(Protocol):
     """Some of a client's ranks, consecutive ones."""
 
-    def start(self, ranks: range, meeting: Meeting) -> None:
-        """Start these; each says when it has met all others."""
+    def start(self, ranks: range, store: StoreAddress) -> None:
+        """Start these; each sends a message when all ranks have joined the group."""
 
     def ask(self, request: Message, tensors: Tensor) -> None:
-        """Ask each of them; `tensors` [bytes] is what the first machine's memory holds of the client's."""
+        """Ask each of them; `tensors` [bytes] is what the first host's memory holds of the client's."""
 
-    def voices(self) -> Sequence[Audible]:
-        """What becomes readable when there is something to hear."""
+    def connections(self) -> Sequence[Connection]:
+        """Those to poll for messages."""
 
-    def hear(self, voice: Audible) -> list[Heard]:
-        """What has come by now of one that is readable."""
+    def drain(self, connection: Connection) -> list[RankMessage]:
+        """The messages of a readable connection."""
 
     def end(self) -> None:
         """End them at once: they keep nothing that is not lost with a client's round."""
 
 
 class LocalRanks:
-    """A Machine: this one."""
+    """A Host: this one."""
 
     def __init__(self, workload: Workload, *, logs: Path) -> None:
         """What the processes have to say goes to files in `logs`.
@@ -76,60 +79,59 @@ class LocalRanks:
         Raises:
             EngineError: this process is a rank itself.
         """
-        refuse_within(RANK_MARK, "a process that trains a share of a client")
+        refuse_nested(RANK_MARK, "a process that trains a share of a client")
         self._workload, self._logs = workload, logs
         slot_bytes = slot_bytes_of(workload.make_model().state_dict())
         self._models = Slots("models", slot_bytes)
         self.memory = self._models.memory(self._models.take())
         self.replies = Slots("replies", slot_bytes)  # of rank 0, if it is among them
         self._data = share_data(workload)
-        self._children: dict[int, Child] = {}
+        self._children: dict[int, ChildProcess] = {}
 
     @property
     def num_ranks(self) -> int:
-        """Of all machines."""
+        """Of all hosts."""
         return self._workload.config.client.sharding.ranks
 
     @property
     def processes(self) -> list[int]:
         """Their ids."""
-        return [child.pid for child in self._children.values()]
+        return [child.process.pid for child in self._children.values()]
 
-    def start(self, ranks: range, meeting: Meeting) -> None:
-        """See Machine."""
+    def start(self, ranks: range, store: StoreAddress) -> None:
+        """See Host."""
         self._logs.mkdir(parents=True, exist_ok=True)
         shared = [file.descriptor for file in self._files]
         for rank in ranks:
-            place = meeting.place.fileno() if meeting.place and rank == 0 else None
-            child = Child(
+            listener = store.listener.fileno() if store.listener and rank == 0 else None
+            child = ChildProcess(
                 _MODULE,
                 log=self._logs / f"rank-{rank}.log",
-                shared=shared if place is None else [*shared, place],
-                environment={RANK_MARK: "1"} | ({INTERFACE: meeting.interface} if meeting.interface else {}),
+                descriptors=shared if listener is None else [*shared, listener],
+                environment={RANK_MARK: "1"} | ({INTERFACE: store.interface} if store.interface else {}),
             )
             self._children[rank] = child
-            child.say(self._given(rank) | {"meeting": [meeting.host, meeting.port, place]})
+            child.connection.send(self._given(rank) | {"store": [store.host, store.port, listener]})
 
     def ask(self, request: Message, tensors: Tensor) -> None:
-        """See Machine; the tensors lie in `memory`."""
+        """See Host; the tensors lie in `memory`."""
         for child in self._children.values():
-            child.say(request)
+            child.connection.send(request)
 
-    def voices(self) -> Sequence[Audible]:
-        """See Machine."""
-        return [*self._children.values()]
+    def connections(self) -> Sequence[Connection]:
+        """See Host."""
+        return [child.connection for child in self._children.values()]
 
-    def hear(self, voice: Audible) -> list[Heard]:
-        """See Machine."""
-        rank, child = next((rank, child) for rank, child in self._children.items() if child is voice)
-        return [Heard(rank, self._buried(rank) if said is None else said) for said in child.hear()]
+    def drain(self, connection: Connection) -> list[RankMessage]:
+        """See Host."""
+        (rank,) = (rank for rank, child in self._children.items() if child.connection is connection)
+        return [RankMessage(rank, self._failure(rank) if each is None else each) for each in connection.drain()]
 
     def end(self) -> None:
-        """See Machine."""
+        """See Host."""
         for child in self._children.values():
-            child.kill()
-        for child in self._children.values():
-            child.end()
+            child.process.kill()
+        close_all(self._children.values())
         self._children = {}
 
     def close(self) -> None:
@@ -137,11 +139,7 @@ class LocalRanks:
         self.end()
         for file in self._files:
             file.close()
-        for log in self._logs.glob("rank-*.log"):
-            if not log.stat().st_size:
-                log.unlink()
-        with suppress(OSError):  # some have said something, or nobody was started
-            self._logs.rmdir()
+        remove_empty_logs(self._logs, "rank-*.log")
 
     @property
     def _files(self) -> list[Slots]:
@@ -149,24 +147,44 @@ class LocalRanks:
 
     def _given(self, rank: int) -> Message:
         """What a rank is to be."""
-        sites = self._workload.sites_here
         return {
+            **described(self._workload),
             "rank": rank,
-            "config": self._workload.config.to_toml(),
-            "sites": None if sites is None else sorted(sites),
             "models": [self._models.descriptor, self._models.slot_bytes],
             "replies": [self.replies.descriptor, self.replies.slot_bytes] if rank == 0 else None,
             "data": None if self._data is None else self._data.as_json(),
         }
 
-    def _buried(self, rank: int) -> Death:
+    def _failure(self, rank: int) -> WorkerFailure:
         child = self._children.pop(rank)
         who = f"rank {rank} of the {self.num_ranks} processes that train this client together"
-        return Death(who, child.epitaph(), f"What it had to say is in {child.log}")
+        return WorkerFailure(who, child.exit_reason(), f"What it had to say is in {child.log}")
 
 
-def meeting_here() -> Meeting:
-    """Of ranks that are all on this machine; its place is to be closed once rank 0 has it."""
-    place = socket.create_server((LOOPBACK, 0))
-    interface = "lo" if sys.platform == "linux" else ""
-    return Meeting(host=LOOPBACK, port=place.getsockname()[1], interface=interface, place=place)
+def store_for(hosts: Collection[str]) -> StoreAddress:
+    """Of ranks on this host and others, which have joined by `hosts`, addresses of this one; the caller closes the listener once rank 0 has it.
+
+    Raises:
+        EngineError: the others have joined by several addresses, of which one is not for all, or by none of an interface's.
+    """
+    if len(hosts) > 1:
+        raise EngineError(
+            f"machines have joined this one by different addresses, {' and '.join(sorted(hosts))}; start all workers with the same "
+            "--join, which all can reach."
+        )
+    host, interface = LOOPBACK, "lo" if sys.platform == "linux" else ""
+    for host in hosts:
+        interface = os.environ.get(INTERFACE) or interface_of(host)
+        if not interface:
+            raise EngineError(
+                f"machines have joined this one by {host}, which no network interface here has as its first address; name the interface in "
+                f"the environment variable {INTERFACE}."
+            )
+    listener = socket.create_server((host, 0))
+    return StoreAddress(host=host, port=listener.getsockname()[1], interface=interface, listener=listener)
+
+
+def described(workload: Workload) -> Message:
+    """What another process has to know to make the same workload."""
+    sites = workload.sites_here
+    return {"config": workload.config.to_toml(), "sites": None if sites is None else sorted(sites)}

@@ -20,7 +20,6 @@ import torch
 from torch import nn
 
 from clients.paths import DROPOUTS, mixes_samples, moved_buffer
-from clients.shard_link import secret_of
 from clients.shard_optim import rule_of
 from clients.trainer import make_optimizer
 from fedsign import plugins
@@ -37,6 +36,7 @@ from fedsign.sharding.layout import Grouping
 from fedsign.sharding.plan import StateBytes, Task, estimate, rank
 from fedsign.sharding.strategy import STRATEGIES
 from fedsign.sharding.traffic import Network, Rings
+from fedsign.transport.handshake import read_key
 from fedsign.workload import Workload
 
 
@@ -78,12 +78,12 @@ def where_machines_join(settings: ShardingSection) -> tuple[Address, bytes]:
             "client.sharding.listen=HOST:PORT, or at a node sharding-listen in its --node-config."
         )
     address = Address.of(settings.listen, given_as="client.sharding.listen")
-    secret = secret_of(
+    key = read_key(
         settings.secret_file,
-        address.is_loopback,
+        is_loopback=address.is_loopback,
         given_as="client.sharding.secret_file (a node's sharding-secret-file)",
     )
-    return address, secret
+    return address, key
 
 
 @lru_cache(maxsize=8)

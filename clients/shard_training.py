@@ -21,7 +21,6 @@ from clients.batches import num_steps, schedule
 from clients.local_step import factors
 from clients.shard_optim import PieceOptimizers, forget
 from clients.shard_penalty import ShardedPenalty
-from clients.shared_tensors import Layout
 from clients.trainer import make_optimizer
 from fedsign.optim.base import PartTrainer, trains_part
 from fedsign.optim.blocks import find_blocks
@@ -33,6 +32,7 @@ from fedsign.sharding.layout import Grouping
 from fedsign.sharding.paro import Sharded
 from fedsign.sharding.units import default_units
 from fedsign.tasks.base import num_terms
+from fedsign.transport.tensors import Layout
 from fedsign.workload import Workload
 
 

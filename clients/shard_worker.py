@@ -1,8 +1,8 @@
 """A machine of a silo that joins the first one, `fedsign worker`: it holds ranks of the clients that the first one trains.
 
-It keeps the experiment's data loaded, and the ranks are its children, as on the first machine.  What is said over the link: clients.shard_machines.
+It keeps the experiment's data loaded, and the ranks are its children, as on the first machine.  The messages: clients.shard_machines.
 
-The ranks end when the first machine says so, or when the link to it ends, however that comes.  Then the first machine is looked for again, since it
+The ranks end when the first machine says so, or when the connection to it is lost, however that comes.  Then the first machine is looked for again, since it
 may be started anew, until it says that the run is over.
 """
 
@@ -11,19 +11,20 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from clients.node import Node, as_played
-from clients.shard_link import Link, ask_in
-from clients.shard_ranks import INTERFACE, Death, Heard, LocalRanks, Meeting
+from clients.shard_machines import FACTS
+from clients.shard_ranks import INTERFACE, LocalRanks, RankMessage, StoreAddress, WorkerFailure
 from clients.shared_data import digest_of
 from fedsign.addresses import Address, interface_of
 from fedsign.config import from_toml
 from fedsign.data import sites
 from fedsign.errors import ConfigError, EngineError, FedSignError, JoinError
-from fedsign.processes import Message, audible
 from fedsign.records import failure_of
+from fedsign.transport import handshake
+from fedsign.transport.connection import Connection, Message, poll
 from fedsign.workload import Workload
 
 _PAUSE_S = 0.5
@@ -37,7 +38,7 @@ class Asked:
     """What `fedsign worker` was asked for."""
 
     address: Address
-    secret: bytes
+    key: bytes
     interface: str  # empty: that of the connection
     data_root: str  # empty: as on the first machine
     logs: Path
@@ -54,7 +55,7 @@ def work(asked: Asked, say: Say) -> None:
     check_interface(asked.interface)
     say(f"looking for the first machine at {asked.address}")
     with closing(_Ranks(asked, say)) as ranks:
-        while not _served(_joined(asked, say), ranks):
+        while not _served(_connected(asked, say), ranks):
             say(f"the connection to {asked.address} has ended; looking for it again")
     say("the run is over")
 
@@ -66,22 +67,22 @@ def check_interface(name: str) -> None:
         raise ConfigError(f"--interface={name} was given, but this machine has {', '.join(known)}; name one of these.")
 
 
-def _joined(asked: Asked, say: Say) -> Link:
-    """A link to the first machine, which has let this one in.
+def _connected(asked: Asked, say: Say) -> Connection:
+    """An authenticated connection to the first machine.
 
     Raises:
-        JoinError: it does not.
+        JoinError: it refuses this one, or does not know the key.
         EngineError: it is not to be found.
     """
     deadline = time.monotonic() + asked.wait_s
     while time.monotonic() < deadline:
         with suppress(OSError):
             where = (asked.address.resolved(), asked.address.port)
-            link = Link(socket.create_connection(where, timeout=_CONNECTING_S))
-            if ask_in(link, asked.secret):
+            connection = Connection(socket.create_connection(where, timeout=_CONNECTING_S))
+            if handshake.connect(connection, asked.key, facts=FACTS):
                 say(f"joined {asked.address}")
-                return link
-            link.close()
+                return connection
+            connection.close()
         time.sleep(_PAUSE_S)
     raise EngineError(
         f"no first machine of a client answered at {asked.address} for {asked.wait_s:g} s; start the run (or node) there with "
@@ -89,42 +90,42 @@ def _joined(asked: Asked, say: Say) -> Link:
     )
 
 
-def _served(link: Link, ranks: "_Ranks") -> bool:
-    """Do what the first machine says; False where the link ends without a farewell."""
-    with closing(link):
-        told = link.receive()
-        if told is None or "over" in told:
-            return told is not None
+def _served(first: Connection, ranks: "_Ranks") -> bool:
+    """Do what the first machine asks for; False if the connection is lost before the run is over."""
+    with closing(first):
+        experiment = first.receive()
+        if experiment is None or "over" in experiment:
+            return experiment is not None
         try:
-            digest = ranks.load(told)
+            digest = ranks.load(experiment)
         except FedSignError as error:
-            link.send({"failed": str(error)})
+            first.send({"failed": str(error)})
             raise
-        link.send({"data": digest})
+        first.send({"data": digest})
         try:
-            return _obeyed(link, ranks)
+            return _relayed(first, ranks)
         finally:
             ranks.end()
 
 
-def _obeyed(link: Link, ranks: "_Ranks") -> bool:
-    """Start, ask and end ranks; False where the link ends without a farewell.
+def _relayed(first: Connection, ranks: "_Ranks") -> bool:
+    """Relay requests to the ranks and their messages back; False if the connection is lost before the run is over.
 
     Raises:
         JoinError: the first machine has no use for this one.
     """
     while True:
-        voice, *_ = audible([link, *ranks.local.voices()])
-        if voice is not link:
-            for heard in ranks.local.hear(voice):
-                link.send(ranks.told(heard))
+        readable, *_ = poll([first, *ranks.local.connections()])
+        if readable is not first:
+            for message in ranks.local.drain(readable):
+                first.send(ranks.relayed(message))
             continue
-        said = link.receive(ranks.local.memory)
-        if said is None or "over" in said:
-            return said is not None
-        if "refused" in said:
-            raise JoinError(said["refused"])
-        ranks.obey(said, link)
+        request = first.receive(ranks.local.memory.numpy().data)
+        if request is None or "over" in request:
+            return request is not None
+        if "refused" in request:
+            raise JoinError(request["refused"])
+        ranks.handle(request, first)
 
 
 def _listed(ranks: range) -> str:
@@ -138,19 +139,19 @@ def _listed(ranks: range) -> str:
     return f"the ranks {ranks.start} {'and' if len(ranks) == 2 else 'to'} {ranks.stop - 1}"
 
 
-def _workload(told: Message, data_root: str) -> Workload:
+def _workload(experiment: Message, data_root: str) -> Workload:
     """The experiment as the first machine plays it, with this machine's place of the data.
 
     Raises:
         ConfigError: sites of one process are read from a folder each.
     """
-    config = from_toml(told["config"])
+    config = from_toml(experiment["config"])
     if data_root and sites.has_sites(config) and not sites.lies_at_nodes(config):
         raise ConfigError(
             f"--data-root={data_root} was given, but all sites are trained in one process, and each has a folder of its own: let "
             "partition.roots be right on all machines, and leave --data-root out."
         )
-    return as_played(config, Node(partitions=tuple(told["sites"] or ()), data_root=data_root))
+    return as_played(config, Node(partitions=tuple(experiment["sites"] or ()), data_root=data_root))
 
 
 class _Ranks:
@@ -158,7 +159,7 @@ class _Ranks:
 
     def __init__(self, asked: Asked, say: Say) -> None:
         self._asked, self._say = asked, say
-        self._told: Message | None = None
+        self._experiment: Message | None = None
         self._local: LocalRanks | None = None
         self._digest, self._group = "", 0
 
@@ -171,40 +172,42 @@ class _Ranks:
             )
         return self._local
 
-    def load(self, told: Message) -> str:
+    def load(self, experiment: Message) -> str:
         """Load an experiment's data, unless they are; returns their digest.
 
         Raises:
             FedSignError: they cannot be read here.
         """
-        if told != self._told:
+        if experiment != self._experiment:
             self.close()
-            workload = _workload(told, self._asked.data_root)
+            workload = _workload(experiment, self._asked.data_root)
             self._local, self._digest = LocalRanks(workload, logs=self._asked.logs), digest_of(workload.dataset)
-            self._told = told
+            self._experiment = experiment
         return self._digest
 
-    def obey(self, said: Message, link: Link) -> None:
+    def handle(self, request: Message, first: Connection) -> None:
         """Start the ranks, ask them, or end them."""
-        if "start" in said:
-            self._group = said["group"]
-            ranks = range(*said["start"])
+        if "start" in request:
+            self._group = request["group"]
+            ranks = range(*request["start"])
             self._say(f"holds {_listed(ranks)} of {self.local.num_ranks}")
             try:
-                self.local.start(ranks, self._meeting(said["port"], link))
+                self.local.start(ranks, self._store(request["port"], first))
             except Exception as error:  # noqa: BLE001 - the client's failure, whatever it is
                 failure = failure_of(0, error)
-                link.send(self.told(Heard(ranks.start, {"failed": failure.reason, "details": failure.details})))
-        elif "ask" in said:
-            self.local.ask(said["ask"], self.local.memory)
+                message = {"failed": failure.reason, "details": failure.details}
+                first.send(self.relayed(RankMessage(ranks.start, message)))
+        elif "ask" in request:
+            self.local.ask(request["ask"], self.local.memory)
         else:
             self.local.end()
 
-    def told(self, heard: Heard) -> Message:
-        """What the first machine is told of it."""
-        rank, said = heard
-        message = {"died": [said.who, said.how, said.remedy]} if isinstance(said, Death) else {"said": said}
-        return {"group": self._group, "rank": rank, **message}
+    def relayed(self, found: RankMessage) -> Message:
+        """A rank's message, as the first machine gets it."""
+        rank, message = found
+        if isinstance(message, WorkerFailure):
+            return {"group": self._group, "rank": rank, "failure": astuple(message)}
+        return {"group": self._group, "rank": rank, "message": message}
 
     def end(self) -> None:
         """End the ranks; the data stay."""
@@ -215,17 +218,17 @@ class _Ranks:
         """End the ranks, and give back the memory."""
         if self._local:
             self._local.close()
-        self._local = self._told = None
+        self._local = self._experiment = None
 
-    def _meeting(self, port: int, link: Link) -> Meeting:
-        """Where the ranks meet: at the first machine.
+    def _store(self, port: int, first: Connection) -> StoreAddress:
+        """The store is on the first machine.
 
         Raises:
             EngineError: it is not known by which interface.
         """
-        interface = self._asked.interface or os.environ.get(INTERFACE) or interface_of(link.here)
+        interface = self._asked.interface or os.environ.get(INTERFACE) or interface_of(first.local_host)
         if not interface:
             raise EngineError(
-                f"no network interface of the machine at {link.here} has this as its first address; give its worker --interface NAME."
+                f"no network interface of the machine at {first.local_host} has this as its first address; give its worker --interface NAME."
             )
-        return Meeting(host=link.there, port=port, interface=interface)
+        return StoreAddress(host=first.peer_host, port=port, interface=interface)

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from clients.shared_tensors import Layout, SharedFile, Slots
 from fedsign.data.base import Dataset, Samples
 from fedsign.data.normalise import Normalisation
 from fedsign.data.text.tokenizers import VocabularyOnly
+from fedsign.transport.tensors import Layout, SharedFile, Slots
 from fedsign.workload import Workload
 
 

@@ -22,37 +22,37 @@ from torch import Tensor
 from clients.local_optim import stepper
 from clients.paths import trainer_of
 from clients.shared_data import mapped_data
-from clients.shared_tensors import Layout, SharedFile
 from clients.state import ClientStore
 from clients.trainer import LocalTrainer, make_optimizer
 from fedsign.config import ExperimentConfig
 from fedsign.errors import DiskFullError, FedSignError
-from fedsign.processes import Message, Parent
 from fedsign.records import Failure, ObjectiveSpec, ReplyStack, Tensors, TrainReply, TrainRequest, failure_of
+from fedsign.transport.connection import Connection, Message
+from fedsign.transport.tensors import Layout, SharedFile
 from fedsign.workload import Workload
 
 _LONGEST_SILENCE_S = 0.002  # small clients are answered several at once
 
 
-def main(parent: Parent) -> None:
+def main(parent: Connection) -> None:
     """Train what is asked for, to the end."""
     logging.basicConfig(format="%(levelname)s: %(message)s", stream=sys.stderr)
-    requests = parent.requests()
+    requests = iter(parent)
     try:
         worker = _worker(next(requests), parent)
-        parent.say(ready=True)
+        parent.send({"ready": True})
         for request in requests:
             worker.take_in(request)
     except DiskFullError as error:
-        parent.say(full=str(error))
+        parent.send({"full": str(error)})
     except FedSignError as error:
-        parent.say(defect=str(error))
+        parent.send({"defect": str(error)})
     except Exception as error:  # told to the other process, whatever it is
         logging.getLogger("fedsign").exception("a worker process cannot go on")
-        parent.say(defect=failure_of(0, error).reason)
+        parent.send({"defect": failure_of(0, error).reason})
 
 
-def _worker(given: Message, parent: Parent) -> "_Worker":
+def _worker(given: Message, parent: Connection) -> "_Worker":
     # complete and checked by who sent it; to check it again would import what only a server needs
     config = ExperimentConfig.model_validate(tomllib.loads(given["config"]))
     torch.set_num_threads(config.engine.threads)
@@ -107,7 +107,7 @@ class _Unit:
 class _Worker:
     """Answers jobs."""
 
-    parent: Parent
+    parent: Connection
     trainer: LocalTrainer
     together: bool  # whether a unit is trained as a whole
     models: SharedFile
@@ -198,14 +198,14 @@ class _Worker:
         layout.write(tensors, unit.memory[unit.start :])
         unit.start += layout.num_bytes
         if layout not in self.own:
-            self.parent.say(layout=len(self.own), **{"is": layout.as_json()}, flush=False)
+            self.parent.send({"layout": len(self.own), "is": layout.as_json()}, flush=False)
             self.own.append(layout)
         return self.own.index(layout)
 
     def _say(self, message: Message, *, now: bool) -> None:
         moment = time.monotonic()
         now = now or moment - self.said_at > _LONGEST_SILENCE_S
-        self.parent.say(**message, flush=now)
+        self.parent.send(message, flush=now)
         if now:
             self.said_at = moment
 

@@ -2,7 +2,7 @@
 
 A worker holds the trainer of the configured path, made from the configuration as text, so that nothing is pickled and
 the user's own modules are imported as they are here.  The training samples, the received model, the clients' states and
-the replies lie in memory that all see ([Note: files without a name] in clients.shared_tensors); over the pipes go a few
+the replies lie in memory that all see ([Note: files without a name] in fedsign.transport.tensors); messages bring a few
 numbers a client.  States are kept by this process, so that each client finds its own whoever trains it.
 
 What is trained together does not depend on the number of workers, and every random stream belongs to a round and a
@@ -20,7 +20,6 @@ import os
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -32,14 +31,15 @@ from torch import Tensor
 
 from clients.cohort import chunks_of
 from clients.shared_data import share_data
-from clients.shared_tensors import Layout, Slots, slot_bytes_of
 from clients.state import ClientStore
 from clients.worker_queue import Queue, Unit
 from fedsign import plugins
 from fedsign.errors import ConfigError, DiskFullError, EngineError
 from fedsign.parameterisation.packing import packing_of
-from fedsign.processes import Child, Message, audible, refuse_within
 from fedsign.records import LATE, Failure, ReplyStack, Tensors, TrainReply, TrainRequest, failure_of
+from fedsign.transport.connection import Message, poll
+from fedsign.transport.process import ChildProcess, close_all, refuse_nested, remove_empty_logs
+from fedsign.transport.tensors import Layout, Slots, slot_bytes_of
 from fedsign.workload import Workload
 
 WORKER_MARK = "FEDSIGN_WORKER"  # an environment variable: this process is one
@@ -97,7 +97,7 @@ class _Job:
 class _Worker:
     """A process, with what it was given to do."""
 
-    def __init__(self, index: int, child: Child) -> None:
+    def __init__(self, index: int, child: ChildProcess) -> None:
         self.index, self.child = index, child
         self.is_ready = False
         self.jobs: dict[int, _Job] = {}  # the first is the one that it is at
@@ -116,7 +116,7 @@ class Workers:
         Raises:
             EngineError: this process is a worker itself.
         """
-        refuse_within(WORKER_MARK, "a worker process")
+        refuse_nested(WORKER_MARK, "a worker process")
         module, client = workload.make_model(), workload.config.client
         model = packing_of(module).packed(module.state_dict())
         self._workload, self._devices, self._logs = workload, devices, logs
@@ -151,7 +151,7 @@ class Workers:
     @property
     def processes(self) -> list[int]:
         """Their ids."""
-        return [worker.child.pid for worker in self._workers]
+        return [worker.child.process.pid for worker in self._workers]
 
     def train_many(self, requests: Iterable[TrainRequest], states: ClientStore) -> Iterator[Result]:
         """See LocalTrainer; a reply's tensors lie in shared memory, which is used again when they are gone."""
@@ -160,7 +160,7 @@ class Workers:
         try:
             while call.num_left:
                 self._hand_out()
-                self._hear(0.0 if call.ready else self._patience_s())
+                self._poll(0.0 if call.ready else self._patience_s())
                 self._end_the_late()
                 if call.ready:
                     unit, result = call.ready.popleft()
@@ -179,21 +179,14 @@ class Workers:
     def await_all(self) -> None:
         """Wait until every worker is ready."""
         while not all(worker.is_ready for worker in self._workers):
-            self._hear(None)
+            self._poll(None)
 
     def close(self) -> None:
         """End the processes; logs in which nothing stands are removed."""
-        for worker in self._workers:
-            worker.child.stop()  # all at once; then each is waited for
-        for worker in self._workers:
-            worker.child.end()
+        close_all([worker.child for worker in self._workers])
         for file in (self._models, self._replies, *([self._data.file] if self._data else [])):
             file.close()
-        for log in self._logs.glob("worker-*.log"):
-            if not log.stat().st_size:
-                log.unlink()
-        with suppress(OSError):  # some have said something
-            self._logs.rmdir()
+        remove_empty_logs(self._logs, "worker-*.log")
 
     # Processes
 
@@ -201,10 +194,10 @@ class Workers:
         shared = [self._models.descriptor, self._replies.descriptor]
         shared += [self._data.file.descriptor] if self._data else []
         log = self._logs / f"worker-{index}.log"
-        worker = _Worker(index, Child(_MODULE, log=log, shared=shared, environment=_environment()))
+        worker = _Worker(index, ChildProcess(_MODULE, log=log, descriptors=shared, environment=_environment()))
         config = self._workload.config
         engine = config.engine.model_copy(update={"device": self._devices[index]})
-        worker.child.say(
+        worker.child.connection.send(
             {
                 "config": config.model_copy(update={"engine": engine}).to_toml(),
                 "models": [self._models.descriptor, self._models.slot_bytes],
@@ -214,20 +207,21 @@ class Workers:
         )
         return worker
 
-    def _hear(self, timeout_s: float | None) -> None:
-        """Take in what the workers say; wait for the first word if there is no limit of time."""
-        of_child = {worker.child: worker for worker in self._workers}
-        for child in audible(of_child, timeout_s):
-            of_child[child].heard_at = time.monotonic()
-            for message in child.hear():
+    def _poll(self, timeout_s: float | None) -> None:
+        """Handle the workers' messages; wait for the first one if there is no timeout."""
+        worker_of = {worker.child.connection: worker for worker in self._workers}
+        for connection in poll(worker_of, timeout_s):
+            worker = worker_of[connection]
+            worker.heard_at = time.monotonic()
+            for message in connection.drain():
                 if message is None:
-                    self._bury(of_child[child])
+                    self._replace(worker)
                 else:
-                    self._take_in(of_child[child], message)
+                    self._handle(worker, message)
 
-    def _bury(self, worker: _Worker) -> None:
+    def _replace(self, worker: _Worker) -> None:
         """A worker has died: report it, replace it, see to what it was doing."""
-        how = worker.child.epitaph()
+        how = worker.child.exit_reason()
         said = f"what it had to say is in {worker.child.log}"
         if not worker.is_ready:
             raise EngineError(f"a worker process {how} before it could train; {said}.")
@@ -275,7 +269,7 @@ class Workers:
         for worker in self._workers:
             if worker.jobs and time.monotonic() > worker.heard_at + self._longest_silence_s and not worker.is_late:
                 worker.is_late = True
-                worker.child.kill()
+                worker.child.process.kill()
 
     # Work
 
@@ -304,6 +298,7 @@ class Workers:
     def _give(self, worker: _Worker, call: _Call, units: list[Unit]) -> None:
         """Hand a job over."""
         job, tasks, layouts = _Job(call, {}), dict[_Key, int](), set[int]()
+        send = worker.child.connection.send
         as_json: list[list[Any]] = []
         for unit in units:
             slot = self._replies.take()
@@ -333,11 +328,11 @@ class Workers:
             layouts.update(call.tasks[key].layouts)
         for number in sorted(layouts - worker.known):
             worker.known.add(number)
-            worker.child.say({"layout": number, "is": self._layouts[number].as_json()})
+            send({"layout": number, "is": self._layouts[number].as_json()})
         if not worker.jobs:
             worker.heard_at = time.monotonic()
         worker.jobs[self._num_jobs] = job
-        worker.child.say({"job": self._num_jobs, "tasks": [call.tasks[key].as_json for key in tasks], "units": as_json})
+        send({"job": self._num_jobs, "tasks": [call.tasks[key].as_json for key in tasks], "units": as_json})
         self._num_jobs += 1
 
     def _task(self, request: TrainRequest) -> _Task:
@@ -362,8 +357,8 @@ class Workers:
             self._layouts.append(layout)
         return self._layouts.index(layout)
 
-    def _take_in(self, worker: _Worker, message: Message) -> None:
-        """What a worker says; see clients.worker_process."""
+    def _handle(self, worker: _Worker, message: Message) -> None:
+        """A worker's message; see clients.worker_process."""
         match message:
             case {"ready": True}:
                 worker.is_ready = True

@@ -134,16 +134,16 @@ def worker(
 
     It ends with exit code 0 when the run is over, and with 1 when the first machine was not to be found for --wait seconds.
     """
-    from clients.shard_link import secret_of
     from clients.shard_worker import Asked, work
     from fedsign.addresses import Address
+    from fedsign.transport.handshake import read_key
 
     address = Address.of(join, given_as="--join")
-    secret = secret_of(secret_file, address.is_loopback, given_as="--secret-file")
+    key = read_key(secret_file, is_loopback=address.is_loopback, given_as="--secret-file")
     work(
         Asked(
             address=address,
-            secret=secret,
+            key=key,
             interface=interface,
             data_root=data_root,
             logs=logs.resolve(),

@@ -17,8 +17,8 @@ from fedsign.data.text.tokenizers import fingerprint
 from fedsign.errors import FedSignError
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.flower.shims import quiet_flower
-from fedsign.processes import end_when_orphaned
 from fedsign.results import RunFolder
+from fedsign.transport.process import end_with
 from fedsign.workload import workload_of
 from simulations.flower_app import FOLDER_KEY, FOLLOWER_KEY, WORKING_KEY
 from simulations.rounds import RoundLoop
@@ -34,7 +34,9 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Play all rounds of the experiment in the run configuration."""
     follower = context.run_config.get(FOLLOWER_KEY)
-    end_when_orphaned(None if follower is None else int(str(follower)))
+    end_with(os.getppid())
+    if follower is not None:
+        end_with(int(str(follower)))
     if WORKING_KEY in context.run_config:
         os.chdir(str(context.run_config[WORKING_KEY]))
     folder = RunFolder(Path(str(context.run_config[FOLDER_KEY])))

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedsign.errors import DiskFullError, EngineError
-from fedsign.processes import Child, Message, audible
+from fedsign.transport.connection import Message, poll
+from fedsign.transport.process import ChildProcess, close_all
 
 COMPARISONS = "simulations.comparisons.worker"
 
@@ -40,18 +41,9 @@ class _Worker:
 
     def __init__(self, module: str, index: int, logs: Path) -> None:
         self.index = index
-        self.child = Child(module, log=logs / f"worker-{index}.log")
+        self.child = ChildProcess(module, log=logs / f"worker-{index}.log")
         self.job: Job | None = None
         self.is_ready = False
-
-    def begin(self, job: Job) -> None:
-        """Hand a job over."""
-        self.job = job
-        self.child.say(job.asked)
-
-    def epitaph(self) -> str:
-        """How it ended."""
-        return f"{self.child.epitaph()}; what it had to say is in {self.child.log}."
 
 
 def play_all(
@@ -77,17 +69,18 @@ def play_all(
             left.remove(job)
             for watcher in watchers:
                 watcher.on_begin(worker.index, job)
-            worker.begin(job)
+            worker.job = job
+            worker.child.connection.send(job.asked)
 
     with _workers(module, min(workers, len(jobs)), logs) as team:
         while left or any(worker.job for worker in team):
-            for worker, message in _heard(team):
+            for worker, message in _messages(team):
                 if message is None:
-                    epitaph = worker.epitaph()
+                    reason = f"{worker.child.exit_reason()}; what it had to say is in {worker.child.log}."
                     if not worker.is_ready:
-                        raise EngineError(f"a worker process {epitaph}")
+                        raise EngineError(f"a worker process {reason}")
                     team[worker.index] = _Worker(module, worker.index, logs)
-                    message = {"failed": f"the process that played it {epitaph}"}
+                    message = {"failed": f"the process that played it {reason}"}
                 if "ready" in message:
                     worker.is_ready = True
                     hand_out(worker)
@@ -106,10 +99,10 @@ def play_all(
                         hand_out(worker)
 
 
-def _heard(team: Sequence[_Worker]) -> list[tuple[_Worker, Message | None]]:
-    """What the workers have said, after waiting for something; None for one that has ended."""
-    of_child = {worker.child: worker for worker in team}
-    return [(of_child[child], message) for child in audible(of_child) for message in child.hear()]
+def _messages(team: Sequence[_Worker]) -> list[tuple[_Worker, Message | None]]:
+    """The next messages of the workers; None of one that has ended."""
+    worker_of = {worker.child.connection: worker for worker in team}
+    return [(worker_of[connection], message) for connection in poll(worker_of) for message in connection.drain()]
 
 
 @contextmanager
@@ -120,7 +113,4 @@ def _workers(module: str, count: int, logs: Path) -> Iterator[list[_Worker]]:
         team += (_Worker(module, index, logs) for index in range(count))
         yield team
     finally:
-        for worker in team:
-            worker.child.stop()  # all at once; then each is waited for
-        for worker in team:
-            worker.child.end()
+        close_all([worker.child for worker in team])

@@ -1,4 +1,4 @@
-"""A process that plays cells: a line of JSON in for each, lines of JSON out.
+"""A process that plays cells: a message in for each, messages out.
 
 In:  {"config": TOML, "resume": path or null}
 Out: {"ready": true} once; then for each cell {"round": n} after every round, and at last {"finished": true},
@@ -16,8 +16,8 @@ from typing import NoReturn
 from fedsign import config as configs
 from fedsign.disk import disk_errors
 from fedsign.errors import DiskFullError, FedSignError, ResultsError, ResumeError
-from fedsign.processes import Message, Parent
 from fedsign.results import Line, open_run
+from fedsign.transport.connection import Connection, Message
 from simulations import api
 from simulations.callbacks.base import Callback
 
@@ -28,27 +28,27 @@ _PATIENCE_S = 20.0  # for the last process that played a run and is being ended 
 class Answers(Callback):
     """Tells the process that started this one how a run goes."""
 
-    def __init__(self, parent: Parent) -> None:
+    def __init__(self, parent: Connection) -> None:
         self._parent = parent
 
     def on_round(self, line: Line) -> None:
         """Tell that a round has ended."""
-        self._parent.say(round=line["round"])
+        self._parent.send({"round": line["round"]})
 
 
-def main(parent: Parent) -> None:
+def main(parent: Connection) -> None:
     """Play the runs that are asked for."""
     answers = Answers(parent)
     answer_all(parent, lambda asked: play(asked["config"], Path(asked["resume"]) if asked["resume"] else None, answers))
 
 
-def answer_all(parent: Parent, play: Callable[[Message], None]) -> None:
-    """Play what is asked for until the input ends, and say of each how it ended."""
+def answer_all(parent: Connection, play: Callable[[Message], None]) -> None:
+    """Play what is asked for, and say of each how it ended."""
     signal.signal(signal.SIGTERM, _stop)
     logging.basicConfig(format="%(levelname)s: %(message)s", stream=sys.stderr)
-    parent.say(ready=True)
-    for request in parent.requests():
-        parent.say(**_outcome(request, play))
+    parent.send({"ready": True})
+    for request in parent:
+        parent.send(_outcome(request, play))
 
 
 def play(config_toml: str, resume: Path | None, callback: Callback) -> None:

@@ -3,14 +3,14 @@
 from pathlib import Path
 
 from fedsign.config import from_toml
-from fedsign.processes import Message, Parent
+from fedsign.transport.connection import Connection, Message
 from simulations.comparisons.worker import answer_all
 from simulations.tuning.cells import write_loss
 from simulations.tuning.training import Trainings
 
 
-def main(parent: Parent) -> None:
-    """Play what is asked for until the input ends; a cell's file is whole, or not there."""
+def main(parent: Connection) -> None:
+    """Play what is asked for; a cell's file is whole, or not there."""
     trainings = Trainings()
 
     def play(asked: Message) -> None:

@@ -176,7 +176,7 @@ def test_a_machine_that_is_missing_and_data_that_are_others_are_sentences(tmp_pa
             "EngineError: 1 of the 2 machines that train a client together were there, this one included, when client.sharding.join_s=1 "
             f"had passed; start 'fedsign worker --join {address}' on each that is missing, or raise it."
         )
-        group._lobby._digest = "of other data"  # type: ignore[union-attr]
+        group._rendezvous._digest = "of other data"  # type: ignore[union-attr]
         with worker(tmp_path / "other", address) as other:
             said, _ = other.communicate(timeout=60)
         assert other.returncode == 1

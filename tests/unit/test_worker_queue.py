@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clients.shared_tensors import Layout, Slots, slot_bytes_of
 from clients.worker_queue import Queue, Unit
 from fedsign.records import ObjectiveSpec, TrainRequest
+from fedsign.transport.tensors import Layout, Slots, slot_bytes_of
 
 
 def unit(partition: int, cost: int) -> Unit:

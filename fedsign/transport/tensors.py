@@ -1,4 +1,4 @@
-"""Tensors in memory that several processes see: files without a name, and where in them each tensor lies.
+"""Tensors in memory that several processes see: files without a name, where in them each tensor lies, and messages with tensors.
 
 [Note: files without a name] `memfd_create` gives memory that is reached by a file descriptor alone.  A child inherits
 the descriptor; nothing lies in /dev/shm, whose size a container often limits to 64 MiB, and the system takes the
@@ -13,6 +13,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from fedsign.errors import ReplyError
 from fedsign.records import Tensors
+from fedsign.transport.connection import Connection, Message
 
 _ALIGNMENT = 64
 _LARGEST = 16  # models of 8 bytes a number: what is not written takes no memory
@@ -93,8 +95,8 @@ class SharedFile:
     """Slots in a file without a name; see the note.  It maps what is asked for, when it is asked for."""
 
     def __init__(self, descriptor: int, slot_bytes: int) -> None:
-        self.descriptor, self.slot_bytes = descriptor, slot_bytes
-        self._slots_per_block = max(1, _BLOCK_BYTES // slot_bytes)
+        self.descriptor, self.slot_bytes = descriptor, aligned(max(slot_bytes, 1))
+        self._slots_per_block = max(1, _BLOCK_BYTES // self.slot_bytes)
         self._blocks: dict[int, mmap.mmap] = {}
 
     def memory(self, slot: int) -> Tensor:
@@ -125,7 +127,7 @@ class Slots(SharedFile):
     """A file's slots, as the process that made it hands them out; it grows when all are taken."""
 
     def __init__(self, name: str, slot_bytes: int) -> None:
-        super().__init__(os.memfd_create(f"fedsign-{name}"), aligned(max(slot_bytes, 1)))
+        super().__init__(os.memfd_create(f"fedsign-{name}"), slot_bytes)
         self._free: deque[int] = deque()
         self._loans: dict[int, _Loan] = {}  # slot -> the last one of it
         self._ended: deque[_Loan] = deque()
@@ -163,6 +165,43 @@ class Slots(SharedFile):
 def slot_bytes_of(model: Mapping[str, Tensor]) -> int:
     """Addresses for all that one client may bring or send: its model, what comes besides, and old and new states."""
     return 2**20 + _LARGEST * sum(aligned(8 * tensor.numel()) for tensor in model.values())
+
+
+def send_tensors(connection: Connection, message: Message, tensors: Mapping[str, Tensor]) -> None:
+    """Send a message with tensors: over a Unix socket the file that holds them, over others their bytes."""
+    layout = Layout.of(tensors)
+    head = {"message": message, "layout": layout.as_json()}
+    with closing(Slots("message", layout.num_bytes)) as file:
+        memory = file.memory(file.take())[: layout.num_bytes]
+        layout.write(tensors, memory)
+        if connection.passes_descriptors:
+            connection.send(head)
+            connection.send_descriptor(file.descriptor)
+        else:
+            connection.send(head, flush=False)
+            connection.send({}, memory.numpy().data)
+
+
+def receive_tensors(connection: Connection, *, max_bytes: int) -> tuple[Message, Tensors] | None:
+    """Receive what `send_tensors` sent; None if the peer is gone, or has sent more than `max_bytes` of tensors."""
+    head = connection.receive()
+    if head is None:
+        return None
+    layout = Layout.from_json(head["layout"])
+    if layout.num_bytes > max_bytes:
+        connection.shutdown()
+        return None
+    if connection.passes_descriptors:
+        descriptor = connection.receive_descriptor()
+        if descriptor is None:
+            return None
+        with open(descriptor):  # noqa: PTH123 - which closes it
+            memory = SharedFile(descriptor, layout.num_bytes).memory(0)
+    else:
+        memory = torch.empty(layout.num_bytes, dtype=torch.uint8)
+        if connection.receive(memory.numpy().data) is None:
+            return None
+    return head["message"], layout.read(memory)
 
 
 def _part(memory: Tensor, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Tensor:

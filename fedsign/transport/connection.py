@@ -1,0 +1,230 @@
+"""Framed messages over a stream socket: a Unix socket, TCP, or either wrapped by `ssl`.
+
+A frame is two lengths (big-endian, 4 bytes for the header, 8 for the payload), a header that is a JSON object, and a payload of bytes.
+Lengths are checked before memory is allocated.  A payload is received into memory of the receiver's, without a copy.
+A Unix socket also passes open files; see `fedsign.transport.tensors`.
+
+[Note: a lost peer] Sending to a peer that is gone does not raise; receiving returns None.  So there is one place where a loss is handled.
+The kernel reports a process that ends at once, and a host or network that fails after some 20 seconds, by TCP's keepalive probes.
+
+[Note: TLS] A server should set `SSLContext.num_tickets = 0`: session tickets make a client's socket readable when there is no message.
+"""
+
+import json
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from fedsign.errors import EngineError
+
+Message = dict[str, Any]
+
+MAX_HEADER_BYTES = 2**26
+_LENGTHS = struct.Struct(">IQ")
+_CREDENTIALS = struct.Struct("3i")  # process, user, group
+_CHUNK_BYTES = 2**18
+_SHUTDOWN_S = 2.0
+_TCP_OPTIONS = {  # see [Note: a lost peer]; a system without an option reports the loss later
+    "TCP_NODELAY": 1,
+    "TCP_KEEPIDLE": 5,
+    "TCP_KEEPINTVL": 5,
+    "TCP_KEEPCNT": 3,
+    "TCP_USER_TIMEOUT": 20_000,  # milliseconds, for what was sent
+}
+
+
+class Connection:
+    """One end of a connection; iterating yields messages until the peer is gone."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self.num_buffered: Callable[[], int] = getattr(
+            sock, "pending", int
+        )  # bytes that only TLS knows of, not the system's `poll`
+        self.passes_descriptors = sock.family == socket.AF_UNIX and not hasattr(sock, "pending")
+        self.local_host = self.peer_host = ""  # of TCP
+        if sock.family == socket.AF_INET:
+            with suppress(OSError):  # the peer is gone already
+                self.local_host, self.peer_host = sock.getsockname()[0], sock.getpeername()[0]
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                for name in _TCP_OPTIONS.keys() & vars(socket):
+                    sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), _TCP_OPTIONS[name])
+        self._unsent, self._unread = bytearray(), bytearray()
+        self._deadline: float | None = None
+
+    def fileno(self) -> int:
+        """For `select` and its like; `poll` also sees what TLS has buffered."""
+        return self._socket.fileno()
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self.receive, None)
+
+    def send(self, message: Message, payload: bytes | memoryview = b"", *, flush: bool = True) -> None:
+        """Send a frame; without `flush`, together with the next frame that is flushed.  See [Note: a lost peer]."""
+        header = json.dumps(message).encode()
+        self._unsent += _LENGTHS.pack(len(header), len(payload)) + header
+        if not flush:
+            return
+        unsent, self._unsent = self._unsent, bytearray()
+        try:
+            self._limit_wait()
+            self._socket.sendall(unsent)
+            if payload:
+                self._socket.sendall(payload)
+        except OSError:
+            self.shutdown()
+
+    def receive(self, payload: memoryview | None = None, *, max_header: int = MAX_HEADER_BYTES) -> Message | None:
+        """Wait for the next message; its payload fills the start of a buffer.
+
+        Returns None if the peer is gone, does not follow the protocol, exceeds a limit, or misses the deadline.
+        """
+        try:
+            num_header, num_payload = _lengths(self._exactly(_LENGTHS.size), max_header, payload)
+            message = _parsed(self._exactly(num_header))
+            if payload is not None:
+                self._fill(payload[:num_payload])
+        except (OSError, ValueError):
+            self.shutdown()
+            return None
+        return message
+
+    def drain(self) -> list[Message | None]:
+        """The complete messages of a readable connection, without payloads; the last is None if the peer is gone."""
+        messages: list[Message | None] = []
+        try:
+            chunk = self._socket.recv(_CHUNK_BYTES)
+            if not chunk:
+                raise ConnectionResetError
+            self._unread += chunk
+            start = 0
+            while len(self._unread) >= (begin := start + _LENGTHS.size):
+                num_header, _ = _lengths(self._unread[start:begin], MAX_HEADER_BYTES, None)
+                if len(self._unread) < begin + num_header:
+                    break
+                start = begin + num_header
+                messages.append(_parsed(self._unread[begin:start]))
+            del self._unread[:start]
+        except (OSError, ValueError):
+            self.shutdown()
+            messages.append(None)
+        return messages
+
+    def send_descriptor(self, descriptor: int) -> None:
+        """Send an open file over a Unix socket."""
+        with suppress(OSError):
+            socket.send_fds(self._socket, [b"\0"], [descriptor])
+
+    def receive_descriptor(self) -> int | None:
+        """Receive an open file, which the caller closes; None if the peer is gone, or this process has too many open."""
+        with suppress(OSError):
+            _, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)
+            for descriptor in descriptors:
+                os.set_inheritable(descriptor, False)
+                return descriptor
+        return None
+
+    @contextmanager
+    def deadline(self, seconds: float) -> Iterator[None]:
+        """Treat a peer that has not sent or received everything within this block as lost, however it trickles."""
+        self._deadline = time.monotonic() + seconds
+        try:
+            yield
+        finally:
+            self._deadline = None
+            with suppress(OSError):
+                self._socket.settimeout(None)
+
+    def check_same_user(self) -> None:
+        """Authenticate the peer on a Unix socket: the kernel knows its user.
+
+        Raises:
+            EngineError: it is another one.
+        """
+        found = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        _, user, _ = _CREDENTIALS.unpack(found)
+        if user != os.getuid():
+            raise EngineError(
+                f"a process of user {user} is at the other end, but only user {os.getuid()} is trusted; end that process."
+            )
+
+    def finish(self, message: Message) -> None:
+        """Send the last message, wait until the peer has it, and close: to close with unread data would discard it."""
+        with self.deadline(_SHUTDOWN_S):
+            self.send(message)
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_WR)
+                while True:
+                    self._exactly(_CHUNK_BYTES)  # until the peer closes
+        self.close()
+
+    def shutdown(self) -> None:
+        """Let both ends see the end of the connection, as well as another thread that waits here."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Shut down and close."""
+        self.shutdown()
+        self._socket.close()
+
+    def _exactly(self, num: int) -> bytearray:
+        buffer = bytearray(num)
+        self._fill(memoryview(buffer))
+        return buffer
+
+    def _fill(self, buffer: memoryview) -> None:
+        """Raises: OSError: the peer is gone."""
+        num = min(len(buffer), len(self._unread))
+        buffer[:num] = self._unread[:num]
+        del self._unread[:num]
+        while num < len(buffer):
+            self._limit_wait()
+            more = self._socket.recv_into(buffer[num:])
+            if not more:
+                raise ConnectionResetError
+            num += more
+
+    def _limit_wait(self) -> None:
+        """Raises: TimeoutError: the deadline has passed."""
+        if self._deadline is not None:
+            left_s = self._deadline - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError
+            self._socket.settimeout(left_s)
+
+
+def poll(connections: Iterable[Connection], timeout_s: float | None = None) -> list[Connection]:
+    """Those with messages or without a peer; waits for the first, at most `timeout_s`."""
+    poller = select.poll()
+    known = {connection.fileno(): connection for connection in connections}
+    buffered = [connection for connection in known.values() if connection.num_buffered()]
+    if buffered:
+        return buffered
+    for number in known:
+        poller.register(number, select.POLLIN)
+    return [known[number] for number, _ in poller.poll(None if timeout_s is None else 1000 * timeout_s)]
+
+
+def _lengths(prefix: bytearray, max_header: int, payload: memoryview | None) -> tuple[int, int]:
+    """Raises: ValueError: header or payload exceeds its limit."""
+    num_header, num_payload = _LENGTHS.unpack(prefix)
+    if num_header > max_header or num_payload > (0 if payload is None else len(payload)):
+        raise ValueError("a frame exceeds its limit")
+    return num_header, num_payload
+
+
+def _parsed(header: bytearray) -> Message:
+    """Raises: ValueError: it is not a JSON object."""
+    try:
+        message = json.loads(header)
+    except RecursionError as error:  # of a stranger's brackets
+        raise ValueError("a header is nested too deeply") from error
+    if not isinstance(message, dict):
+        raise ValueError("a header is not a JSON object")
+    return message

@@ -1,0 +1,16 @@
+"""What a child process runs in test_transport: it answers, and misbehaves when asked to."""
+
+import os
+import sys
+
+from fedsign.transport.connection import Connection
+
+
+def main(parent: Connection) -> None:
+    for message in parent:
+        if "die" in message:
+            parent.send({"last": "words"})
+            os.kill(os.getpid(), message["die"])
+        print("noise on standard output", flush=True)
+        os.write(1, b'{"not": "a message"}\n')
+        parent.send({"echo": message, "stdin": sys.stdin.read(), "pid": os.getpid()})
