@@ -53,11 +53,10 @@ class FedSignObjective(Objective):
         """-gamma * reduce(sgp(theta_t) sigma(theta) + sgp(-theta_t) sigma(-theta))."""
         if self.gamma == 0:
             return None  # not a term of zeros: FedSign(0) is FedAvg bit for bit
-        terms = [
-            soft_agreement(theta, context.received[name]).sum() * self._share(name, context)
-            for name, theta in parameters.items()
-        ]
-        return -self.gamma * torch.stack(terms).sum()
+        sums = torch.stack([soft_agreement(theta, context.received[name]).sum() for name, theta in parameters.items()])
+        # Not number by number: along mapped tangents a number times a 0-dim sum is float64 (fedsign.bilevel).
+        shares = sums.new_tensor([self._share(name, context) for name in parameters])
+        return -self.gamma * (sums * shares).sum()
 
     def penalty_gradient(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensors | None:
         """-gamma sign(theta_t) sigma(theta) (1 - sigma(theta)), by the number of elements as `reduction` says."""
