@@ -22,7 +22,7 @@ CAPABILITIES: Mapping[str, tuple[str, ...]] = {
     "cohort": ("clients/cohort.py", "clients/stacked_*"),
     "workers": ("clients/worker*", "clients/shared_*"),
     "sharding": (
-        "fedsign/sharding/*", "clients/shard_*", "clients/parcels.py", "simulations/estimates/sharding*", "simulations/estimates/probing.py",
+        "fedsign/sharding/*", "clients/shard_*", "simulations/estimates/sharding*", "simulations/estimates/probing.py",
         "simulations/estimates/quantities.py", "fedsign/report/sharding_chart.py",
     ),
     "sparsity": ("fedsign/parameterisation/*", "fedsign/optim/packed.py", "simulations/tuning/*", "simulations/analyses/parameterisation*"),
