@@ -62,7 +62,7 @@ def _command(arguments: Sequence[str], folder: Path, environment: Mapping[str, s
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    sys.path[:] = [str(folder), *(entry for entry in sys.path if entry and Path(entry) != _ROOT), str(_ROOT)]
+    sys.path[:] = [str(folder), str(_ROOT), *(entry for entry in sys.path if entry and Path(entry) != _ROOT)]
     sys.argv[:] = [str(_ROOT / "simulations" / "cli.py"), *arguments]
     from simulations.cli import main
 
