@@ -33,7 +33,6 @@ CAPABILITIES: Mapping[str, Capability] = {
         modules=(
             "fedsign.report.sharding_chart",
             "fedsign.sharding",
-            "clients.parcels",
             "clients.shard_*",
             "simulations.estimates.probing",
             "simulations.estimates.quantities",
