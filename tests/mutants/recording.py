@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from coverage import Coverage, CoverageData
 
-from tests.mutants.mutants import PACKAGES, Mutant
+from tests.mutants.mutants import PACKAGES, Mutant, module_of
 
 _OURS = "tests/mutants"
 _RECORD = "FEDSIGN_RECORD"  # an environment variable: where durations are written
@@ -94,7 +94,7 @@ class Recording:
 
     def _distance(self, file: str, mutant: Mutant) -> int:
         """0: the file names the module, or is it; 1: it names a function or class around the mutant; 2: neither."""
-        module, text = mutant.path.removesuffix(".py").replace("/", "."), self._text(file)
+        module, text = module_of(mutant.path), self._text(file)
         if (
             file == mutant.path
             or module in text
