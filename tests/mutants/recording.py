@@ -41,7 +41,11 @@ class Recording:
 
     def __init__(self, folder: Path, root: Path) -> None:
         self._folder, self._root = folder, root
-        self.durations: dict[str, float] = json.loads((folder / "durations.json").read_text(encoding="utf-8"))
+        known: dict[str, float] = json.loads((folder / "durations.json").read_text(encoding="utf-8"))
+        there = {
+            file for file in map(_file, known) if (root / file).exists()
+        }  # all, unless the recording is an old one
+        self.durations = {test: seconds for test, seconds in known.items() if _file(test) in there}
         self._paths: dict[str, str] = json.loads((folder / "root.json").read_text(encoding="utf-8"))
 
     @cached_property
