@@ -262,10 +262,12 @@ def test_a_killed_worker_is_reported_and_replaced_and_no_bit_differs(
 def test_a_client_whose_worker_dies_twice_is_a_failure_and_the_others_are_trained(path: str, tmp_path: Path) -> None:
     work = workload(path)
     asked = requests(work, ObjectiveSpec())
-    deadly = replace(asked[3], objective=ObjectiveSpec(name=f"{HERE}:Deadly"))
+    spec = ObjectiveSpec(name=f"{HERE}:Deadly", settings={"count": str(tmp_path / "deaths")})
+    deadly = replace(asked[3], objective=spec)
     expected = results(paths.trainer_of(work), [*asked[:3], *asked[4:]], tmp_path / "here")
     with team(work, tmp_path) as workers:
         found = results(workers, [*asked[:3], deadly, *asked[4:]], tmp_path / "there")
+    assert len((tmp_path / "deaths").read_bytes()) == 2
     failure = found.pop(3)
     assert isinstance(failure, Failure)
     assert failure.reason == (

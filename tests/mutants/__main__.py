@@ -20,7 +20,8 @@ from typing import Any
 from tests.mutants.mutants import Mutant, faults, operator_mutants
 
 ROOT = Path(__file__).parents[2]
-FAST, COMPLETE = ["-m", "not slow and not engines"], ["-m", "not gpu"]
+FAST: list[str] = []
+COMPLETE = ["--complete"]
 SHARE = 0.8  # of the operator mutants that have to be killed
 _LIBRARIES = (
     "torch", "numpy", "scipy.stats", "pandas", "flwr.app", "flwr.serverapp", "flwr.clientapp", "pydantic", "hypothesis",

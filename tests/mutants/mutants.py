@@ -14,49 +14,13 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from fedsign.capabilities import owners
+
 PACKAGES = ("fedsign", "clients", "strategies", "simulations")
 FAULTS = Path(__file__).with_name("faults.toml")
 
-# fnmatch patterns of what belongs to a capability; every other file of the packages is core
-CAPABILITIES: Mapping[str, tuple[str, ...]] = {
-    "cohort": ("clients/cohort.py", "clients/stacked_*"),
-    "workers": ("clients/worker*", "clients/shared_*"),
-    "sharding": (
-        "fedsign/sharding/*", "clients/shard_*", "simulations/estimates/sharding*", "simulations/estimates/probing.py",
-        "simulations/estimates/quantities.py", "fedsign/report/sharding_chart.py",
-    ),
-    "sparsity": ("fedsign/parameterisation/*", "fedsign/optim/packed.py", "simulations/tuning/*", "simulations/analyses/parameterisation*"),
-    "partial": (
-        "fedsign/parts.py", "fedsign/optim/lisa.py", "fedsign/optim/layer_draws.py", "fedsign/optim/lora.py", "fedsign/optim/galore.py",
-        "fedsign/optim/blocks.py", "fedsign/models/part.py", "clients/parts.py", "clients/received.py", "simulations/parts.py",
-    ),
-    "language": (
-        "fedsign/data/text/*", "fedsign/data/pytext.py", "fedsign/data/text_folder.py", "fedsign/data/jsonl.py", "fedsign/llm.py",
-        "fedsign/tasks/language.py", "fedsign/metrics/perplexity.py", "fedsign/metrics/token_accuracy.py", "fedsign/models/gpt.py",
-        "fedsign/models/causal_lm.py", "fedsign/models/hugging_face.py", "simulations/export.py",
-    ),
-    "memory": ("fedsign/memory/*", "simulations/estimates/*"),
-    "bilevel": ("fedsign/bilevel/*", "simulations/condensing.py", "simulations/tuning/learning.py", "fedsign/report/condensation.py"),
-    "landscape": ("fedsign/analysis/*", "simulations/analyses/*", "fedsign/report/valley_*", "fedsign/report/sign_plots.py"),
-    "privacy": (
-        "fedsign/privacy/*", "clients/privacy.py", "simulations/privacy.py", "strategies/flower/private.py", "fedsign/flower/clipping.py",
-        "fedsign/report/privacy.py",
-    ),
-    "robustness": ("clients/attack.py", "clients/faults.py", "strategies/flower/robust.py"),
-    "comparison": (
-        "fedsign/comparison*", "fedsign/over_seeds.py", "simulations/comparisons/*", "fedsign/report/comparison*", "fedsign/report/forest.py",
-    ),
-    "deployment": (
-        "simulations/deployment/*", "clients/site.py", "clients/node.py", "clients/watchdog.py", "fedsign/data/site*", "fedsign/report/sites.py",
-    ),
-    "reproduction": ("simulations/recipes/*",),
-}  # fmt: skip
-# where the ink of a chart lies: for eyes to judge
-_DRAWING = tuple(
-    f"fedsign/report/{name}.py"
-    for name in ("svg", "bars", "curves", "lines", "stacks", "population", "split", "plots", "*_plots", "run_charts")
-)
-
+# the core's drawing of charts, whose faults are for eyes to see
+_DRAWING = ("svg", "curves", "population", "split", "plots", "*_plots", "run_charts")
 _SWAPPED = (
     (ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.FloorDiv, ast.Mult), (ast.Mod, ast.Mult), (ast.Pow, ast.Mult), (ast.Lt, ast.LtE),
     (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot), (ast.In, ast.NotIn), (ast.And, ast.Or),
@@ -113,13 +77,21 @@ def faults(root: Path) -> list[Mutant]:
 
 def operator_mutants(root: Path, *, number: int, seed: int) -> list[Mutant]:
     """A sample of the core's operator mutants: the same for the same sources and seed."""
-    patterns = [*_DRAWING, *(pattern for each in CAPABILITIES.values() for pattern in each)]
-    core = {path: text for path, text in _sources(root).items() if not any(fnmatch(path, each) for each in patterns)}
+    core = {path: text for path, text in _sources(root).items() if not (owners(module_of(path)) or _draws(path))}
     trees = {path: ast.parse(text) for path, text in core.items()}
     every = [(path, old, new) for path, tree in trees.items() for old, new in _changes(tree)]
     drawn = random.Random(seed).sample(every, min(number, len(every)))
     found = [_operator_mutant(path, core[path], trees[path], old, ast.unparse(new)) for path, old, new in drawn]
     return sorted(found, key=lambda mutant: (mutant.path, mutant.start, mutant.after))
+
+
+def module_of(path: str) -> str:
+    """The name of the module in a file."""
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def _draws(path: str) -> bool:
+    return any(fnmatch(path, f"fedsign/report/{name}.py") for name in _DRAWING)
 
 
 def _sources(root: Path) -> dict[str, str]:

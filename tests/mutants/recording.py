@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from coverage import Coverage, CoverageData
 
-from tests.mutants.mutants import PACKAGES, Mutant
+from tests.mutants.mutants import PACKAGES, Mutant, module_of
 
 _OURS = "tests/mutants"
 _RECORD = "FEDSIGN_RECORD"  # an environment variable: where durations are written
@@ -41,7 +41,11 @@ class Recording:
 
     def __init__(self, folder: Path, root: Path) -> None:
         self._folder, self._root = folder, root
-        self.durations: dict[str, float] = json.loads((folder / "durations.json").read_text(encoding="utf-8"))
+        known: dict[str, float] = json.loads((folder / "durations.json").read_text(encoding="utf-8"))
+        there = {
+            file for file in map(_file, known) if (root / file).exists()
+        }  # all, unless the recording is an old one
+        self.durations = {test: seconds for test, seconds in known.items() if _file(test) in there}
         self._paths: dict[str, str] = json.loads((folder / "root.json").read_text(encoding="utf-8"))
 
     @cached_property
@@ -94,7 +98,7 @@ class Recording:
 
     def _distance(self, file: str, mutant: Mutant) -> int:
         """0: the file names the module, or is it; 1: it names a function or class around the mutant; 2: neither."""
-        module, text = mutant.path.removesuffix(".py").replace("/", "."), self._text(file)
+        module, text = module_of(mutant.path), self._text(file)
         if (
             file == mutant.path
             or module in text

@@ -115,6 +115,7 @@ class Chosen:
         """Where the tests are, in the order in which they are run."""
         return list(dict.fromkeys(test.partition("::")[0] for test in self._limits))
 
+    @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Leave out all others."""
         places, files = {test: place for place, test in enumerate(self._limits)}, self.files

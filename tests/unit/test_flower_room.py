@@ -615,6 +615,8 @@ DAMAGES: dict[str, tuple[str, str | None, Any]] = {
     "broken JSON": (wire.REPLY, "encodings", "{"),
     "unknown role": (wire.REPLY, "roles", '{"weight": "tensor"}'),
     "no roles": (wire.REPLY, "roles", None),
+    "another round": (wire.REPLY, "round", 99),
+    "another client": (wire.REPLY, "partition", 0),
     "garbage": (wire.ARRAYS, "weight", Array("float32", (2, 3), "numpy.ndarray", b"garbage")),
     "text": (wire.ARRAYS, "weight", Array(np.array(["a", "b"]))),
 }
