@@ -14,8 +14,6 @@ from fedsign.sharding.traffic import Rings
 from tests.distributed.ranks import on_ranks
 from tests.distributed.training import Case, Outcome, all_sharded, alone, net_of
 
-pytestmark = pytest.mark.slow
-
 CLOSE = 1e-12
 
 
@@ -56,7 +54,9 @@ def train(cases: list[Case], factory: pytest.TempPathFactory) -> Trained:
     return [(case, [outcomes[index] for outcomes in by_rank]) for index, case in enumerate(cases)]
 
 
-@pytest.fixture(scope="module", params=SETS)
+@pytest.fixture(
+    scope="module", params=["2x2", *(pytest.param(name, marks=pytest.mark.slow) for name in SETS if name != "2x2")]
+)
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return train(SETS[request.param], tmp_path_factory)
 
@@ -117,6 +117,7 @@ def test_ranks_keep_what_the_formula_says_with_the_padding(trained: Trained) -> 
         assert sum(outcome.kept_bytes for outcome in outcomes) == expected, case
 
 
+@pytest.mark.slow
 def test_in_bf16_the_update_is_off_by_two_percent_at_most(tmp_path_factory: pytest.TempPathFactory) -> None:
     for case, outcomes in train(HALVES, tmp_path_factory):
         values, _ = alone(case)

@@ -57,8 +57,7 @@ def assert_the_same_run(done: RunFolder, alone: RunFolder) -> None:
         ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["lisa", *(pytest.param(way, marks=pytest.mark.slow) for way in WAYS if way != "lisa")])
 def test_four_clients_of_two_by_two_processes_give_the_run_of_clients_that_are_not_sharded(
     way: str, tmp_path: Path
 ) -> None:
