@@ -6,7 +6,7 @@ Source: Darlow et al. 2018 (arXiv 1810.03505).  The third part, `valid`, is not 
 
 from fedsign.data.base import Dataset
 from fedsign.data.files import check_present, folder_of
-from fedsign.data.image_folder import InMemory, from_folders
+from fedsign.data.images.image_folder import InMemory, from_folders
 from fedsign.data.normalise import Normalisation
 
 _CINIC10 = Normalisation(shift=(0.47889522, 0.47227842, 0.43047404), scale=(0.24205776, 0.23828046, 0.25874835))
