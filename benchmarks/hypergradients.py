@@ -29,7 +29,7 @@ from fedsign.bilevel.condense import Condensation
 from fedsign.bilevel.settings import from_dict
 from fedsign.bilevel.unroll import Problem, Tree, pushed, pushed_by_func
 from fedsign.seeding import Purpose, torch_generator
-from simulations.recipes.fg2u_memory import METHODS, hypergradient, peak_bytes
+from simulations.recipes.fg2u.fg2u_memory import METHODS, hypergradient, peak_bytes
 
 NAME = "hypergradients"
 DEPTHS = (10, 30, 100, 300, 1000)

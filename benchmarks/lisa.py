@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from benchmarks.machine import machine
 from benchmarks.measure import Figures, result_head, spread, write_result
 from fedsign.data.base import Dataset
-from fedsign.data.pytext import pytext
+from fedsign.data.text.pytext import pytext
 from fedsign.memory.live import LiveBytes, allocated
 from fedsign.memory.named import subject_of
 from fedsign.memory.step import GRADIENTS, STATES, WEIGHTS, language_loss

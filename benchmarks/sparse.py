@@ -22,7 +22,7 @@ from fedsign.parameterisation.groups import optimizer_of
 from fedsign.parameterisation.masks import mask_of
 from fedsign.parameterisation.products import SparseForward, multiply_sparsely, pays
 from fedsign.workload import Workload
-from simulations.recipes.smupar_gpt import experiment
+from simulations.recipes.smupar.smupar_gpt import experiment
 
 NAME = "sparse"
 WIDTHS, ROWS = (256, 512, 1024, 2048), (64, 1024)

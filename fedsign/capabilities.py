@@ -74,10 +74,7 @@ CAPABILITIES: Mapping[str, Capability] = {
     "language": Capability(
         purpose="text data, tokenizers, decoders, models of `transformers`",
         modules=(
-            "fedsign.data.jsonl",
-            "fedsign.data.pytext",
             "fedsign.data.text",
-            "fedsign.data.text_folder",
             "fedsign.llm",
             "fedsign.metrics.perplexity",
             "fedsign.metrics.token_accuracy",

@@ -13,7 +13,7 @@ from fedsign.bilevel.hypergradients import rgu
 from fedsign.bilevel.unroll import Problem, Tree, final_state
 from fedsign.models.gpt import GPT, gpt
 from fedsign.seeding import torch_seeded
-from simulations.recipes import reading
+from simulations.recipes.fg2u import reading
 
 LENGTH, VOCABULARY, NUM_FEATURES = 6, 7, 3
 

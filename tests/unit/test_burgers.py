@@ -9,7 +9,7 @@ from fedsign.bilevel.forward_gradient import fg2u_zo
 from fedsign.bilevel.hypergradients import rgu
 from fedsign.bilevel.unroll import Problem, Tree, final_state
 from fedsign.errors import ConfigError
-from simulations.recipes.burgers import (
+from simulations.recipes.fg2u.burgers import (
     Array,
     Spectral,
     begin,

@@ -14,7 +14,7 @@ import torch
 
 from fedsign.data.base import Dataset, normalised
 from fedsign.data.digits import digits
-from fedsign.data.mnist import fashion_mnist, mnist
+from fedsign.data.images.mnist import fashion_mnist, mnist
 from fedsign.errors import DataError
 
 MNIST_STATISTICS = {"MNIST": (0.1307, 0.3081), "FashionMNIST": (0.2860, 0.3530)}

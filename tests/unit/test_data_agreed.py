@@ -14,7 +14,7 @@ from fedsign import plugins
 from fedsign.config import from_dict
 from fedsign.data.base import Dataset, Samples
 from fedsign.data.csv import csv
-from fedsign.data.image_folder import image_folder
+from fedsign.data.images.image_folder import image_folder
 from fedsign.data.npz import npz
 from fedsign.data.site_reader import rooted
 from fedsign.errors import ConfigError, DataError

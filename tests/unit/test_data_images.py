@@ -17,10 +17,10 @@ import torch
 from PIL import Image
 
 from fedsign.data.base import Dataset, LazySamples, Samples, normalised
-from fedsign.data.cifar import cifar10, cifar100
-from fedsign.data.cinic10 import cinic10
-from fedsign.data.image_folder import image_folder
-from fedsign.data.svhn import svhn
+from fedsign.data.images.cifar import cifar10, cifar100
+from fedsign.data.images.cinic10 import cinic10
+from fedsign.data.images.image_folder import image_folder
+from fedsign.data.images.svhn import svhn
 from fedsign.errors import DataError
 from fedsign.torchvision_shim import torchvision
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from simulations.recipes.docstrings import SILOS, lines, write
+from simulations.recipes.language.docstrings import SILOS, lines, write
 
 
 def read(file: Path) -> list[dict[str, Any]]:

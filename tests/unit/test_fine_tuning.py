@@ -4,8 +4,8 @@ from math import nan
 
 import pytest
 
-from simulations.recipes import lisa_convergence
-from simulations.recipes.fine_tuning import best_rates
+from simulations.recipes.lisa import lisa_convergence
+from simulations.recipes.lisa.fine_tuning import best_rates
 
 
 def test_the_best_rate_has_the_lowest_loss_and_one_that_diverged_is_never_it() -> None:

@@ -7,8 +7,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedsign.data.base import Samples
-from fedsign.data.pytext import pytext
 from fedsign.data.text.blocks import Document, Stream, blocks, cut, dataset_of, stream_of
+from fedsign.data.text.pytext import pytext
 from fedsign.data.text.tokenizers import Bytes, Characters, VocabularyOnly
 from fedsign.errors import DataError
 from fedsign.tasks.language import IGNORED

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from fedsign.config import from_dict
 from fedsign.data.base import Dataset, Samples
-from fedsign.data.jsonl import jsonl
 from fedsign.data.text.blocks import Stream
 from fedsign.data.text.examples import example_of
 from fedsign.data.text.hugging_face import HuggingFace, hugging_face
+from fedsign.data.text.jsonl import jsonl
 from fedsign.data.text.packing import pack
+from fedsign.data.text.text_folder import text_folder
 from fedsign.data.text.tokenizers import Bytes
-from fedsign.data.text_folder import text_folder
 from fedsign.errors import ConfigError, DataError, FedSignError
 from fedsign.tasks.language import IGNORED
 from fedsign.workload import Workload

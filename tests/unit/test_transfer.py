@@ -16,8 +16,8 @@ from fedsign.parameterisation.apply import parameterised
 from fedsign.parameterisation.transfer import read_off
 from fedsign.workload import Workload
 from simulations import api
-from simulations.recipes import smupar_ablation, smupar_init_transfer, smupar_lr_transfer
-from simulations.recipes.smupar_gpt import INIT_STD
+from simulations.recipes.smupar import smupar_ablation, smupar_init_transfer, smupar_lr_transfer
+from simulations.recipes.smupar.smupar_gpt import INIT_STD
 from simulations.tuning import cells, training, transfer
 from simulations.tuning.command import values_of
 from simulations.tuning.transfer import Asked, tune, widened, width_of

@@ -1,1 +1,1 @@
-"""Text as samples: tokenizers, and blocks of tokens of one length."""
+"""Text as samples: readers, tokenizers, and blocks of tokens of one length."""

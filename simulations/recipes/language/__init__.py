@@ -1,0 +1,1 @@
+"""A pretrained language model fine-tuned by silos."""

@@ -1,0 +1,160 @@
+"""Four silos fine-tune a pretrained language model together, each on questions about another part of Python's standard library.
+
+The model is `simulations.recipes.language.small_llama`'s, trained on help texts and read from its folder by `transformers`; the questions and answers
+are `simulations.recipes.language.docstrings`'.  FedAvg of all four silos, 10 rounds of 10 local steps of 8 blocks, with LISA (one of three blocks, the
+same one for all in a round) and with LoRA (rank 8); and each silo by itself with LISA, for as many steps.  All are judged on the same
+test lines, of all silos: mean loss of an answer's token, in nats.  One pretrained model, 3 seeds of fine-tuning.
+
+The federation with LISA is then written as a folder by `fedsign export`, loaded by `transformers`, and asked for the same logits and for
+the words that come next.
+
+The thresholds were fixed before anything was run: the federation's loss at most 0.85 of the pretrained model's, for both methods, and with
+LISA at most 0.98 of the best single silo's.  The learning rates were tried on another seed and kept.
+"""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+
+from fedsign import llm
+from fedsign.config import from_dict
+from fedsign.results import Line
+from fedsign.workload import Workload
+from simulations.api import Run, run
+from simulations.export import export
+from simulations.recipes.base import Figures, NotDecidableHere, Recipe, Threshold
+from simulations.recipes.cells import all_rounds
+from simulations.recipes.language import docstrings, small_llama
+
+_STEPS, _ROUNDS, _BATCH_SIZE, _SEEDS = 10, 10, 8, (0, 1, 2)
+_PRETRAINING_STEPS = 800
+_METHODS: dict[str, tuple[float, Mapping[str, Any]]] = {
+    "lisa": (2e-3, {"name": "lisa", "num_sampled_layers": 1, "period": _STEPS, "draws": "per_round"}),
+    "lora": (8e-3, {"name": "lora", "rank": 8}),
+}
+_CELLS = [*((name, "") for name in _METHODS), *(("lisa", silo) for silo in docstrings.SILOS)]
+_Which = tuple[str, str, int]  # method, silo (none: all of them), seed
+_SHOWN: _Which = ("lisa", "", 0)
+_NEW_TOKENS = 24
+
+
+def measure(quick: bool) -> Figures:
+    """Losses in nats a token (quick: a shorter pretraining, 3 rounds, one seed)."""
+    seeds, rounds = (_SEEDS[:1], 3) if quick else (_SEEDS, _ROUNDS)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        docstrings.write(folder / "lines")
+        small_llama.write(folder / "base", steps=100 if quick else _PRETRAINING_STEPS)
+        shown = _played(folder, rounds)
+        cells = [(name, silo, seed) for seed in seeds for name, silo in _CELLS if (name, silo, seed) != _SHOWN]
+        found = all_rounds([cell(folder, name, seed, rounds, silo=silo) for name, silo, seed in cells])
+        figures = _figures({_SHOWN: shown.rounds, **dict(zip(cells, found, strict=True))}, _loss_of_pretrained(folder))
+        return {**figures, **_of_export(shown, folder / "tuned")}
+
+
+def _figures(lines: Mapping[_Which, Sequence[Line]], pretrained: float) -> dict[str, float]:
+    losses = {which: float(of[-1]["loss"]) for which, of in lines.items()}
+    seeds = sorted({seed for _, _, seed in lines})
+    lisa, lora = (mean(losses[name, "", seed] for seed in seeds) for name in ("lisa", "lora"))
+    alone = mean(min(losses["lisa", silo, seed] for silo in docstrings.SILOS) for seed in seeds)
+    sent = {name: float(lines[name, "", 0][-1]["bytes_up"]) / len(docstrings.SILOS) / 1e6 for name in _METHODS}
+    return {
+        "pretrained_loss": pretrained,
+        "best_alone_loss": alone,
+        "lisa_loss": lisa,
+        "lora_loss": lora,
+        "lisa_over_pretrained": lisa / pretrained,
+        "lora_over_pretrained": lora / pretrained,
+        "lisa_over_best_alone": lisa / alone,
+        **{f"{name}_mb_up": megabytes for name, megabytes in sent.items()},
+    }
+
+
+def cell(folder: Path, method: str, seed: int, rounds: int, *, silo: str = "") -> dict[str, Any]:
+    """An experiment of all silos, or of one."""
+    lr, optimizer = _METHODS[method]
+    lines, num = folder / "lines", 1 if silo else len(docstrings.SILOS)
+    return {
+        "seed": seed,
+        "rounds": rounds,
+        "task": "language",
+        "metrics": ["perplexity"],
+        "data": {
+            "name": "jsonl",
+            "path": str(lines / f"{silo or 'train'}.jsonl"),
+            "test_path": str(lines / "test.jsonl"),
+            "tokenizer": str(folder / "base"),
+            "block_length": small_llama.BLOCK_LENGTH,
+            "prompt": "short",
+            "owner": "silo",
+        },
+        "partition": {"name": "iid" if silo else "natural", "num_clients": num},
+        "server": {"cohort_size": num},
+        "strategy": {"name": "fedavg", "weighting": "examples"},
+        "model": {"name": "transformers", "path": str(folder / "base")},
+        "client": {
+            "local_steps": _STEPS,
+            "batch_size": _BATCH_SIZE,
+            "lr": lr,
+            "clip_norm": 1.0,
+            "optimizer": dict(optimizer),
+            "schedule": {"name": "warmup_cosine", "per": "step"},
+        },
+    }
+
+
+def _played(folder: Path, rounds: int) -> Run:
+    """The run whose model is exported."""
+    method, silo, seed = _SHOWN
+    settings = cell(folder, method, seed, rounds, silo=silo)
+    return run(from_dict({**settings, "callbacks": [], "results": {"root": str(folder / "runs")}}))
+
+
+def _loss_of_pretrained(folder: Path) -> float:
+    work = Workload(from_dict(cell(folder, "lisa", 0, 1)))
+    return work.evaluate(work.make_model())["loss"]
+
+
+def _of_export(done: Run, folder: Path) -> dict[str, float]:
+    """How far the exported model's logits lie from the run's, and which share of the next words are the same."""
+    export(done.path, folder)
+    library = llm.transformers("this recipe")
+    theirs = library.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
+    tokenizer = library.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    ours = done.model().cpu()
+    tokens = torch.tensor([tokenizer.encode("### Instruction:\nWhat does str.split do?\n\n### Response:\n")])
+    with torch.no_grad():
+        error = (theirs(tokens).logits - ours(tokens)).abs().max().item()
+        said = theirs.generate(tokens, max_new_tokens=_NEW_TOKENS, min_new_tokens=_NEW_TOKENS, do_sample=False)
+        for _ in range(_NEW_TOKENS):
+            logits = ours(tokens)[:, -1].index_fill(1, torch.tensor([tokenizer.eos_token_id]), -torch.inf)
+            tokens = torch.cat([tokens, logits.argmax(dim=1, keepdim=True)], dim=1)
+    return {"export_logits_error": error, "export_same_tokens": (said == tokens).float().mean().item()}
+
+
+def _measure(quick: bool) -> Figures:
+    if not llm.is_installed():
+        raise NotDecidableHere("the extra 'llm' is not installed: pip install 'fedsign[llm]'")
+    return measure(quick)
+
+
+_EXPORT = (
+    Threshold(figure="export_logits_error", bound="at most", value=1e-3),
+    Threshold(figure="export_same_tokens", bound="at least", value=1.0),
+)
+RECIPE = Recipe(
+    name="federated-llm",
+    claim="Four silos fine-tune a language model better together than the best of them alone, and transformers loads what comes of it.",
+    measure=_measure,
+    thresholds=(
+        Threshold(figure="lisa_over_pretrained", bound="at most", value=0.85),
+        Threshold(figure="lora_over_pretrained", bound="at most", value=0.85),
+        Threshold(figure="lisa_over_best_alone", bound="at most", value=0.98),
+        *_EXPORT,
+    ),
+    quick_thresholds=(Threshold(figure="lisa_over_pretrained", bound="at most", value=1.0), *_EXPORT),
+)

@@ -1,0 +1,1 @@
+"""LISA, beside LoRA, GaLore and full fine-tuning."""

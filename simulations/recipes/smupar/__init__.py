@@ -1,0 +1,1 @@
+"""SμPar: sparse models trained with the hyperparameters of a small dense one."""
