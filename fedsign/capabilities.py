@@ -154,7 +154,7 @@ CAPABILITIES: Mapping[str, Capability] = {
     ),
     "robustness": Capability(
         purpose="simulated attackers and faults, and strategies that withstand them",
-        modules=("clients.attack", "clients.faults", "strategies.flower.robust"),
+        modules=("clients.robustness", "strategies.flower.robust"),
     ),
     "comparison": Capability(
         purpose="strategies compared over seeds and conditions, with statistics and pages",

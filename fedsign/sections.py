@@ -236,7 +236,7 @@ class ServerSection(Section):
 
 
 class FaultsSection(Section):
-    """How often a client fails on purpose in a round, and how long a late one takes (`clients.faults`)."""
+    """How often a client fails on purpose in a round, and how long a late one takes (`clients.robustness.faults`)."""
 
     crash_rate: Fraction = 0.0
     delay_rate: Fraction = 0.0
@@ -258,7 +258,7 @@ class PrivacyPart(Part):
 
 
 class AttackPart(Part):
-    """What malicious clients send, and which share of the population they are (`clients.attack`)."""
+    """What malicious clients send, and which share of the population they are (`clients.robustness.attack`)."""
 
     kind = "attack"
     name: str = "none"
