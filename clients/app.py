@@ -18,7 +18,7 @@ from flwr.clientapp import ClientApp
 from clients.conduct import conducted
 from clients.evaluator import SiteEvaluator
 from clients.node import EXPERIMENT_KEY, Node
-from clients.received import ReceivedTensors
+from clients.partial.received import ReceivedTensors
 from clients.shard_node import AtDaemon
 from clients.shard_rules import check_machines
 from clients.state import ClientStore

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from clients import paths
 from clients.on_device import OnDevice
-from clients.part_model import PartModel
+from clients.partial.model import PartModel
 from clients.state import ClientStore
 from clients.trainer import SequentialTrainer, check_training
 from fedsign import llm, plugins
