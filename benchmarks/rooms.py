@@ -34,7 +34,7 @@ RULES: tuple[
     ("sampling", "strategies/base.py", ("sample",)),
     ("sampling", "simulations/rounds.py", ("_cohort",)),
     ("plan", "clients/batches.py", ()),
-    ("plan", "clients/stacked_plan.py", ()),
+    ("plan", "clients/cohort/plan.py", ()),
     ("checks", "fedsign/flower/partition_grid.py", ()),
     ("checks", "fedsign/exchange.py", ()),
     ("checks", "fedsign/records.py", ()),

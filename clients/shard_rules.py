@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from clients.paths import DROPOUTS, mixes_samples, moved_buffer
+from clients.cohort.paths import DROPOUTS, mixes_samples, moved_buffer
 from clients.shard_optim import rule_of
 from clients.trainer import make_optimizer
 from fedsign import plugins

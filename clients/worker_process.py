@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clients.cohort.paths import trainer_of
 from clients.local_optim import stepper
-from clients.paths import trainer_of
 from clients.shared_data import mapped_data
 from clients.state import ClientStore
 from clients.trainer import LocalTrainer, make_optimizer

@@ -29,7 +29,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from clients.cohort import chunks_of
+from clients.cohort.trainer import chunks_of
 from clients.shared_data import share_data
 from clients.state import ClientStore
 from clients.worker_queue import Queue, Unit

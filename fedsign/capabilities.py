@@ -22,7 +22,7 @@ class Capability:
 CAPABILITIES: Mapping[str, Capability] = {
     "cohort": Capability(
         purpose="the clients of a round trained as one stack of tensors",
-        modules=("clients.cohort", "clients.paths", "clients.stacked_*"),
+        modules=("clients.cohort",),
     ),
     "workers": Capability(
         purpose="the clients of a round trained by several processes",

@@ -9,9 +9,9 @@ from typing import Annotated
 from pydantic import Field
 
 from clients.app import in_process_handler
+from clients.cohort.paths import trainer_of
 from clients.conduct import conducted
 from clients.evaluator import SiteEvaluator
-from clients.paths import trainer_of
 from clients.shard_group import ShardGroup
 from clients.state_cache import StateCache
 from clients.trainer import LocalTrainer

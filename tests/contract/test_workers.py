@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
-from clients import paths
+from clients.cohort import paths
 from clients.state import ClientStore
 from clients.state_database import StateDatabase
 from clients.trainer import LocalTrainer
@@ -360,7 +360,7 @@ def test_samples_lie_in_memory_once(tmp_path: Path) -> None:
 @functools.cache
 def baseline_bytes() -> int:
     """What a process takes that has imported what a worker imports."""
-    code = "import clients.paths, strategies.base, re, pathlib; print(pathlib.Path('/proc/self/status').read_text())"
+    code = "import clients.cohort.paths, strategies.base, re, pathlib; print(pathlib.Path('/proc/self/status').read_text())"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     found = re.search(r"RssAnon:\s+(\d+) kB", said)
     assert found

@@ -33,7 +33,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from clients.cohort import CohortTrainer
+from clients.cohort.trainer import CohortTrainer
 from clients.state_cache import StateCache
 from clients.state_database import StateDatabase
 from clients.trainer import SequentialTrainer

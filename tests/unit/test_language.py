@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from clients.cohort import CohortTrainer
+from clients.cohort.trainer import CohortTrainer
 from clients.shared_data import mapped_data, share_data
 from clients.trainer import check_training
 from fedsign.analysis.curvature import Curvature

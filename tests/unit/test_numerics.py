@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from clients.paths import on_path
+from clients.cohort.paths import on_path
 from clients.state import ClientStore
 from clients.trainer import SequentialTrainer, check_training
 from clients.working_model import WorkingModel

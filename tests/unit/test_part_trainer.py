@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from clients import paths
+from clients.cohort import paths
 from clients.on_device import OnDevice
 from clients.partial.model import PartModel
 from clients.state import ClientStore

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from clients.paths import on_path
+from clients.cohort.paths import on_path
 from clients.shard_rules import sharded
 from clients.trainer import check_training
 from clients.working_model import WorkingModel
