@@ -21,8 +21,8 @@ from clients.shard_machines import RemoteRanks, Rendezvous
 from clients.shard_ranks import RENDEZVOUS_S, Host, LocalRanks, RankMessage, WorkerFailure, described, store_for
 from clients.shard_rules import refused_objective, where_machines_join
 from clients.shard_training import mean_loss
-from clients.shared_data import digest_of
 from clients.state import ClientStore
+from clients.workers.shared_data import digest_of
 from fedsign.errors import ConfigError, EngineError, FedSignError, LateError, RankError
 from fedsign.records import LATE, Failure, TrainReply, TrainRequest, failure_of
 from fedsign.transport.connection import Message, poll

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from clients.shard_devices import Place, agreed_backend, place_here
 from clients.shard_ranks import INTERFACE, RENDEZVOUS_S
 from clients.shard_training import ShardedTraining
-from clients.shared_data import mapped_data
+from clients.workers.shared_data import mapped_data
 from fedsign.config import ExperimentConfig
 from fedsign.numerics import device_of
 from fedsign.records import ObjectiveSpec, failure_of

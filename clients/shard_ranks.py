@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from clients.shared_data import share_data
+from clients.workers.shared_data import share_data
 from fedsign.addresses import interface_of
 from fedsign.errors import EngineError
 from fedsign.transport.connection import Connection, Message

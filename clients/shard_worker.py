@@ -17,7 +17,7 @@ from pathlib import Path
 from clients.node import Node, as_played
 from clients.shard_machines import FACTS
 from clients.shard_ranks import INTERFACE, LocalRanks, RankMessage, StoreAddress, WorkerFailure
-from clients.shared_data import digest_of
+from clients.workers.shared_data import digest_of
 from fedsign.addresses import Address, interface_of
 from fedsign.config import from_toml
 from fedsign.data import sites

@@ -26,7 +26,7 @@ CAPABILITIES: Mapping[str, Capability] = {
     ),
     "workers": Capability(
         purpose="the clients of a round trained by several processes",
-        modules=("clients.shared_*", "clients.worker_*", "clients.workers"),
+        modules=("clients.workers",),
     ),
     "sharding": Capability(
         purpose="one client's model and batch over several processes: PaRO",

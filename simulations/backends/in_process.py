@@ -15,7 +15,7 @@ from clients.evaluator import SiteEvaluator
 from clients.shard_group import ShardGroup
 from clients.state_cache import StateCache
 from clients.trainer import LocalTrainer
-from clients.workers import Workers, devices_of
+from clients.workers.pool import Workers, devices_of
 from fedsign.exchange import DirectExchange
 from fedsign.flower.in_process import InProcessGrid
 from fedsign.flower.partition_grid import PartitionGrid

@@ -26,7 +26,7 @@ from clients.cohort import paths
 from clients.state import ClientStore
 from clients.state_database import StateDatabase
 from clients.trainer import LocalTrainer
-from clients.workers import WORKER_MARK, Workers, devices_of
+from clients.workers.pool import WORKER_MARK, Workers, devices_of
 from fedsign.checkpoints import load_latest
 from fedsign.config import from_dict
 from fedsign.data.base import Dataset, Samples
@@ -306,7 +306,7 @@ def test_an_error_is_the_failure_of_its_client_and_a_full_disk_ends_the_run(path
 def test_replies_that_are_taken_in_take_no_more_memory_than_the_window(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clients.workers._WINDOW_BYTES", 0)  # two for each worker, then
+    monkeypatch.setattr("clients.workers.pool._WINDOW_BYTES", 0)  # two for each worker, then
     work = workload("sequential", model={"name": "mlp", "hidden": [4000]})  # 1.2 MB
     asked = requests(work, ObjectiveSpec())
     with team(work, tmp_path) as workers:
@@ -517,7 +517,7 @@ def play(folder: Path, code: str) -> "subprocess.Popen[str]":
 
 LONG = """
 from simulations.callbacks.base import Callback
-from clients.workers import Workers
+from clients.workers.pool import Workers
 enter = Workers.__enter__
 def shown(workers):
     workers.await_all()
