@@ -19,8 +19,8 @@ from clients.conduct import conducted
 from clients.evaluator import SiteEvaluator
 from clients.node import EXPERIMENT_KEY, Node
 from clients.partial.received import ReceivedTensors
-from clients.shard_node import AtDaemon
-from clients.shard_rules import check_machines
+from clients.sharding.node import AtDaemon
+from clients.sharding.rules import check_machines
 from clients.state import ClientStore
 from clients.trainer import LocalTrainer, SequentialTrainer
 from clients.watchdog import ended_after

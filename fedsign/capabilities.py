@@ -33,7 +33,7 @@ CAPABILITIES: Mapping[str, Capability] = {
         modules=(
             "fedsign.report.sharding_chart",
             "fedsign.sharding",
-            "clients.shard_*",
+            "clients.sharding",
             "simulations.estimates.probing",
             "simulations.estimates.quantities",
             "simulations.estimates.sharding*",

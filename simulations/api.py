@@ -20,7 +20,7 @@ from torch import nn
 
 import fedsign
 from clients.cohort.paths import on_path
-from clients.shard_rules import sharded
+from clients.sharding.rules import sharded
 from clients.trainer import check_training
 from fedsign import checkpoints, plugins, results
 from fedsign import config as configs

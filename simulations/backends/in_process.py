@@ -12,7 +12,7 @@ from clients.app import in_process_handler
 from clients.cohort.paths import trainer_of
 from clients.conduct import conducted
 from clients.evaluator import SiteEvaluator
-from clients.shard_group import ShardGroup
+from clients.sharding.group import ShardGroup
 from clients.state_cache import StateCache
 from clients.trainer import LocalTrainer
 from clients.workers.pool import Workers, devices_of
