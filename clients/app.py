@@ -21,7 +21,7 @@ from clients.node import EXPERIMENT_KEY, Node
 from clients.partial.received import ReceivedTensors
 from clients.sharding.node import AtDaemon
 from clients.sharding.rules import check_machines
-from clients.state import ClientStore
+from clients.state.store import ClientStore
 from clients.trainer import LocalTrainer, SequentialTrainer
 from clients.watchdog import ended_after
 from fedsign.config import from_toml

@@ -12,7 +12,7 @@ from typing import Protocol
 from clients.privacy import ClientPrivacy
 from clients.robustness.attack import Attack
 from clients.robustness.faults import Faults
-from clients.state import ClientStore
+from clients.state.store import ClientStore
 from clients.trainer import LocalTrainer
 from fedsign.privacy.local import Local
 from fedsign.records import Failure, ReplyStack, TrainReply, TrainRequest, failure_of

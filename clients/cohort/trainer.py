@@ -22,7 +22,7 @@ from clients.cohort.context import stacked_context, stacked_tensors
 from clients.cohort.optim import StackedOptimizer, stacked_optimizer
 from clients.cohort.plan import StackedPlan, stacked_plan
 from clients.cohort.training import StackedTensors, StackedTraining
-from clients.state import ClientStore
+from clients.state.store import ClientStore
 from clients.trainer import load_state, make_optimizer, to_device
 from fedsign import plugins
 from fedsign.errors import ConfigError, DiskFullError

@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 
 from clients.sharding.group import ShardGroup
-from clients.state import ClientStore
+from clients.state.store import ClientStore
 from fedsign.config import from_toml
 from fedsign.errors import EngineError
 from fedsign.records import Failure, ObjectiveSpec, Tensors, TrainRequest

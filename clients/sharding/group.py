@@ -21,7 +21,7 @@ from clients.sharding.machines import RemoteRanks, Rendezvous
 from clients.sharding.ranks import RENDEZVOUS_S, Host, LocalRanks, RankMessage, WorkerFailure, described, store_for
 from clients.sharding.rules import refused_objective, where_machines_join
 from clients.sharding.training import mean_loss
-from clients.state import ClientStore
+from clients.state.store import ClientStore
 from clients.workers.shared_data import digest_of
 from fedsign.errors import ConfigError, EngineError, FedSignError, LateError, RankError
 from fedsign.records import LATE, Failure, TrainReply, TrainRequest, failure_of

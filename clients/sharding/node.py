@@ -22,7 +22,7 @@ from pathlib import Path
 
 from clients.sharding.ranks import described
 from clients.sharding.rules import check_machines
-from clients.state import ClientStore
+from clients.state.store import ClientStore
 from fedsign.errors import EngineError, RankError
 from fedsign.records import Failure, TrainReply, TrainRequest, failure_of
 from fedsign.transport.connection import Connection

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from clients.cohort.trainer import chunks_of
-from clients.state import ClientStore
+from clients.state.store import ClientStore
 from clients.workers.queue import Queue, Unit
 from clients.workers.shared_data import share_data
 from fedsign import plugins

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from clients.cohort.paths import trainer_of
 from clients.local_optim import stepper
-from clients.state import ClientStore
+from clients.state.store import ClientStore
 from clients.trainer import LocalTrainer, make_optimizer
 from clients.workers.shared_data import mapped_data
 from fedsign.config import ExperimentConfig

@@ -13,7 +13,7 @@ from clients.cohort.paths import trainer_of
 from clients.conduct import conducted
 from clients.evaluator import SiteEvaluator
 from clients.sharding.group import ShardGroup
-from clients.state_cache import StateCache
+from clients.state.cache import StateCache
 from clients.trainer import LocalTrainer
 from clients.workers.pool import Workers, devices_of
 from fedsign.exchange import DirectExchange

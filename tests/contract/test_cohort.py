@@ -26,7 +26,7 @@ from clients.cohort.modules import StackedModel
 from clients.cohort.paths import chunk_of, on_path
 from clients.cohort.plan import stacked_plan
 from clients.cohort.trainer import CohortTrainer
-from clients.state import ClientStore
+from clients.state.store import ClientStore
 from clients.trainer import LocalTrainer, SequentialTrainer
 from fedsign.config import from_dict
 from fedsign.data.base import Dataset, Samples

@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
 from clients.cohort import paths
-from clients.state import ClientStore
-from clients.state_database import StateDatabase
+from clients.state.database import StateDatabase
+from clients.state.store import ClientStore
 from clients.trainer import LocalTrainer
 from clients.workers.pool import WORKER_MARK, Workers, devices_of
 from fedsign.checkpoints import load_latest

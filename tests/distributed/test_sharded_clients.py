@@ -15,7 +15,7 @@ from clients.sharding.group import ShardGroup
 from clients.sharding.node import AtDaemon, let_go
 from clients.sharding.rules import sharded
 from clients.sharding.training import share_of
-from clients.state import ClientStore
+from clients.state.store import ClientStore
 from clients.trainer import LocalTrainer, SequentialTrainer
 from fedsign.checkpoints import load_latest
 from fedsign.config import from_dict

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from clients.cohort.paths import refusal
 from clients.local_optim import LocalOptimizer
-from clients.state import ClientStore
+from clients.state.store import ClientStore
 from clients.trainer import SequentialTrainer
 from fedsign import llm, plugins
 from fedsign.config import ExperimentConfig, from_dict

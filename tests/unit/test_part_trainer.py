@@ -13,7 +13,7 @@ from torch.nn import functional
 from clients.cohort import paths
 from clients.on_device import OnDevice
 from clients.partial.model import PartModel
-from clients.state import ClientStore
+from clients.state.store import ClientStore
 from clients.trainer import SequentialTrainer, check_training
 from fedsign import llm, plugins
 from fedsign.config import from_dict
