@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.machine import machine
 from benchmarks.measure import result_head, spread, write_result
-from clients.state import ClientStore
+from clients.state.store import ClientStore
 from clients.trainer import SequentialTrainer
 from clients.working_model import WorkingModel
 from fedsign.config import ExperimentConfig, from_dict

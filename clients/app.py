@@ -18,10 +18,10 @@ from flwr.clientapp import ClientApp
 from clients.conduct import conducted
 from clients.evaluator import SiteEvaluator
 from clients.node import EXPERIMENT_KEY, Node
-from clients.received import ReceivedTensors
-from clients.shard_node import AtDaemon
-from clients.shard_rules import check_machines
-from clients.state import ClientStore
+from clients.partial.received import ReceivedTensors
+from clients.sharding.node import AtDaemon
+from clients.sharding.rules import check_machines
+from clients.state.store import ClientStore
 from clients.trainer import LocalTrainer, SequentialTrainer
 from clients.watchdog import ended_after
 from fedsign.config import from_toml

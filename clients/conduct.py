@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from clients.attack import Attack
-from clients.faults import Faults
 from clients.privacy import ClientPrivacy
-from clients.state import ClientStore
+from clients.robustness.attack import Attack
+from clients.robustness.faults import Faults
+from clients.state.store import ClientStore
 from clients.trainer import LocalTrainer
 from fedsign.privacy.local import Local
 from fedsign.records import Failure, ReplyStack, TrainReply, TrainRequest, failure_of

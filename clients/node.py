@@ -27,7 +27,7 @@ from typing import Any, Self
 
 from flwr.app import Context
 
-from clients.state import ClientStore
+from clients.state.store import ClientStore
 from fedsign import plugins
 from fedsign.config import ExperimentConfig, from_toml
 from fedsign.data import sites

@@ -1,7 +1,7 @@
 """A client's half of local differential privacy: what leaves it is clipped, and covered with its own noise.
 
 It comes first among a client's conducts, since nothing that another one does to a private reply can undo it.
-A malicious client does not care for it (`clients.attack`).
+A malicious client does not care for it (`clients.robustness.attack`).
 """
 
 from collections.abc import Callable

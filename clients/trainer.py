@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from clients.batches import num_steps, schedule
 from clients.local_optim import LocalOptimizer
 from clients.local_step import LocalStep, factors
-from clients.part_model import PartModel
-from clients.parts import all_parameters, drawing, on_device
-from clients.state import ClientStore
+from clients.partial.model import PartModel
+from clients.partial.parts import all_parameters, drawing, on_device
+from clients.state.store import ClientStore
 from clients.working_model import WorkingModel
 from fedsign import plugins
 from fedsign.config import ExperimentConfig

@@ -22,18 +22,18 @@ class Capability:
 CAPABILITIES: Mapping[str, Capability] = {
     "cohort": Capability(
         purpose="the clients of a round trained as one stack of tensors",
-        modules=("clients.cohort", "clients.paths", "clients.stacked_*"),
+        modules=("clients.cohort",),
     ),
     "workers": Capability(
         purpose="the clients of a round trained by several processes",
-        modules=("clients.shared_*", "clients.worker_*", "clients.workers"),
+        modules=("clients.workers",),
     ),
     "sharding": Capability(
         purpose="one client's model and batch over several processes: PaRO",
         modules=(
             "fedsign.report.sharding_chart",
             "fedsign.sharding",
-            "clients.shard_*",
+            "clients.sharding",
             "simulations.estimates.probing",
             "simulations.estimates.quantities",
             "simulations.estimates.sharding*",
@@ -65,9 +65,7 @@ CAPABILITIES: Mapping[str, Capability] = {
             "fedsign.optim.lisa",
             "fedsign.optim.lora",
             "fedsign.parts",
-            "clients.part_model",
-            "clients.parts",
-            "clients.received",
+            "clients.partial",
             "simulations.parts",
         ),
     ),
@@ -154,7 +152,7 @@ CAPABILITIES: Mapping[str, Capability] = {
     ),
     "robustness": Capability(
         purpose="simulated attackers and faults, and strategies that withstand them",
-        modules=("clients.attack", "clients.faults", "strategies.flower.robust"),
+        modules=("clients.robustness", "strategies.flower.robust"),
     ),
     "comparison": Capability(
         purpose="strategies compared over seeds and conditions, with statistics and pages",

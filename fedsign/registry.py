@@ -330,9 +330,9 @@ KINDS: dict[str, Kind] = {
         plural="attacks",
         num_given=0,
         table={
-            "none": ("clients.attack:none", "nobody attacks"),
-            "sign_flip": ("clients.attack:sign_flip", "malicious clients send the opposite of their update"),
-            "scale": ("clients.attack:scale", "malicious clients send a multiple of their update"),
+            "none": ("clients.robustness.attack:none", "nobody attacks"),
+            "sign_flip": ("clients.robustness.attack:sign_flip", "malicious clients send the opposite of their update"),
+            "scale": ("clients.robustness.attack:scale", "malicious clients send a multiple of their update"),
         },
     ),
     "hypergradient": Kind(

@@ -187,7 +187,7 @@ class ShardingSection(Section):
     inter_gbps: PositiveReal = 80.0
     prefetch: bool = True  # gather and reduce while the model computes: the same bits, for the memory of one more unit
     machines: Positive = (
-        1  # which hold the ranks, consecutive ones together; those after the first join it (`clients.shard_machines`)
+        1  # which hold the ranks, consecutive ones together; those after the first join it (`fedsign worker`)
     )
     listen: str = ""  # HOST:PORT of the first machine, by which the others reach it
     secret_file: str = ""  # what a machine that joins has to know; needed unless HOST is the loopback
@@ -236,7 +236,7 @@ class ServerSection(Section):
 
 
 class FaultsSection(Section):
-    """How often a client fails on purpose in a round, and how long a late one takes (`clients.faults`)."""
+    """How often a client fails on purpose in a round, and how long a late one takes (`clients.robustness.faults`)."""
 
     crash_rate: Fraction = 0.0
     delay_rate: Fraction = 0.0
@@ -258,7 +258,7 @@ class PrivacyPart(Part):
 
 
 class AttackPart(Part):
-    """What malicious clients send, and which share of the population they are (`clients.attack`)."""
+    """What malicious clients send, and which share of the population they are (`clients.robustness.attack`)."""
 
     kind = "attack"
     name: str = "none"

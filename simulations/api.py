@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 import fedsign
-from clients.paths import on_path
-from clients.shard_rules import sharded
+from clients.cohort.paths import on_path
+from clients.sharding.rules import sharded
 from clients.trainer import check_training
 from fedsign import checkpoints, plugins, results
 from fedsign import config as configs

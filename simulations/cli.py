@@ -134,7 +134,7 @@ def worker(
 
     It ends with exit code 0 when the run is over, and with 1 when the first machine was not to be found for --wait seconds.
     """
-    from clients.shard_worker import Asked, work
+    from clients.sharding.worker import Asked, work
     from fedsign.addresses import Address
     from fedsign.transport.handshake import read_key
 

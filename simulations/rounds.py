@@ -16,7 +16,7 @@ from math import ceil
 from flwr.app import ConfigRecord
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
-from clients.attack import malicious
+from clients.robustness.attack import malicious
 from clients.working_model import WorkingModel
 from fedsign import checkpoints
 from fedsign.aggregation import is_finite

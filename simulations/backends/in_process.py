@@ -9,13 +9,13 @@ from typing import Annotated
 from pydantic import Field
 
 from clients.app import in_process_handler
+from clients.cohort.paths import trainer_of
 from clients.conduct import conducted
 from clients.evaluator import SiteEvaluator
-from clients.paths import trainer_of
-from clients.shard_group import ShardGroup
-from clients.state_cache import StateCache
+from clients.sharding.group import ShardGroup
+from clients.state.cache import StateCache
 from clients.trainer import LocalTrainer
-from clients.workers import Workers, devices_of
+from clients.workers.pool import Workers, devices_of
 from fedsign.exchange import DirectExchange
 from fedsign.flower.in_process import InProcessGrid
 from fedsign.flower.partition_grid import PartitionGrid

@@ -91,7 +91,7 @@ def _device(kit: Kit) -> Row:
 
 def _machines(kit: Kit) -> list[Row]:
     """Those that train a sharded client together, if the site says something of them."""
-    from clients.shard_rules import where_machines_join
+    from clients.sharding.rules import where_machines_join
 
     if not kit.sharding:
         return []

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from clients.state import ClientStore
+from clients.state.store import ClientStore
 from clients.trainer import SequentialTrainer, check_training
 from fedsign.config import ExperimentConfig, from_dict
 from fedsign.data.sites import has_sites

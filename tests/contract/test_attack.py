@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from clients.attack import Attack, malicious
-from clients.faults import DROPPED
+from clients.robustness.attack import Attack, malicious
+from clients.robustness.faults import DROPPED
 from fedsign.checkpoints import load_latest
 from fedsign.errors import ConfigError
 from fedsign.records import ObjectiveSpec, Role, Tensors, TrainReply, TrainRequest

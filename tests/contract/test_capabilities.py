@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from clients.state_database import StateDatabase
+from clients.state.database import StateDatabase
 from fedsign import plugins
 from fedsign.checkpoints import load_latest
 from fedsign.comparison import Played, summarise

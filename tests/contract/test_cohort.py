@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from clients.batches import schedule
-from clients.cohort import CohortTrainer
-from clients.paths import chunk_of, on_path
-from clients.stacked_context import StackedContext
-from clients.stacked_loss import StackedLoss, stacked_layers
-from clients.stacked_modules import StackedModel
-from clients.stacked_plan import stacked_plan
-from clients.state import ClientStore
+from clients.cohort.context import StackedContext
+from clients.cohort.loss import StackedLoss, stacked_layers
+from clients.cohort.modules import StackedModel
+from clients.cohort.paths import chunk_of, on_path
+from clients.cohort.plan import stacked_plan
+from clients.cohort.trainer import CohortTrainer
+from clients.state.store import ClientStore
 from clients.trainer import LocalTrainer, SequentialTrainer
 from fedsign.config import from_dict
 from fedsign.data.base import Dataset, Samples

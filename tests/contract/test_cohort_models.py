@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from clients.cohort import CohortTrainer
-from clients.paths import refusal
+from clients.cohort.paths import refusal
+from clients.cohort.trainer import CohortTrainer
 from clients.trainer import SequentialTrainer
 from fedsign.config import from_dict
 from fedsign.data.base import Dataset, Samples

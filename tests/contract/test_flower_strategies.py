@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 
 from clients.app import app, in_process_handler
 from clients.node import EXPERIMENT_KEY, STATE_KEY
-from clients.state import ClientStore
+from clients.state.store import ClientStore
 from clients.trainer import SequentialTrainer
 from fedsign.checkpoints import load_latest
 from fedsign.config import ExperimentConfig, from_dict

@@ -17,8 +17,8 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from clients.app import app as client_app
 from clients.evaluator import SiteEvaluator
 from clients.node import EXPERIMENT_KEY, RUN_KEY, STATE_KEY, Node
-from clients.shard_worker import _workload as machines_workload
-from clients.shared_data import digest_of
+from clients.sharding.worker import _workload as machines_workload
+from clients.workers.shared_data import digest_of
 from fedsign.config import ExperimentConfig, from_dict
 from fedsign.errors import ConfigError, EngineError, ReplyError
 from fedsign.flower import evaluation

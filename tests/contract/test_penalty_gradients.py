@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from clients.cohort.context import StackedContext
+from clients.cohort.penalty import by_autograd, penalty_gradient
 from clients.local_step import LocalStep
-from clients.stacked_context import StackedContext
-from clients.stacked_penalty import by_autograd, penalty_gradient
 from clients.working_model import WorkingModel
 from fedsign import plugins
 from fedsign.config import from_dict

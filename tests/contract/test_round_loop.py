@@ -12,7 +12,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, Message, MetricRecord
 
-from clients.state_database import StateDatabase
+from clients.state.database import StateDatabase
 from fedsign import results
 from fedsign.errors import ConfigError, FedSignError, ResultsError, RoundError
 from fedsign.records import ObjectiveSpec, Tensors, TrainReply

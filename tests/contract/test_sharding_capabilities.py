@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from clients.shard_group import ShardGroup
-from clients.shard_rules import sharded
-from clients.state import ClientStore
+from clients.sharding.group import ShardGroup
+from clients.sharding.rules import sharded
+from clients.state.store import ClientStore
 from clients.trainer import SequentialTrainer
 from clients.working_model import WorkingModel
 from fedsign.config import from_dict

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from clients.state_database import StateDatabase
+from clients.state.database import StateDatabase
 from clients.trainer import make_optimizer
 from fedsign.checkpoints import load_latest
 from fedsign.config import from_dict

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from clients.state_database import StateDatabase
+from clients.state.database import StateDatabase
 from fedsign.checkpoints import load_latest
 from fedsign.registry import KINDS
 from simulations import Run, run

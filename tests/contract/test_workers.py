@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
-from clients import paths
-from clients.state import ClientStore
-from clients.state_database import StateDatabase
+from clients.cohort import paths
+from clients.state.database import StateDatabase
+from clients.state.store import ClientStore
 from clients.trainer import LocalTrainer
-from clients.workers import WORKER_MARK, Workers, devices_of
+from clients.workers.pool import WORKER_MARK, Workers, devices_of
 from fedsign.checkpoints import load_latest
 from fedsign.config import from_dict
 from fedsign.data.base import Dataset, Samples
@@ -306,7 +306,7 @@ def test_an_error_is_the_failure_of_its_client_and_a_full_disk_ends_the_run(path
 def test_replies_that_are_taken_in_take_no_more_memory_than_the_window(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clients.workers._WINDOW_BYTES", 0)  # two for each worker, then
+    monkeypatch.setattr("clients.workers.pool._WINDOW_BYTES", 0)  # two for each worker, then
     work = workload("sequential", model={"name": "mlp", "hidden": [4000]})  # 1.2 MB
     asked = requests(work, ObjectiveSpec())
     with team(work, tmp_path) as workers:
@@ -360,7 +360,7 @@ def test_samples_lie_in_memory_once(tmp_path: Path) -> None:
 @functools.cache
 def baseline_bytes() -> int:
     """What a process takes that has imported what a worker imports."""
-    code = "import clients.paths, strategies.base, re, pathlib; print(pathlib.Path('/proc/self/status').read_text())"
+    code = "import clients.cohort.paths, strategies.base, re, pathlib; print(pathlib.Path('/proc/self/status').read_text())"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     found = re.search(r"RssAnon:\s+(\d+) kB", said)
     assert found
@@ -517,7 +517,7 @@ def play(folder: Path, code: str) -> "subprocess.Popen[str]":
 
 LONG = """
 from simulations.callbacks.base import Callback
-from clients.workers import Workers
+from clients.workers.pool import Workers
 enter = Workers.__enter__
 def shown(workers):
     workers.await_all()

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from clients.shard_group import ShardGroup
-from clients.shard_rules import sharded
+from clients.sharding.group import ShardGroup
+from clients.sharding.rules import sharded
 from clients.trainer import SequentialTrainer
 from fedsign.checkpoints import load_latest
 from fedsign.config import from_dict
@@ -89,7 +89,7 @@ def test_a_rank_or_a_machine_that_dies_ends_its_clients_round_and_the_next_one_h
         with ShardGroup(work, logs=tmp_path / "logs") as group:
             first = machines.enter_context(worker(there, address))
             assert close(answer(group, asked, tmp_path).tensors, expected)
-            assert len(group.processes) == 1 and len(numbers(mark, "clients.shard_process")) == 2
+            assert len(group.processes) == 1 and len(numbers(mark, "clients.sharding.process")) == 2
 
             (there / "die").touch()
             failure = answer(group, asked, tmp_path)
@@ -98,7 +98,7 @@ def test_a_rank_or_a_machine_that_dies_ends_its_clients_round_and_the_next_one_h
                 "for want of memory perhaps; the others were ended, and the next client gets new ones. What it had to say is in "
                 f"{there}/worker-logs/rank-1.log there."
             )
-            assert wait_for(lambda: not numbers(mark, "clients.shard_process"), 10), "ranks wait for a dead one"
+            assert wait_for(lambda: not numbers(mark, "clients.sharding.process"), 10), "ranks wait for a dead one"
             assert close(answer(group, asked, tmp_path).tensors, expected) and first.poll() is None
 
             (there / "die").write_text("parent")
@@ -109,7 +109,7 @@ def test_a_rank_or_a_machine_that_dies_ends_its_clients_round_and_the_next_one_h
                 "worker has ended, or the network to it is broken; the others were ended, and the next client gets new ones. Start 'fedsign "
                 f"worker --join {address}' there again, or on another machine."
             )
-            assert wait_for(lambda: not numbers(mark, "clients.shard_process"), 10), "ranks outlive a worker's end"
+            assert wait_for(lambda: not numbers(mark, "clients.sharding.process"), 10), "ranks outlive a worker's end"
             second = machines.enter_context(worker(tmp_path / "third", address))
             assert close(answer(group, asked, tmp_path).tensors, expected)
         assert second.wait(10) == 0 and not marked(mark)
@@ -118,7 +118,7 @@ def test_a_rank_or_a_machine_that_dies_ends_its_clients_round_and_the_next_one_h
 FIRST = """
 import sys
 from pathlib import Path
-from clients.shard_group import ShardGroup
+from clients.sharding.group import ShardGroup
 from tests.distributed.test_joined_machines import answer, request, workload
 
 if __name__ == "__main__":
@@ -144,7 +144,7 @@ def test_a_worker_outlives_the_first_machine_for_as_long_as_it_was_told(
     with worker(tmp_path / "other", address, "--wait", "20") as other:
         with subprocess.Popen(command, **pipes) as first:
             assert first.stdout is not None and first.stdout.readline().startswith("{'train-loss': ")
-            (theirs,) = [number for number in numbers(mark, "clients.shard_process") if _parent(number) == other.pid]
+            (theirs,) = [number for number in numbers(mark, "clients.sharding.process") if _parent(number) == other.pid]
             first.kill()
         assert wait_for(lambda: not is_alive(theirs), 10) and other.poll() is None
         with subprocess.Popen(command, **pipes) as first:
@@ -199,7 +199,7 @@ def test_where_machines_join_is_said_before_a_run(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_client_of_several_machines_may_be_a_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The daemon is the first machine; the run's farewell is its worker's, too."""
-    from clients.shard_node import AtDaemon
+    from clients.sharding.node import AtDaemon
 
     mark = f"FEDSIGN_TEST={tmp_path.name}"
     monkeypatch.setenv(*mark.split("="))

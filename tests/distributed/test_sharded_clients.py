@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from clients.shard_group import ShardGroup
-from clients.shard_node import AtDaemon, let_go
-from clients.shard_rules import sharded
-from clients.shard_training import share_of
-from clients.state import ClientStore
+from clients.sharding.group import ShardGroup
+from clients.sharding.node import AtDaemon, let_go
+from clients.sharding.rules import sharded
+from clients.sharding.training import share_of
+from clients.state.store import ClientStore
 from clients.trainer import LocalTrainer, SequentialTrainer
 from fedsign.checkpoints import load_latest
 from fedsign.config import from_dict
@@ -151,13 +151,13 @@ def test_what_a_rank_raises_is_its_clients_failure(tmp_path: Path) -> None:
         asked.tensors["embed.bias"] = torch.zeros(8, dtype=torch.float64)
         failure = answer(group, asked, tmp_path)
     assert isinstance(failure, Failure) and "'embed.bias' was given as [8]" in failure.reason
-    assert "shard_process" in failure.details
+    assert "clients/sharding/process.py" in failure.details
 
 
 OWNER = """
 import sys
 from pathlib import Path
-from clients.shard_group import ShardGroup
+from clients.sharding.group import ShardGroup
 from tests.distributed.test_sharded_clients import answer, request, workload
 
 if __name__ == "__main__":
@@ -209,14 +209,14 @@ def test_over_messages_the_daemon_stays_from_round_to_round(tmp_path: Path, monk
     seen = []
     experiment = tree(tmp_path, client={"sharding": CHEAP})
     folder = over_flowers_transport(
-        tmp_path, experiment, before=lambda round, _: seen.append(numbers(mark, "clients.shard_process"))
+        tmp_path, experiment, before=lambda round, _: seen.append(numbers(mark, "clients.sharding.process"))
     )
     assert len(seen[0]) == 2 and seen[0] == seen[1]
     config = from_dict(experiment)
     grid_of(config, [node_of(config, partition, folder.clients) for partition in range(NUM_CLIENTS)]).farewell(
         timeout_s=10
     )
-    assert wait_for(lambda: not numbers(mark, "clients.shard"), 10)
+    assert wait_for(lambda: not numbers(mark, "clients.sharding."), 10)
     alone = run(tree(tmp_path))
     assert_the_same_run(folder, alone.folder)
 
@@ -224,7 +224,7 @@ def test_over_messages_the_daemon_stays_from_round_to_round(tmp_path: Path, monk
 ONE_MESSAGE = """
 import json, sys
 from pathlib import Path
-from clients.shard_node import AtDaemon
+from clients.sharding.node import AtDaemon
 from tests.distributed.test_sharded_clients import answer, request, workload
 
 if __name__ == "__main__":
@@ -253,10 +253,10 @@ def test_processes_that_handle_one_message_find_the_daemon_of_the_one_before(tmp
     with subprocess.Popen(command, **pipes, text=True, env=environment, bufsize=1) as node:  # type: ignore[call-overload]
         assert node.stdin is not None and node.stdout is not None
         said = [node.stdout.readline()]
-        first = numbers(mark, "clients.shard_")
+        first = numbers(mark, "clients.sharding.")
         node.stdin.write("\n")
         said.append(node.stdout.readline())
-        assert len(first) == 3 and numbers(mark, "clients.shard_") == first
+        assert len(first) == 3 and numbers(mark, "clients.sharding.") == first
         node.kill()
         node.wait(10)
         assert wait_for(lambda: not marked(mark), 10), marked(mark)
@@ -269,5 +269,5 @@ def test_a_daemon_that_nobody_asks_ends(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv(*mark.split("="))
     work = workload(tmp_path, {"name": "tests.distributed.federation:deep"})
     assert isinstance(answer(AtDaemon(work, logs=tmp_path / "logs", idle_s=1.0), request(work), tmp_path), TrainReply)
-    assert numbers(mark, "clients.shard_")
-    assert wait_for(lambda: not numbers(mark, "clients.shard_"), 20)
+    assert numbers(mark, "clients.sharding.")
+    assert wait_for(lambda: not numbers(mark, "clients.sharding."), 20)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save
 
-from clients.state_database import StateDatabase
+from clients.state.database import StateDatabase
 from fedsign.config import load
 from fedsign.flower.programs import find_program
 from fedsign.results import RunFolder

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save
 
-from clients.state_database import StateDatabase
+from clients.state.database import StateDatabase
 from tests.e2e.command import fedsign, settings
 
 ENGINES: dict[str, dict[str, object]] = {

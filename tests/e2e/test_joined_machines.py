@@ -19,7 +19,7 @@ WITHIN_S = 30.0
 FIRST = """
 import json, sys, time
 from pathlib import Path
-from clients.shard_group import ShardGroup
+from clients.sharding.group import ShardGroup
 from clients.trainer import SequentialTrainer
 from tests.distributed.test_joined_machines import MORTAL, answer, close, request, workload
 
@@ -78,7 +78,9 @@ def test_a_cable_that_is_pulled_ends_the_round_and_put_back_the_machine_joins_ag
         reason, _, took_s = json.loads(first.stdout.readline())
         assert f"machine 2 of 2 ({net.address(1)}), which holds rank 1 of the 2 processes" in reason
         assert "is lost: its worker has ended, or the network to it is broken" in reason and took_s < WITHIN_S
-        assert wait_for(lambda: not numbers(mark, "clients.shard_process"), WITHIN_S), "ranks on either side are left"
+        assert wait_for(lambda: not numbers(mark, "clients.sharding.process"), WITHIN_S), (
+            "ranks on either side are left"
+        )
 
         ip("-n", net.hosts[1], "link", "set", DEVICE, "up")
         print(file=first.stdin, flush=True)

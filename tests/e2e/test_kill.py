@@ -33,9 +33,9 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from clients.cohort import CohortTrainer
-from clients.state_cache import StateCache
-from clients.state_database import StateDatabase
+from clients.cohort.trainer import CohortTrainer
+from clients.state.cache import StateCache
+from clients.state.database import StateDatabase
 from clients.trainer import SequentialTrainer
 from fedsign import checkpoints, results
 from fedsign.config import from_dict

@@ -78,7 +78,7 @@ def test_no_process_outlives_a_run_that_is_killed(tmp_path: Path) -> None:
         subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=said, stderr=said) as process,
     ):
         try:
-            assert wait_for(lambda: len(numbers(mark, "clients.shard_process")) == 2, 120), marked(mark)
+            assert wait_for(lambda: len(numbers(mark, "clients.sharding.process")) == 2, 120), marked(mark)
             time.sleep(1)
         finally:
             process.kill()

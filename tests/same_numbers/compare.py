@@ -132,7 +132,7 @@ def _name(place: tuple[str, ...]) -> str:
 
 
 def _states(path: Path) -> Iterator[tuple[int, int, dict[str, Tensor]]]:
-    """See clients.state_database: a state is cut into pieces."""
+    """See clients.state.database: a state is cut into pieces."""
     connection = sqlite3.connect(path)
     rows = connection.execute(
         "SELECT partition, version, data FROM states ORDER BY partition, version, piece"

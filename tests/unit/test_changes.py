@@ -13,7 +13,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clients.received import ReceivedTensors
+from clients.partial.received import ReceivedTensors
 from fedsign.errors import IncompleteModelError
 from fedsign.exchange import DirectExchange
 from fedsign.flower import changes, wire

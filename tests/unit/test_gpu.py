@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from clients.state import ClientStore
+from clients.state.store import ClientStore
 from clients.trainer import SequentialTrainer
 from fedsign.config import ExperimentConfig, from_dict
 from fedsign.optim.lisa import LISA as LISAOptimizer

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from clients.cohort import CohortTrainer
-from clients.shared_data import mapped_data, share_data
+from clients.cohort.trainer import CohortTrainer
 from clients.trainer import check_training
+from clients.workers.shared_data import mapped_data, share_data
 from fedsign.analysis.curvature import Curvature
 from fedsign.analysis.landscape import Landscape
 from fedsign.config import from_dict

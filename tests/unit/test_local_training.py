@@ -17,9 +17,9 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from clients.batches import batches, num_steps, schedule
+from clients.cohort.paths import refusal
 from clients.local_step import LocalStep
-from clients.paths import refusal
-from clients.state import ClientStore
+from clients.state.store import ClientStore
 from clients.trainer import SequentialTrainer, check_training
 from clients.working_model import WorkingModel
 from fedsign import plugins

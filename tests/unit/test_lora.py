@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from clients.cohort.paths import refusal
 from clients.local_optim import LocalOptimizer
-from clients.paths import refusal
-from clients.state import ClientStore
+from clients.state.store import ClientStore
 from clients.trainer import SequentialTrainer
 from fedsign import llm, plugins
 from fedsign.config import ExperimentConfig, from_dict

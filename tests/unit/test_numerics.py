@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from clients.paths import on_path
-from clients.state import ClientStore
+from clients.cohort.paths import on_path
+from clients.state.store import ClientStore
 from clients.trainer import SequentialTrainer, check_training
 from clients.working_model import WorkingModel
 from fedsign import plugins

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from clients.part_model import PartModel
+from clients.partial.model import PartModel
 from clients.working_model import WorkingModel
 from fedsign.numerics import Numerics
 from fedsign.parameterisation.apply import parameterise, parameterised

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from clients import paths
+from clients.cohort import paths
 from clients.on_device import OnDevice
-from clients.part_model import PartModel
-from clients.state import ClientStore
+from clients.partial.model import PartModel
+from clients.state.store import ClientStore
 from clients.trainer import SequentialTrainer, check_training
 from fedsign import llm, plugins
 from fedsign.config import from_dict

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clients.attack import Attack
+from clients.robustness.attack import Attack
 from fedsign.aggregation import Spread, WeightedMean
 from fedsign.analysis.agreement import SignAgreement
 from fedsign.config import from_dict

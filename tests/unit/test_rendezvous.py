@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from clients.shard_daemon import _answer
-from clients.shard_machines import FACTS, RemoteRanks, Rendezvous
-from clients.shard_ranks import RankMessage, StoreAddress
-from clients.shard_worker import check_interface
+from clients.sharding.daemon import _answer
+from clients.sharding.machines import FACTS, RemoteRanks, Rendezvous
+from clients.sharding.ranks import RankMessage, StoreAddress
+from clients.sharding.worker import check_interface
 from fedsign.addresses import Address, interface_of
 from fedsign.errors import ConfigError, EngineError, JoinError
 from fedsign.transport.connection import Connection
@@ -205,7 +205,7 @@ def test_other_data_and_hosts_that_cannot_take_part_are_refused(caplog: pytest.L
 
 
 def test_a_silent_asker_does_not_keep_a_nodes_daemon_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clients.shard_daemon._REQUEST_S", 0.05)
+    monkeypatch.setattr("clients.sharding.daemon._REQUEST_S", 0.05)
     asker, accepted = socket.socketpair()
     group: Any = SimpleNamespace(max_request_bytes=0)
     assert _answer(Connection(accepted), group, asker), "the daemon ends"
@@ -214,7 +214,7 @@ def test_a_silent_asker_does_not_keep_a_nodes_daemon_from_others(monkeypatch: py
 
 
 def test_a_port_that_is_taken_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clients.shard_machines._PATIENCE_S", 0.0)
+    monkeypatch.setattr("clients.sharding.machines._PATIENCE_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = Address("127.0.0.1", taken.getsockname()[1])
         with pytest.raises(

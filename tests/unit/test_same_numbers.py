@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from clients.state_database import StateDatabase
+from clients.state.database import StateDatabase
 from tests.same_numbers import compare
 from tests.same_numbers.__main__ import CONFIGURATIONS, _keep, _load, _verdict
 from tests.same_numbers.compare import Difference, Snapshot, difference

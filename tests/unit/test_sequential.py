@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from clients.local_optim import LocalOptimizer, stepper
-from clients.state import ClientStore
+from clients.state.store import ClientStore
 from clients.trainer import SequentialTrainer
 from clients.working_model import WorkingModel
 from fedsign.config import from_dict

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from clients.shard_devices import agreed_backend, place_here, place_of
+from clients.sharding.devices import agreed_backend, place_here, place_of
 from fedsign.sections import ShardingSection
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from clients.paths import on_path
-from clients.shard_rules import sharded
+from clients.cohort.paths import on_path
+from clients.sharding.rules import sharded
 from clients.trainer import check_training
 from clients.working_model import WorkingModel
 from fedsign.config import from_dict

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from clients.stacked_chain import chain_gradient
-from clients.stacked_context import StackedContext
-from clients.stacked_loss import StackedLoss, stacked_layers
-from clients.stacked_modules import StackedModel
-from clients.stacked_optim import StackedSGD
-from clients.stacked_penalty import penalty_gradient
+from clients.cohort.chain import chain_gradient
+from clients.cohort.context import StackedContext
+from clients.cohort.loss import StackedLoss, stacked_layers
+from clients.cohort.modules import StackedModel
+from clients.cohort.optim import StackedSGD
+from clients.cohort.penalty import penalty_gradient
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.objectives.fedprox import FedProxObjective
 from fedsign.objectives.fedsign import FedSignObjective

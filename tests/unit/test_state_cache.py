@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clients.state import ClientStore
-from clients.state_cache import StateCache
-from clients.state_database import StateDatabase
+from clients.state.cache import StateCache
+from clients.state.database import StateDatabase
+from clients.state.store import ClientStore
 from fedsign import checkpoints
 from fedsign.errors import ClientStateError, DiskFullError
 from fedsign.flower.partition_grid import ClientLedger

@@ -13,7 +13,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from clients.state import ClientStore
+from clients.state.store import ClientStore
 from clients.trainer import SequentialTrainer
 from fedsign.config import from_dict
 from fedsign.errors import ClientStateError

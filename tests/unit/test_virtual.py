@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from clients.paths import chunk_of
+from clients.cohort.paths import chunk_of
 from fedsign.config import from_dict
 from fedsign.data.base import IntArray, Samples
 from fedsign.data.partition.base import Split

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clients.worker_queue import Queue, Unit
+from clients.workers.queue import Queue, Unit
 from fedsign.records import ObjectiveSpec, TrainRequest
 from fedsign.transport.tensors import Layout, Slots, slot_bytes_of
 

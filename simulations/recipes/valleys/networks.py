@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clients.state import ClientStore
+from clients.state.store import ClientStore
 from clients.trainer import SequentialTrainer
 from fedsign.analysis.landscape import Landscape
 from fedsign.analysis.noise import noise, with_signs

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import torch
 
-from clients.state import ClientStore
-from clients.state_database import StateDatabase
+from clients.state.database import StateDatabase
+from clients.state.store import ClientStore
 from fedsign.records import Tensors, TrainRequest
 
 _TENSOR_BYTES = 640  # what a tensor takes besides its numbers

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from clients.paths import DROPOUTS, mixes_samples, moved_buffer
-from clients.shard_optim import rule_of
+from clients.cohort.paths import DROPOUTS, mixes_samples, moved_buffer
+from clients.sharding.optim import rule_of
 from clients.trainer import make_optimizer
 from fedsign import plugins
 from fedsign.addresses import Address

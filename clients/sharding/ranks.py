@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from clients.shared_data import share_data
+from clients.workers.shared_data import share_data
 from fedsign.addresses import interface_of
 from fedsign.errors import EngineError
 from fedsign.transport.connection import Connection, Message
@@ -22,7 +22,7 @@ RANK_MARK = "FEDSIGN_RANK"  # an environment variable: this process is one
 LOOPBACK = "127.0.0.1"
 INTERFACE = "GLOO_SOCKET_IFNAME"  # Gloo's own environment variable
 RENDEZVOUS_S = 300.0  # until all ranks of a group have joined it
-_MODULE = "clients.shard_process"
+_MODULE = "clients.sharding.process"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

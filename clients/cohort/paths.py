@@ -14,13 +14,13 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from clients.cohort import CohortTrainer
-from clients.stacked_context import StackedContext
-from clients.stacked_loss import StackedLoss, stacked_layers
-from clients.stacked_modules import STACKED_DROPOUTS, STACKED_NORMS, StackedModel
-from clients.stacked_optim import stacked_optimizer
-from clients.stacked_penalty import by_autograd, penalty_gradient
-from clients.stacked_training import trainable
+from clients.cohort.context import StackedContext
+from clients.cohort.loss import StackedLoss, stacked_layers
+from clients.cohort.modules import STACKED_DROPOUTS, STACKED_NORMS, StackedModel
+from clients.cohort.optim import stacked_optimizer
+from clients.cohort.penalty import by_autograd, penalty_gradient
+from clients.cohort.trainer import CohortTrainer
+from clients.cohort.training import trainable
 from clients.trainer import LocalTrainer, SequentialTrainer, make_optimizer
 from fedsign import plugins
 from fedsign.errors import ConfigError, FedSignError

@@ -29,10 +29,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from clients.cohort import chunks_of
-from clients.shared_data import share_data
-from clients.state import ClientStore
-from clients.worker_queue import Queue, Unit
+from clients.cohort.trainer import chunks_of
+from clients.state.store import ClientStore
+from clients.workers.queue import Queue, Unit
+from clients.workers.shared_data import share_data
 from fedsign import plugins
 from fedsign.errors import ConfigError, DiskFullError, EngineError
 from fedsign.parameterisation.packing import packing_of
@@ -43,7 +43,7 @@ from fedsign.transport.tensors import Layout, Slots, slot_bytes_of
 from fedsign.workload import Workload
 
 WORKER_MARK = "FEDSIGN_WORKER"  # an environment variable: this process is one
-_MODULE = "clients.worker_process"
+_MODULE = "clients.workers.process"
 _WINDOW_BYTES = 256 * 2**20  # of replies that may wait for their turn
 _NUM_JOBS = 2  # at a worker: one that it is at, and one so that it need not wait
 _NUM_ATTEMPTS = 2
@@ -358,7 +358,7 @@ class Workers:
         return self._layouts.index(layout)
 
     def _handle(self, worker: _Worker, message: Message) -> None:
-        """A worker's message; see clients.worker_process."""
+        """A worker's message; see clients.workers.process."""
         match message:
             case {"ready": True}:
                 worker.is_ready = True

@@ -1,4 +1,4 @@
-"""The process beside a node that keeps its sharded clients' ranks between messages: see clients.shard_node.
+"""The process beside a node that keeps its sharded clients' ranks between messages: see clients.sharding.node.
 
 In, from the process that started it: one message, what to be.  Then it answers on its socket, one client after another.
 
@@ -12,8 +12,8 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from clients.shard_group import ShardGroup
-from clients.state import ClientStore
+from clients.sharding.group import ShardGroup
+from clients.state.store import ClientStore
 from fedsign.config import from_toml
 from fedsign.errors import EngineError
 from fedsign.records import Failure, ObjectiveSpec, Tensors, TrainRequest

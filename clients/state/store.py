@@ -4,7 +4,7 @@
 
 Versions and why a client may have to go back: [Note: versions of client state] in fedsign.records.  A
 version is written before the reply is sent, since a client does not know of the server's checkpoints; it
-counts only once the server asks for it.  In the server's own process: `clients.state_cache`.
+counts only once the server asks for it.  In the server's own process: `clients.state.cache`.
 """
 
 from pathlib import Path

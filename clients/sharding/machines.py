@@ -1,6 +1,6 @@
 """Remote ranks: further hosts of a silo that hold ranks of its clients (`client.sharding.machines`), as the first host sees them.
 
-Each runs `fedsign worker` (clients.shard_worker), which connects to the `Rendezvous` of the first.  After the handshake
+Each runs `fedsign worker` (worker.py), which connects to the `Rendezvous` of the first.  After the handshake
 (fedsign.transport.handshake) it learns what is trained, and the training samples are compared.  Then it waits until a group of ranks takes it,
 and again when the group has ended.  More hosts than a group takes wait in reserve.
 
@@ -8,7 +8,7 @@ Messages after the handshake; what is sent to a lost host is lost, too ([Note: a
 
 To the worker:     {"config": toml, "sites": [...] or null} once, and after its answer
                    {"start": [first rank, last + 1], "group": n, "port": n}   n counts the groups of this host; the store has this port
-                   {"ask": request} and the client's tensors                  the request is what clients.shard_process takes
+                   {"ask": request} and the client's tensors                  the request is what process.py takes
                    {"end": true}                                              the group, at once
                    {"over": true}                                             the run; so the worker ends
 To the first host: {"data": digest} or {"failed": sentence} once
@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 import fedsign
-from clients.shard_ranks import RankMessage, StoreAddress, WorkerFailure
+from clients.sharding.ranks import RankMessage, StoreAddress, WorkerFailure
 from fedsign.addresses import Address
 from fedsign.errors import EngineError, JoinError
 from fedsign.transport import handshake

@@ -1,4 +1,4 @@
-"""A process that trains clients for another one: see clients.workers.
+"""A process that trains clients for another one: see clients.workers.pool.
 
 In:  what to be, once; then {"layout": n, "is": ...} for each kind of model or state, and jobs:
      {"job": n, "tasks": [...], "units": [[slot, where replies may begin in it, [clients]], ...]}
@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clients.cohort.paths import trainer_of
 from clients.local_optim import stepper
-from clients.paths import trainer_of
-from clients.shared_data import mapped_data
-from clients.state import ClientStore
+from clients.state.store import ClientStore
 from clients.trainer import LocalTrainer, make_optimizer
+from clients.workers.shared_data import mapped_data
 from fedsign.config import ExperimentConfig
 from fedsign.errors import DiskFullError, FedSignError
 from fedsign.records import Failure, ObjectiveSpec, ReplyStack, Tensors, TrainReply, TrainRequest, failure_of

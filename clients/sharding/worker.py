@@ -1,6 +1,6 @@
 """A machine of a silo that joins the first one, `fedsign worker`: it holds ranks of the clients that the first one trains.
 
-It keeps the experiment's data loaded, and the ranks are its children, as on the first machine.  The messages: clients.shard_machines.
+It keeps the experiment's data loaded, and the ranks are its children, as on the first machine.  The messages: machines.py.
 
 The ranks end when the first machine says so, or when the connection to it is lost, however that comes.  Then the first machine is looked for again, since it
 may be started anew, until it says that the run is over.
@@ -15,9 +15,9 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from clients.node import Node, as_played
-from clients.shard_machines import FACTS
-from clients.shard_ranks import INTERFACE, LocalRanks, RankMessage, StoreAddress, WorkerFailure
-from clients.shared_data import digest_of
+from clients.sharding.machines import FACTS
+from clients.sharding.ranks import INTERFACE, LocalRanks, RankMessage, StoreAddress, WorkerFailure
+from clients.workers.shared_data import digest_of
 from fedsign.addresses import Address, interface_of
 from fedsign.config import from_toml
 from fedsign.data import sites

@@ -1,4 +1,4 @@
-"""A client's round with an optimiser that trains a part of the model at a time: see `clients.part_model`.
+"""A client's round with an optimiser that trains a part of the model at a time: see `clients.partial.model`.
 
 What the objective reads lies where it came, on the host, and so does what it keeps or sends after the round; while it trains, it
 sees the same by way of the device.
@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from clients.part_model import PartModel
+from clients.partial.model import PartModel
 from clients.working_model import WorkingModel
 from fedsign.objectives.base import LocalContext
 from fedsign.optim.base import PartTrainer

@@ -1,6 +1,6 @@
 """All local steps of a stack of clients.
 
-A step's gradient is written out by hand where the model is a small chain (`clients.stacked_chain`), and autograd's
+A step's gradient is written out by hand where the model is a small chain (`clients.cohort.chain`), and autograd's
 otherwise; the penalty's is added to it.
 """
 
@@ -11,13 +11,13 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from clients.stacked_chain import ChainGradient, chain_gradient
-from clients.stacked_context import StackedContext
-from clients.stacked_loss import StackedLoss, stacked_layers
-from clients.stacked_modules import Draw, StackedModel, drawn_masks
-from clients.stacked_optim import StackedOptimizer, clip_each
-from clients.stacked_penalty import penalty_gradient
-from clients.stacked_plan import StackedPlan
+from clients.cohort.chain import ChainGradient, chain_gradient
+from clients.cohort.context import StackedContext
+from clients.cohort.loss import StackedLoss, stacked_layers
+from clients.cohort.modules import Draw, StackedModel, drawn_masks
+from clients.cohort.optim import StackedOptimizer, clip_each
+from clients.cohort.penalty import penalty_gradient
+from clients.cohort.plan import StackedPlan
 from fedsign.data.base import IntArray, Samples
 from fedsign.errors import ConfigError
 from fedsign.models.batch_norm import freeze_batch_norm

@@ -2,7 +2,7 @@
 
 Gives what `clients.trainer.SequentialTrainer` gives, to rounding: the same batches in the same order, the same
 objective, optimiser, clipping, states and replies.  What it cannot do exactly it does not do at all:
-`clients.paths` says so before a run.
+`clients.cohort.paths` says so before a run.
 
 A client that cannot begin (its state is missing) is left out of the stack and is a failure.  A stack that
 raises is trained again client by client, so that the one at fault is the only failure.  A client that
@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from clients.batches import num_steps
-from clients.stacked_context import stacked_context, stacked_tensors
-from clients.stacked_optim import StackedOptimizer, stacked_optimizer
-from clients.stacked_plan import StackedPlan, stacked_plan
-from clients.stacked_training import StackedTensors, StackedTraining
-from clients.state import ClientStore
+from clients.cohort.context import stacked_context, stacked_tensors
+from clients.cohort.optim import StackedOptimizer, stacked_optimizer
+from clients.cohort.plan import StackedPlan, stacked_plan
+from clients.cohort.training import StackedTensors, StackedTraining
+from clients.state.store import ClientStore
 from clients.trainer import load_state, make_optimizer, to_device
 from fedsign import plugins
 from fedsign.errors import ConfigError, DiskFullError

@@ -7,7 +7,7 @@ With `client.micro_batch` a share is computed in pieces of so many samples.  All
 since they gather its units together: one that has no samples left takes the batch's first with weight 0.
 
 What is random besides the order of samples is drawn for the whole batch on every rank (augmentation), or refused (dropout):
-`clients.shard_rules`.
+`clients.sharding.rules`.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from clients.batches import num_steps, schedule
 from clients.local_step import factors
-from clients.shard_optim import PieceOptimizers, forget
-from clients.shard_penalty import ShardedPenalty
+from clients.sharding.optim import PieceOptimizers, forget
+from clients.sharding.penalty import ShardedPenalty
 from clients.trainer import make_optimizer
 from fedsign.optim.base import PartTrainer, trains_part
 from fedsign.optim.blocks import find_blocks
@@ -170,7 +170,7 @@ class ShardedTraining:
 
     @contextmanager
     def _drawing(self, drawer: PartTrainer | None, partition: int, round: int, num_steps: int) -> Iterator[None]:
-        """Inside the block, parameters are frozen and trained as the optimiser draws them; see `clients.parts.drawing`."""
+        """Inside the block, parameters are frozen and trained as the optimiser draws them: `clients.partial.parts`."""
         if drawer is None:
             yield
             return

@@ -1,7 +1,7 @@
 """A client whose model is sharded, at a node of a deployment: the processes that train it outlast the message.
 
 Flower may start a fresh process for every message (`flower-supernode` alone does; `clients.site` does not).  So the ranks
-belong to a daemon beside the node, `clients.shard_daemon`, which keeps model and data loaded; whoever handles a message
+belong to a daemon beside the node (daemon.py), which keeps model and data loaded; whoever handles a message
 asks it, and starts it if it is not there.  Messages of one node find the same one by its name, which follows from the node's process and from the
 experiment as the node plays it.
 
@@ -20,9 +20,9 @@ from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
 
-from clients.shard_ranks import described
-from clients.shard_rules import check_machines
-from clients.state import ClientStore
+from clients.sharding.ranks import described
+from clients.sharding.rules import check_machines
+from clients.state.store import ClientStore
 from fedsign.errors import EngineError, RankError
 from fedsign.records import Failure, TrainReply, TrainRequest, failure_of
 from fedsign.transport.connection import Connection
@@ -30,7 +30,7 @@ from fedsign.transport.process import ChildProcess
 from fedsign.transport.tensors import receive_tensors, send_tensors, slot_bytes_of
 from fedsign.workload import Workload
 
-_MODULE = "clients.shard_daemon"
+_MODULE = "clients.sharding.daemon"
 _ONE_MESSAGE = "flwr-clientapp"  # Flower's program that handles one message and ends
 _IDLE_S = 600.0
 _PATIENCE_S = 120.0  # until a daemon listens, which imports torch first

@@ -1,4 +1,4 @@
-"""A process that is one of the ranks of a client: see clients.shard_ranks.
+"""A process that is one of the ranks of a client: see clients.sharding.ranks.
 
 In:  what to be, once; then {"train": partition, "round": n, "objective": {"name", "settings"}, "layout": ..., "slot": n} for each client
 Out: {"ready": true} once; then for each client {"trained": {...}}, and from rank 0 `layout` besides: what lies in the slot;
@@ -16,10 +16,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from clients.shard_devices import Place, agreed_backend, place_here
-from clients.shard_ranks import INTERFACE, RENDEZVOUS_S
-from clients.shard_training import ShardedTraining
-from clients.shared_data import mapped_data
+from clients.sharding.devices import Place, agreed_backend, place_here
+from clients.sharding.ranks import INTERFACE, RENDEZVOUS_S
+from clients.sharding.training import ShardedTraining
+from clients.workers.shared_data import mapped_data
 from fedsign.config import ExperimentConfig
 from fedsign.numerics import device_of
 from fedsign.records import ObjectiveSpec, failure_of
@@ -87,7 +87,7 @@ class _Rank:
 
 
 def _init_process_group(given: Message, *, rank: int, ranks: int, place: Place) -> None:
-    """Join the process group, whose store listens on a socket that rank 0 was handed; see clients.shard_ranks.StoreAddress."""
+    """Join the process group, whose store listens on a socket that rank 0 was handed; see ranks.StoreAddress."""
     host, port, descriptor = given["store"]
     store = dist.TCPStore(  # type: ignore[attr-defined] # torch's stub does not export it
         host,

@@ -3,7 +3,7 @@
 The sum of the clients' losses has each client's own gradient in its slice, since no client's loss depends on
 another's parameters; so plain autograd serves.  Models of linear layers and elementwise functions are batched
 matrix products; every other model and every contrast is mapped over the clients by `torch.func.vmap`.  Penalties
-are `clients.stacked_penalty`'s; `clients.stacked_chain` does the same by hand for small chains.
+are `clients.cohort.penalty`'s; `clients.cohort.chain` does the same by hand for small chains.
 
 [Note: means over true samples] A batch may be filled up with samples of weight 0.  The task's loss is therefore
 asked for sample by sample (`Task.losses`) and summed with the weights; so is an objective's contrast, whose mean over
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from clients.stacked_context import StackedContext
-from clients.stacked_modules import Draw, StackedModel
+from clients.cohort.context import StackedContext
+from clients.cohort.modules import Draw, StackedModel
 from fedsign.models.features import forward_with_features
 from fedsign.objectives.base import LocalContext, Objective, Representation
 from fedsign.records import Tensors

@@ -1,9 +1,9 @@
 """Processes that train one client together, each with its share of the model's states: `client.sharding.ranks` of them.
 
 `ShardGroup` is one more `LocalTrainer`.  It keeps the processes, with model and data loaded, from client to client and from round to round.
-They are on this machine, or on this and others that have joined it: `clients.shard_ranks`, `clients.shard_machines`.
+They are on this machine, or on this and others that have joined it: `ranks.py`, `machines.py`.
 What a client brings and what comes of it lie in memory that all of a machine see ([Note: files without a name] in
-fedsign.transport.tensors); messages bring the request and the metrics.  How the work is divided: `clients.shard_training`.
+fedsign.transport.tensors); messages bring the request and the metrics.  How the work is divided: `training.py`.
 
 A rank that dies, fails or is late ends the round of its client, with a failure that says so, and so does the loss of a machine.  The others wait
 for it within a collective, which nothing but their end interrupts: so all are ended, and the next client gets new ones.  Ranks end with
@@ -17,12 +17,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from clients.shard_machines import RemoteRanks, Rendezvous
-from clients.shard_ranks import RENDEZVOUS_S, Host, LocalRanks, RankMessage, WorkerFailure, described, store_for
-from clients.shard_rules import refused_objective, where_machines_join
-from clients.shard_training import mean_loss
-from clients.shared_data import digest_of
-from clients.state import ClientStore
+from clients.sharding.machines import RemoteRanks, Rendezvous
+from clients.sharding.ranks import RENDEZVOUS_S, Host, LocalRanks, RankMessage, WorkerFailure, described, store_for
+from clients.sharding.rules import refused_objective, where_machines_join
+from clients.sharding.training import mean_loss
+from clients.state.store import ClientStore
+from clients.workers.shared_data import digest_of
 from fedsign.errors import ConfigError, EngineError, FedSignError, LateError, RankError
 from fedsign.records import LATE, Failure, TrainReply, TrainRequest, failure_of
 from fedsign.transport.connection import Message, poll

@@ -1,7 +1,7 @@
 """The gradient of many clients' task losses, written out by hand for chains of linear layers.
 
-What autograd would do for `clients.stacked_loss`, without its bookkeeping: for networks so small that starting an
-operation costs more than carrying it out.  `stacked_loss` is the general way, and what this is tested against.
+What autograd would do for `clients.cohort.loss`, without its bookkeeping: for networks so small that starting an
+operation costs more than carrying it out.  `loss.py` is the general way, and what this is tested against.
 The derivatives of the elementwise functions are torch's own.
 """
 

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from clients.stacked_context import StackedContext
+from clients.cohort.context import StackedContext
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.records import Tensors
 

@@ -1,0 +1,1 @@
+"""Clients that train a part of their model."""

@@ -1,0 +1,1 @@
+"""Attackers and faults, simulated."""

@@ -1,0 +1,1 @@
+"""One client's training, divided over several processes."""

@@ -1,0 +1,1 @@
+"""The clients of a round, trained by several processes."""
