@@ -5,6 +5,7 @@ The same comparison as in `test_cohort`, with BatchNorm, dropout, augmentation a
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from clients.cohort.trainer import CohortTrainer
 from clients.trainer import SequentialTrainer
 from fedsign.config import from_dict
 from fedsign.data.base import Dataset, Samples
+from fedsign.data.partition.base import Split
 from fedsign.records import ObjectiveSpec, Role
 from fedsign.workload import Workload
 from tests.contract.test_cohort import (
@@ -47,9 +49,9 @@ def images(dtype: torch.dtype) -> Dataset:
 class Parts(OfType):
     """Clients of the sizes above."""
 
-    @property
-    def partition(self) -> list[Any]:
-        return np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
+    @cached_property
+    def split(self) -> Split:
+        return Split(indices=np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1]))
 
 
 def image_workload(dtype: torch.dtype, model: Mapping[str, Any], **client: Any) -> Workload:
