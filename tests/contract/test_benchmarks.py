@@ -126,6 +126,7 @@ def test_the_loop_the_floor_and_both_paths_of_ours_learn_the_same(tmp_path: Path
         assert math.isclose(loss, losses[BARE], rel_tol=1e-5), name
 
 
+@pytest.mark.slow
 def test_a_player_that_cannot_play_is_a_row_that_says_why(tmp_path: Path) -> None:
     folder = export(SMALL, tmp_path)
     broken = Player(name="broken", title="broken", module="ours", settings={"engine": {"nonesuch": 2}})
@@ -175,6 +176,7 @@ def test_a_profile_accounts_for_the_rounds(tmp_path: Path) -> None:
     assert 0.5 * statistics.fmean(rounds) < sum(profile.values()) < 1.5 * statistics.fmean(rounds)
 
 
+@pytest.mark.slow
 def test_the_command_knows_its_works_and_players() -> None:
     for wrong in (["--works", "w9"], ["--works", "w1", "--players", "nobody"]):
         done = subprocess.run(

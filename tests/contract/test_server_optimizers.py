@@ -2,6 +2,7 @@
 # ruff: noqa: F811 - `played` is imported as a fixture
 
 from collections.abc import Callable
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.contract.test_strategies import (
 
 OURS = sorted(name for name in KINDS["strategy"].table if not name.startswith("flower_"))
 OPTIMIZERS = sorted(KINDS["server_optimizer"].table.keys() - {"none"})
+EACH_ONCE = list(zip(OURS, cycle(OPTIMIZERS), strict=False))
 
 
 def optimised(root: Path, strategy: str, optimizer: dict[str, Any], **changes: Any) -> Run:
@@ -46,8 +48,10 @@ def test_an_optimiser_moves_parameters_and_leaves_buffers_the_mean(
             assert same == (name in buffers(plain)), (optimizer, name)
 
 
-@pytest.mark.parametrize("strategy", OURS)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("strategy", "optimizer"),
+    [pytest.param(*pair, marks=[] if pair in EACH_ONCE else [pytest.mark.slow]) for pair in product(OURS, OPTIMIZERS)],
+)
 def test_a_resumed_run_has_the_optimisers_memory(strategy: str, optimizer: str, tmp_path: Path) -> None:
     part, steps = {"name": optimizer, "lr": 0.01}, {"local_steps": 3}
     whole = optimised(tmp_path, strategy, part, client=steps)

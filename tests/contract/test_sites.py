@@ -132,6 +132,7 @@ def test_a_rounds_figures_are_the_means_of_the_sites_lines_by_samples(played: Ru
             assert told[key] == fsum(weighted) / (sum(SIZES) // 5)
 
 
+@pytest.mark.slow
 def test_workers_give_the_same_bits(played: Run, roots: list[str], tmp_path: Path) -> None:
     done = run(tree(tmp_path, roots, engine={"workers": 2}))
     for name in ("rounds.jsonl", "sites.jsonl"):

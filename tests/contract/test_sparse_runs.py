@@ -153,6 +153,7 @@ def test_with_an_exact_draw_bytes_are_the_dense_part_and_density_times_the_hidde
     assert (dense, there) == (4 * DENSE_PART, DENSITY * whole)
 
 
+@pytest.mark.slow
 def test_all_ways_of_a_run_draw_the_same_exact_masks(tmp_path: Path) -> None:
     asked = tree(tmp_path, "feddyn", **EXACT)
     reference = run(asked)

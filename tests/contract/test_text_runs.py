@@ -59,6 +59,7 @@ def same_files(one: Path, other: Path, *names: str) -> None:
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
 
 
+@pytest.mark.slow
 def test_workers_give_the_bits_of_one_process(tmp_path: Path) -> None:
     split = {"name": "natural", "num_clients": 2}
     data = lines_of(tmp_path)

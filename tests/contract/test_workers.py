@@ -46,6 +46,7 @@ OBJECTIVES = {
     "scaffold": ObjectiveSpec(name="scaffold"),
 }
 PATHS = ("sequential", "cohort")
+ONE_IN_SHORT = ("sequential", pytest.param("cohort", marks=pytest.mark.slow))
 Results = dict[int, TrainReply | Failure]
 
 
@@ -233,7 +234,7 @@ def test_workers_that_train_parts_of_the_model_give_the_bits_of_one_process(tmp_
     assert not (tmp_path / "logs").exists()  # nothing was said
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", ONE_IN_SHORT)
 def test_a_killed_worker_is_reported_and_replaced_and_no_bit_differs(
     path: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -258,7 +259,7 @@ def test_a_killed_worker_is_reported_and_replaced_and_no_bit_differs(
         assert_same_bits(results(workers, asked, tmp_path / "again"), expected)
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", ONE_IN_SHORT)
 def test_a_client_whose_worker_dies_twice_is_a_failure_and_the_others_are_trained(path: str, tmp_path: Path) -> None:
     work = workload(path)
     asked = requests(work, ObjectiveSpec())
@@ -277,6 +278,7 @@ def test_a_client_whose_worker_dies_twice_is_a_failure_and_the_others_are_traine
     assert_same_bits(found, expected)
 
 
+@pytest.mark.slow
 def test_a_client_whose_worker_dies_once_is_trained(tmp_path: Path) -> None:
     work = workload("sequential")
     asked = requests(work, ObjectiveSpec())
@@ -287,7 +289,7 @@ def test_a_client_whose_worker_dies_once_is_trained(tmp_path: Path) -> None:
     assert_same_bits(found, results(paths.trainer_of(work), asked, tmp_path / "here"))
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", ONE_IN_SHORT)
 def test_an_error_is_the_failure_of_its_client_and_a_full_disk_ends_the_run(path: str, tmp_path: Path) -> None:
     work = workload(path)
     asked = requests(work, ObjectiveSpec())
@@ -303,6 +305,7 @@ def test_an_error_is_the_failure_of_its_client_and_a_full_disk_ends_the_run(path
             results(workers, [full, *asked[1:]], tmp_path / "there")
 
 
+@pytest.mark.slow
 def test_replies_that_are_taken_in_take_no_more_memory_than_the_window(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -338,6 +341,7 @@ def test_a_round_that_is_given_up_does_not_disturb_the_next_one(tmp_path: Path) 
     assert_same_bits(found[1], results(own, others, tmp_path / "others"))
 
 
+@pytest.mark.slow
 def test_samples_lie_in_memory_once(tmp_path: Path) -> None:
     work = workload("sequential", data={"name": f"{HERE}:large"}, partition={"name": "iid", "num_clients": 100})
     asked = requests(work, ObjectiveSpec())
@@ -367,6 +371,7 @@ def baseline_bytes() -> int:
     return 1024 * int(found[1])
 
 
+@pytest.mark.slow
 def test_samples_that_are_fetched_batch_by_batch_are_fetched_by_each_worker(tmp_path: Path) -> None:
     work = workload("sequential", data={"name": f"{HERE}:streamed"})
     asked = requests(work, ObjectiveSpec())
@@ -590,12 +595,12 @@ def test_what_cannot_be_is_refused_in_a_sentence(engine: dict[str, Any], said: s
     ("changes", "said"),
     [
         ({"client": {"path": "cohort"}}, "a round has 1 stack of up to 10 clients to share out; give client.chunk=5,"),
-        ({"client": {"path": "cohort", "chunk": 5}}, None),
+        pytest.param({"client": {"path": "cohort", "chunk": 5}}, None, marks=pytest.mark.slow),
         (
             {"client": {"path": "sequential"}, "server": {"cohort_size": 1}},
             "a round has 1 client to share out; sample more,",
         ),
-        ({"client": {"path": "sequential"}}, None),
+        pytest.param({"client": {"path": "sequential"}}, None, marks=pytest.mark.slow),
     ],
 )
 def test_workers_that_would_have_nothing_to_do_are_told(

@@ -228,6 +228,7 @@ def test_all_strategies_train_on_the_same_samples_when_one_has_something_to_choo
     assert held_out > 100
 
 
+@pytest.mark.slow
 def test_a_cell_that_diverges_is_noted_and_played_again_only_if_asked_to(base: dict[str, Any]) -> None:
     grid = {"client.lr": [1e30, 0.05]}
     done = compare(base, strategies=["fedavg"], seeds=1, grid=grid, out="there", workers=1)
@@ -244,6 +245,7 @@ def test_a_cell_that_diverges_is_noted_and_played_again_only_if_asked_to(base: d
     assert notes[0].stat().st_mtime_ns != before
 
 
+@pytest.mark.slow
 def test_a_command_of_which_a_cell_failed_prints_the_table_and_ends_with_exit_code_1(tmp_path: Path) -> None:
     asked = [
         "--strategies",
@@ -294,6 +296,7 @@ def test_a_run_that_another_process_takes_at_the_last_moment_is_left_where_it_is
     assert (run_before.path / "rounds.jsonl").is_file()
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_costs_its_cell_alone(base: dict[str, Any]) -> None:
     Path("dying.py").write_text(DYING, encoding="utf-8")
     done = compare(base, strategies=["dying:Dying", "fedavg"], seeds=2, workers=1, reference="fedavg")
@@ -541,6 +544,7 @@ def test_by_makes_any_key_a_condition(base: dict[str, Any]) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_strategy_without_the_setting_of_a_condition_is_played_once_and_shown_under_each(
     base: dict[str, Any],
 ) -> None:

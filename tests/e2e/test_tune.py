@@ -163,7 +163,9 @@ def test_ctrl_c_keeps_what_was_played_and_says_so(tmp_path: Path) -> None:
     assert "what was played is kept; the same command goes on." in said and "Traceback" not in said
 
 
-@pytest.mark.parametrize(("task", "said"), [("Raising", "no loss today"), ("Dying", "ended by signal 9")])
+@pytest.mark.parametrize(
+    ("task", "said"), [("Raising", "no loss today"), pytest.param("Dying", "ended by signal 9", marks=pytest.mark.slow)]
+)
 def test_a_cell_that_cannot_be_played_is_a_sentence_and_is_tried_again(
     task: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,8 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
+
 from fedsign.config import load
 from tests.e2e.command import fedsign
 
@@ -25,6 +27,7 @@ def test_the_pages_command_writes_an_experiment_and_its_trajectory(tmp_path: Pat
     assert learnt.client.lr == told["summary"][1]["learnt"] != load().client.lr
 
 
+@pytest.mark.slow
 def test_as_toml_it_is_an_experiment_alone(tmp_path: Path) -> None:
     words = ["client.lr", "--set", "data.validation_fraction=0.2", "--set", "rounds=1", "--toml"]
     done = fedsign("tune", "learn", *words, *QUICK, folder=tmp_path)

@@ -82,7 +82,7 @@ def test_the_clients_minima_are_far_from_the_joint_one() -> None:
     ("strategy", "client"),
     [
         ({"name": "scaffold"}, {}),
-        ({"name": "scaffold"}, {"lr": 0.004, "optimizer": {"momentum": 0.8}}),
+        pytest.param({"name": "scaffold"}, {"lr": 0.004, "optimizer": {"momentum": 0.8}}, marks=pytest.mark.slow),
         ({"name": "scaffold"}, {"lr": 0.004, "optimizer": {"momentum": 0.8, "nesterov": True}}),
         ({"name": "feddyn", "alpha": 1.0}, {}),
     ],

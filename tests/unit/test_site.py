@@ -46,7 +46,7 @@ def test_a_site_ends_with_its_supernode_and_its_exit_code() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has died")
-@pytest.mark.parametrize("lived_s", [0.0, 5.0])
+@pytest.mark.parametrize("lived_s", [0.0, pytest.param(5.0, marks=pytest.mark.slow)])
 def test_nothing_outlives_a_site_that_is_killed(lived_s: float) -> None:
     """Its SuperNode would stay online at the server, which would wait for it in vain."""
     command = [sys.executable, "-P", "-m", "clients.site", "--insecure", "--superlink", "127.0.0.1:1"]
