@@ -89,6 +89,11 @@ def is_allowed(edge: Edge) -> bool:
     return used in (CORE, user) or (user != CORE and used in CAPABILITIES[user].requires)
 
 
+def undeclared() -> list[Edge]:
+    """Uses that the table of capabilities does not allow."""
+    return sorted(edge for edge in edges() if not is_allowed(edge))
+
+
 def _docstrings(tree: ast.Module) -> Iterator[ast.stmt]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -119,10 +124,9 @@ def _row(name: str, *cells: str) -> str:
 def _print_edges() -> None:
     forbidden: dict[tuple[str, str], dict[tuple[str, bool], list[str]]] = defaultdict(lambda: defaultdict(list))
     kinds: Counter[bool] = Counter()
-    for edge in sorted(edges()):
-        if not is_allowed(edge):
-            forbidden[owner(edge.user), owner(edge.used)][edge.user, edge.is_import].append(edge.used)
-            kinds[edge.is_import] += 1
+    for edge in undeclared():
+        forbidden[owner(edge.user), owner(edge.used)][edge.user, edge.is_import].append(edge.used)
+        kinds[edge.is_import] += 1
     for (user, used), found in sorted(forbidden.items(), key=lambda item: (item[0][0] != CORE, item[0])):
         print(f"{user} -> {used}")
         for (module, is_import), names in found.items():
