@@ -11,6 +11,7 @@ its settings: their names, types and defaults are what the configuration accepts
 import difflib
 import importlib
 import inspect
+import logging
 import sys
 import sysconfig
 import traceback
@@ -24,6 +25,15 @@ from fedsign.errors import ConfigError, FedSignError
 
 PACKAGES = ("fedsign", "strategies", "clients", "simulations")
 _LONGEST = 300  # characters of a foreign exception's message
+_MOVED = {  # modules that configurations of 0.1 may name; each old name is read, with a warning, for one release
+    "clients.attack": "clients.robustness.attack",
+    **{f"fedsign.data.{name}": f"fedsign.data.images.{name}" for name in ("cifar", "cinic10", "image_folder", "mnist", "svhn")},
+    **{f"fedsign.data.{name}": f"fedsign.data.text.{name}" for name in ("jsonl", "pytext", "text_folder")},
+    "fedsign.optim.packed": "fedsign.parameterisation.packed",
+    **{f"simulations.recipes.{name}": f"simulations.recipes.algorithms.{name}" for name in ("feddyn_faster_digits", "feddyn_fixed_point")},
+    **{f"simulations.recipes.{name}": f"simulations.recipes.language.{name}" for name in ("docstrings", "small_llama")},
+    **{f"simulations.recipes.{name}": f"simulations.recipes.valleys.{name}" for name in ("networks", "valley_bn_init")},
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -462,6 +472,12 @@ def error_in(kind: str, name: str, error: BaseException, factory: Callable[..., 
 
 def _module(kind: str, name: str, module_name: str) -> ModuleType:
     """Import a module; whatever goes wrong in it is a sentence."""
+    if module_name in _MOVED:
+        moved_to = _MOVED[module_name]
+        logging.getLogger("fedsign").warning(
+            "%s '%s': module %s is now %s; change the name", kind, name, module_name, moved_to
+        )
+        module_name = moved_to
     try:
         return _import(module_name)
     except FedSignError:

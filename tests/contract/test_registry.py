@@ -1,10 +1,12 @@
 """Every row of every table can be resolved, and says what it is."""
 
+import importlib.util
 import inspect
+import sys
 
 import pytest
 
-from fedsign import plugins
+from fedsign import plugins, registry
 from fedsign.registry import KINDS, resolve
 
 ROWS = [(kind, name) for kind, entry in KINDS.items() for name in entry.table]
@@ -35,3 +37,27 @@ def test_names_are_lower_case_words(kind: str) -> None:
 def test_a_rows_settings_are_named_as_its_parameters(kind: str, name: str) -> None:
     parameters = inspect.signature(resolve(kind, name)).parameters
     assert plugins.names_of(kind, name) == list(parameters)[KINDS[kind].num_given :]
+
+
+@pytest.mark.parametrize(
+    ("old", "row"),
+    [
+        ("fedsign.data.mnist:mnist", ("dataset", "mnist")),
+        ("fedsign.data.jsonl:jsonl", ("dataset", "jsonl")),
+        ("fedsign.optim.packed:packed_adamw", ("optimizer", "packed_adamw")),
+        ("clients.attack:sign_flip", ("attack", "sign_flip")),
+    ],
+)
+def test_the_old_name_of_a_module_that_has_moved_is_read_with_a_warning(
+    old: str, row: tuple[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    kind, name = row
+    assert resolve(kind, old) is resolve(kind, name)
+    (said,) = caplog.messages
+    assert f"module {old.partition(':')[0]} is now" in said
+
+
+def test_every_module_that_has_moved_is_where_it_is_said_to_be() -> None:
+    for old, new in registry._MOVED.items():
+        assert importlib.util.find_spec(new) is not None, new
+        assert old not in sys.modules
