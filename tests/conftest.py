@@ -20,9 +20,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--complete", action="store_true", help="run the tests marked slow as well")
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """One process for each core, since each computes in one thread, and one more, since some wait for others."""
-    return len(os.sched_getaffinity(0)) + 1
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One process for each core, since each computes in one thread; slow tests wait often enough for one more."""
+    return len(os.sched_getaffinity(0)) + bool(config.getoption("--complete", default=False))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -55,14 +55,8 @@ def all_lived(groups: int, per_group: int, prefetch: bool) -> dict[str, Lived]:
     return {name: lived(name, groups, per_group, prefetch) for name in STRATEGIES}
 
 
-@pytest.mark.parametrize(
-    ("groups", "per_group", "prefetch"),
-    [
-        pytest.param(2, 2, False, marks=pytest.mark.slow),
-        pytest.param(2, 3, False, marks=pytest.mark.slow),
-        (2, 2, True),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("groups", "per_group", "prefetch"), [(2, 2, False), (2, 3, False), (2, 2, True)])
 def test_a_step_has_the_plans_bytes_alive_and_one_unit(
     groups: int, per_group: int, prefetch: bool, tmp_path: Path
 ) -> None:

@@ -103,6 +103,7 @@ def stored(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_model_on_the_meta_device_trains_as_one_with_the_same_values(stored: Path, tmp_path: Path) -> None:
     for rank in on_ranks(4, compared, stored, folder=tmp_path):
         assert rank == dict.fromkeys(STRATEGIES, True)

@@ -128,7 +128,9 @@ def commands() -> list[str]:
     return re.findall(r"^fedsign estimate .*", text, flags=re.MULTILINE)
 
 
-@pytest.mark.parametrize("command", commands())
+@pytest.mark.parametrize(
+    "command", [*commands()[:3], *(pytest.param(command, marks=pytest.mark.slow) for command in commands()[3:])]
+)
 def test_the_commands_of_the_how_to_run(
     command: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

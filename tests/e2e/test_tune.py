@@ -70,6 +70,7 @@ def ages(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_mtime_ns for path in folder.glob("cells/*.json")}
 
 
+@pytest.mark.slow
 def test_a_sweep_writes_numbers_and_a_picture_and_plays_no_cell_twice(tmp_path: Path) -> None:
     """12 cells of sp; of smupar's, the 6 of density 1/4, and muP's 6 at density 1, of which 3 have the base's width and are as sp's."""
     out = tmp_path / "one"
