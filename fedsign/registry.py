@@ -1,6 +1,7 @@
 """Names -> factories, and "package.module:Name" wherever a name is taken.
 
-One table per kind.  A new row is one new file and one line here; the contract tests pick it up.  Targets
+One table per kind.  A new row is one new file and one line here, or in the capability that it belongs to
+(`fedsign.capabilities`); the contract tests pick it up.  Targets
 are strings so that `fedsign list` and `fedsign --help` import nothing heavy, and so that this package
 does not import the packages above it.
 
@@ -15,37 +16,28 @@ import logging
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from fedsign.capabilities import CAPABILITIES
+from fedsign.capability import Kind
 from fedsign.errors import ConfigError, FedSignError
 
 PACKAGES = ("fedsign", "strategies", "clients", "simulations")
 _LONGEST = 300  # characters of a foreign exception's message
 _MOVED = {  # modules that configurations of 0.1 may name; each old name is read, with a warning, for one release
-    "clients.attack": "clients.robustness.attack",
-    **{f"fedsign.data.{name}": f"fedsign.data.images.{name}" for name in ("cifar", "cinic10", "image_folder", "mnist", "svhn")},
-    **{f"fedsign.data.{name}": f"fedsign.data.text.{name}" for name in ("jsonl", "pytext", "text_folder")},
-    "fedsign.optim.packed": "fedsign.parameterisation.packed",
-    **{f"simulations.recipes.{name}": f"simulations.recipes.algorithms.{name}" for name in ("feddyn_faster_digits", "feddyn_fixed_point")},
-    **{f"simulations.recipes.{name}": f"simulations.recipes.language.{name}" for name in ("docstrings", "small_llama")},
-    **{f"simulations.recipes.{name}": f"simulations.recipes.valleys.{name}" for name in ("networks", "valley_bn_init")},
-}  # fmt: skip
+    **{
+        f"fedsign.data.{name}": f"fedsign.data.images.{name}"
+        for name in ("cifar", "cinic10", "image_folder", "mnist", "svhn")
+    },
+    **{old: new for each in CAPABILITIES.values() for old, new in each.moved.items()},
+}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Kind:
-    """A family of factories."""
-
-    plural: str
-    num_given: int
-    table: dict[str, tuple[str, str]]  # name -> (target, one line for `fedsign list`)
-
-
-KINDS: dict[str, Kind] = {
+_CORE: dict[str, Kind] = {
     "dataset": Kind(
         plural="datasets",
         num_given=1,
@@ -68,9 +60,6 @@ KINDS: dict[str, Kind] = {
             "csv": ("fedsign.data.csv:csv", "your table in a CSV file"),
             "parquet": ("fedsign.data.parquet:parquet", "your table in a Parquet file"),
             "npz": ("fedsign.data.npz:npz", "your arrays in a NumPy .npz file"),
-            "jsonl": ("fedsign.data.text.jsonl:jsonl", "your instructions or conversations in a JSONL file"),
-            "text_folder": ("fedsign.data.text.text_folder:text_folder", "your texts in a folder"),
-            "pytext": ("fedsign.data.text.pytext:pytext", "English text that ships with Python, 79 documents"),
         },
     ),
     "partition": Kind(
@@ -102,10 +91,6 @@ KINDS: dict[str, Kind] = {
                 "fedsign.data.partition.virtual:virtual",
                 "each client draws its samples from all, on first use: for a million clients",
             ),
-            "sites": (
-                "fedsign.data.partition.sites:sites",
-                "each client has data of its own, which lie with it: hospitals",
-            ),
         },
     ),
     "model": Kind(
@@ -126,42 +111,6 @@ KINDS: dict[str, Kind] = {
             "vgg16": ("fedsign.models.vgg:vgg16", "VGG of 13 convolutions, from 32x32 on"),
             "resnet20": ("fedsign.models.resnet:resnet20", "He's residual network for CIFAR, 0.27 M parameters"),
             "resnet18": ("fedsign.models.resnet:resnet18", "torchvision's ResNet-18 with a start for small images"),
-            "gpt": ("fedsign.models.gpt:gpt", "a decoder of text, from GPT-2 to LLaMA"),
-            "transformers": (
-                "fedsign.models.causal_lm:causal_lm",
-                "a causal language model of `transformers` from a folder, or from its config.json",
-            ),
-        },
-    ),
-    "parameterisation": Kind(
-        plural="parameterisations",
-        num_given=0,
-        table={
-            "none": ("fedsign.parameterisation.schemes:none", "the model's own start, one learning rate for all"),
-            "sp": (
-                "fedsign.parameterisation.schemes:sp",
-                "standard: one start and one rate at every width and density",
-            ),
-            "mup": ("fedsign.parameterisation.schemes:mup", "maximal update: start and rates follow the width"),
-            "smupar": (
-                "fedsign.parameterisation.schemes:smupar",
-                "sparse maximal update: start and rates follow width and density",
-            ),
-        },
-    ),
-    "sparsity": Kind(
-        plural="sparsities",
-        num_given=0,
-        table={
-            "static": ("fedsign.parameterisation.sparsity.static:static", "masks stay as they were drawn"),
-            "rigl": (
-                "fedsign.parameterisation.sparsity.rigl:rigl",
-                "RigL: the smallest weights make way for those with the largest gradients; in one place",
-            ),
-            "gmp": (
-                "fedsign.parameterisation.sparsity.gmp:gmp",
-                "gradual magnitude pruning: from dense to sparse; in one place",
-            ),
         },
     ),
     "task": Kind(
@@ -176,7 +125,6 @@ KINDS: dict[str, Kind] = {
                 "fedsign.tasks.regression:Regression",
                 "mean squared error on real targets",
             ),
-            "language": ("fedsign.tasks.language:Language", "cross-entropy of the next token"),
         },
     ),
     "metric": Kind(
@@ -194,8 +142,6 @@ KINDS: dict[str, Kind] = {
             "auc": ("fedsign.metrics.auc:auc", "area under the ROC curve, mean of each class against the rest"),
             "f1": ("fedsign.metrics.f1:f1", "F1, mean over classes"),
             "rmse": ("fedsign.metrics.rmse:rmse", "root of the mean squared error"),
-            "perplexity": ("fedsign.metrics.perplexity:perplexity", "exp of the mean loss of a token"),
-            "token_accuracy": ("fedsign.metrics.token_accuracy:token_accuracy", "share of next tokens that are right"),
         },
     ),
     "objective": Kind(
@@ -232,17 +178,6 @@ KINDS: dict[str, Kind] = {
             "sgd": ("fedsign.optim.sgd:sgd", "SGD with momentum"),
             "adam": ("fedsign.optim.adam:adam", "Adam, weight decay in the gradient"),
             "adamw": ("fedsign.optim.adamw:adamw", "AdamW, weight decay apart from the gradient"),
-            "lora": ("fedsign.optim.lora:lora", "AdamW of low-rank adapters, which alone are sent"),
-            "packed_sgd": (
-                "fedsign.parameterisation.packed:packed_sgd",
-                "SGD whose momentum is of the weights that a sparse model has",
-            ),
-            "packed_adamw": (
-                "fedsign.parameterisation.packed:packed_adamw",
-                "AdamW whose moments are of the weights that a sparse model has",
-            ),
-            "galore": ("fedsign.optim.galore:galore", "Adam in a few dimensions of each matrix's gradient"),
-            "lisa": ("fedsign.optim.lisa:lisa", "AdamW of a few layers at a time, drawn at random every so many steps"),
         },
     ),
     "schedule": Kind(
@@ -290,90 +225,7 @@ KINDS: dict[str, Kind] = {
             "flower_fedyogi": ("strategies.flower.adaptive:fedyogi", "Flower's own: Yogi at the server"),
             "flower_fedadagrad": ("strategies.flower.adaptive:fedadagrad", "Flower's own: Adagrad at the server"),
             "flower_fedavgm": ("strategies.flower.adaptive:fedavgm", "Flower's own: momentum at the server"),
-            "flower_fedmedian": ("strategies.flower.robust:fedmedian", "Flower's own: median of every coordinate"),
-            "flower_fedtrimmedavg": (
-                "strategies.flower.robust:fedtrimmedavg",
-                "Flower's own: mean of every coordinate without its tails",
-            ),
-            "flower_krum": ("strategies.flower.robust:krum", "Flower's own: the reply with the nearest neighbours"),
-            "flower_multikrum": ("strategies.flower.robust:multikrum", "Flower's own: mean of Krum's best replies"),
-            "flower_bulyan": (
-                "strategies.flower.robust:bulyan",
-                "Flower's own: Krum's choice, trimmed around the median",
-            ),
             "flower_qfedavg": ("strategies.flower.fair:qfedavg", "Flower's own: clients with a high loss pull harder"),
-            "flower_dp_server_fixed": (
-                "strategies.flower.private:server_fixed",
-                "Flower's own: differential privacy, clipped at the server",
-            ),
-            "flower_dp_server_adaptive": (
-                "strategies.flower.private:server_adaptive",
-                "Flower's own: differential privacy, clipped at the server by an adaptive norm",
-            ),
-            "flower_dp_client_fixed": (
-                "strategies.flower.private:client_fixed",
-                "Flower's own: differential privacy, clipped by the clients",
-            ),
-            "flower_dp_client_adaptive": (
-                "strategies.flower.private:client_adaptive",
-                "Flower's own: differential privacy, clipped by the clients by an adaptive norm",
-            ),
-        },
-    ),
-    "privacy": Kind(
-        plural="privacies",
-        num_given=0,
-        table={
-            "none": ("fedsign.privacy.none:none", "what clients send is used as it is"),
-            "central": (
-                "fedsign.privacy.central:Central",
-                "updates clipped by a fixed norm, noise from a trusted server",
-            ),
-            "central_adaptive": (
-                "fedsign.privacy.central_adaptive:CentralAdaptive",
-                "the same, clipped by a norm that follows a quantile of the updates' norms",
-            ),
-            "local": ("fedsign.privacy.local:Local", "every client clips its update and adds noise before it replies"),
-        },
-    ),
-    "attack": Kind(
-        plural="attacks",
-        num_given=0,
-        table={
-            "none": ("clients.robustness.attack:none", "nobody attacks"),
-            "sign_flip": ("clients.robustness.attack:sign_flip", "malicious clients send the opposite of their update"),
-            "scale": ("clients.robustness.attack:scale", "malicious clients send a multiple of their update"),
-        },
-    ),
-    "hypergradient": Kind(
-        plural="hypergradients",
-        num_given=0,
-        table={
-            "fg2u": (
-                "fedsign.bilevel.forward_gradient:fg2u",
-                "(FG)^2U: tangents of the training along random directions, unbiased, memory without depth",
-            ),
-            "fg2u_zo": (
-                "fedsign.bilevel.forward_gradient:fg2u_zo",
-                "the same by differences of whole trainings, for a black box",
-            ),
-            "forward_exact": (
-                "fedsign.bilevel.forward_gradient:forward_exact",
-                "a tangent for each meta-parameter, exact, for a few of them",
-            ),
-            "rgu": (
-                "fedsign.bilevel.hypergradients:rgu",
-                "reverse mode through the training, exact, memory with depth",
-            ),
-            "trgu": ("fedsign.bilevel.hypergradients:trgu", "reverse mode through its last steps alone, biased"),
-            "hessian_free": (
-                "fedsign.bilevel.hypergradients:hessian_free",
-                "implicit differentiation, the identity for the inverse Hessian, biased",
-            ),
-            "neumann": (
-                "fedsign.bilevel.hypergradients:neumann",
-                "implicit differentiation, a few terms of a series for the inverse Hessian, biased",
-            ),
         },
     ),
     "engine": Kind(
@@ -409,6 +261,20 @@ KINDS: dict[str, Kind] = {
         },
     ),
 }
+
+
+def _with_capabilities(core: dict[str, Kind]) -> dict[str, Kind]:
+    """The core's kinds with the rows of capabilities, then the kinds that are theirs alone."""
+    kinds = {name: replace(kind, table=dict(kind.table)) for name, kind in core.items()}
+    for capability in CAPABILITIES.values():
+        kinds |= capability.kinds
+    for capability in CAPABILITIES.values():
+        for kind, rows in capability.rows.items():
+            kinds[kind].table.update(rows)
+    return kinds
+
+
+KINDS: Mapping[str, Kind] = _with_capabilities(_CORE)
 
 
 def nearest(given: str, candidates: Iterable[str]) -> str:

@@ -1,0 +1,34 @@
+"""The table of capabilities: what FedSign can do beyond a plain run.  Each module here is one row.
+
+A module that no row claims belongs to the core, which every run needs.  The core imports no capability: it asks the table for
+registry rows, sections of the configuration, commands, and what is added at the extension points.  A capability imports the
+core and the capabilities that its row requires, which form no cycle.  `python -m benchmarks.size --edges` lists the imports
+that do not follow this yet.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+from fedsign.capability import Capability
+
+CAPABILITIES: Mapping[str, Capability] = {
+    found.name: importlib.import_module(f"{__name__}.{found.name}").CAPABILITY
+    for found in pkgutil.iter_modules(__path__)
+}
+
+
+def owners(module: str) -> tuple[str, ...]:
+    """The capabilities that claim a module: none for the core, and never more than one.
+
+    >>> owners("fedsign.registry")
+    ()
+    """
+    parts = module.split(".")
+    names = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+    return tuple(
+        name
+        for name, capability in CAPABILITIES.items()
+        if any(fnmatchcase(each, pattern) for each in names for pattern in capability.modules)
+    )

@@ -1,0 +1,48 @@
+"""Bilevel: gradients through a whole training: (FG)²U, condensation, learned settings."""
+
+from fedsign.capability import Capability, Kind
+
+CAPABILITY = Capability(
+    purpose="gradients through a whole training: (FG)²U, condensation, learned settings",
+    modules=(
+        "fedsign.capabilities.bilevel",
+        "fedsign.bilevel",
+        "fedsign.report.condensation",
+        "fedsign.report.learning_plots",
+        "simulations.condensing",
+        "simulations.tuning.learning",
+    ),
+    kinds={
+        "hypergradient": Kind(
+            plural="hypergradients",
+            num_given=0,
+            table={
+                "fg2u": (
+                    "fedsign.bilevel.forward_gradient:fg2u",
+                    "(FG)^2U: tangents of the training along random directions, unbiased, memory without depth",
+                ),
+                "fg2u_zo": (
+                    "fedsign.bilevel.forward_gradient:fg2u_zo",
+                    "the same by differences of whole trainings, for a black box",
+                ),
+                "forward_exact": (
+                    "fedsign.bilevel.forward_gradient:forward_exact",
+                    "a tangent for each meta-parameter, exact, for a few of them",
+                ),
+                "rgu": (
+                    "fedsign.bilevel.hypergradients:rgu",
+                    "reverse mode through the training, exact, memory with depth",
+                ),
+                "trgu": ("fedsign.bilevel.hypergradients:trgu", "reverse mode through its last steps alone, biased"),
+                "hessian_free": (
+                    "fedsign.bilevel.hypergradients:hessian_free",
+                    "implicit differentiation, the identity for the inverse Hessian, biased",
+                ),
+                "neumann": (
+                    "fedsign.bilevel.hypergradients:neumann",
+                    "implicit differentiation, a few terms of a series for the inverse Hessian, biased",
+                ),
+            },
+        ),
+    },
+)

@@ -1,0 +1,11 @@
+"""Cohort: the clients of a round trained as one stack of tensors."""
+
+from fedsign.capability import Capability
+
+CAPABILITY = Capability(
+    purpose="the clients of a round trained as one stack of tensors",
+    modules=(
+        "fedsign.capabilities.cohort",
+        "clients.cohort",
+    ),
+)

@@ -1,0 +1,27 @@
+"""Landscape: loss valleys, interpolation and curvature around what was learned."""
+
+from fedsign.capability import Capability
+
+CAPABILITY = Capability(
+    purpose="loss valleys, interpolation and curvature around what was learned",
+    modules=(
+        "fedsign.capabilities.landscape",
+        "fedsign.analysis.activations",
+        "fedsign.analysis.curvature",
+        "fedsign.analysis.directions",
+        "fedsign.analysis.groups",
+        "fedsign.analysis.interpolation",
+        "fedsign.analysis.landscape",
+        "fedsign.analysis.noise",
+        "fedsign.analysis.scaling",
+        "fedsign.analysis.softmax_demo",
+        "fedsign.analysis.valley",
+        "fedsign.analysis.vector",
+        "fedsign.report.valley_*",
+        "simulations.analyses.command",
+        "simulations.analyses.curvature",
+        "simulations.analyses.interpolate",
+        "simulations.analyses.subject",
+        "simulations.analyses.valley",
+    ),
+)

@@ -1,0 +1,41 @@
+"""Language: text data, tokenizers, decoders, models of `transformers`."""
+
+from fedsign.capability import Capability
+
+CAPABILITY = Capability(
+    purpose="text data, tokenizers, decoders, models of `transformers`",
+    modules=(
+        "fedsign.capabilities.language",
+        "fedsign.data.text",
+        "fedsign.llm",
+        "fedsign.metrics.perplexity",
+        "fedsign.metrics.token_accuracy",
+        "fedsign.models.causal_lm",
+        "fedsign.models.gpt",
+        "fedsign.models.hugging_face",
+        "fedsign.tasks.language",
+        "simulations.export",
+    ),
+    rows={
+        "dataset": {
+            "jsonl": ("fedsign.data.text.jsonl:jsonl", "your instructions or conversations in a JSONL file"),
+            "text_folder": ("fedsign.data.text.text_folder:text_folder", "your texts in a folder"),
+            "pytext": ("fedsign.data.text.pytext:pytext", "English text that ships with Python, 79 documents"),
+        },
+        "model": {
+            "gpt": ("fedsign.models.gpt:gpt", "a decoder of text, from GPT-2 to LLaMA"),
+            "transformers": (
+                "fedsign.models.causal_lm:causal_lm",
+                "a causal language model of `transformers` from a folder, or from its config.json",
+            ),
+        },
+        "task": {
+            "language": ("fedsign.tasks.language:Language", "cross-entropy of the next token"),
+        },
+        "metric": {
+            "perplexity": ("fedsign.metrics.perplexity:perplexity", "exp of the mean loss of a token"),
+            "token_accuracy": ("fedsign.metrics.token_accuracy:token_accuracy", "share of next tokens that are right"),
+        },
+    },
+    moved={f"fedsign.data.{name}": f"fedsign.data.text.{name}" for name in ("jsonl", "pytext", "text_folder")},
+)

@@ -1,0 +1,19 @@
+"""Memory: the memory that a training step takes, estimated and measured."""
+
+from fedsign.capability import Capability
+
+CAPABILITY = Capability(
+    purpose="the memory that a training step takes, estimated and measured",
+    modules=(
+        "fedsign.capabilities.memory",
+        "fedsign.memory",
+        "fedsign.report.stacks",
+        "simulations.estimates.command",
+        "simulations.estimates.memory*",
+    ),
+    requires={
+        "sharding": "a step is estimated for one rank of a sharded client",
+        "partial": "LISA, LoRA and GaLore are methods that are estimated",
+        "language": "the models that are known by name are decoders",
+    },
+)

@@ -1,0 +1,26 @@
+"""Partial: clients that train and send a part of the model: LISA, LoRA, GaLore."""
+
+from fedsign.capability import Capability
+
+CAPABILITY = Capability(
+    purpose="clients that train and send a part of the model: LISA, LoRA, GaLore",
+    modules=(
+        "fedsign.capabilities.partial",
+        "fedsign.flower.changes",
+        "fedsign.optim.blocks",
+        "fedsign.optim.galore",
+        "fedsign.optim.layer_draws",
+        "fedsign.optim.lisa",
+        "fedsign.optim.lora",
+        "fedsign.parts",
+        "clients.partial",
+        "simulations.parts",
+    ),
+    rows={
+        "optimizer": {
+            "lora": ("fedsign.optim.lora:lora", "AdamW of low-rank adapters, which alone are sent"),
+            "galore": ("fedsign.optim.galore:galore", "Adam in a few dimensions of each matrix's gradient"),
+            "lisa": ("fedsign.optim.lisa:lisa", "AdamW of a few layers at a time, drawn at random every so many steps"),
+        },
+    },
+)

@@ -1,0 +1,57 @@
+"""Privacy: differential privacy, central and local, and its account."""
+
+from fedsign.capability import Capability, Kind
+
+CAPABILITY = Capability(
+    purpose="differential privacy, central and local, and its account",
+    modules=(
+        "fedsign.capabilities.privacy",
+        "fedsign.flower.clipping",
+        "fedsign.privacy",
+        "fedsign.report.privacy",
+        "clients.privacy",
+        "strategies.flower.private",
+        "simulations.privacy",
+    ),
+    kinds={
+        "privacy": Kind(
+            plural="privacies",
+            num_given=0,
+            table={
+                "none": ("fedsign.privacy.none:none", "what clients send is used as it is"),
+                "central": (
+                    "fedsign.privacy.central:Central",
+                    "updates clipped by a fixed norm, noise from a trusted server",
+                ),
+                "central_adaptive": (
+                    "fedsign.privacy.central_adaptive:CentralAdaptive",
+                    "the same, clipped by a norm that follows a quantile of the updates' norms",
+                ),
+                "local": (
+                    "fedsign.privacy.local:Local",
+                    "every client clips its update and adds noise before it replies",
+                ),
+            },
+        ),
+    },
+    rows={
+        "strategy": {
+            "flower_dp_server_fixed": (
+                "strategies.flower.private:server_fixed",
+                "Flower's own: differential privacy, clipped at the server",
+            ),
+            "flower_dp_server_adaptive": (
+                "strategies.flower.private:server_adaptive",
+                "Flower's own: differential privacy, clipped at the server by an adaptive norm",
+            ),
+            "flower_dp_client_fixed": (
+                "strategies.flower.private:client_fixed",
+                "Flower's own: differential privacy, clipped by the clients",
+            ),
+            "flower_dp_client_adaptive": (
+                "strategies.flower.private:client_adaptive",
+                "Flower's own: differential privacy, clipped by the clients by an adaptive norm",
+            ),
+        },
+    },
+)

@@ -1,0 +1,42 @@
+"""Robustness: simulated attackers and faults, and strategies that withstand them."""
+
+from fedsign.capability import Capability, Kind
+
+CAPABILITY = Capability(
+    purpose="simulated attackers and faults, and strategies that withstand them",
+    modules=(
+        "fedsign.capabilities.robustness",
+        "clients.robustness",
+        "strategies.flower.robust",
+    ),
+    kinds={
+        "attack": Kind(
+            plural="attacks",
+            num_given=0,
+            table={
+                "none": ("clients.robustness.attack:none", "nobody attacks"),
+                "sign_flip": (
+                    "clients.robustness.attack:sign_flip",
+                    "malicious clients send the opposite of their update",
+                ),
+                "scale": ("clients.robustness.attack:scale", "malicious clients send a multiple of their update"),
+            },
+        ),
+    },
+    rows={
+        "strategy": {
+            "flower_fedmedian": ("strategies.flower.robust:fedmedian", "Flower's own: median of every coordinate"),
+            "flower_fedtrimmedavg": (
+                "strategies.flower.robust:fedtrimmedavg",
+                "Flower's own: mean of every coordinate without its tails",
+            ),
+            "flower_krum": ("strategies.flower.robust:krum", "Flower's own: the reply with the nearest neighbours"),
+            "flower_multikrum": ("strategies.flower.robust:multikrum", "Flower's own: mean of Krum's best replies"),
+            "flower_bulyan": (
+                "strategies.flower.robust:bulyan",
+                "Flower's own: Krum's choice, trimmed around the median",
+            ),
+        },
+    },
+    moved={"clients.attack": "clients.robustness.attack"},
+)

@@ -1,0 +1,19 @@
+"""Sharding: one client's model and batch over several processes: PaRO."""
+
+from fedsign.capability import Capability
+
+CAPABILITY = Capability(
+    purpose="one client's model and batch over several processes: PaRO",
+    modules=(
+        "fedsign.capabilities.sharding",
+        "fedsign.report.sharding_chart",
+        "fedsign.sharding",
+        "clients.sharding",
+        "simulations.estimates.probing",
+        "simulations.estimates.quantities",
+        "simulations.estimates.sharding*",
+    ),
+    requires={
+        "workers": "ranks share tensors and data through the same memory",
+    },
+)

@@ -1,0 +1,66 @@
+"""Sparsity: sparse models, masks that change, and scaling by width and density: SμPar."""
+
+from fedsign.capability import Capability, Kind
+
+CAPABILITY = Capability(
+    purpose="sparse models, masks that change, and scaling by width and density: SμPar",
+    modules=(
+        "fedsign.capabilities.sparsity",
+        "fedsign.analysis.coordinates",
+        "fedsign.parameterisation",
+        "fedsign.report.coordinate_plots",
+        "fedsign.report.transfer_plots",
+        "simulations.analyses.coordinates",
+        "simulations.analyses.parameterisation*",
+        "simulations.tuning.cells",
+        "simulations.tuning.training",
+        "simulations.tuning.transfer",
+        "simulations.tuning.worker",
+    ),
+    kinds={
+        "parameterisation": Kind(
+            plural="parameterisations",
+            num_given=0,
+            table={
+                "none": ("fedsign.parameterisation.schemes:none", "the model's own start, one learning rate for all"),
+                "sp": (
+                    "fedsign.parameterisation.schemes:sp",
+                    "standard: one start and one rate at every width and density",
+                ),
+                "mup": ("fedsign.parameterisation.schemes:mup", "maximal update: start and rates follow the width"),
+                "smupar": (
+                    "fedsign.parameterisation.schemes:smupar",
+                    "sparse maximal update: start and rates follow width and density",
+                ),
+            },
+        ),
+        "sparsity": Kind(
+            plural="sparsities",
+            num_given=0,
+            table={
+                "static": ("fedsign.parameterisation.sparsity.static:static", "masks stay as they were drawn"),
+                "rigl": (
+                    "fedsign.parameterisation.sparsity.rigl:rigl",
+                    "RigL: the smallest weights make way for those with the largest gradients; in one place",
+                ),
+                "gmp": (
+                    "fedsign.parameterisation.sparsity.gmp:gmp",
+                    "gradual magnitude pruning: from dense to sparse; in one place",
+                ),
+            },
+        ),
+    },
+    rows={
+        "optimizer": {
+            "packed_sgd": (
+                "fedsign.parameterisation.packed:packed_sgd",
+                "SGD whose momentum is of the weights that a sparse model has",
+            ),
+            "packed_adamw": (
+                "fedsign.parameterisation.packed:packed_adamw",
+                "AdamW whose moments are of the weights that a sparse model has",
+            ),
+        },
+    },
+    moved={"fedsign.optim.packed": "fedsign.parameterisation.packed"},
+)

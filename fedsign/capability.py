@@ -1,0 +1,36 @@
+"""What a capability is: a part of FedSign that can be deleted, and what it adds to the core."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Row = tuple[str, str]  # "module:Name", one line for `fedsign list`
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kind:
+    """A family of factories that a configuration chooses from by name."""
+
+    plural: str
+    num_given: int  # leading parameters that the program hands in; the others are settings
+    table: dict[str, Row]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Capability:
+    """One row of the table in `fedsign.capabilities`.
+
+    All targets are strings, "module:Name", so that the table imports nothing.
+    """
+
+    purpose: str
+    modules: tuple[str, ...]  # patterns of module names; one that matches a package takes in all below it
+    requires: Mapping[str, str] = field(default_factory=dict)  # capability -> why
+    kinds: Mapping[str, Kind] = field(default_factory=dict)  # families of its own
+    rows: Mapping[str, Mapping[str, Row]] = field(default_factory=dict)  # kind -> what it adds to the core's
+    moved: Mapping[str, str] = field(default_factory=dict)  # former name of a module -> its name; read with a warning
+    sections: Mapping[str, str] = field(default_factory=dict)  # key of the configuration -> its Section or Part
+    commands: Mapping[str, str] = field(default_factory=dict)  # "analyse signs" -> a Typer app or a function
+    api: Mapping[str, str] = field(default_factory=dict)  # name in `simulations` -> target
+    extends: Mapping[str, str] = field(default_factory=dict)  # extension point (`fedsign.extensions`) -> target
+    files: tuple[str, ...] = ()  # patterns of other files that go with it: tests, benchmarks, pages
+    extras: tuple[str, ...] = ()  # optional dependencies in pyproject.toml that nothing else needs
