@@ -1,4 +1,4 @@
-.PHONY: check format lint types imports test test-all same-numbers mutants size bench
+.PHONY: check format lint types imports test test-all same-numbers mutants without without-each size bench
 
 check: lint types imports test  ## what a change has to pass before it is committed
 
@@ -36,6 +36,14 @@ COMPLETE =
 
 mutants:  ## plant 89 faults and 100 operator mutants of the core, and see which the fast tests kill; ONLY=privacy, COMPLETE=1
 	python -m tests.mutants --pattern "$(ONLY)" $(if $(COMPLETE),--complete)
+
+CAPABILITY =
+
+without:  ## CAPABILITY=<name>: delete it in a scratch clone, and run lint, types, contracts and the fast tests of the rest
+	python -m tests.without $(CAPABILITY)
+
+without-each:  ## the same for every capability; hours
+	python -m tests.without --each
 
 WORKS = all,startup,population,aggregation
 REPETITIONS = 5

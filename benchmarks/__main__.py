@@ -11,25 +11,13 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks import (
-    aggregation,
-    analysis,
-    engines,
-    hypergradients,
-    large,
-    lisa,
-    paro_network,
-    paro_prefetch,
-    population,
-    sparse,
-    sparse_clients,
-    startup,
-)
 from benchmarks.environments import PeerError
 from benchmarks.export import export
 from benchmarks.machine import arithmetic, machine
@@ -40,23 +28,24 @@ from benchmarks.works import Work, all_works
 
 HERE = Path(__file__).parent
 CACHE = Path(os.environ.get("FEDSIGN_BENCHMARKS_CACHE", Path.home() / ".cache" / "fedsign-benchmarks"))
-_EXTRAS = {
-    extra.NAME: extra.measure
-    for extra in (
-        startup,
-        population,
-        aggregation,
-        analysis,
-        engines,
-        large,
-        lisa,
-        hypergradients,
-        paro_network,
-        paro_prefetch,
-        sparse,
-        sparse_clients,
+_EXTRAS = tuple(  # of FedSign alone; those of a capability are there if the capability is
+    name
+    for name in (
+        "startup",
+        "population",
+        "aggregation",
+        "analysis",
+        "engines",
+        "large",
+        "lisa",
+        "hypergradients",
+        "paro_network",
+        "paro_prefetch",
+        "sparse",
+        "sparse_clients",
     )
-}  # of FedSign alone
+    if find_spec(f"benchmarks.{name}")
+)
 _PROFILED_S = 15.0  # of rounds, to sort their time into rooms
 
 
@@ -68,9 +57,11 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + 60 * given.minutes
     asked = _chosen_works(given.works, given.devices)
-    for name, measure in _EXTRAS.items():
+    for name in _EXTRAS:
         if name in given.works:
-            measure(given.out / f"{name}.json", repetitions=max(given.repetitions, 3))
+            import_module(f"benchmarks.{name}").measure(
+                given.out / f"{name}.json", repetitions=max(given.repetitions, 3)
+            )
     for number, (work, device) in enumerate(asked):
         left = max(end - time.monotonic(), 0.0) / (len(asked) - number)
         _measure(work, device, given, until=time.monotonic() + left)
@@ -171,7 +162,7 @@ def _arguments() -> argparse.Namespace:
         return [name for name in text.split(",") if name]
 
     here = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-    parser.add_argument("--works", type=several, default=["all", startup.NAME], help="w1,w2,...; scaling; startup; all")
+    parser.add_argument("--works", type=several, default=["all", "startup"], help="w1,w2,...; scaling; startup; all")
     parser.add_argument("--players", type=several, default=[], help="without it, all; the bare loop plays always")
     parser.add_argument("--devices", type=several, default=here, help="without it, cpu and, if there is one, cuda")
     parser.add_argument("--repetitions", type=int, default=5, help="besides one that warms up and is dropped")

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import fedsign.flower  # noqa: F401 - sets FLWR_TELEMETRY_ENABLED, once for all tests
+from fedsign.capabilities import CAPABILITIES
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,6 +32,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
+    lacking = [item for item in items if any({*mark.args} - {*CAPABILITIES} for mark in item.iter_markers("needs"))]
+    config.hook.pytest_deselected(items=lacking)
+    items[:] = [item for item in items if item not in lacking]
     starting = {item.path for item in items if item.get_closest_marker("engines") or item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in starting)  # stable
 

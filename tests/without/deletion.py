@@ -1,0 +1,112 @@
+"""What goes when a capability goes: its row, its modules, whatever imports them, and what the documents say of it.
+
+Nothing is listed by hand but the `files` of the capability's row.  A test or benchmark that imports a deleted module goes with
+it; a test that only configures the capability is marked `needs`.  In Markdown a line of a list or a table that links to a
+deleted page goes, and so does a block between `<!-- capability: NAME -->` and `<!-- end -->`.
+"""
+
+import ast
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from benchmarks.size import modules
+from fedsign.capabilities import CAPABILITIES, owners
+
+CHECKED = ("tests", "benchmarks")
+_BLOCK = re.compile(r"<!-- capability: (\w+) -->\n(.*?)<!-- end -->\n", flags=re.DOTALL)
+_LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+
+
+def closure(name: str) -> frozenset[str]:
+    """A capability, and all that cannot do without it."""
+    found = {name}
+    while more := {each for each, row in CAPABILITIES.items() if found & row.requires.keys()} - found:
+        found |= more
+    return frozenset(found)
+
+
+def delete(root: Path, names: Iterable[str]) -> list[str]:
+    """Delete capabilities from a copy of the repository; returns the deleted files of tests, benchmarks and documentation."""
+    names = frozenset(names)
+    gone = {module for module in modules() if names.intersection(owners(module))}
+    for path in {file for module, file in _files(root) if module in gone}:
+        path.unlink()
+    deleted = [path for path in _importers(root, gone) if not path.unlink()]
+    for pattern in (pattern for name in names for pattern in CAPABILITIES[name].files):
+        matching = list(root.glob(pattern))
+        if not matching:
+            raise FileNotFoundError(f"'{pattern}' of a capability's files matches nothing; correct its row.")
+        for path in matching:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            deleted.append(path)
+    for page in [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("benchmarks/*.md")]:
+        _edit_page(page, names)
+    _delete_faults(root / "tests/mutants/faults.toml", names)
+    _delete_extras(root / "pyproject.toml", names)
+    for folder in sorted(root.rglob("*/"), reverse=True):
+        if [each.name for each in folder.iterdir()] == ["__init__.py"] and folder.name not in ("tests",):
+            shutil.rmtree(folder)
+    return sorted(str(path.relative_to(root)) for path in deleted)
+
+
+def _files(root: Path) -> Iterator[tuple[str, Path]]:
+    for package in ("fedsign", "strategies", "clients", "simulations"):
+        for path in (root / package).rglob("*.py"):
+            yield ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"), path
+
+
+def _importers(root: Path, gone: set[str]) -> list[Path]:
+    """Tests and benchmarks that import what is gone, or a file that is gone for that."""
+    left = {
+        ".".join(path.relative_to(root).with_suffix("").parts): path
+        for folder in CHECKED
+        for path in (root / folder).rglob("*.py")
+    }
+    found: list[Path] = []
+    while new := {name for name, path in left.items() if gone.intersection(imported(path.read_text("utf-8")))}:
+        found += [left.pop(name) for name in new]
+        gone = gone | new
+    return found
+
+
+def imported(source: str) -> set[str]:
+    """The modules that a file imports, wherever in it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return found
+
+
+def _edit_page(page: Path, names: frozenset[str]) -> None:
+    text = page.read_text("utf-8")
+    edited = _BLOCK.sub(lambda block: "" if block[1] in names else block[0], text)
+    lines = edited.splitlines(keepends=True)
+    kept = [line for line in lines if not (line.lstrip().startswith(("- ", "| ", "* ")) and _is_dead(page, line))]
+    if (edited := "".join(kept)) != text:
+        page.write_text(edited, "utf-8")
+
+
+def _is_dead(page: Path, line: str) -> bool:
+    """Whether a line links to a file that is gone."""
+    return any(not (page.parent / target).exists() for target in _LINK.findall(line))
+
+
+def _delete_faults(path: Path, names: frozenset[str]) -> None:
+    head, *faults = re.split(r"(?m)^(?=\[\[fault\]\])", path.read_text("utf-8"))
+    owner = re.compile(r'^capability = "(\w+)"', flags=re.MULTILINE)
+    kept = [fault for fault in faults if (said := owner.search(fault)) is None or said[1] not in names]
+    path.write_text("".join([head, *kept]), "utf-8")
+
+
+def _delete_extras(path: Path, names: frozenset[str]) -> None:
+    text = path.read_text("utf-8")
+    for extra in (extra for name in names for extra in CAPABILITIES[name].extras):
+        text = re.sub(rf"(?m)^{re.escape(extra)} = \[.*\n", "", text)
+        text = re.sub(rf"(fedsign\[[^\]]*?),?\b{re.escape(extra)}\b", r"\1", text)
+    path.write_text(text, "utf-8")
