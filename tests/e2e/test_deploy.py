@@ -325,7 +325,7 @@ def turned_away(federation: Federation, kit: Path, key: Path) -> bool:
     arguments = ["--superlink", open_kit(kit).address, "--root-certificates", str(federation.authority)]
     more = ["--auth-supernode-private-key", str(key), "--host", "127.0.0.1", "--port", str(free_port())]
     done = subprocess.run(
-        [program, *arguments, *more, "--max-retries", "2"],
+        [program, *arguments, *more, "--max-retries", "2", "--isolation", "process"],  # no SuperExec, which outlives it
         env=flower_environment(kit / "flower"),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -205,12 +205,13 @@ def wait_until(condition: Callable[[], bool], *, timeout_s: float) -> None:
 
 
 def processes_of(root: Path) -> list[str]:
-    """Processes whose Flower home lies in `root`: all that the engine has started."""
+    """Process ids and command lines of the processes whose Flower home is in `root`: all that the engine started."""
     found = []
-    for environment in Path("/proc").glob("[0-9]*/environ"):
+    for process in Path("/proc").glob("[0-9]*"):
         try:
-            if f"FLWR_HOME={root}".encode() in environment.read_bytes():
-                found.append(environment.parent.name)
+            if f"FLWR_HOME={root}".encode() in (process / "environ").read_bytes():
+                command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                found.append(f"{process.name} {command}")
         except OSError:
             continue  # it ended meanwhile
     return found
