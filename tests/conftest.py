@@ -32,9 +32,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
-    lacking = [item for item in items if any({*mark.args} - {*CAPABILITIES} for mark in item.iter_markers("needs"))]
-    config.hook.pytest_deselected(items=lacking)
-    items[:] = [item for item in items if item not in lacking]
+    needs = {item: {name for mark in item.iter_markers("needs") for name in mark.args} for item in items}
+    deleted = {*os.environ.get("FEDSIGN_WITHOUT", "").split(",")}  # set by tests.without
+    if unknown := set().union(*needs.values()) - deleted - {*CAPABILITIES}:
+        raise pytest.UsageError(f"needs({', '.join(map(repr, unknown))}): no such capability in fedsign/capabilities.")
+    config.hook.pytest_deselected(items=[item for item in items if needs[item] & deleted])
+    items[:] = [item for item in items if not needs[item] & deleted]
     starting = {item.path for item in items if item.get_closest_marker("engines") or item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in starting)  # stable
 
