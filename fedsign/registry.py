@@ -29,11 +29,7 @@ from fedsign.errors import ConfigError, FedSignError
 PACKAGES = ("fedsign", "strategies", "clients", "simulations")
 _LONGEST = 300  # characters of a foreign exception's message
 _MOVED = {  # modules that configurations of 0.1 may name; each old name is read, with a warning, for one release
-    **{
-        f"fedsign.data.{name}": f"fedsign.data.images.{name}"
-        for name in ("cifar", "cinic10", "image_folder", "mnist", "svhn")
-    },
-    **{old: new for each in CAPABILITIES.values() for old, new in each.moved.items()},
+    old: new for each in CAPABILITIES.values() for old, new in each.moved.items()
 }
 
 
@@ -46,20 +42,10 @@ _CORE: dict[str, Kind] = {
                 "fedsign.data.digits:digits",
                 "8x8 digits shipped with scikit-learn, 1,797 images",
             ),
-            "mnist": ("fedsign.data.images.mnist:mnist", "MNIST from a folder, 70,000 images of 28x28"),
-            "fashion_mnist": ("fedsign.data.images.mnist:fashion_mnist", "Fashion-MNIST from a folder"),
-            "svhn": ("fedsign.data.images.svhn:svhn", "house numbers from a folder, 99,289 images of 32x32"),
-            "cifar10": ("fedsign.data.images.cifar:cifar10", "CIFAR-10 from a folder, 60,000 images of 32x32"),
-            "cifar100": ("fedsign.data.images.cifar:cifar100", "CIFAR-100 from a folder, 100 classes"),
-            "cinic10": ("fedsign.data.images.cinic10:cinic10", "CINIC-10 from a folder, 180,000 images of 32x32"),
             "synthetic": (
                 "fedsign.data.synthetic:synthetic",
                 "Synthetic(alpha, beta) of FedProx: a softmax model per natural client",
             ),
-            "image_folder": ("fedsign.data.images.image_folder:image_folder", "your images, one folder per class"),
-            "csv": ("fedsign.data.csv:csv", "your table in a CSV file"),
-            "parquet": ("fedsign.data.parquet:parquet", "your table in a Parquet file"),
-            "npz": ("fedsign.data.npz:npz", "your arrays in a NumPy .npz file"),
         },
     ),
     "partition": Kind(
@@ -106,11 +92,6 @@ _CORE: dict[str, Kind] = {
             "mcmahan_cnn": ("fedsign.models.cnn:mcmahan_cnn", "McMahan's two convolutions, 1.66 M parameters on MNIST"),
             "niid_cnn": ("fedsign.models.cnn:niid_cnn", "NIID-Bench's and MOON's simple-cnn, from 16x16 on"),
             "pfl_cnn": ("fedsign.models.cnn:pfl_cnn", "pfl-research's CNN with dropout, 1.63 M parameters on CIFAR"),
-            "vgg8": ("fedsign.models.vgg:vgg8", "VGG of 5 convolutions, from 32x32 on"),
-            "vgg11": ("fedsign.models.vgg:vgg11", "VGG of 8 convolutions, from 32x32 on"),
-            "vgg16": ("fedsign.models.vgg:vgg16", "VGG of 13 convolutions, from 32x32 on"),
-            "resnet20": ("fedsign.models.resnet:resnet20", "He's residual network for CIFAR, 0.27 M parameters"),
-            "resnet18": ("fedsign.models.resnet:resnet18", "torchvision's ResNet-18 with a start for small images"),
         },
     ),
     "task": Kind(
@@ -236,10 +217,6 @@ _CORE: dict[str, Kind] = {
                 "simulations.backends.in_process:InProcess",
                 "clients one after another in this process",
             ),
-            "ray": (
-                "simulations.backends.ray:Ray",
-                "Flower's simulation runtime: clients in Ray actors",
-            ),
             "superlink": (
                 "simulations.backends.superlink:SuperLink",
                 "a local SuperLink with SuperNodes",
@@ -252,12 +229,6 @@ _CORE: dict[str, Kind] = {
         table={
             "progress": ("simulations.callbacks.progress:Progress", "progress bar on the terminal"),
             "report": ("simulations.callbacks.report:Report", "report.html at the end of the run"),
-            "tensorboard": (
-                "simulations.callbacks.tensorboard:TensorBoard",
-                "event files for TensorBoard in the run's folder",
-            ),
-            "mlflow": ("simulations.callbacks.mlflow:MLflow", "a run on an MLflow server or in its local store"),
-            "wandb": ("simulations.callbacks.wandb:WandB", "a run of Weights & Biases, online or offline"),
         },
     ),
 }

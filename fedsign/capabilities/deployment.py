@@ -15,6 +15,7 @@ CAPABILITY = Capability(
         "simulations.backends.federation",
         "simulations.deployment",
     ),
+    requires={"tables": "sites agree on the columns of their tables"},
     rows={
         "partition": {
             "sites": (

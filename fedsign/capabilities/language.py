@@ -38,4 +38,5 @@ CAPABILITY = Capability(
         },
     },
     moved={f"fedsign.data.{name}": f"fedsign.data.text.{name}" for name in ("jsonl", "pytext", "text_folder")},
+    extras=("llm",),
 )

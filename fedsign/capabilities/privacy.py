@@ -54,4 +54,5 @@ CAPABILITY = Capability(
             ),
         },
     },
+    extras=("privacy",),
 )

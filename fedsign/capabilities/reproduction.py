@@ -11,6 +11,7 @@ CAPABILITY = Capability(
         "simulations.recipes",
     ),
     requires={
+        "images": "the recipes that train on CIFAR-10, and on VGG and ResNet",
         "sparsity": "the recipes of SμPar",
         "language": "the recipes that fine-tune and export a decoder",
         "memory": "the recipes of LISA's and (FG)²U's memory",

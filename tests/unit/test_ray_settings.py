@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
+from fedsign.config import from_dict
 from fedsign.errors import ConfigError
+from fedsign.workload import Workload
 from simulations.backends.ray import Ray
 
 pytest.importorskip("ray")
@@ -30,3 +32,10 @@ def test_what_ray_does_not_take_is_refused(given: dict[str, Any], said: str) -> 
 def test_what_ray_takes_without_naming_it_in_its_signature_passes() -> None:
     assert Ray(client_resources={"memory": 1e6}).resources["memory"] == 1e6
     assert Ray(init_args={"_temp_dir": "/scratch", "num_cpus": 2}).init_args == {"_temp_dir": "/scratch", "num_cpus": 2}
+
+
+@pytest.mark.parametrize(("device", "gpus"), [("cpu", 1.0), ("cuda", 0.0)])
+def test_gpus_that_are_set_aside_are_used_and_the_other_way_around(device: str, gpus: float) -> None:
+    workload = Workload(from_dict({"engine": {"name": "ray", "device": device, "gpus_per_client": gpus}}))
+    with pytest.raises(ConfigError, match=f"engine.device={device} was given|given with engine.device={device}"):
+        Ray(gpus_per_client=gpus).check(workload)

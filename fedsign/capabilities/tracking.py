@@ -1,0 +1,25 @@
+"""Tracking: runs in TensorBoard, MLflow, Weights & Biases."""
+
+from fedsign.capability import Capability
+
+CAPABILITY = Capability(
+    purpose="runs in TensorBoard, MLflow, Weights & Biases",
+    modules=(
+        "fedsign.capabilities.tracking",
+        "simulations.callbacks.mlflow",
+        "simulations.callbacks.tensorboard",
+        "simulations.callbacks.tracking",
+        "simulations.callbacks.wandb",
+    ),
+    rows={
+        "callback": {
+            "tensorboard": (
+                "simulations.callbacks.tensorboard:TensorBoard",
+                "event files for TensorBoard in the run's folder",
+            ),
+            "mlflow": ("simulations.callbacks.mlflow:MLflow", "a run on an MLflow server or in its local store"),
+            "wandb": ("simulations.callbacks.wandb:WandB", "a run of Weights & Biases, online or offline"),
+        }
+    },
+    extras=("tensorboard", "mlflow", "wandb"),
+)
