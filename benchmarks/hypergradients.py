@@ -34,7 +34,6 @@ from simulations.recipes.fg2u.fg2u_memory import METHODS, hypergradient, peak_by
 NAME = "hypergradients"
 DEPTHS = (10, 30, 100, 300, 1000)
 WIDTHS, CONV_DEPTH, NUM_DIRECTIONS = (16, 128), 5, 32
-TARGET = 2.0  # a step of ours over one written by hand, at most
 
 
 def by_depth(repetitions: int) -> Figures:

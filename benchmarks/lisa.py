@@ -31,7 +31,6 @@ from fedsign.optim.lisa import LISA
 
 NAME = "lisa"
 DEPTH, WIDTH, HEADS, BATCH, LENGTH, LAYERS, PERIOD = 12, 256, 8, 8, 128, 2, 20
-TARGET = 0.25  # optimiser and gradients of LISA over those of full fine-tuning, at most
 LARGE, LARGE_LENGTH = "llama-2-7b", 1024
 
 

@@ -20,6 +20,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from benchmarks.docs_alone import COMPARED
 from benchmarks.machine import machine
 from benchmarks.measure import Figures, result_head, spread, write_result
 from benchmarks.paro_players import LAYERS, PER_GROUP, PLAYERS, WIDTH
@@ -34,9 +35,6 @@ NAME = "paro_network"
 RANKS, ACCUMULATE = 4, 4
 MEGABITS = (200, 100)
 SIZES = StateBytes(param=4, gradient=4, state=8)
-COMPARED = (("GGG flat", "IIG", 4.0), ("FSDP2", "IIG", 2.0), ("FSDP2 ZeRO-2", "NII", 2.0))
-"""The slower, the faster, and how many times at least."""
-_GAP = 1.25
 _TIMEOUT_S = 1500.0
 
 
@@ -114,18 +112,6 @@ def _summed_up(found: list[dict[str, Any]]) -> Figures:
 def _ratio(players: Figures, slow: str, fast: str) -> dict[str, float]:
     pairs = zip(players[slow]["all_seconds"], players[fast]["all_seconds"], strict=True)
     return spread([one / other for one, other in pairs])
-
-
-def inversions(players: Figures) -> list[str]:
-    """Pairs of which the plan has one faster by 25 % or more, which is slower."""
-    planned = {name: of["predicted"]["seconds"] for name, of in players.items() if "predicted" in of}
-    measured = {name: players[name]["seconds"]["median"] for name in planned}
-    return [
-        f"{fast} {measured[fast]:.2f} s, {slow} {measured[slow]:.2f} s"
-        for fast in planned
-        for slow in planned
-        if _GAP * planned[fast] <= planned[slow] and measured[fast] > measured[slow]
-    ]
 
 
 def measure(path: Path, *, repetitions: int, players: list[str] | None = None) -> None:

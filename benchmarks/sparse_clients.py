@@ -28,7 +28,6 @@ from fedsign.records import ObjectiveSpec, TrainRequest
 from fedsign.workload import Workload
 
 NAME = "sparse_clients"
-TARGET = 1.1  # of a dense client's step
 SHARES, BATCH, LENGTH, WIDTH, STEPS = (4, 16, 64), 8, 128, 256, 20
 PLAYERS = ["dense", *(f"{kind} 1/{share}" for share in SHARES for kind in ("masked", "packed"))]
 

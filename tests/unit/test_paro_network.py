@@ -2,7 +2,8 @@
 
 import pytest
 
-from benchmarks.paro_network import RANKS, inversions, predicted
+from benchmarks.docs_alone import inversions
+from benchmarks.paro_network import RANKS, predicted
 from benchmarks.paro_players import LAYERS, PER_GROUP, PLAYERS, WIDTH
 from benchmarks.paro_rank import alone, batches
 from fedsign.sharding.strategy import STRATEGIES

@@ -108,5 +108,5 @@ def _delete_extras(path: Path, names: frozenset[str]) -> None:
     text = path.read_text("utf-8")
     for extra in (extra for name in names for extra in CAPABILITIES[name].extras):
         text = re.sub(rf"(?m)^{re.escape(extra)} = \[.*\n", "", text)
-        text = re.sub(rf"(fedsign\[[^\]]*?),?\b{re.escape(extra)}\b", r"\1", text)
+        text = re.sub(rf"(fedsign\[[^\]]*?)\b{re.escape(extra)}\b,?", r"\1", text)
     path.write_text(text, "utf-8")
