@@ -63,6 +63,7 @@ signal.signal(signal.SIGTERM, end)
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 if os.getppid() == int(sys.argv[1]):
     child = subprocess.Popen(sys.argv[2:])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # child.wait() would keep end() from seeing that it ended
     sys.exit(child.wait())
 """
 
