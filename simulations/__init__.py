@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedsign.comparison_folder import Comparison, load_comparison
     from simulations.api import Run, load_run, run
-    from simulations.comparisons.play import compare
+    from simulations.comparison.play import compare
 
 __all__ = ["Comparison", "Run", "compare", "load_comparison", "load_run", "run"]
 
 _HOMES = {
     "Comparison": "fedsign.comparison_folder",
     "Run": "simulations.api",
-    "compare": "simulations.comparisons.play",
+    "compare": "simulations.comparison.play",
     "load_comparison": "fedsign.comparison_folder",
     "load_run": "simulations.api",
     "run": "simulations.api",

@@ -171,7 +171,7 @@ def export(
     json: JsonOption = False,
 ) -> None:
     """Write a run's language model as a folder that `transformers` loads; adapters are merged."""
-    from simulations.export import export as write
+    from simulations.language.export import export as write
 
     facts = write(path, out)
     if json:
@@ -277,7 +277,7 @@ def compare(
 
     Exit code 1: some cells failed, such as one that diverged; the table is of the others.
     """
-    from simulations.comparisons import command
+    from simulations.comparison import command
 
     asked = command.Asked(
         config=config,
@@ -322,7 +322,7 @@ def condense(
 ) -> None:
     """Condense a data set: learn a few images that a network can be trained on in place of all of them."""
     from fedsign.bilevel import settings
-    from simulations import condensing
+    from simulations.bilevel import condensing
 
     if resume is not None:
         if config is not None or overrides or out is not None:

@@ -9,8 +9,7 @@ CAPABILITY = Capability(
         "fedsign.bilevel",
         "fedsign.report.condensation",
         "fedsign.report.learning_plots",
-        "simulations.condensing",
-        "simulations.tuning.learning",
+        "simulations.bilevel",
     ),
     kinds={
         "hypergradient": Kind(

@@ -18,6 +18,6 @@ CAPABILITY = Capability(
         "fedsign.report.rows",
         "fedsign.report.tables",
         "fedsign.report.verdict",
-        "simulations.comparisons",
+        "simulations.comparison",
     ),
 )

@@ -19,9 +19,6 @@ CAPABILITY = Capability(
         "fedsign.analysis.vector",
         "fedsign.report.valley_*",
         "simulations.analyses.command",
-        "simulations.analyses.curvature",
-        "simulations.analyses.interpolate",
-        "simulations.analyses.subject",
-        "simulations.analyses.valley",
+        "simulations.landscape",
     ),
 )

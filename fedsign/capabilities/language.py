@@ -14,7 +14,7 @@ CAPABILITY = Capability(
         "fedsign.models.gpt",
         "fedsign.models.hugging_face",
         "fedsign.tasks.language",
-        "simulations.export",
+        "simulations.language",
     ),
     rows={
         "dataset": {

@@ -8,8 +8,8 @@ CAPABILITY = Capability(
         "fedsign.capabilities.memory",
         "fedsign.memory",
         "fedsign.report.stacks",
-        "simulations.estimates.command",
-        "simulations.estimates.memory*",
+        "simulations.estimates",
+        "simulations.memory",
     ),
     requires={
         "sharding": "a step is estimated for one rank of a sharded client",

@@ -9,9 +9,7 @@ CAPABILITY = Capability(
         "fedsign.report.sharding_chart",
         "fedsign.sharding",
         "clients.sharding",
-        "simulations.estimates.probing",
-        "simulations.estimates.quantities",
-        "simulations.estimates.sharding*",
+        "simulations.sharding",
     ),
     requires={
         "workers": "ranks share tensors and data through the same memory",

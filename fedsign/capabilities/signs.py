@@ -9,7 +9,7 @@ CAPABILITY = Capability(
         "fedsign.analysis.agreement",
         "fedsign.analysis.signs",
         "fedsign.report.sign_plots",
-        "simulations.analyses.signs",
+        "simulations.signs",
     ),
     requires={
         "landscape": "models are vectors and groups of parameters there",

@@ -10,12 +10,8 @@ CAPABILITY = Capability(
         "fedsign.parameterisation",
         "fedsign.report.coordinate_plots",
         "fedsign.report.transfer_plots",
-        "simulations.analyses.coordinates",
-        "simulations.analyses.parameterisation*",
-        "simulations.tuning.cells",
-        "simulations.tuning.training",
-        "simulations.tuning.transfer",
-        "simulations.tuning.worker",
+        "simulations.analyses.parameterisation_commands",
+        "simulations.sparsity",
     ),
     kinds={
         "parameterisation": Kind(

@@ -82,8 +82,8 @@ def valley(
     """Draw loss and error around a model, along noises and special directions."""
     from fedsign.report.analysis import write_found
     from fedsign.report.valley_plots import valley_figures
-    from simulations.analyses import valley as valleys
-    from simulations.analyses.subject import subject_of
+    from simulations.landscape import valley as valleys
+    from simulations.landscape.subject import subject_of
 
     asked = valleys.Asked(
         directions=words(directions),
@@ -125,8 +125,8 @@ def signs(
     """Compare the signs of models, layer by layer: the share of parameters whose signs are equal."""
     from fedsign.report.analysis import write_found
     from fedsign.report.sign_plots import sign_figures
-    from simulations.analyses import signs as comparing
-    from simulations.analyses.subject import subject_of
+    from simulations.landscape.subject import subject_of
+    from simulations.signs import pairs as comparing
 
     named = zip(paths, _models_of(paths, model), strict=True)
     subjects = [subject_of(path, model=its_model, overrides=overrides or []) for path, its_model in named]
@@ -161,8 +161,8 @@ def interpolate(
     """Draw loss and error on the line through two models, and say what stands between them."""
     from fedsign.report.analysis import write_found
     from fedsign.report.valley_plots import path_figures
-    from simulations.analyses import interpolate as lines
-    from simulations.analyses.subject import subject_of
+    from simulations.landscape import interpolate as lines
+    from simulations.landscape.subject import subject_of
 
     named = zip((first, second), _models_of([first, second], model), strict=True)
     one, other = (subject_of(path, model=its_model, overrides=overrides or []) for path, its_model in named)
@@ -216,8 +216,8 @@ def curvature(
 ) -> None:
     """Measure the Hessian of the test loss: its trace, its extreme eigenvalues."""
     from fedsign.report.analysis import write_found
-    from simulations.analyses import curvature as hessians
-    from simulations.analyses.subject import subject_of
+    from simulations.landscape import curvature as hessians
+    from simulations.landscape.subject import subject_of
 
     subject = subject_of(path, model=model, overrides=overrides or [])
     found = hessians.look(subject, draws=draws, eigenvalues=eigenvalues, samples=samples, seed=seed)

@@ -25,7 +25,7 @@ Overrides = Annotated[
 def parameterisation(config: ConfigArgument = None, overrides: Overrides = None, json: JsonOption = False) -> None:
     """Show what [parameterisation] gives each tensor of an experiment's model, and why."""
     from fedsign import config as configs
-    from simulations.analyses import parameterisation as looking
+    from simulations.sparsity import parameterisation as looking
 
     found = looking.look(configs.load(config, overrides or []))
     if json:
@@ -70,7 +70,7 @@ def coordinates(
     from fedsign import config as configs
     from fedsign.report.analysis import write_found
     from fedsign.report.coordinate_plots import coordinate_figures
-    from simulations.analyses import coordinates as looking
+    from simulations.sparsity import coordinates as looking
 
     asked = looking.Asked(schemes=words(schemes), densities=numbers("--densities", densities), seeds=seeds, steps=steps)
     found = looking.look(configs.load(config, overrides or []), asked)

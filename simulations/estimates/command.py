@@ -5,8 +5,8 @@ Like the command line itself, importing this imports neither torch nor Flower no
 
 import typer
 
-from simulations.estimates.memory_command import memory
-from simulations.estimates.sharding_command import sharding
+from simulations.memory.command import memory
+from simulations.sharding.command import sharding
 
 app = typer.Typer(
     name="estimate",

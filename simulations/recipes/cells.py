@@ -10,7 +10,7 @@ from fedsign import over_seeds
 from fedsign.config import from_dict
 from fedsign.errors import RoundError
 from fedsign.results import Line, final_value, find_runs
-from simulations.comparisons.pool import Job, Watcher, play_all
+from simulations.comparison.pool import Job, Watcher, play_all
 
 
 def all_rounds(cells: Sequence[Mapping[str, Any]]) -> list[list[Line]]:

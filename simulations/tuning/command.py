@@ -80,7 +80,7 @@ def transfer(
     from fedsign import config as configs
     from fedsign.report.analysis import write_found
     from fedsign.report.transfer_plots import transfer_figures
-    from simulations.tuning import transfer as tuning
+    from simulations.sparsity import transfer as tuning
 
     if toml and json:
         raise ConfigError("--toml and --json were both given; expected is one of them.")
@@ -154,7 +154,7 @@ def learn(
     from fedsign.disk import write_text
     from fedsign.report.analysis import write_found
     from fedsign.report.learning_plots import learning_figures
-    from simulations.tuning import learning
+    from simulations.bilevel import learning
 
     if toml and json:
         raise ConfigError("--toml and --json were both given; expected is one of them.")

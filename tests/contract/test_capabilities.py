@@ -19,7 +19,7 @@ from fedsign.data.digits import digits
 from fedsign.errors import FedSignError
 from fedsign.registry import KINDS, resolve
 from simulations import Run, run
-from simulations.comparisons.plan import Request, make_plan
+from simulations.comparison.plan import Request, make_plan
 from tests.contract.test_strategies import lines
 from tests.contract.transported import over_flowers_transport
 

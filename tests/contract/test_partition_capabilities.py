@@ -14,7 +14,7 @@ from fedsign.errors import FedSignError
 from fedsign.registry import KINDS
 from fedsign.workload import Workload
 from simulations import run
-from simulations.comparisons.plan import Request, make_plan
+from simulations.comparison.plan import Request, make_plan
 from tests.contract.test_capabilities import NUM_CLIENTS, strategy, table
 from tests.contract.test_strategies import lines
 

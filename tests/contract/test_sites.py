@@ -25,9 +25,9 @@ from fedsign.report.page import write_report
 from fedsign.results import RunFolder
 from fedsign.workload import Workload
 from simulations import Run, run
-from simulations.analyses.subject import Subject
-from simulations.comparisons.plan import Request, make_plan
+from simulations.comparison.plan import Request, make_plan
 from simulations.evaluation import Evaluator, evaluating, means
+from simulations.landscape.subject import Subject
 from simulations.partition_view import describe
 from simulations.server_app import complete_partition
 

@@ -21,7 +21,7 @@ from fedsign.parameterisation.packing import Packing, packing_of
 from fedsign.registry import KINDS
 from fedsign.workload import Workload
 from simulations import Run, run
-from simulations.analyses.subject import subject_of
+from simulations.landscape.subject import subject_of
 from tests.contract.test_capabilities import NUM_CLIENTS, strategy
 from tests.contract.test_strategies import lines
 from tests.contract.transported import over_flowers_transport

@@ -18,7 +18,7 @@ from fedsign.data.base import Samples
 from fedsign.report.page import write_report
 from fedsign.workload import Workload
 from simulations import load_comparison, load_run, run
-from simulations.comparisons.play import go_on
+from simulations.comparison.play import go_on
 from tests.same_numbers.compare import Snapshot, difference
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

@@ -21,9 +21,9 @@ from fedsign.errors import ConfigError, FedSignError, ResultsError
 from fedsign.workload import Workload
 from simulations import api, compare, run
 from simulations.callbacks.base import Callback
-from simulations.comparisons import worker
-from simulations.comparisons.plan import Request, make_plan
-from simulations.comparisons.play import _check_parts, go_on
+from simulations.comparison import worker
+from simulations.comparison.plan import Request, make_plan
+from simulations.comparison.play import _check_parts, go_on
 from tests.e2e.command import fedsign, settings
 
 LONG = settings(

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from fedsign.bilevel.settings import from_dict, load
 from fedsign.errors import ResultsError
-from simulations.condensing import condense, resume
+from simulations.bilevel.condensing import condense, resume
 from tests.e2e.command import fedsign, settings
 
 SMALL = settings(

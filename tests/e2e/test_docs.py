@@ -10,8 +10,8 @@ import pytest
 from fedsign import plugins
 from fedsign.config import load, parse_override
 from fedsign.registry import KINDS
-from simulations.comparisons.plan import STRATEGIES, Request, make_plan, parse_axis
-from simulations.comparisons.play import is_for_all
+from simulations.comparison.plan import STRATEGIES, Request, make_plan, parse_axis
+from simulations.comparison.play import is_for_all
 from tests.e2e.command import fedsign, settings
 
 ROOT = Path(__file__).parents[2]

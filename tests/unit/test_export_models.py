@@ -13,7 +13,7 @@ from fedsign.config import from_dict
 from fedsign.errors import ConfigError
 from fedsign.models.hugging_face import network_of
 from simulations.api import Run, run
-from simulations.export import export
+from simulations.language.export import export
 from tests.unit.language_samples import save_tokenizer
 from tests.unit.test_causal_lm import TIED, saved
 from tests.unit.test_causal_lm import build as of_folder

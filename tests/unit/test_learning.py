@@ -14,7 +14,7 @@ from fedsign.bilevel.unroll import final_state
 from fedsign.config import from_dict
 from fedsign.errors import ConfigError
 from simulations import run
-from simulations.tuning.learning import Asked, Learning, learn, learnt_config
+from simulations.bilevel.learning import Asked, Learning, learn, learnt_config
 
 ALL = ("strategy.gamma", "client.lr", "client.weight_decay", "aggregation.weights")
 

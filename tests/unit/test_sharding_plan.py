@@ -14,7 +14,7 @@ from fedsign.sharding.layout import Cut, Granularity, Grouping
 from fedsign.sharding.plan import Estimate, Ranking, Task, estimate, rank
 from fedsign.sharding.strategy import PAPER, STRATEGIES, Collective, Operation, Scope, strategy_of
 from fedsign.sharding.traffic import Link, Network, Payload, Rings, payload, seconds
-from simulations.estimates.sharding import Asked, Ranks, Said, look, network_of
+from simulations.sharding.estimate import Asked, Ranks, Said, look, network_of
 from tests.e2e.command import fedsign
 
 GB = 1e9

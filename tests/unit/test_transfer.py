@@ -18,9 +18,9 @@ from fedsign.workload import Workload
 from simulations import api
 from simulations.recipes.smupar import smupar_ablation, smupar_init_transfer, smupar_lr_transfer
 from simulations.recipes.smupar.smupar_gpt import INIT_STD
-from simulations.tuning import cells, training, transfer
+from simulations.sparsity import cells, training, transfer
+from simulations.sparsity.transfer import Asked, tune, widened, width_of
 from simulations.tuning.command import values_of
-from simulations.tuning.transfer import Asked, tune, widened, width_of
 
 VALUES = [0.25, 0.5, 1.0, 2.0]
 
@@ -170,7 +170,7 @@ def planned(config: ExperimentConfig, asked: Asked, monkeypatch: pytest.MonkeyPa
             for cell in given
         ]
 
-    monkeypatch.setattr("simulations.tuning.transfer.losses_of", pretend)
+    monkeypatch.setattr("simulations.sparsity.transfer.losses_of", pretend)
     found = tune(config, asked, folder)
     assert [row["moved"] for row in found.summary] == [0.0, 2.0, 4.0] * (len(found.summary) // 3)
     assert found.arrays["loss"].shape == (len(asked.schemes), 1, 3, 9, asked.seeds)

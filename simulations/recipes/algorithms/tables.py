@@ -10,7 +10,7 @@ from fedsign.errors import DataError
 from fedsign.over_seeds import paired_difference
 from fedsign.report.export import export
 from fedsign.report.verdict import ranked
-from simulations.comparisons.play import compare
+from simulations.comparison.play import compare
 from simulations.recipes.base import NotDecidableHere
 
 

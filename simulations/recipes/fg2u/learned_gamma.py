@@ -13,9 +13,9 @@ from statistics import fmean
 from typing import Any
 
 from fedsign.config import from_dict
+from simulations.bilevel.learning import Asked, Learning
 from simulations.recipes.base import Figures, Recipe, Threshold, Verdict
 from simulations.recipes.cells import all_rounds
-from simulations.tuning.learning import Asked, Learning
 
 _GRID, _START = (0.001, 0.01, 0.1), 0.01
 _ROUNDS, _STEPS, _HORIZON, _RATE = 30, 10, 3, 0.5

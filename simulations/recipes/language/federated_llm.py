@@ -25,7 +25,7 @@ from fedsign.config import from_dict
 from fedsign.results import Line
 from fedsign.workload import Workload
 from simulations.api import Run, run
-from simulations.export import export
+from simulations.language.export import export
 from simulations.recipes.base import Figures, NotDecidableHere, Recipe, Threshold
 from simulations.recipes.cells import all_rounds
 from simulations.recipes.language import docstrings, small_llama

@@ -11,7 +11,7 @@ from typing import Any
 from fedsign import llm
 from fedsign.config import from_dict
 from simulations.api import run
-from simulations.export import export
+from simulations.language.export import export
 
 SHAPE: dict[str, Any] = {
     "name": "gpt",

@@ -9,9 +9,9 @@ alone does not mend the first step's change.
 from collections.abc import Sequence
 from typing import Any
 
-from simulations.analyses.coordinates import Asked, look
 from simulations.recipes.base import Figures, Recipe, Threshold
 from simulations.recipes.smupar.smupar_gpt import experiment
+from simulations.sparsity.coordinates import Asked, look
 
 _WIDTH = 256
 

@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 
 from fedsign.config import ExperimentConfig
-from simulations.analyses.coordinates import variant
 from simulations.recipes.base import Figures, Recipe, Threshold, Verdict
 from simulations.recipes.cells import final_values
 from simulations.recipes.smupar.smupar_gpt import experiment
+from simulations.sparsity.coordinates import variant
 
 _WIDTH, _DENSITY, _STEPS, _SEED = 128, 1 / 32, 128, 0
 _RULES: Mapping[str, Mapping[str, Any]] = {

@@ -24,7 +24,7 @@ from simulations.recipes.smupar.smupar_sweeps import (
     spread,
     swept,
 )
-from simulations.tuning.transfer import Asked
+from simulations.sparsity.transfer import Asked
 
 NAME = "smupar-lr-transfer"
 _SCHEMES = ("sp", "mup", "smupar")

@@ -21,10 +21,10 @@ from fedsign.config import ExperimentConfig
 from fedsign.parameterisation.apply import parameterised
 from fedsign.parameterisation.roles import Role
 from fedsign.workload import Workload
-from simulations.analyses.coordinates import variant
 from simulations.recipes.base import Figures, Recipe, Threshold
 from simulations.recipes.cells import final_values
 from simulations.recipes.smupar.smupar_gpt import BASE_WIDTH, experiment
+from simulations.sparsity.coordinates import variant
 
 _WIDTH, _LOWEST, _STEPS = 128, 1 / 32, 128
 _SCHEMES = ("sp", "mup", "smupar")

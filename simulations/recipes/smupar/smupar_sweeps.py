@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedsign.report.analysis import Found, write_found
 from fedsign.report.transfer_plots import transfer_figures
 from simulations.recipes.smupar.smupar_gpt import INIT_STD, experiment
-from simulations.tuning.transfer import Asked, tune
+from simulations.sparsity.transfer import Asked, tune
 
 WIDTH, RATE = 128, 2.0**-9  # the best one of the dense model under muP
 BATCHES: dict[str, Any] = {"data": {"block_length": 32}, "client": {"batch_size": 8}}  # 256 tokens a step

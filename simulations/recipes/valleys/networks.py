@@ -18,7 +18,7 @@ from fedsign.config import from_dict, merged
 from fedsign.errors import RoundError
 from fedsign.records import ObjectiveSpec, Tensors, TrainReply, TrainRequest
 from fedsign.workload import Workload
-from simulations.analyses.subject import Subject, subject_of
+from simulations.landscape.subject import Subject, subject_of
 
 EPOCHS = 40
 _CENTRAL: dict[str, Any] = {

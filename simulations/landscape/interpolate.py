@@ -11,7 +11,7 @@ from fedsign.analysis.landscape import Landscape
 from fedsign.analysis.signs import same_sign_ratio, step_by_group
 from fedsign.errors import ConfigError
 from fedsign.report.analysis import Found
-from simulations.analyses.subject import Subject
+from simulations.landscape.subject import Subject
 
 _log = logging.getLogger("fedsign")
 

@@ -10,9 +10,9 @@ from typing import Any
 from fedsign import config as configs
 from fedsign.comparison_folder import PLAN, Comparison
 from fedsign.errors import ConfigError, ResultsError
-from simulations.comparisons import play as playing
-from simulations.comparisons.plan import NUM_SEEDS, STRATEGIES, parse_axis
-from simulations.comparisons.table import as_json, print_summary
+from simulations.comparison import play as playing
+from simulations.comparison.plan import NUM_SEEDS, STRATEGIES, parse_axis
+from simulations.comparison.table import as_json, print_summary
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

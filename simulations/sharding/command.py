@@ -48,7 +48,7 @@ def sharding(
     json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON instead of a table.")] = False,
 ) -> None:
     """Sharding strategies (PaRO) by memory and time: what fits, and what is fastest on this network."""
-    from simulations.estimates import sharding as estimates
+    from simulations.sharding import estimate as estimates
 
     network = estimates.network_of(
         estimates.Said(ranks=ranks, intra=intra, inter=inter, link=link), per_group=per_group, measure=measure

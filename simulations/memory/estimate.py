@@ -19,7 +19,7 @@ from fedsign.registry import nearest
 from fedsign.report.stacks import Stack, draw_stacks
 from fedsign.report.template import standalone
 from fedsign.report.wording import byte_count
-from simulations.estimates.quantities import bytes_of
+from simulations.sharding.quantities import bytes_of
 
 if TYPE_CHECKING:
     from fedsign.config import ExperimentConfig

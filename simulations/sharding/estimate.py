@@ -17,8 +17,8 @@ from fedsign.sharding.layout import Grouping
 from fedsign.sharding.plan import Estimate, Ranking, Task, estimate, rank
 from fedsign.sharding.strategy import PAPER, STRATEGIES
 from fedsign.sharding.traffic import Link, Network, Rings
-from simulations.estimates.quantities import bits_per_second, bytes_of, fraction
 from simulations.printing import escaped
+from simulations.sharding.quantities import bits_per_second, bytes_of, fraction
 
 DEFAULT_PATH = Path("sharding.svg")
 _CANDIDATES = {"all": tuple(STRATEGIES), "paper": PAPER}
@@ -86,7 +86,7 @@ def network_of(said: Said, *, per_group: int, measure: bool) -> Ranks | None:
     given = [option for option, value in values.items() if value is not None]
     if given:
         raise ConfigError(f"--measure was given with {', '.join(given)}, which it measures; leave one of them out.")
-    from simulations.estimates.probing import measured  # torch
+    from simulations.sharding.probing import measured  # torch
 
     found = measured(per_group)
     if found is None:

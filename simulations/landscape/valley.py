@@ -17,7 +17,7 @@ from fedsign.analysis.valley import Curve, Sides, Surface, asymmetry, curves, la
 from fedsign.errors import ConfigError
 from fedsign.registry import nearest
 from fedsign.report.analysis import Found
-from simulations.analyses.subject import Subject
+from simulations.landscape.subject import Subject
 
 _POINTS, _SURFACE_POINTS = 41, 25
 

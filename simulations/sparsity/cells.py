@@ -20,10 +20,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fedsign.config import ExperimentConfig
 from fedsign.disk import disk_errors, exclusive, remove_partials, write_text
 from fedsign.errors import ConfigError, EngineError, ResultsError
-from simulations.comparisons.plan import digest_of
-from simulations.comparisons.pool import Job, Watcher, play_all
+from simulations.comparison.plan import digest_of
+from simulations.comparison.pool import Job, Watcher, play_all
 
-_WORKER = "simulations.tuning.worker"
+_WORKER = "simulations.sparsity.worker"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

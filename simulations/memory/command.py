@@ -81,7 +81,7 @@ def memory(
     json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON instead of a table.")] = False,
 ) -> None:
     """Estimate a training step's memory from shapes alone: weights, gradients, optimiser, activations, under each method."""
-    from simulations.estimates import memory as estimates
+    from simulations.memory import estimate as estimates
 
     asked = estimates.Asked(
         model=model,

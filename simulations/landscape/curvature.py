@@ -4,7 +4,7 @@ import torch
 
 from fedsign.analysis.curvature import Curvature
 from fedsign.report.analysis import Found
-from simulations.analyses.subject import Subject
+from simulations.landscape.subject import Subject
 
 
 def look(

@@ -1,12 +1,12 @@
-"""A process that plays cells of a sweep; how it is spoken with: `simulations.comparisons.worker`."""
+"""A process that plays cells of a sweep; how it is spoken with: `simulations.comparison.worker`."""
 
 from pathlib import Path
 
 from fedsign.config import from_toml
 from fedsign.transport.connection import Connection, Message
-from simulations.comparisons.worker import answer_all
-from simulations.tuning.cells import write_loss
-from simulations.tuning.training import Trainings
+from simulations.comparison.worker import answer_all
+from simulations.sparsity.cells import write_loss
+from simulations.sparsity.training import Trainings
 
 
 def main(parent: Connection) -> None:

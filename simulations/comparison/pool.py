@@ -1,6 +1,6 @@
 """Worker processes that play cells, each many of them, so that torch is imported once a process.
 
-`simulations.comparisons.worker` is what they run here; another module that answers in the same words will do as well.
+`simulations.comparison.worker` is what they run here; another module that answers in the same words will do as well.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +12,7 @@ from fedsign.errors import DiskFullError, EngineError
 from fedsign.transport.connection import Message, poll
 from fedsign.transport.process import ChildProcess, close_all
 
-COMPARISONS = "simulations.comparisons.worker"
+COMPARISONS = "simulations.comparison.worker"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

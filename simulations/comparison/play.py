@@ -20,10 +20,10 @@ from fedsign.errors import ConfigError, ResultsError
 from fedsign.report.comparison import write_comparison
 from fedsign.workload import Workload
 from simulations import api
-from simulations.comparisons import arguments
-from simulations.comparisons.board import Board
-from simulations.comparisons.plan import NUM_SEEDS, STRATEGIES, Request, for_folder, make_plan
-from simulations.comparisons.pool import Job, Watcher, play_all
+from simulations.comparison import arguments
+from simulations.comparison.board import Board
+from simulations.comparison.plan import NUM_SEEDS, STRATEGIES, Request, for_folder, make_plan
+from simulations.comparison.pool import Job, Watcher, play_all
 
 Configs = Mapping[str, ExperimentConfig]
 

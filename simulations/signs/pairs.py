@@ -13,7 +13,7 @@ from fedsign.analysis.vector import Layout
 from fedsign.errors import ConfigError
 from fedsign.report.analysis import Found
 from fedsign.results import read_lines
-from simulations.analyses.subject import Subject
+from simulations.landscape.subject import Subject
 
 _FIGURE = "models_global"
 

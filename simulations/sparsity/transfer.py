@@ -23,10 +23,10 @@ from fedsign.parameterisation.transfer import read_off
 from fedsign.registry import nearest
 from fedsign.report.analysis import Found
 from fedsign.workload import Workload
-from simulations.analyses.coordinates import VARIANTS, variant
-from simulations.tuning.cells import Cell, losses_of
-from simulations.tuning.training import check as check_cell
-from simulations.tuning.training import held_out
+from simulations.sparsity.cells import Cell, losses_of
+from simulations.sparsity.coordinates import VARIANTS, variant
+from simulations.sparsity.training import check as check_cell
+from simulations.sparsity.training import held_out
 
 SETTINGS = {"rate": "client.lr", "init": "parameterisation.init_std"}
 _AROUND = [2.0**power for power in range(-4, 5)]  # times the experiment's own value

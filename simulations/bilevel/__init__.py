@@ -1,0 +1,1 @@
+"""Gradients through a training: `fedsign condense`, `fedsign tune learn`."""

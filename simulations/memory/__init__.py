@@ -1,0 +1,1 @@
+"""The memory that a training step takes: `fedsign estimate memory`."""

@@ -1,0 +1,1 @@
+"""A client of several processes: `fedsign estimate sharding`, `fedsign worker`."""

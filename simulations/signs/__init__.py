@@ -1,0 +1,1 @@
+"""Signs of models compared: `fedsign analyse signs`."""

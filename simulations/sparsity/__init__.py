@@ -1,0 +1,1 @@
+"""Sparse models: what parameterisations give each tensor, and whether tuned settings transfer."""
