@@ -13,6 +13,7 @@ CAPABILITY = Capability(
         "simulations.estimates.quantities",
         "simulations.estimates.sharding*",
     ),
+    sections={"client.sharding": "fedsign.sharding.section:ShardingSection"},
     requires={
         "workers": "ranks share tensors and data through the same memory",
     },

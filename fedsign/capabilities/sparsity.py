@@ -17,6 +17,11 @@ CAPABILITY = Capability(
         "simulations.tuning.transfer",
         "simulations.tuning.worker",
     ),
+    sections={
+        "parameterisation": "fedsign.parameterisation.section:ParameterisationPart",
+        "sparsity": "fedsign.parameterisation.section:SparsityPart",
+        "engine": "fedsign.parameterisation.section:SparseKeys",
+    },
     kinds={
         "parameterisation": Kind(
             plural="parameterisations",
