@@ -92,7 +92,7 @@ def roll_call(message: Message, context: Context) -> Message:
         node = Node.of(context)
         record = ConfigRecord({"partitions": list(node.partitions)})
         workload = node.workload(context)
-        check_machines(workload.config.client.sharding)
+        check_machines(workload.config)
         if sites.lies_at_nodes(workload.config):
             for site in node.partitions:
                 workload.share_of(site)
@@ -129,7 +129,7 @@ def _at_work(context: Context) -> tuple[Node, Workload]:
 
 def _trainer(workload: Workload, states: ClientStore) -> LocalTrainer:
     """One whose last reply is good until the next."""
-    if workload.config.client.sharding.ranks > 1:
+    if workload.config.get("client.sharding.ranks", 1) > 1:
         return AtDaemon(workload, logs=_logs(states))
     return SequentialTrainer(workload, copies=False)
 

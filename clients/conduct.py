@@ -9,12 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from clients.privacy import ClientPrivacy
-from clients.robustness.attack import Attack
-from clients.robustness.faults import Faults
+from clients.privacy import privacy_of
+from clients.robustness.attack import attack_of
+from clients.robustness.faults import faults_of
 from clients.state.store import ClientStore
 from clients.trainer import LocalTrainer
-from fedsign.privacy.local import Local
 from fedsign.records import Failure, ReplyStack, TrainReply, TrainRequest, failure_of
 from fedsign.workload import Workload
 
@@ -84,18 +83,13 @@ def conducts_of(workload: Workload, *, in_process: bool, folder: Path) -> list[C
     `folder` is that of the clients' states.
     """
     config = workload.config
-    found: list[Conduct] = []
-    attack = Attack(config.attack, seed=config.seed, num_clients=config.partition.num_clients)
-    privacy = config.privacy.build()
-    if isinstance(privacy, Local):
-        found.append(ClientPrivacy(privacy, folder, is_malicious=attack.is_malicious))
-    if config.attack.name != "none":
-        found.append(attack)
-    if config.faults.any:
-        found.append(
-            Faults(config.faults, seed=config.seed, timeout_s=config.server.round_timeout_s, waits=not in_process)
-        )
-    return found
+    attack = attack_of(config)
+    found: tuple[Conduct | None, ...] = (
+        privacy_of(config, folder, is_malicious=attack.is_malicious),
+        attack if config.get("attack.name", "none") != "none" else None,
+        faults_of(config, waits=not in_process),
+    )
+    return [each for each in found if each is not None]
 
 
 def conducted(trainer: LocalTrainer, workload: Workload, *, in_process: bool, folder: Path) -> LocalTrainer:

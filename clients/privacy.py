@@ -7,7 +7,9 @@ A malicious client does not care for it (`clients.robustness.attack`).
 from collections.abc import Callable
 from pathlib import Path
 
+from fedsign.config import ExperimentConfig
 from fedsign.privacy.local import Local
+from fedsign.privacy.section import PrivacyPart
 from fedsign.records import Failure, TrainReply, TrainRequest
 
 
@@ -29,3 +31,9 @@ class ClientPrivacy:
     def after(self, request: TrainRequest, reply: TrainReply) -> TrainReply | Failure:
         """Clip and cover."""
         return self._rule.applied(reply, request.tensors, self._secret)
+
+
+def privacy_of(config: ExperimentConfig, folder: Path, *, is_malicious: Callable[[int], bool]) -> ClientPrivacy | None:
+    """The clients' half of an experiment's privacy; None without, and with a server that is trusted."""
+    rule = PrivacyPart.of(config).build()
+    return ClientPrivacy(rule, folder, is_malicious=is_malicious) if isinstance(rule, Local) else None

@@ -251,9 +251,10 @@ def check_sparsity(config: ExperimentConfig) -> None:
     Raises:
         ConfigError: there are more.
     """
-    if config.sparsity.name != "static" and (config.rounds, config.partition.num_clients) != (1, 1):
+    rule = config.get("sparsity.name", "static")
+    if rule != "static" and (config.rounds, config.partition.num_clients) != (1, 1):
         raise ConfigError(
-            f"sparsity.name={config.sparsity.name} was given with rounds={config.rounds} and partition.num_clients="
+            f"sparsity.name={rule} was given with rounds={config.rounds} and partition.num_clients="
             f"{config.partition.num_clients}, but server and clients draw the same masks and send none, so that a client's change would "
             "be unknown to all others; use sparsity.name=static, or train in one place with rounds=1 and partition.num_clients=1."
         )
@@ -273,7 +274,7 @@ def check_training(workload: Workload, spec: ObjectiveSpec) -> None:
     if objective.needs_unit_displacement and unit_displacement(optimizer, 1) is None:
         if is_linear(optimizer):
             raise ConfigError(
-                f"parameterisation.name={workload.config.parameterisation.name} was given, which gives tensors learning rates of their own "
+                f"parameterisation.name={workload.config.get('parameterisation.name', 'none')} was given, which gives tensors learning rates of their own "
                 f"at this width and density, but objective '{spec.name}' needs one rate for all; use parameterisation.name=sp."
             )
         raise ConfigError(

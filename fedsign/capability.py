@@ -28,7 +28,10 @@ class Capability:
     kinds: Mapping[str, Kind] = field(default_factory=dict)  # families of its own
     rows: Mapping[str, Mapping[str, Row]] = field(default_factory=dict)  # kind -> what it adds to the core's
     moved: Mapping[str, str] = field(default_factory=dict)  # former name of a module -> its name; read with a warning
-    sections: Mapping[str, str] = field(default_factory=dict)  # key of the configuration -> its Section or Part
+    sections: Mapping[str, str] = field(
+        default_factory=dict
+    )  # path in the configuration -> table, or keys for the core's
+    columns: tuple[str, ...] = ()  # what it adds to a line of rounds.jsonl
     commands: Mapping[str, str] = field(default_factory=dict)  # "analyse signs" -> a Typer app or a function
     api: Mapping[str, str] = field(default_factory=dict)  # name in `simulations` -> target
     extends: Mapping[str, str] = field(default_factory=dict)  # extension point (`fedsign.extensions`) -> target

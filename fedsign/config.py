@@ -7,41 +7,38 @@ nearest known one.  `--set a.b=value` reaches every leaf.
 
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import reduce
+from operator import attrgetter, getitem
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from fedsign import plugins
-from fedsign.addresses import Address
+from fedsign.capabilities import CAPABILITIES
 from fedsign.errors import ConfigError
+from fedsign.extensions import load as load_target
 from fedsign.sections import (
-    WHERE_RANKS_ARE,
-    AttackPart,
     ClientSection,
     DataPart,
     EnginePart,
-    FaultsSection,
     FileName,
     ModelPart,
-    ParameterisationPart,
     Part,
     PartitionPart,
     Positive,
-    PrivacyPart,
     ResultsSection,
     Section,
     SectionT,
     Seed,
     ServerSection,
-    ShardingSection,
-    SparsityPart,
     StrategyPart,
+    composed,
+    tables,
 )
-from fedsign.sharding.strategy import strategy_of
 
-RESERVED_METRICS = frozenset(  # what a line of rounds.jsonl holds besides the metrics
+_COLUMNS = frozenset(  # what a line of rounds.jsonl holds besides the metrics
     {
         "round",
         "loss",
@@ -53,17 +50,11 @@ RESERVED_METRICS = frozenset(  # what a line of rounds.jsonl holds besides the m
         "bytes_up",
         "update_norm",
         "client_drift",
-        "epsilon",
-        "epsilon_round",
-        "clip_norm",
-        "malicious",
-        "signs_models",
-        "signs_models_global",
-        "signs_updates",
-        "signs_updates_global",
         "surplus",
+        *(column for each in CAPABILITIES.values() for column in each.columns),
     }
 )
+_Value = TypeVar("_Value")
 
 
 class ExperimentConfig(Section):
@@ -78,26 +69,42 @@ class ExperimentConfig(Section):
     data: DataPart = DataPart()
     partition: PartitionPart = PartitionPart()
     model: ModelPart = ModelPart()
-    parameterisation: ParameterisationPart = ParameterisationPart()
-    sparsity: SparsityPart = SparsityPart()
     client: ClientSection = ClientSection()
     strategy: StrategyPart = StrategyPart()
     server: ServerSection = ServerSection()
     engine: EnginePart = EnginePart()
-    faults: FaultsSection = FaultsSection()
-    privacy: PrivacyPart = PrivacyPart()
-    attack: AttackPart = AttackPart()
     results: ResultsSection = ResultsSection()
 
     def to_toml(self) -> str:
         """The complete configuration; `from_toml` of it gives an equal tree."""
         return tomli_w.dumps(self.model_dump(mode="json"))
 
+    def get(self, path: str, default: _Value) -> _Value:
+        """A setting by its path; the default where it is not a key, such as one of a capability that is not there."""
+        try:
+            return cast(_Value, attrgetter(path)(self))
+        except AttributeError:
+            return default
+
+    def what_counts(self) -> dict[str, Any]:
+        """The tree without the keys on which no result depends."""
+        data = self.model_dump(mode="json")
+        for path, table in tables(type(self)):
+            section = reduce(getitem, path.split("."), data)
+            for key in table.no_result:
+                section.pop(key, None)
+        return data
+
     def replace(self, **changes: Any) -> "ExperimentConfig":
         """A changed copy, checked like any other: `config.replace(seed=3, **{"client.lr": 0.1})`."""
         data = self.model_dump(mode="json")
         _assign_all(ExperimentConfig, data, changes.items())
         return from_dict(data)
+
+
+if not TYPE_CHECKING:  # capabilities' own modules find their tables by `Table.of`
+    _ADDED = ((path, load_target(target)) for each in CAPABILITIES.values() for path, target in each.sections.items())
+    ExperimentConfig = composed(ExperimentConfig, _ADDED)
 
 
 def from_dict(data: Mapping[str, Any]) -> ExperimentConfig:
@@ -108,6 +115,8 @@ def from_dict(data: Mapping[str, Any]) -> ExperimentConfig:
     """
     complete = checked(ExperimentConfig, data)
     _check_names(complete)
+    for path, _ in tables(ExperimentConfig):
+        attrgetter(path)(complete).check()
     _check_values(complete)
     return complete
 
@@ -269,7 +278,7 @@ def _check_names(config: ExperimentConfig) -> None:
             plugins.check(kind, name)
     columns = [name.rpartition(":")[2] for name in config.metrics]
     for name, column in zip(config.metrics, columns, strict=True):
-        if column in RESERVED_METRICS or column.startswith("validation_"):
+        if column in _COLUMNS or column.startswith("validation_"):
             raise ConfigError(
                 f"metric '{name}' would be written as '{column}', which a line of a run holds already; "
                 "give the function another name."
@@ -282,21 +291,8 @@ def _check_names(config: ExperimentConfig) -> None:
 
 
 def _check_values(config: ExperimentConfig) -> None:
-    """What no single value shows."""
-    server, num_clients, optimizer = config.server, config.partition.num_clients, config.client.optimizer.settings
-    client = config.client
-    if bool(client.local_epochs) == bool(client.local_steps):
-        raise ConfigError(
-            f"client.local_epochs={client.local_epochs} and client.local_steps={client.local_steps} were given; expected is "
-            "one of the two above 0: set the other to 0."
-        )
-    _check_sharding(client.sharding)
-    data = config.data
-    if (data.normalise == "constants") != bool(data.mean) or len(data.mean) != len(data.std):
-        raise ConfigError(
-            f"data.normalise={data.normalise} was given with {len(data.mean)} numbers in data.mean and {len(data.std)} in "
-            "data.std; with normalise=constants both need a number for every channel, and otherwise none."
-        )
+    """What no single table shows."""
+    server, num_clients, client = config.server, config.partition.num_clients, config.client
     if client.label_smoothing and config.task not in ("classification", "language"):
         raise ConfigError(
             f"client.label_smoothing={client.label_smoothing} was given with task={config.task}; only the tasks "
@@ -312,64 +308,3 @@ def _check_values(config: ExperimentConfig) -> None:
             f"server.evaluate_clients={server.evaluate_clients} exceeds the {num_clients} clients of partition.num_clients; "
             "lower it, or set it to 0 for all."
         )
-    if server.min_replies > server.cohort_size:
-        raise ConfigError(
-            f"server.min_replies={server.min_replies} exceeds server.cohort_size="
-            f"{server.cohort_size}: no round could ever end; lower server.min_replies."
-        )
-    if config.faults.delay_s != FaultsSection().delay_s and not config.faults.delay_rate:
-        raise ConfigError(
-            f"faults.delay_s={config.faults.delay_s:g} was given with faults.delay_rate=0, so that nobody would be late; set the "
-            "rate, or leave faults.delay_s out."
-        )
-    if config.attack.fraction != AttackPart().fraction and config.attack.name == "none":
-        raise ConfigError(
-            f"attack.fraction={config.attack.fraction:g} was given with attack.name=none, so that nobody would attack; name the "
-            "attack, or leave attack.fraction out."
-        )
-    if optimizer.get("nesterov") is True and optimizer.get("momentum") == 0:
-        raise ConfigError(
-            "client.optimizer.nesterov=true was given with client.optimizer.momentum=0, but needs a momentum above 0; "
-            "raise the momentum or drop nesterov."
-        )
-
-
-def _check_sharding(sharding: ShardingSection) -> None:
-    if sharding.ranks == 1:
-        given = {key: value for key, value in sharding if value != getattr(ShardingSection(), key)}
-        if given:
-            said = ", ".join(f"client.sharding.{key}={value}" for key, value in given.items())
-            raise ConfigError(
-                f"{said} was given with client.sharding.ranks=1, which shards nothing; raise ranks, or leave it out."
-            )
-        return
-    if sharding.ranks % sharding.groups:
-        raise ConfigError(
-            f"client.sharding.groups={sharding.groups} was given with client.sharding.ranks={sharding.ranks}; groups are of one "
-            "size: choose a divisor of ranks."
-        )
-    if sharding.strategy != "auto":
-        strategy_of(sharding.strategy)
-    _check_machines(sharding)
-
-
-def _check_machines(sharding: ShardingSection) -> None:
-    if sharding.machines == 1:
-        given = {
-            key: value for key, value in sharding if key in WHERE_RANKS_ARE and value != getattr(ShardingSection(), key)
-        }
-        if given:
-            said = " and ".join(f"client.sharding.{key}={value}" for key, value in given.items())
-            raise ConfigError(
-                f"{said} was given with client.sharding.machines=1, which no other one joins; raise machines, or leave it out."
-            )
-        return
-    for key in ("ranks", "groups"):
-        number = getattr(sharding, key)
-        if number % sharding.machines:
-            raise ConfigError(
-                f"client.sharding.machines={sharding.machines} was given with client.sharding.{key}={number}; each machine holds as "
-                f"many ranks, in whole groups: choose {key} as a multiple of machines."
-            )
-    if sharding.listen:
-        Address.of(sharding.listen, given_as="client.sharding.listen")

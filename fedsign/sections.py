@@ -1,16 +1,21 @@
-"""The tables of an experiment's configuration: what each section holds, its defaults, and what no value of it may be.
+"""The tables of the core's configuration: what each section holds, its defaults, and what no value of it may be.
 
 A `Part` names a factory, whose signature says what further keys its table takes (`fedsign.plugins`); a `Section` has fixed keys.
+Capabilities add tables of their own, and keys to the core's tables (`composed`).
 """
 
 import re
-from collections.abc import Callable, Iterable
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from operator import attrgetter
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
 from fedsign import plugins
+from fedsign.errors import ConfigError
 
 MAX_INT = 2**31 - 1  # a seed's words have 32 bits, Flower's records carry integers of 64 bits with a sign
 MAX_THREADS = 4096
@@ -33,13 +38,26 @@ PositiveReal = Annotated[float, Field(gt=0, allow_inf_nan=False), _NOT_BOOL]
 NonNegativeReal = Annotated[float, Field(ge=0, allow_inf_nan=False), _NOT_BOOL]
 Seconds = Annotated[float, Field(gt=0), _NOT_BOOL]  # may be infinite
 Fraction = Annotated[float, Field(ge=0, le=1), _NOT_BOOL]
-ClientPath = Literal["auto", "sequential", "cohort"]
-MaskDraw = Literal["bernoulli", "exact"]
 FileName = Annotated[str, AfterValidator(_file_name)]
 
 
-class Section(BaseModel):
-    """A table of the configuration with a fixed set of keys."""
+class Table(BaseModel):
+    """A table of the configuration, or keys that a capability adds to one of the core's."""
+
+    no_result: ClassVar[frozenset[str]] = frozenset()  # keys on which no result depends
+
+    @classmethod
+    def of(cls, config: "Table") -> Self:
+        """The table of this type in a configuration."""
+        found: Self = attrgetter(_path(type(config), cls))(config)
+        return found
+
+    def check(self) -> None:
+        """Raise ConfigError for values that contradict each other."""
+
+
+class Section(Table):
+    """A table with a fixed set of keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -47,7 +65,7 @@ class Section(BaseModel):
 SectionT = TypeVar("SectionT", bound=Section)
 
 
-class Part(BaseModel):
+class Part(Table):
     """A table whose further keys are the settings of the part that `name` names."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -90,6 +108,14 @@ class DataPart(Part):
     augment: Literal["none", "flip", "crop_flip"] = "none"
     validation_fraction: Annotated[float, Field(ge=0, lt=1), _NOT_BOOL] = 0.0
 
+    def check(self) -> None:
+        """Constants for every channel, where they are the scale."""
+        if (self.normalise == "constants") != bool(self.mean) or len(self.mean) != len(self.std):
+            raise ConfigError(
+                f"data.normalise={self.normalise} was given with {len(self.mean)} numbers in data.mean and {len(self.std)} in "
+                "data.std; with normalise=constants both need a number for every channel, and otherwise none."
+            )
+
 
 class PartitionPart(Part):
     """How the training samples are dealt out to the clients."""
@@ -107,26 +133,19 @@ class ModelPart(Part):
     start: str = ""  # a file of initial weights, such as another run's model.safetensors; none: drawn by the seed
 
 
-class ParameterisationPart(Part):
-    """How the model's start and its learning rates depend on width and density (`fedsign.parameterisation`)."""
-
-    kind = "parameterisation"
-    name: str = "none"
-
-
-class SparsityPart(Part):
-    """How the masks of a sparse model are drawn, and how they change while one client trains it in one round, unless they are `static`."""
-
-    kind = "sparsity"
-    name: str = "static"
-    draw: MaskDraw = "bernoulli"  # see `fedsign.parameterisation.masks`
-
-
 class OptimizerPart(Part):
     """The clients' optimiser; its state is fresh in every round."""
 
     kind = "optimizer"
     name: str = "sgd"
+
+    def check(self) -> None:
+        """As `torch.optim.SGD` has it."""
+        if self.settings.get("nesterov") is True and self.settings.get("momentum") == 0:
+            raise ConfigError(
+                "client.optimizer.nesterov=true was given with client.optimizer.momentum=0, but needs a momentum above 0; "
+                "raise the momentum or drop nesterov."
+            )
 
 
 class SchedulePart(Part):
@@ -158,6 +177,7 @@ class EnginePart(Part):
     """
 
     kind = "engine"
+    no_result = frozenset({"workers"})
     name: str = "in_process"
     threads: Threads = 1
     device: str = "cpu"
@@ -165,33 +185,6 @@ class EnginePart(Part):
     channels_last: Literal["auto", "on", "off"] = "auto"  # how images lie in memory; auto: for 2-D convolutions
     tf32: bool = False  # on CUDA, products of float32 with fewer bits
     compile: bool = False  # the model's passes in training, by torch.compile
-    sparse_products: Literal["auto", "dense", "csr"] = "auto"  # of sparse layers, in training; auto: csr where it pays
-
-
-# in client.sharding; no result depends on them
-WHERE_RANKS_ARE = frozenset({"machines", "listen", "secret_file", "join_s"})
-HOW_RANKS_WORK = WHERE_RANKS_ARE | {"prefetch"}
-
-
-class ShardingSection(Section):
-    """The processes that train one client together, its model's states sharded over them (`fedsign.sharding`); one: no sharding.
-
-    `auto` takes the strategy that the plan finds the fastest for these bandwidths and this memory.
-    """
-
-    ranks: Positive = 1
-    groups: Positive = 1  # of ranks that fast links join, all of one size
-    strategy: str = "auto"  # or one of the fourteen, such as IIG
-    memory_gb: NonNegativeReal = 0.0  # for the model states of a rank; 0: as much as they take
-    intra_gbps: PositiveReal = 2000.0  # Gbit/s between ranks of a group, and to other groups: those of the paper
-    inter_gbps: PositiveReal = 80.0
-    prefetch: bool = True  # gather and reduce while the model computes: the same bits, for the memory of one more unit
-    machines: Positive = (
-        1  # which hold the ranks, consecutive ones together; those after the first join it (`fedsign worker`)
-    )
-    listen: str = ""  # HOST:PORT of the first machine, by which the others reach it
-    secret_file: str = ""  # what a machine that joins has to know; needed unless HOST is the loopback
-    join_s: PositiveReal = 120.0  # seconds for which a client waits for machines that have not joined
 
 
 class ClientSection(Section):
@@ -205,10 +198,8 @@ class ClientSection(Section):
     clip_norm: NonNegativeReal = 0.0  # of the gradient of all parameters, penalties included; 0: no clipping
     label_smoothing: Annotated[float, Field(ge=0, lt=1), _NOT_BOOL] = 0.0
     micro_batch: NonNegative = 0  # so many samples of a batch are computed at once, their gradients added up; 0: all
-    path: ClientPath = "sequential"  # one client after another, or many as one stack of tensors; auto: by a rule
-    chunk: NonNegative = 0  # how many clients a stack holds at most; 0: by a rule
+    path: Literal["auto", "sequential"] = "sequential"  # one client after another; auto: the fastest that suits
     state_cache_mib: NonNegativeReal = 256.0  # memory for clients' states, in process; the rest lies on disk
-    sharding: ShardingSection = ShardingSection()
     optimizer: OptimizerPart = OptimizerPart()
     schedule: SchedulePart = SchedulePart()
 
@@ -219,6 +210,14 @@ class ClientSection(Section):
         if isinstance(data, dict) and data.get("local_steps") and "local_epochs" not in data:
             return {**data, "local_epochs": 0}
         return data
+
+    def check(self) -> None:
+        """Epochs or steps."""
+        if bool(self.local_epochs) == bool(self.local_steps):
+            raise ConfigError(
+                f"client.local_epochs={self.local_epochs} and client.local_steps={self.local_steps} were given; expected is "
+                "one of the two above 0: set the other to 0."
+            )
 
 
 class ServerSection(Section):
@@ -234,41 +233,53 @@ class ServerSection(Section):
     evaluate_clients: NonNegative = 0  # how many clients evaluate in a round, where they do; 0: all
     optimizer: ServerOptimizerPart = ServerOptimizerPart()
 
-
-class FaultsSection(Section):
-    """How often a client fails on purpose in a round, and how long a late one takes (`clients.robustness.faults`)."""
-
-    crash_rate: Fraction = 0.0
-    delay_rate: Fraction = 0.0
-    delay_s: Annotated[float, Field(ge=0, allow_inf_nan=False), _NOT_BOOL] = 5.0
-    nan_rate: Fraction = 0.0
-    drop_rate: Fraction = 0.0
-
-    @property
-    def any(self) -> bool:
-        """Whether there are any."""
-        return any((self.crash_rate, self.delay_rate, self.nan_rate, self.drop_rate))
-
-
-class PrivacyPart(Part):
-    """Differential privacy of the clients (`fedsign.privacy`)."""
-
-    kind = "privacy"
-    name: str = "none"
-
-
-class AttackPart(Part):
-    """What malicious clients send, and which share of the population they are (`clients.robustness.attack`)."""
-
-    kind = "attack"
-    name: str = "none"
-    fraction: Fraction = 0.2
+    def check(self) -> None:
+        """A round can end."""
+        if self.min_replies > self.cohort_size:
+            raise ConfigError(
+                f"server.min_replies={self.min_replies} exceeds server.cohort_size={self.cohort_size}: no round could ever end; "
+                "lower server.min_replies."
+            )
 
 
 class ResultsSection(Section):
-    """Where a run is written, and how often it can be resumed from; `signs`: how far the clients' signs agree, too."""
+    """Where a run is written, and how often it can be resumed from."""
 
     root: str = "runs"
     checkpoint_every: Positive = 5
     keep_checkpoints: Positive = 2
-    signs: bool = False
+
+
+def composed(table: type[SectionT], added: Iterable[tuple[str, type[Table]]]) -> type[SectionT]:
+    """A table with what capabilities add: a path and the new table there, or further keys of the table that is there."""
+    fields: dict[str, Any] = {}
+    bases: list[type[Table]] = [table]
+    inner: dict[str, list[tuple[str, type[Table]]]] = defaultdict(list)
+    for path, each in added:
+        key, _, rest = path.partition(".")
+        if not path:
+            bases.insert(0, each)
+        elif key in table.model_fields:
+            inner[key].append((rest, each))
+        else:
+            fields[key] = each, each()
+    for key, below in inner.items():
+        whole: Any = composed(cast(Any, table.model_fields[key].annotation), below)
+        fields[key] = whole, whole()
+    made = create_model(
+        table.__name__, __base__=tuple(bases), __module__=table.__module__, __doc__=table.__doc__, **fields
+    )
+    return cast(type[SectionT], made)
+
+
+def tables(table: type[BaseModel], path: str = "") -> Iterator[tuple[str, type[Table]]]:
+    """The tables in a table, at any depth, by their paths."""
+    for key, field in table.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Table):
+            yield path + key, field.annotation
+            yield from tables(field.annotation, f"{path}{key}.")
+
+
+@cache
+def _path(root: type[Table], wanted: type[Table]) -> str:
+    return next(path for path, table in tables(root) if issubclass(table, wanted))

@@ -134,7 +134,7 @@ class Workload:
             channels_last=engine.channels_last,
             tf32=engine.tf32,
             compile=engine.compile,
-            sparse_products=engine.sparse_products,
+            sparse_products=self.config.get("engine.sparse_products", "auto"),
         )
 
     @cached_property

@@ -31,7 +31,7 @@ from fedsign.errors import ConfigError, FedSignError, ResultsError
 from fedsign.parameterisation.packing import packing_of
 from fedsign.records import ObjectiveSpec
 from fedsign.results import Line, RunFolder
-from fedsign.sections import HOW_RANKS_WORK
+from fedsign.sections import tables
 from fedsign.workload import Workload
 from simulations.backends.base import Engine
 from simulations.callbacks.base import Callback
@@ -44,10 +44,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("fedsign")
 _CHANGEABLE_ON_RESUME = frozenset({"rounds", "callbacks", "results"})
-_OF_NO_RESULT: dict[str, Any] = {  # settings on which no bit of a run depends
-    "engine": {"workers"},
-    "client": {"sharding": HOW_RANKS_WORK},
-}
 
 
 @dataclass(frozen=True)
@@ -307,7 +303,7 @@ def _check_tree(experiment: object) -> None:
 
 def _resumed_config(folder: RunFolder, experiment: ExperimentConfig | Mapping[str, Any] | None) -> ExperimentConfig:
     """The run's own configuration; what may change is taken from `experiment`, a tree of changes to it."""
-    before = _with_path(configs.from_toml(folder.config_toml), path="sequential", chunk=0)
+    before = _with_path(configs.from_toml(folder.config_toml), {"path": "sequential"})
     if experiment is None:
         return before
     if isinstance(experiment, ExperimentConfig):
@@ -315,13 +311,16 @@ def _resumed_config(folder: RunFolder, experiment: ExperimentConfig | Mapping[st
     else:
         _check_tree(experiment)
         after = configs.from_dict(configs.merged(before.model_dump(mode="json"), experiment))
-    after = _with_path(after, path=before.client.path, chunk=before.client.chunk)
-    for section in ExperimentConfig.model_fields:
-        if section not in _CHANGEABLE_ON_RESUME and _what_counts(before, section) != _what_counts(after, section):
+    after = _with_path(after, {key: value for key, value in before.client if key in ("path", "chunk")})
+    wanted = after.what_counts()
+    for section, value in before.what_counts().items():
+        if section not in _CHANGEABLE_ON_RESUME and value != wanted[section]:
+            changeable = [
+                f"{path}.{key}" for path, table in tables(ExperimentConfig) for key in sorted(table.no_result)
+            ]
             raise ConfigError(
                 f"the run in {folder.path} was started with another '{section}'; on resume only "
-                f"{', '.join(sorted(_CHANGEABLE_ON_RESUME))}, engine.workers, client.sharding.prefetch and the machines of "
-                "client.sharding may change. Start a new run instead."
+                f"{', '.join([*sorted(_CHANGEABLE_ON_RESUME), *changeable])} may change. Start a new run instead."
             )
     played = checkpoints.rounds_on_disk(folder.checkpoints)
     if played and after.rounds < played[-1]:
@@ -332,17 +331,11 @@ def _resumed_config(folder: RunFolder, experiment: ExperimentConfig | Mapping[st
     return after
 
 
-def _what_counts(config: ExperimentConfig, section: str) -> Any:
-    """A section without what no result depends on."""
-    found = getattr(config, section)
-    return found.model_dump(exclude=_OF_NO_RESULT[section]) if section in _OF_NO_RESULT else found
-
-
-def _with_path(config: ExperimentConfig, *, path: str, chunk: int) -> ExperimentConfig:
+def _with_path(config: ExperimentConfig, decided: Mapping[str, Any]) -> ExperimentConfig:
     """`auto` as what was decided when the run began; runs from before there were paths say nothing, and were sequential."""
     if config.client.path != "auto":
         return config
-    return config.model_copy(update={"client": config.client.model_copy(update={"path": path, "chunk": chunk})})
+    return config.model_copy(update={"client": config.client.model_copy(update=decided)})
 
 
 def _warn_of_other_versions(folder: RunFolder) -> None:

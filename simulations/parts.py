@@ -38,9 +38,10 @@ def check_parts(workload: Workload, strategy: FlowerStrategy) -> bool:
             f"{given} strategy {config.strategy.name} needs to know how far every parameter went; take another strategy, or an "
             "optimiser that trains all, such as client.optimizer.name=sgd."
         )
-    if config.privacy.name != "none":
+    private = config.get("privacy.name", "none")
+    if private != "none":
         raise ConfigError(
-            f"{given} privacy.name={config.privacy.name} covers all of it with noise; use privacy.name=none, or an optimiser that "
+            f"{given} privacy.name={private} covers all of it with noise; use privacy.name=none, or an optimiser that "
             "trains all, such as adamw."
         )
     return True

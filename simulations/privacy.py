@@ -16,6 +16,7 @@ from fedsign.privacy.budget import Budget
 from fedsign.privacy.central import Central
 from fedsign.privacy.local import Local, LocalPrivacy
 from fedsign.privacy.mechanism import CentralPrivacy
+from fedsign.privacy.section import PrivacyPart
 from fedsign.records import Role
 from fedsign.results import Line, RunFolder
 from fedsign.workload import Workload
@@ -61,7 +62,7 @@ def privacy_for(workload: Workload, strategy: FlowerStrategy) -> CentralPrivacy 
     Raises:
         ConfigError: the experiment cannot be made private so.
     """
-    part, config = workload.config.privacy, workload.config
+    part, config = PrivacyPart.of(workload.config), workload.config
     rule = part.build()
     if rule is None:
         return None
@@ -87,7 +88,7 @@ def privacy_for(workload: Workload, strategy: FlowerStrategy) -> CentralPrivacy 
                 "is not trusted; use server.evaluation=server, or privacy.name=central."
             )
         return LocalPrivacy(rule)
-    if config.results.signs:
+    if config.get("results.signs", False):
         raise ConfigError(
             f"results.signs=true was given with privacy.name={part.name}, but signs are counted on updates without noise; set "
             "results.signs=false."
@@ -123,7 +124,7 @@ def accountant_of(workload: Workload, strategy: FlowerStrategy, privacy: Central
 
 
 def _check_strategy(workload: Workload, strategy: FlowerStrategy) -> None:
-    part, name = workload.config.privacy, workload.config.strategy.name
+    part, name = PrivacyPart.of(workload.config), workload.config.strategy.name
     if not isinstance(strategy, Strategy):
         raise ConfigError(
             f"privacy.name={part.name} was given, but strategy {name} is Flower's and takes the replies as they are; take a "

@@ -16,7 +16,7 @@ from math import ceil
 from flwr.app import ConfigRecord
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
-from clients.robustness.attack import malicious
+from clients.robustness.attack import attack_of
 from clients.working_model import WorkingModel
 from fedsign import checkpoints
 from fedsign.aggregation import is_finite
@@ -84,9 +84,7 @@ class RoundLoop:
         self._served = self._evaluated
         self._resume()
         self._account = account_of(workload, self._strategy, folder, round=self.round)
-        self._malicious = malicious(
-            self._config.attack, seed=self._config.seed, num_clients=self._config.partition.num_clients
-        )
+        self._attack = attack_of(self._config)
 
     def run(self) -> None:
         """All remaining rounds, then the final model."""
@@ -101,7 +99,7 @@ class RoundLoop:
         if self._account is not None:
             self._account.begin()
         before = self._served
-        agreement = SignAgreement() if self._config.results.signs else None
+        agreement = SignAgreement() if self._config.get("results.signs", False) else None
         self._exchange.observer = agreement
         traffic = self._train()
         if self._exchange.holdings is not None:
@@ -117,8 +115,8 @@ class RoundLoop:
         timings = {"train_s": trained_at - started_at, "evaluate_s": ended_at - trained_at}
         signs = {} if agreement is None else agreement.figures()
         line = {**_line(self.round, evaluated.figures, traffic, signs), **spent}
-        if self._config.attack.name != "none":
-            line["malicious"] = len(self._malicious.intersection(traffic.sent))
+        if self._config.get("attack.name", "none") != "none":
+            line["malicious"] = sum(map(self._attack.is_malicious, {*traffic.sent}))
         self._write(line if self._account is None else self._account.publishable(line), timings, signs, evaluated)
 
     def _train(self) -> Traffic:

@@ -68,7 +68,7 @@ def _play(grid: Grid, config_toml: str, folder: RunFolder) -> None:
     try:
         RoundLoop(workload, partitions, folder).run()
     finally:
-        if config.client.sharding.ranks > 1:  # nodes keep processes for it, and may go on without it
+        if config.get("client.sharding.ranks", 1) > 1:  # nodes keep processes for it, and may go on without it
             try:
                 partitions.farewell(timeout_s=_FAREWELL_S)
             except Exception as error:  # noqa: BLE001 - the run's own end counts; nodes end what nobody asks for

@@ -45,13 +45,13 @@ def main() -> None:
         with rooms.Sampler(active=bool(profiled)) as sampler:
             done = run(experiment, callbacks=[sampler.callback, Clock(watch)])
         last = done.rounds[-1]
-        client = done.config.client
+        config = done.config
     watch.write(
         given.out,
         loss=last["loss"],
         accuracy=last["accuracy"],
         packages=("flwr",),
-        decided={"path": client.path, "chunk": client.chunk},
+        decided={"path": config.client.path, "chunk": config.get("client.chunk", 0)},
         **({"profile": sampler.seconds_per_round()} if profiled else {}),
     )
 

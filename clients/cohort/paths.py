@@ -19,6 +19,7 @@ from clients.cohort.loss import StackedLoss, stacked_layers
 from clients.cohort.modules import STACKED_DROPOUTS, STACKED_NORMS, StackedModel
 from clients.cohort.optim import stacked_optimizer
 from clients.cohort.penalty import by_autograd, penalty_gradient
+from clients.cohort.section import CohortKeys
 from clients.cohort.trainer import CohortTrainer
 from clients.cohort.training import trainable
 from clients.trainer import LocalTrainer, SequentialTrainer, make_optimizer
@@ -44,7 +45,7 @@ def on_path(workload: Workload, spec: ObjectiveSpec, *, in_process: bool) -> Wor
     Raises:
         ConfigError: `client.path=cohort` was given for what it cannot train exactly, or on another engine.
     """
-    client, engine = workload.config.client, workload.config.engine.name
+    client, engine = CohortKeys.of(workload.config), workload.config.engine.name
     if client.path == "cohort" and not in_process:
         raise ConfigError(
             f"client.path=cohort was given with engine.name={engine}, where every client is a process's own work; use "
@@ -62,7 +63,7 @@ def on_path(workload: Workload, spec: ObjectiveSpec, *, in_process: bool) -> Wor
 
 def trainer_of(workload: Workload, *, copies: bool = True) -> LocalTrainer:
     """What `client.path` says, once it is decided; without `copies` a reply is good until the next one is asked for."""
-    client = workload.config.client
+    client = CohortKeys.of(workload.config)
     match client.path:
         case "sequential":
             return SequentialTrainer(workload, copies=copies)
@@ -104,7 +105,7 @@ def refusal(workload: Workload, spec: ObjectiveSpec) -> str | None:
         return "client.micro_batch is for one client after another only"
     if config.engine.compile:
         return "engine.compile=true compiles the model for one client after another only"
-    if config.engine.sparse_products == "csr":
+    if config.get("engine.sparse_products", "auto") == "csr":
         return "engine.sparse_products=csr is for one client after another only"
     if adapts(config.client.optimizer.name):
         return f"client.optimizer.name={config.client.optimizer.name} freezes weights, of which a stack would hold one copy for each client"

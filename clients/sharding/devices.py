@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from fedsign.sections import ShardingSection
+from fedsign.sharding.section import ShardingSection
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,6 +25,7 @@ from clients.state.store import ClientStore
 from clients.workers.shared_data import digest_of
 from fedsign.errors import ConfigError, EngineError, FedSignError, LateError, RankError
 from fedsign.records import LATE, Failure, TrainReply, TrainRequest, failure_of
+from fedsign.sharding.section import ShardingSection
 from fedsign.transport.connection import Message, poll
 from fedsign.transport.tensors import Layout
 from fedsign.workload import Workload
@@ -45,7 +46,7 @@ class ShardGroup:
         Raises:
             EngineError: this process is a rank itself.
         """
-        self._workload, self._settings = workload, workload.config.client.sharding
+        self._workload, self._settings = workload, ShardingSection.of(workload.config)
         self._here = LocalRanks(workload, logs=logs)
         self.max_request_bytes = len(self._here.memory)  # of a client's tensors
         self._roles = workload.roles

@@ -49,7 +49,7 @@ class AtDaemon:
         """
         if sys.platform != "linux":
             raise EngineError("client.sharding at nodes of a deployment needs Linux; use engine.name=in_process here.")
-        check_machines(workload.config.client.sharding)
+        check_machines(workload.config)
         self._workload = workload
         self._given = json.dumps({**described(workload), "node": _node(), "logs": str(logs), "idle_s": idle_s})
 

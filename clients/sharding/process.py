@@ -23,6 +23,7 @@ from clients.workers.shared_data import mapped_data
 from fedsign.config import ExperimentConfig
 from fedsign.numerics import device_of
 from fedsign.records import ObjectiveSpec, failure_of
+from fedsign.sharding.section import ShardingSection
 from fedsign.transport.connection import Connection, Message
 from fedsign.transport.tensors import Layout, SharedFile
 from fedsign.workload import Workload
@@ -53,7 +54,7 @@ class _Rank:
         config = ExperimentConfig.model_validate(tomllib.loads(given["config"]))
         torch.set_num_threads(config.engine.threads)
         self._rank = int(given["rank"])
-        place = place_here(device_of(config.engine.device), rank=self._rank, sharding=config.client.sharding)
+        place = place_here(device_of(config.engine.device), rank=self._rank, sharding=ShardingSection.of(config))
         config = config.model_copy(update={"engine": config.engine.model_copy(update={"device": place.device})})
         sites = given["sites"]
         self._workload = Workload(config, None if sites is None else frozenset(sites))
@@ -61,7 +62,7 @@ class _Rank:
             vars(self._workload)["dataset"] = mapped_data(given["data"])  # where cached_property keeps it
         self._models = SharedFile(*given["models"])
         self._replies = None if given["replies"] is None else SharedFile(*given["replies"])  # rank 0's alone
-        _init_process_group(given, rank=self._rank, ranks=config.client.sharding.ranks, place=place)
+        _init_process_group(given, rank=self._rank, ranks=ShardingSection.of(config).ranks, place=place)
         self._training = ShardedTraining(self._workload, rank=self._rank)
 
     def train(self, request: Message) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from clients.workers.shared_data import share_data
 from fedsign.addresses import interface_of
 from fedsign.errors import EngineError
+from fedsign.sharding.section import ShardingSection
 from fedsign.transport.connection import Connection, Message
 from fedsign.transport.process import ChildProcess, close_all, refuse_nested, remove_empty_logs
 from fedsign.transport.tensors import Slots, slot_bytes_of
@@ -91,7 +92,7 @@ class LocalRanks:
     @property
     def num_ranks(self) -> int:
         """Of all hosts."""
-        return self._workload.config.client.sharding.ranks
+        return ShardingSection.of(self._workload.config).ranks
 
     @property
     def processes(self) -> list[int]:

@@ -12,6 +12,7 @@ element, and the bandwidths and memory in the configuration: of the strategies w
 the least memory.  Nothing is measured, so that the same experiment trains in the same way everywhere.
 """
 
+from collections.abc import Mapping
 from functools import lru_cache
 from math import inf
 from typing import Any
@@ -24,16 +25,17 @@ from clients.sharding.optim import rule_of
 from clients.trainer import make_optimizer
 from fedsign import plugins
 from fedsign.addresses import Address
+from fedsign.config import ExperimentConfig, checked
 from fedsign.errors import ConfigError
 from fedsign.models.batch_norm import has_batch_norm
 from fedsign.objectives.base import Objective
 from fedsign.optim.base import adapts, trains_part
 from fedsign.optim.blocks import find_blocks
 from fedsign.records import ObjectiveSpec
-from fedsign.sections import ShardingSection
 from fedsign.seeding import Purpose, torch_stream
 from fedsign.sharding.layout import Grouping
 from fedsign.sharding.plan import StateBytes, Task, estimate, rank
+from fedsign.sharding.section import ShardingSection
 from fedsign.sharding.strategy import STRATEGIES
 from fedsign.sharding.traffic import Network, Rings
 from fedsign.transport.handshake import read_key
@@ -46,22 +48,22 @@ def sharded(workload: Workload, spec: ObjectiveSpec) -> Workload:
     Raises:
         ConfigError: it cannot be trained so, or its model states fit no rank.
     """
-    client = workload.config.client
-    if client.sharding.ranks == 1:
+    settings = ShardingSection.of(workload.config)
+    if settings.ranks == 1:
         return workload
     model = workload.make_model().train()
     why_not = _refused_settings(workload) or refused_objective(spec) or _refused_model(workload, model)
     if why_not:
-        raise ConfigError(f"client.sharding.ranks={client.sharding.ranks} was given, but {why_not}.")
+        raise ConfigError(f"client.sharding.ranks={settings.ranks} was given, but {why_not}.")
     if workload.config.engine.name == "in_process":  # nodes say it for themselves
-        check_machines(client.sharding)
-    strategy = client.sharding.strategy if client.sharding.strategy != "auto" else _best(workload, model)
-    sharding = client.sharding.model_copy(update={"strategy": strategy})
-    return workload.with_client(path="sequential", chunk=0, sharding=sharding)
+        check_machines(workload.config)
+    strategy = settings.strategy if settings.strategy != "auto" else _best(workload, model)
+    return workload.with_client(sharding=settings.model_copy(update={"strategy": strategy}))
 
 
-def check_machines(settings: ShardingSection) -> None:
+def check_machines(config: ExperimentConfig) -> None:
     """Raise ConfigError if machines are to join and it is not said where, or cannot be used."""
+    settings = ShardingSection.of(config)
     if settings.machines > 1:
         where_machines_join(settings)
 
@@ -84,6 +86,17 @@ def where_machines_join(settings: ShardingSection) -> tuple[Address, bytes]:
         given_as="client.sharding.secret_file (a node's sharding-secret-file)",
     )
     return address, key
+
+
+def machines_said(tree: Mapping[str, Any]) -> str:
+    """What a site says of its machines, checked.
+
+    Raises:
+        ConfigError: it cannot be used.
+    """
+    settings = checked(ShardingSection, tree)
+    address, _ = where_machines_join(settings)
+    return f"{settings.machines}, which join at {address}"
 
 
 @lru_cache(maxsize=8)
@@ -117,10 +130,10 @@ def _refused_settings(workload: Workload) -> str:
         return f"engine.precision={engine.precision} keeps a copy of every weight that was gathered; use engine.precision=float32"
     if engine.compile:
         return "engine.compile=true compiles a model whose parameters do not come and go; use engine.compile=false"
-    if engine.sparse_products == "csr":
+    if config.get("engine.sparse_products", "auto") == "csr":
         return "engine.sparse_products=csr multiplies rows of whole tensors; use auto or dense"
-    if config.sparsity.name != "static":
-        return f"sparsity.name={config.sparsity.name} changes masks of whole tensors; use sparsity.name=static"
+    if (rule := config.get("sparsity.name", "static")) != "static":
+        return f"sparsity.name={rule} changes masks of whole tensors; use sparsity.name=static"
     if engine.channels_last == "on":
         return "engine.channels_last=on lays weights out in another way than they are sharded; use auto or off"
     if workload.device.type not in ("cpu", "cuda"):
@@ -185,7 +198,7 @@ def _found_by_trying(workload: Workload, model: nn.Module) -> str:
 
 def _best(workload: Workload, model: nn.Module) -> str:
     """What `auto` is; see the module."""
-    settings = workload.config.client.sharding
+    settings = ShardingSection.of(workload.config)
     grouping = Grouping(groups=settings.groups, per_group=settings.ranks // settings.groups)
     network = Network(intra_bps=1e9 * settings.intra_gbps, inter_bps=1e9 * settings.inter_gbps, rings=Rings.TWO_LEVEL)
     task = _task_of(workload, model)
@@ -208,7 +221,7 @@ def _task_of(workload: Workload, model: nn.Module) -> Task:
     itemsize = max(parameter.element_size() for parameter in parameters)
     defaults = make_optimizer(workload, model, round=1).defaults
     moments = 2 if "betas" in defaults else int(bool(defaults.get("momentum")))
-    share = -(-client.batch_size // client.sharding.ranks)
+    share = -(-client.batch_size // ShardingSection.of(workload.config).ranks)
     return Task(
         params=sum(parameter.numel() for parameter in parameters),
         trainable=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),

@@ -30,6 +30,7 @@ from fedsign.records import ObjectiveSpec, Role, Tensors
 from fedsign.seeding import Purpose, generator, integer, torch_seeded
 from fedsign.sharding.layout import Grouping
 from fedsign.sharding.paro import Sharded
+from fedsign.sharding.section import ShardingSection
 from fedsign.sharding.units import default_units
 from fedsign.tasks.base import num_terms
 from fedsign.transport.tensors import Layout
@@ -53,7 +54,7 @@ class ShardedTraining:
 
     def __init__(self, workload: Workload, *, rank: int) -> None:
         """All ranks call this, within a process group of them."""
-        settings = workload.config.client.sharding
+        settings = ShardingSection.of(workload.config)
         self._workload, self._rank, self._num_ranks = workload, rank, settings.ranks
         self._model = workload.make_model().train()
         self._aliases, self._packing = _aliases(self._model), packing_of(self._model)

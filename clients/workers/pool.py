@@ -117,11 +117,12 @@ class Workers:
             EngineError: this process is a worker itself.
         """
         refuse_nested(WORKER_MARK, "a worker process")
-        module, client = workload.make_model(), workload.config.client
+        module = workload.make_model()
         model = packing_of(module).packed(module.state_dict())
         self._workload, self._devices, self._logs = workload, devices, logs
         self._roles = workload.roles
-        self._largest_unit = client.chunk if client.path == "cohort" else 1
+        self._chunk = workload.config.get("client.chunk", 0)  # 0: one client at a time
+        self._largest_unit = self._chunk or 1
         # a stack answers as a whole; one client that is late says so itself, before it is ended
         self._longest_silence_s = self._largest_unit * workload.config.server.round_timeout_s + _GRACE_S
         self._model_bytes = sum(tensor.nbytes for tensor in model.values())
@@ -275,7 +276,7 @@ class Workers:
 
     def _call(self, requests: Sequence[TrainRequest], states: ClientStore) -> _Call:
         client, partition = self._workload.config.client, self._workload.partition
-        together = chunks_of(requests, client.chunk) if client.path == "cohort" else [[each] for each in requests]
+        together = chunks_of(requests, self._chunk) if self._chunk else [[each] for each in requests]
         units = [
             Unit(unit, sum(1 if client.local_steps else len(partition[request.partition]) for request in unit))
             for unit in together

@@ -63,7 +63,7 @@ def _worker(given: Message, parent: Connection) -> "_Worker":
     return _Worker(
         parent=parent,
         trainer=trainer_of(workload, copies=False),  # each reply is written into shared memory at once
-        together=config.client.path == "cohort",
+        together=config.get("client.chunk", 0) > 0,
         models=SharedFile(*given["models"]),
         replies=SharedFile(*given["replies"]),
     )

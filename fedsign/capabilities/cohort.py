@@ -8,4 +8,5 @@ CAPABILITY = Capability(
         "fedsign.capabilities.cohort",
         "clients.cohort",
     ),
+    sections={"client": "clients.cohort.section:CohortKeys"},
 )

@@ -13,6 +13,8 @@ CAPABILITY = Capability(
         "strategies.flower.private",
         "simulations.privacy",
     ),
+    sections={"privacy": "fedsign.privacy.section:PrivacyPart"},
+    columns=("epsilon", "epsilon_round", "clip_norm"),
     kinds={
         "privacy": Kind(
             plural="privacies",

@@ -9,6 +9,11 @@ CAPABILITY = Capability(
         "clients.robustness",
         "strategies.flower.robust",
     ),
+    sections={
+        "attack": "clients.robustness.section:AttackPart",
+        "faults": "clients.robustness.section:FaultsSection",
+    },
+    columns=("malicious",),
     kinds={
         "attack": Kind(
             plural="attacks",

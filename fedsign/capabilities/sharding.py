@@ -11,6 +11,7 @@ CAPABILITY = Capability(
         "clients.sharding",
         "simulations.sharding",
     ),
+    sections={"client.sharding": "fedsign.sharding.section:ShardingSection"},
     requires={
         "workers": "ranks share tensors and data through the same memory",
     },

@@ -8,9 +8,12 @@ CAPABILITY = Capability(
         "fedsign.capabilities.signs",
         "fedsign.analysis.agreement",
         "fedsign.analysis.signs",
+        "fedsign.analysis.signs_section",
         "fedsign.report.sign_plots",
         "simulations.signs",
     ),
+    sections={"results": "fedsign.analysis.signs_section:SignsKeys"},
+    columns=("signs_models", "signs_models_global", "signs_updates", "signs_updates_global"),
     requires={
         "landscape": "models are vectors and groups of parameters there",
     },

@@ -13,6 +13,11 @@ CAPABILITY = Capability(
         "simulations.analyses.parameterisation_commands",
         "simulations.sparsity",
     ),
+    sections={
+        "parameterisation": "fedsign.parameterisation.section:ParameterisationPart",
+        "sparsity": "fedsign.parameterisation.section:SparsityPart",
+        "engine": "fedsign.parameterisation.section:SparseKeys",
+    },
     kinds={
         "parameterisation": Kind(
             plural="parameterisations",

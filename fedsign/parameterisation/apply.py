@@ -15,8 +15,8 @@ from fedsign.errors import ConfigError
 from fedsign.parameterisation.masks import Mask, hold, mask_of
 from fedsign.parameterisation.plan import Plan, plan_of
 from fedsign.parameterisation.schemes import Scheme
+from fedsign.parameterisation.section import MaskDraw
 from fedsign.parameterisation.sparsity.base import MaskRule
-from fedsign.sections import MaskDraw
 
 _ATTRIBUTE: Final = "_fedsign_parameterised"
 

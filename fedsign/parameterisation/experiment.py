@@ -11,8 +11,8 @@ from fedsign.errors import ConfigError
 from fedsign.optim.base import takes_groups
 from fedsign.parameterisation.apply import mask_again, parameterise
 from fedsign.parameterisation.schemes import Scheme
+from fedsign.parameterisation.section import ParameterisationPart, SparsityPart
 from fedsign.parameterisation.sparsity.base import MaskRule
-from fedsign.sections import SparsityPart
 
 
 def parameterise_as(config: ExperimentConfig, model: nn.Module) -> None:
@@ -21,10 +21,11 @@ def parameterise_as(config: ExperimentConfig, model: nn.Module) -> None:
     Raises:
         ConfigError: it cannot be, or another part would undo it.
     """
-    scheme: Scheme | None = config.parameterisation.build()
+    part = ParameterisationPart.of(config)
+    scheme: Scheme | None = part.build()
     if scheme is not None and not isinstance(scheme, Scheme):
         raise ConfigError(
-            f"parameterisation.name={config.parameterisation.name} gives a {type(scheme).__name__}; expected is a Scheme of "
+            f"parameterisation.name={part.name} gives a {type(scheme).__name__}; expected is a Scheme of "
             "fedsign.parameterisation.schemes."
         )
     rule = _rule_of(config, scheme)
@@ -32,7 +33,7 @@ def parameterise_as(config: ExperimentConfig, model: nn.Module) -> None:
         _refuse_a_draw(config)
         return
     _check(config, scheme)
-    parameterise(model, scheme, seed=config.seed, rule=rule, draw=config.sparsity.draw)
+    parameterise(model, scheme, seed=config.seed, rule=rule, draw=SparsityPart.of(config).draw)
 
 
 def moved(model: nn.Module, device: torch.device) -> nn.Module:
@@ -44,12 +45,13 @@ def moved(model: nn.Module, device: torch.device) -> nn.Module:
 
 def _rule_of(config: ExperimentConfig, scheme: Scheme | None) -> MaskRule | None:
     """How masks change; None where they do not.  Tensors of density 1 have none."""
-    rule: MaskRule | None = config.sparsity.build()
+    part = SparsityPart.of(config)
+    rule: MaskRule | None = part.build()
     if rule is None:
         return None
     if not isinstance(rule, MaskRule):
         raise ConfigError(
-            f"sparsity.name={config.sparsity.name} gives a {type(rule).__name__}; expected is a MaskRule of "
+            f"sparsity.name={part.name} gives a {type(rule).__name__}; expected is a MaskRule of "
             "fedsign.parameterisation.sparsity.base."
         )
     if scheme is None:
@@ -61,9 +63,10 @@ def _rule_of(config: ExperimentConfig, scheme: Scheme | None) -> MaskRule | None
 
 
 def _refuse_a_draw(config: ExperimentConfig) -> None:
-    if config.sparsity.draw != SparsityPart().draw:
+    draw = SparsityPart.of(config).draw
+    if draw != SparsityPart().draw:
         raise ConfigError(
-            f"sparsity.draw={config.sparsity.draw} was given with parameterisation.name=none, which draws no masks; name a "
+            f"sparsity.draw={draw} was given with parameterisation.name=none, which draws no masks; name a "
             "parameterisation (sp is the usual one) with a density, or leave sparsity.draw out."
         )
 

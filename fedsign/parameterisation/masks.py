@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedsign.sections import MaskDraw
+from fedsign.parameterisation.section import MaskDraw
 from fedsign.seeding import Purpose, named_generator, named_words
 
 

@@ -73,7 +73,7 @@ class InProcess:
     @contextmanager
     def _trainer_of(self, workload: Workload, folder: RunFolder) -> Iterator[LocalTrainer]:
         """That of the path, in this process or in workers; a sharded client's are processes of its own."""
-        if workload.config.client.sharding.ranks > 1:
+        if workload.config.get("client.sharding.ranks", 1) > 1:
             with ShardGroup(workload, logs=folder.path / "logs") as group:
                 yield conducted(group, workload, in_process=True, folder=folder.clients)
         elif self.workers == 1:
@@ -86,7 +86,7 @@ class InProcess:
 
     def _warn_of_idle_workers(self, workload: Workload) -> None:
         """A stack is one worker's work, and how many clients it holds must not depend on the number of workers."""
-        chunk, cohort_size = workload.config.client.chunk, workload.config.server.cohort_size
+        chunk, cohort_size = workload.config.get("client.chunk", 0), workload.config.server.cohort_size
         num_stacks = -(-cohort_size // chunk) if chunk else cohort_size
         if num_stacks >= self.workers:
             return

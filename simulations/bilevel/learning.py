@@ -242,17 +242,17 @@ def _check(workload: Workload, strategy: object) -> None:
         "client.clip_norm": (client.clip_norm, 0.0),
         "client.schedule.per": (client.schedule.per, "round"),
         "data.augment": (config.data.augment, "none"),
-        "parameterisation.name": (config.parameterisation.name, "none"),
+        "parameterisation.name": (config.get("parameterisation.name", "none"), "none"),
         "server.optimizer.name": (config.server.optimizer.name, "none"),
-        "privacy.name": (config.privacy.name, "none"),
-        "attack.name": (config.attack.name, "none"),
+        "privacy.name": (config.get("privacy.name", "none"), "none"),
+        "attack.name": (config.get("attack.name", "none"), "none"),
         "server.over_sampling": (config.server.over_sampling, 0.0),
         "engine.precision": (config.engine.precision, "float32"),
     }
     for key, (value, wanted) in others.items():
         if value != wanted:
             _refuse(f"{key}={value}", f"{key}={wanted}")
-    if config.faults.any:
+    if config.get("faults.any", False):
         _refuse("[faults]", "clients that do not fail on purpose")
     model = workload.make_model()
     if has_batch_norm(model) or any(isinstance(each, nn.Dropout) and each.p for each in model.modules()):

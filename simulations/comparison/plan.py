@@ -24,7 +24,6 @@ from fedsign.config import ExperimentConfig, parse_override
 from fedsign.errors import ConfigError
 from fedsign.metrics import is_higher_better
 from fedsign.registry import nearest, resolve
-from fedsign.sections import HOW_RANKS_WORK
 
 STRATEGIES = ("fedavg", "fedprox", "feddyn", "fedsign")
 NUM_SEEDS = 5
@@ -40,14 +39,7 @@ _OTHERWISE = {
     "callbacks": "it changes no result",
     "results": "it changes no result",
 }
-# Keys of a configuration that its results do not depend on.
-_NO_RESULT: dict[str, Any] = {
-    "name": True,
-    "callbacks": True,
-    "results": True,
-    "engine": {"workers": True},
-    "client": {"sharding": HOW_RANKS_WORK},
-}
+_NO_RESULT = frozenset({"name", "callbacks", "results"})  # sections on which no result depends
 _LONGEST = 80  # characters of a cell's readable name
 
 
@@ -298,8 +290,8 @@ def _validation(base: ExperimentConfig, request: Request) -> dict[str, float]:
 
 def digest_of(config: ExperimentConfig, **besides: Any) -> str:
     """Of all that an experiment's results depend on; `besides` is what else they do, where it is not played as it is."""
-    content = config.model_dump(mode="json", exclude=_NO_RESULT) | besides
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:10]
+    counts = {section: value for section, value in config.what_counts().items() if section not in _NO_RESULT}
+    return hashlib.sha256(json.dumps(counts | besides, sort_keys=True).encode()).hexdigest()[:10]
 
 
 def _cell(config: ExperimentConfig, condition: Mapping[str, Any], choice: Mapping[str, Any]) -> Cell:

@@ -5,10 +5,8 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 
-from fedsign.config import checked
 from fedsign.disk import is_private
 from fedsign.errors import ConfigError, FedSignError
-from fedsign.sections import ShardingSection
 from simulations.deployment.authority import WARN_DAYS, days_left, ends_at
 from simulations.deployment.federation import Federation, versions
 from simulations.deployment.keys import fingerprint, public_half
@@ -91,16 +89,14 @@ def _device(kit: Kit) -> Row:
 
 def _machines(kit: Kit) -> list[Row]:
     """Those that train a sharded client together, if the site says something of them."""
-    from clients.sharding.rules import where_machines_join
+    from clients.sharding.rules import machines_said
 
     if not kit.sharding:
         return []
     try:
-        settings = checked(ShardingSection, kit.sharding)
-        address, _ = where_machines_join(settings)
+        return [_row("machines", OK, machines_said(kit.sharding))]
     except FedSignError as error:
         return [_row("machines", BROKEN, f"[sharding] in site.toml: {error}")]
-    return [_row("machines", OK, f"{settings.machines}, which join at {address}")]
 
 
 def _key(kit: Kit) -> Row:

@@ -226,7 +226,7 @@ def _of_experiment(asked: Asked) -> Work:
     from fedsign.workload import Workload
 
     config = _experiment(asked)
-    if config.parameterisation.settings.get("density", 1.0) != 1 or config.parameterisation.settings.get("densities"):
+    if config.get("parameterisation.density", 1.0) != 1 or config.get("parameterisation.densities", None):
         raise ConfigError(
             "parameterisation.density below 1 was given, but memory is estimated of models with all their weights; set "
             "parameterisation.density=1 here."

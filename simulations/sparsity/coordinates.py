@@ -11,6 +11,7 @@ from fedsign import plugins
 from fedsign.analysis.coordinates import Coordinates, coordinates
 from fedsign.config import ExperimentConfig, from_dict
 from fedsign.errors import ConfigError
+from fedsign.parameterisation.section import ParameterisationPart, SparsityPart
 from fedsign.registry import nearest
 from fedsign.report.analysis import Found
 from fedsign.workload import Workload
@@ -57,14 +58,15 @@ def variant(config: ExperimentConfig, scheme: str, density: float, **changes: An
     Raises:
         ConfigError: the configuration names no parameterisation.
     """
-    if config.parameterisation.name == "none":
+    part = ParameterisationPart.of(config)
+    if part.name == "none":
         raise ConfigError(
             "parameterisation.name=none was given, but schemes are compared from one base; name it, such as --set "
             "parameterisation.name=smupar --set parameterisation.base_width=64."
         )
     name, own = VARIANTS[scheme]
     taken = plugins.names_of("parameterisation", name)
-    settings = {key: value for key, value in config.parameterisation.settings.items() if key in taken}
+    settings = {key: value for key, value in part.settings.items() if key in taken}
     data = config.replace(**changes).model_dump(mode="json")
     return from_dict(data | {"parameterisation": settings | own | {"name": name, "density": density}})
 
@@ -114,8 +116,8 @@ def look(config: ExperimentConfig, asked: Asked) -> Found:
             "densities": list(asked.densities),
             "seeds": asked.seeds,
             "steps": asked.steps,
-            "parameterisation": config.parameterisation.model_dump(mode="json"),
-            "sparsity": config.sparsity.model_dump(mode="json"),
+            "parameterisation": ParameterisationPart.of(config).model_dump(mode="json"),
+            "sparsity": SparsityPart.of(config).model_dump(mode="json"),
         },
         rows=rows,
         summary=_summary(asked, size, change),

@@ -19,6 +19,7 @@ from fedsign.config import ExperimentConfig
 from fedsign.errors import ConfigError
 from fedsign.over_seeds import mean_and_std
 from fedsign.parameterisation.apply import parameterised
+from fedsign.parameterisation.section import ParameterisationPart, SparsityPart
 from fedsign.parameterisation.transfer import read_off
 from fedsign.registry import nearest
 from fedsign.report.analysis import Found
@@ -90,7 +91,7 @@ def tune(config: ExperimentConfig, asked: Asked, folder: Path, *, workers: int |
         FedSignError: it cannot be tried, or a cell could not be played.
     """
     check(asked)
-    if config.parameterisation.settings.get("densities"):
+    if ParameterisationPart.of(config).settings.get("densities"):
         raise ConfigError(
             "parameterisation.densities was given, which stands before the densities that are tried; drop it from the experiment."
         )
@@ -150,7 +151,11 @@ def _completed(config: ExperimentConfig, asked: Asked, own_width: int) -> Asked:
     """With values and widths."""
     settings = asdict(asked)
     if not asked.values:
-        own = config.client.lr if asked.setting == "rate" else config.parameterisation.settings.get("init_std", 0.02)
+        own = (
+            config.client.lr
+            if asked.setting == "rate"
+            else ParameterisationPart.of(config).settings.get("init_std", 0.02)
+        )
         settings["values"] = [own * factor for factor in _AROUND]
     settings["widths"] = list(asked.widths) or [own_width]
     thin = [
@@ -187,7 +192,7 @@ def _cells(config: ExperimentConfig, asked: Asked, own_width: int) -> Iterator[C
 
 def _played_as(config: ExperimentConfig, scheme: str, density: float) -> str:
     """At the base's density nothing is corrected for it: what is played is muP, once for all schemes."""
-    of_base = density == config.parameterisation.settings.get("base_density", 1.0)
+    of_base = density == ParameterisationPart.of(config).settings.get("base_density", 1.0)
     return "mup" if of_base and scheme.startswith("smupar") else scheme
 
 
@@ -223,8 +228,8 @@ def _found(config: ExperimentConfig, asked: Asked, losses: NDArray[np.float64]) 
             "model": config.model.name,
             "data": config.data.name,
             "optimizer": config.client.optimizer.name,
-            "parameterisation": config.parameterisation.model_dump(mode="json"),
-            "sparsity": config.sparsity.model_dump(mode="json"),
+            "parameterisation": ParameterisationPart.of(config).model_dump(mode="json"),
+            "sparsity": SparsityPart.of(config).model_dump(mode="json"),
         },
         rows=rows,
         summary=summary,

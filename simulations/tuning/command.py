@@ -95,9 +95,10 @@ def transfer(
         steps=steps,
         samples=samples,
     )
-    if toml and experiment.parameterisation.name not in asked.schemes:
+    scheme = experiment.get("parameterisation.name", "none")
+    if toml and scheme not in asked.schemes:
         raise ConfigError(
-            f"--toml was given, but parameterisation.name={experiment.parameterisation.name} is not among the schemes {schemes}; "
+            f"--toml was given, but parameterisation.name={scheme} is not among the schemes {schemes}; "
             "add it to --schemes."
         )
     folder = out or Path("tuning") / experiment.name
@@ -108,7 +109,7 @@ def transfer(
         raise
     written = write_found(found, folder, transfer_figures(found))
     if toml:
-        typer.echo(_best_as_toml(found.summary, found.facts["setting"], experiment.parameterisation.name), nl=False)
+        typer.echo(_best_as_toml(found.summary, found.facts["setting"], scheme), nl=False)
         return
     if json:
         print_json(found.as_json() | {"files": [str(file) for file in written]})

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from clients.sharding.devices import agreed_backend, place_here, place_of
-from fedsign.sections import ShardingSection
+from fedsign.sharding.section import ShardingSection
 
 
 def places(device: str, *, ranks: int, num_gpus: int, has_nccl: bool = True) -> list[tuple[str, str]]:

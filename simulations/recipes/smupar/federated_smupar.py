@@ -19,6 +19,7 @@ from typing import Any
 from fedsign.config import from_dict, merged
 from fedsign.parameterisation.plan import plan_of
 from fedsign.parameterisation.roles import Role
+from fedsign.parameterisation.section import ParameterisationPart
 from fedsign.results import Line
 from fedsign.workload import Workload
 from simulations.recipes.base import Figures, Recipe, Threshold, Verdict
@@ -88,7 +89,7 @@ def _sizes(cell: Mapping[str, Any]) -> tuple[int, int]:
     """Weights of the part that is never sparse, and of the hidden part, whether they are there or not."""
     config = from_dict(dict(cell))
     model = Workload(config).make_model()
-    tensors = plan_of(model, config.parameterisation.build()).tensors.values()
+    tensors = plan_of(model, ParameterisationPart.of(config).build()).tensors.values()
     hidden = sum(prod(tensor.shape) for tensor in tensors if tensor.role is Role.HIDDEN)
     return sum(parameter.numel() for parameter in model.parameters()) - hidden, hidden
 

@@ -1,0 +1,65 @@
+"""The configuration's table [client.sharding]."""
+
+from collections.abc import Iterable
+
+from fedsign.addresses import Address
+from fedsign.errors import ConfigError
+from fedsign.sections import NonNegativeReal, Positive, PositiveReal, Section
+from fedsign.sharding.strategy import strategy_of
+
+_WHERE_RANKS_ARE = frozenset({"machines", "listen", "secret_file", "join_s"})
+
+
+class ShardingSection(Section):
+    """The processes that train one client together, its model's states sharded over them (`fedsign.sharding`); one: no sharding.
+
+    `auto` takes the strategy that the plan finds the fastest for these bandwidths and this memory.
+    """
+
+    no_result = _WHERE_RANKS_ARE | {"prefetch"}
+    ranks: Positive = 1
+    groups: Positive = 1  # of ranks that fast links join, all of one size
+    strategy: str = "auto"  # or one of the fourteen, such as IIG
+    memory_gb: NonNegativeReal = 0.0  # for the model states of a rank; 0: as much as they take
+    intra_gbps: PositiveReal = 2000.0  # Gbit/s between ranks of a group, and to other groups: those of the paper
+    inter_gbps: PositiveReal = 80.0
+    prefetch: bool = True  # gather and reduce while the model computes: the same bits, for the memory of one more unit
+    machines: Positive = (
+        1  # which hold the ranks, consecutive ones together; those after the first join it (`fedsign worker`)
+    )
+    listen: str = ""  # HOST:PORT of the first machine, by which the others reach it
+    secret_file: str = ""  # what a machine that joins has to know; needed unless HOST is the loopback
+    join_s: PositiveReal = 120.0  # seconds for which a client waits for machines that have not joined
+
+    def check(self) -> None:
+        """Ranks in equal groups, on machines with equal numbers of both."""
+        if self.ranks == 1:
+            self._refuse_changed(type(self).model_fields, "ranks=1, which shards nothing; raise ranks")
+            return
+        if self.ranks % self.groups:
+            raise ConfigError(
+                f"client.sharding.groups={self.groups} was given with client.sharding.ranks={self.ranks}; groups are of one "
+                "size: choose a divisor of ranks."
+            )
+        if self.strategy != "auto":
+            strategy_of(self.strategy)
+        if self.machines == 1:
+            self._refuse_changed(_WHERE_RANKS_ARE, "machines=1, which no other one joins; raise machines")
+            return
+        for key in ("ranks", "groups"):
+            number = getattr(self, key)
+            if number % self.machines:
+                raise ConfigError(
+                    f"client.sharding.machines={self.machines} was given with client.sharding.{key}={number}; each machine holds as "
+                    f"many ranks, in whole groups: choose {key} as a multiple of machines."
+                )
+        if self.listen:
+            Address.of(self.listen, given_as="client.sharding.listen")
+
+    def _refuse_changed(self, keys: Iterable[str], why: str) -> None:
+        default = type(self)()
+        given = [
+            f"client.sharding.{key}={value}" for key, value in self if key in keys and value != getattr(default, key)
+        ]
+        if given:
+            raise ConfigError(f"{', '.join(given)} was given with client.sharding.{why}, or leave it out.")
