@@ -7,7 +7,7 @@ nearest known one.  `--set a.b=value` reaches every leaf.
 
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import reduce
+from functools import cache, reduce
 from operator import attrgetter, getitem
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -87,13 +87,13 @@ class ExperimentConfig(Section):
             return default
 
     def what_counts(self) -> dict[str, Any]:
-        """The tree without the keys on which no result depends."""
+        """The tree without the keys on which no result depends; the same without a capability that it does not use."""
         data = self.model_dump(mode="json")
         for path, table in tables(type(self)):
             section = reduce(getitem, path.split("."), data)
             for key in table.no_result:
                 section.pop(key, None)
-        return data
+        return reduce(merged, [*_of_absent("digested").values(), data])
 
     def replace(self, **changes: Any) -> "ExperimentConfig":
         """A changed copy, checked like any other: `config.replace(seed=3, **{"client.lr": 0.1})`."""
@@ -113,6 +113,8 @@ def from_dict(data: Mapping[str, Any]) -> ExperimentConfig:
     >>> from_dict({"strategy": {"name": "fedsign"}}).strategy.settings["gamma"]
     0.003
     """
+    for capability, tree in (*_of_absent("digested").items(), *_of_absent("undigested").items()):
+        data = without_unused(data, tree, capability)
     complete = checked(ExperimentConfig, data)
     _check_names(complete)
     for path, _ in tables(ExperimentConfig):
@@ -150,6 +152,33 @@ def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
         both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
         result[key] = merged(result[key], value) if both else value
     return result
+
+
+@cache
+def _of_absent(which: str) -> dict[str, dict[str, Any]]:
+    """Capabilities that are not here, and what a configuration holds of each one if it does not use it."""
+    known = tomllib.loads((Path(__file__).parent / "capabilities" / "unused.toml").read_text(encoding="utf-8"))[which]
+    return {name: tree for name, tree in known.items() if name not in CAPABILITIES}
+
+
+def without_unused(
+    given: Mapping[str, Any], unused: Mapping[str, Any], capability: str, path: str = ""
+) -> dict[str, Any]:
+    """A tree without the keys of a capability that is not here."""
+    kept = dict(given)
+    for key, value in unused.items():
+        if key not in given:
+            continue
+        if isinstance(value, Mapping) and isinstance(given[key], Mapping):
+            kept[key] = without_unused(given[key], value, capability, f"{path}{key}.")
+        elif given[key] == value:
+            del kept[key]
+        else:
+            raise ConfigError(
+                f"{path}{key}={plugins.shown(given[key])} was given, but this FedSign is without the capability '{capability}'; install one that "
+                "has it, or leave the key out."
+            )
+    return {key: value for key, value in kept.items() if value != {}}
 
 
 def _completed(section: SectionT, path: str, elsewhere: Callable[[], Iterable[str]]) -> SectionT:

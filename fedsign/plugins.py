@@ -123,7 +123,7 @@ def complete(
     said = {key: _said(value) for key, value in _values(checked).items()}
     for key, value in settings.items():
         if value is not None and said[key] is None:
-            raise ConfigError(f"{section}.{key}={_shown(value)} cannot be written in TOML; give a value that can.")
+            raise ConfigError(f"{section}.{key}={shown(value)} cannot be written in TOML; give a value that can.")
     return {key: value for key, value in said.items() if value is not None}
 
 
@@ -202,22 +202,22 @@ def sentence(
         case "part_expected":
             name = first["input"] if isinstance(first["input"], str) else "NAME"
             return (
-                f"{path}={_shown(first['input'])} was given, but expected is a table with a name; "
+                f"{path}={shown(first['input'])} was given, but expected is a table with a name; "
                 f"say --set {path}.name={name}.{more}"
             )
         case "model_type" | "model_attributes_type":
             keys = _names(_table_at(model, first["loc"]) or table or model)
             return (
-                f"{path}={_shown(first['input'])} was given, but expected is a table with the keys {', '.join(keys)}; "
+                f"{path}={shown(first['input'])} was given, but expected is a table with the keys {', '.join(keys)}; "
                 f"set one of them, such as --set {path}.{keys[0]}=VALUE.{more}"
             )
     default = _default_at(table, first["loc"])
     same = [problem for problem in problems if _path(problem, given) == _path(first, given)]
     expected = " or ".join(dict.fromkeys(_expected(problem, default) for problem in same))
     if first["loc"] and first["loc"][0] not in given:
-        return f"the default {path}={_shown(first['input'])} does not fit its own type: expected is {expected}.{more}"
+        return f"the default {path}={shown(first['input'])} does not fit its own type: expected is {expected}.{more}"
     return (
-        f"{path}={_shown(first['input'])} was given, but expected is {expected}; "
+        f"{path}={shown(first['input'])} was given, but expected is {expected}; "
         f"correct it in the file or with {_remedy(settable, first, default)}.{more}"
     )
 
@@ -390,7 +390,7 @@ def _example(default: Any) -> str:
     return json.dumps(said) if isinstance(said, list) and said else "[1, 2]"
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """A value in an error, at a length that can be read."""
     text = str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."

@@ -3,6 +3,8 @@
 import math
 import re
 import sys
+import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fedsign import plugins
-from fedsign.config import ExperimentConfig, from_dict, from_toml, load, parse_override
+from fedsign import capabilities, plugins
+from fedsign.capabilities import CAPABILITIES
+from fedsign.config import ExperimentConfig, from_dict, from_toml, load, parse_override, without_unused
 from fedsign.errors import ConfigError
+from fedsign.extensions import load as load_target
 from fedsign.registry import KINDS, resolve
 
 DEFAULT_EXPERIMENT = {
@@ -71,14 +75,19 @@ def as_override(path: str, value: Any) -> str:
     return f"{path}={tomli_w.dumps({'v': value}).removeprefix('v = ')}"
 
 
+UNUSED = tomllib.loads(Path(capabilities.__file__).with_name("unused.toml").read_text(encoding="utf-8"))
 DEFAULT_LEAVES = leaves(load().model_dump(mode="json"))
 NUMBERS = {path: value for path, value in DEFAULT_LEAVES.items() if type(value) in (int, float, bool)}
 COMPANIONS = {
-    "faults.delay_s": "faults.delay_rate=0.1",
-    "attack.fraction": "attack.name=sign_flip",
-    "client.sharding.intra_gbps": "client.sharding.ranks=4",
-    "client.sharding.inter_gbps": "client.sharding.ranks=4",
-    "client.sharding.prefetch": "client.sharding.ranks=4",
+    path: companion
+    for path, companion in {
+        "faults.delay_s": "faults.delay_rate=0.1",
+        "attack.fraction": "attack.name=sign_flip",
+        "client.sharding.intra_gbps": "client.sharding.ranks=4",
+        "client.sharding.inter_gbps": "client.sharding.ranks=4",
+        "client.sharding.prefetch": "client.sharding.ranks=4",
+    }.items()
+    if path in NUMBERS
 }  # without which it has no effect
 NOT_HALVED = {
     "client.sharding.groups",
@@ -107,13 +116,51 @@ def test_the_default_is_the_documented_experiment() -> None:
     assert {section: tree[section] for section in DEFAULT_EXPERIMENT} == DEFAULT_EXPERIMENT
     client = {"local_epochs": 5, "local_steps": 0, "batch_size": 16, "lr": 0.05, "weight_decay": 0.0}
     untouched = {"clip_norm": 0.0, "label_smoothing": 0.0, "schedule": {"name": "constant", "per": "round"}}
-    untouched |= {"micro_batch": 0, "path": "sequential", "chunk": 0, "state_cache_mib": 256.0}
-    sharding = {"ranks": 1, "groups": 1, "strategy": "auto", "memory_gb": 0.0, "intra_gbps": 2000.0, "inter_gbps": 80.0}
-    machines = {"machines": 1, "listen": "", "secret_file": "", "join_s": 120.0}
-    untouched |= {"sharding": sharding | machines | {"prefetch": True}}
-    assert tree["client"] == client | untouched | {"optimizer": {"name": "sgd", "momentum": 0.9, "nesterov": False}}
+    untouched |= {"micro_batch": 0, "path": "sequential", "state_cache_mib": 256.0}
+    expected = client | untouched | {"optimizer": {"name": "sgd", "momentum": 0.9, "nesterov": False}}
+    assert {key: tree["client"][key] for key in expected} == expected
     assert tree["server"]["optimizer"] == {"name": "none"}
     assert (tree["server"]["cohort_size"], tree["engine"]["name"], tree["engine"]["threads"]) == (10, "in_process", 1)
+
+
+def as_without(capabilities: Iterable[str], tree: dict[str, Any]) -> dict[str, Any]:
+    """What is left of a tree in an installation without these capabilities."""
+    for trees in UNUSED.values():
+        for name in trees.keys() & set(capabilities):
+            tree = without_unused(tree, trees[name], name)
+    return tree
+
+
+def test_a_configuration_that_uses_no_capability_is_read_without_any() -> None:
+    """What it says of them is all in `unused.toml`, so that only the core's keys are left, whatever is installed."""
+    left = leaves(as_without({name for trees in UNUSED.values() for name in trees}, load().model_dump(mode="json")))
+    assert left and left.keys() <= DEFAULT_LEAVES.keys()
+    owned = {
+        f"{path}.{key}"
+        for each in CAPABILITIES.values()
+        for path, target in each.sections.items()
+        for key in load_target(target).model_fields
+    }
+    assert owned & left.keys() <= {"client.path"}, "the core's, to which a capability adds a choice"
+
+
+@pytest.mark.parametrize(
+    ("capability", "override", "expected"),
+    [
+        (
+            "privacy",
+            {"privacy": {"name": "local"}},
+            "privacy.name='local' was given, .* without the capability 'privacy'",
+        ),
+        ("sharding", {"client": {"lr": 1.0, "sharding": {"machines": 2}}}, "client.sharding.machines=2 .* 'sharding'"),
+        ("signs", {"results": {"signs": True}}, "results.signs=true .* 'signs'; install one that has it"),
+    ],
+)
+def test_a_configuration_that_uses_a_capability_is_refused_without_it(
+    capability: str, override: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        as_without([capability], override)
 
 
 def test_tiny_is_an_experiment(tiny: dict[str, Any]) -> None:
