@@ -9,7 +9,6 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -17,12 +16,11 @@ from flwr.clientapp import ClientApp
 
 from clients.conduct import conducted
 from clients.evaluator import SiteEvaluator
+from clients.local_trainers import provider_of
 from clients.node import EXPERIMENT_KEY, Node
 from clients.partial.received import ReceivedTensors
-from clients.sharding.node import AtDaemon
-from clients.sharding.rules import check_machines
 from clients.state.store import ClientStore
-from clients.trainer import LocalTrainer, SequentialTrainer
+from clients.trainer import LocalTrainer
 from clients.watchdog import ended_after
 from fedsign.config import from_toml
 from fedsign.data import sites
@@ -63,9 +61,11 @@ def train(message: Message, context: Context) -> Message:
         wire.decode(message)
         kept = ReceivedTensors(states.folder)
         request = kept.completed(wire.unpack_request(message), changes.model_told(message))
-        # the reply is encoded before the trainer is used again, and a large model is not to be there twice
-        trainer = conducted(_trainer(workload, states), workload, in_process=False, folder=states.folder)
-        with ended_after(workload.config.server.round_timeout_s):
+        with (
+            provider_of(workload).open(logs=states.folder / "logs", in_process=False) as local,
+            ended_after(workload.config.server.round_timeout_s),
+        ):
+            trainer = conducted(local, workload, in_process=False, folder=states.folder)
             (result,) = one_by_one(trainer.train_many([request], states))
         if isinstance(result, Failure):
             result = node.told(result, workload.config)
@@ -92,7 +92,7 @@ def roll_call(message: Message, context: Context) -> Message:
         node = Node.of(context)
         record = ConfigRecord({"partitions": list(node.partitions)})
         workload = node.workload(context)
-        check_machines(workload.config)
+        provider_of(workload).check()
         if sites.lies_at_nodes(workload.config):
             for site in node.partitions:
                 workload.share_of(site)
@@ -113,7 +113,7 @@ def farewell(message: Message, context: Context) -> Message:
     try:
         node = Node.of(context)
         workload = node.workload(context)
-        AtDaemon(workload, logs=_logs(node.states(context, workload.config))).farewell()
+        provider_of(workload).farewell(logs=node.states(context, workload.config).folder / "logs")
     except Exception as error:  # noqa: BLE001 - told to the server, whatever it is
         return _failed(error, message, context)
     return Message(RecordDict({wire.REPLY: ConfigRecord({})}), reply_to=message)
@@ -125,17 +125,6 @@ def _at_work(context: Context) -> tuple[Node, Workload]:
     workload = node.workload(context)
     torch.set_num_threads(workload.config.engine.threads)
     return node, workload
-
-
-def _trainer(workload: Workload, states: ClientStore) -> LocalTrainer:
-    """One whose last reply is good until the next."""
-    if workload.config.get("client.sharding.ranks", 1) > 1:
-        return AtDaemon(workload, logs=_logs(states))
-    return SequentialTrainer(workload, copies=False)
-
-
-def _logs(states: ClientStore) -> Path:
-    return states.folder / "logs"
 
 
 def _failed(error: Exception, message: Message, context: Context) -> Message:

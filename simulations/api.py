@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 import fedsign
-from clients.cohort.paths import on_path
-from clients.sharding.rules import sharded
+from clients.local_trainers import decided
 from clients.trainer import check_training
 from fedsign import checkpoints, plugins, results
 from fedsign import config as configs
@@ -220,8 +219,7 @@ def _prepare(workload: Workload) -> tuple[Workload, Engine, list[Callback]]:
     spec = strategy.objective(1) if isinstance(strategy, Strategy) else ObjectiveSpec()
     check_evaluation(config)
     check_training(workload, spec)
-    workload = sharded(workload, spec)
-    workload = on_path(workload, spec, in_process=config.engine.name == "in_process")
+    workload = decided(workload, spec)
     engine: Engine = config.engine.build()
     engine.check(workload)
     watchers = [plugins.build("callback", name, {}) for name in config.callbacks]
@@ -333,7 +331,7 @@ def _resumed_config(folder: RunFolder, experiment: ExperimentConfig | Mapping[st
 
 def _with_path(config: ExperimentConfig, decided: Mapping[str, Any]) -> ExperimentConfig:
     """`auto` as what was decided when the run began; runs from before there were paths say nothing, and were sequential."""
-    if config.client.path != "auto":
+    if config.get("client.path", "") != "auto":
         return config
     return config.model_copy(update={"client": config.client.model_copy(update=decided)})
 

@@ -12,6 +12,7 @@ import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from clients.local_trainers import provider_of
 from clients.node import EXPERIMENT_KEY
 from fedsign.data.text.tokenizers import fingerprint
 from fedsign.errors import FedSignError
@@ -68,7 +69,7 @@ def _play(grid: Grid, config_toml: str, folder: RunFolder) -> None:
     try:
         RoundLoop(workload, partitions, folder).run()
     finally:
-        if config.get("client.sharding.ranks", 1) > 1:  # nodes keep processes for it, and may go on without it
+        if provider_of(workload).outlasts_messages:  # nodes may go on without it
             try:
                 partitions.farewell(timeout_s=_FAREWELL_S)
             except Exception as error:  # noqa: BLE001 - the run's own end counts; nodes end what nobody asks for

@@ -8,7 +8,6 @@ experiment takes the same path everywhere): a chain of linear layers and element
 convolutions, which are slower on CPUs.
 """
 
-import copy
 from math import prod
 
 import torch
@@ -20,9 +19,9 @@ from clients.cohort.modules import STACKED_DROPOUTS, STACKED_NORMS, StackedModel
 from clients.cohort.optim import stacked_optimizer
 from clients.cohort.penalty import by_autograd, penalty_gradient
 from clients.cohort.section import CohortKeys
-from clients.cohort.trainer import CohortTrainer
 from clients.cohort.training import trainable
-from clients.trainer import LocalTrainer, SequentialTrainer, make_optimizer
+from clients.model_probes import DROPOUTS, mixes_samples, moved_buffer
+from clients.trainer import make_optimizer
 from fedsign import plugins
 from fedsign.errors import ConfigError, FedSignError
 from fedsign.models.batch_norm import BATCH_NORMS
@@ -30,13 +29,11 @@ from fedsign.objectives.base import Objective
 from fedsign.optim.base import adapts, trains_part
 from fedsign.records import ObjectiveSpec, Tensors, failure_of
 from fedsign.registry import KINDS
-from fedsign.seeding import Purpose, torch_stream
 from fedsign.workload import Workload
 
 _MOST_PARAMETERS = 250_000
 _STACK_BYTES = 256 * 2**20  # what a stack may take: parameters, gradients, moments, states, activations
 _COPIES = 8  # of the parameters: model, gradient, two moments, two of state and served model, temporaries
-DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 def on_path(workload: Workload, spec: ObjectiveSpec, *, in_process: bool) -> Workload:
@@ -59,18 +56,6 @@ def on_path(workload: Workload, spec: ObjectiveSpec, *, in_process: bool) -> Wor
     if client.path == "auto" and (why_not is not None or not is_faster(workload, spec)):
         return workload.with_client(path="sequential", chunk=0)
     return workload.with_client(path="cohort", chunk=client.chunk or chunk_of(workload))
-
-
-def trainer_of(workload: Workload, *, copies: bool = True) -> LocalTrainer:
-    """What `client.path` says, once it is decided; without `copies` a reply is good until the next one is asked for."""
-    client = CohortKeys.of(workload.config)
-    match client.path:
-        case "sequential":
-            return SequentialTrainer(workload, copies=copies)
-        case "cohort":
-            return CohortTrainer(workload, chunk=client.chunk)
-        case _:
-            raise ValueError(f"client.path={client.path} is not decided; expected is sequential or cohort.")
 
 
 def is_faster(workload: Workload, spec: ObjectiveSpec) -> bool:
@@ -191,27 +176,6 @@ def _pulls_each_by_itself(objective: Objective, theta: Tensors, context: Stacked
                 return False
             found[name].zero_()
     return True
-
-
-def mixes_samples(model: nn.Module, pair: Tensor) -> bool:
-    """Whether the output for the first of two inputs [2, ...] depends on the second, BatchNorm and dropout aside."""
-    still = copy.deepcopy(model)
-    for module in still.modules():
-        if type(module) in STACKED_NORMS + STACKED_DROPOUTS:
-            module.eval()
-    with torch.no_grad(), torch_stream(0, Purpose.TRAINING):  # for draws that no layer of ours makes
-        together, alone = still(pair)[:1], still(pair[:1])
-    return not torch.allclose(together, alone, rtol=1e-3, atol=1e-5)
-
-
-def moved_buffer(model: nn.Module, batch: Tensor) -> str | None:
-    """The name of a buffer that a training pass changes, those of BatchNorm aside."""
-    model = copy.deepcopy(model)
-    norms = [name for name, module in model.named_modules() if type(module) in STACKED_NORMS]
-    before = {name: buffer.clone() for name, buffer in model.named_buffers() if name.rpartition(".")[0] not in norms}
-    with torch.no_grad(), torch_stream(0, Purpose.TRAINING):
-        model(batch)
-    return next((name for name, was in before.items() if not torch.equal(model.get_buffer(name), was)), None)
 
 
 def _two_samples(workload: Workload) -> Tensor:

@@ -22,6 +22,7 @@ from clients.cohort.context import stacked_context, stacked_tensors
 from clients.cohort.optim import StackedOptimizer, stacked_optimizer
 from clients.cohort.plan import StackedPlan, stacked_plan
 from clients.cohort.training import StackedTensors, StackedTraining
+from clients.local_trainers import chunks_of
 from clients.state.store import ClientStore
 from clients.trainer import load_state, make_optimizer, to_device
 from fedsign import plugins
@@ -337,26 +338,6 @@ def _keep(trained: _Trained, objective: Objective, states: ClientStore, packing:
 
 def _shapes(tensors: Tensors) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in tensors.items()}
-
-
-def chunks_of(requests: Iterable[TrainRequest], size: int) -> Iterator[list[TrainRequest]]:
-    """The requests that are trained as one stack, `size` at most."""
-    for alike in _alike(requests):
-        for start in range(0, len(alike), size):
-            yield alike[start : start + size]
-
-
-def _alike(requests: Iterable[TrainRequest]) -> list[list[TrainRequest]]:
-    """Groups of requests of one round and one objective, in the order of their first ones."""
-    groups: list[list[TrainRequest]] = []
-    for request in requests:
-        for group in groups:
-            if group[0].round == request.round and group[0].objective == request.objective:
-                group.append(request)
-                break
-        else:
-            groups.append([request])
-    return groups
 
 
 def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:

@@ -39,7 +39,7 @@ def main(parent: Connection) -> None:
         server.settimeout(given["idle_s"])
         sites = given["sites"]
         workload = Workload(from_toml(given["config"]), None if sites is None else frozenset(sites))
-        with ShardGroup(workload, logs=Path(given["logs"])) as group:
+        with closing(ShardGroup(workload, logs=Path(given["logs"]))) as group:
             try:
                 while _answer(Connection(server.accept()[0]), group, server):
                     pass

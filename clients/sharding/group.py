@@ -14,8 +14,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from clients.sharding.machines import RemoteRanks, Rendezvous
 from clients.sharding.ranks import RENDEZVOUS_S, Host, LocalRanks, RankMessage, WorkerFailure, described, store_for
@@ -38,7 +36,7 @@ class _ToldError(FedSignError):
 
 
 class ShardGroup:
-    """See the module; a context manager, which ends the processes.  They start with the first client, and machines join from then on."""
+    """See the module.  The processes start with the first client, and machines join from then on; `close` ends them."""
 
     def __init__(self, workload: Workload, *, logs: Path) -> None:
         """What the processes of this machine have to say goes to files in `logs`.
@@ -53,14 +51,6 @@ class ShardGroup:
         self._rendezvous: Rendezvous | None = None
         self._joined: list[RemoteRanks] = []
         self._is_started = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def processes(self) -> list[int]:

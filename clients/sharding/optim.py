@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedsign.optim.base import BlockTrainer
 from fedsign.optim.lean import made_lean, step_leanly
 from fedsign.parameterisation.masks import Mask
 from fedsign.parameterisation.packed import PackedAdamW, PackedSGD
@@ -25,7 +26,7 @@ def rule_of(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer] | N
     """The rule by which an optimiser moves each element; None if it is none of those that are known to be one."""
     if type(optimizer) in (*_PACKED, *_TORCHS):
         return type(optimizer)
-    return torch.optim.AdamW if getattr(optimizer, "block_names", None) is not None else None  # LISA
+    return torch.optim.AdamW if isinstance(optimizer, BlockTrainer) else None
 
 
 class PieceOptimizers:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from clients.cohort.paths import DROPOUTS, mixes_samples, moved_buffer
+from clients.model_probes import DROPOUTS, mixes_samples, moved_buffer
 from clients.sharding.optim import rule_of
 from clients.trainer import make_optimizer
 from fedsign import plugins
@@ -29,8 +29,7 @@ from fedsign.config import ExperimentConfig, checked
 from fedsign.errors import ConfigError
 from fedsign.models.batch_norm import has_batch_norm
 from fedsign.objectives.base import Objective
-from fedsign.optim.base import adapts, trains_part
-from fedsign.optim.blocks import find_blocks
+from fedsign.optim.base import BlockTrainer, adapts, trains_part
 from fedsign.records import ObjectiveSpec
 from fedsign.seeding import Purpose, torch_stream
 from fedsign.sharding.layout import Grouping
@@ -160,13 +159,14 @@ def _refused_model(workload: Workload, model: nn.Module) -> str:
             f"client.optimizer.name={optimizer} is none of those that are known to move each element by itself; use sgd, adam, adamw, "
             "packed_sgd, packed_adamw or lisa"
         )
-    if trains_part(optimizer) and _shares_blocks(workload, model):
+    if _shares_blocks(workload, model):
         return f"model.name={name} shares parameters between a block and other layers, which are frozen at other times"
     return _found_by_trying(workload, model)
 
 
 def _shares_blocks(workload: Workload, model: nn.Module) -> bool:
-    blocks = find_blocks(model, str(workload.config.client.optimizer.settings.get("blocks", ""))).values()
+    optimizer = make_optimizer(workload, model, round=1)
+    blocks = optimizer.blocks.values() if isinstance(optimizer, BlockTrainer) else ()
     owned = [parameter for block in blocks for parameter in block.parameters()]
     inside = {module for block in blocks for module in block.modules()}
     outside = {parameter for module in {*model.modules()} - inside for parameter in module.parameters(recurse=False)}

@@ -22,8 +22,7 @@ from clients.local_step import factors
 from clients.sharding.optim import PieceOptimizers, forget
 from clients.sharding.penalty import ShardedPenalty
 from clients.trainer import make_optimizer
-from fedsign.optim.base import PartTrainer, trains_part
-from fedsign.optim.blocks import find_blocks
+from fedsign.optim.base import BlockTrainer, PartTrainer
 from fedsign.optim.lean import made_lean
 from fedsign.parameterisation.packing import packing_of
 from fedsign.records import ObjectiveSpec, Role, Tensors
@@ -200,10 +199,9 @@ def share_of(num: int, *, rank: int, ranks: int) -> tuple[int, int]:
 
 def units_of(workload: Workload, model: nn.Module) -> list[nn.Module]:
     """What is gathered together; with an optimiser that freezes blocks, no unit reaches beyond one."""
-    optimizer, units = workload.config.client.optimizer, default_units(model)
-    if trains_part(optimizer.name):
-        blocks = find_blocks(model, str(optimizer.settings.get("blocks", ""))).values()
-        units += [block for block in blocks if not isinstance(block, nn.ModuleList | nn.ModuleDict)]
+    optimizer, units = make_optimizer(workload, model, round=1), default_units(model)
+    if isinstance(optimizer, BlockTrainer):
+        units += [block for block in optimizer.blocks.values() if not isinstance(block, nn.ModuleList | nn.ModuleDict)]
     return list({id(unit): unit for unit in units}.values())
 
 

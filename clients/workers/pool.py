@@ -23,13 +23,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from clients.cohort.trainer import chunks_of
+from clients.local_trainers import chunks_of
 from clients.state.store import ClientStore
 from clients.workers.queue import Queue, Unit
 from clients.workers.shared_data import share_data
@@ -108,7 +107,7 @@ class _Worker:
 
 
 class Workers:
-    """A LocalTrainer; a context manager, which ends the processes."""
+    """A LocalTrainer; `close` ends its processes."""
 
     def __init__(self, workload: Workload, *, devices: Sequence[str], logs: Path) -> None:
         """Start a process for each device; what they have to say goes to files in `logs`.
@@ -121,8 +120,7 @@ class Workers:
         model = packing_of(module).packed(module.state_dict())
         self._workload, self._devices, self._logs = workload, devices, logs
         self._roles = workload.roles
-        self._chunk = workload.config.get("client.chunk", 0)  # 0: one client at a time
-        self._largest_unit = self._chunk or 1
+        self._largest_unit = workload.config.get("client.chunk", 0) or 1
         # a stack answers as a whole; one client that is late says so itself, before it is ended
         self._longest_silence_s = self._largest_unit * workload.config.server.round_timeout_s + _GRACE_S
         self._model_bytes = sum(tensor.nbytes for tensor in model.values())
@@ -140,14 +138,6 @@ class Workers:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def processes(self) -> list[int]:
@@ -276,10 +266,9 @@ class Workers:
 
     def _call(self, requests: Sequence[TrainRequest], states: ClientStore) -> _Call:
         client, partition = self._workload.config.client, self._workload.partition
-        together = chunks_of(requests, self._chunk) if self._chunk else [[each] for each in requests]
         units = [
             Unit(unit, sum(1 if client.local_steps else len(partition[request.partition]) for request in unit))
-            for unit in together
+            for unit in chunks_of(requests, self._largest_unit)
         ]
         window = max(2 * len(self._workers), _WINDOW_BYTES // (self._largest_unit * self._model_bytes))
         queue = Queue(units, window=window, num_workers=len(self._workers))

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clients.cohort.paths import trainer_of
 from clients.local_optim import stepper
+from clients.local_trainers import provider_of
 from clients.state.store import ClientStore
 from clients.trainer import LocalTrainer, make_optimizer
 from clients.workers.shared_data import mapped_data
@@ -39,10 +39,19 @@ def main(parent: Connection) -> None:
     logging.basicConfig(format="%(levelname)s: %(message)s", stream=sys.stderr)
     requests = iter(parent)
     try:
-        worker = _worker(next(requests), parent)
-        parent.send({"ready": True})
-        for request in requests:
-            worker.take_in(request)
+        given = next(requests)
+        workload = _workload(given)
+        with provider_of(workload).open(logs=Path(), in_process=False) as trainer:
+            worker = _Worker(
+                parent=parent,
+                trainer=trainer,
+                together=workload.config.get("client.chunk", 0) > 0,
+                models=SharedFile(*given["models"]),
+                replies=SharedFile(*given["replies"]),
+            )
+            parent.send({"ready": True})
+            for request in requests:
+                worker.take_in(request)
     except DiskFullError as error:
         parent.send({"full": str(error)})
     except FedSignError as error:
@@ -52,7 +61,7 @@ def main(parent: Connection) -> None:
         parent.send({"defect": failure_of(0, error).reason})
 
 
-def _worker(given: Message, parent: Connection) -> "_Worker":
+def _workload(given: Message) -> Workload:
     # complete and checked by who sent it; to check it again would import what only a server needs
     config = ExperimentConfig.model_validate(tomllib.loads(given["config"]))
     torch.set_num_threads(config.engine.threads)
@@ -60,13 +69,7 @@ def _worker(given: Message, parent: Connection) -> "_Worker":
     if given["data"] is not None:
         vars(workload)["dataset"] = mapped_data(given["data"])  # where cached_property keeps it
     _warm_up(workload)
-    return _Worker(
-        parent=parent,
-        trainer=trainer_of(workload, copies=False),  # each reply is written into shared memory at once
-        together=config.get("client.chunk", 0) > 0,
-        models=SharedFile(*given["models"]),
-        replies=SharedFile(*given["replies"]),
-    )
+    return workload
 
 
 def _warm_up(workload: Workload) -> None:

@@ -15,4 +15,5 @@ CAPABILITY = Capability(
     requires={
         "workers": "ranks share tensors and data through the same memory",
     },
+    extends={"local_trainer": "clients.sharding.provider:ShardingProvider"},
 )

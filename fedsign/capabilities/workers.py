@@ -8,4 +8,5 @@ CAPABILITY = Capability(
         "fedsign.capabilities.workers",
         "clients.workers",
     ),
+    extends={"local_trainer": "clients.workers.provider:WorkersProvider"},
 )

@@ -39,6 +39,13 @@ class PartTrainer(Protocol):
         ...
 
 
+@runtime_checkable
+class BlockTrainer(PartTrainer, Protocol):
+    """One that draws among blocks of the model, and moves what it drew as AdamW does."""
+
+    blocks: Mapping[str, nn.Module]  # by their names in the model
+
+
 def of_model(*, trains_part: bool = False, takes_groups: bool = False) -> Callable[[FactoryT], FactoryT]:
     """Mark a factory that takes the module in place of its parameters; see the module."""
 

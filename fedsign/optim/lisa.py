@@ -65,7 +65,7 @@ class LISA(torch.optim.AdamW):
             raise ConfigError(f"period={period} was given; expected is a number of steps of at least 1.")
         found = find_blocks(model, blocks)
         self.sampler = LayerSampler(num_blocks=len(found), num_sampled=num_sampled_layers, weights=weights)
-        self.block_names = tuple(found)
+        self.blocks = found
         self.before_training: Callable[[frozenset[str]], None] | None = None
         self._period, self._redraws, self._moments = period, redraw, moments
         self._names: dict[nn.Parameter, list[str]] = {}  # of all that may train; two layers may share one

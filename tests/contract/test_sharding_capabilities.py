@@ -1,6 +1,7 @@
 """The table of sharded clients in docs/capabilities.md: every `yes` is taken or trained, every `-` is an error of one sentence."""
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from importlib.util import find_spec
 from math import inf
@@ -239,7 +240,7 @@ def test_draws_means_and_penalties_are_those_of_the_whole_batch_and_the_whole_mo
         for partition in range(2)
     ]  # fmt: skip
     expected = list(SequentialTrainer(alone).train_many(asked, ClientStore(tmp_path)))
-    with ShardGroup(work, logs=tmp_path / "logs") as group:
+    with closing(ShardGroup(work, logs=tmp_path / "logs")) as group:
         for reply, other in zip(group.train_many(asked, ClientStore(tmp_path)), expected, strict=True):
             assert isinstance(reply, TrainReply) and isinstance(other, TrainReply), reply
             found, wanted = (torch.cat([each.flatten() for each in one.tensors.values()]) for one in (reply, other))

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
-from clients.cohort import paths
+from clients.local_trainers import provider_of
 from clients.state.database import StateDatabase
 from clients.state.store import ClientStore
 from clients.trainer import LocalTrainer
@@ -154,10 +154,16 @@ def requests(work: Workload, objective: ObjectiveSpec, *, own_models: bool = Fal
 
 @contextmanager
 def team(work: Workload, folder: Path, num: int = 2) -> Iterator[Workers]:
-    """Workers that are ready, so that they train and not this process."""
-    with Workers(work, devices=devices_of(work, num), logs=folder / "logs") as workers:
+    """Workers that are ready."""
+    with closing(Workers(work, devices=devices_of(work, num), logs=folder / "logs")) as workers:
         workers.await_all()
         yield workers
+
+
+def trainer_of(work: Workload) -> LocalTrainer:
+    """Who trains in this process."""
+    with provider_of(work).open(logs=Path(), in_process=True) as trainer:
+        return trainer
 
 
 def results(trainer: LocalTrainer, asked: Sequence[TrainRequest], folder: Path) -> Results:
@@ -201,7 +207,7 @@ def is_alive(process: int) -> bool:
 def test_workers_give_the_bits_of_one_process(num: int, path: str, tmp_path: Path) -> None:
     """Of every objective: models, what is sent besides, states on disk; and for requests that bring a model each."""
     work = workload(path)
-    own = paths.trainer_of(work)
+    own = trainer_of(work)
     with team(work, tmp_path, num) as workers:
         for name, objective in OBJECTIVES.items():
             for own_models in (False, True):
@@ -220,7 +226,7 @@ def test_workers_that_train_parts_of_the_model_give_the_bits_of_one_process(tmp_
     lisa = {"name": "lisa", "blocks": "0,2,4", "num_sampled_layers": 1, "period": 3}
     model = {"name": "mlp", "hidden": [12, 12, 12]}
     work = workload("sequential", model=model, client={"local_steps": 7, "lr": 0.01, "optimizer": lisa})
-    own = paths.trainer_of(work)
+    own = trainer_of(work)
     with team(work, tmp_path) as workers:
         for name in ("plain", "feddyn"):
             for own_models in (False, True):
@@ -240,7 +246,7 @@ def test_a_killed_worker_is_reported_and_replaced_and_no_bit_differs(
 ) -> None:
     work = workload(path)
     asked = requests(work, OBJECTIVES["feddyn"])
-    expected = results(paths.trainer_of(work), asked, tmp_path / "here")
+    expected = results(trainer_of(work), asked, tmp_path / "here")
     with team(work, tmp_path) as workers, caplog.at_level(logging.WARNING, "fedsign"):
         replies = one_by_one(workers.train_many(asked, ClientStore(tmp_path / "there")))
         found = {(first := next(replies)).partition: first}
@@ -265,7 +271,7 @@ def test_a_client_whose_worker_dies_twice_is_a_failure_and_the_others_are_traine
     asked = requests(work, ObjectiveSpec())
     spec = ObjectiveSpec(name=f"{HERE}:Deadly", settings={"count": str(tmp_path / "deaths")})
     deadly = replace(asked[3], objective=spec)
-    expected = results(paths.trainer_of(work), [*asked[:3], *asked[4:]], tmp_path / "here")
+    expected = results(trainer_of(work), [*asked[:3], *asked[4:]], tmp_path / "here")
     with team(work, tmp_path) as workers:
         found = results(workers, [*asked[:3], deadly, *asked[4:]], tmp_path / "there")
     assert len((tmp_path / "deaths").read_bytes()) == 2
@@ -286,7 +292,7 @@ def test_a_client_whose_worker_dies_once_is_trained(tmp_path: Path) -> None:
     with team(work, tmp_path) as workers:
         found = results(workers, [replace(asked[0], objective=once), *asked[1:]], tmp_path / "there")
     assert (tmp_path / "deaths").read_bytes() == b"\0"
-    assert_same_bits(found, results(paths.trainer_of(work), asked, tmp_path / "here"))
+    assert_same_bits(found, results(trainer_of(work), asked, tmp_path / "here"))
 
 
 @pytest.mark.parametrize("path", ONE_IN_SHORT)
@@ -320,7 +326,7 @@ def test_replies_that_are_taken_in_take_no_more_memory_than_the_window(
         held = list(workers.train_many(asked, ClientStore(tmp_path)))  # as Flower's own strategies do
         assert slots.num_slots >= NUM_CLIENTS
         assert_same_bits(
-            {reply.partition: reply for reply in held}, results(paths.trainer_of(work), asked, tmp_path / "here")
+            {reply.partition: reply for reply in held}, results(trainer_of(work), asked, tmp_path / "here")
         )
 
 
@@ -336,7 +342,7 @@ def test_a_round_that_is_given_up_does_not_disturb_the_next_one(tmp_path: Path) 
             for mine, replies in zip(found, two, strict=True):
                 reply = next(replies)
                 mine[reply.partition] = reply
-    own = paths.trainer_of(work)
+    own = trainer_of(work)
     assert_same_bits(found[0], results(own, asked, tmp_path / "here"))
     assert_same_bits(found[1], results(own, others, tmp_path / "others"))
 
@@ -358,13 +364,13 @@ def test_samples_lie_in_memory_once(tmp_path: Path) -> None:
             assert 1024 * int(own[1]) < baseline_bytes() + num_bytes / 2
         features = work.dataset.train.features  # here they lie there too
         assert f"{features.data_ptr():x}"[:-7] in Path("/proc/self/maps").read_text()
-    assert_same_bits(found, results(paths.trainer_of(work), asked, tmp_path))
+    assert_same_bits(found, results(trainer_of(work), asked, tmp_path))
 
 
 @functools.cache
 def baseline_bytes() -> int:
     """What a process takes that has imported what a worker imports."""
-    code = "import clients.cohort.paths, strategies.base, re, pathlib; print(pathlib.Path('/proc/self/status').read_text())"
+    code = "import clients.cohort.trainer, strategies.base, re, pathlib; print(pathlib.Path('/proc/self/status').read_text())"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     found = re.search(r"RssAnon:\s+(\d+) kB", said)
     assert found
@@ -377,7 +383,7 @@ def test_samples_that_are_fetched_batch_by_batch_are_fetched_by_each_worker(tmp_
     asked = requests(work, ObjectiveSpec())
     with team(work, tmp_path) as workers:
         found = results(workers, asked, tmp_path)
-    assert_same_bits(found, results(paths.trainer_of(work), asked, tmp_path))
+    assert_same_bits(found, results(trainer_of(work), asked, tmp_path))
 
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
@@ -442,17 +448,6 @@ def experiment(root: Path, num: int, **changes: Any) -> dict[str, Any]:
     }
 
 
-@pytest.fixture
-def ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs wait for their workers, so that these train and not this process."""
-
-    def enter(workers: Workers) -> Workers:
-        workers.await_all()
-        return workers
-
-    monkeypatch.setattr(Workers, "__enter__", enter)
-
-
 def traces(path: Path) -> dict[str, Any]:
     """All that a run leaves but configuration and timings; of the database, what it holds, not how it lies there."""
     files = {name: found for name, found in digest(path).items() if not re.search("config|timings|sqlite", name)}
@@ -470,7 +465,7 @@ def traces(path: Path) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fedavg", "feddyn", "scaffold", "moon", "flower_fedadam"])
 def test_a_run_has_the_same_bits_with_any_number_of_workers(
-    strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ready: None
+    strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a model of the user's, from the current folder, that lets replies arrive in another order each time."""
     (tmp_path / "mine_of_workers.py").write_text(SCRIPT)
@@ -486,7 +481,7 @@ def test_a_run_has_the_same_bits_with_any_number_of_workers(
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["feddyn", "scaffold"])
 def test_images_lie_otherwise_in_memory_and_give_the_same_bits_with_workers_and_after_resuming(
-    strategy: str, tmp_path: Path, ready: None
+    strategy: str, tmp_path: Path
 ) -> None:
     """Convolutions' weights lie with their channels last, in the model and in what is made of it; what travels does not."""
     images = {"strategy": {"name": strategy}, "model": {"name": "cnn"}}
@@ -500,7 +495,7 @@ def test_images_lie_otherwise_in_memory_and_give_the_same_bits_with_workers_and_
 
 
 @pytest.mark.slow
-def test_a_run_is_gone_on_with_by_another_number_of_workers(tmp_path: Path, ready: None) -> None:
+def test_a_run_is_gone_on_with_by_another_number_of_workers(tmp_path: Path) -> None:
     whole = run(experiment(tmp_path / "whole", 1, strategy={"name": "feddyn", "alpha": 0.1}))
     half = run(experiment(tmp_path / "half", 2, strategy={"name": "feddyn", "alpha": 0.1}, rounds=2))
     run({"rounds": 4, "engine": {"workers": 3}}, resume=half.path)
@@ -523,12 +518,12 @@ def play(folder: Path, code: str) -> "subprocess.Popen[str]":
 LONG = """
 from simulations.callbacks.base import Callback
 from clients.workers.pool import Workers
-enter = Workers.__enter__
-def shown(workers):
+make = Workers.__init__
+def shown(workers, *given, **named):
+    make(workers, *given, **named)
     workers.await_all()
     print(*workers.processes, flush=True)
-    return enter(workers)
-Workers.__enter__ = shown
+Workers.__init__ = shown
 run({"rounds": %d, "callbacks": [], "engine": {"workers": 2}, "client": {"local_epochs": 1}})
 """
 
@@ -623,7 +618,7 @@ def test_workers_have_a_gpu_each_or_share_the_one_that_is_named(tmp_path: Path) 
     asked = requests(work, OBJECTIVES["feddyn"])
     with team(work, tmp_path) as workers:
         found = results(workers, asked, tmp_path / "there")
-    assert_same_bits(found, results(paths.trainer_of(work), asked, tmp_path / "here"))
+    assert_same_bits(found, results(trainer_of(work), asked, tmp_path / "here"))
 
 
 @pytest.mark.parametrize(

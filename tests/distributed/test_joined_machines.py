@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,7 @@ def test_a_rank_or_a_machine_that_dies_ends_its_clients_round_and_the_next_one_h
     asked = request(work)
     expected = answer(SequentialTrainer(work), asked, tmp_path).tensors
     with ExitStack() as machines:
-        with ShardGroup(work, logs=tmp_path / "logs") as group:
+        with closing(ShardGroup(work, logs=tmp_path / "logs")) as group:
             first = machines.enter_context(worker(there, address))
             assert close(answer(group, asked, tmp_path).tensors, expected)
             assert len(group.processes) == 1 and len(numbers(mark, "clients.sharding.process")) == 2
@@ -117,6 +117,7 @@ def test_a_rank_or_a_machine_that_dies_ends_its_clients_round_and_the_next_one_h
 
 FIRST = """
 import sys
+from contextlib import closing
 from pathlib import Path
 from clients.sharding.group import ShardGroup
 from tests.distributed.test_joined_machines import answer, request, workload
@@ -124,7 +125,7 @@ from tests.distributed.test_joined_machines import answer, request, workload
 if __name__ == "__main__":
     root = Path(sys.argv[1])
     work = workload(root, sys.argv[2], {"name": "tests.distributed.federation:deep"})
-    with ShardGroup(work, logs=root / "logs") as group:
+    with closing(ShardGroup(work, logs=root / "logs")) as group:
         print(answer(group, request(work), root).metrics, flush=True)
         input()
         group.part(is_over=False)
@@ -170,7 +171,7 @@ def _parent(number: int) -> int:
 def test_a_machine_that_is_missing_and_data_that_are_others_are_sentences(tmp_path: Path) -> None:
     address = free_address()
     work = workload(tmp_path, address, {"name": "tests.distributed.federation:deep"}, join_s=1.0)
-    with ShardGroup(work, logs=tmp_path / "logs") as group:
+    with closing(ShardGroup(work, logs=tmp_path / "logs")) as group:
         failure = answer(group, request(work), tmp_path)
         assert isinstance(failure, Failure) and failure.reason == (
             "EngineError: 1 of the 2 machines that train a client together were there, this one included, when client.sharding.join_s=1 "

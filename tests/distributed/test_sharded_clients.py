@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,7 @@ def wait_for(condition: Callable[[], bool], within_s: float) -> bool:
 def test_a_rank_that_dies_ends_its_clients_round_and_the_next_one_gets_new_ranks(tmp_path: Path) -> None:
     work, file = mortal(tmp_path)
     expected = answer(SequentialTrainer(work), request(work), tmp_path)
-    with ShardGroup(work, logs=tmp_path / "logs") as group:
+    with closing(ShardGroup(work, logs=tmp_path / "logs")) as group:
         assert close(answer(group, request(work), tmp_path).tensors, expected.tensors)
         before = group.processes
         assert len(before) == 2 and all(map(is_alive, before))
@@ -146,7 +147,7 @@ def test_a_rank_that_dies_ends_its_clients_round_and_the_next_one_gets_new_ranks
 def test_what_a_rank_raises_is_its_clients_failure(tmp_path: Path) -> None:
     """A request that does not fit the model; the traceback is the rank's."""
     work, _ = mortal(tmp_path)
-    with ShardGroup(work, logs=tmp_path / "logs") as group:
+    with closing(ShardGroup(work, logs=tmp_path / "logs")) as group:
         asked = request(work)
         asked.tensors["embed.bias"] = torch.zeros(8, dtype=torch.float64)
         failure = answer(group, asked, tmp_path)

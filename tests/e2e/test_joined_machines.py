@@ -28,7 +28,7 @@ if __name__ == "__main__":
     work = workload(root, sys.argv[2], MORTAL, secret_file=sys.argv[3])
     asked = request(work)
     expected = answer(SequentialTrainer(work), asked, root).tensors
-    with ShardGroup(work, logs=root / "logs") as group:
+    with closing(ShardGroup(work, logs=root / "logs")) as group:
         for _ in sys.stdin:
             began = time.monotonic()
             found = answer(group, asked, root)
