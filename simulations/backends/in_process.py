@@ -11,7 +11,6 @@ from pydantic import Field
 from clients.app import in_process_handler
 from clients.cohort.paths import trainer_of
 from clients.conduct import conducted
-from clients.evaluator import SiteEvaluator
 from clients.sharding.group import ShardGroup
 from clients.state.cache import StateCache
 from clients.trainer import LocalTrainer
@@ -22,7 +21,6 @@ from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.results import RunFolder
 from fedsign.workload import Workload
 from simulations.backends.base import intra_op_threads
-from simulations.evaluation import AskSites
 from simulations.rounds import OnRound, RoundLoop
 
 _log = logging.getLogger("fedsign")
@@ -61,14 +59,7 @@ class InProcess:
                 direct=direct,
                 keep_states=states.commit,
                 evaluation_threads=self.workers,  # who have nothing to do meanwhile
-                ask_sites=self._sites_of(workload),
             ).run()
-
-    def _sites_of(self, workload: Workload) -> AskSites | None:
-        """Sites evaluate in this process too, where they do."""
-        if not workload.is_evaluated_at_clients:
-            return None
-        return SiteEvaluator(workload, num_threads=self.workers).evaluate_many
 
     @contextmanager
     def _trainer_of(self, workload: Workload, folder: RunFolder) -> Iterator[LocalTrainer]:
