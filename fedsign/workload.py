@@ -15,14 +15,13 @@ from torch import Tensor, nn
 
 from fedsign import plugins
 from fedsign.config import ExperimentConfig, from_toml
-from fedsign.data import sites
 from fedsign.data.augment import augmented
 from fedsign.data.base import AnySamples, Dataset, IntArray, normalised
 from fedsign.data.checks import check_fit, checked_dataset
+from fedsign.data.client_data import ClientData, client_data_of
 from fedsign.data.normalise import Normalisation
-from fedsign.data.partition.base import Split, group, split_of
+from fedsign.data.partition.base import Split, split_of
 from fedsign.data.partition.lazy import counted_clients
-from fedsign.data.site_reader import read_sites
 from fedsign.data.splitting import hold_out_validation
 from fedsign.errors import ConfigError, DataError
 from fedsign.figures import Evaluation
@@ -41,9 +40,12 @@ class Workload:
     """Data, partition, model and task of an experiment, each made on first use."""
 
     config: ExperimentConfig
-    sites_here: frozenset[int] | None = (
-        None  # the sites whose data this process reads; None: see fedsign.data.site_reader
-    )
+    sites_here: frozenset[int] | None = None  # whose data this process reads, where clients hold them; see ClientData
+
+    @cached_property
+    def client_data(self) -> ClientData | None:
+        """What reads the data that clients hold themselves; None where one data set is dealt out."""
+        return client_data_of(self.config)
 
     @cached_property
     def dataset(self) -> Dataset:
@@ -54,8 +56,8 @@ class Workload:
             ConfigError: it does not fit the task, a metric or the augmentation.
         """
         config, part = self.config, self.config.data
-        if sites.has_sites(config):
-            dataset = read_sites(config, self.sites_here)
+        if self.client_data is not None:
+            dataset = self.client_data.read(self.sites_here)
         else:
             dataset = checked_dataset(part.build(config.seed), name=part.name)
             dataset = hold_out_validation(dataset, part.validation_fraction, config.seed)
@@ -79,8 +81,8 @@ class Workload:
         part, train = self.config.partition, self.dataset.train
         rng = generator(self.config.seed, Purpose.PARTITION)
         split = split_of(part.build(train, part.num_clients, rng), name=part.name)
-        if sites.has_sites(self.config):
-            return split  # sites whose data lie elsewhere are empty here
+        if self.client_data is not None:
+            return split  # clients whose data lie elsewhere have none here
         check_partition(
             split.indices,
             num_clients=part.num_clients,
@@ -145,14 +147,11 @@ class Workload:
     def take_data(self, other: "Workload") -> None:
         """Take another experiment's data set and split, each only if this one's would be the same."""
         mine, its = self.config, other.config
-        if any(getattr(mine, key) != getattr(its, key) for key in ("seed", "data", "task", "metrics")):
+        keys = ["seed", "data", "task", "metrics"]
+        if self.client_data is not None:
+            keys += ["partition", "engine", "server"]  # they say whose data are read, and where
+        if any(getattr(mine, key) != getattr(its, key) for key in keys):
             return
-        if sites.has_sites(mine) and (mine.partition, mine.engine, mine.server) != (
-            its.partition,
-            its.engine,
-            its.server,
-        ):
-            return  # whose data are read, and where, is said there
         made = vars(other)  # where cached_property keeps what has been made
         for key in ("dataset", "split") if mine.partition == its.partition else ("dataset",):
             if key in made:
@@ -193,8 +192,19 @@ class Workload:
 
     @cached_property
     def is_evaluated_at_clients(self) -> bool:
-        """Whether clients test the model on samples of their own, instead of the server."""
-        return sites.is_evaluated_at_clients(self.config)
+        """Whether clients test the model on samples of their own, instead of the server.
+
+        Raises:
+            ConfigError: it was asked for what there is no data for.
+        """
+        if self.client_data is not None:
+            return self.client_data.is_evaluated_at_clients
+        if self.config.server.evaluation == "clients":
+            raise ConfigError(
+                f"server.evaluation=clients was given with partition.name={self.config.partition.name}, whose clients have no test "
+                "samples of their own; use a partition whose clients hold data, or server.evaluation=server."
+            )
+        return False
 
     def augment(self, features: Tensor) -> Tensor:
         """A training batch varied at random, by torch's global generator; the batch itself for `none`."""
@@ -246,16 +256,14 @@ class Workload:
         counts: list[int] = np.bincount(self.dataset.train.targets.numpy()[index], minlength=len(class_names)).tolist()
         return counts
 
-    def evaluate(self, model: nn.Module, *, site: int | None = None, num_threads: int = 1) -> dict[str, float]:
-        """Loss and metrics of a model on the server's test samples, or a site's, and as `validation_...` on the held-out ones.
+    def evaluate(
+        self, model: nn.Module, samples: tuple[AnySamples, AnySamples | None] | None = None, *, num_threads: int = 1
+    ) -> dict[str, float]:
+        """Loss and metrics of a model on the test samples, or others, and as `validation_...` on the held-out ones.
 
         `num_threads` share out the batches, on a CPU; no result depends on it.
         """
-        if site is None:
-            test, validation = self.dataset.test, self.dataset.validation
-        else:
-            self.share_of(site)
-            test, validation = self.tests_of_sites[site]
+        test, validation = samples or (self.dataset.test, self.dataset.validation)
         values = self.figures_on(model, test, num_threads=num_threads)
         if validation is not None:
             figures = self.figures_on(model, validation, num_threads=num_threads)
@@ -267,16 +275,6 @@ class Workload:
         return self._evaluation.figures(model.eval(), samples, num_threads=num_threads)
 
     @cached_property
-    def tests_of_sites(self) -> dict[int, tuple[AnySamples, AnySamples | None]]:
-        """The test and validation samples of each site whose data lie here."""
-        test, validation = self.dataset.test, self.dataset.validation
-        mine, held = _by_owner(test), {} if validation is None else _by_owner(validation)
-        return {
-            site: (test[index], validation[held[site]] if validation is not None and site in held else None)
-            for site, index in mine.items()
-        }
-
-    @cached_property
     def _evaluation(self) -> Evaluation:
         text = self.dataset.text
         return Evaluation(
@@ -285,13 +283,6 @@ class Workload:
             numerics=self.numerics,
             vocabulary_size=None if text is None else text.vocabulary_size,
         )
-
-
-def _by_owner(samples: AnySamples) -> dict[int, IntArray]:
-    if samples.owners is None or not len(samples):
-        return {}
-    parts = group(samples.owners.numpy(), int(samples.owners.max()) + 1)
-    return {owner: index for owner, index in enumerate(parts) if len(index)}
 
 
 @lru_cache(maxsize=2)

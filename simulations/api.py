@@ -25,7 +25,6 @@ from fedsign import checkpoints, plugins, results
 from fedsign import config as configs
 from fedsign.config import ExperimentConfig
 from fedsign.data.partition.lazy import counted_clients
-from fedsign.data.sites import check_evaluation, frame_of, lies_at_nodes
 from fedsign.errors import ConfigError, FedSignError, ResultsError
 from fedsign.parameterisation.packing import packing_of
 from fedsign.records import ObjectiveSpec
@@ -34,6 +33,7 @@ from fedsign.sections import tables
 from fedsign.workload import Workload
 from simulations.backends.base import Engine
 from simulations.callbacks.base import Callback
+from simulations.evaluation import check_evaluation
 from simulations.frames import to_frame
 from simulations.rounds import make_strategy
 from strategies.base import Strategy
@@ -217,7 +217,7 @@ def _prepare(workload: Workload) -> tuple[Workload, Engine, list[Callback]]:
     config = workload.config
     strategy = make_strategy(workload)
     spec = strategy.objective(1) if isinstance(strategy, Strategy) else ObjectiveSpec()
-    check_evaluation(config)
+    check_evaluation(workload)
     check_training(workload, spec)
     workload = decided(workload, spec)
     engine: Engine = config.engine.build()
@@ -254,17 +254,13 @@ def split_facts(workload: Workload) -> Line:
     Of a large lazy population only `counted_clients` are counted, a row for each.
     """
     config = workload.config
-    if lies_at_nodes(config):
-        names = list(frame_of(config).class_names)
-        return {
-            "class_names": names,
-            "counts": [],
-            "counts_are_private": True,
-            "num_clients": config.partition.num_clients,
-        }
+    class_names = list(workload.dataset.class_names)
+    if not len(workload.dataset.train):  # the data lie with the clients
+        num_clients = config.partition.num_clients
+        return {"class_names": class_names, "counts": [], "counts_are_private": True, "num_clients": num_clients}
     split = workload.split
     facts: Line = {
-        "class_names": list(workload.dataset.class_names),
+        "class_names": class_names,
         "counts": workload.label_counts(),
         "num_moved": split.num_moved,
         "moved_label_distance": split.moved_label_distance,

@@ -1,117 +1,73 @@
-"""The evaluation of a round: on the server's test samples, or at the sites on theirs.
+"""The evaluation of a round: on the server's test samples, unless a capability evaluates elsewhere (extension point `evaluation`)."""
 
-Where sites evaluate, the figures of a round are the means of the sites', weighted by samples.  For the loss and for
-shares of samples (accuracy) that is the figure of all test samples together; for a metric that is no mean over samples
-(AUC, F1, balanced accuracy) it is not, and says how the model does at a site on average.
-"""
-
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from math import fsum, isfinite, nan
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from clients.working_model import WorkingModel
-from fedsign.config import ExperimentConfig
-from fedsign.records import EvaluateReply, EvaluateRequest, Failure, Tensors
-from fedsign.seeding import Purpose, generator
+from fedsign.errors import ConfigError
+from fedsign.extensions import extensions
+from fedsign.flower.partition_grid import PartitionGrid
+from fedsign.records import Failure, Tensors
+from fedsign.results import Line
 from fedsign.workload import Workload
-
-AskSites = Callable[[Sequence[EvaluateRequest]], Iterable[EvaluateReply | Failure]]
-_VALIDATION = "validation_"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """A round's figures, and what each site said."""
+    """A round's figures; `lines`: what is appended to further files of the run's folder, by their names."""
 
     figures: dict[str, float]
-    sites: Sequence[EvaluateReply] = ()
     failures: Sequence[Failure] = ()
     bytes_down: int = 0
-
-    def site_lines(self) -> list[dict[str, Any]]:
-        """For sites.jsonl."""
-        return [
-            {
-                "client": site.partition,
-                "name": site.name,
-                "num_train": site.num_train,
-                "num_test": site.num_test,
-                **{name: value if isfinite(value) else None for name, value in site.figures.items()},
-            }
-            for site in self.sites
-        ]
+    lines: Mapping[str, Line] = field(default_factory=dict)
 
 
-@dataclass(kw_only=True, slots=True)
-class Evaluator:
-    """Evaluates the model of each round; `ask_sites` is the way to the sites."""
-
-    workload: Workload
-    model: WorkingModel
-    ask_sites: AskSites
-    num_threads: int = 1
+class Evaluator(Protocol):
+    """Evaluates the model of each round."""
 
     def evaluate(self, round: int, tensors: Tensors) -> Evaluation:
         """Figures of a model, given as its tensors."""
-        if self.workload.is_evaluated_at_clients:
-            return self._at_sites(round, tensors)
+        ...
+
+
+class MakeEvaluator(Protocol):
+    """The extension point `evaluation`."""
+
+    def __call__(self, workload: Workload, grid: PartitionGrid, *, num_threads: int) -> Evaluator | None:
+        """Who evaluates this experiment; None: the server."""
+        ...
+
+
+@dataclass(kw_only=True, slots=True)
+class ServerEvaluator:
+    """Evaluates on the server's test samples."""
+
+    workload: Workload
+    model: WorkingModel
+    num_threads: int = 1
+
+    def evaluate(self, round: int, tensors: Tensors) -> Evaluation:
+        """See Evaluator."""
         self.model.load(tensors)
         return Evaluation(figures=self.workload.evaluate(self.model.module, num_threads=self.num_threads))
 
-    def _at_sites(self, round: int, tensors: Tensors) -> Evaluation:
-        asked = evaluating(self.workload.config, round)
-        requests = [EvaluateRequest(round=round, partition=site, tensors=tensors) for site in asked]
-        names = ["loss", *(name.rpartition(":")[2] for name in self.workload.config.metrics)]
-        answers = [_checked(answer, names) for answer in self.ask_sites(requests)]
-        said = [answer for answer in answers if isinstance(answer, EvaluateReply)]
-        return Evaluation(
-            figures=means(said, names),
-            sites=said,
-            failures=[_in_evaluation(answer) for answer in answers if isinstance(answer, Failure)],
-            bytes_down=len(asked) * sum(tensor.nbytes for tensor in tensors.values()),
+
+def evaluator_for(workload: Workload, model: WorkingModel, grid: PartitionGrid, *, num_threads: int) -> Evaluator:
+    """A capability's evaluator, or the server's."""
+    makers: tuple[MakeEvaluator, ...] = extensions("evaluation")
+    for make in makers:
+        evaluator = make(workload, grid, num_threads=num_threads)
+        if evaluator is not None:
+            return evaluator
+    return ServerEvaluator(workload=workload, model=model, num_threads=num_threads)
+
+
+def check_evaluation(workload: Workload) -> None:
+    """Raise ConfigError unless somebody has the test samples that [server] asks for."""
+    num_asked = workload.config.server.evaluate_clients
+    if not workload.is_evaluated_at_clients and num_asked:
+        raise ConfigError(
+            f"server.evaluate_clients={num_asked} was given, but the server evaluates; set it to 0, or let the clients evaluate: "
+            "server.evaluation=clients."
         )
-
-
-def evaluating(config: ExperimentConfig, round: int) -> list[int]:
-    """The sites that evaluate in a round, ascending."""
-    num_clients, num_asked = config.partition.num_clients, config.server.evaluate_clients
-    if num_asked in (0, num_clients):
-        return list(range(num_clients))
-    drawn = generator(config.seed, Purpose.EVALUATION, round=round).choice(num_clients, size=num_asked, replace=False)
-    return sorted(int(site) for site in drawn)
-
-
-def means(sites: Sequence[EvaluateReply], names: Sequence[str]) -> dict[str, float]:
-    """Means of the sites' figures by samples; a metric that a site's samples do not define is left out there.
-
-    NaN where nothing is left.  A loss that is not finite is not left out: the model diverged.
-    """
-    found = {name: _mean([(site.num_test, site.figures[name]) for site in sites], of=name) for name in names}
-    held = [site for site in sites if site.num_validation]
-    for name in names if held else ():
-        key = _VALIDATION + name
-        found[key] = _mean([(site.num_validation, site.figures[key]) for site in held], of=name)
-    return found
-
-
-def _mean(weighted: Iterable[tuple[int, float]], *, of: str) -> float:
-    kept = [(num, value) for num, value in weighted if of == "loss" or isfinite(value)]
-    total = sum(num for num, _ in kept)
-    return fsum(num * value for num, value in kept) / total if total else nan
-
-
-def _checked(answer: EvaluateReply | Failure, names: Sequence[str]) -> EvaluateReply | Failure:
-    """An answer with the figures that were asked for, or a failure where some are missing."""
-    if isinstance(answer, Failure):
-        return answer
-    wanted = [*names, *(_VALIDATION + name for name in names if answer.num_validation)]
-    missing = [name for name in wanted if name not in answer.figures]
-    if missing:
-        reason = f"the reply lacks the figures {missing}; run the same version of FedSign at every node."
-        return Failure(partition=answer.partition, reason=reason)
-    return replace(answer, figures={name: answer.figures[name] for name in wanted})
-
-
-def _in_evaluation(failure: Failure) -> Failure:
-    return Failure(partition=failure.partition, reason=f"in evaluation: {failure.reason}", details=failure.details)

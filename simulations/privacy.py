@@ -9,7 +9,6 @@ from math import ceil
 
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
-from fedsign.data.sites import is_evaluated_at_clients
 from fedsign.errors import ConfigError
 from fedsign.privacy.accounting import Accountant
 from fedsign.privacy.budget import Budget
@@ -82,7 +81,7 @@ def privacy_for(workload: Workload, strategy: FlowerStrategy) -> CentralPrivacy 
             "number, or to publish one of them at random would be private: lower privacy.delta."
         )
     if isinstance(rule, Local):
-        if is_evaluated_at_clients(config):
+        if workload.is_evaluated_at_clients:
             raise ConfigError(
                 f"privacy.name={part.name} was given, but the clients evaluate, and would send figures without noise to a server that "
                 "is not trusted; use server.evaluation=server, or privacy.name=central."

@@ -10,7 +10,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from math import ceil
 
 from flwr.app import ConfigRecord
@@ -24,7 +23,7 @@ from fedsign.analysis.agreement import SignAgreement
 from fedsign.checkpoints import Checkpoint
 from fedsign.errors import ConfigError, RoundError
 from fedsign.exchange import ClientLedger, DirectExchange, Traffic
-from fedsign.flower import evaluation, foreign, foreign_rules
+from fedsign.flower import foreign, foreign_rules
 from fedsign.flower.array import to_record, to_tensors
 from fedsign.flower.parameters_only import ParametersOnly, release
 from fedsign.flower.partition_grid import PartitionGrid
@@ -34,7 +33,7 @@ from fedsign.registry import resolve
 from fedsign.results import Line, RunFolder
 from fedsign.seeding import Purpose, generator
 from fedsign.workload import Workload
-from simulations.evaluation import AskSites, Evaluation, Evaluator
+from simulations.evaluation import Evaluation, evaluator_for
 from simulations.parts import check_parts, holdings_for
 from simulations.privacy import account_of, accountant_of, privacy_for
 from strategies.base import COHORT_KEY, SEED_KEY, Strategy
@@ -57,21 +56,14 @@ class RoundLoop:
         direct: DirectExchange | None = None,
         keep_states: KeepStates = lambda versions: None,
         evaluation_threads: int = 1,
-        ask_sites: AskSites | None = None,
     ) -> None:
-        """`direct` is a shorter way to the same clients, for strategies that need no messages; so is `ask_sites` to evaluate."""
+        """`direct` is a shorter way to the same clients, for strategies that need no messages."""
         self.workload, self.grid, self.folder, self.on_round = workload, grid, folder, on_round
         self._keep_states = keep_states
         self.round = 0
         self._config = workload.config
         self._model = WorkingModel(workload.make_model(), workload.numerics)
-        self._evaluator = Evaluator(
-            workload=workload,
-            model=self._model,
-            ask_sites=ask_sites
-            or partial(evaluation.ask_sites, grid, timeout_s=workload.config.server.round_timeout_s),
-            num_threads=evaluation_threads,
-        )
+        self._evaluator = evaluator_for(workload, self._model, grid, num_threads=evaluation_threads)
         self._strategy = make_strategy(workload)
         is_direct = isinstance(self._strategy, Strategy) and not self._strategy.needs_messages()
         self._direct = direct if is_direct else None
@@ -234,9 +226,8 @@ class RoundLoop:
         if signs:
             layers = {name: of_layer for name, of_layer in signs.items() if name}
             self.folder.append("signs.jsonl", {"round": self.round, "layers": layers}, durable=is_checkpoint)
-        if self.workload.is_evaluated_at_clients:
-            sites = {"round": self.round, "sites": evaluated.site_lines()}
-            self.folder.append("sites.jsonl", sites, durable=is_checkpoint)
+        for name, said in evaluated.lines.items():
+            self.folder.append(name, said, durable=is_checkpoint)
         self.folder.append("rounds.jsonl", line, durable=is_checkpoint)
         if is_checkpoint:
             if self._exchange.ledger.versions:  # some clients keep a state

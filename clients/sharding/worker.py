@@ -14,13 +14,12 @@ from contextlib import closing, suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from clients.node import Node, as_played
 from clients.sharding.machines import FACTS
 from clients.sharding.ranks import INTERFACE, LocalRanks, RankMessage, StoreAddress, WorkerFailure
 from clients.workers.shared_data import digest_of
 from fedsign.addresses import Address, interface_of
 from fedsign.config import from_toml
-from fedsign.data import sites
+from fedsign.data.client_data import at_root
 from fedsign.errors import ConfigError, EngineError, FedSignError, JoinError
 from fedsign.records import failure_of
 from fedsign.transport import handshake
@@ -140,18 +139,11 @@ def _listed(ranks: range) -> str:
 
 
 def _workload(experiment: Message, data_root: str) -> Workload:
-    """The experiment as the first machine plays it, with this machine's place of the data.
-
-    Raises:
-        ConfigError: sites of one process are read from a folder each.
-    """
-    config = from_toml(experiment["config"])
-    if data_root and sites.has_sites(config) and not sites.lies_at_nodes(config):
-        raise ConfigError(
-            f"--data-root={data_root} was given, but all sites are trained in one process, and each has a folder of its own: let "
-            "partition.roots be right on all machines, and leave --data-root out."
-        )
-    return as_played(config, Node(partitions=tuple(experiment["sites"] or ()), data_root=data_root))
+    """The experiment as the first machine plays it, with this machine's place of the data."""
+    config, here = from_toml(experiment["config"]), experiment["sites"]
+    if data_root:
+        config = at_root(config, data_root, here)
+    return Workload(config, None if here is None else frozenset(here))
 
 
 class _Ranks:

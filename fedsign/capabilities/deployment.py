@@ -16,6 +16,7 @@ CAPABILITY = Capability(
         "simulations.deployment",
     ),
     requires={"tables": "sites agree on the columns of their tables"},
+    extends={"evaluation": "simulations.deployment.evaluation:at_sites"},
     rows={
         "partition": {
             "sites": (

@@ -7,11 +7,10 @@ A root is a folder or a file.  A reader with the setting `root` gets it as such;
 `test_path`) in the folder.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from fedsign import plugins
 from fedsign.config import ExperimentConfig
 from fedsign.data.base import AnySamples, Dataset, LazySamples, Samples, features_of
 from fedsign.data.checks import checked_dataset
+from fedsign.data.client_data import rooted
 from fedsign.data.normalise import IDENTITY, Normalisation
 from fedsign.data.sites import (
     Frame,
@@ -35,40 +35,69 @@ from fedsign.data.sites import (
 from fedsign.data.splitting import hold_out_validation
 from fedsign.errors import ConfigError, DataError, FedSignError
 from fedsign.registry import KINDS
-from fedsign.sections import DataPart
 
 
-def read_sites(config: ExperimentConfig, here: frozenset[int] | None = None) -> Dataset:
-    """The data of the sites that are `here`, a sample's owner being its site; not normalised yet.
+@dataclass(frozen=True)
+class SiteData:
+    """The data of an experiment's sites; see `fedsign.data.client_data.ClientData`."""
 
-    If it is not said which are, they are all in process (and with Ray), and none where nodes have them.
-    The test samples are the sites' own, or, where the server evaluates and has some here, the server's.
+    config: ExperimentConfig
 
-    Raises:
-        DataError: a site's data cannot be read, or do not fit the configuration; it names the site.
-    """
-    check_sites(config)
-    frame = frame_of(config)
-    if here is None:
-        here = frozenset(() if lies_at_nodes(config) else range(config.partition.num_clients))
-    found: dict[int, Dataset] = {}
-    for site in sorted(here):
-        if root := root_of(config, site):
-            with _naming(f"site '{name_of(config, site)}'"):
-                whole = _read(config, root, frame)
-                found[site] = hold_out_validation(whole, config.data.validation_fraction, config.seed)
-    server = _read_server(config, frame)
-    tests = {site: data.test for site, data in found.items()}
-    held = {site: data.validation for site, data in found.items() if data.validation is not None}
-    return Dataset(
-        train=_joined({site: data.train for site, data in found.items()}, frame),
-        test=_joined(tests if server is None else {0: server.train, 1: server.test}, frame),
-        validation=_joined(held, frame) if held else None,
-        class_names=frame.class_names,
-        text=frame.text,
-        notes=tuple(f"site '{name_of(config, site)}': {note}" for site, data in found.items() for note in data.notes),
-        normalisation=_the_same([*found.values(), *([] if server is None else [server])], name=config.data.name),
-    )
+    @property
+    def is_evaluated_at_clients(self) -> bool:
+        """See ClientData."""
+        return is_evaluated_at_clients(self.config)
+
+    def read(self, here: frozenset[int] | None) -> Dataset:
+        """The data of the sites that are `here`, a sample's owner being its site; not normalised yet.
+
+        If it is not said which are, they are all in process (and with Ray), and none where nodes have them.
+        The test samples are the sites' own, or, where the server evaluates and has some here, the server's.
+
+        Raises:
+            DataError: a site's data cannot be read, or do not fit the configuration; it names the site.
+        """
+        config = self.config
+        check_sites(config)
+        frame = frame_of(config)
+        if here is None:
+            here = frozenset(() if lies_at_nodes(config) else range(config.partition.num_clients))
+        found: dict[int, Dataset] = {}
+        for site in sorted(here):
+            if root := root_of(config, site):
+                with _naming(f"site '{name_of(config, site)}'"):
+                    whole = _read(config, root, frame)
+                    found[site] = hold_out_validation(whole, config.data.validation_fraction, config.seed)
+        server = _read_server(config, frame)
+        tests = {site: data.test for site, data in found.items()}
+        held = {site: data.validation for site, data in found.items() if data.validation is not None}
+        return Dataset(
+            train=_joined({site: data.train for site, data in found.items()}, frame),
+            test=_joined(tests if server is None else {0: server.train, 1: server.test}, frame),
+            validation=_joined(held, frame) if held else None,
+            class_names=frame.class_names,
+            text=frame.text,
+            notes=tuple(
+                f"site '{name_of(config, site)}': {note}" for site, data in found.items() for note in data.notes
+            ),
+            normalisation=_the_same([*found.values(), *([] if server is None else [server])], name=config.data.name),
+        )
+
+    def at_root(self, root: str, here: Collection[int] | None) -> ExperimentConfig:
+        """See ClientData.
+
+        Raises:
+            ConfigError: all sites are read here, each from a folder of its own.
+        """
+        if here is None:
+            raise ConfigError(
+                f"--data-root={root} was given, but all sites are trained in one process, and each has a folder of its own: let "
+                "partition.roots be right on all machines, and leave --data-root out."
+            )
+        sites = range(self.config.partition.num_clients)
+        return self.config.replace(
+            **{"partition.roots": [root if site in here else root_of(self.config, site) for site in sites]}
+        )
 
 
 def _read_server(config: ExperimentConfig, frame: Frame) -> Dataset | None:
@@ -93,29 +122,6 @@ def _the_same(found: Sequence[Dataset], *, name: str) -> Normalisation:
             "data.normalise=none."
         )
     return normalisations.pop() if normalisations else IDENTITY
-
-
-def rooted(data: DataPart, root: str) -> dict[str, Any]:
-    """The reader's settings for data below a root.
-
-    Raises:
-        ConfigError: the reader has no setting for it.
-    """
-    known = plugins.names_of(data.kind, data.name)
-    settings = dict(data.settings)
-    if "root" in known:
-        settings["root"] = root
-    elif "path" in known:
-        here = Path(root).expanduser()
-        settings["path"] = str(here / settings["path"] if here.is_dir() else here)
-        if settings.get("test_path"):
-            settings["test_path"] = str((here if here.is_dir() else here.parent) / settings["test_path"])
-    else:
-        raise ConfigError(
-            f"data.name={data.name} takes neither a root nor a path, so that a site cannot say where its data lie; use "
-            "image_folder, csv, parquet, npz, text_folder or jsonl, or give your reader a setting root."
-        )
-    return settings
 
 
 def _read(config: ExperimentConfig, root: str, frame: Frame) -> Dataset:

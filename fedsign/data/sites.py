@@ -115,30 +115,13 @@ def check_sites(config: ExperimentConfig) -> None:
     frame_of(config)
 
 
-def check_evaluation(config: ExperimentConfig) -> None:
-    """Raise ConfigError unless somebody has the test samples that [server] asks for."""
-    if config.server.evaluate_clients and not is_evaluated_at_clients(config):
-        raise ConfigError(
-            f"server.evaluate_clients={config.server.evaluate_clients} was given, but the server evaluates; set it to 0, or let "
-            "the clients evaluate: server.evaluation=clients."
-        )
-    is_evaluated_at_clients(config)
-
-
 def is_evaluated_at_clients(config: ExperimentConfig) -> bool:
     """Whether sites test the model on samples of their own, or the server on its.
 
     Raises:
         ConfigError: it was asked for what there is no data for.
     """
-    asked, test_root = config.server.evaluation, config.partition.settings.get("test_root")
-    if not has_sites(config):
-        if asked == "clients":
-            raise ConfigError(
-                f"server.evaluation=clients was given with partition.name={config.partition.name}, whose clients have no test "
-                "samples of their own; use partition.name=sites, or server.evaluation=server."
-            )
-        return False
+    asked, test_root = config.server.evaluation, config.partition.settings["test_root"]
     if asked == "server" and not test_root:
         raise ConfigError(
             "server.evaluation=server was given with partition.name=sites, but the server has no test samples; name them with "

@@ -55,7 +55,7 @@ class PartitionGrid(MessageGrid):
         self._num_partitions = num_partitions
         self._checks = ReplyChecks(roles)
         self._parameters = [name for name, role in roles.items() if role == Role.PARAMETER]
-        self._leaves_process = leaves_process
+        self.leaves_process = leaves_process
         self._nodes = Nodes(grid, num_partitions=num_partitions)
         self._shown: Sequence[int] = range(num_partitions)
         self.ledger = ledger or ClientLedger()
@@ -109,7 +109,7 @@ class PartitionGrid(MessageGrid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages that are addressed to partitions."""
-        plain = PlainArrays() if self._leaves_process else None
+        plain = PlainArrays() if self.leaves_process else None
         batch = [self._outgoing(message, plain) for message in messages]  # a list: HTTP walks it twice
         return list(self._grid.push_messages(batch))
 

@@ -7,7 +7,6 @@ from pydantic import Field
 
 from clients.app import in_process_handler
 from clients.conduct import conducted
-from clients.evaluator import SiteEvaluator
 from clients.local_trainers import provider_of
 from clients.state.cache import StateCache
 from fedsign.exchange import DirectExchange
@@ -16,7 +15,6 @@ from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.results import RunFolder
 from fedsign.workload import Workload
 from simulations.backends.base import intra_op_threads
-from simulations.evaluation import AskSites
 from simulations.rounds import OnRound, RoundLoop
 
 
@@ -57,11 +55,4 @@ class InProcess:
                 direct=direct,
                 keep_states=states.commit,
                 evaluation_threads=self.workers,  # who have nothing to do meanwhile
-                ask_sites=self._sites_of(workload),
             ).run()
-
-    def _sites_of(self, workload: Workload) -> AskSites | None:
-        """Sites evaluate in this process too, where they do."""
-        if not workload.is_evaluated_at_clients:
-            return None
-        return SiteEvaluator(workload, num_threads=self.workers).evaluate_many

@@ -16,7 +16,7 @@ from torch import nn
 from clients.state.store import ClientStore
 from clients.trainer import SequentialTrainer, check_training
 from fedsign.config import ExperimentConfig, from_dict
-from fedsign.data.sites import has_sites
+from fedsign.data.client_data import client_data_of
 from fedsign.errors import ConfigError, RoundError
 from fedsign.parameterisation.packing import packing_of
 from fedsign.records import ObjectiveSpec, TrainRequest, tensors_of
@@ -41,11 +41,11 @@ def alone(config: ExperimentConfig, steps: int) -> ExperimentConfig:
     """The experiment without a federation.
 
     Raises:
-        ConfigError: its data lie at sites.
+        ConfigError: its clients hold data of their own.
     """
-    if has_sites(config):
+    if client_data_of(config) is not None:
         raise ConfigError(
-            "partition.name=sites was given with --steps, which trains in one place; drop --steps to play the experiment's rounds."
+            f"partition.name={config.partition.name} was given with --steps, which trains in one place; drop --steps to play the experiment's rounds."
         )
     data = config.model_dump(mode="json")
     client = data["client"] | {

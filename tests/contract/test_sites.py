@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clients.working_model import WorkingModel
+from clients.evaluator import samples_of_sites
 from fedsign.config import from_dict
 from fedsign.data.base import Dataset, LazySamples, Samples
 from fedsign.data.normalise import Normalisation
@@ -26,7 +26,7 @@ from fedsign.results import RunFolder
 from fedsign.workload import Workload
 from simulations import Run, run
 from simulations.comparison.plan import Request, make_plan
-from simulations.evaluation import Evaluator, evaluating, means
+from simulations.deployment.evaluation import EvaluationAtSites, evaluating, means
 from simulations.landscape.subject import Subject
 from simulations.partition_view import describe
 from simulations.server_app import complete_partition
@@ -85,7 +85,7 @@ def test_a_client_trains_on_what_its_site_holds_and_on_nothing_else(roots: list[
     for site, root in enumerate(roots):
         with np.load(Path(root) / "data.npz") as own:
             assert np.array_equal(work.samples_of(site).features.numpy(), own["x_train"])
-            test, _ = work.tests_of_sites[site]
+            test, _ = samples_of_sites(work.dataset)[site]
             assert np.array_equal(test.features.numpy(), own["x_test"])
 
 
@@ -176,7 +176,7 @@ def test_validation_samples_are_held_out_and_evaluated_at_each_site(roots: list[
     """A tenth of each class of 48, 32 and 24 training samples, rounded down."""
     done = run(tree(tmp_path, roots, data={"validation_fraction": 0.1}))
     work = Workload(done.config)
-    held = [work.tests_of_sites[site][1] for site in range(NUM_SITES)]
+    held = [samples_of_sites(work.dataset)[site][1] for site in range(NUM_SITES)]
     nums = [0 if samples is None else len(samples) for samples in held]
     assert sum(nums) > 0 and [len(work.samples_of(site)) + num for site, num in enumerate(nums)] == [48, 32, 24]
     values = [site["validation_loss"] for site in site_lines(done)[-1]["sites"]]
@@ -207,16 +207,14 @@ def test_a_reply_without_the_figures_asked_for_is_a_failure_and_others_are_left_
         reply(1, loss=2.0, accuracy=0.5, client=7.0),
         replace(reply(1, loss=0.0, accuracy=0.0), num_validation=3),
     ]
-    evaluator = Evaluator(
-        workload=work, model=WorkingModel(work.make_model(), work.numerics), ask_sites=lambda requests: answers
-    )
+    evaluator = EvaluationAtSites(work.config, lambda requests: answers)
     found = evaluator.evaluate(1, dict(work.make_model().state_dict()))
     assert found.figures == {"loss": 2.0, "accuracy": 0.5}
     assert [failure.reason.partition(";")[0] for failure in found.failures] == [
         "in evaluation: the reply lacks the figures ['accuracy']",
         "in evaluation: the reply lacks the figures ['validation_loss', 'validation_accuracy']",
     ]
-    (line,) = found.site_lines()
+    (line,) = found.lines["sites.jsonl"]["sites"]
     assert line == {"client": 0, "name": "a", "num_train": 1, "num_test": 1, "loss": 2.0, "accuracy": 0.5}
 
 
@@ -424,7 +422,7 @@ def test_tables_lie_at_sites_with_agreed_columns_texts_and_scales(tmp_path: Path
     other = work.samples_of(1)
     assert torch.allclose(other.features, torch.tensor([[(20 + n - 50) / 10, 0, 1] for n in range(20)]))
     assert work.dataset.class_names == ("well", "ill") and other.targets.tolist() == [0] * 20
-    assert [len(work.tests_of_sites[site][0]) for site in range(2)] == [5, 5]
+    assert [len(samples_of_sites(work.dataset)[site][0]) for site in range(2)] == [5, 5]
     assert not any(line["failures"] for line in run(tree_).rounds)
     write_table(tmp_path / "b", [{**row, "sex": "d"} for row in patients(20, "m")])
     with pytest.raises(DataError, match=r"site 'b': column 'sex' of .*b/data\.csv has the text 'd', which is none of"):

@@ -13,10 +13,10 @@ from PIL import Image
 from fedsign import plugins
 from fedsign.config import from_dict
 from fedsign.data.base import Dataset, Samples
+from fedsign.data.client_data import rooted
 from fedsign.data.csv import csv
 from fedsign.data.images.image_folder import image_folder
 from fedsign.data.npz import npz
-from fedsign.data.site_reader import rooted
 from fedsign.errors import ConfigError, DataError
 from fedsign.workload import Workload
 

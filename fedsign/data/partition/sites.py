@@ -6,10 +6,13 @@ The settings say where the sites' data lie, as far as this process may know it; 
 import numpy as np
 
 from fedsign.data.base import AnySamples
+from fedsign.data.client_data import holding
 from fedsign.data.partition.base import Split, group
+from fedsign.data.site_reader import SiteData
 from fedsign.errors import DataError
 
 
+@holding(SiteData)
 def sites(
     train: AnySamples,
     num_clients: int,

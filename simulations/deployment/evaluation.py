@@ -1,0 +1,113 @@
+"""Evaluation at the sites, each on test samples of its own.
+
+The figures of a round are the means of the sites', weighted by samples.  For the loss and for shares of samples (accuracy)
+that is the figure of all test samples together; for a metric that is no mean over samples (AUC, F1, balanced accuracy) it is
+not, and says how the model does at a site on average.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import fsum, isfinite, nan
+
+from clients.evaluator import SiteEvaluator
+from fedsign.config import ExperimentConfig
+from fedsign.flower.evaluation import ask_sites
+from fedsign.flower.partition_grid import PartitionGrid
+from fedsign.records import EvaluateReply, EvaluateRequest, Failure, Tensors
+from fedsign.results import Line
+from fedsign.seeding import Purpose, generator
+from fedsign.workload import Workload
+from simulations.evaluation import Evaluation
+
+AskSites = Callable[[Sequence[EvaluateRequest]], Iterable[EvaluateReply | Failure]]
+_VALIDATION = "validation_"
+
+
+def at_sites(workload: Workload, grid: PartitionGrid, *, num_threads: int) -> "EvaluationAtSites | None":
+    """See `simulations.evaluation.MakeEvaluator`; over messages only where they leave the process."""
+    if not workload.is_evaluated_at_clients:
+        return None
+    ask: AskSites
+    if grid.leaves_process:
+        ask = partial(ask_sites, grid, timeout_s=workload.config.server.round_timeout_s)
+    else:
+        ask = SiteEvaluator(workload, num_threads=num_threads).evaluate_many
+    return EvaluationAtSites(workload.config, ask)
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationAtSites:
+    """An Evaluator; `ask` is the way to the sites."""
+
+    config: ExperimentConfig
+    ask: AskSites
+
+    def evaluate(self, round: int, tensors: Tensors) -> Evaluation:
+        """See Evaluator."""
+        asked = evaluating(self.config, round)
+        requests = [EvaluateRequest(round=round, partition=site, tensors=tensors) for site in asked]
+        names = ["loss", *(name.rpartition(":")[2] for name in self.config.metrics)]
+        answers = [_checked(answer, names) for answer in self.ask(requests)]
+        said = [answer for answer in answers if isinstance(answer, EvaluateReply)]
+        return Evaluation(
+            figures=means(said, names),
+            failures=[_in_evaluation(answer) for answer in answers if isinstance(answer, Failure)],
+            bytes_down=len(asked) * sum(tensor.nbytes for tensor in tensors.values()),
+            lines={"sites.jsonl": {"round": round, "sites": [_line(site) for site in said]}},
+        )
+
+
+def evaluating(config: ExperimentConfig, round: int) -> list[int]:
+    """The sites that evaluate in a round, ascending."""
+    num_clients, num_asked = config.partition.num_clients, config.server.evaluate_clients
+    if num_asked in (0, num_clients):
+        return list(range(num_clients))
+    drawn = generator(config.seed, Purpose.EVALUATION, round=round).choice(num_clients, size=num_asked, replace=False)
+    return sorted(int(site) for site in drawn)
+
+
+def means(sites: Sequence[EvaluateReply], names: Sequence[str]) -> dict[str, float]:
+    """Means of the sites' figures by samples; a metric that a site's samples do not define is left out there.
+
+    NaN where nothing is left.  A loss that is not finite is not left out: the model diverged.
+    """
+    found = {name: _mean([(site.num_test, site.figures[name]) for site in sites], of=name) for name in names}
+    held = [site for site in sites if site.num_validation]
+    for name in names if held else ():
+        key = _VALIDATION + name
+        found[key] = _mean([(site.num_validation, site.figures[key]) for site in held], of=name)
+    return found
+
+
+def _mean(weighted: Iterable[tuple[int, float]], *, of: str) -> float:
+    kept = [(num, value) for num, value in weighted if of == "loss" or isfinite(value)]
+    total = sum(num for num, _ in kept)
+    return fsum(num * value for num, value in kept) / total if total else nan
+
+
+def _line(site: EvaluateReply) -> Line:
+    figures = {name: value if isfinite(value) else None for name, value in site.figures.items()}
+    return {
+        "client": site.partition,
+        "name": site.name,
+        "num_train": site.num_train,
+        "num_test": site.num_test,
+        **figures,
+    }
+
+
+def _checked(answer: EvaluateReply | Failure, names: Sequence[str]) -> EvaluateReply | Failure:
+    """An answer with the figures that were asked for, or a failure where some are missing."""
+    if isinstance(answer, Failure):
+        return answer
+    wanted = [*names, *(_VALIDATION + name for name in names if answer.num_validation)]
+    missing = [name for name in wanted if name not in answer.figures]
+    if missing:
+        reason = f"the reply lacks the figures {missing}; run the same version of FedSign at every node."
+        return Failure(partition=answer.partition, reason=reason)
+    return replace(answer, figures={name: answer.figures[name] for name in wanted})
+
+
+def _in_evaluation(failure: Failure) -> Failure:
+    return Failure(partition=failure.partition, reason=f"in evaluation: {failure.reason}", details=failure.details)
