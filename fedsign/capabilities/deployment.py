@@ -23,4 +23,7 @@ CAPABILITY = Capability(
             ),
         },
     },
+    commands={
+        "deploy": "simulations.deployment.command:app",
+    },
 )

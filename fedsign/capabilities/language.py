@@ -38,4 +38,7 @@ CAPABILITY = Capability(
         },
     },
     moved={f"fedsign.data.{name}": f"fedsign.data.text.{name}" for name in ("jsonl", "pytext", "text_folder")},
+    commands={
+        "export": "simulations.language.command:export",
+    },
 )

@@ -14,4 +14,8 @@ CAPABILITY = Capability(
     requires={
         "workers": "ranks share tensors and data through the same memory",
     },
+    commands={
+        "estimate sharding": "simulations.sharding.command:sharding",
+        "worker": "simulations.sharding.command:worker",
+    },
 )

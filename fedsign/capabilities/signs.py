@@ -14,4 +14,7 @@ CAPABILITY = Capability(
     requires={
         "landscape": "models are vectors and groups of parameters there",
     },
+    commands={
+        "analyse signs": "simulations.signs.command:signs",
+    },
 )
