@@ -1,9 +1,10 @@
-"""What commands print: a run's figures, a recipe's verdict, tables, JSON.
+"""What commands print: a run's figures, tables, JSON, files.
 
 Like the command line itself, importing this imports neither torch nor Flower nor NumPy.
 """
 
 import json
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -68,22 +69,6 @@ def _facts(folder: Any) -> dict[str, Any]:
     }
 
 
-def print_finding(finding: Any) -> None:
-    """A recipe's claim, figures and verdict."""
-    console = Console(soft_wrap=True, highlight=False)
-    console.print(f"[bold]{finding.name}[/]: {escaped(finding.claim)}")
-    table = Table("figure", "measured", "threshold", "met", box=None, padding=(0, 2, 0, 0))
-    for row in finding.rows():
-        table.add_row(*(escaped(str(cell)) for cell in row))
-    console.print(table)
-    if finding.reason:
-        console.print(f"reason: {escaped(finding.reason)}")
-    if finding.page:
-        console.print(f"page: {escaped(str(finding.page))}")
-    expected = "as expected" if finding.as_expected else f"expected was: {finding.expected}"
-    console.print(f"verdict: [bold]{finding.verdict}[/] ({expected})")
-
-
 def print_table(rows: list[dict[str, Any]]) -> None:
     """Rows of the same columns; in a pipe as wide as need be."""
     table = Table(box=None, padding=(0, 2, 0, 0))
@@ -112,3 +97,13 @@ def print_json(value: Any) -> None:
 def escaped(text: str) -> str:
     """Without a meaning to rich."""
     return escape(text)
+
+
+def print_files(written: list[Path], page: Path | None) -> None:
+    """What was written, pictures last."""
+    console = Console(soft_wrap=True, highlight=False)
+    pictures = [file for file in written if file.suffix == ".svg"]
+    for file in [file for file in written if file.suffix in (".json", ".npz")] + pictures:
+        console.print(f"{file.suffix[1:]:<8}{escaped(str(file))}")
+    if page is not None:
+        console.print(f"report  {escaped(str(page))}")

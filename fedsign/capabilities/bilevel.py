@@ -44,4 +44,8 @@ CAPABILITY = Capability(
             },
         ),
     },
+    commands={
+        "condense": "simulations.bilevel.command:condense",
+        "tune learn": "simulations.bilevel.command:learn",
+    },
 )

@@ -20,4 +20,7 @@ CAPABILITY = Capability(
         "fedsign.report.verdict",
         "simulations.comparison",
     ),
+    commands={
+        "compare": "simulations.comparison.command:compare",
+    },
 )

@@ -25,4 +25,7 @@ CAPABILITY = Capability(
             ),
         },
     },
+    commands={
+        "deploy": "simulations.deployment.command:app",
+    },
 )

@@ -18,7 +18,11 @@ CAPABILITY = Capability(
         "fedsign.analysis.valley",
         "fedsign.analysis.vector",
         "fedsign.report.valley_*",
-        "simulations.analyses.command",
         "simulations.landscape",
     ),
+    commands={
+        "analyse valley": "simulations.landscape.command:valley",
+        "analyse interpolate": "simulations.landscape.command:interpolate",
+        "analyse curvature": "simulations.landscape.command:curvature",
+    },
 )

@@ -39,4 +39,7 @@ CAPABILITY = Capability(
     },
     moved={f"fedsign.data.{name}": f"fedsign.data.text.{name}" for name in ("jsonl", "pytext", "text_folder")},
     extras=("llm",),
+    commands={
+        "export": "simulations.language.command:export",
+    },
 )

@@ -8,12 +8,14 @@ CAPABILITY = Capability(
         "fedsign.capabilities.memory",
         "fedsign.memory",
         "fedsign.report.stacks",
-        "simulations.estimates",
         "simulations.memory",
     ),
     requires={
         "sharding": "a step is estimated for one rank of a sharded client",
         "partial": "LISA, LoRA and GaLore are methods that are estimated",
         "language": "the models that are known by name are decoders",
+    },
+    commands={
+        "estimate memory": "simulations.memory.command:memory",
     },
 )

@@ -29,4 +29,7 @@ CAPABILITY = Capability(
         }.items()
         for name in names
     },
+    commands={
+        "reproduce": "simulations.recipes.command:reproduce",
+    },
 )

@@ -16,4 +16,8 @@ CAPABILITY = Capability(
         "workers": "ranks share tensors and data through the same memory",
     },
     extends={"local_trainer": "clients.sharding.provider:ShardingProvider"},
+    commands={
+        "estimate sharding": "simulations.sharding.command:sharding",
+        "worker": "simulations.sharding.command:worker",
+    },
 )

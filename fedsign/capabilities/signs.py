@@ -17,4 +17,7 @@ CAPABILITY = Capability(
     requires={
         "landscape": "models are vectors and groups of parameters there",
     },
+    commands={
+        "analyse signs": "simulations.signs.command:signs",
+    },
 )

@@ -10,7 +10,6 @@ CAPABILITY = Capability(
         "fedsign.parameterisation",
         "fedsign.report.coordinate_plots",
         "fedsign.report.transfer_plots",
-        "simulations.analyses.parameterisation_commands",
         "simulations.sparsity",
     ),
     sections={
@@ -64,4 +63,9 @@ CAPABILITY = Capability(
         },
     },
     moved={"fedsign.optim.packed": "fedsign.parameterisation.packed"},
+    commands={
+        "analyse coordinates": "simulations.sparsity.command:coordinates",
+        "analyse parameterisation": "simulations.sparsity.command:parameterisation",
+        "tune transfer": "simulations.sparsity.command:transfer",
+    },
 )

@@ -1,93 +1,140 @@
-"""What `fedsign compare` does with its arguments."""
+"""`fedsign compare`: what it was asked for, and what it prints.
+
+Like the command line itself, importing this imports neither torch nor Flower nor NumPy.
+"""
 
 import os
 import shlex
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from fedsign import config as configs
-from fedsign.comparison_folder import PLAN, Comparison
+import typer
+
 from fedsign.errors import ConfigError, ResultsError
-from simulations.comparison import play as playing
-from simulations.comparison.plan import NUM_SEEDS, STRATEGIES, parse_axis
-from simulations.comparison.table import as_json, print_summary
+from simulations.options import JsonOption, Stopped, words
+from simulations.printing import print_json
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
-    """The arguments as they were typed."""
+def compare(
+    config: Annotated[
+        Path | None,
+        typer.Argument(help="A TOML file with the base experiment; without it, the default one."),
+    ] = None,
+    strategies: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,NAME,...",
+            help="What is compared; without it: fedavg, fedprox, feddyn, fedsign.",
+            show_default=False,
+        ),
+    ] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N",
+            help="How many seeds, 5 without it; or which, such as 0,3,7.  They pair the strategies.",
+            show_default=False,
+        ),
+    ] = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE,VALUE,...",
+            help="Values to try.  Of strategy.*, client.* and server.* each strategy gets its best ones, chosen by "
+            "validation samples; all combinations of other keys are compared, and of server.cohort_size, "
+            "client.local_epochs, client.local_steps and client.batch_size.  STRATEGY:KEY is tuned for one strategy.",
+        ),
+    ] = None,
+    by: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE,VALUE,...", help="Values to compare, never to choose from, of any key.  May be repeated."
+        ),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change one setting of all cells; STRATEGY:KEY=VALUE of one strategy's.  May be repeated.",
+        ),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The comparison's name; without it, the experiment's.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Its folder; without it, comparisons/NAME.")] = None,
+    reference: Annotated[
+        str | None, typer.Option(help="The strategy that differences are taken to; without it, fedavg or the first.")
+    ] = None,
+    target: Annotated[
+        float | None,
+        typer.Option(help="For rounds and bytes to it; without it, 95 % of what the reference ends at."),
+    ] = None,
+    validation_fraction: Annotated[
+        float | None,
+        typer.Option(help="Of the training samples, held out in all cells; 0.1 if there is something to choose."),
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes; without it, as many as there are cores.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the comparison in this folder, as planned.")] = None,
+    extend: Annotated[
+        bool, typer.Option("--extend", help="Take this plan where --out holds another; cells of both are kept.")
+    ] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Play cells that failed once more.")] = False,
+    export: Annotated[Path | None, typer.Option(help="Write tables and figures for a paper into this folder.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Compare strategies over seeds and a grid: one table, a page, tables and figures for a paper.
 
-    config: Path | None
-    strategies: str | None
-    seeds: str | None
-    grid: list[str]
-    by: list[str]
-    overrides: list[str]
-    name: str | None
-    out: Path | None
-    reference: str | None
-    target: float | None
-    validation_fraction: float | None
-    workers: int | None
-    resume: Path | None
-    extend: bool
-    retry_failed: bool
-    export: Path | None
+    Exit code 1: some cells failed, such as one that diverged; the table is of the others.
+    """
+    from fedsign import config as configs
+    from fedsign.comparison_folder import PLAN
+    from simulations.comparison import play as playing
+    from simulations.comparison.plan import NUM_SEEDS, STRATEGIES
 
-    @property
-    def plans_something(self) -> bool:
-        """Whether a plan is described that a resumed comparison, which has one, could not follow."""
-        single = (
-            self.config, self.strategies, self.seeds, self.name, self.out, self.reference, self.target,
-            self.validation_fraction,
-        )  # fmt: skip
-        return any(value is not None for value in single) or bool(self.grid or self.by or self.overrides or self.extend)
-
-
-def play(asked: Asked) -> Comparison:
-    """Play the comparison that is asked for, or go on with it."""
-    if asked.export is not None:
-        _check_export(asked.export)
-    if asked.resume is not None:
-        if asked.plans_something:
-            raise ConfigError(
-                "--resume was given with options of a new plan; a comparison is gone on with as it was planned: drop them, "
-                "or give the whole command again with --extend."
+    if export is not None:
+        _check_export(export)
+    single = (config, strategies, seeds, name, out, reference, target, validation_fraction)
+    if resume is not None and (any(value is not None for value in single) or grid or by or overrides or extend):
+        raise ConfigError(
+            "--resume was given with options of a new plan; a comparison is gone on with as it was planned: drop them, "
+            "or give the whole command again with --extend."
+        )
+    folder = resume or out
+    try:
+        if resume is not None:
+            done = playing.go_on(resume, workers=workers, retry_failed=retry_failed)
+        else:
+            changes = [(text, *configs.parse_override(text)) for text in overrides or []]
+            base = configs.load(config, [text for text, key, _ in changes if playing.is_for_all(key)])
+            folder = out or playing.folder_of(name or base.name)
+            done = playing.compare(
+                base,
+                strategies=STRATEGIES if strategies is None else words(strategies),
+                seeds=NUM_SEEDS if seeds is None else _seeds(seeds),
+                grid=_axes("--grid", grid or []),
+                by=_axes("--by", by or []),
+                settings={key: value for _, key, value in changes if not playing.is_for_all(key)},
+                name=name,
+                out=out,
+                reference=reference,
+                target=target,
+                validation_fraction=validation_fraction,
+                workers=workers,
+                extend=extend,
+                retry_failed=retry_failed,
             )
-        return playing.go_on(asked.resume, workers=asked.workers, retry_failed=asked.retry_failed)
-    settings = dict(map(configs.parse_override, asked.overrides))
-    return playing.compare(
-        _base(asked),
-        strategies=STRATEGIES if asked.strategies is None else _names(asked.strategies),
-        seeds=NUM_SEEDS if asked.seeds is None else _seeds(asked.seeds),
-        grid=_axes("--grid", asked.grid),
-        by=_axes("--by", asked.by),
-        settings={key: value for key, value in settings.items() if not playing.is_for_all(key)},
-        name=asked.name,
-        out=asked.out,
-        reference=asked.reference,
-        target=asked.target,
-        validation_fraction=asked.validation_fraction,
-        workers=asked.workers,
-        extend=asked.extend,
-        retry_failed=asked.retry_failed,
-    )
+    except KeyboardInterrupt:
+        if folder is None or not (folder / PLAN).is_file():
+            raise Stopped("stopped.") from None
+        raise Stopped(f"stopped; go on with: fedsign compare --resume {shlex.quote(str(folder))}") from None
+    _present(done, export=export, json=json)
+    if done.failures:
+        raise typer.Exit(1)
 
 
-def how_to_go_on(asked: Asked) -> str:
-    """What Ctrl-C leaves on the terminal."""
-    folder = asked.resume or asked.out
-    if folder is None:
-        folder = playing.folder_of(asked.name or _base(asked).name)
-    if not (folder / PLAN).is_file():
-        return "stopped."
-    return f"stopped; go on with: fedsign compare --resume {shlex.quote(str(folder))}"
-
-
-def present(done: Comparison, *, export: Path | None, print_json: Callable[[Any], None] | None) -> None:
+def _present(done: Any, *, export: Path | None, json: bool) -> None:
     """The table, the page, and the tables and figures for a paper."""
+    from simulations.comparison.table import as_json, print_summary
+
     summary = done.summary()
     paths = {"page": done.path / "report.html", "folder": done.path}
     if export is not None:
@@ -95,18 +142,12 @@ def present(done: Comparison, *, export: Path | None, print_json: Callable[[Any]
 
         write_export(summary, export)
         paths["export"] = export
-    if print_json is not None:
+    if json:
         print_json(as_json(done, summary))
         return
     print_summary(done, summary)
     for what, path in paths.items():
         print(f"{what:<8}{path}")
-
-
-def _base(asked: Asked) -> configs.ExperimentConfig:
-    """The base experiment, with the settings that are not for single strategies."""
-    of_all = [text for text in asked.overrides if playing.is_for_all(configs.parse_override(text)[0])]
-    return configs.load(asked.config, of_all)
 
 
 def _check_export(folder: Path) -> None:
@@ -120,16 +161,14 @@ def _check_export(folder: Path) -> None:
 
 def _axes(option: str, given: list[str]) -> dict[str, list[Any]]:
     """Key -> values, of `--grid` or `--by`."""
+    from simulations.comparison.plan import parse_axis
+
     axes: dict[str, list[Any]] = {}
     for key, values in (parse_axis(text, option=option) for text in given):
         if key in axes:
             raise ConfigError(f"{option} {key} was given twice; give all its values at once, separated by commas.")
         axes[key] = values
     return axes
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _seeds(text: str) -> int | list[int]:

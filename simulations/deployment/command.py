@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from fedsign.errors import ConfigError
+from simulations.options import JsonOption
 from simulations.printing import escaped, print_json, print_table
 
 app = typer.Typer(
@@ -24,7 +25,6 @@ app = typer.Typer(
 )
 
 FolderOption = Annotated[Path, typer.Option("--folder", help="The federation's folder on the server's machine.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 DaysOption = Annotated[int, typer.Option(min=1, max=3650, help="How long the server's certificate is valid.")]
 DataOption = Annotated[
     str, typer.Option("--data-root", metavar="DIR", help="The folder of the site's data, at the site.")

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
+from simulations.options import NumbersOption, words
 from simulations.printing import escaped, print_json
 
 _WIDEST = 100_000  # columns
@@ -78,7 +79,7 @@ def memory(
         bool, typer.Option("--measure", help="Take a real step of each method that fits, on a GPU or else on the CPU.")
     ] = False,
     out: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Draw stacked bars into this file.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON instead of a table.")] = False,
+    json: NumbersOption = False,
 ) -> None:
     """Estimate a training step's memory from shapes alone: weights, gradients, optimiser, activations, under each method."""
     from simulations.memory import estimate as estimates
@@ -87,7 +88,7 @@ def memory(
         model=model,
         config=config,
         overrides=overrides or [],
-        methods=None if methods is None else [word.strip() for word in methods.split(",") if word.strip()],
+        methods=None if methods is None else words(methods),
         batch=batch,
         tokens=tokens,
         dtype=dtype,

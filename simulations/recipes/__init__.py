@@ -7,7 +7,6 @@ A new recipe is one new file in the folder of its subject and one line in the ta
 import importlib
 
 from fedsign.errors import ConfigError
-from fedsign.plugins import names_of
 from fedsign.registry import nearest
 from simulations.recipes.base import Finding, Recipe
 
@@ -70,6 +69,8 @@ def get(name: str, *, data: str = "", root: str = "") -> Recipe:
     Raises:
         ConfigError: there is none of that name, or it knows no such data.
     """
+    from fedsign.plugins import names_of  # which imports pydantic
+
     module, known = importlib.import_module(_module(name)), data_of(name)
     if data and data not in known:
         raise ConfigError(

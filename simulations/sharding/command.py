@@ -1,4 +1,4 @@
-"""`fedsign estimate sharding`: what it was asked for, and what it prints.
+"""`fedsign estimate sharding` and `fedsign worker`: what they were asked for, and what they print.
 
 Like the command line itself, importing this imports neither torch nor Flower nor NumPy.
 """
@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from simulations.options import NumbersOption
 from simulations.printing import print_json
 
 
@@ -45,7 +46,7 @@ def sharding(
         Path | None,
         typer.Option(help="The picture, .svg; without it, sharding.svg in this folder (none with --json)."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON instead of a table.")] = False,
+    json: NumbersOption = False,
 ) -> None:
     """Sharding strategies (PaRO) by memory and time: what fits, and what is fastest on this network."""
     from simulations.sharding import estimate as estimates
@@ -75,3 +76,61 @@ def sharding(
         print_json(found.as_json())
     else:
         estimates.show(found)
+
+
+def worker(
+    join: Annotated[
+        str,
+        typer.Option(metavar="HOST:PORT", help="Where the first machine listens: its client.sharding.listen."),
+    ],
+    secret_file: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE",
+            help="What machines have to know, as in the first one's client.sharding.secret_file; needed unless HOST is this machine.",
+        ),
+    ] = "",
+    interface: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="The network interface by which ranks speak, such as ib0; without it, that by which this machine has joined.",
+        ),
+    ] = "",
+    data_root: Annotated[
+        str,
+        typer.Option(
+            metavar="DIR", help="Where the client's data lie here; without it, at the path that the first machine has."
+        ),
+    ] = "",
+    logs: Annotated[Path, typer.Option(metavar="DIR", help="What ranks have to say goes to files here.")] = Path(
+        "worker-logs"
+    ),
+    wait: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS", help="How long to look for the first machine, at the start and when it is lost."
+        ),
+    ] = 600.0,
+) -> None:
+    """Hold ranks of a client that is trained on several machines (client.sharding.machines); run on all but the first.
+
+    It ends with exit code 0 when the run is over, and with 1 when the first machine was not to be found for --wait seconds.
+    """
+    from clients.sharding.worker import Asked, work
+    from fedsign.addresses import Address
+    from fedsign.transport.handshake import read_key
+
+    address = Address.of(join, given_as="--join")
+    key = read_key(secret_file, is_loopback=address.is_loopback, given_as="--secret-file")
+    work(
+        Asked(
+            address=address,
+            key=key,
+            interface=interface,
+            data_root=data_root,
+            logs=logs.resolve(),
+            wait_s=wait,
+        ),
+        say=typer.echo,
+    )

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from simulations import cli, printing
+from simulations import cli
 from simulations.callbacks.progress import _number
 from simulations.recipes.base import Finding, Threshold, Verdict
+from simulations.recipes.command import print_finding
 from tests.e2e.command import fedsign, settings
 
 QUICK = settings(rounds=2, partition__num_clients=4, partition__alpha=1.0, server__cohort_size=2)
@@ -204,7 +205,7 @@ def test_a_finding_shows_its_reason_and_every_threshold_of_a_figure(capsys: pyte
         reason="needs a [GPU]",
     )
     assert finding.rows() == [("x", "3", "at least 1", "yes"), ("x", "3", "at most 2", "no"), ("y", "4", "", "")]
-    printing.print_finding(finding)
+    print_finding(finding)
     assert "reason: needs a [GPU]" in capsys.readouterr().out
 
 

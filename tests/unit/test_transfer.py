@@ -19,8 +19,8 @@ from simulations import api
 from simulations.recipes.smupar import smupar_ablation, smupar_init_transfer, smupar_lr_transfer
 from simulations.recipes.smupar.smupar_gpt import INIT_STD
 from simulations.sparsity import cells, training, transfer
+from simulations.sparsity.command import values_of
 from simulations.sparsity.transfer import Asked, tune, widened, width_of
-from simulations.tuning.command import values_of
 
 VALUES = [0.25, 0.5, 1.0, 2.0]
 

@@ -1,4 +1,4 @@
-"""`fedsign analyse ...`: what it was asked for, and what it prints.
+"""`fedsign analyse valley`, `interpolate` and `curvature`: what they were asked for, and what they print.
 
 Like the command line itself, importing this imports neither torch nor Flower nor NumPy.
 """
@@ -10,22 +10,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedsign.errors import ConfigError
-from simulations.printing import escaped, print_json
-
-app = typer.Typer(
-    name="analyse",
-    help="Look at what was learnt: loss valleys, the line through two models, signs, curvature.",
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+from simulations.options import NumbersOption, numbers, words
+from simulations.printing import escaped, print_files, print_json
 
 SubjectArgument = Annotated[
     Path,
     typer.Argument(metavar="RUN|CHECKPOINT|FILE", help="A run's folder, a checkpoint in it, or a file of weights."),
 ]
 ModelOption = Annotated[str | None, typer.Option(help="The model that a file of weights belongs to, such as mlp.")]
-SetOption = Annotated[
+ExperimentOption = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
@@ -36,10 +29,8 @@ SetOption = Annotated[
 OutOption = Annotated[
     Path | None, typer.Option(help="Where to write; without it, the run's analysis/, or ./analysis/NAME for a file.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the numbers as JSON instead of a table.")]
 
 
-@app.command()
 def valley(
     path: SubjectArgument,
     directions: Annotated[
@@ -75,9 +66,9 @@ def valley(
     ] = 500,
     seed: Annotated[int, typer.Option(help="Of the noise.")] = 0,
     model: ModelOption = None,
-    overrides: SetOption = None,
+    overrides: ExperimentOption = None,
     out: OutOption = None,
-    json: JsonOption = False,
+    json: NumbersOption = False,
 ) -> None:
     """Draw loss and error around a model, along noises and special directions."""
     from fedsign.report.analysis import write_found
@@ -100,7 +91,7 @@ def valley(
     valleys.check(asked)
     subject = subject_of(path, model=model, overrides=overrides or [])
     found = valleys.look_at_surface(subject, asked) if surface else valleys.look(subject, asked)
-    written = write_found(found, out or _folder_of(subject), valley_figures(found))
+    written = write_found(found, out or folder_of(subject), valley_figures(found))
     page = None if out else _page_of(subject)
     if json:
         print_json(found.as_json() | {"files": [str(file) for file in written]})
@@ -109,40 +100,6 @@ def valley(
     print_files(written, page)
 
 
-@app.command()
-def signs(
-    paths: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="PATH...", help="Runs, checkpoints or files of weights; one run alone is compared with its start."
-        ),
-    ],
-    model: ModelOption = None,
-    overrides: SetOption = None,
-    out: OutOption = None,
-    json: JsonOption = False,
-) -> None:
-    """Compare the signs of models, layer by layer: the share of parameters whose signs are equal."""
-    from fedsign.report.analysis import write_found
-    from fedsign.report.sign_plots import sign_figures
-    from simulations.landscape.subject import subject_of
-    from simulations.signs import pairs as comparing
-
-    named = zip(paths, _models_of(paths, model), strict=True)
-    subjects = [subject_of(path, model=its_model, overrides=overrides or []) for path, its_model in named]
-    found = comparing.look(subjects)
-    written = write_found(found, out or _folder_of(subjects[0]), sign_figures(found))
-    if json:
-        print_json(found.as_json() | {"files": [str(file) for file in written]})
-        return
-    table = Table("first", "second", "same signs", box=None, padding=(0, 2, 0, 0))
-    for row in found.summary:
-        table.add_row(escaped(row["first"]), escaped(row["second"]), _figure(row["same_sign_ratio"]))
-    Console(soft_wrap=True, highlight=False).print(table)
-    print_files(written, None)
-
-
-@app.command()
 def interpolate(
     first: SubjectArgument,
     second: Annotated[
@@ -154,9 +111,9 @@ def interpolate(
         int, typer.Option(help="Training images that BatchNorm's statistics are taken of anew.")
     ] = 500,
     model: ModelOption = None,
-    overrides: SetOption = None,
+    overrides: ExperimentOption = None,
     out: OutOption = None,
-    json: JsonOption = False,
+    json: NumbersOption = False,
 ) -> None:
     """Draw loss and error on the line through two models, and say what stands between them."""
     from fedsign.report.analysis import write_found
@@ -164,10 +121,10 @@ def interpolate(
     from simulations.landscape import interpolate as lines
     from simulations.landscape.subject import subject_of
 
-    named = zip((first, second), _models_of([first, second], model), strict=True)
+    named = zip((first, second), models_of([first, second], model), strict=True)
     one, other = (subject_of(path, model=its_model, overrides=overrides or []) for path, its_model in named)
     found = lines.look(one, other, points=points, samples=samples, statistics=statistics)
-    written = write_found(found, out or _folder_of(one), path_figures(found))
+    written = write_found(found, out or folder_of(one), path_figures(found))
     if json:
         print_json(found.as_json() | {"files": [str(file) for file in written]})
         return
@@ -175,15 +132,15 @@ def interpolate(
     _print_facts(
         found.name,
         [
-            (f"{facts['figure']} of the first", _figure(facts["first"])),
-            (f"{facts['figure']} of the second", _figure(facts["second"])),
-            (f"{facts['figure']} in the middle", _figure(facts["middle"])),
+            (f"{facts['figure']} of the first", shown(facts["first"])),
+            (f"{facts['figure']} of the second", shown(facts["second"])),
+            (f"{facts['figure']} in the middle", shown(facts["middle"])),
             (
                 "midpoint gap",
-                _figure(facts["midpoint_gap"], sign="+") + "  above 0, the mean of the two is better than they are",
+                shown(facts["midpoint_gap"], sign="+") + "  above 0, the mean of the two is better than they are",
             ),
-            ("barrier", _figure(facts["barrier"])),
-            ("same signs", _figure(facts["same_sign_ratio"])),
+            ("barrier", shown(facts["barrier"])),
+            ("same signs", shown(facts["same_sign_ratio"])),
         ],
     )
     table = Table(
@@ -195,14 +152,13 @@ def interpolate(
             f"{row['num_parameters']:,}",
             f"{row['mean']:+.4g}",
             f"{row['std']:.4g}",
-            _figure(row["ssr_start"]),
-            _figure(row["ssr_end"]),
+            shown(row["ssr_start"]),
+            shown(row["ssr_end"]),
         )
     Console(soft_wrap=True, highlight=False).print(table)
     print_files(written, None)
 
 
-@app.command()
 def curvature(
     path: SubjectArgument,
     draws: Annotated[int, typer.Option(help="For the trace.")] = 32,
@@ -210,9 +166,9 @@ def curvature(
     samples: Annotated[int | None, typer.Option(help="Test samples; without it, all.")] = None,
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
     model: ModelOption = None,
-    overrides: SetOption = None,
+    overrides: ExperimentOption = None,
     out: OutOption = None,
-    json: JsonOption = False,
+    json: NumbersOption = False,
 ) -> None:
     """Measure the Hessian of the test loss: its trace, its extreme eigenvalues."""
     from fedsign.report.analysis import write_found
@@ -221,7 +177,7 @@ def curvature(
 
     subject = subject_of(path, model=model, overrides=overrides or [])
     found = hessians.look(subject, draws=draws, eigenvalues=eigenvalues, samples=samples, seed=seed)
-    written = write_found(found, out or _folder_of(subject), {})
+    written = write_found(found, out or folder_of(subject), {})
     if json:
         print_json(found.as_json() | {"files": [str(file) for file in written]})
         return
@@ -240,7 +196,7 @@ def curvature(
     print_files(written, None)
 
 
-def _models_of(paths: list[Path], model: str | None) -> list[str | None]:
+def models_of(paths: list[Path], model: str | None) -> list[str | None]:
     """Runs know their model: beside files of weights, `--model` is for the files."""
     are_files = [path.is_file() for path in paths]
     return [model if is_file or not any(are_files) else None for is_file in are_files]
@@ -254,24 +210,7 @@ def _print_facts(title: str, rows: list[tuple[str, str]]) -> None:
         console.print(f"{name:<{width}}  {escaped(value)}")
 
 
-def words(text: str) -> list[str]:
-    """What stands between commas."""
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def numbers(option: str, text: str) -> list[float]:
-    """The same as numbers.
-
-    Raises:
-        ConfigError: one is none.
-    """
-    try:
-        return [float(word) for word in words(text)]
-    except ValueError as error:
-        raise ConfigError(f"{option} {text} was given, but expected are numbers with commas between them.") from error
-
-
-def _folder_of(subject: Any) -> Path:
+def folder_of(subject: Any) -> Path:
     return Path(subject.run.path) / "analysis" if subject.run is not None else Path("analysis") / subject.source.stem
 
 
@@ -301,11 +240,11 @@ def _print_valley(found: Any) -> None:
         table.add_row(
             escaped(row["label"]),
             f"{row['scale']:g}",
-            _figure(row["mean_negative"]),
-            _figure(row["mean_positive"]),
+            shown(row["mean_negative"]),
+            shown(row["mean_positive"]),
             _interval(row),
-            _figure(row["width_negative"]),
-            _figure(row["width_positive"]),
+            shown(row["width_negative"]),
+            shown(row["width_positive"]),
         )
     console.print(table)
     console.print(
@@ -316,21 +255,11 @@ def _print_valley(found: Any) -> None:
 
 
 def _interval(row: Any) -> str:
-    text = _figure(row["asymmetry"], sign="+")
+    text = shown(row["asymmetry"], sign="+")
     if row["asymmetry_low"] is None:
         return text
     return f"{text} \\[{row['asymmetry_low']:+.3f}, {row['asymmetry_high']:+.3f}]"
 
 
-def _figure(value: float | None, *, sign: str = "") -> str:
+def shown(value: float | None, *, sign: str = "") -> str:
     return "-" if value is None or value != value else f"{value:{sign}.3f}"
-
-
-def print_files(written: list[Path], page: Path | None) -> None:
-    """What was written, pictures last."""
-    console = Console(soft_wrap=True, highlight=False)
-    pictures = [file for file in written if file.suffix == ".svg"]
-    for file in [file for file in written if file.suffix in (".json", ".npz")] + pictures:
-        console.print(f"{file.suffix[1:]:<8}{escaped(str(file))}")
-    if page is not None:
-        console.print(f"report  {escaped(str(page))}")

@@ -1,4 +1,4 @@
-"""`fedsign tune ...`: what it was asked for, and what it prints.
+"""`fedsign analyse parameterisation`, `analyse coordinates` and `tune transfer`: what they were asked for, and what they print.
 
 Like the command line itself, importing this imports neither torch nor Flower nor NumPy.
 """
@@ -12,24 +12,88 @@ import typer
 from rich.console import Console
 
 from fedsign.errors import ConfigError, RoundError
-from simulations.analyses.command import JsonOption, numbers, print_files, words
-from simulations.analyses.parameterisation_commands import ConfigArgument, Overrides
-from simulations.printing import print_json, print_table
-
-app = typer.Typer(
-    name="tune",
-    help="Find settings by trying them, or by gradients through whole rounds.",
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+from simulations.options import ConfigArgument, NumbersOption, SetOption, numbers, words
+from simulations.printing import escaped, print_files, print_json, print_table
 
 
-@app.callback()
-def group() -> None:
-    """Keep commands of their own."""
+def parameterisation(config: ConfigArgument = None, overrides: SetOption = None, json: NumbersOption = False) -> None:
+    """Show what [parameterisation] gives each tensor of an experiment's model, and why."""
+    from fedsign import config as configs
+    from simulations.sparsity import parameterisation as looking
+
+    found = looking.look(configs.load(config, overrides or []))
+    if json:
+        print_json(found)
+        return
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(f"[bold]{escaped(found['scheme'])}[/]: {escaped(found['sentence'])}")
+    print_table([_tensor_row(row) for row in found["tensors"]])
+    passes = [{"pass of": row["module"], "times": f"{row['factor']:.4g}", "why": row["why"]} for row in found["passes"]]
+    print_table(passes)
 
 
-@app.command()
+def _tensor_row(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "tensor": row["name"],
+        "shape": "x".join(map(str, row["shape"])),
+        "density": f"{row['density']:g}",
+        "start": "" if row["init_std"] is None else f"{row['init_std']:.4g}",
+        "rate": f"{row['rate']:.4g}",
+        "decay": f"{row['weight_decay']:.4g}",
+        "why": row["why"],
+    }
+
+
+def coordinates(
+    config: ConfigArgument = None,
+    schemes: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,NAME,...", help="sp, mup, smupar; smupar-init and smupar-rate correct one of the two."
+        ),
+    ] = "sp,mup,smupar",
+    densities: Annotated[str, typer.Option(metavar="D,D,...", help="Ratios are to the first.")] = "1,0.25,0.0625",
+    seeds: Annotated[int, typer.Option(help="How many, from the experiment's on.")] = 3,
+    steps: Annotated[int, typer.Option(help="Of training, on all clients' samples.")] = 10,
+    overrides: SetOption = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write; without it, ./analysis/NAME.")] = None,
+    json: NumbersOption = False,
+) -> None:
+    """Measure how large activations are while training begins, by step and density, under several parameterisations."""
+    from fedsign import config as configs
+    from fedsign.report.analysis import write_found
+    from fedsign.report.coordinate_plots import coordinate_figures
+    from simulations.sparsity import coordinates as looking
+
+    asked = looking.Asked(schemes=words(schemes), densities=numbers("--densities", densities), seeds=seeds, steps=steps)
+    found = looking.look(configs.load(config, overrides or []), asked)
+    written = write_found(found, out or Path("analysis") / found.name, coordinate_figures(found))
+    if json:
+        print_json(found.as_json() | {"files": [str(file) for file in written]})
+        return
+    print_table([_scheme_row(row) for row in found.summary])
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(
+        "ratio: to the first density, smallest and largest over seeds and modules; change: of the activations by the first step.",
+        style="dim",
+    )
+    print_files(written, None)
+
+
+def _scheme_row(row: Any) -> dict[str, Any]:
+    def between(what: str) -> str:
+        return f"{row[f'{what}_low']:.3g} .. {row[f'{what}_high']:.3g}"
+
+    return {
+        "scheme": row["scheme"],
+        "density": f"{row['density']:g}",
+        "mean |activation| at the end": f"{row['size_at_end']:.4g}",
+        "ratio at the start": between("start"),
+        "at the end": between("end"),
+        "of the change": between("change"),
+    }
+
+
 def transfer(
     config: ConfigArgument = None,
     setting: Annotated[str, typer.Option(help="rate: client.lr; init: parameterisation.init_std.")] = "rate",
@@ -65,7 +129,7 @@ def transfer(
         int, typer.Option(help="Held-out samples that a loss is taken of, with --steps; with 0, all.")
     ] = 0,
     workers: Annotated[int | None, typer.Option(help="Processes; without it, as many as there are cores.")] = None,
-    overrides: Overrides = None,
+    overrides: SetOption = None,
     out: Annotated[
         Path | None,
         typer.Option(help="The sweep's folder; without it, tuning/NAME. What it holds is not played again."),
@@ -74,7 +138,7 @@ def transfer(
         bool,
         typer.Option("--toml", help="Print the proxy's best value under the experiment's scheme as TOML, and no more."),
     ] = False,
-    json: JsonOption = False,
+    json: NumbersOption = False,
 ) -> None:
     """Find the best learning rate, or start, of a proxy, and see whether it holds at other widths and densities."""
     from fedsign import config as configs
@@ -121,76 +185,6 @@ def transfer(
         style="dim",
     )
     print_files(written, None)
-
-
-@app.command()
-def learn(
-    names: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="SETTING...",
-            help="client.lr, client.weight_decay, aggregation.weights, or a number of the strategy's, such as strategy.gamma.",
-        ),
-    ],
-    config: Annotated[
-        Path | None, typer.Option(help="A TOML file; without it, the default experiment: FedSign on digits.")
-    ] = None,
-    overrides: Overrides = None,
-    steps: Annotated[int, typer.Option(min=1, help="How often the settings are moved.")] = 30,
-    rounds: Annotated[
-        int, typer.Option(min=0, help="Rounds of each step, from the initial model on; with 0, the experiment's.")
-    ] = 0,
-    lr: Annotated[float, typer.Option(min=0, help="Of Adam, which moves the settings' logarithms, about.")] = 0.1,
-    method: Annotated[
-        str, typer.Option(help="How gradients through the rounds are found: fedsign list hypergradients.")
-    ] = "forward_exact",
-    out: Annotated[Path | None, typer.Option(help="The folder; without it, tuning/NAME-learnt.")] = None,
-    toml: Annotated[
-        bool, typer.Option("--toml", help="Print the experiment with what was learnt, and no more.")
-    ] = False,
-    json: JsonOption = False,
-) -> None:
-    """Learn settings by gradients through whole rounds, on held-out samples of the server."""
-    from fedsign import config as configs
-    from fedsign.disk import write_text
-    from fedsign.report.analysis import write_found
-    from fedsign.report.learning_plots import learning_figures
-    from simulations.bilevel import learning
-
-    if toml and json:
-        raise ConfigError("--toml and --json were both given; expected is one of them.")
-    experiment = configs.load(config, overrides or [])
-    asked = learning.Asked(names=tuple(names), steps=steps, rounds=rounds, lr=lr, method=method)
-    is_quiet, console = toml or json, Console(stderr=True, highlight=False)
-
-    def say(step: Any) -> None:
-        if not is_quiet:
-            console.print(f"step {step.step}/{steps}: loss {step.loss:.4f}")
-
-    folder = out or Path("tuning") / f"{experiment.name}-learnt"
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{folder} is a file; give a folder, or the name of one to be made, with --out.")
-    found = learning.learn(experiment, asked, on_step=say)
-    written = write_found(found, folder, learning_figures(found))
-    learnt = learning.learnt_config(experiment, found).to_toml()
-    write_text(folder / "learnt.toml", learnt)
-    if toml:
-        typer.echo(learnt, nl=False)
-        return
-    if json:
-        print_json(found.as_json() | {"files": [str(file) for file in (*written, folder / "learnt.toml")]})
-        return
-    print_table([{key: _shown(value) for key, value in row.items()} for row in found.summary])
-    Console(soft_wrap=True, highlight=False).print(
-        f"validation loss {found.facts['loss_before']:.4f} before, {found.facts['loss']:.4f} after\ntoml    {folder / 'learnt.toml'}"
-    )
-    print_files(written, None)
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, list):
-        return " ".join(f"{each:.4g}" for each in value)
-    return value if isinstance(value, str) else f"{value:.4g}"
 
 
 def values_of(text: str) -> list[float]:
@@ -260,6 +254,3 @@ def _row(row: Any) -> dict[str, Any]:
         "moved": f"{row['moved']:+.3g} ({row['moved_low']:+.3g} .. {row['moved_high']:+.3g})",
         "kept": f"{row['kept_loss']:.4f} ({100 * row['excess']:+.1f} %)",
     }
-
-
-__all__ = ["app"]

@@ -1,0 +1,117 @@
+"""`fedsign condense` and `fedsign tune learn`: what they were asked for, and what they print.
+
+Like the command line itself, importing this imports neither torch nor Flower nor NumPy.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fedsign.errors import ConfigError
+from simulations.options import JsonOption, NumbersOption, SetOption, ShowConfigOption
+from simulations.printing import print_files, print_json, print_table
+
+
+def condense(
+    config: Annotated[
+        Path | None,
+        typer.Argument(help="A TOML file; without it, digits to one image of each class, by (FG)²U."),
+    ] = None,
+    overrides: SetOption = None,
+    out: Annotated[Path | None, typer.Option(help="Its folder; without it, condensations/NAME.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the condensation in this folder.")] = None,
+    show_config: ShowConfigOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Condense a data set: learn a few images that a network can be trained on in place of all of them."""
+    from fedsign.bilevel import settings
+    from simulations.bilevel import condensing
+
+    if resume is not None:
+        if config is not None or overrides or out is not None:
+            raise ConfigError("--resume goes on with a condensation's own configuration and folder: drop the others.")
+        done = condensing.resume(resume)
+    else:
+        asked = settings.load(config, overrides or [])
+        if show_config:
+            typer.echo(asked.to_toml(), nl=False)
+            return
+        done = condensing.condense(asked, out or Path("condensations") / asked.name)
+    if json:
+        print_json({"accuracy": done.accuracy, "lines": done.lines, "files": [str(path) for path in done.written]})
+        return
+    start = done.lines[0]["accuracy"]
+    print_table([{"accuracy": f"{done.accuracy:.4f}", "at the start": f"{start:.4f}", "steps": len(done.lines) - 1}])
+    for path in done.written:
+        typer.echo(path)
+
+
+def learn(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SETTING...",
+            help="client.lr, client.weight_decay, aggregation.weights, or a number of the strategy's, such as strategy.gamma.",
+        ),
+    ],
+    config: Annotated[
+        Path | None, typer.Option(help="A TOML file; without it, the default experiment: FedSign on digits.")
+    ] = None,
+    overrides: SetOption = None,
+    steps: Annotated[int, typer.Option(min=1, help="How often the settings are moved.")] = 30,
+    rounds: Annotated[
+        int, typer.Option(min=0, help="Rounds of each step, from the initial model on; with 0, the experiment's.")
+    ] = 0,
+    lr: Annotated[float, typer.Option(min=0, help="Of Adam, which moves the settings' logarithms, about.")] = 0.1,
+    method: Annotated[
+        str, typer.Option(help="How gradients through the rounds are found: fedsign list hypergradients.")
+    ] = "forward_exact",
+    out: Annotated[Path | None, typer.Option(help="The folder; without it, tuning/NAME-learnt.")] = None,
+    toml: Annotated[
+        bool, typer.Option("--toml", help="Print the experiment with what was learnt, and no more.")
+    ] = False,
+    json: NumbersOption = False,
+) -> None:
+    """Learn settings by gradients through whole rounds, on held-out samples of the server."""
+    from fedsign import config as configs
+    from fedsign.disk import write_text
+    from fedsign.report.analysis import write_found
+    from fedsign.report.learning_plots import learning_figures
+    from simulations.bilevel import learning
+
+    if toml and json:
+        raise ConfigError("--toml and --json were both given; expected is one of them.")
+    experiment = configs.load(config, overrides or [])
+    asked = learning.Asked(names=tuple(names), steps=steps, rounds=rounds, lr=lr, method=method)
+    is_quiet, console = toml or json, Console(stderr=True, highlight=False)
+
+    def say(step: Any) -> None:
+        if not is_quiet:
+            console.print(f"step {step.step}/{steps}: loss {step.loss:.4f}")
+
+    folder = out or Path("tuning") / f"{experiment.name}-learnt"
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file; give a folder, or the name of one to be made, with --out.")
+    found = learning.learn(experiment, asked, on_step=say)
+    written = write_found(found, folder, learning_figures(found))
+    learnt = learning.learnt_config(experiment, found).to_toml()
+    write_text(folder / "learnt.toml", learnt)
+    if toml:
+        typer.echo(learnt, nl=False)
+        return
+    if json:
+        print_json(found.as_json() | {"files": [str(file) for file in (*written, folder / "learnt.toml")]})
+        return
+    print_table([{key: _shown(value) for key, value in row.items()} for row in found.summary])
+    Console(soft_wrap=True, highlight=False).print(
+        f"validation loss {found.facts['loss_before']:.4f} before, {found.facts['loss']:.4f} after\ntoml    {folder / 'learnt.toml'}"
+    )
+    print_files(written, None)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(f"{each:.4g}" for each in value)
+    return value if isinstance(value, str) else f"{value:.4g}"

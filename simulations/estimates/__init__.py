@@ -1,1 +1,0 @@
-"""`fedsign estimate`: what an experiment will take, before it is run."""

@@ -1,0 +1,26 @@
+"""`fedsign export`: what it was asked for, and what it prints."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from simulations.options import JsonOption, RunArgument
+from simulations.printing import print_json
+
+
+def export(
+    path: RunArgument,
+    out: Annotated[Path, typer.Option(help="The folder to write, which must not be there yet.")],
+    json: JsonOption = False,
+) -> None:
+    """Write a run's language model as a folder that `transformers` loads; adapters are merged."""
+    from simulations.language.export import export as write
+
+    facts = write(path, out)
+    if json:
+        print_json(facts)
+        return
+    for name, value in facts.items():
+        said = ", ".join(value) if isinstance(value, list) else f"{value:,}" if isinstance(value, int) else value
+        typer.echo(f"{name:<14}{said}")

@@ -1,0 +1,44 @@
+"""Arguments and options that several commands share.
+
+Importing this imports neither torch nor Flower nor NumPy.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedsign.errors import ConfigError
+
+ConfigArgument = Annotated[
+    Path | None, typer.Argument(help="A TOML file; without it, the default experiment: FedSign on digits.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change one setting, such as client.lr=0.1; may be repeated."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+NumbersOption = Annotated[bool, typer.Option("--json", help="Print the numbers as JSON instead of a table.")]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+ShowConfigOption = Annotated[bool, typer.Option("--show-config", help="Print the complete configuration and exit.")]
+
+
+class Stopped(Exception):
+    """Ctrl-C; the text is the line to print."""
+
+
+def words(text: str) -> list[str]:
+    """What stands between commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def numbers(option: str, text: str) -> list[float]:
+    """The same as numbers.
+
+    Raises:
+        ConfigError: one is none.
+    """
+    try:
+        return [float(word) for word in words(text)]
+    except ValueError as error:
+        raise ConfigError(f"{option} {text} was given, but expected are numbers with commas between them.") from error

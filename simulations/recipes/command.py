@@ -1,0 +1,55 @@
+"""`fedsign reproduce`: what it was asked for, and what it prints."""
+
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from simulations.options import JsonOption
+from simulations.printing import escaped, print_json, print_table
+
+
+def reproduce(
+    name: Annotated[str, typer.Argument(help="The recipe; see --list.")] = "",
+    list_all: Annotated[bool, typer.Option("--list", help="List the recipes.")] = False,
+    data: Annotated[
+        str, typer.Option("--data", metavar="NAME", help="The data set, for a recipe that has several; see --list.")
+    ] = "",
+    data_root: Annotated[str, typer.Option("--data-root", metavar="DIR", help="The folder of that data's files.")] = "",
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer seeds and rounds: a check, not a proof.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Check a claim: run it, compute the figures, compare with thresholds fixed beforehand."""
+    from simulations import recipes
+
+    if list_all or not name:
+        rows = [
+            {"name": key, "data": ", ".join(recipes.data_of(key)) or "its own", "claim": what}
+            for key, what in recipes.table().items()
+        ]
+        print_json(rows) if json else print_table(rows)
+        return
+    finding = recipes.get(name, data=data, root=data_root).check(quick=quick)
+    if json:
+        print_json(finding.as_json())
+    else:
+        print_finding(finding)
+    if not finding.as_expected:
+        raise typer.Exit(1)
+
+
+def print_finding(finding: Any) -> None:
+    """A recipe's claim, figures and verdict."""
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(f"[bold]{finding.name}[/]: {escaped(finding.claim)}")
+    table = Table("figure", "measured", "threshold", "met", box=None, padding=(0, 2, 0, 0))
+    for row in finding.rows():
+        table.add_row(*(escaped(str(cell)) for cell in row))
+    console.print(table)
+    if finding.reason:
+        console.print(f"reason: {escaped(finding.reason)}")
+    if finding.page:
+        console.print(f"page: {escaped(str(finding.page))}")
+    expected = "as expected" if finding.as_expected else f"expected was: {finding.expected}"
+    console.print(f"verdict: [bold]{finding.verdict}[/] ({expected})")

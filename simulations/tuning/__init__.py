@@ -1,1 +1,0 @@
-"""`fedsign tune`: settings found by trying them."""
