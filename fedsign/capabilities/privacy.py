@@ -6,7 +6,6 @@ CAPABILITY = Capability(
     purpose="differential privacy, central and local, and its account",
     modules=(
         "fedsign.capabilities.privacy",
-        "fedsign.flower.clipping",
         "fedsign.privacy",
         "fedsign.report.privacy",
         "clients.privacy",
@@ -54,4 +53,5 @@ CAPABILITY = Capability(
             ),
         },
     },
+    extends={"client_middleware": "clients.privacy:conducts_of"},
 )
