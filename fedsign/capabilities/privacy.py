@@ -53,5 +53,8 @@ CAPABILITY = Capability(
             ),
         },
     },
-    extends={"client_middleware": "clients.privacy:conducts_of"},
+    extends={
+        "client_middleware": "clients.privacy:conducts_of",
+        "strategy_transform": "simulations.privacy:prepare",
+    },
 )

@@ -60,7 +60,9 @@ def test_a_module_may_use_the_core_its_own_capability_and_what_that_requires(
 
 def test_edges_are_found_inside_functions_and_in_strings() -> None:
     found = set(edges())
-    assert Edge(user="simulations.callbacks.report", used="fedsign.report.page", is_import=True) in found  # in a function
+    assert (
+        Edge(user="simulations.callbacks.report", used="fedsign.report.page", is_import=True) in found
+    )  # in a function
     assert Edge(user="fedsign.capabilities.partial", used="fedsign.optim.lisa", is_import=False) in found
 
 
