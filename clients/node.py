@@ -31,7 +31,7 @@ from clients.state.store import ClientStore
 from fedsign import plugins
 from fedsign.config import ExperimentConfig, from_toml
 from fedsign.data import sites
-from fedsign.data.site_reader import rooted
+from fedsign.data.client_data import rooted
 from fedsign.errors import ConfigError
 from fedsign.flower.shims import PARTITION_KEY
 from fedsign.records import Failure

@@ -15,7 +15,8 @@ from math import ceil
 from flwr.app import ConfigRecord
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
-from clients.robustness.attack import attack_of
+from clients.robustness.attack import malicious
+from clients.robustness.section import AttackPart
 from clients.working_model import WorkingModel
 from fedsign import checkpoints
 from fedsign.aggregation import is_finite
@@ -23,6 +24,7 @@ from fedsign.analysis.agreement import SignAgreement
 from fedsign.checkpoints import Checkpoint
 from fedsign.errors import ConfigError, RoundError
 from fedsign.exchange import ClientLedger, DirectExchange, Traffic
+from fedsign.extensions import extensions
 from fedsign.flower import foreign, foreign_rules
 from fedsign.flower.array import to_record, to_tensors
 from fedsign.flower.parameters_only import ParametersOnly, release
@@ -34,8 +36,8 @@ from fedsign.results import Line, RunFolder
 from fedsign.seeding import Purpose, generator
 from fedsign.workload import Workload
 from simulations.evaluation import Evaluation, evaluator_for
-from simulations.parts import check_parts, holdings_for
-from simulations.privacy import account_of, accountant_of, privacy_for
+from simulations.parts import holdings_for
+from simulations.privacy import account_of
 from strategies.base import COHORT_KEY, SEED_KEY, Strategy
 
 OnRound = Callable[[Line], None]
@@ -76,7 +78,11 @@ class RoundLoop:
         self._served = self._evaluated
         self._resume()
         self._account = account_of(workload, self._strategy, folder, round=self.round)
-        self._attack = attack_of(self._config)
+        self._malicious = malicious(
+            AttackPart.of(self._config),
+            seed=self._config.seed,
+            num_clients=self._config.partition.num_clients,
+        )
 
     def run(self) -> None:
         """All remaining rounds, then the final model."""
@@ -108,7 +114,7 @@ class RoundLoop:
         signs = {} if agreement is None else agreement.figures()
         line = {**_line(self.round, evaluated.figures, traffic, signs), **spent}
         if self._config.get("attack.name", "none") != "none":
-            line["malicious"] = sum(map(self._attack.is_malicious, {*traffic.sent}))
+            line["malicious"] = len(self._malicious.intersection(traffic.sent))
         self._write(line if self._account is None else self._account.publishable(line), timings, signs, evaluated)
 
     def _train(self) -> Traffic:
@@ -276,6 +282,8 @@ class RoundLoop:
 def make_strategy(workload: Workload) -> FlowerStrategy:
     """The configured strategy, ours or Flower's.
 
+    At the extension point `strategy_transform`, functions `(workload, strategy) -> None` refuse it or set its aggregator.
+
     Raises:
         ConfigError: it is no strategy, or one that could not do its work in this experiment.
     """
@@ -289,11 +297,10 @@ def make_strategy(workload: Workload) -> FlowerStrategy:
             "strategies.base.Strategy or of Flower's Strategy."
         )
     optimizer = workload.config.server.optimizer
-    gets_parts, privacy = check_parts(workload, strategy), privacy_for(workload, strategy)
+    for prepare in extensions("strategy_transform"):
+        prepare(workload, strategy)
     if isinstance(strategy, Strategy):
-        strategy.server_optimizer, strategy.privacy, strategy.gets_parts = optimizer.build(), privacy, gets_parts
-        if privacy is not None:
-            accountant_of(workload, strategy, privacy)  # so that a missing package is known before the run
+        strategy.server_optimizer = optimizer.build()
     elif optimizer.name != "none":
         raise ConfigError(
             f"server.optimizer.name={optimizer.name} was given, but strategy {part.name} is Flower's and moves the server by "

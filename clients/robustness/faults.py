@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import torch
 
+from clients.conduct import Conduct
 from clients.robustness.section import FaultsSection
 from fedsign.config import ExperimentConfig
 from fedsign.records import LATE, Failure, TrainReply, TrainRequest
@@ -23,8 +24,8 @@ _KINDS = ("crash", "delay", "nan", "drop")  # in the order of their numbers: nev
 _PAST_THE_END_S = 1.0  # nobody listens any more
 
 
-class Faults:
-    """A Conduct (`clients.conduct`).  With `waits` a delay is slept through."""
+class Faults(Conduct):
+    """With `waits` a delay is slept through."""
 
     def __init__(self, rates: FaultsSection, *, seed: int, timeout_s: float, waits: bool) -> None:
         self._rates = {kind: float(getattr(rates, f"{kind}_rate")) for kind in _KINDS}
@@ -36,14 +37,13 @@ class Faults:
         return frozenset(kind for kind, number in zip(_KINDS, drawn, strict=True) if number < self._rates[kind])
 
     def concerns(self, request: TrainRequest) -> bool:
-        """See Conduct."""
+        """Those who have a fault in this round."""
         return bool(self.of(request.round, request.partition))
 
-    def before(self, request: TrainRequest) -> Failure | None:
+    def before(self, request: TrainRequest) -> TrainRequest | Failure:
         """Crash."""
-        if "crash" in self.of(request.round, request.partition):
-            return Failure(partition=request.partition, reason=CRASHED)
-        return None
+        crashes = "crash" in self.of(request.round, request.partition)
+        return Failure(partition=request.partition, reason=CRASHED) if crashes else request
 
     def after(self, request: TrainRequest, reply: TrainReply) -> TrainReply | Failure:
         """Lose the reply, come late with it, or spoil it."""
