@@ -28,11 +28,10 @@ from fedsign.data.checks import check_language_model
 from fedsign.errors import ConfigError, DiskFullError, LateError
 from fedsign.models.batch_norm import freeze_batch_norm, has_batch_norm
 from fedsign.models.features import classifier_of
+from fedsign.models.transform import prepare_training
 from fedsign.objectives.base import LocalContext, Objective
-from fedsign.optim.base import PartTrainer, trains_part
+from fedsign.optim.base import PartTrainer, optimizer_of, trains_part
 from fedsign.optim.displacement import is_linear, unit_displacement
-from fedsign.parameterisation.groups import optimizer_of
-from fedsign.parameterisation.products import check_products
 from fedsign.records import (
     LATE,
     Failure,
@@ -307,5 +306,5 @@ def check_training(workload: Workload, spec: ObjectiveSpec) -> None:
             "steps, and each time the model would be compiled anew; use engine.compile=false."
         )
     workload.numerics.check_compiler()
-    check_products(workload.numerics)
+    prepare_training(model)
     workload.training_task  # noqa: B018 - made on first use
