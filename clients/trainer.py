@@ -24,7 +24,6 @@ from clients.working_model import WorkingModel
 from fedsign import plugins
 from fedsign.config import ExperimentConfig
 from fedsign.data.base import IntArray
-from fedsign.data.checks import check_language_model
 from fedsign.errors import ConfigError, DiskFullError, LateError
 from fedsign.models.batch_norm import freeze_batch_norm, has_batch_norm
 from fedsign.models.features import classifier_of
@@ -43,6 +42,7 @@ from fedsign.records import (
     failure_of,
 )
 from fedsign.seeding import Purpose, generator, integer, torch_seeded
+from fedsign.tasks.base import CheckingTask
 from fedsign.workload import Workload
 
 _AT_ONCE = 64  # clients whose streams are made one after another, which takes a fifth of the time
@@ -267,7 +267,9 @@ def check_training(workload: Workload, spec: ObjectiveSpec) -> None:
     """
     check_sparsity(workload.config)
     model, client = workload.make_model(), workload.config.client
-    check_language_model(model, workload.dataset, name=workload.config.model.name, device=workload.device)
+    if isinstance(workload.task, CheckingTask):
+        data, name = workload.dataset, workload.config.model.name
+        workload.task.check_model(model, data.input_shape, data.num_outputs, name=name, device=workload.device)
     objective: Objective = plugins.build("objective", spec.name, spec.settings)
     optimizer = make_optimizer(workload, model, round=1)
     if objective.needs_unit_displacement and unit_displacement(optimizer, 1) is None:

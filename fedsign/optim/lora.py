@@ -21,13 +21,14 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedsign import llm
 from fedsign.errors import ConfigError
+from fedsign.extras import require
 from fedsign.models.features import classifier_of
 from fedsign.models.transform import Transform, attach
 from fedsign.optim.adamw import Decay, adamw
 from fedsign.optim.base import adapting
 from fedsign.registry import nearest
+from fedsign.torchvision_shim import torchvision
 
 ALL_LINEAR = "all_linear"
 _WHAT = "client.optimizer.name=lora"
@@ -39,7 +40,8 @@ def adapt(model: nn.Module, settings: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: `peft` is missing, a target is not there, or a target has hooks.
     """
-    peft = llm.peft(_WHAT)
+    torchvision()  # which `peft` imports through `transformers`, and cannot beside a torch without CUDA
+    peft = require("peft", extra="llm", what=_WHAT)
     ends = _ends(model)
     names = _targets(model, settings["targets"], ends)
     whole = list(ends.values()) if settings["head"] else []
