@@ -18,9 +18,10 @@ from torch import nn
 from benchmarks.machine import machine
 from benchmarks.measure import Figures, result_head, spread, write_result
 from fedsign.analysis.coordinates import drawn_batches
-from fedsign.parameterisation.groups import optimizer_of
+from fedsign.models.transform import prepare_training
+from fedsign.optim.base import optimizer_of
 from fedsign.parameterisation.masks import mask_of
-from fedsign.parameterisation.products import SparseForward, multiply_sparsely, pays
+from fedsign.parameterisation.products import SparseForward, pays
 from fedsign.workload import Workload
 from simulations.recipes.smupar.smupar_gpt import experiment
 
@@ -57,7 +58,7 @@ def step(width: int, density: float, products: str) -> Callable[[], None]:
     }
     workload = Workload(experiment(width=width, lr=2**-9, changes=changes))
     model, client = workload.make_model().train(), workload.config.client
-    multiply_sparsely(model, workload.numerics)
+    prepare_training(model)
     optimizer = optimizer_of(client.optimizer, model, client.lr, client.weight_decay)
     found = drawn_batches(workload)
 

@@ -24,15 +24,13 @@ from clients.working_model import WorkingModel
 from fedsign import plugins
 from fedsign.config import ExperimentConfig
 from fedsign.data.base import IntArray
-from fedsign.data.checks import check_language_model
 from fedsign.errors import ConfigError, DiskFullError, LateError
 from fedsign.models.batch_norm import freeze_batch_norm, has_batch_norm
 from fedsign.models.features import classifier_of
+from fedsign.models.transform import prepare_training
 from fedsign.objectives.base import LocalContext, Objective
-from fedsign.optim.base import PartTrainer, trains_part
+from fedsign.optim.base import PartTrainer, optimizer_of, trains_part
 from fedsign.optim.displacement import is_linear, unit_displacement
-from fedsign.parameterisation.groups import optimizer_of
-from fedsign.parameterisation.products import check_products
 from fedsign.records import (
     LATE,
     Failure,
@@ -44,6 +42,7 @@ from fedsign.records import (
     failure_of,
 )
 from fedsign.seeding import Purpose, generator, integer, torch_seeded
+from fedsign.tasks.base import CheckingTask
 from fedsign.workload import Workload
 
 _AT_ONCE = 64  # clients whose streams are made one after another, which takes a fifth of the time
@@ -268,7 +267,9 @@ def check_training(workload: Workload, spec: ObjectiveSpec) -> None:
     """
     check_sparsity(workload.config)
     model, client = workload.make_model(), workload.config.client
-    check_language_model(model, workload.dataset, name=workload.config.model.name, device=workload.device)
+    if isinstance(workload.task, CheckingTask):
+        data, name = workload.dataset, workload.config.model.name
+        workload.task.check_model(model, data.input_shape, data.num_outputs, name=name, device=workload.device)
     objective: Objective = plugins.build("objective", spec.name, spec.settings)
     optimizer = make_optimizer(workload, model, round=1)
     if objective.needs_unit_displacement and unit_displacement(optimizer, 1) is None:
@@ -307,5 +308,5 @@ def check_training(workload: Workload, spec: ObjectiveSpec) -> None:
             "steps, and each time the model would be compiled anew; use engine.compile=false."
         )
     workload.numerics.check_compiler()
-    check_products(workload.numerics)
+    prepare_training(model)
     workload.training_task  # noqa: B018 - made on first use

@@ -3,7 +3,7 @@
 `load_state_dict` and `named_parameters` walk over all modules, which for a small network takes longer than a local
 step; here that is done once.
 
-Of a sparse model rows of weights come and go (`fedsign.parameterisation.packing`); what an objective sees is whole.
+Of a packed model (`fedsign.models.transform`) tensors come and go as they are sent; what an objective sees is whole.
 """
 
 from collections.abc import Collection, Mapping
@@ -17,9 +17,8 @@ from fedsign.models.batch_norm import BATCH_NORMS
 from fedsign.models.channels_last import laid_out, prepare
 from fedsign.models.dropout import replace_dropout
 from fedsign.models.features import forward_with_features, recorded_features
+from fedsign.models.transform import packing_of, prepare_training
 from fedsign.numerics import Numerics, in_full
-from fedsign.parameterisation.packing import packing_of
-from fedsign.parameterisation.products import multiply_sparsely
 from fedsign.records import Role, Tensors, roles_of
 
 
@@ -27,7 +26,7 @@ class WorkingModel:
     """A model, its parameters by name, and its tensors for copying; the module must not get other parameters."""
 
     def __init__(self, module: nn.Module, numerics: Numerics) -> None:
-        """The module is changed for training (`fedsign.models.channels_last`, `fedsign.models.dropout`, `fedsign.parameterisation.products`), its tensors and their names are not."""
+        """The module is changed for training (`fedsign.models.channels_last`, `fedsign.models.dropout`, `fedsign.models.transform`), its tensors and their names are not."""
         self.module: Final = module
         self.numerics: Final = numerics
         self._channels_last = numerics.takes_channels_last(module)
@@ -35,14 +34,14 @@ class WorkingModel:
             prepare(module)
         if not numerics.compile:
             replace_dropout(module)
-        multiply_sparsely(module, numerics)
+        prepare_training(module)
         self._forward: nn.Module = torch.compile(module) if numerics.compile else module  # type: ignore[assignment]
         self.parameters: Final[dict[str, nn.Parameter]] = dict(module.named_parameters())
         self.sizes: Final = {name: parameter.numel() for name, parameter in self.parameters.items()}
         self.in_training = self.parameters  # those of a step, where not all are
         self.roles: Final[dict[str, Role]] = roles_of(module)
         self.packing: Final = packing_of(module)
-        self._rows = self.packing.names
+        self._rows = self.packing.masks.keys()
         self._travelling = {name: self.packing.shape(name, own.shape) for name, own in module.state_dict().items()}
         self._is_plain = _loads_plainly(module)
         has_buffers = next(module.buffers(), None) is not None

@@ -21,7 +21,6 @@ from fedsign.models.channels_last import laid_out
 
 Precision = Literal["float32", "bf16"]
 ChannelsLast = Literal["auto", "on", "off"]
-SparseProducts = Literal["auto", "dense", "csr"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +32,6 @@ class Numerics:
     channels_last: ChannelsLast = "auto"
     tf32: bool = False
     compile: bool = False
-    sparse_products: SparseProducts = "auto"  # of sparse layers, in training (`fedsign.parameterisation.products`)
 
     def takes_channels_last(self, model: nn.Module) -> bool:
         """Whether a model is given its images with the channels last: `auto` is for models with 2-D convolutions."""

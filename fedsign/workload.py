@@ -24,11 +24,11 @@ from fedsign.data.partition.base import Split, split_of
 from fedsign.data.partition.lazy import counted_clients
 from fedsign.data.splitting import hold_out_validation
 from fedsign.errors import ConfigError, DataError
+from fedsign.extensions import extensions
 from fedsign.figures import Evaluation
+from fedsign.models.transform import transforms_of
 from fedsign.models.weights import load_weights
 from fedsign.numerics import Numerics, device_of
-from fedsign.optim.lora import share_frozen
-from fedsign.parameterisation.experiment import moved, parameterise_as
 from fedsign.records import Role, roles_of
 from fedsign.registry import resolve
 from fedsign.seeding import Purpose, generator, torch_stream
@@ -136,7 +136,6 @@ class Workload:
             channels_last=engine.channels_last,
             tf32=engine.tf32,
             compile=engine.compile,
-            sparse_products=self.config.get("engine.sparse_products", "auto"),
         )
 
     @cached_property
@@ -167,7 +166,7 @@ class Workload:
             "task",
             "device",
             "training_samples",
-            "_frozen",
+            "_shared",
         )  # what was made already and does not depend on the change
         other.__dict__.update({name: self.__dict__[name] for name in kept if name in self.__dict__})
         return other
@@ -214,7 +213,8 @@ class Workload:
         """A new model with the experiment's initial parameters, the same in every process."""
         with torch_stream(self.config.seed, Purpose.MODEL):
             model: nn.Module = self.config.model.build(self.dataset.input_shape, self.dataset.num_outputs)
-            parameterise_as(self.config, model)
+            for transform in extensions("model_transform"):
+                transform(self.config, model)
         if self.config.model.start:
             load_weights(model, Path(self.config.model.start), key="model.start")
         strategy = self.config.strategy
@@ -226,8 +226,9 @@ class Workload:
         if adapt is not None:
             with torch_stream(self.config.seed, Purpose.ADAPTERS):
                 adapt(model, optimizer.settings)
-        model = moved(model, self.device)
-        share_frozen(model, self._frozen)
+        model = model.to(self.device)
+        for each in transforms_of(model):
+            each.place(model, self._shared)
         vars(self).setdefault("roles", roles_of(model))  # a large model need not be made once more for them
         return model
 
@@ -237,8 +238,8 @@ class Workload:
         return roles_of(self.make_model())
 
     @cached_property
-    def _frozen(self) -> dict[str, Tensor]:
-        """What no model of this experiment changes, by name: this process holds it once."""
+    def _shared(self) -> dict[str, Tensor]:
+        """Tensors that all models of this experiment share in this process, by name."""
         return {}
 
     def label_counts(self) -> list[list[int]]:

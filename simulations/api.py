@@ -26,7 +26,7 @@ from fedsign import config as configs
 from fedsign.config import ExperimentConfig
 from fedsign.data.partition.lazy import counted_clients
 from fedsign.errors import ConfigError, FedSignError, ResultsError
-from fedsign.parameterisation.packing import packing_of
+from fedsign.models.transform import packing_of
 from fedsign.records import ObjectiveSpec
 from fedsign.results import Line, RunFolder
 from fedsign.sections import tables

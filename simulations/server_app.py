@@ -14,7 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from clients.local_trainers import provider_of
 from clients.node import EXPERIMENT_KEY
-from fedsign.data.text.tokenizers import fingerprint
+from fedsign.data.base import fingerprint
 from fedsign.errors import FedSignError
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.flower.shims import quiet_flower

@@ -28,9 +28,9 @@ from clients.trainer import load_state, make_optimizer, to_device
 from fedsign import plugins
 from fedsign.errors import ConfigError, DiskFullError
 from fedsign.models.batch_norm import has_batch_norm
+from fedsign.models.transform import Packing, packing_of
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.optim.displacement import unit_displacement
-from fedsign.parameterisation.packing import Packing, packing_of
 from fedsign.records import Failure, ObjectiveSpec, ReplyStack, Tensors, TrainReply, TrainRequest, failure_of, roles_of
 from fedsign.seeding import Purpose, generator, torch_generator
 from fedsign.workload import Workload

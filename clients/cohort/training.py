@@ -21,8 +21,8 @@ from clients.cohort.plan import StackedPlan
 from fedsign.data.base import IntArray, Samples
 from fedsign.errors import ConfigError
 from fedsign.models.batch_norm import freeze_batch_norm
+from fedsign.models.transform import packing_of
 from fedsign.objectives.base import Objective
-from fedsign.parameterisation.apply import parameterised
 from fedsign.records import Tensors
 from fedsign.seeding import lent
 from fedsign.tasks.base import SampleTask
@@ -50,8 +50,7 @@ class StackedTraining:
         self._model = StackedModel(model)
         self._layers = stacked_layers(model)
         self._chain = chain_gradient(model, self._task, self._samples.shape)
-        made = parameterised(model)
-        self._masks = {} if made is None else {name: mask.is_there for name, mask in made.masks.items()}
+        self._masks = packing_of(model).masks
 
     @property
     def needs_streams(self) -> bool:

@@ -13,20 +13,17 @@ from torch import nn
 
 from fedsign.optim.base import BlockTrainer
 from fedsign.optim.lean import made_lean, step_leanly
-from fedsign.parameterisation.masks import Mask
-from fedsign.parameterisation.packed import PackedAdamW, PackedSGD
 from fedsign.sharding.flat import Piece
 
-_PACKED = (PackedSGD, PackedAdamW)
 _TORCHS = (torch.optim.SGD, torch.optim.AdamW, torch.optim.Adam)  # AdamW is an Adam
 _OF_TENSORS = ("params", "masks", "plan")  # of a group, besides what the rule reads
 
 
 def rule_of(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer] | None:
-    """The rule by which an optimiser moves each element; None if it is none of those that are known to be one."""
-    if type(optimizer) in (*_PACKED, *_TORCHS):
+    """The optimizer that moves pieces of tensors as this one moves the whole, such as its `element_rule`; None if there is none."""
+    if type(optimizer) in _TORCHS:
         return type(optimizer)
-    return torch.optim.AdamW if isinstance(optimizer, BlockTrainer) else None
+    return torch.optim.AdamW if isinstance(optimizer, BlockTrainer) else getattr(optimizer, "element_rule", None)
 
 
 class PieceOptimizers:
@@ -37,7 +34,7 @@ class PieceOptimizers:
         self._pieces: dict[str, list[Piece]] = {}
         for piece in pieces:
             self._pieces.setdefault(piece.name, []).append(piece)
-        self._masks: dict[tuple[str, int], Mask] = {}
+        self._masks: dict[tuple[str, int], Any] = {}  # of sparse tensors
         self._nothing = nn.Parameter(
             torch.zeros(1)
         )  # a rank may own nothing; an optimiser asks for at least one tensor
@@ -50,7 +47,7 @@ class PieceOptimizers:
         groups = [self._group(group) for group in whole.param_groups]
         groups[0]["params"].append(self._nothing)
         groups[0]["masks"].append(None)
-        return step_leanly(made_lean(rule, groups, **(whole.defaults if rule in _PACKED else {})))
+        return step_leanly(made_lean(rule, groups, **({} if rule in _TORCHS else whole.defaults)))
 
     def _group(self, whole: dict[str, Any]) -> dict[str, Any]:
         group = {key: value for key, value in whole.items() if key not in _OF_TENSORS}
@@ -62,11 +59,10 @@ class PieceOptimizers:
                 group["masks"].append(None if mask is None else self._part(mask, piece))
         return group
 
-    def _part(self, mask: Mask, piece: Piece) -> Mask:
+    def _part(self, mask: Any, piece: Piece) -> Any:
         key = piece.name, piece.start
         if key not in self._masks:
-            own = mask.is_there.reshape(-1)[piece.start : piece.stop]
-            self._masks[key] = Mask(own.to(piece.tensor.device, copy=True))
+            self._masks[key] = mask.part(piece.start, piece.stop, piece.tensor.device)
         return self._masks[key]
 
 

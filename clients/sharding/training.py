@@ -22,9 +22,9 @@ from clients.local_step import factors
 from clients.sharding.optim import PieceOptimizers, forget
 from clients.sharding.penalty import ShardedPenalty
 from clients.trainer import make_optimizer
+from fedsign.models.transform import packing_of
 from fedsign.optim.base import BlockTrainer, PartTrainer
 from fedsign.optim.lean import made_lean
-from fedsign.parameterisation.packing import packing_of
 from fedsign.records import ObjectiveSpec, Role, Tensors
 from fedsign.seeding import Purpose, generator, integer, torch_seeded
 from fedsign.sharding.layout import Grouping

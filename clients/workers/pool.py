@@ -34,7 +34,7 @@ from clients.workers.queue import Queue, Unit
 from clients.workers.shared_data import share_data
 from fedsign import plugins
 from fedsign.errors import ConfigError, DiskFullError, EngineError
-from fedsign.parameterisation.packing import packing_of
+from fedsign.models.transform import packing_of
 from fedsign.records import LATE, Failure, ReplyStack, Tensors, TrainReply, TrainRequest, failure_of
 from fedsign.transport.connection import Message, poll
 from fedsign.transport.process import ChildProcess, close_all, refuse_nested, remove_empty_logs

@@ -1,6 +1,7 @@
 """The training samples once in memory, however many processes train on them."""
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,9 +9,33 @@ import torch
 
 from fedsign.data.base import Dataset, Samples
 from fedsign.data.normalise import Normalisation
-from fedsign.data.text.tokenizers import VocabularyOnly
+from fedsign.errors import DataError
 from fedsign.transport.tensors import Layout, SharedFile, Slots
 from fedsign.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyOnly:
+    """What a worker knows of the tokenizer: it is given tokens and sees no text."""
+
+    vocabulary_size: int
+    start_id: int = 0
+    end_id: int = 0
+    pad_id: int = 0
+
+    def encode(self, text: str) -> list[int]:
+        """Raise DataError."""
+        raise _untold()
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """Raise DataError."""
+        raise _untold()
+
+
+def _untold() -> DataError:
+    return DataError(
+        "this process was given tokens without their tokenizer; encode and decode where the data was read."
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsign.errors import ConfigError
-from fedsign.parameterisation.groups import optimizer_of
-from fedsign.parameterisation.products import multiply_sparsely
+from fedsign.models.transform import prepare_training
+from fedsign.optim.base import optimizer_of
 from fedsign.parameterisation.roles import roles_of_model
 from fedsign.seeding import Purpose, generator
 from fedsign.workload import Workload
@@ -40,7 +40,7 @@ def coordinates(workload: Workload, *, steps: int) -> Coordinates:
         ConfigError: the model names nothing to watch.
     """
     model, client = workload.make_model().train(), workload.config.client
-    multiply_sparsely(model, workload.numerics)
+    prepare_training(model)
     modules = roles_of_model(model).watched
     if not modules:
         raise ConfigError(

@@ -62,6 +62,7 @@ CAPABILITY = Capability(
             ),
         },
     },
+    extends={"model_transform": "fedsign.parameterisation.experiment:parameterise_as"},
     moved={"fedsign.optim.packed": "fedsign.parameterisation.packed"},
     commands={
         "analyse coordinates": "simulations.sparsity.command:coordinates",

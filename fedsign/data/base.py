@@ -173,6 +173,11 @@ class Tokenizer(Protocol):
     def decode(self, tokens: Iterable[int]) -> str: ...
 
 
+def fingerprint(tokenizer: Tokenizer | None) -> str:
+    """What tells a tokenizer of a folder from others; empty for one that the configuration names whole."""
+    return str(getattr(tokenizer, "fingerprint", ""))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dataset:
     """Training samples, which the partition deals out, and the server's test samples.

@@ -3,13 +3,13 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedsign.data.base import AnySamples, Dataset, LazySamples, Samples
 from fedsign.data.torch_dataset import from_torch, is_map_style
 from fedsign.errors import ConfigError, DataError
 from fedsign.metrics import CLASS_METRICS, REAL_METRICS, TOKEN_METRICS
-from fedsign.tasks.language import IGNORED
+from fedsign.tasks.base import IGNORED
 
 _FITTING = {  # task -> what its data have, and the metrics that say something of them
     "classification": ("class labels", CLASS_METRICS),
@@ -80,40 +80,6 @@ def check_fit(
             "only images [channels, height, width] can be cropped and flipped: let the data have that shape (digits: "
             "data.flat=false), or use data.augment=none."
         )
-
-
-def check_language_model(model: nn.Module, dataset: Dataset, *, name: str, device: torch.device) -> None:
-    """Give a model that is to train on text a few tokens; nothing happens for other data.
-
-    Two of them, since a block may take a large model minutes; a whole block if it takes no other number.
-
-    It may have more logits than there are tokens: many a published model's matrices are filled up to a round number.
-
-    Raises:
-        ConfigError: it does not take tokens, or gives no logits for each of them.
-    """
-    if dataset.text is None:
-        return
-    (length,) = dataset.input_shape
-    was_training, why = model.training, ""
-    for num in sorted({min(2, length), length}):
-        tokens = torch.full((1, num), dataset.text.start_id, dtype=torch.int64, device=device)
-        expected = [1, num, dataset.num_outputs]
-        try:
-            with torch.no_grad():
-                found = list(model.eval()(tokens).shape)
-        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:  # at what it cannot take
-            why = f"it raises {type(error).__name__}: {str(error).strip()[:200]}"
-        else:
-            if found[:-1] == expected[:-1] and found[-1] >= expected[-1]:
-                return
-            why = f"it gives outputs of the shape {found}"
-        finally:
-            model.train(was_training)
-    raise ConfigError(
-        f"model.name={name} was given tokens of the shape {expected[:-1]}, for which {why}; expected are logits {expected}, as a "
-        "language model gives them: use model.name=gpt or transformers."
-    )
 
 
 def _from_pair(found: Any, name: str) -> Dataset:

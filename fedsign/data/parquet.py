@@ -1,13 +1,12 @@
 """A Parquet file, one sample a row; its columns have types."""
 
-import importlib.util
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from fedsign.data.base import Dataset
 from fedsign.data.columns import Columns, TargetType, from_tables
-from fedsign.errors import DataError
+from fedsign.extras import require
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,12 +34,10 @@ def parquet(
     """Features [n, F]; see [Note: columns] in `fedsign.data.columns`.  Nulls are missing values.
 
     Raises:
-        DataError: pyarrow, which reads these files, is not installed; or see `from_tables`.
+        ConfigError: pyarrow, which reads these files, is not installed.
+        DataError: see `from_tables`.
     """
-    if importlib.util.find_spec("pyarrow") is None:
-        raise DataError(
-            "data.name=parquet needs the package 'pyarrow', which is not installed here: pip install 'fedsign[tables]'."
-        )
+    require("pyarrow", extra="tables", what="data.name=parquet")
 
     def read(file: "Path") -> "pd.DataFrame":
         import pandas as pd

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedsign.config import ExperimentConfig
-from fedsign.data.base import Tokenizer
+from fedsign.data.base import Tokenizer, fingerprint
 from fedsign.data.columns import num_features
-from fedsign.data.text.tokenizers import CHARACTER, agreed_tokenizer, fingerprint
 from fedsign.errors import ConfigError, DataError
+from fedsign.registry import resolve
 from fedsign.sections import DataPart
 
 SITES, LANGUAGE = "sites", "language"
@@ -73,18 +73,14 @@ def frame_of(config: ExperimentConfig) -> Frame:
 def _tokenizer(config: ExperimentConfig) -> Tokenizer:
     """What all sites' texts are read with."""
     data = config.data
-    name = data.settings.get("tokenizer")
-    if not name:
+    agreed = getattr(resolve("dataset", data.name), "agreed_tokenizer", None)
+    if agreed is None:
         raise ConfigError(
-            f"partition.name=sites was given with task=language and data.name={data.name}, which has no setting tokenizer, but the "
-            "sites have to agree on one; use text_folder or jsonl, or give your reader the setting."
+            f"partition.name=sites was given with task={config.task} and data.name={data.name}, which is not marked with reads_text, but "
+            "the sites have to agree on a tokenizer; use text_folder or jsonl, or mark your reader with @reads_text."
         )
-    if name == CHARACTER:
-        raise ConfigError(
-            "data.tokenizer=character is made of the characters of the data, which would give every site another vocabulary; use "
-            "data.tokenizer=byte, or a folder with a tokenizer that lies at every site."
-        )
-    return agreed_tokenizer(str(name))
+    tokenizer: Tokenizer = agreed(data.settings)
+    return tokenizer
 
 
 def check_sites(config: ExperimentConfig) -> None:

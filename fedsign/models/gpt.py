@@ -181,6 +181,23 @@ class GPT(nn.Module):
         """Where tokens come in and are read off."""
         return (self.embedding,) if self.head is None else (self.embedding, self.head)
 
+    @property
+    def model_roles(self) -> dict[str, Any]:
+        """What the tensors and modules are for, by patterns of their names, as rules for width and density ask for it."""
+        blocks = [f"blocks.{index}" for index in range(self.shape.depth)]
+        return {
+            "width": self.shape.width,
+            "embedding": ("embedding.weight", "positions.weight"),
+            "unembedding": ("head.weight",),
+            "residual": ("*.out.weight", "*.down.weight"),
+            "depth": self.shape.depth,
+            "inputs": ("embedding",) if self.positions is None else ("embedding", "positions"),
+            "outputs": ("norm",),
+            "output_is_a_norm": True,  # a tied head is no module
+            "attention": {f"{block}.attention": self.shape.head_width for block in blocks},
+            "watched": tuple(f"{block}.{part}" for block in blocks for part in ("attention", "ffn")),
+        }
+
     def _passed(self, block: nn.Module, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
         if self.shape.checkpoint_activations and self.training and torch.is_grad_enabled():
             passed: Tensor = checkpoint(block, x, rotation, use_reentrant=False)

@@ -10,9 +10,12 @@ anything is trained.
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+import torch
 from torch import nn
 
+from fedsign.models.transform import transforms_of
 from fedsign.registry import resolve
+from fedsign.sections import OptimizerPart
 
 FactoryT = TypeVar("FactoryT", bound=Callable[..., Any])
 
@@ -82,6 +85,18 @@ def takes_groups(name: str) -> bool:
 def subject(name: str, model: nn.Module) -> Any:
     """What the factory behind a name is given first: the module, or its parameters."""
     return model if getattr(resolve("optimizer", name), "takes_model", False) else model.parameters()
+
+
+def optimizer_of(part: OptimizerPart, model: nn.Module, lr: float, weight_decay: float) -> torch.optim.Optimizer:
+    """A fresh optimizer of a model's parameters; a transform of the model may make its own.
+
+    Raises:
+        ConfigError: it does not suit the model.
+    """
+    own = (transform.optimizer(part, model, lr, weight_decay) for transform in transforms_of(model))
+    made = next((each for each in own if each is not None), None)
+    optimizer: torch.optim.Optimizer = made or part.build(subject(part.name, model), lr, weight_decay)
+    return optimizer
 
 
 def trains_part(name: str) -> bool:

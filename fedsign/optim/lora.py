@@ -5,7 +5,7 @@ Kaiming's uniform distribution and B [out, rank] = 0, so that the adapted model 
 layers are `peft`'s (extra `llm`); their start is a stream of the experiment's seed, the same in every process.
 
 The weights of the base become buffers that no state_dict holds: every process has them from the model's own start, and for all
-else, from requests to checkpoints, the adapters are the model.  `merge` makes a plain model of it again.
+else, from requests to checkpoints, the adapters are the model.  `fedsign.models.transform.plain_model` makes a plain model of it again.
 
 What the server averages: A and B by themselves, as tensors.  mean(B_k) mean(A_k) is not the mean of the updates B_k A_k: from
 b_k = B_k - mean(B) and a_k = A_k - mean(A) follows mean(B_k A_k) = mean(B) mean(A) + mean(b_k a_k), and the last term, of
@@ -14,22 +14,24 @@ second order in how far the clients have moved apart in a round, is left out (Su
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedsign import llm
 from fedsign.errors import ConfigError
+from fedsign.extras import require
 from fedsign.models.features import classifier_of
+from fedsign.models.transform import Transform, attach
 from fedsign.optim.adamw import Decay, adamw
 from fedsign.optim.base import adapting
 from fedsign.registry import nearest
+from fedsign.torchvision_shim import torchvision
 
 ALL_LINEAR = "all_linear"
 _WHAT = "client.optimizer.name=lora"
-_FROZEN = "frozen_by_lora"  # the attribute of an adapted model that names what was a parameter of its base
 
 
 def adapt(model: nn.Module, settings: Mapping[str, Any]) -> None:
@@ -38,7 +40,8 @@ def adapt(model: nn.Module, settings: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: `peft` is missing, a target is not there, or a target has hooks.
     """
-    peft = llm.peft(_WHAT)
+    torchvision()  # which `peft` imports through `transformers`, and cannot beside a torch without CUDA
+    peft = require("peft", extra="llm", what=_WHAT)
     ends = _ends(model)
     names = _targets(model, settings["targets"], ends)
     whole = list(ends.values()) if settings["head"] else []
@@ -58,30 +61,31 @@ def adapt(model: nn.Module, settings: Mapping[str, Any]) -> None:
     _freeze(model, trained=whole)
 
 
-def share_frozen(model: nn.Module, known: dict[str, Tensor]) -> None:
-    """Let models of one process hold the same frozen tensors: those in `known`, to which this model's are added where it is the first."""
-    for name in vars(model).get(_FROZEN, ()):
-        owner, key = _owner(model, name)
-        setattr(owner, key, known.setdefault(name, owner.get_buffer(key)))
+@dataclass(frozen=True, slots=True)
+class Adapters(Transform):
+    """Adapters in a model; `frozen` names what was a parameter of its base."""
 
+    frozen: tuple[str, ...]
 
-def merge(model: nn.Module) -> nn.Module:
-    """The adapted model as the plain one that it was made of, with W_0 + (alpha / rank) B A; any other model as it is.
+    def place(self, model: nn.Module, shared: dict[str, Tensor]) -> None:
+        """Let the models of this process hold the same frozen tensors."""
+        for name in self.frozen:
+            owner, key = _owner(model, name)
+            setattr(owner, key, shared.setdefault(name, owner.get_buffer(key)))
 
-    The base's own tensors are left alone, for other models of this process may use them.
-    """
-    frozen: tuple[str, ...] = vars(model).pop(_FROZEN, ())
-    for name in frozen:
-        owner, key = _owner(model, name)
-        setattr(owner, key, nn.Parameter(vars(owner)["_buffers"].pop(key)))
-    for name, layer in [*model.named_modules()]:
-        if not hasattr(layer, "lora_A"):
-            continue
-        base: Any = layer.get_base_layer()
-        with torch.no_grad():
-            base.weight = nn.Parameter(base.weight + layer.get_delta_weight("default").to(base.weight))
-        model.set_submodule(name, base)
-    return model
+    def plain(self, model: nn.Module) -> nn.Module:
+        """The model that it was made of, with W_0 + (alpha / rank) B A; the shared tensors are left alone."""
+        for name in self.frozen:
+            owner, key = _owner(model, name)
+            setattr(owner, key, nn.Parameter(vars(owner)["_buffers"].pop(key)))
+        for name, layer in [*model.named_modules()]:
+            if not hasattr(layer, "lora_A"):
+                continue
+            base: Any = layer.get_base_layer()
+            with torch.no_grad():
+                base.weight = nn.Parameter(base.weight + layer.get_delta_weight("default").to(base.weight))
+            model.set_submodule(name, base)
+        return model
 
 
 @adapting(adapt)
@@ -158,7 +162,7 @@ def _freeze(model: nn.Module, *, trained: Iterable[nn.Module]) -> None:
             del owner._parameters[key]
             owner.register_buffer(key, parameter.detach(), persistent=False)
             frozen.append(name)
-    vars(model)[_FROZEN] = tuple(frozen)
+    attach(model, Adapters(tuple(frozen)))
 
 
 def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:

@@ -3,15 +3,15 @@
 What would undo it is refused: weights that were loaded and would be drawn anew, optimisers that divide the model in their own way.
 """
 
-import torch
 from torch import nn
 
 from fedsign.config import ExperimentConfig
 from fedsign.errors import ConfigError
 from fedsign.optim.base import takes_groups
-from fedsign.parameterisation.apply import mask_again, parameterise
+from fedsign.parameterisation.apply import parameterise
+from fedsign.parameterisation.products import Products
 from fedsign.parameterisation.schemes import Scheme
-from fedsign.parameterisation.section import ParameterisationPart, SparsityPart
+from fedsign.parameterisation.section import ParameterisationPart, SparseKeys, SparsityPart
 from fedsign.parameterisation.sparsity.base import MaskRule
 
 
@@ -33,14 +33,11 @@ def parameterise_as(config: ExperimentConfig, model: nn.Module) -> None:
         _refuse_a_draw(config)
         return
     _check(config, scheme)
-    parameterise(model, scheme, seed=config.seed, rule=rule, draw=SparsityPart.of(config).draw)
-
-
-def moved(model: nn.Module, device: torch.device) -> nn.Module:
-    """The model on a device, its masks too; weights that it does not have are 0, though it was loaded."""
-    model = model.to(device)
-    mask_again(model)
-    return model
+    engine = config.engine
+    products = Products(
+        kind=SparseKeys.of(config).sparse_products, precision=engine.precision, compile=engine.compile
+    )
+    parameterise(model, scheme, seed=config.seed, rule=rule, draw=SparsityPart.of(config).draw, products=products)
 
 
 def _rule_of(config: ExperimentConfig, scheme: Scheme | None) -> MaskRule | None:

@@ -47,6 +47,10 @@ class Mask:
         places = self.is_there.flatten().nonzero().squeeze(1)
         return places.int() if self.is_there.numel() <= torch.iinfo(torch.int32).max else places
 
+    def part(self, start: int, stop: int, device: torch.device) -> "Mask":
+        """The mask of a piece of the flat tensor."""
+        return Mask(self.is_there.reshape(-1)[start:stop].to(device, copy=True))
+
     def become(self, is_there: Tensor) -> None:
         """Other weights are there from now on."""
         self.is_there = is_there

@@ -36,6 +36,11 @@ class Packed(torch.optim.Optimizer):
 
     stepping: Stepping | None = None
 
+    @property
+    def element_rule(self) -> type["Packed"]:
+        """The optimizer for pieces of parameters, whose groups hold the pieces' masks."""
+        return type(self)
+
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Move every parameter that has a gradient; where masks change, see `fedsign.parameterisation.sparsity`."""

@@ -13,42 +13,38 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from fedsign.parameterisation.apply import parameterised
+from fedsign.models.transform import Packing
 from fedsign.parameterisation.masks import Mask, gathered, put_back
 from fedsign.records import Tensors
 
 
-class Packing:
-    """Between the whole tensors of a model and what travels of them, both by the names of its state_dict.
+class RowPacking(Packing):
+    """Sends the weights of each sparse tensor as one row.
 
     Tensors whose shapes are neither those of the model nor those of its rows pass as they are, for others to judge.
     """
 
     def __init__(self, masks: Mapping[str, Mask]) -> None:
         self._masks = masks
-
-    @property
-    def names(self) -> frozenset[str]:
-        """The tensors that travel as rows."""
-        return frozenset(self._masks)
+        self.masks = {name: mask.is_there for name, mask in masks.items()}
 
     def shape(self, name: str, whole: torch.Size) -> torch.Size:
-        """What travels of a tensor of this shape."""
+        """See Packing."""
         return torch.Size([self._masks[name].num]) if name in self._masks else whole
 
     def packed(self, tensors: Mapping[str, Tensor]) -> Tensors:
-        """Whole tensors, or stacks [K, ...] of them, as they travel; rows are copies, all others the given tensors."""
+        """See Packing; rows are copies, all others the given tensors."""
         return {name: self._row(name, tensor) for name, tensor in tensors.items()}
 
     def whole(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """The other way; a row becomes a whole tensor every time that it is asked for."""
-        return _Whole(tensors, self._masks) if self._masks else tensors
+        """See Packing; a row becomes a whole tensor every time that it is asked for."""
+        return _Whole(tensors, self._masks)
 
-    def put(self, name: str, row: Tensor, into: Tensor) -> None:
-        """Make `into` the whole tensor of a row, in place; for tensors that are `in` this."""
+    def put(self, name: str, sent: Tensor, into: Tensor) -> None:
+        """See Packing; for tensors that have a mask."""
         mask = self._masks[name]
         into.zero_()  # a client that diverged may have left NaN where no weight is
-        put_back(into, row.to(into.device, into.dtype), mask)
+        put_back(into, sent.to(into.device, into.dtype), mask)
 
     def _row(self, name: str, tensor: Tensor) -> Tensor:
         mask = self._masks.get(name)
@@ -58,7 +54,7 @@ class Packing:
 
 
 class _Whole(Mapping[str, Tensor]):
-    """See `Packing.whole`."""
+    """See `RowPacking.whole`."""
 
     def __init__(self, tensors: Mapping[str, Tensor], masks: Mapping[str, Mask]) -> None:
         self._tensors, self._masks = tensors, masks
@@ -78,17 +74,8 @@ class _Whole(Mapping[str, Tensor]):
         return len(self._tensors)
 
 
-def packing_of(model: nn.Module) -> Packing:
-    """Of a model that was made what an experiment says; layers that share a sparse tensor share its mask.
-
-    Where masks change the other side does not know them, and tensors travel whole.
-    """
-    made = parameterised(model)
-    if made is None or not made.masks or made.rule is not None:
-        return Packing({})
-    of = {model.get_parameter(name): mask for name, mask in made.masks.items()}
+def rows_of(model: nn.Module, masks: Mapping[str, Mask]) -> RowPacking:
+    """The packing of a model; layers that share a sparse tensor share its mask."""
+    of = {model.get_parameter(name): mask for name, mask in masks.items()}
     names = model.named_parameters(remove_duplicate=False)
-    return Packing({name: of[parameter] for name, parameter in names if parameter in of})
-
-
-__all__ = ["Packing", "packing_of"]
+    return RowPacking({name: of[parameter] for name, parameter in names if parameter in of})

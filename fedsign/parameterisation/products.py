@@ -17,37 +17,49 @@ whole products: a GPU's sparse tensor cores want 2 of every 4 neighbours, which 
 """
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fedsign.errors import ConfigError
-from fedsign.numerics import Numerics
-from fedsign.parameterisation.apply import parameterised
 from fedsign.parameterisation.masks import Mask
 
 MOST_DENSITY: Final = 1 / 12  # between the densities that were tried: a random mask has about its density
 LEAST_PRODUCTS: Final = 2**26  # B in out
 
 
-def multiply_sparsely(model: nn.Module, numerics: Numerics) -> None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Products:
+    """How [engine] computes the products of sparse layers in training."""
+
+    kind: Literal["auto", "dense", "csr"] = "auto"
+    precision: str = "float32"
+    compile: bool = False
+
+
+def multiply_sparsely(model: nn.Module, masks: Mapping[str, Mask], products: Products) -> None:
     """Let a model's sparse linear layers compute as [engine] says; for training: there are no second derivatives.
 
     Raises:
         ConfigError: compressed rows were asked for, and cannot be had.
     """
-    check_products(numerics)
-    made = parameterised(model)
-    if made is None or numerics.sparse_products == "dense" or _lacking(numerics):
+    lacking = _lacking(products, next(model.parameters()).device)
+    if products.kind == "csr" and lacking:
+        raise ConfigError(
+            f"engine.sparse_products=csr was given with {lacking}, but compressed rows are for float32 on a CPU with MKL, not compiled; "
+            "use engine.sparse_products=auto."
+        )
+    if products.kind == "dense" or lacking:
         return
-    masks: dict[Tensor, Mask] = {model.get_parameter(name): mask for name, mask in made.masks.items()}
-    always = numerics.sparse_products == "csr"
+    of: dict[Tensor, Mask] = {model.get_parameter(name): mask for name, mask in masks.items()}
+    always = products.kind == "csr"
     for module in model.modules():
-        if isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward and module.weight in masks:
-            vars(module)["forward"] = SparseForward(module, masks[module.weight], always=always)
+        if isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward and module.weight in of:
+            vars(module)["forward"] = SparseForward(module, of[module.weight], always=always)
 
 
 def pays(mask: Mask, num_rows: int) -> bool:
@@ -56,23 +68,13 @@ def pays(mask: Mask, num_rows: int) -> bool:
     return num_rows * entries >= LEAST_PRODUCTS and mask.num <= MOST_DENSITY * entries
 
 
-def check_products(numerics: Numerics) -> None:
-    """Raise ConfigError if compressed rows were asked for, and cannot be had."""
-    lacking = _lacking(numerics)
-    if numerics.sparse_products == "csr" and lacking:
-        raise ConfigError(
-            f"engine.sparse_products=csr was given with {lacking}, but compressed rows are for float32 on a CPU with MKL, not compiled; "
-            "use engine.sparse_products=auto."
-        )
-
-
-def _lacking(numerics: Numerics) -> str:
+def _lacking(products: Products, device: torch.device) -> str:
     """Why there are no compressed rows; nothing if there are."""
-    if numerics.device.type != "cpu":
-        return f"engine.device={numerics.device}"
-    if numerics.precision != "float32":
-        return f"engine.precision={numerics.precision}"
-    if numerics.compile:
+    if device.type != "cpu":
+        return f"engine.device={device}"
+    if products.precision != "float32":
+        return f"engine.precision={products.precision}"
+    if products.compile:
         return "engine.compile=true"
     return "" if torch.backends.mkl.is_available() else "a torch that was built without MKL"
 
@@ -184,6 +186,3 @@ class _Product(torch.autograd.Function):
 
 def _values(weight: Tensor, columns: Columns) -> Tensor:
     return weight.reshape(-1).index_select(0, columns.places)
-
-
-__all__ = ["LEAST_PRODUCTS", "MOST_DENSITY", "check_products", "multiply_sparsely", "pays"]

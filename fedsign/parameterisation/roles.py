@@ -1,9 +1,9 @@
 """Which tensor of a model is what: read in, hidden, read off, or a vector.
 
-Rules for width and density (`fedsign.parameterisation.plan`) are rules for roles.  Of our `gpt` the roles are known by its
-parts.  Of every other model of linear layers, convolutions, embeddings and norms they follow from the order in which
-the layers are registered: what comes first reads the data in, what comes last reads the outputs off, all between is
-hidden.  A model whose order says something else, or that has attention of its own, says it itself:
+Rules for width and density (`fedsign.parameterisation.plan`) are rules for roles.  Of a model of linear layers, convolutions,
+embeddings and norms they follow from the order in which the layers are registered: what comes first reads the data in, what
+comes last reads the outputs off, all between is hidden.  A model whose order says something else, or that has attention
+of its own, says it itself, by a ModelRoles or a mapping of its fields:
 
     class Mine(nn.Module):
         def __init__(self, input_shape, num_outputs, *, width: int = 64):
@@ -14,17 +14,16 @@ Parameters that no pattern names are vectors where they have one dimension, else
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
-from functools import singledispatch
 
 from torch import nn
 
 from fedsign.errors import ConfigError
 from fedsign.models.batch_norm import BATCH_NORMS
 from fedsign.models.features import classifier_of
-from fedsign.models.gpt import GPT
 
 _LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, *BATCH_NORMS)
@@ -87,14 +86,16 @@ def roles_of_model(model: nn.Module) -> ModelRoles:
     if said is None:
         return _known(model)
     if not isinstance(said, ModelRoles):
+        with suppress(TypeError):
+            said = ModelRoles(**said)
+    if not isinstance(said, ModelRoles):
         raise ConfigError(
             f"the model ({type(model).__name__}) has model_roles of type {type(said).__name__}; expected is a ModelRoles of "
-            "fedsign.parameterisation.roles."
+            "fedsign.parameterisation.roles, or its fields by name."
         )
     return said
 
 
-@singledispatch
 def _known(model: nn.Module) -> ModelRoles:
     """By the order of the layers; see the module."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, (*_LINEAR, nn.Embedding))}
@@ -128,22 +129,3 @@ def _refuse_unknown(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
                 f"the roles of '{f'{name}.{own[0]}'.strip('.')}' in a {type(module).__name__} are not known; give the model an "
                 "attribute `model_roles` (fedsign.parameterisation.roles), or use parameterisation.name=none."
             )
-
-
-@_known.register
-def _of_gpt(model: GPT) -> ModelRoles:
-    shape = model.shape
-    learned = shape.positions == "learned"
-    blocks = [f"blocks.{index}" for index in range(shape.depth)]
-    return ModelRoles(
-        width=shape.width,
-        embedding=("embedding.weight", "positions.weight"),
-        unembedding=("head.weight",),
-        residual=("*.out.weight", "*.down.weight"),
-        depth=shape.depth,
-        inputs=("embedding", "positions") if learned else ("embedding",),
-        outputs=("norm",),
-        output_is_a_norm=True,  # a tied head is no module
-        attention={f"{block}.attention": shape.head_width for block in blocks},
-        watched=tuple(f"{block}.{part}" for block in blocks for part in ("attention", "ffn")),
-    )

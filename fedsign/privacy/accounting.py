@@ -23,7 +23,7 @@ from functools import cached_property
 from types import ModuleType
 from typing import Any
 
-from fedsign.errors import ConfigError
+from fedsign.extras import require
 
 
 def dp_accounting() -> ModuleType:
@@ -32,16 +32,7 @@ def dp_accounting() -> ModuleType:
     Raises:
         ConfigError: it is not installed.
     """
-    try:
-        import dp_accounting as library
-    except ModuleNotFoundError as error:
-        if error.name != "dp_accounting":
-            raise  # it is there, but something that it needs is not
-        raise ConfigError(
-            "[privacy] needs the package 'dp-accounting', which is not installed here: pip install 'fedsign[privacy]'."
-        ) from error
-    found: ModuleType = library
-    return found
+    return require("dp_accounting", extra="privacy", what="[privacy]")
 
 
 class Accountant:

@@ -2,7 +2,10 @@
 
 from typing import Protocol, runtime_checkable
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+
+IGNORED = -100  # torch's ignore_index: the target of a token that is not scored
 
 
 class Task(Protocol):
@@ -25,6 +28,17 @@ class SampleTask(Task, Protocol):
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The samples' losses [n], whose mean is `loss`."""
+        ...
+
+
+@runtime_checkable
+class CheckingTask(Task, Protocol):
+    """A task that tries a model before it is trained."""
+
+    def check_model(
+        self, model: nn.Module, input_shape: tuple[int, ...], num_outputs: int, *, name: str, device: torch.device
+    ) -> None:
+        """Raise ConfigError unless a model, named so in the configuration, fits the task."""
         ...
 
 

@@ -13,10 +13,11 @@ from typing import Annotated
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
-IGNORED = -100  # torch's ignore_index
+from fedsign.errors import ConfigError
+from fedsign.tasks.base import IGNORED
 
 
 class Language:
@@ -50,6 +51,38 @@ class Language:
     def loss_of(self, kept: Tensor, targets: Tensor) -> Tensor:
         """The mean over the scored tokens of all samples."""
         return mean_of_scored(nll(kept), targets)
+
+    def check_model(
+        self, model: nn.Module, input_shape: tuple[int, ...], num_outputs: int, *, name: str, device: torch.device
+    ) -> None:
+        """Give the model a few tokens.
+
+        Two of them, since a block may take a large model minutes; a whole block if it takes no other number.
+        It may have more logits than there are tokens: many a published model's matrices are filled up to a round number.
+
+        Raises:
+            ConfigError: it does not take tokens, or gives no logits for each of them.
+        """
+        (length,) = input_shape
+        was_training, why = model.training, ""
+        for num in sorted({min(2, length), length}):
+            tokens = torch.zeros((1, num), dtype=torch.int64, device=device)
+            expected = [1, num, num_outputs]
+            try:
+                with torch.no_grad():
+                    found = list(model.eval()(tokens).shape)
+            except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:  # at what it cannot take
+                why = f"it raises {type(error).__name__}: {str(error).strip()[:200]}"
+            else:
+                if found[:-1] == expected[:-1] and found[-1] >= expected[-1]:
+                    return
+                why = f"it gives outputs of the shape {found}"
+            finally:
+                model.train(was_training)
+        raise ConfigError(
+            f"model.name={name} was given tokens of the shape {expected[:-1]}, for which {why}; expected are logits {expected}, as a "
+            "language model gives them: use model.name=gpt or transformers."
+        )
 
 
 def nll(kept: Tensor) -> Tensor:

@@ -11,10 +11,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from fedsign.extras import require
 from fedsign.report.page import write_report
 from fedsign.results import Line
 from simulations.callbacks.tracking import Earlier, Tracker, settings_of
-from simulations.extras import require
 
 _STATES = {"finished": "FINISHED", "failed": "FAILED", "unfinished": "KILLED"}
 _ALWAYS_THERE = "bytes_down"  # a metric that every round has, and no user's metric can be called

@@ -7,9 +7,9 @@ configuration, environment and outcome under Text.
 from collections.abc import Mapping
 from typing import Any
 
+from fedsign.extras import require
 from fedsign.results import Line
 from simulations.callbacks.tracking import Earlier, Tracker, settings_of
-from simulations.extras import require
 
 FOLDER = "tensorboard"
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedsign.extras import require
 from fedsign.results import Line
 from simulations.callbacks.tracking import Earlier, Tracker, settings_of
-from simulations.extras import require
 
 
 class WandB(Tracker):

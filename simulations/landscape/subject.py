@@ -18,8 +18,8 @@ from fedsign import config as configs
 from fedsign.analysis.vector import Layout
 from fedsign.data.base import AnySamples, Samples
 from fedsign.errors import ConfigError, ResultsError
+from fedsign.models.transform import packing_of
 from fedsign.models.weights import load_weights, read_tensors
-from fedsign.parameterisation.packing import packing_of
 from fedsign.records import Tensors
 from fedsign.results import RunFolder, open_run
 from fedsign.seeding import Purpose, generator

@@ -10,8 +10,7 @@ from typing import Any
 from fedsign.config import ExperimentConfig
 from fedsign.errors import ConfigError
 from fedsign.models.hugging_face import network_of
-from fedsign.optim.lora import merge
-from fedsign.parameterisation.fold import folded
+from fedsign.models.transform import plain_model
 from fedsign.workload import Workload
 from simulations.api import load_run
 
@@ -39,7 +38,7 @@ def export(run: Path, out: Path) -> dict[str, Any]:
         raise ConfigError(f"--out {out} is there already; name a folder that is not, or an empty one.")
     done = load_run(run)
     end_id = _end_id(done.config)
-    network = network_of(folded(merge(done.model().cpu())), end_id=end_id)
+    network = network_of(plain_model(done.model().cpu()), end_id=end_id)
     out.mkdir(parents=True, exist_ok=True)
     network.save_pretrained(out)
     copied = _copy_tokenizer(done.config, out)

@@ -4,8 +4,8 @@ from typing import Any
 
 from fedsign.config import ExperimentConfig
 from fedsign.errors import ConfigError
+from fedsign.optim.base import optimizer_of
 from fedsign.parameterisation.apply import parameterised
-from fedsign.parameterisation.groups import optimizer_of
 from fedsign.parameterisation.plan import forward_rows
 from fedsign.workload import Workload
 

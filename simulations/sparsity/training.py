@@ -18,7 +18,7 @@ from clients.trainer import SequentialTrainer, check_training
 from fedsign.config import ExperimentConfig, from_dict
 from fedsign.data.client_data import client_data_of
 from fedsign.errors import ConfigError, RoundError
-from fedsign.parameterisation.packing import packing_of
+from fedsign.models.transform import packing_of
 from fedsign.records import ObjectiveSpec, TrainRequest, tensors_of
 from fedsign.results import final_value
 from fedsign.workload import Workload

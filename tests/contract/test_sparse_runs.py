@@ -1,6 +1,6 @@
 """Runs of sparse clients: values alone travel, their bytes are counted exactly, and the model is that of whole tensors with zeros.
 
-The reference of a run is the same run with whole tensors on the wire: a `Packing` without masks, which is what there was before.
+The reference of a run is the same run with whole tensors on the wire: a `RowPacking` that packs nothing, which is what there was before.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,8 +16,9 @@ from clients.trainer import make_optimizer
 from fedsign.checkpoints import load_latest
 from fedsign.config import from_dict
 from fedsign.errors import ConfigError
+from fedsign.models.transform import Packing, packing_of
 from fedsign.parameterisation.apply import parameterised
-from fedsign.parameterisation.packing import Packing, packing_of
+from fedsign.parameterisation.packing import RowPacking
 from fedsign.registry import KINDS
 from fedsign.workload import Workload
 from simulations import Run, run
@@ -65,10 +66,11 @@ def sizes(done: Run) -> tuple[int, int, int]:
 def whole_on_the_wire(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From the call on, nothing is packed."""
 
-    def without_masks(self: Packing, masks: Mapping[str, Any]) -> None:
-        self._masks = {}
+    def identity() -> None:
+        for name in ("shape", "packed", "whole", "put"):
+            monkeypatch.setattr(RowPacking, name, getattr(Packing, name))
 
-    return lambda: monkeypatch.setattr(Packing, "__init__", without_masks)
+    return identity
 
 
 def same_figures(one: Run, other: Run) -> None:
@@ -281,7 +283,7 @@ def test_a_model_without_a_sparse_tensor_is_packed_by_doing_nothing() -> None:
     packing = packing_of(Workload(dense).make_model())
     tensors = {"2.weight": torch.ones(2, 2)}
     assert (
-        not packing.names
+        not packing.masks
         and packing.whole(tensors) is tensors
         and packing.packed(tensors)["2.weight"] is tensors["2.weight"]
     )

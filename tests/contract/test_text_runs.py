@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from fedsign.config import from_dict
+from fedsign.data.base import fingerprint
 from fedsign.data.text.hugging_face import hugging_face
-from fedsign.data.text.tokenizers import fingerprint
 from fedsign.errors import EngineError
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.results import RunFolder

@@ -13,8 +13,8 @@ from fedsign.config import from_dict
 from fedsign.errors import ConfigError
 from fedsign.models.cnn import cnn
 from fedsign.models.gpt import gpt
+from fedsign.optim.base import optimizer_of
 from fedsign.parameterisation.apply import Parameterised, parameterise, parameterised
-from fedsign.parameterisation.groups import optimizer_of
 from fedsign.parameterisation.masks import Mask
 from fedsign.parameterisation.schemes import smupar
 from fedsign.parameterisation.sparsity.base import MaskRule, Sparse, largest

@@ -1,6 +1,6 @@
 """Tables and arrays of a user's own: what stands in the file is what is trained on, and every mishap is a sentence."""
 
-import importlib.util
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from fedsign.data.csv import csv
 from fedsign.data.npz import npz
 from fedsign.data.parquet import parquet
 from fedsign.data.splitting import hold_out_validation
-from fedsign.errors import DataError
+from fedsign.errors import ConfigError, DataError
 
 Write = Callable[[Path, dict[str, list[Any]]], str]
 
@@ -268,9 +268,10 @@ def test_dates_are_refused_and_another_delimiter_is_taken(tmp_path: Path) -> Non
 
 
 def test_without_pyarrow_parquet_names_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(DataError, match=r"'pyarrow'.*pip install 'fedsign\[tables\]'"):
-        parquet(0, path=write_parquet(tmp_path, TRAIN), target="ill")
+    path = write_parquet(tmp_path, TRAIN)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigError, match=r"'pyarrow'.*pip install 'fedsign\[tables\]'"):
+        parquet(0, path=path, target="ill")
 
 
 def test_arrays_are_taken_as_they_are(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from clients.trainer import SequentialTrainer
 from fedsign import llm, plugins
 from fedsign.config import ExperimentConfig, from_dict
 from fedsign.errors import ConfigError
-from fedsign.optim.lora import adapt, merge
+from fedsign.models.transform import plain_model
+from fedsign.optim.lora import adapt
 from fedsign.records import ObjectiveSpec, TrainReply, TrainRequest, tensors_of
 from fedsign.seeding import Purpose, torch_stream
 from fedsign.workload import Workload
@@ -129,7 +130,7 @@ def test_a_merged_model_is_the_adapted_one_to_rounding_and_has_the_bases_names(n
     expected = model(inputs(name).double() if name == "mlp" else inputs(name)).detach()
     frozen = {key: buffer.clone() for key, buffer in model.named_buffers()}
     kept = dict(model.named_buffers())
-    merged = merge(copy.copy(model))
+    merged = plain_model(copy.copy(model))
     found = merged(inputs(name).double() if name == "mlp" else inputs(name)).detach()
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
     plain = base.double().eval()(inputs(name).double() if name == "mlp" else inputs(name)).detach()
@@ -278,7 +279,7 @@ def test_models_of_one_experiment_hold_the_frozen_weights_once_and_merging_leave
     frozen, its = dict(one.named_buffers()), dict(other.named_buffers())
     assert frozen and all(frozen[name] is its[name] for name in frozen)
     before = {name: buffer.clone() for name, buffer in its.items()}
-    merge(moved(one))
+    plain_model(moved(one))
     assert all(torch.equal(buffer, before[name]) for name, buffer in other.named_buffers())
     elsewhere = dict(Workload(work.config).make_model().named_buffers())
     assert all(elsewhere[name] is not its[name] and torch.equal(elsewhere[name], its[name]) for name in its)

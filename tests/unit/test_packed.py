@@ -10,8 +10,8 @@ from torch import nn
 from fedsign.config import from_dict
 from fedsign.models.cnn import cnn
 from fedsign.models.gpt import gpt
+from fedsign.optim.base import optimizer_of
 from fedsign.parameterisation.apply import parameterise, parameterised
-from fedsign.parameterisation.groups import optimizer_of
 from fedsign.parameterisation.schemes import smupar
 from fedsign.sections import OptimizerPart
 from fedsign.workload import Workload

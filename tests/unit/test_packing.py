@@ -6,10 +6,11 @@ from torch import nn
 
 from clients.partial.model import PartModel
 from clients.working_model import WorkingModel
+from fedsign.models.transform import packing_of
 from fedsign.numerics import Numerics
 from fedsign.parameterisation.apply import parameterise, parameterised
 from fedsign.parameterisation.masks import Mask, mask_of
-from fedsign.parameterisation.packing import Packing, packing_of
+from fedsign.parameterisation.packing import RowPacking
 from fedsign.parameterisation.schemes import sp
 from fedsign.records import Tensors
 
@@ -26,7 +27,7 @@ def test_a_row_holds_what_there_is_in_order_and_becomes_the_tensor_again(
     shape: tuple[int, ...], density: float
 ) -> None:
     mask = mask_of(1, "w", shape, density)
-    packing, tensor = Packing({"w": mask}), values(shape, mask)
+    packing, tensor = RowPacking({"w": mask}), values(shape, mask)
     row = packing.packed({"w": tensor, "b": tensor})
     assert row["b"] is tensor and row["w"].tolist() == [value for value in tensor.flatten().tolist() if value]
     assert packing.shape("w", tensor.shape) == row["w"].shape == (mask.num,)
@@ -35,7 +36,7 @@ def test_a_row_holds_what_there_is_in_order_and_becomes_the_tensor_again(
 
 def test_stacks_are_packed_client_by_client_and_types_are_kept() -> None:
     mask = mask_of(1, "w", (3, 5), 0.5)
-    packing = Packing({"w": mask})
+    packing = RowPacking({"w": mask})
     stack = torch.stack([values((3, 5), mask), -values((3, 5), mask)]).to(torch.bfloat16)
     rows = packing.packed({"w": stack})["w"]
     assert rows.shape == (2, mask.num) and rows.dtype == torch.bfloat16 and torch.equal(rows[0], -rows[1])
@@ -43,14 +44,14 @@ def test_stacks_are_packed_client_by_client_and_types_are_kept() -> None:
 
 
 def test_what_has_another_shape_passes_for_others_to_judge() -> None:
-    packing = Packing({"w": mask_of(1, "w", (3, 5), 0.5)})
+    packing = RowPacking({"w": mask_of(1, "w", (3, 5), 0.5)})
     scalar, longer = torch.zeros(()), torch.zeros(99)
     assert packing.packed({"w": scalar})["w"] is scalar and packing.whole({"w": longer})["w"] is longer
 
 
 def test_channels_last_tensors_are_filled_in_the_order_of_their_shape() -> None:
     mask = mask_of(1, "w", (4, 2, 3, 3), 0.3)
-    packing, tensor = Packing({"w": mask}), values((4, 2, 3, 3), mask)
+    packing, tensor = RowPacking({"w": mask}), values((4, 2, 3, 3), mask)
     laid_out = torch.full_like(tensor, torch.nan).contiguous(memory_format=torch.channels_last)
     assert not laid_out.is_contiguous()
     packing.put("w", packing.packed({"w": tensor})["w"], laid_out)

@@ -11,9 +11,9 @@ from fedsign.errors import ConfigError
 from fedsign.models.cnn import cnn
 from fedsign.models.gpt import GPT, gpt
 from fedsign.models.mlp import linear, mlp
+from fedsign.models.transform import plain_model
+from fedsign.optim.base import optimizer_of
 from fedsign.parameterisation.apply import parameterise, parameterised
-from fedsign.parameterisation.fold import folded
-from fedsign.parameterisation.groups import optimizer_of
 from fedsign.parameterisation.masks import mask_of
 from fedsign.parameterisation.plan import Plan, plan_of
 from fedsign.parameterisation.roles import ModelRoles, Role
@@ -114,15 +114,15 @@ def test_the_passes_are_multiplied_where_the_table_says(tied: bool) -> None:
 def test_a_folded_model_computes_the_same_without_multipliers(tied: bool, norm: str) -> None:
     scheme = smupar(base_width=16, init_std=0.3, density=RHO, alpha_input=3.0, alpha_output=2.0)
     model = made(scheme, small_gpt(tied=tied, norm=norm))
-    plain = folded(model)
+    plain = plain_model(model)
     assert isinstance(plain, GPT) and parameterised(plain) is None and parameterised(model) is not None
     standard = small_gpt(tied=tied, norm=norm)
     standard.load_state_dict(plain.state_dict())
     assert torch.equal(standard(tokens()), plain(tokens()))
     torch.testing.assert_close(standard(tokens()), model(tokens()), rtol=1e-4, atol=1e-5)
-    assert folded(standard) is standard
+    assert plain_model(standard) is standard
     with pytest.raises(ConfigError, match="only a gpt's multipliers"):
-        folded(made(scheme, mlp((5,), 2, hidden=(32, 32))))
+        plain_model(made(scheme, mlp((5,), 2, hidden=(32, 32))))
 
 
 def test_mup_is_smupar_at_density_1() -> None:

@@ -13,15 +13,16 @@ from clients.working_model import WorkingModel
 from fedsign.config import from_dict
 from fedsign.errors import ConfigError
 from fedsign.models.gpt import gpt
+from fedsign.models.transform import prepare_training
 from fedsign.numerics import Numerics
 from fedsign.parameterisation.apply import parameterise, parameterised
 from fedsign.parameterisation.masks import Mask, mask_of
 from fedsign.parameterisation.products import (
     LEAST_PRODUCTS,
     MOST_DENSITY,
+    Products,
     SparseForward,
     columns_of,
-    multiply_sparsely,
     pays,
 )
 from fedsign.parameterisation.schemes import smupar
@@ -29,11 +30,7 @@ from fedsign.records import ObjectiveSpec
 from fedsign.workload import Workload
 from simulations.api import run
 
-CPU = torch.device("cpu")
-
-
-def numerics(products: Any = "csr", **settings: Any) -> Numerics:
-    return Numerics(**{"device": CPU, "sparse_products": products, **settings})
+CPU = Numerics(device=torch.device("cpu"))
 
 
 def passed(layer: Any, module: nn.Linear, x: Tensor) -> dict[str, Tensor]:
@@ -100,10 +97,11 @@ def test_the_rule_is_for_large_products_with_few_weights() -> None:
     assert not pays(few, rows)
 
 
-def model(density: float = 1 / 16, **settings: Any) -> nn.Module:
+def model(products: Any = "csr", density: float = 1 / 16, **settings: Any) -> nn.Module:
     torch.manual_seed(0)
-    made = gpt((12,), 40, **{"depth": 1, "width": 256, "num_heads": 8, **settings})
-    parameterise(made, smupar(base_width=64, density=density), seed=0)
+    made = gpt((12,), 40, depth=1, width=256, num_heads=8)
+    scheme, kind = smupar(base_width=64, density=density), Products(kind=products, **settings)
+    parameterise(made, scheme, seed=0, products=kind)
     return made
 
 
@@ -112,23 +110,23 @@ def num_sparse(made: nn.Module) -> int:
 
 
 def test_a_working_model_multiplies_its_masked_linear_layers_so() -> None:
-    assert num_sparse(WorkingModel(model(), numerics("auto")).module) == 6
-    assert num_sparse(WorkingModel(model(), numerics("dense")).module) == 0
-    assert num_sparse(WorkingModel(model(density=1.0), numerics("csr")).module) == 0
-    for other in ({"precision": "bf16"}, {"compile": True}, {"device": torch.device("cuda")}):
-        made = model()
-        multiply_sparsely(made, numerics("auto", **other))
+    assert num_sparse(WorkingModel(model("auto"), CPU).module) == 6
+    assert num_sparse(WorkingModel(model("dense"), CPU).module) == 0
+    assert num_sparse(WorkingModel(model("csr", density=1.0), CPU).module) == 0
+    for other, device in (({"precision": "bf16"}, "cpu"), ({"compile": True}, "cpu"), ({}, "meta")):
+        made = model("auto", **other).to(device)
+        prepare_training(made)
         assert num_sparse(made) == 0
         with pytest.raises(
             ConfigError, match=r"sparse_products=csr was given with engine\.(device|precision|compile)="
         ):
-            multiply_sparsely(made, numerics("csr", **other))
+            prepare_training(model("csr", **other).to(device))
 
 
 def test_other_weights_and_gradients_of_absent_ones_come_of_whole_products() -> None:
     """torch.func gives a layer tensors in place of its parameter; RigL asks for dense gradients."""
     made = model()
-    multiply_sparsely(made, numerics())
+    prepare_training(made)
     module, found = made.get_submodule("blocks.0.ffn.up"), parameterised(made)
     assert found is not None
     mask, x = found.masks["blocks.0.ffn.up.weight"], torch.randn(3, 256)

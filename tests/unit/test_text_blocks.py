@@ -6,12 +6,13 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from clients.workers.shared_data import VocabularyOnly
 from fedsign.data.base import Samples
 from fedsign.data.text.blocks import Document, Stream, blocks, cut, dataset_of, stream_of
 from fedsign.data.text.pytext import pytext
-from fedsign.data.text.tokenizers import Bytes, Characters, VocabularyOnly
+from fedsign.data.text.tokenizers import Bytes, Characters
 from fedsign.errors import DataError
-from fedsign.tasks.language import IGNORED
+from fedsign.tasks.base import IGNORED
 
 TEXTS = st.text(alphabet="ab \n", max_size=200)
 

@@ -20,7 +20,7 @@ from fedsign.data.text.packing import pack
 from fedsign.data.text.text_folder import text_folder
 from fedsign.data.text.tokenizers import Bytes
 from fedsign.errors import ConfigError, DataError, FedSignError
-from fedsign.tasks.language import IGNORED
+from fedsign.tasks.base import IGNORED
 from fedsign.workload import Workload
 from simulations.api import partition_record
 from tests.unit.language_samples import save_tokenizer, sums, write_lines
@@ -401,7 +401,7 @@ def test_sites_notes_name_the_site(tmp_path: Path) -> None:
         ({"data": {"name": "text_folder", "tokenizer": "character"}}, "would give every site another vocabulary"),
         ({"data": {"name": "pytext"}}, "would give every site another vocabulary"),
         ({"data": {"name": "pytext", "tokenizer": "byte"}}, "takes neither a root nor a path"),
-        ({"data": {"name": "npz"}}, "npz, which has no setting tokenizer"),
+        ({"data": {"name": "npz"}}, "npz, which is not marked with reads_text"),
         ({"task": "classification", "metrics": []}, "data.name=jsonl has text; use task=language"),
     ],
 )

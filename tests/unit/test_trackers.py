@@ -367,7 +367,7 @@ def test_a_missing_library_is_one_sentence_before_anything_is_written(
 def test_a_folder_that_bears_a_librarys_name_is_not_taken_for_the_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from simulations.extras import require
+    from fedsign.extras import require
 
     (tmp_path / "not_a_library").mkdir()
     monkeypatch.syspath_prepend(tmp_path)

@@ -17,7 +17,7 @@ import torch
 
 from fedsign.data.base import Dataset, IntArray, Samples, Tokenizer
 from fedsign.errors import DataError
-from fedsign.tasks.language import IGNORED
+from fedsign.tasks.base import IGNORED
 
 _BREAKS = ("\n\n", "\n", " ")
 

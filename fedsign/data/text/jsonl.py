@@ -13,7 +13,7 @@ from fedsign.data.splitting import train_test
 from fedsign.data.text.blocks import Stream
 from fedsign.data.text.examples import Prompt, Score, example_of
 from fedsign.data.text.packing import pack
-from fedsign.data.text.tokenizers import CHARACTER, tokenizer_of
+from fedsign.data.text.tokenizers import CHARACTER, reads_text, tokenizer_of
 from fedsign.errors import ConfigError, DataError
 
 
@@ -22,6 +22,7 @@ class _Line(NamedTuple):
     said: dict[str, Any]
 
 
+@reads_text
 def jsonl(
     seed: int,
     *,

@@ -16,7 +16,7 @@ import torch
 
 from fedsign.data.base import IntArray, Samples
 from fedsign.data.text.blocks import Stream
-from fedsign.tasks.language import IGNORED
+from fedsign.tasks.base import IGNORED
 
 _Pair = tuple[IntArray, IntArray]
 

@@ -14,12 +14,13 @@ from pydantic import Field
 
 from fedsign.data.base import Dataset
 from fedsign.data.text.blocks import Document, cut, dataset_of
-from fedsign.data.text.tokenizers import BuiltIn, tokenizer_of
+from fedsign.data.text.tokenizers import BuiltIn, reads_text, tokenizer_of
 
 _NOTABLE = 40
 _PARAGRAPH = "\n\n"
 
 
+@reads_text
 def pytext(
     seed: int,
     *,

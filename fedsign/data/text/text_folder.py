@@ -14,12 +14,13 @@ from pydantic import Field
 from fedsign.data.base import Dataset
 from fedsign.data.files import folder_of
 from fedsign.data.text.blocks import Document, cut, dataset_of
-from fedsign.data.text.tokenizers import tokenizer_of
+from fedsign.data.text.tokenizers import reads_text, tokenizer_of
 from fedsign.errors import DataError
 
 _PARTS = ("train", "test")
 
 
+@reads_text
 def text_folder(
     seed: int,
     *,

@@ -1,13 +1,14 @@
 """Tokenizers that need nothing but Python: bytes and characters."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from fedsign.data.base import Tokenizer
-from fedsign.errors import DataError
+from fedsign.errors import ConfigError
 
+ReaderT = TypeVar("ReaderT", bound=Callable[..., Any])
 BuiltIn = Literal["character", "byte"]
 BYTE, CHARACTER = "byte", "character"
 _NUM_BYTES = 256
@@ -77,58 +78,31 @@ class Characters:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class VocabularyOnly:
-    """What a process knows of a tokenizer that is given tokens and sees no text: a worker that trains."""
-
-    vocabulary_size: int
-    start_id: int = 0
-    end_id: int = 0
-    pad_id: int = 0
-
-    def encode(self, text: str) -> list[int]:
-        """Never.
-
-        Raises:
-            DataError: always.
-        """
-        raise _untold()
-
-    def decode(self, tokens: Iterable[int]) -> str:
-        """Never.
-
-        Raises:
-            DataError: always.
-        """
-        raise _untold()
-
-
-def _untold() -> DataError:
-    return DataError(
-        "this process was given tokens without their tokenizer; encode and decode where the data was read."
-    )
-
-
-def fingerprint(tokenizer: Tokenizer | None) -> str:
-    """What tells a tokenizer of a folder from others; empty for one that the configuration names whole."""
-    return str(getattr(tokenizer, "fingerprint", ""))
-
-
 def tokenizer_of(name: str, training_texts: Iterable[str]) -> Tokenizer:
     """`byte`, `character` of the training texts, or Hugging Face's in the folder of that name.
 
     Raises:
         DataError: there is none.
     """
-    return Characters.of(training_texts) if name == CHARACTER else agreed_tokenizer(name)
+    return Characters.of(training_texts) if name == CHARACTER else _named_tokenizer(name)
 
 
-def agreed_tokenizer(name: str) -> Tokenizer:
-    """A tokenizer that does not depend on any data: all but `character`.
+def reads_text(reader: ReaderT) -> ReaderT:
+    """Mark a reader with a setting `tokenizer`, so that sites agree on their tokenizer before they read any text."""
+    vars(reader)["agreed_tokenizer"] = _agreed_tokenizer
+    return reader
 
-    Raises:
-        DataError: there is none.
-    """
+
+def _agreed_tokenizer(settings: Mapping[str, Any]) -> Tokenizer:
+    if settings["tokenizer"] == CHARACTER:
+        raise ConfigError(
+            "data.tokenizer=character is made of the characters of the data, which would give every site another vocabulary; use "
+            "data.tokenizer=byte, or a folder with a tokenizer that lies at every site."
+        )
+    return _named_tokenizer(settings["tokenizer"])
+
+
+def _named_tokenizer(name: str) -> Tokenizer:
     if name == BYTE:
         return Bytes()
     from fedsign.data.text.hugging_face import hugging_face  # whose library takes seconds

@@ -22,6 +22,7 @@ import torch
 
 from fedsign import llm
 from fedsign.config import from_dict
+from fedsign.errors import ConfigError
 from fedsign.results import Line
 from fedsign.workload import Workload
 from simulations.api import Run, run
@@ -137,8 +138,10 @@ def _of_export(done: Run, folder: Path) -> dict[str, float]:
 
 
 def _measure(quick: bool) -> Figures:
-    if not llm.is_installed():
-        raise NotDecidableHere("the extra 'llm' is not installed: pip install 'fedsign[llm]'")
+    try:
+        llm.transformers("this recipe")
+    except ConfigError as error:
+        raise NotDecidableHere(str(error)) from error
     return measure(quick)
 
 

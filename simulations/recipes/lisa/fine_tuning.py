@@ -27,7 +27,7 @@ from fedsign.registry import resolve
 from fedsign.schedules.warmup import warmup_cosine
 from fedsign.sections import OptimizerPart
 from fedsign.seeding import Purpose, generator, torch_stream
-from fedsign.tasks.language import IGNORED
+from fedsign.tasks.base import IGNORED
 from fedsign.workload import Workload
 
 Settings = Mapping[str, Any]

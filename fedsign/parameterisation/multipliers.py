@@ -1,0 +1,107 @@
+"""A plan's multipliers: as hooks of the model's modules, or put into its weights for programs that know no multipliers.
+
+A multiplier of 1 is no hook.  Of a decoder whose roles name its final norm (`ModelRoles.output_is_a_norm`) the multipliers go
+
+    alpha_input            into what reads in; a tied head, which reads off with the embedding, is freed of it again
+    alpha_output / m_d     into the last norm, whose output it multiplies
+    scale of the logits    into the queries, relative to 1 / sqrt(head width), which everybody multiplies with
+
+What the plain model computes is the same, to rounding.
+"""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedsign.errors import ConfigError
+from fedsign.parameterisation.plan import Plan
+from fedsign.parameterisation.roles import matches
+
+
+def multiply(model: nn.Module, plan: Plan) -> None:
+    """Multiply the model's passes.
+
+    Raises:
+        ConfigError: an attention has no scale.
+    """
+    for name in plan.roles.inputs:
+        _multiply_pass(model, name, plan.input, of_output=isinstance(model.get_submodule(name), nn.Embedding))
+    for name in plan.roles.outputs:
+        _multiply_pass(model, name, plan.output, of_output=plan.roles.output_is_a_norm)
+    for name, scale in plan.attention.items():
+        module = model.get_submodule(name)
+        if not isinstance(getattr(module, "scale", None), float):
+            raise ConfigError(
+                f"model_roles.attention names '{name}', a {type(module).__name__} without a number `scale`; let it multiply "
+                "its logits by self.scale."
+            )
+        vars(module)["scale"] = scale
+
+
+def _multiply_pass(model: nn.Module, name: str, factor: float, *, of_output: bool) -> None:
+    if factor == 1:
+        return
+    module = model.get_submodule(name)
+    if of_output:
+        module.register_forward_hook(OutputTimes(factor=factor))
+    else:
+        module.register_forward_pre_hook(InputTimes(factor=factor))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InputTimes:
+    """A hook that multiplies what enters a module, so that its bias is not multiplied; a plain value, as models are copied."""
+
+    factor: float
+
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The inputs, the first one multiplied."""
+        return (inputs[0] * self.factor, *inputs[1:])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutputTimes:
+    """The same for what leaves a module."""
+
+    factor: float
+
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+        """The output, multiplied."""
+        return output * self.factor
+
+
+def folded(model: nn.Module, plan: Plan) -> nn.Module:
+    """A copy with the multipliers in its weights.
+
+    Raises:
+        ConfigError: it is no decoder of the kind for which alone this is known.
+    """
+    roles = plan.roles
+    if not roles.output_is_a_norm:
+        raise ConfigError(
+            f"the model ({type(model).__name__}) is parameterised, but only a gpt's multipliers can be put into its weights; keep it as "
+            "a run, or train with parameterisation.name=none."
+        )
+    plain = copy.deepcopy(model)
+    for module in plain.modules():
+        for hooks in (module._forward_hooks, module._forward_pre_hooks):
+            for key in [key for key, hook in hooks.items() if isinstance(hook, InputTimes | OutputTimes)]:
+                del hooks[key]
+    is_tied = not any(matches(name, roles.unembedding) for name, _ in plain.named_parameters())
+    with torch.no_grad():
+        _scale(plain, roles.inputs, plan.input)
+        _scale(plain, roles.outputs, plan.output / (plan.input if is_tied else 1))
+        for name, scale in plan.attention.items():
+            usual = roles.attention[name] ** -0.5
+            _scale(plain, (f"{name}.query",), scale / usual)
+            vars(plain.get_submodule(name))["scale"] = usual
+    return plain
+
+
+def _scale(model: nn.Module, names: tuple[str, ...], factor: float) -> None:
+    for name in names:
+        for parameter in model.get_submodule(name).parameters():
+            parameter.mul_(factor)
