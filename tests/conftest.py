@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported; the processes of pytest-xdist inherit it
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(Path(__file__).parent / "impatient"), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
 
 import pytest
 import torch

@@ -24,7 +24,7 @@ from tests.e2e.command import fedsign, settings
 ENGINES: dict[str, dict[str, object]] = {
     "workers": {"engine__workers": 2},
     "ray": {"engine__name": "ray", "engine__init_args__num_cpus": 2},
-    "superlink": {"engine__name": "superlink"},
+    "superlink": {"engine__name": "superlink", "engine__num_supernodes": 2},
 }
 STRATEGIES = ("fedavg", "fedprox", "feddyn", "fedsign", "scaffold", "anchored:Anchored")  # the last is the user's own
 NUM_CLIENTS = 3
