@@ -7,13 +7,14 @@ nearest known one.  `--set a.b=value` reaches every leaf.
 
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache, reduce
 from operator import attrgetter, getitem
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import tomli_w
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from fedsign import plugins
 from fedsign.capabilities import CAPABILITIES
@@ -265,36 +266,28 @@ def _assign(table: type[Section], data: dict[str, Any], path: str, value: Any) -
         inner = inner.setdefault(parent, {})
         if not isinstance(inner, dict):
             raise ConfigError(f"'{path}' cannot be set: '{parent}' is a value, not a table.")
-    part = _part_type(table, parents)
-    if leaf == "name" and part is not None and inner.get("name", part.model_fields["name"].default) != value:
+    part = dict(tables(table)).get(".".join(parents), Section)
+    if leaf == "name" and issubclass(part, Part) and inner.get("name", part.model_fields["name"].default) != value:
         for key in [key for key in inner if key not in part.model_fields]:
             del inner[key]
     inner[leaf] = value
 
 
-def _part_type(table: type[Section], path: list[str]) -> type[Part] | None:
-    section: Any = table
-    for key in path:
-        field = section.model_fields.get(key) if isinstance(section, type) and issubclass(section, BaseModel) else None
-        if field is None:
-            return None
-        section = field.annotation
-    return section if isinstance(section, type) and issubclass(section, Part) else None
-
-
-def _paths(table: type[BaseModel], data: Any, prefix: str = "") -> Iterator[str]:
+def _paths(table: type[Section], data: Mapping[str, Any]) -> Iterator[str]:
     """The path of every key of the tree, the settings of the parts that `data` names included."""
-    given = data if isinstance(data, Mapping) else {}
-    for key, field in table.model_fields.items():
-        yield prefix + key
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from _paths(field.annotation, given.get(key), f"{prefix}{key}.")
-    if issubclass(table, Part):
-        try:
-            settings = plugins.names_of(table.kind, str(given.get("name", table.model_fields["name"].default)))
-        except ConfigError:
-            return  # that is another mistake, and not the one to report now
-        yield from (prefix + key for key in settings)
+    yield from table.model_fields
+    for path, inner in tables(table):
+        keys = [*inner.model_fields]
+        if issubclass(inner, Part):
+            with suppress(ConfigError):  # that is another mistake, and not the one to report now
+                keys += plugins.names_of(inner.kind, _name_at(data, path) or inner.model_fields["name"].default)
+        yield from (f"{path}.{key}" for key in keys)
+
+
+def _name_at(data: Any, path: str) -> str:
+    for key in (*path.split("."), "name"):
+        data = data.get(key) if isinstance(data, Mapping) else None
+    return str(data or "")
 
 
 def _check_names(config: ExperimentConfig) -> None:

@@ -86,7 +86,7 @@ def settings_model(kind: str, name: str, factory: Callable[..., Any]) -> type[Ba
 
 def names_of(kind: str, name: str) -> list[str]:
     """The names of a part's settings."""
-    return _names(settings_model(kind, name, resolve(kind, name)))
+    return [*_fields(settings_model(kind, name, resolve(kind, name)))]
 
 
 def complete(
@@ -105,22 +105,13 @@ def complete(
     Raises:
         ConfigError: an unknown key, a missing one, or a value of the wrong kind.
     """
-    factory = resolve(kind, name)
-    model = settings_model(kind, name, factory)
-    for clash in {*fixed} & {*_names(model)}:
+    for clash in {*fixed} & {*names_of(kind, name)}:
         raise ConfigError(
             f"{kind} '{name}' has a parameter '{clash}', but '{clash}' is a key of every table [{section}]; "
             "rename the parameter."
         )
-    try:
-        checked = model.model_validate(dict(settings))
-    except ValidationError as error:
-        raise ConfigError(
-            sentence(error, model, given=settings, section=section, fixed=fixed, elsewhere=elsewhere)
-        ) from error
-    except Exception as error:  # a bound that does not suit its type, a validator of the user's own
-        raise error_in(kind, name, error, factory) from error
-    said = {key: _said(value) for key, value in _values(checked).items()}
+    _, values = _checked(kind, name, settings, section=section, fixed=fixed, elsewhere=elsewhere)
+    said = {key: _said(value) for key, value in values.items()}
     for key, value in settings.items():
         if value is not None and said[key] is None:
             raise ConfigError(f"{section}.{key}={shown(value)} cannot be written in TOML; give a value that can.")
@@ -134,7 +125,7 @@ def check(kind: str, name: str) -> None:
         ConfigError: there is none of that name, or it has a parameter without a default.
     """
     model = settings_model(kind, name, resolve(kind, name))
-    for key, field in zip(_names(model), model.model_fields.values(), strict=True):
+    for key, field in _fields(model).items():
         if field.is_required():
             raise ConfigError(
                 f"{kind} '{name}' has a parameter '{key}' without a default, but a {kind} takes no settings; "
@@ -157,12 +148,7 @@ def bound(kind: str, name: str, settings: Mapping[str, Any]) -> Callable[..., An
     Raises:
         ConfigError: a setting is wrong; a call raises it where the factory raises something else.
     """
-    factory = resolve(kind, name)
-    model = settings_model(kind, name, factory)
-    try:
-        values = _values(model.model_validate(dict(settings)))
-    except ValidationError as error:
-        raise ConfigError(sentence(error, model, given=settings, section=kind)) from error
+    factory, values = _checked(kind, name, settings, section=kind)
 
     def call(*given: Any) -> Any:
         try:
@@ -173,6 +159,22 @@ def bound(kind: str, name: str, settings: Mapping[str, Any]) -> Callable[..., An
             raise error_in(kind, name, error, factory) from error
 
     return call
+
+
+def _checked(
+    kind: str, name: str, settings: Mapping[str, Any], **where: Any
+) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """A factory and its settings, checked and completed, under the names of its parameters; see `sentence` for `where`."""
+    factory = resolve(kind, name)
+    model = settings_model(kind, name, factory)
+    try:
+        checked = model.model_validate(dict(settings))
+    except ValidationError as error:
+        raise ConfigError(sentence(error, model, given=settings, **where)) from error
+    except Exception as error:  # a bound that does not suit its type, a validator of the user's own
+        raise error_in(kind, name, error, factory) from error
+    named = zip(_fields(model), model.model_fields, strict=True)
+    return factory, {key: getattr(checked, field) for key, field in named} | (checked.model_extra or {})
 
 
 def sentence(
@@ -194,7 +196,7 @@ def sentence(
     table = _table_at(model, first["loc"][:-1])
     match first["type"]:
         case "extra_forbidden":
-            known = [*fixed, *_names(table)] if table else []
+            known = [*fixed, *_fields(table)] if table else []
             hint = suggest(str(first["loc"][-1]), known, elsewhere()) or f" Known here: {', '.join(known) or 'none'}."
             return f"unknown key '{path}'.{hint}{more}"
         case "missing" if isinstance(first["loc"][-1], str):
@@ -206,12 +208,13 @@ def sentence(
                 f"say --set {path}.name={name}.{more}"
             )
         case "model_type" | "model_attributes_type":
-            keys = _names(_table_at(model, first["loc"]) or table or model)
+            keys = [*_fields(_table_at(model, first["loc"]) or table or model)]
             return (
                 f"{path}={shown(first['input'])} was given, but expected is a table with the keys {', '.join(keys)}; "
                 f"set one of them, such as --set {path}.{keys[0]}=VALUE.{more}"
             )
-    default = _default_at(table, first["loc"])
+    field = _fields(table).get(str(first["loc"][-1])) if table and first["loc"] else None
+    default = None if field is None or field.is_required() else field.default
     same = [problem for problem in problems if _path(problem, given) == _path(first, given)]
     expected = " or ".join(dict.fromkeys(_expected(problem, default) for problem in same))
     if first["loc"] and first["loc"][0] not in given:
@@ -282,15 +285,9 @@ def _leaves(hint: Any) -> set[Any]:
     return {hint} if isinstance(hint, type) or hint is Any else set()
 
 
-def _names(model: type[BaseModel]) -> list[str]:
-    """The keys of a table."""
-    return [field.alias or key for key, field in model.model_fields.items()]
-
-
-def _values(checked: BaseModel) -> dict[str, Any]:
-    """The checked values under the names of their parameters."""
-    named = zip(_names(type(checked)), type(checked).model_fields, strict=True)
-    return {name: getattr(checked, key) for name, key in named} | (checked.model_extra or {})
+def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The keys of a table, as a configuration names them."""
+    return {field.alias or key: field for key, field in model.model_fields.items()}
 
 
 def _said(value: Any) -> Any:
@@ -335,21 +332,11 @@ def _path(problem: ErrorDetails, given: Any) -> str:
 def _table_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseModel] | None:
     """The table that a path leads to; None where it leads to a value."""
     for step in loc:
-        field = _field_at(model, step)
+        field = _fields(model).get(str(step))
         if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
             return None
         model = field.annotation
     return model
-
-
-def _field_at(model: type[BaseModel], step: int | str) -> FieldInfo | None:
-    return dict(zip(_names(model), model.model_fields.values(), strict=True)).get(str(step))
-
-
-def _default_at(table: type[BaseModel] | None, loc: tuple[int | str, ...]) -> Any:
-    """The default of the key in which a problem lies, as an example of what is expected."""
-    field = _field_at(table, loc[-1]) if table is not None and loc else None
-    return None if field is None or field.is_required() else field.default
 
 
 def _expected(problem: ErrorDetails, default: Any) -> str:
@@ -394,16 +381,3 @@ def shown(value: Any) -> str:
     """A value in an error, at a length that can be read."""
     text = str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
-
-
-__all__ = [
-    "Field",
-    "build",
-    "check",
-    "complete",
-    "names_of",
-    "refuse_bool",
-    "sentence",
-    "settings_model",
-    "suggest",
-]

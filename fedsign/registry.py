@@ -38,10 +38,7 @@ _CORE: dict[str, Kind] = {
         plural="datasets",
         num_given=1,
         table={
-            "digits": (
-                "fedsign.data.digits:digits",
-                "8x8 digits shipped with scikit-learn, 1,797 images",
-            ),
+            "digits": ("fedsign.data.digits:digits", "8x8 digits shipped with scikit-learn, 1,797 images"),
             "synthetic": (
                 "fedsign.data.synthetic:synthetic",
                 "Synthetic(alpha, beta) of FedProx: a softmax model per natural client",
@@ -61,10 +58,7 @@ _CORE: dict[str, Kind] = {
                 "fedsign.data.partition.shards:shards",
                 "sorted by label, cut into shards, a few for each client",
             ),
-            "classes": (
-                "fedsign.data.partition.classes:classes",
-                "label skew: each client holds k classes",
-            ),
+            "classes": ("fedsign.data.partition.classes:classes", "label skew: each client holds k classes"),
             "quantity": (
                 "fedsign.data.partition.quantity:quantity",
                 "quantity skew: sizes by a Dirichlet(alpha) draw, labels alike",
@@ -85,10 +79,7 @@ _CORE: dict[str, Kind] = {
         table={
             "mlp": ("fedsign.models.mlp:mlp", "fully connected, ReLU"),
             "cnn": ("fedsign.models.cnn:cnn", "two convolutions with BatchNorm, for small images"),
-            "linear": (
-                "fedsign.models.mlp:linear",
-                "one linear layer (logistic or linear regression)",
-            ),
+            "linear": ("fedsign.models.mlp:linear", "one linear layer (logistic or linear regression)"),
             "mcmahan_cnn": ("fedsign.models.cnn:mcmahan_cnn", "McMahan's two convolutions, 1.66 M parameters on MNIST"),
             "niid_cnn": ("fedsign.models.cnn:niid_cnn", "NIID-Bench's and MOON's simple-cnn, from 16x16 on"),
             "pfl_cnn": ("fedsign.models.cnn:pfl_cnn", "pfl-research's CNN with dropout, 1.63 M parameters on CIFAR"),
@@ -98,24 +89,15 @@ _CORE: dict[str, Kind] = {
         plural="tasks",
         num_given=0,
         table={
-            "classification": (
-                "fedsign.tasks.classification:Classification",
-                "cross-entropy on class labels",
-            ),
-            "regression": (
-                "fedsign.tasks.regression:Regression",
-                "mean squared error on real targets",
-            ),
+            "classification": ("fedsign.tasks.classification:Classification", "cross-entropy on class labels"),
+            "regression": ("fedsign.tasks.regression:Regression", "mean squared error on real targets"),
         },
     ),
     "metric": Kind(
         plural="metrics",
         num_given=2,
         table={
-            "accuracy": (
-                "fedsign.metrics.accuracy:accuracy",
-                "share of samples whose class is right",
-            ),
+            "accuracy": ("fedsign.metrics.accuracy:accuracy", "share of samples whose class is right"),
             "balanced_accuracy": (
                 "fedsign.metrics.balanced_accuracy:balanced_accuracy",
                 "mean over classes of the share that is right",
@@ -130,22 +112,13 @@ _CORE: dict[str, Kind] = {
         num_given=0,
         table={
             "plain": ("fedsign.objectives.base:Objective", "the task's loss alone"),
-            "fedprox": (
-                "fedsign.objectives.fedprox:FedProxObjective",
-                "plus (mu/2) distance to the received model",
-            ),
+            "fedprox": ("fedsign.objectives.fedprox:FedProxObjective", "plus (mu/2) distance to the received model"),
             "feddyn": (
                 "fedsign.objectives.feddyn:FedDynObjective",
                 "plus a linear term of the client's own and a pull",
             ),
-            "fedsign": (
-                "fedsign.objectives.fedsign:FedSignObjective",
-                "minus gamma x soft sign agreement, Eq. 1",
-            ),
-            "moon": (
-                "fedsign.objectives.moon:MoonObjective",
-                "plus mu x contrast of representations",
-            ),
+            "fedsign": ("fedsign.objectives.fedsign:FedSignObjective", "minus gamma x soft sign agreement, Eq. 1"),
+            "moon": ("fedsign.objectives.moon:MoonObjective", "plus mu x contrast of representations"),
             "scaffold": (
                 "fedsign.objectives.scaffold:ScaffoldObjective",
                 "plus a linear term of server's and client's control variates",
@@ -190,14 +163,8 @@ _CORE: dict[str, Kind] = {
         table={
             "fedavg": ("strategies.fedavg:FedAvg", "mean of the clients' models"),
             "fedprox": ("strategies.fedprox:FedProx", "FedAvg with a proximal term at the clients"),
-            "feddyn": (
-                "strategies.feddyn:FedDyn",
-                "dynamic regularisation, reaches the joint optimum",
-            ),
-            "fedsign": (
-                "strategies.fedsign:FedSign",
-                "clients keep the signs of the received model",
-            ),
+            "feddyn": ("strategies.feddyn:FedDyn", "dynamic regularisation, reaches the joint optimum"),
+            "fedsign": ("strategies.fedsign:FedSign", "clients keep the signs of the received model"),
             "scaffold": ("strategies.scaffold:SCAFFOLD", "control variates correct the clients' drift"),
             "moon": ("strategies.moon:MOON", "clients keep representations near the received model's"),
             "fedpan": ("strategies.fedpan:FedPAN", "FedAvg of position-aware neurons"),
@@ -213,14 +180,8 @@ _CORE: dict[str, Kind] = {
         plural="engines",
         num_given=0,
         table={
-            "in_process": (
-                "simulations.backends.in_process:InProcess",
-                "clients one after another in this process",
-            ),
-            "superlink": (
-                "simulations.backends.superlink:SuperLink",
-                "a local SuperLink with SuperNodes",
-            ),
+            "in_process": ("simulations.backends.in_process:InProcess", "clients one after another in this process"),
+            "superlink": ("simulations.backends.superlink:SuperLink", "a local SuperLink with SuperNodes"),
         },
     ),
     "callback": Kind(
