@@ -1,4 +1,4 @@
-"""Running experiments: `from simulations import run, compare, load_run, load_comparison`.
+"""Running experiments: `from simulations import run, load_run`, and what capabilities add, such as `compare`.
 
 >>> from simulations import run
 >>> result = run({"rounds": 1, "callbacks": [], "results": {"root": str(tmp_path)}})  # doctest: +SKIP
@@ -6,28 +6,22 @@
 0.41
 """
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
+from fedsign.capabilities import CAPABILITIES
+from fedsign.extensions import load
+
 if TYPE_CHECKING:
-    from fedsign.comparison_folder import Comparison, load_comparison
     from simulations.api import Run, load_run, run
-    from simulations.comparison.play import compare
 
-__all__ = ["Comparison", "Run", "compare", "load_comparison", "load_run", "run"]
+__all__ = ["Run", "load_run", "run"]
 
-_HOMES = {
-    "Comparison": "fedsign.comparison_folder",
-    "Run": "simulations.api",
-    "compare": "simulations.comparison.play",
-    "load_comparison": "fedsign.comparison_folder",
-    "load_run": "simulations.api",
-    "run": "simulations.api",
-}
+_CORE = {name: f"simulations.api:{name}" for name in ("Run", "load_run", "run")}
 
 
 def __getattr__(name: str) -> Any:
     # Lazily, so that `fedsign --help` does not wait for torch and Flower.
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    found = {key: target for each in CAPABILITIES.values() for key, target in each.api.items()} | _CORE
+    if name in found:
+        return load(found[name])
     raise AttributeError(f"module 'simulations' has no attribute '{name}'")

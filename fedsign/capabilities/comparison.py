@@ -23,4 +23,9 @@ CAPABILITY = Capability(
     commands={
         "compare": "simulations.comparison.command:compare",
     },
+    api={
+        "Comparison": "fedsign.comparison_folder:Comparison",
+        "compare": "simulations.comparison.play:compare",
+        "load_comparison": "fedsign.comparison_folder:load_comparison",
+    },
 )
