@@ -1,37 +1,38 @@
 """How a client behaves around its training, where an experiment says more than "train and reply".
 
-A `Conduct` is one way to behave: to fail, to lie, to protect what it sends.  `ConductedTrainer` puts those of an experiment
-around any trainer, so that they are the same on both paths, with workers and on every engine.  What concerns a client in
-a round is drawn from (seed, purpose, round, partition) like everything else.  Without any, there is no wrapper.
+A `Conduct` is client middleware: it fails, lies, or protects what a client sends.  Capabilities provide theirs at the extension
+point `client_middleware`, a function `(workload, *, in_process, folder) -> list[Conduct]`, where `folder` is that of the clients'
+states.  `ConductedTrainer` puts those of an experiment around any trainer, so that they are the same on both paths, with workers and
+on every engine.  Without any, there is no wrapper.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from clients.privacy import privacy_of
-from clients.robustness.attack import attack_of
-from clients.robustness.faults import faults_of
 from clients.state.store import ClientStore
 from clients.trainer import LocalTrainer
+from fedsign.extensions import extensions
 from fedsign.records import Failure, ReplyStack, TrainReply, TrainRequest, failure_of
 from fedsign.workload import Workload
 
 
 class Conduct(Protocol):
-    """One way to behave."""
+    """One way to behave, drawn from (seed, purpose, round, partition) where it is random."""
+
+    replaces_others: bool = False  # the conducts before it do not apply to the clients that it concerns
 
     def concerns(self, request: TrainRequest) -> bool:
         """Whether this client behaves so in this round."""
         ...
 
-    def before(self, request: TrainRequest) -> Failure | None:
-        """What happens before it trains; a failure is its answer, and it does not train."""
-        ...
+    def before(self, request: TrainRequest) -> TrainRequest | Failure:
+        """The request that it trains on; a failure is its answer, and it does not train."""
+        return request
 
     def after(self, request: TrainRequest, reply: TrainReply) -> TrainReply | Failure:
         """What becomes of its reply; its state is saved already.  The reply's tensors are not to be changed in place."""
-        ...
+        return reply
 
 
 class ConductedTrainer:
@@ -44,16 +45,20 @@ class ConductedTrainer:
         self, requests: Iterable[TrainRequest], states: ClientStore
     ) -> Iterator[TrainReply | ReplyStack | Failure]:
         """See LocalTrainer."""
-        training, behaving = [], {}
+        training: list[TrainRequest] = []
+        behaving: dict[int, tuple[TrainRequest, list[Conduct]]] = {}
         for request in requests:
-            own = [conduct for conduct in self._conducts if conduct.concerns(request)]
-            failure = next((said for conduct in own if (said := conduct.before(request)) is not None), None)
-            if failure is not None:
-                yield failure
+            own: list[Conduct] = []
+            for conduct in self._conducts:
+                if conduct.concerns(request):
+                    own = [conduct] if conduct.replaces_others else [*own, conduct]
+            told = _told(request, own)
+            if isinstance(told, Failure):
+                yield told
                 continue
-            training.append(request)
+            training.append(told)
             if own:
-                behaving[request.partition] = request, own
+                behaving[told.partition] = told, own
         for result in self._trainer.train_many(training, states):
             if isinstance(result, ReplyStack):
                 yield from self._of_stack(result, behaving)
@@ -77,25 +82,20 @@ class ConductedTrainer:
             yield stack.without(places)
 
 
-def conducts_of(workload: Workload, *, in_process: bool, folder: Path) -> list[Conduct]:
-    """The ways to behave that the experiment asks for, in their order: what is sent, and then whether it arrives.
-
-    `folder` is that of the clients' states.
-    """
-    config = workload.config
-    attack = attack_of(config)
-    found: tuple[Conduct | None, ...] = (
-        privacy_of(config, folder, is_malicious=attack.is_malicious),
-        attack if config.get("attack.name", "none") != "none" else None,
-        faults_of(config, waits=not in_process),
-    )
-    return [each for each in found if each is not None]
-
-
 def conducted(trainer: LocalTrainer, workload: Workload, *, in_process: bool, folder: Path) -> LocalTrainer:
-    """The trainer, with its clients' conduct if there is any."""
-    conducts = conducts_of(workload, in_process=in_process, folder=folder)
+    """The trainer, with its clients' conduct if there is any: what is sent, and then whether it arrives."""
+    found = [provide(workload, in_process=in_process, folder=folder) for provide in extensions("client_middleware")]
+    conducts = [conduct for each in found for conduct in each]
     return ConductedTrainer(trainer, conducts) if conducts else trainer
+
+
+def _told(request: TrainRequest, conducts: Sequence[Conduct]) -> TrainRequest | Failure:
+    for conduct in conducts:
+        result = conduct.before(request)
+        if isinstance(result, Failure):
+            return result
+        request = result
+    return request
 
 
 def _behaved(reply: TrainReply, request: TrainRequest, conducts: Sequence[Conduct]) -> TrainReply | Failure:

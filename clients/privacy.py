@@ -1,39 +1,34 @@
 """A client's half of local differential privacy: what leaves it is clipped, and covered with its own noise.
 
-It comes first among a client's conducts, since nothing that another one does to a private reply can undo it.
-A malicious client does not care for it (`clients.robustness.attack`).
+Its conduct comes before the others, since nothing that they do to a private reply can undo it.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 
-from fedsign.config import ExperimentConfig
+from clients.conduct import Conduct
 from fedsign.privacy.local import Local
+from fedsign.privacy.secret import Secret
 from fedsign.privacy.section import PrivacyPart
-from fedsign.records import Failure, TrainReply, TrainRequest
+from fedsign.records import TrainReply, TrainRequest
+from fedsign.workload import Workload
 
 
-class ClientPrivacy:
-    """A Conduct (`clients.conduct`).  `folder` holds the node's secret."""
+class ClientPrivacy(Conduct):
+    """`secret` is the node's."""
 
-    def __init__(self, rule: Local, folder: Path, *, is_malicious: Callable[[int], bool]) -> None:
-        self._rule, self._is_malicious = rule, is_malicious
-        self._secret = rule.secret_in(folder)
+    def __init__(self, rule: Local, secret: Secret) -> None:
+        self._rule, self._secret = rule, secret
 
     def concerns(self, request: TrainRequest) -> bool:
-        """See Conduct."""
-        return not self._is_malicious(request.partition)
+        """Everyone."""
+        return True
 
-    def before(self, request: TrainRequest) -> Failure | None:
-        """Nothing."""
-        return None
-
-    def after(self, request: TrainRequest, reply: TrainReply) -> TrainReply | Failure:
+    def after(self, request: TrainRequest, reply: TrainReply) -> TrainReply:
         """Clip and cover."""
         return self._rule.applied(reply, request.tensors, self._secret)
 
 
-def privacy_of(config: ExperimentConfig, folder: Path, *, is_malicious: Callable[[int], bool]) -> ClientPrivacy | None:
-    """The clients' half of an experiment's privacy; None without, and with a server that is trusted."""
-    rule = PrivacyPart.of(config).build()
-    return ClientPrivacy(rule, folder, is_malicious=is_malicious) if isinstance(rule, Local) else None
+def conducts_of(workload: Workload, *, in_process: bool, folder: Path) -> list[Conduct]:
+    """At the extension point `client_middleware`."""
+    rule = PrivacyPart.of(workload.config).build()
+    return [ClientPrivacy(rule, rule.secret_in(folder))] if isinstance(rule, Local) else []

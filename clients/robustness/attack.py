@@ -5,7 +5,7 @@ round; a larger share holds all of a smaller one's.  They train like the others,
 model, of parameters, and what travels besides.  BatchNorm's statistics they send as they are: a variance below zero would be
 found out at once.
 
-They hold to no privacy of their own ([privacy] local); a server that clips, clips them as well.
+A server that clips updates clips theirs as well.
 """
 
 from collections.abc import Callable
@@ -16,9 +16,10 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
+from clients.conduct import Conduct
 from clients.robustness.section import AttackPart
 from fedsign.config import ExperimentConfig
-from fedsign.records import Failure, Role, Tensors, TrainReply, TrainRequest
+from fedsign.records import Role, Tensors, TrainReply, TrainRequest
 from fedsign.seeding import Purpose, generator
 
 Strength = Annotated[float, Field(gt=0)]
@@ -39,8 +40,10 @@ def scale(*, strength: Strength = 10.0) -> Transform:
     return lambda update: {name: strength * tensor for name, tensor in update.items()}
 
 
-class Attack:
-    """A Conduct (`clients.conduct`) of those clients that are malicious."""
+class Attack(Conduct):
+    """What malicious clients do; they hold to no privacy of their own."""
+
+    replaces_others = True
 
     def __init__(self, part: AttackPart, *, seed: int, num_clients: int) -> None:
         self._transform: Transform | None = part.build()
@@ -51,14 +54,10 @@ class Attack:
         return partition in self._malicious
 
     def concerns(self, request: TrainRequest) -> bool:
-        """See Conduct."""
+        """Those who are malicious, in every round."""
         return self.is_malicious(request.partition)
 
-    def before(self, request: TrainRequest) -> Failure | None:
-        """Nothing."""
-        return None
-
-    def after(self, request: TrainRequest, reply: TrainReply) -> TrainReply | Failure:
+    def after(self, request: TrainRequest, reply: TrainReply) -> TrainReply:
         """Send something else."""
         if self._transform is None:
             return reply

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import torch
 
+from clients.conduct import Conduct
 from clients.robustness.section import FaultsSection
-from fedsign.config import ExperimentConfig
 from fedsign.records import LATE, Failure, TrainReply, TrainRequest
 from fedsign.seeding import Purpose, generator
 
@@ -23,8 +23,8 @@ _KINDS = ("crash", "delay", "nan", "drop")  # in the order of their numbers: nev
 _PAST_THE_END_S = 1.0  # nobody listens any more
 
 
-class Faults:
-    """A Conduct (`clients.conduct`).  With `waits` a delay is slept through."""
+class Faults(Conduct):
+    """With `waits` a delay is slept through."""
 
     def __init__(self, rates: FaultsSection, *, seed: int, timeout_s: float, waits: bool) -> None:
         self._rates = {kind: float(getattr(rates, f"{kind}_rate")) for kind in _KINDS}
@@ -36,14 +36,13 @@ class Faults:
         return frozenset(kind for kind, number in zip(_KINDS, drawn, strict=True) if number < self._rates[kind])
 
     def concerns(self, request: TrainRequest) -> bool:
-        """See Conduct."""
+        """Those who have a fault in this round."""
         return bool(self.of(request.round, request.partition))
 
-    def before(self, request: TrainRequest) -> Failure | None:
+    def before(self, request: TrainRequest) -> TrainRequest | Failure:
         """Crash."""
-        if "crash" in self.of(request.round, request.partition):
-            return Failure(partition=request.partition, reason=CRASHED)
-        return None
+        crashes = "crash" in self.of(request.round, request.partition)
+        return Failure(partition=request.partition, reason=CRASHED) if crashes else request
 
     def after(self, request: TrainRequest, reply: TrainReply) -> TrainReply | Failure:
         """Lose the reply, come late with it, or spoil it."""
@@ -58,12 +57,6 @@ class Faults:
         if self._waits:
             time.sleep(min(self._delay_s, self._timeout_s + _PAST_THE_END_S))
         return self._delay_s > self._timeout_s
-
-
-def faults_of(config: ExperimentConfig, *, waits: bool) -> Faults | None:
-    """The faults of an experiment; None where there are none."""
-    rates = FaultsSection.of(config)
-    return Faults(rates, seed=config.seed, timeout_s=config.server.round_timeout_s, waits=waits) if rates.any else None
 
 
 def _with_nan(reply: TrainReply) -> TrainReply:

@@ -6,7 +6,6 @@ CAPABILITY = Capability(
     purpose="differential privacy, central and local, and its account",
     modules=(
         "fedsign.capabilities.privacy",
-        "fedsign.flower.clipping",
         "fedsign.privacy",
         "fedsign.report.privacy",
         "clients.privacy",
@@ -57,4 +56,5 @@ CAPABILITY = Capability(
         },
     },
     extras=("privacy",),
+    extends={"client_middleware": "clients.privacy:conducts_of"},
 )

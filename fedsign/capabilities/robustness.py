@@ -44,4 +44,5 @@ CAPABILITY = Capability(
         },
     },
     moved={"clients.attack": "clients.robustness.attack"},
+    extends={"client_middleware": "clients.robustness.experiment:conducts_of"},
 )
