@@ -4,14 +4,17 @@ Floating-point addition is not associative, so the order is fixed: replies have 
 order of the requests, and `in_slot_order` lets an early reply wait for the slots before it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import isfinite
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedsign.records import Tensors
+from fedsign.errors import RoundError
+from fedsign.records import Reply, ReplyStack, Role, Tensors
 
 T = TypeVar("T")
 _BLOCK = 2**17  # elements of a tensor that are worked on at once, half a megabyte
@@ -35,7 +38,7 @@ def in_slot_order(arrivals: Iterable[tuple[int, T]]) -> Iterator[T]:
 
 
 class WeightedMean:
-    """sum_k w_k x_k / sum_k w_k over models, streamed: one accumulator, whatever the number of replies.
+    """sum_k w_k x_k / sum_k w_k of each tensor over the models that hold it, streamed: one accumulator, whatever their number.
 
     Floating tensors are averaged in their own precision, at least float32.  Integer and boolean tensors
     (counters) have no mean: the first model's are kept.
@@ -43,54 +46,135 @@ class WeightedMean:
 
     def __init__(self) -> None:
         self._sums: Tensors = {}
-        self._averaged: Tensors = {}  # those of the sums that are floating
         self._dtypes: dict[str, torch.dtype] = {}
-        self.total_weight = 0.0
-        self.count = 0
+        self.num_sent: dict[str, int] = {}  # of each tensor, how many models held it
+        self.weight_sent: dict[str, float] = {}  # the sum of their weights
+        self.count = 0  # models
 
-    def add(self, tensors: Mapping[str, Tensor], weight: float) -> None:
-        """Take one model in; `weight` > 0."""
-        if not self.count:
-            self._begin(tensors, {name: _wide_copy(tensor) for name, tensor in tensors.items()})
-        else:
-            self._add(tensors, weight)
-        self.total_weight += weight
-        self.count += 1
+    def add(self, tensors: Mapping[str, Tensor], weight: float, *, sum_of: Sequence[float] = ()) -> None:
+        """Take one model in, or a part of one; `weight` > 0.  With `sum_of`, the sum of models times these weights."""
+        known = [name for name, total in self._sums.items() if name in tensors and total.is_floating_point()]
+        for name in known:
+            if self.num_sent[name] == 1 and self.weight_sent[name] != 1:  # kept as it came, in case that it stays alone
+                self._sums[name].mul_(self.weight_sent[name])
+        if known:
+            torch._foreach_add_(
+                [self._sums[name] for name in known], [tensors[name] for name in known], alpha=1.0 if sum_of else weight
+            )
+        num = len(sum_of) or 1
+        for name, tensor in tensors.items():
+            if name not in self._sums:
+                self._sums[name] = tensor if sum_of else _wide_copy(tensor)
+                self._dtypes.setdefault(name, tensor.dtype)
+            self.num_sent[name] = self.num_sent.get(name, 0) + num
+            self.weight_sent[name] = self.weight_sent.get(name, 0.0) + weight
+        self.count += num
 
     def add_stack(self, tensors: Mapping[str, Tensor], weights: Sequence[float]) -> None:
         """Take K models [K, ...] in at once; equal to adding each of them, to rounding."""
-        if len(weights) == 1 or not tensors:
-            for place, weight in enumerate(weights):
-                self.add({name: tensor[place] for name, tensor in tensors.items()}, weight)
+        if len(weights) == 1:
+            self.add({name: tensor[0] for name, tensor in tensors.items()}, weights[0])
             return
+        self._dtypes = {name: tensor.dtype for name, tensor in tensors.items()} | self._dtypes
         sums = {name: _weighted_sum(tensor, weights) for name, tensor in tensors.items()}
-        if not self.count:
-            self._begin(tensors, sums)
-        else:
-            self._add(sums, 1.0)
-        self.total_weight += sum(weights)
-        self.count += len(weights)
-
-    def _begin(self, tensors: Mapping[str, Tensor], sums: Tensors) -> None:
-        self._dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
-        self._sums = sums
-        self._averaged = {name: total for name, total in sums.items() if total.is_floating_point()}
-
-    def _add(self, tensors: Mapping[str, Tensor], weight: float) -> None:
-        totals = list(self._averaged.values())
-        if not totals:
-            return
-        if self.count == 1 and self.total_weight != 1:  # the first was kept as it came, in case that it stays alone
-            torch._foreach_mul_(totals, self.total_weight)
-        torch._foreach_add_(totals, [tensors[name] for name in self._averaged], alpha=weight)
+        self.add(sums, sum(weights), sum_of=weights)
 
     def result(self) -> Tensors:
         """The mean, in the dtypes of the models.  Ends the accumulation."""
         if not self.count:
             raise ValueError("the mean of no models was asked for; add at least one first.")
-        if self.count > 1 and self._averaged:  # the mean of one model is that model: w x / w would be rounded twice
-            torch._foreach_div_(list(self._averaged.values()), self.total_weight)
+        for name, total in self._sums.items():
+            if (
+                self.num_sent[name] > 1 and total.is_floating_point()
+            ):  # of one model it is that model: w x / w is rounded twice
+                total.div_(self.weight_sent[name])
         return {name: total.to(self._dtypes[name]) for name, total in self._sums.items()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Aggregate:
+    """What a round brought; a server's move reads nothing else."""
+
+    round: int
+    served: Tensors  # theta_t, which the clients received
+    mean: Tensors  # of the clients' models, by weight
+    extra: Tensors  # plain mean of what came besides the models; empty if nothing did
+    roles: Mapping[str, Role]
+    num_replies: int  # that the mean is of; an aggregator may count those who are missing
+    num_clients: int  # of the population
+    num_sent: Mapping[str, int]  # how many replies hold each tensor: all, unless clients train parts of the model
+    weight_sent: Mapping[str, float]  # the sum of their weights
+
+    @property
+    def parameters(self) -> list[str]:
+        """Names of the parameters that were trained by somebody; the others stay as served."""
+        return [name for name, role in self.roles.items() if role is Role.PARAMETER and self.num_sent[name]]
+
+
+Weigh = Callable[[Reply], Sequence[float]]
+
+
+class Aggregator(Protocol):
+    """Makes one model of a round's replies, in the place of `weighted_mean`."""
+
+    prefix: str  # before the names of its tensors in a checkpoint
+
+    def sampler(self, round: int) -> np.random.Generator | None:
+        """What the cohort is drawn with; None for the experiment's own stream."""
+        return None
+
+    def gather(
+        self, replies: Iterable[Reply], weigh: Weigh, *, round: int, served: Tensors, num_clients: int
+    ) -> Aggregate | None:
+        """The replies, whose weights `weigh` knows, as one; None if there are none."""
+        ...
+
+    def state_dict(self) -> Tensors:
+        """What changes from round to round, to be checkpointed."""
+        return {}
+
+    def load_state_dict(self, state: Tensors) -> None:
+        """Take it back."""
+
+
+def weighted_mean(
+    replies: Iterable[Reply], weigh: Weigh, *, round: int, served: Tensors, num_clients: int
+) -> Aggregate | None:
+    """Each tensor's mean over those who sent it; what nobody sent, and counters, which have no mean, as they were served.
+
+    Raises:
+        RoundError: only some of the replies carry what travels besides.
+    """
+    total, extra = WeightedMean(), WeightedMean()
+    roles: Mapping[str, Role] = {}
+    for reply in replies:
+        roles, weights = reply.roles, weigh(reply)
+        if isinstance(reply, ReplyStack):
+            total.add_stack(reply.tensors, weights)
+        else:
+            total.add(reply.tensors, *weights)
+        if reply.extra and isinstance(reply, ReplyStack):
+            extra.add_stack(reply.extra, [1.0] * len(reply))
+        elif reply.extra:
+            extra.add(reply.extra, 1.0)
+    if not total.count:
+        return None
+    if extra.count not in (0, total.count):
+        raise RoundError(
+            f"{extra.count} of {total.count} replies carry tensors besides the model; expected are all or none."
+        )
+    mean = total.result()
+    return Aggregate(
+        round=round,
+        served=served,
+        mean={name: mean.get(name, own) if own.is_floating_point() else own for name, own in served.items()},
+        extra=extra.result() if extra.count else {},
+        roles=roles,
+        num_replies=total.count,
+        num_clients=num_clients,
+        num_sent={name: total.num_sent.get(name, 0) for name in roles},
+        weight_sent={name: total.weight_sent.get(name, 0.0) for name in roles},
+    )
 
 
 class Spread:

@@ -1,8 +1,7 @@
 """Replies that hold a part of the model, and what a client that has an older model must download.
 
 With an optimiser that trains a part of the model at a time (`fedsign.optim.base.trains_part`) a reply holds the parameters
-that the client has trained, and all buffers.  What it did not send it did not move: its update is zero there.  Each
-tensor's mean is that of those who sent it; a tensor that nobody sent stays as it was served.
+that the client has trained, and all buffers.  What it did not send it did not move: its update is zero there.
 
 [Note: versions per tensor] A tensor's version is the round that changed it last, 0 where none has.  A client that replied in
 round r holds the model that was served in r; of a later one it lacks the tensors whose version is r or more, and everything
@@ -14,39 +13,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from fedsign.aggregation import WeightedMean
 from fedsign.errors import ReplyError
 from fedsign.records import Role, Tensors
-
-
-class MeanOfParts:
-    """sum_k w_k x_k / sum_k w_k of each tensor over those who sent it, streamed; where all send all, `WeightedMean` to the last bit."""
-
-    def __init__(self) -> None:
-        self._means: dict[str, WeightedMean] = {}
-        self.count = 0
-
-    def add(self, tensors: Mapping[str, torch.Tensor], weight: float) -> None:
-        """Take a part of a model in; `weight` > 0."""
-        for name, tensor in tensors.items():
-            if name not in self._means:
-                self._means[name] = WeightedMean()
-            self._means[name].add({name: tensor}, weight)
-        self.count += 1
-
-    def num_sent(self, names: Iterable[str]) -> dict[str, int]:
-        """How many sent each of these tensors."""
-        return {name: self._means[name].count if name in self._means else 0 for name in names}
-
-    def weight_sent(self, names: Iterable[str]) -> dict[str, float]:
-        """The sum of their weights."""
-        return {name: self._means[name].total_weight if name in self._means else 0.0 for name in names}
-
-    def result(self, served: Mapping[str, torch.Tensor]) -> Tensors:
-        """The means, and what nobody sent as it was served.  Ends the accumulation."""
-        return {
-            name: self._means[name].result()[name] if name in self._means else tensor for name, tensor in served.items()
-        }
 
 
 @dataclass(slots=True)

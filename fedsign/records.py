@@ -12,11 +12,12 @@ import traceback
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
 Tensors = dict[str, Tensor]
+OtherT = TypeVar("OtherT")
 
 LATE = "no reply within server.round_timeout_s"  # a failure's reason, the same on every engine
 
@@ -124,6 +125,9 @@ class ReplyStack:
         )
 
 
+Reply = TrainReply | ReplyStack
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluateRequest:
     """The server asks a site to test a model on samples of its own."""
@@ -155,7 +159,7 @@ class Failure:
     details: str = ""
 
 
-def one_by_one(results: Iterable[TrainReply | ReplyStack | Failure]) -> Iterator[TrainReply | Failure]:
+def one_by_one(results: Iterable[TrainReply | ReplyStack | OtherT]) -> Iterator[TrainReply | OtherT]:
     """The same results, every client's by itself."""
     for result in results:
         if isinstance(result, ReplyStack):

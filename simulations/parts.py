@@ -18,15 +18,11 @@ def holdings_for(workload: Workload) -> Holdings | None:
     return Holdings() if trains_part(workload.config.client.optimizer.name) else None
 
 
-def check_parts(workload: Workload, strategy: FlowerStrategy) -> bool:
-    """Whether the strategy will get parts.
-
-    Raises:
-        ConfigError: it would, and cannot do with them.
-    """
+def check_parts(workload: Workload, strategy: FlowerStrategy) -> None:
+    """Raise ConfigError where the strategy will get parts, and cannot do with them."""
     config = workload.config
     if not trains_part(config.client.optimizer.name):
-        return False
+        return
     given = f"client.optimizer.name={config.client.optimizer.name} trains a part of the model at a time, but"
     if not isinstance(strategy, Strategy):
         raise ConfigError(
@@ -44,4 +40,3 @@ def check_parts(workload: Workload, strategy: FlowerStrategy) -> bool:
             f"{given} privacy.name={private} covers all of it with noise; use privacy.name=none, or an optimiser that "
             "trains all, such as adamw."
         )
-    return True

@@ -55,6 +55,14 @@ class Account:
         return {key: value for key, value in line.items() if key not in _LEFT_OUT[type(self._privacy)]}
 
 
+def prepare(workload: Workload, strategy: FlowerStrategy) -> None:
+    """At the extension point `strategy_transform`: the strategy gathers with the privacy that the experiment asks for."""
+    privacy = privacy_for(workload, strategy)
+    if privacy is not None and isinstance(strategy, Strategy):
+        accountant_of(workload, strategy, privacy)  # so that a missing package is known before the run
+        strategy.aggregator = privacy
+
+
 def privacy_for(workload: Workload, strategy: FlowerStrategy) -> CentralPrivacy | LocalPrivacy | None:
     """The server's half of [privacy]; None for `none`.
 
@@ -97,8 +105,8 @@ def privacy_for(workload: Workload, strategy: FlowerStrategy) -> CentralPrivacy 
 
 def account_of(workload: Workload, strategy: FlowerStrategy, folder: RunFolder, *, round: int) -> Account | None:
     """The account of a strategy with privacy, from the round after `round` on; None without."""
-    privacy = strategy.privacy if isinstance(strategy, Strategy) else None
-    if privacy is None:
+    privacy = strategy.aggregator if isinstance(strategy, Strategy) else None
+    if not isinstance(privacy, CentralPrivacy | LocalPrivacy):
         return None
     return Account(privacy, accountant_of(workload, strategy, privacy), folder, round=round)
 

@@ -23,6 +23,7 @@ from fedsign.analysis.agreement import SignAgreement
 from fedsign.checkpoints import Checkpoint
 from fedsign.errors import ConfigError, RoundError
 from fedsign.exchange import ClientLedger, DirectExchange, Traffic
+from fedsign.extensions import extensions
 from fedsign.flower import foreign, foreign_rules
 from fedsign.flower.array import to_record, to_tensors
 from fedsign.flower.parameters_only import ParametersOnly, release
@@ -34,8 +35,8 @@ from fedsign.results import Line, RunFolder
 from fedsign.seeding import Purpose, generator
 from fedsign.workload import Workload
 from simulations.evaluation import Evaluation, evaluator_for
-from simulations.parts import check_parts, holdings_for
-from simulations.privacy import account_of, accountant_of, privacy_for
+from simulations.parts import holdings_for
+from simulations.privacy import account_of
 from strategies.base import COHORT_KEY, SEED_KEY, Strategy
 
 OnRound = Callable[[Line], None]
@@ -276,6 +277,8 @@ class RoundLoop:
 def make_strategy(workload: Workload) -> FlowerStrategy:
     """The configured strategy, ours or Flower's.
 
+    At the extension point `strategy_transform`, functions `(workload, strategy) -> None` refuse it or set its aggregator.
+
     Raises:
         ConfigError: it is no strategy, or one that could not do its work in this experiment.
     """
@@ -289,11 +292,10 @@ def make_strategy(workload: Workload) -> FlowerStrategy:
             "strategies.base.Strategy or of Flower's Strategy."
         )
     optimizer = workload.config.server.optimizer
-    gets_parts, privacy = check_parts(workload, strategy), privacy_for(workload, strategy)
+    for prepare in extensions("strategy_transform"):
+        prepare(workload, strategy)
     if isinstance(strategy, Strategy):
-        strategy.server_optimizer, strategy.privacy, strategy.gets_parts = optimizer.build(), privacy, gets_parts
-        if privacy is not None:
-            accountant_of(workload, strategy, privacy)  # so that a missing package is known before the run
+        strategy.server_optimizer = optimizer.build()
     elif optimizer.name != "none":
         raise ConfigError(
             f"server.optimizer.name={optimizer.name} was given, but strategy {part.name} is Flower's and moves the server by "

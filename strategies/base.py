@@ -14,7 +14,6 @@ state* is the client's (`fedsign.objectives`), and stays there.
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 import numpy as np
@@ -24,15 +23,12 @@ from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from pydantic import Field
 from torch import nn
 
-from fedsign.aggregation import WeightedMean
+from fedsign.aggregation import Aggregate as Aggregate  # what a strategy of your own reads
+from fedsign.aggregation import Aggregator, weighted_mean
 from fedsign.errors import ConfigError, RoundError
 from fedsign.flower import wire
 from fedsign.flower.array import to_record, to_tensors
-from fedsign.parts import MeanOfParts
-from fedsign.privacy.central import Central
-from fedsign.privacy.local import LocalPrivacy
-from fedsign.privacy.mechanism import CentralPrivacy
-from fedsign.records import CohortRequest, Failure, ObjectiveSpec, ReplyStack, Role, Tensors, TrainReply, one_by_one
+from fedsign.records import CohortRequest, ObjectiveSpec, Reply, ReplyStack, Tensors, TrainReply
 from fedsign.seeding import Purpose, generator
 from strategies.server_optim.base import ServerOptimizer
 
@@ -40,29 +36,7 @@ Weighting = Literal["uniform", "examples"]
 Weights = tuple[Annotated[float, Field(gt=0)], ...]
 SEED_KEY, COHORT_KEY = "seed", "cohort-size"
 
-_OPTIMIZER, _PRIVACY = "server_optimizer/", "privacy/"  # before the names of their tensors in a checkpoint
-
 _log = logging.getLogger("fedsign")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Aggregate:
-    """What a round brought; a server's move reads nothing else."""
-
-    round: int
-    served: Tensors  # theta_t, which the clients received
-    mean: Tensors  # of the clients' models, by weight
-    extra: Tensors  # plain mean of what came besides the models; empty if nothing did
-    roles: Mapping[str, Role]
-    num_replies: int  # that the mean is of: with central privacy the cohort's size, whoever replied
-    num_clients: int  # of the population
-    num_sent: Mapping[str, int]  # how many replies hold each tensor: all, unless clients train parts of the model
-    weight_sent: Mapping[str, float]  # the sum of their weights
-
-    @property
-    def parameters(self) -> list[str]:
-        """Names of the parameters that were trained by somebody; the others stay as served."""
-        return [name for name, role in self.roles.items() if role is Role.PARAMETER and self.num_sent[name]]
 
 
 class Strategy(FlowerStrategy):
@@ -78,8 +52,7 @@ class Strategy(FlowerStrategy):
         self.weighting = weighting
         self.weights = weights  # of clients in their order, instead of `weighting`
         self.server_optimizer: ServerOptimizer | None = None  # set by the program
-        self.privacy: CentralPrivacy | LocalPrivacy | None = None  # likewise
-        self.gets_parts = False  # likewise: replies may hold a part of the model
+        self.aggregator: Aggregator | None = None  # likewise; None for the mean by weights
         self.num_clients = 0  # of the population; known from the first round on
         self._served: Tensors = {}
         self.evaluated_model: Tensors | None = None  # after the last round; None where it is the served one
@@ -135,7 +108,7 @@ class Strategy(FlowerStrategy):
         """Take the memory back."""
 
     def memory(self) -> Tensors:
-        """`state_dict`, the server optimiser's and that of privacy, as one."""
+        """`state_dict`, the server optimiser's and the aggregator's, as one."""
         memory = dict(self.state_dict())
         for prefix, part in self._parts():
             memory |= {prefix + name: tensor for name, tensor in part.state_dict().items()}
@@ -147,14 +120,15 @@ class Strategy(FlowerStrategy):
             part.load_state_dict(
                 {name.removeprefix(prefix): memory[name] for name in memory if name.startswith(prefix)}
             )
-        self.load_state_dict({name: memory[name] for name in memory if not name.startswith((_OPTIMIZER, _PRIVACY))})
+        prefixes = tuple(prefix for prefix, _ in self._parts())
+        self.load_state_dict({name: memory[name] for name in memory if not name.startswith(prefixes)})
 
-    def _parts(self) -> Iterator[tuple[str, ServerOptimizer | Central]]:
-        """What has a memory of its own, with the prefix of its names."""
+    def _parts(self) -> Iterator[tuple[str, ServerOptimizer | Aggregator]]:
+        """What has a memory of its own, with the prefix of its names in a checkpoint."""
         if self.server_optimizer is not None:
-            yield _OPTIMIZER, self.server_optimizer
-        if isinstance(self.privacy, CentralPrivacy):
-            yield _PRIVACY, self.privacy.rule
+            yield "server_optimizer/", self.server_optimizer
+        if self.aggregator is not None:
+            yield self.aggregator.prefix, self.aggregator
 
     # A round
 
@@ -167,24 +141,21 @@ class Strategy(FlowerStrategy):
             raise ConfigError(
                 f"strategy.weights with {len(self.weights)} numbers was given for {len(clients)} clients; expected is one for each."
             )
-        secret = self.privacy.sampler(round) if isinstance(self.privacy, CentralPrivacy) else None
-        rng = generator(seed, Purpose.SAMPLING, round=round) if secret is None else secret
+        rng = None if self.aggregator is None else self.aggregator.sampler(round)
+        rng = rng or generator(seed, Purpose.SAMPLING, round=round)
         cohort = [int(client) for client in self.sample(round, clients, cohort_size, rng)]
         return CohortRequest(
             round=round, cohort=cohort, tensors=served, objective=self.objective(round), shared=self.shared()
         )
 
-    def aggregate(self, round: int, replies: Iterable[TrainReply | ReplyStack]) -> Tensors | None:
+    def aggregate(self, round: int, replies: Iterable[Reply]) -> Tensors | None:
         """Mean of the replies as they come, then the server's move; None without replies.
 
         Raises:
             RoundError: a weight is no number above 0, or only some replies carry what travels besides.
         """
-        aggregate = (
-            self._private_mean(round, self.privacy, replies)
-            if isinstance(self.privacy, CentralPrivacy)
-            else self._mean(round, replies)
-        )
+        gather = weighted_mean if self.aggregator is None else self.aggregator.gather
+        aggregate = gather(replies, self._weights, round=round, served=self._served, num_clients=self.num_clients)
         if aggregate is None:
             return None
         self.evaluated_model = self.evaluated(aggregate.mean)
@@ -194,80 +165,6 @@ class Strategy(FlowerStrategy):
             target = {**target, **stepped}
         unsent = {name: self._served[name] for name, num in aggregate.num_sent.items() if not num}
         return {**target, **unsent} if unsent else target
-
-    def _mean(self, round: int, replies: Iterable[TrainReply | ReplyStack]) -> Aggregate | None:
-        """The replies by their weights."""
-        if self.gets_parts:
-            return self._mean_of_parts(round, one_by_one(replies))
-        total, extra = WeightedMean(), WeightedMean()
-        if isinstance(self.privacy, LocalPrivacy):
-            replies = self.privacy.seen(replies)
-        roles: Mapping[str, Role] = {}
-        for reply in replies:
-            roles = reply.roles
-            if isinstance(reply, ReplyStack):
-                total.add_stack(reply.tensors, self._weights(reply))
-                extra.add_stack(reply.extra, [1.0] * len(reply) if reply.extra else [])
-            else:
-                total.add(reply.tensors, self._checked_weight(reply))
-                if reply.extra:
-                    extra.add(reply.extra, 1.0)
-        if not total.count:
-            return None
-        return Aggregate(
-            round=round,
-            served=self._served,
-            mean=keep_counters(total.result(), self._served),
-            extra=_mean_besides(extra, total.count),
-            roles=roles,
-            num_replies=total.count,
-            num_clients=self.num_clients,
-            num_sent=dict.fromkeys(roles, total.count),
-            weight_sent=dict.fromkeys(roles, total.total_weight),
-        )
-
-    def _mean_of_parts(self, round: int, replies: Iterable[TrainReply | Failure]) -> Aggregate | None:
-        """Each tensor over those who sent it, by their weights; what nobody sent as it was served."""
-        total, extra = MeanOfParts(), WeightedMean()
-        roles: Mapping[str, Role] = {}
-        for reply in replies:
-            if isinstance(reply, TrainReply):
-                roles = reply.roles
-                total.add(reply.tensors, self._checked_weight(reply))
-                if reply.extra:
-                    extra.add(reply.extra, 1.0)
-        if not total.count:
-            return None
-        return Aggregate(
-            round=round,
-            served=self._served,
-            mean=keep_counters(total.result(self._served), self._served),
-            extra=_mean_besides(extra, total.count),
-            roles=roles,
-            num_replies=total.count,
-            num_clients=self.num_clients,
-            num_sent=total.num_sent(roles),
-            weight_sent=total.weight_sent(roles),
-        )
-
-    def _private_mean(
-        self, round: int, privacy: CentralPrivacy, replies: Iterable[TrainReply | ReplyStack]
-    ) -> Aggregate | None:
-        """Clipped one by one, added up and covered with noise: nothing else of them is looked at."""
-        released = privacy.gather(round, self._served, one_by_one(replies))
-        if released is None:
-            return None
-        return Aggregate(
-            round=round,
-            served=self._served,
-            mean=released.mean,
-            extra=released.extra,
-            roles=released.roles,
-            num_replies=privacy.cohort_size,
-            num_clients=self.num_clients,
-            num_sent=dict.fromkeys(released.roles, privacy.cohort_size),
-            weight_sent=dict.fromkeys(released.roles, float(privacy.cohort_size)),
-        )
 
     # Flower's interface
 
@@ -300,19 +197,18 @@ class Strategy(FlowerStrategy):
         model = self.aggregate(server_round, _unpacked(replies))
         return None if model is None else to_record(model), None
 
-    def _weights(self, stack: ReplyStack) -> list[float]:
-        is_uniform = self.weighting == "uniform" and not self.weights
-        if type(self).weight is Strategy.weight and is_uniform:  # nobody is asked one by one
-            return [1.0] * len(stack)
-        return [self._checked_weight(reply) for reply in stack.replies()]
-
-    def _checked_weight(self, reply: TrainReply) -> float:
-        weight = self.weight(reply)
-        if not 0 < weight < float("inf"):
-            raise RoundError(
-                f"{type(self).__name__}.weight gave {weight} for client {reply.partition}; expected is a finite number above 0."
-            )
-        return weight
+    def _weights(self, reply: Reply) -> list[float]:
+        """Of a reply, or of each in a stack."""
+        if type(self).weight is Strategy.weight and self.weighting == "uniform" and not self.weights:
+            return [1.0] * (len(reply) if isinstance(reply, ReplyStack) else 1)  # nobody is asked one by one
+        replies = reply.replies() if isinstance(reply, ReplyStack) else [reply]
+        weights = [self.weight(each) for each in replies]
+        for each, weight in zip(replies, weights, strict=True):
+            if not 0 < weight < float("inf"):
+                raise RoundError(
+                    f"{type(self).__name__}.weight gave {weight} for client {each.partition}; expected is a finite number above 0."
+                )
+        return weights
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -335,21 +231,3 @@ def _unpacked(messages: Iterable[Message]) -> Iterator[TrainReply]:
             _log.warning("node %s failed: %s", message.metadata.src_node_id, message.error.reason)
         else:
             yield wire.unpack_reply(message)
-
-
-def _mean_besides(extra: WeightedMean, num_replies: int) -> Tensors:
-    """The mean of what came besides the models; nothing if nothing did.
-
-    Raises:
-        RoundError: it came from some of the clients only.
-    """
-    if extra.count not in (0, num_replies):
-        raise RoundError(
-            f"{extra.count} of {num_replies} replies carry tensors besides the model; expected are all or none."
-        )
-    return extra.result() if extra.count else {}
-
-
-def keep_counters(mean: Tensors, served: Tensors) -> Tensors:
-    """The mean with the served model's integer tensors: a counter has no mean."""
-    return {name: tensor if served[name].is_floating_point() else served[name] for name, tensor in mean.items()}

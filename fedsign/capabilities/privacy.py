@@ -56,5 +56,8 @@ CAPABILITY = Capability(
         },
     },
     extras=("privacy",),
-    extends={"client_middleware": "clients.privacy:conducts_of"},
+    extends={
+        "client_middleware": "clients.privacy:conducts_of",
+        "strategy_transform": "simulations.privacy:prepare",
+    },
 )

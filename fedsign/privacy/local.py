@@ -17,10 +17,11 @@ from pathlib import Path
 
 import torch
 
+from fedsign.aggregation import Aggregate, Aggregator, Weigh, weighted_mean
 from fedsign.privacy.clipping import Layout, clipped
 from fedsign.privacy.secret import Secret, digest_of, open_secret
 from fedsign.privacy.settings import ClipNorm, Delta, NoiseMultiplier
-from fedsign.records import ReplyStack, Tensors, TrainReply, one_by_one
+from fedsign.records import Reply, Tensors, TrainReply, one_by_one
 
 
 class Local:
@@ -49,21 +50,27 @@ class Local:
         return replace(reply, tensors=tensors, extra=extra, num_examples=1, metrics={})
 
 
-class LocalPrivacy:
-    """The server's half: it changes nothing, and tells one reply from another for the budget."""
+class LocalPrivacy(Aggregator):
+    """The server's half: the mean as ever, and one reply told from another for the budget."""
+
+    prefix = "privacy/"
 
     def __init__(self, rule: Local) -> None:
         self.rule = rule
         self._seen: dict[str, str] = {}
 
-    def seen(self, replies: Iterable[TrainReply | ReplyStack]) -> Iterator[TrainReply]:
-        """The same replies, a round's, one by one."""
+    def gather(
+        self, replies: Iterable[Reply], weigh: Weigh, *, round: int, served: Tensors, num_clients: int
+    ) -> Aggregate | None:
+        """The replies by their weights."""
         self._seen = {}
+        return weighted_mean(self._each(replies), weigh, round=round, served=served, num_clients=num_clients)
+
+    def _each(self, replies: Iterable[Reply]) -> Iterator[TrainReply]:
         for reply in one_by_one(replies):
-            if isinstance(reply, TrainReply):
-                tensors = (*reply.tensors.values(), *reply.extra.values())
-                self._seen[str(reply.partition)] = digest_of(tensor.double().numpy() for tensor in tensors)[:16]
-                yield reply
+            tensors = (*reply.tensors.values(), *reply.extra.values())
+            self._seen[str(reply.partition)] = digest_of(tensor.double().numpy() for tensor in tensors)[:16]
+            yield reply
 
     def released(self, asked: Sequence[int]) -> dict[str, str]:
         """Client -> tag of its reply, empty where it did not come: it may have been sent."""

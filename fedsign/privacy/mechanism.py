@@ -1,37 +1,29 @@
 """The server's half of differential privacy in a run: a round's replies clipped, added up and covered with noise.
 
-A strategy of ours that has a `CentralPrivacy` gathers its replies with it instead of a mean of its own; one that has a
-`LocalPrivacy` only lets it see what came, since the clients have made it private themselves.
+It is a strategy's `Aggregator`: the strategy sees served + noisy mean update, and nothing else of the clients.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedsign.aggregation import Aggregate, Aggregator, Weigh
 from fedsign.errors import FedSignError
 from fedsign.privacy.central import Central
 from fedsign.privacy.clipping import Layout, Vector, clipped
 from fedsign.privacy.secret import Secret, digest_of, open_secret
-from fedsign.records import Failure, Role, Tensors, TrainReply
+from fedsign.records import Reply, Role, Tensors, TrainReply, one_by_one
 
 MODEL = "model"  # what a round with central privacy releases; with local privacy, each client's reply
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Released:
-    """What a round made of its replies; all that may be looked at."""
-
-    mean: Tensors
-    extra: Tensors
-    roles: Mapping[str, Role]
-
-
-class CentralPrivacy:
+class CentralPrivacy(Aggregator):
     """A rule with its secret: clips, adds up, covers, and says what it has released."""
+
+    prefix = "privacy/"
 
     def __init__(self, rule: Central, *, cohort_size: int) -> None:
         rule.check(cohort_size=cohort_size)
@@ -60,22 +52,41 @@ class CentralPrivacy:
         """What the cohort is drawn with; None for the experiment's own stream."""
         return self.secret.generator("sampling", round) if self.rule.sampling == "secret" else None
 
-    def gather(self, round: int, served: Tensors, replies: Iterable[TrainReply | Failure]) -> Released | None:
-        """The replies as served + noisy mean update; None if nobody replied."""
+    def gather(
+        self, replies: Iterable[Reply], weigh: Weigh, *, round: int, served: Tensors, num_clients: int
+    ) -> Aggregate | None:
+        """The replies as served + noisy mean update; weights are uniform, and missing replies count as zero updates."""
         self._released = {}
         total = _ClippedSum(served, self.rule.clip_norm)
-        for reply in replies:
-            if isinstance(reply, TrainReply):
-                total.add(reply)
+        for reply in one_by_one(replies):
+            total.add(reply)
         if not total.partitions:
             return None
         rule, size, secret = self.rule, self.cohort_size, self.secret
         labels = (round, total.digest(rule.clip_norm))
         self._released = {MODEL: secret.tag("released", *labels)}
         std = rule.update_multiplier(size) * rule.clip_norm
-        released = total.mean(size, noise=std * secret.normal(len(total.sum), "update", *labels) if std else None)
+        mean, extra = total.mean(size, noise=std * secret.normal(len(total.sum), "update", *labels) if std else None)
         rule.follow(total.num_below, len(total.partitions), cohort_size=size, secret=secret, labels=labels)
-        return released
+        return Aggregate(
+            round=round,
+            served=served,
+            mean=mean,
+            extra=extra,
+            roles=total.roles,
+            num_replies=size,
+            num_clients=num_clients,
+            num_sent=dict.fromkeys(total.roles, size),
+            weight_sent=dict.fromkeys(total.roles, float(size)),
+        )
+
+    def state_dict(self) -> Tensors:
+        """The rule's."""
+        return self.rule.state_dict()
+
+    def load_state_dict(self, state: Tensors) -> None:
+        """Take it back."""
+        self.rule.load_state_dict(state)
 
     def released(self, asked: Sequence[int]) -> dict[str, str]:
         """What the last round released, by what can be told apart: name -> tag, equal tags for equal content."""
@@ -90,7 +101,7 @@ class _ClippedSum:
         self._layout = Layout(served, {})
         self._before: Vector = np.zeros(0)
         self.sum: Vector = np.zeros(0)
-        self._roles: Mapping[str, Role] = {}
+        self.roles: Mapping[str, Role] = {}
         self.partitions: list[int] = []
         self.num_below = 0  # updates that were not clipped
 
@@ -102,7 +113,7 @@ class _ClippedSum:
         """
         if not self.partitions:
             self._begin(reply.extra)
-            self._roles = reply.roles
+            self.roles = reply.roles
         update, is_below = clipped(self._layout.vector(reply.tensors, reply.extra) - self._before, self._clip_norm)
         self.sum += update
         self.num_below += is_below
@@ -119,8 +130,7 @@ class _ClippedSum:
         """Of all that the release depends on."""
         return digest_of([self._before, self.sum], clip_norm, self.num_below, *self.partitions)
 
-    def mean(self, size: int, *, noise: Vector | None) -> Released:
-        """Served + (sum + noise) / size."""
+    def mean(self, size: int, *, noise: Vector | None) -> tuple[Tensors, Tensors]:
+        """Served + (sum + noise) / size: the model, and what travels besides."""
         total = self.sum if noise is None else self.sum + noise
-        mean, extra = self._layout.tensors(self._before + total / size)
-        return Released(mean=mean, extra=extra, roles=self._roles)
+        return self._layout.tensors(self._before + total / size)

@@ -65,7 +65,7 @@ def test_weights_count() -> None:
     total = WeightedMean()
     total.add({"w": torch.tensor([1.0])}, 1.0)
     total.add({"w": torch.tensor([4.0])}, 3.0)
-    assert (total.count, total.total_weight) == (2, 4.0)
+    assert (total.count, total.num_sent, total.weight_sent) == (2, {"w": 2}, {"w": 4.0})
     assert total.result()["w"].item() == 3.25
 
 

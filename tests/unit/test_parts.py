@@ -17,7 +17,7 @@ from fedsign.config import from_dict
 from fedsign.errors import ConfigError, RoundError
 from fedsign.exchange import DirectExchange
 from fedsign.optim.base import of_model
-from fedsign.parts import Holdings, MeanOfParts, completed
+from fedsign.parts import Holdings, completed
 from fedsign.records import CohortRequest, Failure, ObjectiveSpec, Role, Tensors, TrainReply, TrainRequest
 from simulations.api import check
 from strategies.base import Strategy
@@ -75,7 +75,6 @@ def exchange(
 
 def aggregated(strategy: Strategy, replies: Sequence[TrainReply], served: Tensors, *, round: int = 1) -> Tensors:
     """The next served model, of a strategy that gets parts."""
-    strategy.gets_parts = True
     strategy.request(round, served, range(NUM_CLIENTS), cohort_size=len(replies), seed=0)
     result = strategy.aggregate(round, replies)
     assert result is not None
@@ -105,17 +104,21 @@ def test_each_tensor_is_averaged_over_those_who_sent_it(sent: list[set[str]], we
 
 
 @settings(deadline=None)
-@given(st.integers(1, 6), st.lists(st.floats(0.5, 9), min_size=6, max_size=6))
-def test_where_all_send_all_it_is_the_plain_mean_to_the_last_bit(num: int, weights: list[float]) -> None:
-    plain, parts = WeightedMean(), MeanOfParts()
-    for k in range(num):
-        plain.add(model(k), weights[k])
-        parts.add(model(k), weights[k])
-    expected, found = plain.result(), parts.result(model(99))
-    assert all(torch.equal(found[name], expected[name]) for name in ROLES)
-    assert set(parts.weight_sent(ROLES).values()) == {plain.total_weight} and set(parts.num_sent(ROLES).values()) == {
-        num
-    }
+@given(subsets, st.lists(st.floats(0.5, 9), min_size=6, max_size=6))
+def test_a_tensors_mean_is_that_of_those_who_sent_it_alone_to_the_last_bit(
+    sent: list[set[str]], weights: list[float]
+) -> None:
+    total = WeightedMean()
+    for k, names in enumerate(sent):
+        total.add(reply(k, *names).tensors, weights[k])
+    found = total.result()
+    for name in found:
+        senders = [k for k, names in enumerate(sent) if name in {*names, "mean"}]
+        alone = WeightedMean()
+        for k in senders:
+            alone.add({name: model(k + 1)[name]}, weights[k])
+        assert torch.equal(found[name], alone.result()[name])
+        assert (total.num_sent[name], total.weight_sent[name]) == (len(senders), alone.weight_sent[name])
 
 
 def test_a_move_knows_how_many_sent_each_tensor_and_their_weight() -> None:

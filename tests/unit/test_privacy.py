@@ -12,11 +12,12 @@ import pytest
 import torch
 from scipy.stats import chi2, kstest
 
+from fedsign.aggregation import Aggregate
 from fedsign.errors import ConfigError, FedSignError, ReplyError, ResumeError
 from fedsign.privacy.central import Central
 from fedsign.privacy.central_adaptive import CentralAdaptive
 from fedsign.privacy.clipping import Layout, clipped, norm_of
-from fedsign.privacy.mechanism import CentralPrivacy, Released
+from fedsign.privacy.mechanism import CentralPrivacy
 from fedsign.privacy.secret import NAME, Secret, digest_of, open_secret
 from fedsign.records import Role, Tensors, TrainReply
 
@@ -155,15 +156,19 @@ def updates(count: int, *, seed: int = 0) -> list[torch.Tensor]:
 
 def released(
     folder: Path, replies: list[TrainReply], *, cohort_size: int = 4, round: int = 1, **changes: Any
-) -> Released:
+) -> Aggregate:
     privacy = CentralPrivacy(rule(**changes), cohort_size=cohort_size)
     privacy.open(folder, expected=False)
-    found = privacy.gather(round, SERVED, replies)
+    return gathered(privacy, replies, round=round)
+
+
+def gathered(privacy: CentralPrivacy, replies: list[TrainReply], *, round: int = 1) -> Aggregate:
+    found = privacy.gather(replies, lambda reply: [1.0], round=round, served=SERVED, num_clients=10)
     assert found is not None
     return found
 
 
-def move(found: Released) -> np.ndarray:
+def move(found: Aggregate) -> np.ndarray:
     moved: np.ndarray = (found.mean["w"].double() - SERVED["w"].double()).numpy()
     return moved
 
@@ -229,7 +234,7 @@ def test_the_noise_is_the_same_for_the_same_replies_and_another_for_others_or_in
 
 def test_a_strategy_outside_of_a_run_has_no_secret() -> None:
     with pytest.raises(FedSignError, match="without a run's secret"):
-        CentralPrivacy(rule(), cohort_size=1).gather(1, SERVED, [reply(0, torch.zeros(SIZE))])
+        gathered(CentralPrivacy(rule(), cohort_size=1), [reply(0, torch.zeros(SIZE))])
 
 
 def test_a_digest_tells_arrays_and_labels_apart() -> None:
@@ -308,9 +313,8 @@ def test_a_rounds_noise_is_scaled_by_the_norm_that_clipped_it(tmp_path: Path) ->
             adaptive(noise_multiplier=z, initial_clip_norm=0.5, clip_lr=5.0, sampling="public"), cohort_size=4
         )
         privacy.open(tmp_path, expected=False)
-        found = privacy.gather(1, SERVED, replies)
-        assert found is not None and privacy.rule.clip_norm != 0.5
-        moves.append(move(found))
+        moves.append(move(gathered(privacy, replies)))
+        assert privacy.rule.clip_norm != 0.5
     assert within(moves[1] - moves[0], std=adaptive(noise_multiplier=1.0).update_multiplier(4) * 0.5 / 4)
 
 
