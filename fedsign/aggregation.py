@@ -135,6 +135,7 @@ class Aggregator(Protocol):
 
     def load_state_dict(self, state: Tensors) -> None:
         """Take it back."""
+        return
 
 
 def weighted_mean(

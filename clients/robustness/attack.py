@@ -18,7 +18,6 @@ from pydantic import Field
 
 from clients.conduct import Conduct
 from clients.robustness.section import AttackPart
-from fedsign.config import ExperimentConfig
 from fedsign.records import Role, Tensors, TrainReply, TrainRequest
 from fedsign.seeding import Purpose, generator
 
@@ -49,13 +48,9 @@ class Attack(Conduct):
         self._transform: Transform | None = part.build()
         self._malicious = malicious(part, seed=seed, num_clients=num_clients)
 
-    def is_malicious(self, partition: int) -> bool:
-        """Whether this client attacks."""
-        return partition in self._malicious
-
     def concerns(self, request: TrainRequest) -> bool:
         """Those who are malicious, in every round."""
-        return self.is_malicious(request.partition)
+        return request.partition in self._malicious
 
     def after(self, request: TrainRequest, reply: TrainReply) -> TrainReply:
         """Send something else."""
@@ -66,11 +61,6 @@ class Attack(Conduct):
         sent = {name: (request.tensors[name] + update[name]).to(reply.tensors[name].dtype) for name in moved}
         extra = self._transform(reply.extra) if reply.extra else {}
         return replace(reply, tensors={**reply.tensors, **sent}, extra=extra)
-
-
-def attack_of(config: ExperimentConfig) -> Attack:
-    """The attack of an experiment; without one nobody is malicious."""
-    return Attack(AttackPart.of(config), seed=config.seed, num_clients=config.partition.num_clients)
 
 
 def malicious(part: AttackPart, *, seed: int, num_clients: int) -> frozenset[int]:

@@ -3,9 +3,11 @@
 from pathlib import Path
 
 from clients.conduct import Conduct
-from clients.robustness.attack import Attack
+from clients.robustness.attack import Attack, malicious
 from clients.robustness.faults import Faults
 from clients.robustness.section import AttackPart, FaultsSection
+from fedsign.exchange import RoundHook, Traffic
+from fedsign.results import Line, RunFolder
 from fedsign.workload import Workload
 
 
@@ -19,3 +21,23 @@ def conducts_of(workload: Workload, *, in_process: bool, folder: Path) -> list[C
     if faults.any:
         found.append(Faults(faults, seed=config.seed, timeout_s=config.server.round_timeout_s, waits=not in_process))
     return found
+
+
+class AttackHook(RoundHook):
+    """A round's record says how many of the clients that were asked are malicious."""
+
+    def __init__(self, malicious: frozenset[int]) -> None:
+        self._malicious = malicious
+
+    def end(self, traffic: Traffic) -> Line:
+        """Their number."""
+        return {"malicious": len(self._malicious.intersection(traffic.sent))}
+
+
+def round_hook(workload: Workload, strategy: object, folder: RunFolder, *, round: int) -> AttackHook | None:
+    """At the extension point `round_hook`, with an attack."""
+    config = workload.config
+    attack = AttackPart.of(config)
+    if attack.name == "none":
+        return None
+    return AttackHook(malicious(attack, seed=config.seed, num_clients=config.partition.num_clients))
