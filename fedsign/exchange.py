@@ -16,9 +16,9 @@ from torch import Tensor
 from fedsign.aggregation import Spread, in_slot_order, is_finite
 from fedsign.errors import ReplyError, RoundError
 from fedsign.parts import Holdings, buffers_of, check_part, completed
-from fedsign.records import CohortRequest, Failure, ReplyStack, Role, Tensors, TrainReply, TrainRequest
+from fedsign.records import CohortRequest, Failure, Reply, ReplyStack, Role, Tensors, TrainReply, TrainRequest
+from fedsign.results import Line
 
-Reply = TrainReply | ReplyStack
 TrainMany = Callable[[Sequence[TrainRequest]], Iterator[TrainReply | ReplyStack | Failure]]
 
 
@@ -80,8 +80,27 @@ class ReplyObserver(Protocol):
         ...
 
 
+class RoundHook(Protocol):
+    """What a capability adds to a run's rounds, at the extension point `round_hook`.
+
+    The extension is a function `(workload, strategy, folder, *, round) -> RoundHook | None`, where `round` is the last one played.
+    """
+
+    def begin(self, round: int) -> ReplyObserver | None:
+        """Before the clients are asked: who is to see the round's good replies."""
+        return None
+
+    def end(self, traffic: Traffic) -> Line:
+        """After the server's move, before the model is evaluated: what the round's record says besides."""
+        return {}
+
+    def write(self, record: Line, *, durable: bool) -> Line:
+        """Before the record is written: write files of one's own; returns the record as it may be published."""
+        return record
+
+
 class DirectExchange:
-    """See the module.  `roles` are the model's; `traffic` tells of the last round; an `observer` sees each good reply.
+    """See the module.  `roles` are the model's; `traffic` tells of the last round; `observers` see each good reply.
 
     With `num_wanted` a round ends with so many good replies; with `holdings` replies may hold a part of the model.
     """
@@ -94,7 +113,7 @@ class DirectExchange:
         self.ledger = ClientLedger()
         self.holdings: Holdings | None = None
         self.traffic = Traffic()
-        self.observer: ReplyObserver | None = None
+        self.observers: Sequence[ReplyObserver] = ()
         self.num_wanted: int | None = None
 
     def train(self, request: CohortRequest) -> Iterator[Reply]:
@@ -174,8 +193,8 @@ class DirectExchange:
         except ReplyError as error:
             self.traffic.failures.append(Failure(partition=reply.partition, reason=str(error)))
             return False
-        if self.observer is not None:
-            self.observer.add(whole, self._received)
+        for observer in self.observers:
+            observer.add(whole, self._received)
         self._count(reply, [reply.partition], [reply.num_examples], [reply.metrics])
         return True
 
@@ -194,8 +213,8 @@ class DirectExchange:
             if len(stack):
                 self.traffic.spread.add_stack(stack.tensors, self._received)
         if len(stack):
-            if self.observer is not None:
-                self.observer.add_stack(stack.tensors, self._received)
+            for observer in self.observers:
+                observer.add_stack(stack.tensors, self._received)
             each = [{name: values[place] for name, values in stack.metrics.items()} for place in range(len(stack))]
             self._count(stack, stack.partitions, stack.num_examples, each)
         return stack

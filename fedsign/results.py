@@ -117,8 +117,11 @@ class RunFolder:
         remove_partials(self.path)
         remove_partials(self.checkpoints)
         (self.path / "outcome.json").unlink(missing_ok=True)
-        for name in ("rounds.jsonl", "timings.jsonl", "failures.jsonl", "signs.jsonl", "sites.jsonl"):
-            path = self.path / name
+        self.drop_after(round, "rounds.jsonl", "timings.jsonl", "failures.jsonl", "sites.jsonl")
+
+    def drop_after(self, round: int, *names: str) -> None:
+        """Drop the lines of .jsonl files that were written after a round."""
+        for path in map(self.path.joinpath, names):
             if path.exists():
                 kept = [line for line in read_lines(path) if line["round"] <= round]
                 write_text(path, "".join(json.dumps(line) + "\n" for line in kept))

@@ -4,12 +4,12 @@ What cannot be private is refused before the run, in one sentence: a strategy th
 samples, buffers (a variance with noise on it may be below zero), figures of the clients' own updates.
 """
 
-from collections.abc import Sequence
 from math import ceil
 
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from fedsign.errors import ConfigError
+from fedsign.exchange import RoundHook, Traffic
 from fedsign.privacy.accounting import Accountant
 from fedsign.privacy.budget import Budget
 from fedsign.privacy.central import Central
@@ -25,7 +25,7 @@ from strategies.base import Strategy
 _LEFT_OUT = {CentralPrivacy: ("train_loss", "update_norm", "client_drift"), LocalPrivacy: ("train_loss",)}
 
 
-class Account:
+class Account(RoundHook):
     """What a run's privacy costs, round after round."""
 
     def __init__(
@@ -36,23 +36,25 @@ class Account:
             privacy.open(folder.path, expected=round > 0)
         self._privacy, self._accountant = privacy, accountant
         self._budget = Budget(folder.path, accountant, round=round)
+        self._round = round
         self._figures: Line = {}
 
-    def begin(self) -> None:
-        """Before a round: what the rule is for it."""
+    def begin(self, round: int) -> None:
+        """What the rule is for this round."""
+        self._round = round
         self._figures = dict(self._privacy.rule.figures()) if isinstance(self._privacy, CentralPrivacy) else {}
 
-    def spend(self, round: int, asked: Sequence[int]) -> Line:
-        """After a round: what its line says of privacy."""
-        epsilon = self._budget.spend(round, self._privacy.released(asked), self._figures)
+    def end(self, traffic: Traffic) -> Line:
+        """Spend; what the record says of privacy."""
+        epsilon = self._budget.spend(self._round, self._privacy.released(traffic.sent), self._figures)
         figures: Line = {"epsilon": epsilon, **self._figures}
         if isinstance(self._privacy, LocalPrivacy):
             figures["epsilon_round"] = self._accountant.epsilon(1)
         return figures
 
-    def publishable(self, line: Line) -> Line:
-        """The line without figures of what was not private when they were computed."""
-        return {key: value for key, value in line.items() if key not in _LEFT_OUT[type(self._privacy)]}
+    def write(self, record: Line, *, durable: bool) -> Line:
+        """The record without figures of what was not private when they were computed."""
+        return {key: value for key, value in record.items() if key not in _LEFT_OUT[type(self._privacy)]}
 
 
 def prepare(workload: Workload, strategy: FlowerStrategy) -> None:
@@ -103,8 +105,8 @@ def privacy_for(workload: Workload, strategy: FlowerStrategy) -> CentralPrivacy 
     return CentralPrivacy(rule, cohort_size=config.server.cohort_size)
 
 
-def account_of(workload: Workload, strategy: FlowerStrategy, folder: RunFolder, *, round: int) -> Account | None:
-    """The account of a strategy with privacy, from the round after `round` on; None without."""
+def round_hook(workload: Workload, strategy: FlowerStrategy, folder: RunFolder, *, round: int) -> Account | None:
+    """At the extension point `round_hook`: the account of a strategy with privacy."""
     privacy = strategy.aggregator if isinstance(strategy, Strategy) else None
     if not isinstance(privacy, CentralPrivacy | LocalPrivacy):
         return None

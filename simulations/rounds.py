@@ -15,15 +15,12 @@ from math import ceil
 from flwr.app import ConfigRecord
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
-from clients.robustness.attack import malicious
-from clients.robustness.section import AttackPart
 from clients.working_model import WorkingModel
 from fedsign import checkpoints
 from fedsign.aggregation import is_finite
-from fedsign.analysis.agreement import SignAgreement
 from fedsign.checkpoints import Checkpoint
 from fedsign.errors import ConfigError, RoundError
-from fedsign.exchange import ClientLedger, DirectExchange, Traffic
+from fedsign.exchange import ClientLedger, DirectExchange, RoundHook, Traffic
 from fedsign.extensions import extensions
 from fedsign.flower import foreign, foreign_rules
 from fedsign.flower.array import to_record, to_tensors
@@ -37,7 +34,6 @@ from fedsign.seeding import Purpose, generator
 from fedsign.workload import Workload
 from simulations.evaluation import Evaluation, evaluator_for
 from simulations.parts import holdings_for
-from simulations.privacy import account_of
 from strategies.base import COHORT_KEY, SEED_KEY, Strategy
 
 OnRound = Callable[[Line], None]
@@ -77,12 +73,8 @@ class RoundLoop:
         self._evaluated: Tensors = self._model.copies()
         self._served = self._evaluated
         self._resume()
-        self._account = account_of(workload, self._strategy, folder, round=self.round)
-        self._malicious = malicious(
-            AttackPart.of(self._config),
-            seed=self._config.seed,
-            num_clients=self._config.partition.num_clients,
-        )
+        found = (make(workload, self._strategy, folder, round=self.round) for make in extensions("round_hook"))
+        self._hooks: list[RoundHook] = [hook for hook in found if hook is not None]
 
     def run(self) -> None:
         """All remaining rounds, then the final model."""
@@ -94,15 +86,13 @@ class RoundLoop:
 
     def _play_round(self) -> None:
         started_at = time.perf_counter()
-        if self._account is not None:
-            self._account.begin()
+        observers = [hook.begin(self.round) for hook in self._hooks]
+        self._exchange.observers = [observer for observer in observers if observer is not None]
         before = self._served
-        agreement = SignAgreement() if self._config.get("results.signs", False) else None
-        self._exchange.observer = agreement
         traffic = self._train()
         if self._exchange.holdings is not None:
             self._exchange.holdings.commit(self.round, traffic.accepted, before=before, after=self._served)
-        spent = {} if self._account is None else self._account.spend(self.round, traffic.sent)
+        besides = [hook.end(traffic) for hook in self._hooks]
         trained_at = time.perf_counter()
         evaluated = self._evaluator.evaluate(self.round, self._evaluated)
         self._report(evaluated.failures)
@@ -111,11 +101,10 @@ class RoundLoop:
         ended_at = time.perf_counter()
         self._exchange.ledger.commit(self.round, traffic.with_state)
         timings = {"train_s": trained_at - started_at, "evaluate_s": ended_at - trained_at}
-        signs = {} if agreement is None else agreement.figures()
-        line = {**_line(self.round, evaluated.figures, traffic, signs), **spent}
-        if self._config.get("attack.name", "none") != "none":
-            line["malicious"] = len(self._malicious.intersection(traffic.sent))
-        self._write(line if self._account is None else self._account.publishable(line), timings, signs, evaluated)
+        line = _line(self.round, evaluated.figures, traffic)
+        for figures in besides:
+            line |= figures
+        self._write(line, timings, evaluated)
 
     def _train(self) -> Traffic:
         """One round of the strategy; leaves the served and the evaluated model behind."""
@@ -224,14 +213,13 @@ class RoundLoop:
                 },
             )
 
-    def _write(self, line: Line, timings: dict[str, float], signs: Mapping[str, Line], evaluated: Evaluation) -> None:
+    def _write(self, line: Line, timings: dict[str, float], evaluated: Evaluation) -> None:
         """See [Note: what is written when]."""
         results = self._config.results
         is_checkpoint = self.round % results.checkpoint_every == 0 or self.round == self._config.rounds
         self.folder.append("timings.jsonl", {"round": self.round, **timings})
-        if signs:
-            layers = {name: of_layer for name, of_layer in signs.items() if name}
-            self.folder.append("signs.jsonl", {"round": self.round, "layers": layers}, durable=is_checkpoint)
+        for hook in self._hooks:
+            line = hook.write(line, durable=is_checkpoint)
         for name, said in evaluated.lines.items():
             self.folder.append(name, said, durable=is_checkpoint)
         self.folder.append("rounds.jsonl", line, durable=is_checkpoint)
@@ -313,7 +301,7 @@ def make_strategy(workload: Workload) -> FlowerStrategy:
     return strategy
 
 
-def _line(round: int, values: dict[str, float], traffic: Traffic, signs: Mapping[str, Line]) -> Line:
+def _line(round: int, values: dict[str, float], traffic: Traffic) -> Line:
     update_norm, client_drift = traffic.spread.figures()
     return {
         "round": round,
@@ -327,5 +315,4 @@ def _line(round: int, values: dict[str, float], traffic: Traffic, signs: Mapping
         "update_norm": update_norm,
         "client_drift": client_drift,
         **({"surplus": traffic.surplus} if traffic.surplus else {}),
-        **{f"signs_{figure}": share for figure, share in signs.get("", {}).items()},
     }

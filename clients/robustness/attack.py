@@ -18,7 +18,6 @@ from pydantic import Field
 
 from clients.conduct import Conduct
 from clients.robustness.section import AttackPart
-from fedsign.config import ExperimentConfig
 from fedsign.records import Role, Tensors, TrainReply, TrainRequest
 from fedsign.seeding import Purpose, generator
 
@@ -62,11 +61,6 @@ class Attack(Conduct):
         sent = {name: (request.tensors[name] + update[name]).to(reply.tensors[name].dtype) for name in moved}
         extra = self._transform(reply.extra) if reply.extra else {}
         return replace(reply, tensors={**reply.tensors, **sent}, extra=extra)
-
-
-def attack_of(config: ExperimentConfig) -> Attack:
-    """The attack of an experiment; without one nobody is malicious."""
-    return Attack(AttackPart.of(config), seed=config.seed, num_clients=config.partition.num_clients)
 
 
 def malicious(part: AttackPart, *, seed: int, num_clients: int) -> frozenset[int]:

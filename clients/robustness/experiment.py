@@ -3,15 +3,41 @@
 from pathlib import Path
 
 from clients.conduct import Conduct
-from clients.robustness.attack import attack_of
-from clients.robustness.faults import faults_of
-from clients.robustness.section import AttackPart
+from clients.robustness.attack import Attack, malicious
+from clients.robustness.faults import Faults
+from clients.robustness.section import AttackPart, FaultsSection
+from fedsign.exchange import RoundHook, Traffic
+from fedsign.results import Line, RunFolder
 from fedsign.workload import Workload
 
 
 def conducts_of(workload: Workload, *, in_process: bool, folder: Path) -> list[Conduct]:
     """At the extension point `client_middleware`: what malicious clients send, and then what arrives of anybody's."""
     config = workload.config
-    attack = [attack_of(config)] if AttackPart.of(config).name != "none" else []
-    faults = faults_of(config, waits=not in_process)
-    return [*attack, *([] if faults is None else [faults])]
+    attack, faults = AttackPart.of(config), FaultsSection.of(config)
+    found: list[Conduct] = []
+    if attack.name != "none":
+        found.append(Attack(attack, seed=config.seed, num_clients=config.partition.num_clients))
+    if faults.any:
+        found.append(Faults(faults, seed=config.seed, timeout_s=config.server.round_timeout_s, waits=not in_process))
+    return found
+
+
+class AttackHook(RoundHook):
+    """A round's record says how many of the clients that were asked are malicious."""
+
+    def __init__(self, malicious: frozenset[int]) -> None:
+        self._malicious = malicious
+
+    def end(self, traffic: Traffic) -> Line:
+        """Their number."""
+        return {"malicious": len(self._malicious.intersection(traffic.sent))}
+
+
+def round_hook(workload: Workload, strategy: object, folder: RunFolder, *, round: int) -> AttackHook | None:
+    """At the extension point `round_hook`, with an attack."""
+    config = workload.config
+    attack = AttackPart.of(config)
+    if attack.name == "none":
+        return None
+    return AttackHook(malicious(attack, seed=config.seed, num_clients=config.partition.num_clients))

@@ -14,7 +14,6 @@ import torch
 
 from clients.conduct import Conduct
 from clients.robustness.section import FaultsSection
-from fedsign.config import ExperimentConfig
 from fedsign.records import LATE, Failure, TrainReply, TrainRequest
 from fedsign.seeding import Purpose, generator
 
@@ -58,12 +57,6 @@ class Faults(Conduct):
         if self._waits:
             time.sleep(min(self._delay_s, self._timeout_s + _PAST_THE_END_S))
         return self._delay_s > self._timeout_s
-
-
-def faults_of(config: ExperimentConfig, *, waits: bool) -> Faults | None:
-    """The faults of an experiment; None where there are none."""
-    rates = FaultsSection.of(config)
-    return Faults(rates, seed=config.seed, timeout_s=config.server.round_timeout_s, waits=waits) if rates.any else None
 
 
 def _with_nan(reply: TrainReply) -> TrainReply:

@@ -21,6 +21,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsign.exchange import RoundHook, Traffic
+from fedsign.results import Line, RunFolder
+from fedsign.workload import Workload
+
+_FILE = "signs.jsonl"
 _BLOCK = 2**16  # elements: what is in between stays in the cache
 _MOST = 255  # clients that a byte can count
 _SQUARES = ((_MOST, np.uint16), (2**16 - 1, np.uint32), (2**32 - 1, np.uint64))  # what holds the square of how many
@@ -116,6 +121,37 @@ class SignAgreement:
             both * (is_above | is_below),
         )
         return [np.add.reduceat(product, starts, dtype=np.int64) for product in products]
+
+
+class SignHook(RoundHook):
+    """Shares of all layers together in a round's record, those of each in `signs.jsonl`."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._agreement = SignAgreement()
+        self._layers: dict[str, dict[str, float | None]] = {}
+
+    def begin(self, round: int) -> SignAgreement:
+        """Count anew."""
+        self._agreement = SignAgreement()
+        return self._agreement
+
+    def end(self, traffic: Traffic) -> Line:
+        """The shares of all layers."""
+        self._layers = self._agreement.figures()
+        return {f"signs_{figure}": share for figure, share in self._layers.pop("", {}).items()}
+
+    def write(self, record: Line, *, durable: bool) -> Line:
+        """Those of each layer."""
+        if self._layers:
+            self._folder.append(_FILE, {"round": record["round"], "layers": self._layers}, durable=durable)
+        return record
+
+
+def round_hook(workload: Workload, strategy: object, folder: RunFolder, *, round: int) -> SignHook | None:
+    """At the extension point `round_hook`, with `results.signs`."""
+    folder.drop_after(round, _FILE)
+    return SignHook(folder) if workload.config.get("results.signs", False) else None
 
 
 def _flat(tensor: Tensor) -> NDArray[Any]:

@@ -58,6 +58,7 @@ CAPABILITY = Capability(
     extras=("privacy",),
     extends={
         "client_middleware": "clients.privacy:conducts_of",
+        "round_hook": "simulations.privacy:round_hook",
         "strategy_transform": "simulations.privacy:prepare",
     },
 )

@@ -44,5 +44,8 @@ CAPABILITY = Capability(
         },
     },
     moved={"clients.attack": "clients.robustness.attack"},
-    extends={"client_middleware": "clients.robustness.experiment:conducts_of"},
+    extends={
+        "client_middleware": "clients.robustness.experiment:conducts_of",
+        "round_hook": "clients.robustness.experiment:round_hook",
+    },
 )

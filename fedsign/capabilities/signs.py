@@ -20,4 +20,5 @@ CAPABILITY = Capability(
     commands={
         "analyse signs": "simulations.signs.command:signs",
     },
+    extends={"round_hook": "fedsign.analysis.agreement:round_hook"},
 )

@@ -63,7 +63,7 @@ class PartitionGrid(MessageGrid):
         self._digests = Digests()
         self._has_warned = False
         self.traffic = Traffic()
-        self.observer: ReplyObserver | None = None
+        self.observers: Sequence[ReplyObserver] = ()
         self.num_wanted: int | None = None
         self._ttl_s = inf  # of a message that no node has pulled; a node that comes back finds no round that is over
 
@@ -229,8 +229,8 @@ class PartitionGrid(MessageGrid):
         parameters = {name: before[name] for name in self._parameters}
         whole = after if self.holdings is None else completed(after, parameters)
         self.traffic.spread.add(whole, parameters)
-        if self.observer is not None:
-            self.observer.add(whole, parameters)
+        for observer in self.observers:
+            observer.add(whole, parameters)
         metrics = next(iter(wire.of_kind(reply.content, MetricRecord).values()))
         num_examples, loss = metrics.get(wire.NUM_EXAMPLES_KEY), metrics.get("train-loss")
         if isinstance(num_examples, int | float) and isinstance(loss, int | float):

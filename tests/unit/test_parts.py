@@ -205,7 +205,8 @@ def test_the_figures_of_a_round_are_those_of_the_whole_models() -> None:
     served = model(0)
     replies = [reply(0, "first"), reply(1, "first", "last"), reply(2, *PARAMETERS)]
     link, play = exchange(replies)
-    observer = link.observer = SignAgreement()
+    observer = SignAgreement()
+    link.observers = [observer]
     play(served)
     received = {name: served[name] for name in PARAMETERS}
     spread, signs = Spread(), SignAgreement()
