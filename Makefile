@@ -1,4 +1,4 @@
-.PHONY: check format lint types imports test test-all same-numbers mutants without without-each size bench
+.PHONY: check format lint types imports test test-all same-numbers mutants without without-each size bench pages
 
 check: lint types imports test  ## what a change has to pass before it is committed
 
@@ -53,3 +53,6 @@ PLAYERS =
 bench:  ## ours and the peers in turn, and docs/benchmarks.md from the results; see benchmarks/README.md
 	python -m benchmarks --works $(WORKS) --players "$(PLAYERS)" --repetitions $(REPETITIONS) --minutes $(MINUTES)
 	python -m benchmarks.docs
+
+pages:  ## docs/capabilities and the index of docs/README.md from the table of capabilities
+	python -m benchmarks.pages

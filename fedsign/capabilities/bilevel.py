@@ -48,4 +48,8 @@ CAPABILITY = Capability(
         "condense": "simulations.bilevel.command:condense",
         "tune learn": "simulations.bilevel.command:learn",
     },
+    files=(
+        "docs/how-to/learn-settings.md",
+        "docs/how-to/condense.md",
+    ),
 )

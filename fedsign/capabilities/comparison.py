@@ -28,4 +28,5 @@ CAPABILITY = Capability(
         "compare": "simulations.comparison.play:compare",
         "load_comparison": "fedsign.comparison_folder:load_comparison",
     },
+    files=("docs/how-to/compare.md",),
 )

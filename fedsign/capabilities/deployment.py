@@ -28,4 +28,8 @@ CAPABILITY = Capability(
     commands={
         "deploy": "simulations.deployment.command:app",
     },
+    files=(
+        "docs/how-to/sites.md",
+        "docs/how-to/deploy.md",
+    ),
 )

@@ -25,4 +25,5 @@ CAPABILITY = Capability(
         "analyse interpolate": "simulations.landscape.command:interpolate",
         "analyse curvature": "simulations.landscape.command:curvature",
     },
+    files=("docs/how-to/look-at-the-valley.md",),
 )

@@ -42,4 +42,8 @@ CAPABILITY = Capability(
     commands={
         "export": "simulations.language.command:export",
     },
+    files=(
+        "docs/how-to/language-data.md",
+        "docs/how-to/federated-llm.md",
+    ),
 )

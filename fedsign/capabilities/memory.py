@@ -18,4 +18,5 @@ CAPABILITY = Capability(
     commands={
         "estimate memory": "simulations.memory.command:memory",
     },
+    files=("docs/how-to/estimate-memory.md",),
 )

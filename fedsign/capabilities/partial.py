@@ -24,4 +24,5 @@ CAPABILITY = Capability(
         },
     },
     extends={"strategy_transform": "simulations.parts:check_parts"},
+    files=("docs/how-to/lisa.md",),
 )

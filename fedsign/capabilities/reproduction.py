@@ -32,4 +32,5 @@ CAPABILITY = Capability(
     commands={
         "reproduce": "simulations.recipes.command:reproduce",
     },
+    files=("docs/recipes.md",),
 )

@@ -48,4 +48,5 @@ CAPABILITY = Capability(
         "client_middleware": "clients.robustness.experiment:conducts_of",
         "round_hook": "clients.robustness.experiment:round_hook",
     },
+    files=("docs/how-to/faults.md",),
 )

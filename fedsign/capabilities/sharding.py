@@ -20,4 +20,5 @@ CAPABILITY = Capability(
         "estimate sharding": "simulations.sharding.command:sharding",
         "worker": "simulations.sharding.command:worker",
     },
+    files=("docs/how-to/shard-a-model.md",),
 )

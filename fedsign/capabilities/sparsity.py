@@ -69,4 +69,5 @@ CAPABILITY = Capability(
         "analyse parameterisation": "simulations.sparsity.command:parameterisation",
         "tune transfer": "simulations.sparsity.command:transfer",
     },
+    files=("docs/how-to/sparse-clients.md",),
 )

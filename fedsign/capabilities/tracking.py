@@ -22,4 +22,5 @@ CAPABILITY = Capability(
         }
     },
     extras=("tensorboard", "mlflow", "wandb"),
+    files=("docs/how-to/track-experiments.md",),
 )

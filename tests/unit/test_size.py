@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.pages import pages
 from benchmarks.size import CORE, Edge, code_lines, edges, is_allowed, modules, owner, undeclared
 from fedsign.capabilities import CAPABILITIES, owners
 from fedsign.registry import PACKAGES
@@ -21,6 +22,11 @@ def test_a_module_belongs_to_one_capability_at_most() -> None:
     several = {module: found for module in modules() if len(found := owners(module)) > 1}
     assert not several
     assert {owner(module) for module in modules()} == {CORE, *CAPABILITIES}
+
+
+def test_pages_say_what_the_table_says() -> None:
+    for path, text in pages().items():
+        assert path.read_text(encoding="utf-8") == text, "python -m benchmarks.pages writes them"
 
 
 def test_every_pattern_of_the_table_fits_a_module() -> None:

@@ -1,6 +1,6 @@
 """What goes when a capability goes: its row, its modules, whatever imports them, and what the documents say of it.
 
-Nothing is listed by hand but the `files` of the capability's row.  A test or benchmark that imports a deleted module goes with
+Nothing is listed by hand but the `files` of the capability's row, beside its page in docs/capabilities.  A test or benchmark that imports a deleted module goes with
 it; a test that only configures the capability is marked `needs`.  In Markdown a line of a list or a table that links to a
 deleted page goes, and so does a block between `<!-- capability: NAME -->` and `<!-- end -->`.
 """
@@ -34,7 +34,9 @@ def delete(root: Path, names: Iterable[str]) -> list[str]:
     for path in {file for module, file in _files(root) if module in gone}:
         path.unlink()
     deleted = [path for path in _importers(root, gone) if not path.unlink()]
-    for pattern in (pattern for name in names for pattern in CAPABILITIES[name].files):
+    for pattern in (
+        pattern for name in names for pattern in (f"docs/capabilities/{name}.md", *CAPABILITIES[name].files)
+    ):
         matching = list(root.glob(pattern))
         if not matching:
             raise FileNotFoundError(f"'{pattern}' of a capability's files matches nothing; correct its row.")
