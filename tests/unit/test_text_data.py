@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clients.evaluator import samples_of_sites
 from fedsign.config import from_dict
 from fedsign.data.base import Dataset, Samples
 from fedsign.data.text.blocks import Stream
@@ -380,7 +381,7 @@ def test_silos_read_their_own_lines_and_agree_on_the_vocabulary(tmp_path: Path) 
     for site in range(3):
         own = work.samples_of(site)
         assert isinstance(own, Samples) and all(f"Add {site}" in row if site else "Add" in row for row in texts(own))
-        assert work.evaluate(work.make_model(), site=site)["perplexity"] > 1
+        assert work.evaluate(work.make_model(), samples_of_sites(work.dataset)[site])["perplexity"] > 1
 
 
 def test_a_server_without_data_knows_the_shape_of_text(tmp_path: Path) -> None:
