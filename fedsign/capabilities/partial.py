@@ -23,5 +23,5 @@ CAPABILITY = Capability(
             "lisa": ("fedsign.optim.lisa:lisa", "AdamW of a few layers at a time, drawn at random every so many steps"),
         },
     },
-    extends={"strategy_transform": "simulations.parts:check_parts"},
+    extends={"rules": "clients.partial.rules:RULES"},
 )

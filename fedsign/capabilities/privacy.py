@@ -58,6 +58,7 @@ CAPABILITY = Capability(
     extras=("privacy",),
     extends={
         "client_middleware": "clients.privacy:conducts_of",
+        "rules": "fedsign.privacy.rules:RULES",
         "strategy_transform": "simulations.privacy:prepare",
     },
 )

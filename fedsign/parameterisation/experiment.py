@@ -34,9 +34,7 @@ def parameterise_as(config: ExperimentConfig, model: nn.Module) -> None:
         return
     _check(config, scheme)
     engine = config.engine
-    products = Products(
-        kind=SparseKeys.of(config).sparse_products, precision=engine.precision, compile=engine.compile
-    )
+    products = Products(kind=SparseKeys.of(config).sparse_products, precision=engine.precision, compile=engine.compile)
     parameterise(model, scheme, seed=config.seed, rule=rule, draw=SparsityPart.of(config).draw, products=products)
 
 
