@@ -22,15 +22,14 @@ from clients.partial.parts import all_parameters, drawing, on_device
 from clients.state.store import ClientStore
 from clients.working_model import WorkingModel
 from fedsign import plugins
-from fedsign.config import ExperimentConfig
+from fedsign.compatibility import Experiment, check_experiment
 from fedsign.data.base import IntArray
-from fedsign.errors import ConfigError, DiskFullError, LateError
+from fedsign.errors import DiskFullError, LateError
 from fedsign.models.batch_norm import freeze_batch_norm, has_batch_norm
-from fedsign.models.features import classifier_of
 from fedsign.models.transform import prepare_training
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.optim.base import PartTrainer, optimizer_of, trains_part
-from fedsign.optim.displacement import is_linear, unit_displacement
+from fedsign.optim.displacement import unit_displacement
 from fedsign.records import (
     LATE,
     Failure,
@@ -244,69 +243,19 @@ def learning_rate(workload: Workload) -> Callable[[int], float]:
     return lambda round: client.lr * factor(round, rounds)
 
 
-def check_sparsity(config: ExperimentConfig) -> None:
-    """Masks that change are for one client in one round, whose optimiser sees all steps.
-
-    Raises:
-        ConfigError: there are more.
-    """
-    rule = config.get("sparsity.name", "static")
-    if rule != "static" and (config.rounds, config.partition.num_clients) != (1, 1):
-        raise ConfigError(
-            f"sparsity.name={rule} was given with rounds={config.rounds} and partition.num_clients="
-            f"{config.partition.num_clients}, but server and clients draw the same masks and send none, so that a client's change would "
-            "be unknown to all others; use sparsity.name=static, or train in one place with rounds=1 and partition.num_clients=1."
-        )
-
-
-def check_training(workload: Workload, spec: ObjectiveSpec) -> None:
+def check_training(workload: Workload, spec: ObjectiveSpec, strategy: object = None) -> None:
     """Make a client's parts once, so that a mistake is one sentence before a run begins.
 
     Raises:
-        ConfigError: a part cannot be made, or they do not suit each other.
+        ConfigError: a part cannot be made, or they do not go together.
     """
-    check_sparsity(workload.config)
-    model, client = workload.make_model(), workload.config.client
+    experiment, config = Experiment(workload=workload, spec=spec, strategy=strategy), workload.config
     if isinstance(workload.task, CheckingTask):
-        data, name = workload.dataset, workload.config.model.name
-        workload.task.check_model(model, data.input_shape, data.num_outputs, name=name, device=workload.device)
-    objective: Objective = plugins.build("objective", spec.name, spec.settings)
-    optimizer = make_optimizer(workload, model, round=1)
-    if objective.needs_unit_displacement and unit_displacement(optimizer, 1) is None:
-        if is_linear(optimizer):
-            raise ConfigError(
-                f"parameterisation.name={workload.config.get('parameterisation.name', 'none')} was given, which gives tensors learning rates of their own "
-                f"at this width and density, but objective '{spec.name}' needs one rate for all; use parameterisation.name=sp."
-            )
-        raise ConfigError(
-            f"client.optimizer.name={client.optimizer.name} was given, but objective '{spec.name}' needs an optimiser that "
-            "does not rescale gradients; use client.optimizer.name=sgd."
+        data, name = workload.dataset, config.model.name
+        workload.task.check_model(
+            experiment.model, data.input_shape, data.num_outputs, name=name, device=workload.device
         )
-    if objective.contrasts and len(list(model.parameters())) == len(list(classifier_of(model).parameters())):
-        raise ConfigError(
-            f"model.name={workload.config.model.name} was given, but objective '{spec.name}' contrasts what enters the classifier, "
-            "and here that is the data itself; use a model with a hidden layer."
-        )
-    if objective.needs_unit_displacement and client.schedule.per == "step":
-        raise ConfigError(
-            f"client.schedule.per=step was given, but objective '{spec.name}' needs one learning rate for all steps of a round; "
-            "use client.schedule.per=round."
-        )
-    if client.micro_batch and has_batch_norm(model):
-        raise ConfigError(
-            f"client.micro_batch={client.micro_batch} was given, but model.name={workload.config.model.name} has BatchNorm, whose "
-            "statistics would be those of pieces of a batch; set it to 0 and lower client.batch_size instead."
-        )
-    if client.micro_batch and objective.contrasts and not objective.contrast_is_mean:
-        raise ConfigError(
-            f"client.micro_batch={client.micro_batch} was given, but objective '{spec.name}' does not say that its contrast is a "
-            "mean over samples (contrast_is_mean); set it to 0."
-        )
-    if workload.numerics.compile and trains_part(client.optimizer.name):
-        raise ConfigError(
-            f"engine.compile=true was given, but client.optimizer.name={client.optimizer.name} freezes other layers every so many "
-            "steps, and each time the model would be compiled anew; use engine.compile=false."
-        )
+    check_experiment(experiment)
+    _ = learning_rate(workload)(1), experiment.optimizer, workload.training_task
     workload.numerics.check_compiler()
-    prepare_training(model)
-    workload.training_task  # noqa: B018 - made on first use
+    prepare_training(experiment.model)

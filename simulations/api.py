@@ -218,7 +218,7 @@ def _prepare(workload: Workload) -> tuple[Workload, Engine, list[Callback]]:
     strategy = make_strategy(workload)
     spec = strategy.objective(1) if isinstance(strategy, Strategy) else ObjectiveSpec()
     check_evaluation(workload)
-    check_training(workload, spec)
+    check_training(workload, spec, strategy)
     workload = decided(workload, spec)
     engine: Engine = config.engine.build()
     engine.check(workload)

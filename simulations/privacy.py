@@ -1,7 +1,6 @@
 """[privacy] in a run: what it asks of an experiment, and the account that the round loop keeps of it.
 
-What cannot be private is refused before the run, in one sentence: a strategy that is given the replies as they are, weights by
-samples, buffers (a variance with noise on it may be below zero), figures of the clients' own updates.
+What cannot be private is refused before the run: `fedsign.privacy.rules`.
 """
 
 from math import ceil
@@ -16,7 +15,6 @@ from fedsign.privacy.central import Central
 from fedsign.privacy.local import Local, LocalPrivacy
 from fedsign.privacy.mechanism import CentralPrivacy
 from fedsign.privacy.section import PrivacyPart
-from fedsign.records import Role
 from fedsign.results import Line, RunFolder
 from fedsign.workload import Workload
 from strategies.base import Strategy
@@ -59,19 +57,19 @@ class Account(RoundHook):
 
 def prepare(workload: Workload, strategy: FlowerStrategy) -> None:
     """At the extension point `strategy_transform`: the strategy gathers with the privacy that the experiment asks for."""
-    privacy = privacy_for(workload, strategy)
+    privacy = privacy_for(workload)
     if privacy is not None and isinstance(strategy, Strategy):
         accountant_of(workload, strategy, privacy)  # so that a missing package is known before the run
         strategy.aggregator = privacy
 
 
-def privacy_for(workload: Workload, strategy: FlowerStrategy) -> CentralPrivacy | LocalPrivacy | None:
+def privacy_for(workload: Workload) -> CentralPrivacy | LocalPrivacy | None:
     """The server's half of [privacy]; None for `none`.
 
     Raises:
-        ConfigError: the experiment cannot be made private so.
+        ConfigError: its factory gives something else.
     """
-    part, config = PrivacyPart.of(workload.config), workload.config
+    part = PrivacyPart.of(workload.config)
     rule = part.build()
     if rule is None:
         return None
@@ -79,30 +77,9 @@ def privacy_for(workload: Workload, strategy: FlowerStrategy) -> CentralPrivacy 
         raise ConfigError(
             f"privacy.name={part.name} gives a {type(rule).__name__}; expected is a Central or a Local of fedsign.privacy."
         )
-    _check_strategy(workload, strategy)
-    if Role.BUFFER in workload.roles.values():
-        raise ConfigError(
-            f"privacy.name={part.name} was given, but model.name={config.model.name} has buffers, such as BatchNorm's statistics, "
-            "which noise would spoil; use a model without BatchNorm."
-        )
-    if rule.delta >= 1 / config.partition.num_clients:
-        raise ConfigError(
-            f"privacy.delta={rule.delta:g} was given for {config.partition.num_clients} clients; expected is less than 1 by their "
-            "number, or to publish one of them at random would be private: lower privacy.delta."
-        )
     if isinstance(rule, Local):
-        if workload.is_evaluated_at_clients:
-            raise ConfigError(
-                f"privacy.name={part.name} was given, but the clients evaluate, and would send figures without noise to a server that "
-                "is not trusted; use server.evaluation=server, or privacy.name=central."
-            )
         return LocalPrivacy(rule)
-    if config.get("results.signs", False):
-        raise ConfigError(
-            f"results.signs=true was given with privacy.name={part.name}, but signs are counted on updates without noise; set "
-            "results.signs=false."
-        )
-    return CentralPrivacy(rule, cohort_size=config.server.cohort_size)
+    return CentralPrivacy(rule, cohort_size=workload.config.server.cohort_size)
 
 
 def round_hook(workload: Workload, strategy: FlowerStrategy, folder: RunFolder, *, round: int) -> Account | None:
@@ -130,24 +107,3 @@ def accountant_of(workload: Workload, strategy: FlowerStrategy, privacy: Central
         num_clients=num_clients,
         sample_size=num_asked if counts else num_clients,
     )
-
-
-def _check_strategy(workload: Workload, strategy: FlowerStrategy) -> None:
-    part, name = PrivacyPart.of(workload.config), workload.config.strategy.name
-    if not isinstance(strategy, Strategy):
-        raise ConfigError(
-            f"privacy.name={part.name} was given, but strategy {name} is Flower's and takes the replies as they are; take a "
-            "strategy of FedSign's, or one of Flower's flower_dp_... with privacy.name=none."
-        )
-    kind = type(strategy)
-    for method in ("aggregate", "aggregate_train"):
-        if getattr(kind, method) is not getattr(Strategy, method):
-            raise ConfigError(
-                f"privacy.name={part.name} was given, but strategy {name} has a method {method} of its own, which takes the "
-                "replies as they are; let it answer by `move` instead."
-            )
-    if kind.weight is not Strategy.weight or strategy.weighting != "uniform" or strategy.weights:
-        raise ConfigError(
-            f"privacy.name={part.name} was given, but strategy {name} weights its replies, so that one client could count for more "
-            "than the noise covers; use strategy.weighting=uniform, without strategy.weights."
-        )

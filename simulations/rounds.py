@@ -27,8 +27,7 @@ from fedsign.flower.array import to_record, to_tensors
 from fedsign.flower.parameters_only import ParametersOnly, release
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.flower.shims import seeded_globals
-from fedsign.records import Failure, Role, Tensors
-from fedsign.registry import resolve
+from fedsign.records import Failure, Tensors
 from fedsign.results import Line, RunFolder
 from fedsign.seeding import Purpose, generator
 from fedsign.workload import Workload
@@ -270,7 +269,7 @@ class RoundLoop:
 def make_strategy(workload: Workload) -> FlowerStrategy:
     """The configured strategy, ours or Flower's.
 
-    At the extension point `strategy_transform`, functions `(workload, strategy) -> None` refuse it or set its aggregator.
+    At the extension point `strategy_transform`, functions `(workload, strategy) -> None` may set its aggregator.
 
     Raises:
         ConfigError: it is no strategy, or one that could not do its work in this experiment.
@@ -284,20 +283,12 @@ def make_strategy(workload: Workload) -> FlowerStrategy:
             f"strategy.name={part.name} gives a {type(strategy).__name__}; expected is a subclass of "
             "strategies.base.Strategy or of Flower's Strategy."
         )
-    optimizer = workload.config.server.optimizer
     for prepare in extensions("strategy_transform"):
         prepare(workload, strategy)
     if isinstance(strategy, Strategy):
-        strategy.server_optimizer = optimizer.build()
-    elif optimizer.name != "none":
-        raise ConfigError(
-            f"server.optimizer.name={optimizer.name} was given, but strategy {part.name} is Flower's and moves the server by "
-            "itself; set server.optimizer.name=none, or take a strategy of FedSign's."
-        )
+        strategy.server_optimizer = workload.config.server.optimizer.build()
     else:
-        foreign_rules.check_settings(strategy, part.settings, resolve("strategy", part.name))
-        buffers = Role.BUFFER in workload.roles.values()
-        foreign_rules.check(strategy, cohort_size=workload.config.server.cohort_size, has_buffers=buffers)
+        foreign_rules.warn_of_trimming(strategy, workload.config.server.cohort_size)
     return strategy
 
 

@@ -46,7 +46,8 @@ class Strategy(FlowerStrategy):
     (keys `seed` and `cohort-size`).
     """
 
-    takes_parts: ClassVar[bool] = True  # whether it can do with replies that hold a part of the model
+    takes_target: ClassVar[bool] = True  # traits: see `fedsign.traits.StrategyTraits`
+    takes_parts: ClassVar[bool] = True
 
     def __init__(self, *, weighting: Weighting = "uniform", weights: Weights = ()) -> None:
         self.weighting = weighting
@@ -97,6 +98,17 @@ class Strategy(FlowerStrategy):
     @classmethod
     def adapt_model(cls, model: nn.Module, settings: Mapping[str, Any]) -> None:
         """Change the architecture, in every process that makes the model; without new parameters."""
+
+    @property
+    def own_aggregation(self) -> str:
+        """See `fedsign.traits.StrategyTraits`."""
+        names = ("aggregate", "aggregate_train")
+        return next((name for name in names if getattr(type(self), name) is not getattr(Strategy, name)), "")
+
+    @property
+    def weights_replies(self) -> bool:
+        """See `fedsign.traits.StrategyTraits`."""
+        return type(self).weight is not Strategy.weight or self.weighting != "uniform" or bool(self.weights)
 
     # State
 
@@ -199,7 +211,7 @@ class Strategy(FlowerStrategy):
 
     def _weights(self, reply: Reply) -> list[float]:
         """Of a reply, or of each in a stack."""
-        if type(self).weight is Strategy.weight and self.weighting == "uniform" and not self.weights:
+        if not self.weights_replies:
             return [1.0] * (len(reply) if isinstance(reply, ReplyStack) else 1)  # nobody is asked one by one
         replies = reply.replies() if isinstance(reply, ReplyStack) else [reply]
         weights = [self.weight(each) for each in replies]

@@ -20,7 +20,7 @@ class CohortProvider(TrainerProvider):
             return self.workload
         from clients.cohort.paths import on_path
 
-        return on_path(self.workload, spec, in_process=self.workload.config.engine.name == "in_process")
+        return on_path(self.workload, spec)
 
     def takes(self) -> bool:
         """See TrainerProvider."""

@@ -15,14 +15,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 from pathlib import Path
 
+from clients.sharding.decide import where_machines_join
 from clients.sharding.machines import RemoteRanks, Rendezvous
 from clients.sharding.ranks import RENDEZVOUS_S, Host, LocalRanks, RankMessage, WorkerFailure, described, store_for
-from clients.sharding.rules import refused_objective, where_machines_join
 from clients.sharding.training import mean_loss
+from clients.sharding.trial import OBJECTIVE
 from clients.state.store import ClientStore
 from clients.workers.shared_data import digest_of
-from fedsign.errors import ConfigError, EngineError, FedSignError, LateError, RankError
+from fedsign.compatibility import Experiment
+from fedsign.errors import EngineError, FedSignError, LateError, RankError
 from fedsign.records import LATE, Failure, TrainReply, TrainRequest, failure_of
+from fedsign.rules import check
 from fedsign.sharding.section import ShardingSection
 from fedsign.transport.connection import Message, poll
 from fedsign.transport.tensors import Layout
@@ -85,9 +88,7 @@ class ShardGroup:
             self._rendezvous = None
 
     def _train(self, request: TrainRequest) -> TrainReply:
-        why_not = refused_objective(request.objective)
-        if why_not:
-            raise ConfigError(f"client.sharding.ranks={self._settings.ranks} was given, but {why_not}.")
+        check([OBJECTIVE], Experiment(workload=self._workload, spec=request.objective))
         deadline = time.monotonic() + self._workload.config.server.round_timeout_s
         if not self._is_started:
             self._start(deadline)

@@ -20,8 +20,8 @@ from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
 
+from clients.sharding.decide import check_machines
 from clients.sharding.ranks import described
-from clients.sharding.rules import check_machines
 from clients.state.store import ClientStore
 from fedsign.errors import EngineError, RankError
 from fedsign.records import Failure, TrainReply, TrainRequest, failure_of

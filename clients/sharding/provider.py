@@ -19,9 +19,9 @@ class ShardingProvider(TrainerProvider):
         """See TrainerProvider."""
         if not self.takes():
             return self.workload
-        from clients.sharding.rules import sharded
+        from clients.sharding.decide import sharded
 
-        return sharded(self.workload, spec)
+        return sharded(self.workload)
 
     def takes(self) -> bool:
         """See TrainerProvider."""
@@ -29,7 +29,7 @@ class ShardingProvider(TrainerProvider):
 
     def check(self) -> None:
         """See TrainerProvider."""
-        from clients.sharding.rules import check_machines
+        from clients.sharding.decide import check_machines
 
         check_machines(self.workload.config)
 

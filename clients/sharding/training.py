@@ -7,7 +7,7 @@ With `client.micro_batch` a share is computed in pieces of so many samples.  All
 since they gather its units together: one that has no samples left takes the batch's first with weight 0.
 
 What is random besides the order of samples is drawn for the whole batch on every rank (augmentation), or refused (dropout):
-`clients.sharding.rules`.
+`clients.sharding.trial`.
 """
 
 from collections.abc import Collection, Iterator, Sequence

@@ -9,5 +9,5 @@ CAPABILITY = Capability(
         "clients.cohort",
     ),
     sections={"client": "clients.cohort.section:CohortKeys"},
-    extends={"local_trainer": "clients.cohort.provider:CohortProvider"},
+    extends={"local_trainer": "clients.cohort.provider:CohortProvider", "rules": "clients.cohort.rules:RULES"},
 )

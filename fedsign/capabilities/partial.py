@@ -23,6 +23,9 @@ CAPABILITY = Capability(
             "lisa": ("fedsign.optim.lisa:lisa", "AdamW of a few layers at a time, drawn at random every so many steps"),
         },
     },
-    extends={"strategy_transform": "simulations.parts:check_parts"},
     files=("docs/how-to/lisa.md",),
+    extends={
+        "rules": "clients.partial.rules:RULES",
+        "strategy_transform": "simulations.parts:check_parts",
+    },
 )

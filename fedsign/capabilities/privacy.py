@@ -59,6 +59,7 @@ CAPABILITY = Capability(
     extends={
         "client_middleware": "clients.privacy:conducts_of",
         "round_hook": "simulations.privacy:round_hook",
+        "rules": "fedsign.privacy.rules:RULES",
         "strategy_transform": "simulations.privacy:prepare",
     },
 )

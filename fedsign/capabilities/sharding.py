@@ -15,7 +15,7 @@ CAPABILITY = Capability(
     requires={
         "workers": "ranks share tensors and data through the same memory",
     },
-    extends={"local_trainer": "clients.sharding.provider:ShardingProvider"},
+    extends={"local_trainer": "clients.sharding.provider:ShardingProvider", "rules": "clients.sharding.rules:RULES"},
     commands={
         "estimate sharding": "simulations.sharding.command:sharding",
         "worker": "simulations.sharding.command:worker",

@@ -62,7 +62,10 @@ CAPABILITY = Capability(
             ),
         },
     },
-    extends={"model_transform": "fedsign.parameterisation.experiment:parameterise_as"},
+    extends={
+        "rules": "fedsign.parameterisation.rules:RULES",
+        "model_transform": "fedsign.parameterisation.experiment:parameterise_as",
+    },
     moved={"fedsign.optim.packed": "fedsign.parameterisation.packed"},
     commands={
         "analyse coordinates": "simulations.sparsity.command:coordinates",

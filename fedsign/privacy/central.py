@@ -26,6 +26,8 @@ from fedsign.records import Tensors
 class Central:
     """The rule; `clip_norm` is that of the next round."""
 
+    trusts_server = True
+
     def __init__(
         self,
         *,

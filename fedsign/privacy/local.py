@@ -27,6 +27,8 @@ from fedsign.records import Reply, Tensors, TrainReply, one_by_one
 class Local:
     """The rule, the same for all clients."""
 
+    trusts_server = False
+
     def __init__(
         self, *, clip_norm: ClipNorm, noise_multiplier: NoiseMultiplier, delta: Delta, secret_file: str = ""
     ) -> None:

@@ -21,6 +21,8 @@ from simulations.rounds import OnRound, RoundLoop
 class InProcess:
     """Settings: `workers`, processes that train the clients of a round; with 1, this process does."""
 
+    trains_here = keeps_processes = True
+
     def __init__(self, *, workers: Annotated[int, Field(ge=1, le=1024)] = 1) -> None:
         self.workers = workers
 

@@ -92,6 +92,8 @@ class SuperLink:
     answered the roll call; `share_details`: let them tell tracebacks and label counts, which otherwise stay with them.
     """
 
+    is_deployed = keeps_processes = True
+
     def __init__(
         self,
         *,

@@ -89,7 +89,7 @@ def _device(kit: Kit) -> Row:
 
 def _machines(kit: Kit) -> list[Row]:
     """Those that train a sharded client together, if the site says something of them."""
-    from clients.sharding.rules import machines_said
+    from clients.sharding.decide import machines_said
 
     if not kit.sharding:
         return []

@@ -27,7 +27,7 @@ from clients.cohort.paths import chunk_of, on_path
 from clients.cohort.plan import stacked_plan
 from clients.cohort.trainer import CohortTrainer
 from clients.state.store import ClientStore
-from clients.trainer import LocalTrainer, SequentialTrainer
+from clients.trainer import LocalTrainer, SequentialTrainer, check_training
 from fedsign.config import from_dict
 from fedsign.data.base import Dataset, Samples
 from fedsign.errors import ConfigError
@@ -572,8 +572,8 @@ def test_what_a_stack_cannot_do_exactly_is_refused_in_a_sentence_and_sequential_
     config = from_dict({"partition": {"num_clients": 6}, "server": {"cohort_size": 3}, **changes})
     cohort = Workload(config).with_client(path="cohort")
     with pytest.raises(ConfigError, match=f"^client.path=cohort was given, but .*{re.escape(why)}.*; use client.path="):
-        on_path(cohort, spec, in_process=True)
-    decided = on_path(Workload(config).with_client(path="auto"), spec, in_process=True)
+        check_training(cohort, spec)
+    decided = on_path(Workload(config).with_client(path="auto"), spec)
     assert (decided.config.client.path, decided.config.client.chunk) == ("sequential", 0)
 
 
@@ -591,12 +591,13 @@ def test_what_a_stack_cannot_do_exactly_is_refused_in_a_sentence_and_sequential_
 )
 def test_auto_is_decided_by_the_experiment_alone(changes: dict[str, Any], spec: ObjectiveSpec, path: str) -> None:
     given = Workload(from_dict({"partition": {"num_clients": 6}, "server": {"cohort_size": 3}, **changes}))
-    decided = on_path(given.with_client(path="auto"), spec, in_process=True).config.client
+    decided = on_path(given.with_client(path="auto"), spec).config.client
     assert (decided.path, decided.chunk) == (path, 3 if path == "cohort" else 0)
-    assert on_path(given.with_client(path="auto"), spec, in_process=False).config.client.path == "sequential"
-    assert on_path(given.with_client(path="cohort"), spec, in_process=True).config.client.path == "cohort"
-    with pytest.raises(ConfigError, match=r"client.path=cohort was given with engine.name=in_process"):
-        on_path(given.with_client(path="cohort"), spec, in_process=False)
+    assert on_path(given.with_client(path="cohort"), spec).config.client.path == "cohort"
+    elsewhere = Workload(given.config.replace(**{"engine.name": "superlink"}))
+    assert on_path(elsewhere.with_client(path="auto"), spec).config.client.path == "sequential"
+    with pytest.raises(ConfigError, match=r"client.path=cohort was given, but engine.name=superlink gives each client"):
+        check_training(elsewhere.with_client(path="cohort"), spec)
 
 
 def test_a_chunk_takes_no_more_than_its_share_of_memory() -> None:

@@ -14,9 +14,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from clients.cohort.paths import refusal
+from clients.cohort.rules import COHORT
 from clients.cohort.trainer import CohortTrainer
 from clients.trainer import SequentialTrainer
+from fedsign.compatibility import Experiment
 from fedsign.config import from_dict
 from fedsign.data.base import Dataset, Samples
 from fedsign.data.partition.base import Split
@@ -255,4 +256,4 @@ def test_a_neighbours_samples_do_not_reach_the_statistics(tmp_path: Path) -> Non
 @pytest.mark.parametrize("model", MODELS)
 def test_none_of_them_is_refused(model: str) -> None:
     for objective in OBJECTIVES.values():
-        assert refusal(image_workload(torch.float32, MODELS[model]), objective) is None
+        assert not COHORT.why_not(Experiment(workload=image_workload(torch.float32, MODELS[model]), spec=objective))

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from clients.sharding.decide import sharded
 from clients.sharding.group import ShardGroup
-from clients.sharding.rules import sharded
 from clients.state.store import ClientStore
-from clients.trainer import SequentialTrainer
+from clients.trainer import SequentialTrainer, check_training
 from clients.working_model import WorkingModel
 from fedsign.config import from_dict
 from fedsign.errors import ConfigError
@@ -102,7 +102,7 @@ REASONS = {
     "all other strategies": "objective '.*' reads whole parameters.* strategy.name=fedavg, fedprox or fedsign",
     "fedsign, reduction=tensor_mean": "objective 'fedsign' reads whole parameters",
     "engine.name=ray": "engine.name=ray gives a client one process; use in_process or superlink",
-    "engine.workers": "engine.workers=2 .* leave engine.workers out",
+    "engine.workers": "engine.workers=2 .* use engine.workers=1",
     "client.path=cohort": "client.path=cohort .* use client.path=sequential",
     "client.optimizer.name=galore": "client.optimizer.name=galore .* move each element by itself",
     "client.optimizer.name=lora": "client.optimizer.name=lora .* as buffers",
@@ -171,7 +171,8 @@ def given(root: Path, changes: Mapping[str, Any], **sharding: Any) -> Workload:
 def taken(workload: Workload) -> Workload:
     """As a run begins."""
     made = make_strategy(workload)
-    return sharded(workload, made.objective(1) if isinstance(made, Strategy) else ObjectiveSpec())
+    check_training(workload, made.objective(1) if isinstance(made, Strategy) else ObjectiveSpec(), made)
+    return sharded(workload)
 
 
 def test_the_table_has_the_rows_that_are_tested_here() -> None:

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import torch
 
+from clients.sharding.decide import sharded
 from clients.sharding.group import ShardGroup
-from clients.sharding.rules import sharded
 from clients.trainer import SequentialTrainer
 from fedsign.checkpoints import load_latest
 from fedsign.config import from_dict
 from fedsign.errors import ConfigError
-from fedsign.records import Failure, ObjectiveSpec, TrainReply
+from fedsign.records import Failure, TrainReply
 from fedsign.workload import Workload
 from simulations import run
 from tests.distributed.federation import sharding, tree
@@ -52,7 +52,7 @@ def worker(folder: Path, address: str, *more: str) -> Iterator["subprocess.Popen
 
 def workload(root: Path, address: str, model: dict[str, Any], **settings: Any) -> Workload:
     client = {"sharding": {**TWO_MACHINES, "listen": address, **settings}}
-    return sharded(Workload(from_dict(tree(root, model=model, client=client))), ObjectiveSpec())
+    return sharded(Workload(from_dict(tree(root, model=model, client=client))))
 
 
 @pytest.mark.slow

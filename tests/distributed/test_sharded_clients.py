@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from clients.sharding.decide import sharded
 from clients.sharding.group import ShardGroup
 from clients.sharding.node import AtDaemon, let_go
-from clients.sharding.rules import sharded
 from clients.sharding.training import share_of
 from clients.state.store import ClientStore
 from clients.trainer import LocalTrainer, SequentialTrainer
@@ -94,7 +94,7 @@ def request(work: Workload, *, partition: int = 0, round: int = 1) -> TrainReque
 
 def workload(root: Path, model: dict[str, Any], **changes: Any) -> Workload:
     config = from_dict(tree(root, model=model, client={"sharding": CHEAP}, **changes))
-    return sharded(Workload(config), ObjectiveSpec())
+    return sharded(Workload(config))
 
 
 def mortal(root: Path) -> tuple[Workload, Path]:

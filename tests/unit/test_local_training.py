@@ -17,12 +17,13 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from clients.batches import batches, num_steps, schedule
-from clients.cohort.paths import refusal
+from clients.cohort.rules import COHORT
 from clients.local_step import LocalStep
 from clients.state.store import ClientStore
 from clients.trainer import SequentialTrainer, check_training
 from clients.working_model import WorkingModel
 from fedsign import plugins
+from fedsign.compatibility import Experiment
 from fedsign.config import from_dict
 from fedsign.errors import ConfigError
 from fedsign.objectives.base import LocalContext, Objective
@@ -168,7 +169,8 @@ def test_a_rate_per_step_is_refused_by_an_objective_that_needs_one_rate() -> Non
 
 @pytest.mark.parametrize("client", [{"micro_batch": 4}, {"schedule": {"name": "cosine", "per": "step"}}])
 def test_a_stack_of_clients_refuses_what_is_for_one_after_another(client: dict[str, Any]) -> None:
-    assert "for one client after another only" in str(refusal(workload(**client), ObjectiveSpec()))
+    why = COHORT.why_not(Experiment(workload=workload(**client), spec=ObjectiveSpec()))
+    assert why.endswith("is for one client after another only")
 
 
 @hypothesis_settings(deadline=None, max_examples=200)

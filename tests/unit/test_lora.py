@@ -11,11 +11,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from clients.cohort.paths import refusal
+from clients.cohort.rules import COHORT
 from clients.local_optim import LocalOptimizer
 from clients.state.store import ClientStore
 from clients.trainer import SequentialTrainer
 from fedsign import llm, plugins
+from fedsign.compatibility import Experiment
 from fedsign.config import ExperimentConfig, from_dict
 from fedsign.errors import ConfigError
 from fedsign.models.transform import plain_model
@@ -256,7 +257,7 @@ def test_scaffold_needs_an_optimiser_that_does_not_rescale(tmp_path: Path) -> No
 
 
 def test_a_stack_of_clients_is_refused_and_so_is_a_strategy_that_changes_layers_itself(tmp_path: Path) -> None:
-    why = refusal(Workload(experiment(tmp_path)), ObjectiveSpec())
+    why = COHORT.why_not(Experiment(workload=Workload(experiment(tmp_path)), spec=ObjectiveSpec()))
     assert why == "client.optimizer.name=lora freezes weights, of which a stack would hold one copy for each client"
     with pytest.raises(ConfigError, match=r"the layer '\d' is changed by the strategy already"):
         Workload(experiment(tmp_path, strategy={"name": "fedpan"})).make_model()

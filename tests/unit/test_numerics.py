@@ -274,7 +274,7 @@ def test_what_engine_does_not_know_is_refused(engine: dict[str, Any], said: str)
             {"precision": "bf16"},
             r"client.path=cohort was given, but engine.precision=bf16 is for one client after another",
         ),
-        ({"compile": True}, r"client.path=cohort was given, but engine.compile=true compiles the model for one client"),
+        ({"compile": True}, r"client.path=cohort was given, but engine.compile=true is for one client after another"),
     ],
 )
 def test_stacks_refuse_what_they_do_not_do_and_auto_goes_one_after_another(engine: dict[str, Any], said: str) -> None:
@@ -282,8 +282,8 @@ def test_stacks_refuse_what_they_do_not_do_and_auto_goes_one_after_another(engin
         return Workload(from_dict({"engine": engine, "client": {"path": path}, "model": {"hidden": [8]}}))
 
     with pytest.raises(ConfigError, match=said):
-        on_path(work("cohort"), ObjectiveSpec(), in_process=True)
-    assert on_path(work("auto"), ObjectiveSpec(), in_process=True).config.client.path == "sequential"
+        check_training(work("cohort"), ObjectiveSpec())
+    assert on_path(work("auto"), ObjectiveSpec()).config.client.path == "sequential"
 
 
 def test_a_missing_compiler_is_a_sentence_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

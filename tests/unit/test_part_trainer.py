@@ -437,16 +437,20 @@ def test_what_is_read_on_a_device_is_moved_when_it_is_asked_for() -> None:
 def test_the_cohort_path_is_refused_and_auto_is_sequential() -> None:
     refused = workload(client={"path": "cohort"}, model={"name": "mlp"}, optimizer={**LISA_SETTINGS, "blocks": "0,2"})
     with pytest.raises(ConfigError, match="lisa trains other layers of each client; use"):
-        paths.on_path(refused, ObjectiveSpec(), in_process=True)
+        check_training(refused, ObjectiveSpec())
     auto = refused.with_client(path="auto")
-    assert paths.on_path(auto, ObjectiveSpec(), in_process=True).config.client.path == "sequential"
+    assert paths.on_path(auto, ObjectiveSpec()).config.client.path == "sequential"
 
 
 @pytest.mark.parametrize(
     ("changes", "objective", "sentence"),
     [
         ({}, ObjectiveSpec(name="scaffold"), "needs an optimiser that does not rescale gradients"),
-        ({"engine": {"compile": True}}, ObjectiveSpec(), "engine.compile=true .* client.optimizer.name=lisa freezes"),
+        (
+            {"engine": {"compile": True}},
+            ObjectiveSpec(),
+            "name=lisa trains a part .* engine.compile=true would compile",
+        ),
         ({"model": {"name": "mlp"}, "optimizer": {"name": "lisa"}}, ObjectiveSpec(), "no list of blocks was found"),
         ({"optimizer": {**LISA_SETTINGS, "num_sampled_layers": 9}}, ObjectiveSpec(), "the model has 4 blocks"),
     ],

@@ -6,8 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from clients.cohort.paths import on_path
-from clients.sharding.rules import sharded
 from clients.trainer import check_training
 from clients.working_model import WorkingModel
 from fedsign.config import from_dict
@@ -182,14 +180,14 @@ def test_stacks_and_ranks_have_whole_products_and_say_so() -> None:
     stacked = {**SMALL["client"], "path": "cohort", "optimizer": {"name": "adamw"}}
     asked = {"engine": {"sparse_products": "csr"}, "client": stacked}
     with pytest.raises(ConfigError, match=r"sparse_products=csr is for one client after another only"):
-        on_path(Workload(from_dict({**SMALL, **asked})), ObjectiveSpec(), in_process=True)
+        check_training(Workload(from_dict({**SMALL, **asked})), ObjectiveSpec())
     for changes, said in (
         ({"engine": {"sparse_products": "csr"}}, "use auto or dense"),
         ({"sparsity": {"name": "rigl", "last_step": 200}}, r"use sparsity\.name=static"),
     ):
         several = {**SMALL, "client": {**SMALL["client"], "sharding": {"ranks": 2}}, **changes}
         with pytest.raises(ConfigError, match=said):
-            sharded(Workload(from_dict(several)), ObjectiveSpec())
+            check_training(Workload(from_dict(several)), ObjectiveSpec())
 
 
 def test_compressed_rows_that_cannot_be_had_are_refused_before_the_run() -> None:

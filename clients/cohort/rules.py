@@ -1,0 +1,13 @@
+"""What the cohort path does not go with; the rules are imported when it is asked for."""
+
+from clients.cohort.section import CohortKeys
+from fedsign.compatibility import Experiment
+from fedsign.rules import Choice
+
+COHORT = Choice[Experiment](
+    made=lambda its: CohortKeys.of(its.config).path == "cohort",
+    given="client.path=cohort was given, but",
+    rules="clients.cohort.trial:RULES",
+    remedy="use client.path=sequential or auto",
+)
+RULES = (COHORT,)

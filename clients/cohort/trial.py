@@ -1,0 +1,145 @@
+"""What a stack of clients could not train exactly, by rules and by a trial of two clients."""
+
+import torch
+from torch import Tensor, nn
+
+from clients.cohort.context import StackedContext
+from clients.cohort.loss import StackedLoss, stacked_layers
+from clients.cohort.modules import STACKED_DROPOUTS, STACKED_NORMS, StackedModel
+from clients.cohort.optim import stacked_optimizer
+from clients.cohort.penalty import by_autograd, penalty_gradient
+from clients.cohort.training import trainable
+from clients.model_probes import dropouts, mixes_samples, moved_buffer, shares_tensors
+from fedsign.compatibility import Experiment, unless
+from fedsign.errors import FedSignError
+from fedsign.models.batch_norm import BATCH_NORMS
+from fedsign.objectives.base import Objective
+from fedsign.records import Tensors, failure_of
+from fedsign.rules import Rule
+from fedsign.workload import Workload
+
+
+def two_samples(workload: Workload) -> Tensor:
+    """Two different inputs [2, ...] of the data's shape."""
+    first, _ = workload.dataset.train.batch(torch.tensor([0]))
+    return torch.cat([first, first.flip(-1) + 1]).to(workload.device)
+
+
+def _strange(layers: list[nn.Module], known: tuple[type[nn.Module], ...]) -> str:
+    """The class of the first layer whose rule is not known for stacks."""
+    return next((type(layer).__name__ for layer in layers if type(layer) not in known), "")
+
+
+def _tried(experiment: Experiment) -> str:
+    """What goes wrong in a step of two clients."""
+    try:
+        trainable(experiment.workload)
+        return _found_by_trying(experiment.workload, experiment.model, experiment.objective)
+    except FedSignError as error:
+        return str(error).partition(" was given, ")[0] + " cannot be stacked"
+    except Exception as error:  # noqa: BLE001 - whatever cannot be mapped over clients
+        return f"a step of two stacked clients raises {failure_of(0, error).reason[:200]}"
+
+
+def _found_by_trying(workload: Workload, model: nn.Module, objective: Objective) -> str:
+    """Take the gradient of two clients with two samples each, and see whether samples know of each other."""
+    pair = two_samples(workload)
+    if moved := moved_buffer(model, pair):
+        return f"a training pass changes the buffer '{moved}', which is none of BatchNorm's"
+    if mixes_samples(model, pair):
+        return "the model's output for a sample depends on the other samples of the batch, which may be padding"
+    samples, task = trainable(workload)
+    received = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    theta = {name: torch.stack([tensor, tensor + 0.5]).requires_grad_() for name, tensor in received.items()}
+    state = objective.initial_state(received) if objective.has_state else {}
+    context = StackedContext(
+        received=received,
+        received_is_stacked=False,
+        state={name: torch.stack([tensor, tensor]) for name, tensor in state.items()},
+        shared={},
+        shared_is_stacked=False,
+        unit_displacement=[1.0, 2.0],
+        sizes={name: tensor.numel() for name, tensor in received.items()},
+    )
+    targets = samples.targets[:1].expand(2, 2).contiguous()
+    weights = torch.full((2, 2), 0.5, device=pair.device, dtype=next(iter(received.values())).dtype)
+    stacked, features = StackedModel(model), torch.stack([pair, pair])
+    buffers = {name: torch.stack([buffer, buffer]) for name, buffer in model.named_buffers()}
+    loss = StackedLoss(stacked, task, objective, stacked_layers(model))
+    masks: list[Tensor] = []
+    if stacked.draws:
+        drawn = loss.draws(theta, features, weights, context, buffers=buffers)
+        masks = [weights.new_ones(2, 2, *draw.shape) for draw in drawn]
+    total, _ = loss(theta, features, targets, weights, context, buffers=buffers, masks=masks)
+    if not _pulls_each_by_itself(objective, theta, context):
+        return "the objective's penalty_gradient is not the gradient of its penalty for each client by itself, in new tensors"
+    gradients = torch.autograd.grad(total, list(theta.values()), allow_unused=True)
+    for name, gradient in zip(theta, gradients, strict=True):
+        if gradient is None or not model.get_parameter(name).requires_grad:
+            return f"parameter '{name}' is not trained, and an optimiser leaves such a one alone"
+    return ""
+
+
+@torch.no_grad()
+def _pulls_each_by_itself(objective: Objective, theta: Tensors, context: StackedContext) -> bool:
+    """Whether the gradient of a stack's penalties is each client's, the second time too, when the first was written to."""
+    gradient = penalty_gradient(objective, theta, context)
+    if gradient is None:
+        return True
+    expected = by_autograd(objective, theta, context)
+    for _ in range(2):
+        found = gradient() or {name: torch.zeros_like(tensor) for name, tensor in theta.items()}
+        for name, each in expected.items():
+            if not torch.allclose(found[name], each, rtol=1e-3, atol=1e-4 * float(each.abs().max())):
+                return False
+            found[name].zero_()
+    return True
+
+
+_ONE_AFTER_ANOTHER = {
+    "engine.precision": ("float32",),
+    "client.schedule.per": ("round",),
+    "client.micro_batch": (0,),
+    "engine.compile": (False,),
+    "engine.sparse_products": ("auto", "dense"),
+}
+RULES: tuple[Rule[Experiment], ...] = (
+    Rule(
+        lambda its: not its.engine.trains_here and its.config.engine.name,
+        "engine.name={found} gives each client a process of its own",
+    ),
+    *(
+        Rule(unless(path, *allowed), "{found} is for one client after another only")
+        for path, allowed in _ONE_AFTER_ANOTHER.items()
+    ),
+    Rule(
+        lambda its: its.trains.adapt_model,
+        "client.optimizer.name={config.client.optimizer.name} freezes weights, of which a stack would hold one copy for each client",
+    ),
+    Rule(
+        lambda its: _strange(dropouts(its.model), STACKED_DROPOUTS),
+        "model.name={config.model.name} has a layer {found}, whose draws cannot be repeated",
+    ),
+    Rule(
+        lambda its: its.workload.device.type == "cuda" and dropouts(its.model),
+        "model.name={config.model.name} has dropout, whose draws on a GPU belong to one client after another",
+    ),
+    Rule(
+        lambda its: _strange([each for each in its.model.modules() if isinstance(each, BATCH_NORMS)], STACKED_NORMS),
+        "model.name={config.model.name} has a layer {found}, a BatchNorm of a kind of its own",
+    ),
+    Rule(lambda its: shares_tensors(its.model), "model.name={config.model.name} has tensors that two layers share"),
+    Rule(
+        lambda its: its.trains.trains_part,
+        "client.optimizer.name={config.client.optimizer.name} trains other layers of each client",
+    ),
+    Rule(
+        lambda its: stacked_optimizer(its.optimizer, its.model.parameters()) is None,
+        "client.optimizer.name={config.client.optimizer.name} is none of torch's SGD, Adam and AdamW",
+    ),
+    Rule(
+        lambda its: its.objective.contrasts and not its.objective.contrast_is_mean,
+        "objective '{spec.name}' does not say that its contrast is a mean over samples (contrast_is_mean)",
+    ),
+    Rule(_tried, "{found}"),
+)

@@ -1,0 +1,36 @@
+"""What training a part of the model at a time does not go with.
+
+Strategies that need the same tensors from every client, and differential privacy: its noise covers every coordinate of the
+model, whoever trained it, and for a mean over few of the clients it would be too little.
+"""
+
+from fedsign.compatibility import Experiment, unless
+from fedsign.rules import Choice, Rule
+
+PARTS = Choice[Experiment](
+    made=lambda its: its.trains.trains_part,
+    given="client.optimizer.name={config.client.optimizer.name} trains a part of the model at a time, but",
+    rules=(
+        Rule(
+            lambda its: not its.serves.takes_target,
+            "strategy {config.strategy.name} is Flower's and needs the same tensors from every client",
+            "take one of FedSign's, such as strategy.name=fedavg, or an optimiser that trains all, such as adamw",
+        ),
+        Rule(
+            lambda its: not its.serves.takes_parts,
+            "strategy {config.strategy.name} needs to know how far every parameter went",
+            "take another strategy, or an optimiser that trains all, such as client.optimizer.name=sgd",
+        ),
+        Rule(
+            unless("privacy.name", "none"),
+            "{found} covers all of it with noise",
+            "use privacy.name=none, or an optimiser that trains all, such as adamw",
+        ),
+        Rule(
+            unless("engine.compile", False),
+            "{found} would compile the model anew each time that other layers are frozen",
+            "use engine.compile=false",
+        ),
+    ),
+)
+RULES = (PARTS,)

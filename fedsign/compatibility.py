@@ -1,0 +1,144 @@
+"""What goes with what: the rules by which an experiment is judged before its first round.
+
+`RULES` are the core's.  A capability adds its own, in the same form, at the extension point `rules`.  Each reads an
+`Experiment`: settings, traits (`fedsign.traits`), and what has to be made to be known, such as the model.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedsign import plugins
+from fedsign.config import ExperimentConfig
+from fedsign.extensions import extensions
+from fedsign.models.batch_norm import has_batch_norm
+from fedsign.models.features import classifier_of
+from fedsign.objectives.base import Objective
+from fedsign.optim.base import optimizer_of
+from fedsign.optim.displacement import is_linear
+from fedsign.records import ObjectiveSpec, Role
+from fedsign.rules import Choice, Rule, check
+from fedsign.traits import EngineTraits, OptimizerTraits, StrategyTraits
+from fedsign.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """What a rule may ask.  The parts that take time to make are made once, when they are asked for."""
+
+    workload: Workload
+    spec: ObjectiveSpec
+    strategy: object = None  # None: clients train without a server
+
+    @property
+    def config(self) -> ExperimentConfig:
+        return self.workload.config
+
+    @property
+    def engine(self) -> EngineTraits:
+        return EngineTraits.of(self.config.engine.name)
+
+    @property
+    def trains(self) -> OptimizerTraits:
+        return OptimizerTraits.of(self.config.client.optimizer.name)
+
+    @property
+    def serves(self) -> StrategyTraits:
+        return (
+            StrategyTraits(takes_target=True, takes_parts=True)
+            if self.strategy is None
+            else StrategyTraits.of(self.strategy)
+        )
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The model, in training mode; not the one that is trained."""
+        return self.workload.make_model().train()
+
+    @cached_property
+    def objective(self) -> Objective:
+        objective: Objective = plugins.build("objective", self.spec.name, self.spec.settings)
+        return objective
+
+    @cached_property
+    def optimizer(self) -> torch.optim.Optimizer:
+        client = self.config.client
+        return optimizer_of(client.optimizer, self.model, client.lr, client.weight_decay)
+
+    @property
+    def has_buffers(self) -> bool:
+        return Role.BUFFER in self.workload.roles.values()
+
+
+def unless(path: str, *allowed: Any) -> Callable[[Experiment], str]:
+    """`path=value` where a setting has another value than these; nothing where no capability has such a setting."""
+
+    def given(experiment: Experiment) -> str:
+        value = experiment.config.get(path, allowed[0])
+        return "" if value in allowed else f"{path}={_said(value)}"
+
+    return given
+
+
+def only(path: str, *allowed: Any, because: str) -> Rule[Experiment]:
+    """A setting that has to have one of these values."""
+    remedy = " or ".join(map(_said, allowed)) if allowed[1:] else f"{path}={_said(*allowed)}"
+    return Rule(unless(path, *allowed), f"{{found}} {because}", f"use {remedy}")
+
+
+def _said(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def check_experiment(experiment: Experiment) -> None:
+    """Raise ConfigError with the sentence of the first rule that the experiment breaks."""
+    check(RULES, experiment)
+    for rules in extensions("rules"):
+        check(rules, experiment)
+
+
+def _classifies_data(experiment: Experiment) -> bool:
+    model = experiment.model
+    return len(list(model.parameters())) == len(list(classifier_of(model).parameters()))
+
+
+RULES: tuple[Rule[Experiment] | Choice[Experiment], ...] = (
+    Rule(
+        lambda its: its.objective.needs_unit_displacement and not is_linear(its.optimizer),
+        "client.optimizer.name={config.client.optimizer.name} was given, but objective '{spec.name}' needs an optimiser that does "
+        "not rescale gradients",
+        "use client.optimizer.name=sgd",
+    ),
+    Rule(
+        lambda its: its.objective.contrasts and _classifies_data(its),
+        "model.name={config.model.name} was given, but objective '{spec.name}' contrasts what enters the classifier, and here that "
+        "is the data itself",
+        "use a model with a hidden layer",
+    ),
+    Rule(
+        lambda its: its.objective.needs_unit_displacement and its.config.client.schedule.per == "step",
+        "client.schedule.per=step was given, but objective '{spec.name}' needs one learning rate for all steps of a round",
+        "use client.schedule.per=round",
+    ),
+    Choice(
+        made=lambda its: its.config.client.micro_batch,
+        given="client.micro_batch={config.client.micro_batch} was given, but",
+        rules=(
+            Rule(
+                lambda its: has_batch_norm(its.model),
+                "model.name={config.model.name} has BatchNorm, whose statistics would be those of pieces of a batch",
+                "set it to 0 and lower client.batch_size instead",
+            ),
+            Rule(
+                lambda its: its.objective.contrasts and not its.objective.contrast_is_mean,
+                "objective '{spec.name}' does not say that its contrast is a mean over samples (contrast_is_mean)",
+                "set it to 0",
+            ),
+        ),
+    ),
+    Choice(made=lambda its: not its.serves.takes_target, given="", rules="strategies.flower.rules:RULES"),
+)

@@ -1,0 +1,26 @@
+"""What sparse models and scaling by width and density do not go with."""
+
+from fedsign.compatibility import Experiment, unless
+from fedsign.optim.displacement import is_linear, unit_displacement
+from fedsign.rules import Rule
+
+RULES: tuple[Rule[Experiment], ...] = (
+    Rule(
+        lambda its: (
+            (its.config.rounds, its.config.partition.num_clients) != (1, 1) and unless("sparsity.name", "static")(its)
+        ),
+        "{found} was given with rounds={config.rounds} and partition.num_clients={config.partition.num_clients}, but server and clients "
+        "draw the same masks and send none, so that a client's change would be unknown to all others",
+        "use sparsity.name=static, or train in one place with rounds=1 and partition.num_clients=1",
+    ),
+    Rule(
+        lambda its: (
+            its.objective.needs_unit_displacement
+            and is_linear(its.optimizer)
+            and unit_displacement(its.optimizer, 1) is None
+        ),
+        "parameterisation.name={config.parameterisation.name} was given, which gives tensors learning rates of their own at this width "
+        "and density, but objective '{spec.name}' needs one rate for all",
+        "use parameterisation.name=sp",
+    ),
+)

@@ -1,0 +1,61 @@
+"""What differential privacy does not go with.
+
+A strategy that is given the replies as they are, weights by samples, buffers (a variance with noise on it may be below
+zero), and figures of the clients' own updates.
+"""
+
+from typing import Any
+
+from fedsign.compatibility import Experiment, unless
+from fedsign.privacy.section import PrivacyPart
+from fedsign.rules import Choice, Rule
+
+
+def _rule(experiment: Experiment) -> Any:
+    """A Central or a Local."""
+    return PrivacyPart.of(experiment.config).build()
+
+
+PRIVACY = Choice[Experiment](
+    made=unless("privacy.name", "none"),
+    given="privacy.name={config.privacy.name} was given, but",
+    rules=(
+        Rule(
+            lambda its: not its.serves.takes_target,
+            "strategy {config.strategy.name} is Flower's and takes the replies as they are",
+            "take a strategy of FedSign's, or one of Flower's flower_dp_... with privacy.name=none",
+        ),
+        Rule(
+            lambda its: its.serves.own_aggregation,
+            "strategy {config.strategy.name} has a method {found} of its own, which takes the replies as they are",
+            "let it answer by `move` instead",
+        ),
+        Rule(
+            lambda its: its.serves.weights_replies,
+            "strategy {config.strategy.name} weights its replies, so that one client could count for more than the noise covers",
+            "use strategy.weighting=uniform, without strategy.weights",
+        ),
+        Rule(
+            lambda its: its.has_buffers,
+            "model.name={config.model.name} has buffers, such as BatchNorm's statistics, which noise would spoil",
+            "use a model without BatchNorm",
+        ),
+        Rule(
+            lambda its: not _rule(its).trusts_server and its.workload.is_evaluated_at_clients,
+            "the clients evaluate, and would send figures without noise to a server that is not trusted",
+            "use server.evaluation=server, or privacy.name=central",
+        ),
+        Rule(
+            lambda its: _rule(its).trusts_server and unless("results.signs", False)(its),
+            "{found} counts signs on updates without noise",
+            "set results.signs=false",
+        ),
+        Rule(
+            lambda its: _rule(its).delta * its.config.partition.num_clients >= 1 and f"{_rule(its).delta:g}",
+            "privacy.delta={found} was given for {config.partition.num_clients} clients, where it would be private to publish one of "
+            "them at random",
+            "expected is less than 1 by their number: lower privacy.delta",
+        ),
+    ),
+)
+RULES = (PRIVACY,)

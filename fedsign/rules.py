@@ -1,0 +1,77 @@
+"""Rules: which combinations are refused, as data.
+
+A rule says when it applies, what is wrong, and the remedy.  Its texts are templates over the subject's attributes and
+`found`, what `when` returned:
+
+>>> import types
+>>> rule = Rule(lambda its: its.ranks % its.groups, "ranks={ranks} leaves a remainder of {found}", "choose a divisor")
+>>> rule.refusal(types.SimpleNamespace(ranks=4, groups=3))
+'ranks=4 leaves a remainder of 1; choose a divisor'
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from fedsign.errors import ConfigError
+from fedsign.extensions import load
+
+SubjectT = TypeVar("SubjectT")
+
+
+@dataclass(frozen=True)  # no slots: they forbid `Rule[Experiment](...)`
+class Rule(Generic[SubjectT]):
+    """One combination that is refused."""
+
+    when: Callable[[SubjectT], object]  # what is wrong; anything falsy if nothing is
+    sentence: str
+    remedy: str = ""
+
+    def refusal(self, subject: SubjectT) -> str:
+        """Sentence and remedy; empty if the combination is fine."""
+        found = self.when(subject)
+        if not found:
+            return ""
+        return "; ".join(_filled(text, subject, found) for text in (self.sentence, self.remedy) if text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice(Generic[SubjectT]):
+    """Something that an experiment may choose, and what it does not go with."""
+
+    made: Callable[[SubjectT], object]
+    given: str  # how each sentence begins
+    rules: tuple[Rule[SubjectT], ...] | str  # or "module:NAME", imported when the choice is made
+    remedy: str = ""  # how each sentence ends
+
+    def refusal(self, subject: SubjectT) -> str:
+        """The first broken rule's sentence; empty if the choice is not made, or fits."""
+        why = self.why_not(subject) if self.made(subject) else ""
+        return why and "; ".join(filter(None, (f"{_filled(self.given, subject, None)} {why}".lstrip(), self.remedy)))
+
+    def why_not(self, subject: SubjectT) -> str:
+        """Why the choice could not be made, in the middle of a sentence; empty if it could."""
+        rules = load(self.rules) if isinstance(self.rules, str) else self.rules
+        return next(filter(None, (rule.refusal(subject) for rule in rules)), "")
+
+
+def check(rules: Iterable[Rule[SubjectT] | Choice[SubjectT]], subject: SubjectT) -> None:
+    """Raise ConfigError with the first refusal, if there is one."""
+    for rule in rules:
+        if refusal := rule.refusal(subject):
+            raise ConfigError(f"{refusal}.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    """The names that a template may use."""
+
+    subject: Any
+    found: object
+
+    def __getitem__(self, name: str) -> Any:
+        return self.found if name == "found" else getattr(self.subject, name)
+
+
+def _filled(template: str, subject: object, found: object) -> str:
+    return template.format_map(_Fields(subject, found))

@@ -1,0 +1,66 @@
+"""Traits: what a registered thing declares about itself, so that rules can judge what it goes with.
+
+A class or factory declares a trait by an attribute of that name.  The default holds for whatever declares nothing, such as
+a class of a user's own or one of Flower's, and is the safe one: a combination is then refused rather than wrong.
+
+>>> EngineTraits.of("in_process").trains_here, EngineTraits.of("ray").trains_here
+(True, False)
+"""
+
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Self
+
+from fedsign.registry import resolve
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Traits:
+    """Read off whatever is registered under a name, or off an object made of it."""
+
+    kind: ClassVar[str]
+
+    @classmethod
+    def of(cls, thing: Any) -> Self:
+        """The traits of a name, or of an object."""
+        declared = resolve(cls.kind, thing) if isinstance(thing, str) else thing
+        return cls(**{field.name: getattr(declared, field.name, field.default) for field in fields(cls)})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineTraits(Traits):
+    """Where clients train."""
+
+    kind = "engine"
+    trains_here: bool = False  # in this process, or in processes that it starts
+    is_deployed: bool = False  # at nodes that are machines of their own and may read data of their own
+    keeps_processes: bool = False  # a client may have processes that outlive a round
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerTraits(Traits):
+    """How the clients' optimizer treats the model."""
+
+    kind = "optimizer"
+    takes_model: bool = False  # is given the module in place of its parameters
+    takes_groups: bool = False  # given the module, its group of parameters may be divided
+    trains_part: bool = False  # trains, and sends, a part of the model at a time
+    adapt_model: Any = None  # changes the model when it is made: adapters
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartitionTraits(Traits):
+    """Whose the data are."""
+
+    kind = "partition"
+    has_sites: bool = False  # clients bring data of their own; nothing is dealt out
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StrategyTraits(Traits):
+    """How the server treats replies."""
+
+    kind = "strategy"
+    takes_target: bool = False  # says where to go (`move`); a server optimizer or privacy may stand in between
+    takes_parts: bool = False  # can do with replies that hold a part of the model
+    own_aggregation: str = ""  # the method by which a subclass takes the replies as they are
+    weights_replies: bool = False  # one may count for more than another
