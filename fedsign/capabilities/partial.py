@@ -23,5 +23,9 @@ CAPABILITY = Capability(
             "lisa": ("fedsign.optim.lisa:lisa", "AdamW of a few layers at a time, drawn at random every so many steps"),
         },
     },
-    extends={"strategy_transform": "simulations.parts:check_parts"},
+    extends={
+        "request_decoder": "clients.partial.received:completed",
+        "strategy_transform": "simulations.parts:check_parts",
+        "working_model": "clients.partial.model:part_model",
+    },
 )
