@@ -7,19 +7,23 @@ Of a packed model (`fedsign.models.transform`) tensors come and go as they are s
 """
 
 from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 import torch
 from torch import Tensor, nn
 
 from clients.on_device import OnDevice
+from fedsign.extensions import extensions
 from fedsign.models.batch_norm import BATCH_NORMS
 from fedsign.models.channels_last import laid_out, prepare
 from fedsign.models.dropout import replace_dropout
 from fedsign.models.features import forward_with_features, recorded_features
 from fedsign.models.transform import packing_of, prepare_training
 from fedsign.numerics import Numerics, in_full
-from fedsign.records import Role, Tensors, roles_of
+from fedsign.objectives.base import LocalContext
+from fedsign.records import Role, Tensors, TrainRequest, roles_of
+from fedsign.workload import Workload
 
 
 class WorkingModel:
@@ -39,6 +43,7 @@ class WorkingModel:
         self.parameters: Final[dict[str, nn.Parameter]] = dict(module.named_parameters())
         self.sizes: Final = {name: parameter.numel() for name, parameter in self.parameters.items()}
         self.in_training = self.parameters  # those of a step, where not all are
+        self.sent: Collection[str] | None = None  # names of what a reply holds; None: of all
         self.roles: Final[dict[str, Role]] = roles_of(module)
         self.packing: Final = packing_of(module)
         self._rows = self.packing.masks.keys()
@@ -97,33 +102,53 @@ class WorkingModel:
         self._received = (round, dict(tensors), found)
         return found
 
-    def detached(self) -> Tensors:
-        """The parameters as plain tensors, which share the model's memory."""
+    def home(self, tensors: Mapping[str, Tensor]) -> torch.device:
+        """Where what an objective compares with lies, for a model of these tensors."""
+        return self.numerics.device
+
+    def in_round(
+        self,
+        optimizer: torch.optim.Optimizer,
+        context: LocalContext,
+        request: TrainRequest,
+        *,
+        seed: int,
+        num_steps: int,
+    ) -> AbstractContextManager[LocalContext]:
+        """The block in which a client's steps are taken, and the context as they read it."""
+        return nullcontext(context)
+
+    def after(self, context: LocalContext, sent: Mapping[str, Tensor]) -> Tensors:
+        """The parameters after a client's round, where the context's tensors lie; `sent` are those of its reply."""
         return {name: parameter.detach() for name, parameter in self.parameters.items()}
 
     def whole(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Tensors that travelled, named as parameters are, as an objective sees them."""
         return dict(self.packing.whole(tensors)) if self._rows else tensors
 
-    def tensors(self, names: Collection[str] | None = None) -> Tensors:
-        """All tensors, or these parameters and all buffers, as they travel; what is whole lies in the model, which the next `load` or step changes."""
+    def tensors(self) -> Tensors:
+        """Those that are sent, as they travel; what is whole lies in the model, which the next `load` or step changes."""
         own = self._tensors or self.module.state_dict()
-        found = {
-            name: tensor.detach()
-            for name, tensor in own.items()
-            if names is None or name in names or self.roles[name] is Role.BUFFER
-        }
+        found = {name: tensor.detach() for name, tensor in own.items() if self.sent is None or name in self.sent}
         return self.packing.packed(found) if self._rows else found
 
-    def copies(self, names: Collection[str] | None = None) -> Tensors:
+    def copies(self) -> Tensors:
         """A copy of the same in the CPU's memory."""
         return {
             name: tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
-            for name, tensor in self.tensors(names).items()
+            for name, tensor in self.tensors().items()
         }
 
     def release(self) -> None:
         """Hold nothing of a client; all that this one holds is its own."""
+
+
+def working_model(workload: Workload) -> WorkingModel:
+    """That of an experiment; capabilities choose another type for theirs at the extension point `working_model`."""
+    kind = WorkingModel
+    for choose in extensions("working_model"):
+        kind = choose(workload) or kind
+    return kind(workload.make_model().train(), workload.numerics)
 
 
 def _loads_plainly(model: nn.Module) -> bool:

@@ -96,8 +96,7 @@ def _said(value: Any) -> str:
 
 def check_experiment(experiment: Experiment) -> None:
     """Raise ConfigError with the sentence of the first rule that the experiment breaks."""
-    check(RULES, experiment)
-    for rules in extensions("rules"):
+    for rules in (*extensions("rules"), RULES):
         check(rules, experiment)
 
 

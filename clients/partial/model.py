@@ -9,9 +9,13 @@ After a client's round the model holds nothing of it (`release`).
 
 What an objective compares with (the received weights, the client's state, what the strategy sent) stays where it came,
 and is moved to the device tensor by tensor, when it is asked for; it is kept there while its parameter is trained.
+What the objective keeps or sends after the round lies where the received tensors lie.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +23,10 @@ from torch import Tensor, nn
 from clients.on_device import OnDevice
 from clients.working_model import WorkingModel
 from fedsign.numerics import Numerics
-from fedsign.records import Role, Tensors
+from fedsign.objectives.base import LocalContext
+from fedsign.optim.base import PartTrainer, trains_part
+from fedsign.records import Role, Tensors, TrainRequest
+from fedsign.workload import Workload
 
 
 class PartModel(WorkingModel):
@@ -72,26 +79,53 @@ class PartModel(WorkingModel):
             tensors.keep(self.in_training)
 
     def received(self, tensors: Tensors, *, round: int) -> Mapping[str, Tensor]:
-        """The parameters among these tensors in the model's types, where they came; `on_device` moves them."""
+        """The parameters among these tensors in the model's types, where they came."""
         return self.packing.whole({name: tensors[name].to(own.dtype) for name, own in self.parameters.items()})
+
+    def home(self, tensors: Mapping[str, Tensor]) -> torch.device:
+        """See WorkingModel; where they came."""
+        return next(iter(tensors.values())).device
+
+    @contextmanager
+    def in_round(
+        self, optimizer: Any, context: LocalContext, request: TrainRequest, *, seed: int, num_steps: int
+    ) -> Iterator[LocalContext]:
+        """Inside the block the optimiser draws what the client trains; the context's tensors come to the device.
+
+        Steps are counted as if the client took part in every round, so that its draws need no memory: the first one of round t
+        is number (t - 1) num_steps.
+        """
+        part: PartTrainer = optimizer
+        part.before_training = self.take
+        part.begin(seed=seed, client=request.partition, round=request.round, first_step=(request.round - 1) * num_steps)
+        received, state, shared = map(self._on_device, (context.received, context.state, context.shared))
+        try:
+            yield replace(context, received=received, state=state, shared=shared)
+        finally:
+            part.end()
+            part.before_training = None
+        self.sent = part.trained | {name for name, role in self.roles.items() if role is Role.BUFFER}
+
+    def after(self, context: LocalContext, sent: Mapping[str, Tensor]) -> Tensors:
+        """See WorkingModel; parameters that were not trained are as they came."""
+        trained = self.whole(sent)
+        return {name: trained.get(name, tensor).to(tensor.device) for name, tensor in context.received.items()}
 
     def whole(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """See WorkingModel; a row becomes a whole tensor when it is asked for, and is not kept."""
         return self.packing.whole(tensors)
 
-    def on_device(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """What an objective compares with, named as the parameters are; see the note."""
+    def _on_device(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         found = OnDevice(tensors, self.numerics.device)
         self._moved.append(found)
         return found
 
-    def copies(self, names: Collection[str] | None = None) -> Tensors:
-        """Those of these parameters, and all buffers, in the CPU's memory; what was copied to be trained is the reply's own."""
-        found = self.tensors(names)
+    def copies(self) -> Tensors:
+        """Those that are sent, in the CPU's memory; what was copied to be trained is the reply's own."""
         own = {name for name, parameter in self._of_name.items() if parameter in self._copied}
         return {
             name: tensor.to("cpu", copy=name not in own, memory_format=torch.contiguous_format)
-            for name, tensor in found.items()
+            for name, tensor in self.tensors().items()
         }
 
     def release(self) -> None:
@@ -107,3 +141,8 @@ class PartModel(WorkingModel):
         for name, parameter in self._of_name.items():
             if parameter.shape != self._shapes[name]:
                 parameter.data = parameter.new_empty(self._shapes[name])
+
+
+def part_model(workload: Workload) -> type[WorkingModel] | None:
+    """PartModel, for optimisers that train a part of the model at a time."""
+    return PartModel if trains_part(workload.config.client.optimizer.name) else None

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from secrets import token_hex
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -24,11 +25,17 @@ from torch import Tensor
 from fedsign.checkpoints import save_tensors
 from fedsign.disk import PARTIAL, disk_errors, sync
 from fedsign.errors import FedSignError, IncompleteModelError
+from fedsign.flower.changes import model_told
 from fedsign.records import TrainRequest
 
 _TENSOR, _SUFFIX = "tensor", ".safetensors"
 _ABANDONED_S = 3600.0  # nobody writes to one file for so long
 _log = logging.getLogger("fedsign")
+
+
+def completed(request: TrainRequest, message: Any, folder: Path) -> TrainRequest:
+    """A request with the whole model, of which its message says what it leaves out; `folder` is that of the clients' states."""
+    return ReceivedTensors(folder).completed(request, model_told(message))
 
 
 class ReceivedTensors:

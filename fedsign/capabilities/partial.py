@@ -25,7 +25,8 @@ CAPABILITY = Capability(
     },
     files=("docs/how-to/lisa.md",),
     extends={
+        "request_decoder": "clients.partial.received:completed",
         "rules": "clients.partial.rules:RULES",
-        "strategy_transform": "simulations.parts:check_parts",
+        "working_model": "clients.partial.model:part_model",
     },
 )
