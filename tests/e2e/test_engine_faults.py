@@ -199,7 +199,7 @@ def test_a_superlink_that_is_killed_ends_the_run_in_a_sentence_and_it_resumes_to
 ) -> None:
     """kill -9 of Flower's server in the middle of a round."""
     experiment = settings(
-        rounds=3,
+        rounds=6,
         callbacks=[],
         strategy__name="feddyn",
         partition__num_clients=2,
