@@ -1,5 +1,7 @@
 """scikit-learn's digits: 1,797 scanned digits of 8x8 pixels that ship with the library."""
 
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -8,6 +10,7 @@ from pydantic import Field
 
 from fedsign.data.base import Dataset, Samples
 from fedsign.data.splitting import train_test
+from fedsign.errors import ConfigError
 
 
 def digits(seed: int, *, test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2, flat: bool = True) -> Dataset:
@@ -16,9 +19,8 @@ def digits(seed: int, *, test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.
     >>> len(digits(0).train), len(digits(0).test)
     (1437, 360)
     """
-    from sklearn.datasets import load_digits
-
-    pixels, labels = load_digits(return_X_y=True)
+    table = np.loadtxt(_file(), delimiter=",")
+    pixels, labels = table[:, :-1], table[:, -1]
     features = torch.from_numpy((pixels / 16.0).astype(np.float32))
     if not flat:
         features = features.reshape(-1, 1, 8, 8)
@@ -29,3 +31,11 @@ def digits(seed: int, *, test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.
         test=samples[test],
         class_names=tuple(str(digit) for digit in range(10)),
     )
+
+
+def _file() -> Path:
+    """What `sklearn.datasets.load_digits` reads.  Every process of a run needs it; importing scikit-learn would cost each a second."""
+    package = find_spec("sklearn")
+    if package is None or package.origin is None:
+        raise ConfigError("data.name=digits needs scikit-learn, which is not installed: pip install scikit-learn.")
+    return Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"

@@ -1,6 +1,6 @@
 """The engine of PaRO: whatever is sharded how, the update is that of one process on the whole batch.
 
-Ten steps in float64.  Ranks begin with different values, so that nothing would agree if nothing were sent.
+Five steps in float64.  Ranks begin with different values, so that nothing would agree if nothing were sent.
 """
 
 from dataclasses import replace

@@ -14,7 +14,7 @@ from fedsign.sharding.paro import Sharded
 from fedsign.sharding.strategy import Collective
 from fedsign.sharding.traffic import Count, Rings
 
-STEPS = 10
+STEPS = 5
 PER_RANK = 2  # samples of a micro-batch
 
 

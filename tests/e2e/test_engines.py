@@ -89,14 +89,20 @@ def reference(request: pytest.FixtureRequest, user_folder: Path) -> tuple[str, d
 
 @pytest.mark.engines
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [*(engine for engine in ENGINES if engine != "ray"), "cluster"])
 def test_an_engine_gives_the_bits_of_the_run_in_process(
-    user_folder: Path, reference: tuple[str, dict[str, str]], engine: str
+    user_folder: Path, reference: tuple[str, dict[str, str]], engine: str, request: pytest.FixtureRequest
 ) -> None:
+    """A Ray cluster that is there stays; the app travels to it, the user's own strategy and objective included."""
     strategy, expected = reference
     has_client_state = any(name.startswith("state of client") for name in expected)
     assert has_client_state == (strategy in {"feddyn", "scaffold", "anchored:Anchored"})
-    assert play(user_folder, strategy, **ENGINES[engine]) == expected
+    if engine == "cluster":
+        address = request.getfixturevalue("cluster")
+        assert play(user_folder, strategy, engine__name="ray", engine__address=address) == expected
+        assert _listens(address)
+    else:
+        assert play(user_folder, strategy, **ENGINES[engine]) == expected
 
 
 @pytest.mark.engines
@@ -114,8 +120,8 @@ def test_a_run_that_goes_on_in_other_processes_ends_with_the_same_bits(user_fold
     assert hashes(config.parent) == play(user_folder, "feddyn")
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
     """A Ray cluster that is there already; its processes are a group of their own, which is ended as a whole."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -134,7 +140,7 @@ def cluster(tmp_path: Path) -> Iterator[str]:
     folder = Path(tempfile.mkdtemp(prefix="ray"))  # sockets lie in it, whose paths must be short
     head = subprocess.Popen(
         [str(program), "start", *options, "--temp-dir", str(folder)],
-        cwd=tmp_path,
+        cwd=folder,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
@@ -156,15 +162,6 @@ def _listens(address: str) -> bool:
     host, _, port = address.partition(":")
     with socket.socket() as probe:
         return probe.connect_ex((host, int(port))) == 0
-
-
-@pytest.mark.engines
-@pytest.mark.slow
-def test_a_cluster_that_is_there_gives_the_same_bits_and_stays(user_folder: Path, cluster: str) -> None:
-    """The app travels to it, the user's own strategy and objective included."""
-    expected = play(user_folder, "anchored:Anchored")
-    assert play(user_folder, "anchored:Anchored", engine__name="ray", engine__address=cluster) == expected
-    assert _listens(cluster)
 
 
 @pytest.mark.engines

@@ -1,6 +1,7 @@
 """Clients that train a part of the model, on every engine: the bits of the run in process, bytes down included."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -40,11 +41,12 @@ def test_an_engine_gives_the_bits_of_the_run_in_process(engine: str, reference: 
 def test_nodes_that_lose_what_they_received_are_sent_everything_in_the_same_round(
     reference: dict[str, str], tmp_path: Path
 ) -> None:
-    """Between two rounds of a run on a SuperLink; the lines stay those of the run in process."""
+    """Between two rounds of a run on a SuperLink, while its nodes sleep; the lines stay those of the run in process."""
     choice = settings(strategy__name="feddyn", results__root=tmp_path, **LISA, **ENGINES["superlink"])
     command = [sys.executable, "-m", "simulations.cli", "run", *SMALL, *choice]
     with (tmp_path / "said.txt").open("w") as said:
-        process = subprocess.Popen(command, cwd=tmp_path, stdout=said, stderr=said)
+        environment = os.environ | {"FEDSIGN_TEST_IS_PATIENT": "1"}
+        process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=said, stderr=said)
         try:
             wait_until(lambda: any(path.stat().st_size for path in tmp_path.glob("*/*/rounds.jsonl")), timeout_s=240)
             (folder,) = [path.parent for path in tmp_path.glob("*/*/rounds.jsonl")]
