@@ -18,13 +18,12 @@ from clients.conduct import conducted
 from clients.evaluator import SiteEvaluator
 from clients.local_trainers import provider_of
 from clients.node import EXPERIMENT_KEY, Node
-from clients.partial.received import ReceivedTensors
 from clients.state.store import ClientStore
 from clients.trainer import LocalTrainer
 from clients.watchdog import ended_after
 from fedsign.config import from_toml
 from fedsign.data import sites
-from fedsign.flower import changes, clipping, evaluation, wire
+from fedsign.flower import clipping, evaluation, wire
 from fedsign.flower.in_process import Handler
 from fedsign.records import Failure, TrainReply, failure_of, one_by_one
 from fedsign.workload import Workload
@@ -59,8 +58,7 @@ def train(message: Message, context: Context) -> Message:
         node, workload = _at_work(context)
         states = node.states(context, workload.config)
         wire.decode(message)
-        kept = ReceivedTensors(states.folder)
-        request = kept.completed(wire.unpack_request(message), changes.model_told(message))
+        request = wire.unpack_request(message)
         with (
             provider_of(workload).open(logs=states.folder / "logs", in_process=False) as local,
             ended_after(workload.config.server.round_timeout_s),

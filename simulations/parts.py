@@ -8,14 +8,8 @@ from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from fedsign.errors import ConfigError
 from fedsign.optim.base import trains_part
-from fedsign.parts import Holdings
 from fedsign.workload import Workload
 from strategies.base import Strategy
-
-
-def holdings_for(workload: Workload) -> Holdings | None:
-    """An account of what clients hold where they train parts; None where every reply is a whole model."""
-    return Holdings() if trains_part(workload.config.client.optimizer.name) else None
 
 
 def check_parts(workload: Workload, strategy: FlowerStrategy) -> None:

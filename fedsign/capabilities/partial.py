@@ -6,13 +6,12 @@ CAPABILITY = Capability(
     purpose="clients that train and send a part of the model: LISA, LoRA, GaLore",
     modules=(
         "fedsign.capabilities.partial",
-        "fedsign.flower.changes",
         "fedsign.optim.blocks",
         "fedsign.optim.galore",
         "fedsign.optim.layer_draws",
         "fedsign.optim.lisa",
         "fedsign.optim.lora",
-        "fedsign.parts",
+        "fedsign.partial_updates",
         "clients.partial",
         "simulations.parts",
     ),
@@ -23,5 +22,9 @@ CAPABILITY = Capability(
             "lisa": ("fedsign.optim.lisa:lisa", "AdamW of a few layers at a time, drawn at random every so many steps"),
         },
     },
-    extends={"strategy_transform": "simulations.parts:check_parts"},
+    extends={
+        "client_middleware": "clients.partial.received:conducts_of",
+        "strategy_transform": "simulations.parts:check_parts",
+        "update_encoding": "fedsign.partial_updates:partial_updates",
+    },
 )
