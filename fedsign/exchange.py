@@ -60,11 +60,23 @@ class Traffic:
     weighted_losses: list[tuple[int, float]] = field(default_factory=list)
     spread: Spread = field(default_factory=Spread)
 
-    @property
-    def train_loss(self) -> float | None:
-        """Mean of the clients' training losses, weighted by samples."""
-        total = sum(num for num, _ in self.weighted_losses)
-        return sum(num * loss for num, loss in self.weighted_losses) / total if total else None
+    def record(self) -> Line:
+        """What a round's record says of it; the training loss is the clients' mean, weighted by samples."""
+        num_examples = sum(num for num, _ in self.weighted_losses)
+        update_norm, client_drift = self.spread.figures()
+        return {
+            "train_loss": sum(num * loss for num, loss in self.weighted_losses) / num_examples
+            if num_examples
+            else None,
+            "clients": self.sent,
+            "num_replies": len(self.accepted),
+            "failures": [{"client": failure.partition, "reason": failure.reason} for failure in self.failures],
+            "bytes_down": self.bytes_down,
+            "bytes_up": self.bytes_up,
+            "update_norm": update_norm,
+            "client_drift": client_drift,
+            **({"surplus": self.surplus} if self.surplus else {}),
+        }
 
 
 class ReplyObserver(Protocol):

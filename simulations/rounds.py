@@ -102,7 +102,7 @@ class RoundLoop:
         ended_at = time.perf_counter()
         self._exchange.ledger.commit(self.round, traffic.with_state)
         timings = {"train_s": trained_at - started_at, "evaluate_s": ended_at - trained_at}
-        line = _line(self.round, evaluated.figures, traffic)
+        line: Line = {"round": self.round, **evaluated.figures, **traffic.record()}
         for figures in besides:
             line |= figures
         self._write(line, timings, evaluated)
@@ -302,20 +302,3 @@ def make_strategy(workload: Workload) -> FlowerStrategy:
         buffers = Role.BUFFER in workload.roles.values()
         foreign_rules.check(strategy, cohort_size=workload.config.server.cohort_size, has_buffers=buffers)
     return strategy
-
-
-def _line(round: int, values: dict[str, float], traffic: Traffic) -> Line:
-    update_norm, client_drift = traffic.spread.figures()
-    return {
-        "round": round,
-        **values,
-        "train_loss": traffic.train_loss,
-        "clients": traffic.sent,
-        "num_replies": len(traffic.accepted),
-        "failures": [{"client": failure.partition, "reason": failure.reason} for failure in traffic.failures],
-        "bytes_down": traffic.bytes_down,
-        "bytes_up": traffic.bytes_up,
-        "update_norm": update_norm,
-        "client_drift": client_drift,
-        **({"surplus": traffic.surplus} if traffic.surplus else {}),
-    }

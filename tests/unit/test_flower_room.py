@@ -299,7 +299,7 @@ def test_traffic_counts_messages_bytes_and_losses() -> None:
     traffic = grid.traffic
     assert (traffic.sent, traffic.accepted, traffic.failures) == ([0, 1, 3], [0, 1, 3], [])
     assert (traffic.bytes_down, traffic.bytes_up) == (3 * MODEL_BYTES, 3 * MODEL_BYTES)
-    assert traffic.train_loss == 2.0
+    assert traffic.record()["train_loss"] == 2.0
 
 
 def test_a_request_carries_the_version_that_the_ledger_counts_on() -> None:
