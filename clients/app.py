@@ -6,10 +6,9 @@ of it, says its own configuration: `clients.node`.
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -24,15 +23,12 @@ from clients.trainer import LocalTrainer
 from clients.watchdog import ended_after
 from fedsign.config import from_toml
 from fedsign.data import sites
-from fedsign.extensions import extensions
 from fedsign.flower import clipping, evaluation, wire
 from fedsign.flower.in_process import Handler
-from fedsign.records import Failure, TrainReply, TrainRequest, failure_of, one_by_one
+from fedsign.records import Failure, TrainReply, failure_of, one_by_one
 from fedsign.workload import Workload
 
 _log = logging.getLogger("fedsign")
-RequestDecoder = Callable[[TrainRequest, Message, Path], TrainRequest]
-"""Completes a request from its message and the folder of the clients' states: the extension point `request_decoder`."""
 
 
 def in_process_handler(trainer: LocalTrainer, states: ClientStore) -> Handler:
@@ -63,9 +59,6 @@ def train(message: Message, context: Context) -> Message:
         states = node.states(context, workload.config)
         wire.decode(message)
         request = wire.unpack_request(message)
-        decode: RequestDecoder
-        for decode in extensions("request_decoder"):
-            request = decode(request, message, states.folder)
         with (
             provider_of(workload).open(logs=states.folder / "logs", in_process=False) as local,
             ended_after(workload.config.server.round_timeout_s),

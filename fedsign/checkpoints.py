@@ -5,9 +5,9 @@
         evaluated.safetensors   only where it differs from the served model
         strategy.safetensors    the strategy's state, if it has one
         clients.safetensors     versions of the clients' states, if they keep any: `partition`, ascending, and `version`
-        received.safetensors    where clients train parts of the model: whose model each client holds, likewise
-        state.json              the round, how many clients keep a state; in format 1, which is read too, their versions;
-                                where clients train parts, `changed_in`: the round that changed each tensor last
+        <table>.safetensors     another number of each client, likewise, that an update encoding keeps
+        state.json              the round, how many clients keep a state, and facts of an update encoding; in format 1, which
+                                is read too, the versions of the clients' states
 
 Client states are not here but with the clients, versioned (see [Note: versions of client state]).
 """
@@ -27,11 +27,12 @@ from torch import Tensor
 
 from fedsign.disk import replace_file, replaced_folder
 from fedsign.errors import ResumeError
-from fedsign.parts import Holdings
 from fedsign.records import Tensors
 
 FORMAT = 2
 _READABLE = (1, FORMAT)
+_OWN_FILES = {"served", "evaluated", "strategy", "clients"}
+_OWN_FACTS = {"format", "round", "num_clients_with_state", "client_versions"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +44,8 @@ class Checkpoint:
     evaluated: Tensors | None = None
     strategy: Tensors = field(default_factory=dict)
     client_versions: Mapping[int, int] = field(default_factory=dict)
-    holdings: Holdings | None = None  # where clients train parts of the model
+    facts: Mapping[str, Any] = field(default_factory=dict)  # of an update encoding, as JSON
+    tables: Mapping[str, Mapping[int, int]] = field(default_factory=dict)  # likewise: name -> partition -> number
 
 
 def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> list[int]:
@@ -54,16 +56,15 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> list[int]:
             save_tensors(target / "evaluated.safetensors", checkpoint.evaluated)
         if checkpoint.strategy:
             save_tensors(target / "strategy.safetensors", checkpoint.strategy)
-        if checkpoint.client_versions:  # of a million clients: as tensors, since text would take seconds
-            save_tensors(target / "clients.safetensors", _table_of(checkpoint.client_versions))
+        versions = {"clients": checkpoint.client_versions} if checkpoint.client_versions else {}
+        for name, table in {**versions, **checkpoint.tables}.items():
+            save_tensors(target / f"{name}.safetensors", _table_of(table))
         state: dict[str, Any] = {
             "format": FORMAT,
             "round": checkpoint.round,
             "num_clients_with_state": len(checkpoint.client_versions),
+            **checkpoint.facts,
         }
-        if checkpoint.holdings is not None:
-            save_tensors(target / "received.safetensors", _table_of(checkpoint.holdings.held))
-            state["changed_in"] = checkpoint.holdings.changed_in
         (target / "state.json").write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
 
     paths = _paths(folder)
@@ -110,7 +111,8 @@ def load(path: Path) -> Checkpoint:
             evaluated=load_file(evaluated) if evaluated.exists() else None,
             strategy=load_file(strategy) if strategy.exists() else {},
             client_versions=_client_versions(path, state),
-            holdings=_holdings(path, state),
+            facts={key: value for key, value in state.items() if key not in _OWN_FACTS},
+            tables={file.stem: _read_table(file) for file in path.glob("*.safetensors") if file.stem not in _OWN_FILES},
         )
 
 
@@ -145,6 +147,7 @@ def _state(path: Path) -> dict[str, Any]:
 
 
 def _table_of(versions: Mapping[int, int]) -> Tensors:
+    """As tensors, since a million clients as text would take seconds."""
     partitions = np.fromiter(versions.keys(), dtype=np.int64, count=len(versions))
     order = np.argsort(partitions)
     values = np.fromiter(versions.values(), dtype=np.int64, count=len(versions))
@@ -157,12 +160,6 @@ def _client_versions(path: Path, state: Mapping[str, Any]) -> dict[int, int]:
     if not state["num_clients_with_state"]:
         return {}
     return _read_table(path / "clients.safetensors")
-
-
-def _holdings(path: Path, state: Mapping[str, Any]) -> Holdings | None:
-    if "changed_in" not in state:
-        return None
-    return Holdings(changed_in=dict(state["changed_in"]), held=_read_table(path / "received.safetensors"))
 
 
 def _read_table(path: Path) -> dict[int, int]:

@@ -9,13 +9,12 @@ longer than their training.
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from fedsign.aggregation import Spread, in_slot_order, is_finite
 from fedsign.errors import ReplyError, RoundError
-from fedsign.parts import Holdings, buffers_of, check_part, completed
 from fedsign.records import CohortRequest, Failure, Reply, ReplyStack, Role, Tensors, TrainReply, TrainRequest
 from fedsign.results import Line
 
@@ -61,11 +60,23 @@ class Traffic:
     weighted_losses: list[tuple[int, float]] = field(default_factory=list)
     spread: Spread = field(default_factory=Spread)
 
-    @property
-    def train_loss(self) -> float | None:
-        """Mean of the clients' training losses, weighted by samples."""
-        total = sum(num for num, _ in self.weighted_losses)
-        return sum(num * loss for num, loss in self.weighted_losses) / total if total else None
+    def record(self) -> Line:
+        """What a round's record says of it; the training loss is the clients' mean, weighted by samples."""
+        num_examples = sum(num for num, _ in self.weighted_losses)
+        update_norm, client_drift = self.spread.figures()
+        return {
+            "train_loss": sum(num * loss for num, loss in self.weighted_losses) / num_examples
+            if num_examples
+            else None,
+            "clients": self.sent,
+            "num_replies": len(self.accepted),
+            "failures": [{"client": failure.partition, "reason": failure.reason} for failure in self.failures],
+            "bytes_down": self.bytes_down,
+            "bytes_up": self.bytes_up,
+            "update_norm": update_norm,
+            "client_drift": client_drift,
+            **({"surplus": self.surplus} if self.surplus else {}),
+        }
 
 
 class ReplyObserver(Protocol):
@@ -77,6 +88,41 @@ class ReplyObserver(Protocol):
 
     def add_stack(self, local: Mapping[str, Tensor], received: Mapping[str, Tensor]) -> None:
         """Those of several clients, [K, ...]."""
+        ...
+
+
+class UpdateEncoding(Protocol):
+    """Which tensors travel, at the extension point `update_encoding`; without one, the whole model does, both ways.
+
+    The extension is a function `(workload) -> UpdateEncoding | None`.
+    """
+
+    def lacking(self, partition: int, names: Iterable[str]) -> list[str]:
+        """The tensors that a client must download to have the model that is served now."""
+        ...
+
+    def digests(self, model: Tensors) -> dict[str, str]:
+        """Name -> digest of each tensor, by which a client that keeps what it receives knows those that it is not sent."""
+        ...
+
+    def check(self, names: Iterable[str], model: Iterable[str]) -> None:
+        """Raise ReplyError unless a reply may hold tensors of these names; `model`: those that the model has."""
+        ...
+
+    def completed(self, tensors: Tensors, received: Tensors) -> Tensors:
+        """A reply's tensors with all parameters; `received`: those that the client was sent."""
+        ...
+
+    def commit(self, round: int, accepted: Iterable[int], *, before: Tensors, after: Tensors) -> None:
+        """The round is done: `before` was served in it, `after` will be in the next; those who replied hold `before`."""
+        ...
+
+    def state(self) -> tuple[Mapping[str, Any], Mapping[str, Mapping[int, int]]]:
+        """`facts` and `tables` of a checkpoint."""
+        ...
+
+    def load_state(self, facts: Mapping[str, Any], tables: Mapping[str, Mapping[int, int]]) -> None:
+        """Take them back."""
         ...
 
 
@@ -102,16 +148,15 @@ class RoundHook(Protocol):
 class DirectExchange:
     """See the module.  `roles` are the model's; `traffic` tells of the last round; `observers` see each good reply.
 
-    With `num_wanted` a round ends with so many good replies; with `holdings` replies may hold a part of the model.
+    With `num_wanted` a round ends with so many good replies.
     """
 
     def __init__(self, train_many: TrainMany, *, num_partitions: int, roles: Mapping[str, Role]) -> None:
         self._train_many, self._num_partitions = train_many, num_partitions
         self._parameters = [name for name, role in roles.items() if role is Role.PARAMETER]
-        self._buffers = buffers_of(roles)
         self._received: Tensors = {}  # the parameters of this round's request
         self.ledger = ClientLedger()
-        self.holdings: Holdings | None = None
+        self.encoding: UpdateEncoding | None = None
         self.traffic = Traffic()
         self.observers: Sequence[ReplyObserver] = ()
         self.num_wanted: int | None = None
@@ -122,7 +167,7 @@ class DirectExchange:
         self._received = {name: request.tensors[name] for name in self._parameters}
         self.traffic = Traffic(
             sent=list(request.cohort),
-            bytes_down=bytes_down(request.cohort, request.tensors, request.shared, self.holdings),
+            bytes_down=bytes_down(request.cohort, request.tensors, request.shared, self.encoding),
         )
         return self._good_replies(request)
 
@@ -179,13 +224,9 @@ class DirectExchange:
 
     def _take_in(self, reply: TrainReply, request: CohortRequest) -> bool:
         """Check a reply and add it to the account, or to the failures."""
-        whole = reply.tensors
         try:
-            if self.holdings is None:
-                check_shapes(reply.tensors, reply.extra, like=request.tensors)
-            else:
-                check_shapes(reply.tensors, reply.extra, like=request.tensors, buffers=self._buffers)
-                whole = completed(reply.tensors, self._received)
+            check_shapes(reply.tensors, reply.extra, like=request.tensors, encoding=self.encoding)
+            whole = reply.tensors if self.encoding is None else self.encoding.completed(reply.tensors, self._received)
             besides = {name: tensor for name, tensor in reply.tensors.items() if name not in self._received}
             check_finite(besides, reply.extra)  # the spread says whether the parameters are
             if not self.traffic.spread.add(whole, self._received):
@@ -258,14 +299,14 @@ def check_addresses(partitions: Sequence[int], num_partitions: int) -> None:
         )
 
 
-def check_shapes(tensors: Tensors, extra: Tensors, *, like: Tensors, buffers: frozenset[str] | None = None) -> None:
-    """Compare what a client sent with the model that it received; with `buffers`, those and a part of its parameters will do.
+def check_shapes(tensors: Tensors, extra: Tensors, *, like: Tensors, encoding: UpdateEncoding | None = None) -> None:
+    """Compare what a client sent with the model that it received.
 
     Raises:
         ReplyError: other names, shapes or types than the model's; or something besides that is like no parameter.
     """
-    if buffers is not None:
-        check_part(tensors, like=like, buffers=buffers)
+    if encoding is not None:
+        encoding.check(tensors, like)
     elif tensors.keys() != like.keys():
         raise ReplyError(
             f"the reply's tensors are not the model's: missing {sorted(like.keys() - tensors.keys())}, "
@@ -292,13 +333,13 @@ def check_finite(tensors: Tensors, extra: Tensors) -> None:
                 )
 
 
-def bytes_down(cohort: Sequence[int], model: Tensors, shared: Tensors, holdings: Holdings | None) -> int:
-    """What a round's clients download: everything, or, where replies are parts, what they lack of the model."""
+def bytes_down(cohort: Sequence[int], model: Tensors, shared: Tensors, encoding: UpdateEncoding | None) -> int:
+    """What a round's clients download: everything, or what they lack of the model."""
     sizes = {name: tensor.nbytes for name, tensor in model.items()}
     besides = sum(tensor.nbytes for tensor in shared.values())
-    if holdings is None:
+    if encoding is None:
         return len(cohort) * (sum(sizes.values()) + besides)
-    lacking = sum(sizes[name] for partition in cohort for name in holdings.lacking(partition, sizes))
+    lacking = sum(sizes[name] for partition in cohort for name in encoding.lacking(partition, sizes))
     return lacking + len(cohort) * besides
 
 

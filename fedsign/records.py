@@ -39,7 +39,10 @@ class ObjectiveSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainRequest:
-    """The server asks one client to train from `tensors`, the served model; `shared` is what comes besides."""
+    """The server asks one client to train from `tensors`, the served model; `shared` is what comes besides.
+
+    `digests`, if there are any, name all tensors of the model: those that `tensors` lacks the client has kept.
+    """
 
     round: int
     partition: int
@@ -48,6 +51,7 @@ class TrainRequest:
     state_version: int
     needed_versions: frozenset[int]
     shared: Tensors = field(default_factory=dict)
+    digests: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

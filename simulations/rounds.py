@@ -20,7 +20,7 @@ from fedsign import checkpoints
 from fedsign.aggregation import is_finite
 from fedsign.checkpoints import Checkpoint
 from fedsign.errors import ConfigError, RoundError
-from fedsign.exchange import ClientLedger, DirectExchange, RoundHook, Traffic
+from fedsign.exchange import ClientLedger, DirectExchange, RoundHook, Traffic, UpdateEncoding
 from fedsign.extensions import extensions
 from fedsign.flower import foreign, foreign_rules
 from fedsign.flower.array import to_record, to_tensors
@@ -32,7 +32,6 @@ from fedsign.results import Line, RunFolder
 from fedsign.seeding import Purpose, generator
 from fedsign.workload import Workload
 from simulations.evaluation import Evaluation, evaluator_for
-from simulations.parts import holdings_for
 from strategies.base import COHORT_KEY, SEED_KEY, Strategy
 
 OnRound = Callable[[Line], None]
@@ -65,7 +64,9 @@ class RoundLoop:
         is_direct = isinstance(self._strategy, Strategy) and not self._strategy.needs_messages()
         self._direct = direct if is_direct else None
         self._exchange: PartitionGrid | DirectExchange = self._direct or grid
-        self._exchange.holdings = holdings_for(workload)
+        encodings = (make(workload) for make in extensions("update_encoding"))
+        self._encoding: UpdateEncoding | None = next((each for each in encodings if each is not None), None)
+        self._exchange.encoding = self._encoding
         server = self._config.server
         self._num_asked = min(ceil(server.cohort_size * (1 + server.over_sampling)), self._config.partition.num_clients)
         self._exchange.num_wanted = server.cohort_size
@@ -89,8 +90,8 @@ class RoundLoop:
         self._exchange.observers = [observer for observer in observers if observer is not None]
         before = self._served
         traffic = self._train()
-        if self._exchange.holdings is not None:
-            self._exchange.holdings.commit(self.round, traffic.accepted, before=before, after=self._served)
+        if self._encoding is not None:
+            self._encoding.commit(self.round, traffic.accepted, before=before, after=self._served)
         besides = [hook.end(traffic) for hook in self._hooks]
         trained_at = time.perf_counter()
         evaluated = self._evaluator.evaluate(self.round, self._evaluated)
@@ -100,7 +101,7 @@ class RoundLoop:
         ended_at = time.perf_counter()
         self._exchange.ledger.commit(self.round, traffic.with_state)
         timings = {"train_s": trained_at - started_at, "evaluate_s": ended_at - trained_at}
-        line = _line(self.round, evaluated.figures, traffic)
+        line: Line = {"round": self.round, **evaluated.figures, **traffic.record()}
         for figures in besides:
             line |= figures
         self._write(line, timings, evaluated)
@@ -226,6 +227,7 @@ class RoundLoop:
             if self._exchange.ledger.versions:  # some clients keep a state
                 self._keep_states(self._exchange.ledger.versions)
             own = self._strategy if isinstance(self._strategy, Strategy) else None
+            facts, tables = ({}, {}) if self._encoding is None else self._encoding.state()
             on_disk = checkpoints.save(
                 self.folder.checkpoints,
                 Checkpoint(
@@ -234,7 +236,8 @@ class RoundLoop:
                     evaluated=own.evaluated_model if own else None,
                     strategy=own.memory() if own else foreign.snapshot(self._strategy),
                     client_versions=self._exchange.ledger.versions,
-                    holdings=self._exchange.holdings,
+                    facts=facts,
+                    tables=tables,
                 ),
                 keep=results.keep_checkpoints,
             )
@@ -258,8 +261,8 @@ class RoundLoop:
         self.round = checkpoint.round
         self._served = checkpoint.served
         self._evaluated = checkpoint.evaluated or checkpoint.served
-        if checkpoint.holdings is not None:
-            self._exchange.holdings = checkpoint.holdings
+        if self._encoding is not None:
+            self._encoding.load_state(checkpoint.facts, checkpoint.tables)
         self._exchange.ledger = ClientLedger(
             versions=dict(checkpoint.client_versions),
             checkpoints=checkpoints.client_versions_on_disk(self.folder.checkpoints),
@@ -290,20 +293,3 @@ def make_strategy(workload: Workload) -> FlowerStrategy:
     else:
         foreign_rules.warn_of_trimming(strategy, workload.config.server.cohort_size)
     return strategy
-
-
-def _line(round: int, values: dict[str, float], traffic: Traffic) -> Line:
-    update_norm, client_drift = traffic.spread.figures()
-    return {
-        "round": round,
-        **values,
-        "train_loss": traffic.train_loss,
-        "clients": traffic.sent,
-        "num_replies": len(traffic.accepted),
-        "failures": [{"client": failure.partition, "reason": failure.reason} for failure in traffic.failures],
-        "bytes_down": traffic.bytes_down,
-        "bytes_up": traffic.bytes_up,
-        "update_norm": update_norm,
-        "client_drift": client_drift,
-        **({"surplus": traffic.surplus} if traffic.surplus else {}),
-    }

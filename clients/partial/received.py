@@ -2,7 +2,7 @@
 
     <folder>/received/<digest>.safetensors
 
-One tensor is one file, called by the digest of its values (`fedsign.flower.changes`), so that what has not changed is not
+One tensor is one file, called by the digest of its values (`fedsign.partial_updates`), so that what has not changed is not
 written again, and the clients of one node, or of many on one disk, share it.  Of models before the last nothing is kept: what a
 request leaves out has not changed since, and so belongs to the last one too.
 
@@ -11,12 +11,11 @@ It is a cache: what cannot be written here is sent again the next time.
 
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -25,35 +24,40 @@ from torch import Tensor
 from fedsign.checkpoints import save_tensors
 from fedsign.disk import PARTIAL, disk_errors, sync
 from fedsign.errors import FedSignError, IncompleteModelError
-from fedsign.flower.changes import model_told
-from fedsign.records import TrainRequest
+from fedsign.optim.base import trains_part
+from fedsign.records import TrainReply, TrainRequest
+from fedsign.workload import Workload
 
 _TENSOR, _SUFFIX = "tensor", ".safetensors"
 _ABANDONED_S = 3600.0  # nobody writes to one file for so long
 _log = logging.getLogger("fedsign")
 
 
-def completed(request: TrainRequest, message: Any, folder: Path) -> TrainRequest:
-    """A request with the whole model, of which its message says what it leaves out; `folder` is that of the clients' states."""
-    return ReceivedTensors(folder).completed(request, model_told(message))
-
-
 class ReceivedTensors:
-    """Of the clients whose states lie in `folder`."""
+    """A Conduct (`clients.conduct`) of the clients whose states lie in `folder`."""
+
+    replaces_others = False
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "received"
 
-    def completed(self, request: TrainRequest, digests: Mapping[str, str]) -> TrainRequest:
-        """The request with the whole model, whose tensors have these digests; without any, the request as it is.
+    def concerns(self, request: TrainRequest) -> bool:
+        """Requests that may leave something out."""
+        return bool(request.digests)
+
+    def after(self, request: TrainRequest, reply: TrainReply) -> TrainReply:
+        """As it is."""
+        return reply
+
+    def before(self, request: TrainRequest) -> TrainRequest:
+        """The request with the whole model.
 
         Tensors from here lie in files that are read when they are looked at.
 
         Raises:
             IncompleteModelError: something that was left out is not here.
         """
-        if not digests:
-            return request
+        digests = request.digests
         left_out = {name: self._read(digest) for name, digest in digests.items() if name not in request.tensors}
         lacking = [name for name, tensor in left_out.items() if tensor is None]
         if lacking:
@@ -109,3 +113,9 @@ class ReceivedTensors:
             with suppress(FileNotFoundError):  # its writer is done with it
                 if time.time() - path.stat().st_mtime > _ABANDONED_S:
                     path.unlink()
+
+
+def conducts_of(workload: Workload, *, in_process: bool, folder: Path) -> list[ReceivedTensors]:
+    """At the extension point `client_middleware`: nothing is left out in process, or where clients train all of the model."""
+    leaves_out = not in_process and trains_part(workload.config.client.optimizer.name)
+    return [ReceivedTensors(folder)] if leaves_out else []

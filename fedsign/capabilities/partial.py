@@ -6,15 +6,13 @@ CAPABILITY = Capability(
     purpose="clients that train and send a part of the model: LISA, LoRA, GaLore",
     modules=(
         "fedsign.capabilities.partial",
-        "fedsign.flower.changes",
         "fedsign.optim.blocks",
         "fedsign.optim.galore",
         "fedsign.optim.layer_draws",
         "fedsign.optim.lisa",
         "fedsign.optim.lora",
-        "fedsign.parts",
+        "fedsign.partial_updates",
         "clients.partial",
-        "simulations.parts",
     ),
     rows={
         "optimizer": {
@@ -25,8 +23,9 @@ CAPABILITY = Capability(
     },
     files=("docs/how-to/lisa.md",),
     extends={
-        "request_decoder": "clients.partial.received:completed",
+        "client_middleware": "clients.partial.received:conducts_of",
         "rules": "clients.partial.rules:RULES",
+        "update_encoding": "fedsign.partial_updates:partial_updates",
         "working_model": "clients.partial.model:part_model",
     },
 )

@@ -5,7 +5,7 @@ Flower writes the class name as the header on the wire, and the other side knows
 Assign to an ArrayRecord key by key: `ArrayRecord({...})` rebuilds plain arrays, and serialises.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from io import BytesIO
 from typing import Any
 
@@ -51,15 +51,6 @@ def to_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
     return filled(ArrayRecord(), {name: TensorArray(tensor) for name, tensor in tensors.items()})
 
 
-def to_plain(record: ArrayRecord) -> tuple[ArrayRecord, dict[str, str]]:
-    """A record of plain arrays, ready for the wire, and the encoding of each."""
-    plain = ArrayRecord()
-    encodings = {}
-    for name, array in record.items():
-        plain[name], encodings[name] = plain_array(array)
-    return plain, encodings
-
-
 def plain_array(array: Array) -> tuple[Array, str]:
     """An array ready for the wire, and its encoding."""
     if not isinstance(array, TensorArray):
@@ -72,6 +63,33 @@ def plain_array(array: Array) -> tuple[Array, str]:
         data=_npy(encoded.payload),
     )
     return plain, str(encoded.encoding)
+
+
+class PlainArrays:
+    """Records of plain arrays for messages that leave the process; an array is made once, when the first message needs it."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[tuple[int, str], tuple[Array, str]] = {}
+        # the records that they were made of are kept too, so that an id stays its own
+        self._records: dict[tuple[int, tuple[str, ...]], tuple[ArrayRecord, ArrayRecord, dict[str, str]]] = {}
+
+    def of(self, record: ArrayRecord, names: Iterable[str] | None = None) -> tuple[ArrayRecord, dict[str, str]]:
+        """A record, or the named arrays of it, ready for the wire, and the encoding of each."""
+        chosen = tuple(record if names is None else names)
+        if (id(record), chosen) not in self._records:
+            made = {name: self._made(record, name) for name in chosen}
+            plain = ArrayRecord()
+            for name, (array, _) in made.items():
+                plain[name] = array
+            encodings = {name: encoding for name, (_, encoding) in made.items()}
+            self._records[id(record), chosen] = record, plain, encodings
+        _, plain, encodings = self._records[id(record), chosen]
+        return plain, encodings
+
+    def _made(self, record: ArrayRecord, name: str) -> tuple[Array, str]:
+        if (id(record), name) not in self._arrays:
+            self._arrays[id(record), name] = plain_array(record[name])
+        return self._arrays[id(record), name]
 
 
 def to_tensors(record: ArrayRecord, encodings: Mapping[str, str] | None = None) -> Tensors:

@@ -19,15 +19,14 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from fedsign.aggregation import in_slot_order
-from fedsign.exchange import ClientLedger, ReplyObserver, Traffic, bytes_down, check_addresses
-from fedsign.flower import changes, wire
-from fedsign.flower.array import to_tensors
-from fedsign.flower.changes import Digests, PlainArrays
+from fedsign.errors import IncompleteModelError
+from fedsign.exchange import ClientLedger, ReplyObserver, Traffic, UpdateEncoding, bytes_down, check_addresses
+from fedsign.flower import wire
+from fedsign.flower.array import PlainArrays, to_tensors
 from fedsign.flower.nodes import Nodes
 from fedsign.flower.pulling import arrivals
 from fedsign.flower.reply_checks import ReplyChecks, failure_for
 from fedsign.flower.shims import MessageGrid, ensure_task_identity
-from fedsign.parts import Holdings, completed
 from fedsign.records import Failure, Role
 
 _TTL_SLACK_S = 60.0
@@ -38,7 +37,7 @@ class PartitionGrid(MessageGrid):
     """See the module.  `leaves_process`: messages are serialised by the engine underneath.
 
     `roles` are the model's, which every reply has to confirm; `traffic` tells of the last round.  With `num_wanted` a round
-    ends with so many good replies, the first that come; with `holdings` replies may hold a part of the model.
+    ends with so many good replies, the first that come.
     """
 
     def __init__(
@@ -59,8 +58,7 @@ class PartitionGrid(MessageGrid):
         self._nodes = Nodes(grid, num_partitions=num_partitions)
         self._shown: Sequence[int] = range(num_partitions)
         self.ledger = ledger or ClientLedger()
-        self.holdings: Holdings | None = None
-        self._digests = Digests()
+        self.encoding: UpdateEncoding | None = None
         self._has_warned = False
         self.traffic = Traffic()
         self.observers: Sequence[ReplyObserver] = ()
@@ -144,12 +142,12 @@ class PartitionGrid(MessageGrid):
         trains = bool(batch) and batch[0].metadata.message_type == MessageType.TRAIN
         num_wanted, num_good = (self.num_wanted if trains else None) or len(batch), 0
         left = dict.fromkeys(range(len(batch)))
-        again = None if self.holdings is None else partial(self._asked_again, batch, set())
+        again = None if self.encoding is None else partial(self._asked_again, batch, set())
         for slot, came in arrivals(self._grid, message_ids, len(batch), deadline=deadline, asked_again=again):
             outcome = (
                 failure_for(batch[slot], came)
                 if isinstance(came, str)
-                else self._checks.checked(came, batch[slot], parts=self.holdings is not None)
+                else self._checks.checked(came, batch[slot], encoding=self.encoding)
             )
             del left[slot]
             num_good += isinstance(outcome, Message)
@@ -160,7 +158,8 @@ class PartitionGrid(MessageGrid):
 
     def _asked_again(self, batch: list[Message], before: set[int], slot: int, reply: Message) -> str | None:
         """The id of a second request, with the whole model, where a client could not complete it; `before`: who had one."""
-        if slot in before or not changes.is_incomplete(reply):
+        lacks_tensors = reply.has_error() and (reply.error.reason or "").startswith(f"{IncompleteModelError.__name__}:")
+        if slot in before or not lacks_tensors:
             return None
         before.add(slot)
         if not self._has_warned:
@@ -186,12 +185,12 @@ class PartitionGrid(MessageGrid):
             self.traffic.bytes_down += self._bytes_down(partition, content)
         if plain is not None:
             content = RecordDict(dict(content))
-            model = wire.arrays_of(content) if trains and self.holdings is not None else None
+            model = wire.arrays_of(content) if trains and self.encoding is not None else None
             for key, record in wire.of_kind(content, ArrayRecord).items():
                 names = None
-                if record is model and self.holdings is not None:
-                    digests = self._digests.of(record)
-                    names = None if whole else self.holdings.lacking(partition, record)
+                if record is model and self.encoding is not None:
+                    digests = self.encoding.digests(to_tensors(record))
+                    names = None if whole else self.encoding.lacking(partition, record)
                 content[key], own = plain.of(record, names)
                 encodings = encodings | own
         routed = wire.route(
@@ -200,9 +199,8 @@ class PartitionGrid(MessageGrid):
             state_version=self.ledger.versions.get(partition, 0),
             needed_versions=self.ledger.needed(partition),
             encodings=encodings,
+            digests=digests,
         )
-        if digests:
-            changes.tell_model(wire.of_kind(routed, ConfigRecord)[wire.ROUTE], digests)
         return Message(
             routed,
             self._nodes.of(partition),
@@ -212,10 +210,10 @@ class PartitionGrid(MessageGrid):
         )
 
     def _bytes_down(self, partition: int, content: RecordDict) -> int:
-        if self.holdings is None:
+        if self.encoding is None:
             return _nbytes_of(content)
         model, shared = to_tensors(wire.arrays_of(content)), to_tensors(wire.besides(content))
-        return bytes_down([partition], model, shared, self.holdings)
+        return bytes_down([partition], model, shared, self.encoding)
 
     def _account(self, reply: Message, request: Message) -> None:
         if reply.metadata.message_type != MessageType.TRAIN:
@@ -227,7 +225,7 @@ class PartitionGrid(MessageGrid):
         self.traffic.bytes_up += _nbytes_of(reply.content)
         before, after = to_tensors(wire.arrays_of(request.content)), to_tensors(wire.arrays_of(reply.content))
         parameters = {name: before[name] for name in self._parameters}
-        whole = after if self.holdings is None else completed(after, parameters)
+        whole = after if self.encoding is None else self.encoding.completed(after, parameters)
         self.traffic.spread.add(whole, parameters)
         for observer in self.observers:
             observer.add(whole, parameters)

@@ -6,11 +6,10 @@ from typing import cast
 from flwr.app import ConfigRecord, Message, MessageType, MetricRecord
 
 from fedsign.errors import FedSignError, ReplyError
-from fedsign.exchange import check_finite, check_shapes
+from fedsign.exchange import UpdateEncoding, check_finite, check_shapes
 from fedsign.flower import wire
 from fedsign.flower.array import to_tensors
 from fedsign.flower.shims import set_source
-from fedsign.parts import buffers_of
 from fedsign.records import Failure, Role, TrainReply, failure_of
 
 
@@ -19,32 +18,30 @@ class ReplyChecks:
 
     def __init__(self, roles: Mapping[str, Role]) -> None:
         self._roles = {name: str(role) for name, role in roles.items()}
-        self._buffers = buffers_of(roles)
 
-    def checked(self, reply: Message, request: Message, *, parts: bool) -> Message | Failure:
-        """The reply, addressed from its partition, or why it cannot be used; with `parts` it may hold a part of the model."""
+    def checked(self, reply: Message, request: Message, *, encoding: UpdateEncoding | None) -> Message | Failure:
+        """The reply, addressed from its partition, or why it cannot be used."""
         if reply.has_error():
             reason, _, details = (reply.error.reason or "the node gave no reason").partition("\n")
             return failure_for(request, reason, details)
         set_source(reply, request.metadata.dst_node_id)
         if request.metadata.message_type == MessageType.TRAIN:
             try:
-                self._check_train_reply(reply, request, parts=parts)
+                self._check_train_reply(reply, request, encoding)
             except FedSignError as error:
                 return failure_for(request, str(error))
             except Exception as error:  # noqa: BLE001 - whatever a node sends is that node's failure alone
                 return failure_for(request, f"the reply cannot be read: {failure_of(0, error).reason}.")
         return reply
 
-    def _check_train_reply(self, reply: Message, request: Message, *, parts: bool) -> None:
+    def _check_train_reply(self, reply: Message, request: Message, encoding: UpdateEncoding | None) -> None:
         """Decode the reply's tensors, once, and compare them with the model's."""
         self._check_num_examples(reply)
         wire.decode(reply)
         if wire.REPLY in wire.of_kind(reply.content, ConfigRecord):
             self._check_own_reply(wire.unpack_reply(reply), request)
         tensors, extra = to_tensors(wire.arrays_of(reply.content)), to_tensors(wire.besides(reply.content))
-        buffers = self._buffers if parts else None
-        check_shapes(tensors, extra, like=to_tensors(wire.arrays_of(request.content)), buffers=buffers)
+        check_shapes(tensors, extra, like=to_tensors(wire.arrays_of(request.content)), encoding=encoding)
         check_finite(tensors, extra)
 
     def _check_own_reply(self, reply: TrainReply, request: Message) -> None:

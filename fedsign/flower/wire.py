@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 
 from fedsign import codec
 from fedsign.errors import ReplyError
-from fedsign.flower.array import decode_in_place, to_plain, to_record, to_tensors
+from fedsign.flower.array import PlainArrays, decode_in_place, to_record, to_tensors
 from fedsign.flower.shims import client_error, filled
 from fedsign.records import Failure, ObjectiveSpec, Role, TrainReply, TrainRequest, failure_of
 
@@ -26,6 +26,8 @@ NUM_EXAMPLES_KEY = "num-examples"  # Flower's strategies weight by it
 ROLL_CALL = "query.roll_call"
 FAREWELL = "query.farewell"
 TOKENIZER = "tokenizer"  # in the roll call's question: the fingerprint of the server's, if it has one
+
+_DIGESTS = "model"
 
 RecordT = TypeVar("RecordT", ArrayRecord, ConfigRecord, MetricRecord)
 
@@ -42,8 +44,9 @@ def route(
     state_version: int,
     needed_versions: Iterable[int],
     encodings: Mapping[str, str],
+    digests: Mapping[str, str],
 ) -> RecordDict:
-    """A request's content with the record that tells a node what it serves."""
+    """A request's content with the record that tells a node what it serves; `digests` as in TrainRequest."""
     routed = RecordDict(dict(content))
     routed[ROUTE] = filled(
         ConfigRecord(),
@@ -53,6 +56,7 @@ def route(
             "state-version": state_version,
             "needed-versions": json.dumps(sorted(needed_versions)),
             "encodings": json.dumps(_unusual(encodings)),
+            **({_DIGESTS: json.dumps(digests)} if digests else {}),
         },
     )
     return routed
@@ -73,6 +77,7 @@ def unpack_request(message: Message) -> TrainRequest:
         state_version=int(cast(int, route_record["state-version"])),
         needed_versions=frozenset(json.loads(str(route_record["needed-versions"]))),
         shared=to_tensors(besides(content), encodings),
+        digests=json.loads(str(route_record.get(_DIGESTS, "{}"))),
     )
 
 
@@ -176,7 +181,7 @@ def encode_reply(message: Message) -> Message:
     content = message.content
     encodings: dict[str, str] = {}
     for key, arrays in of_kind(content, ArrayRecord).items():
-        content[key], own = to_plain(arrays)
+        content[key], own = PlainArrays().of(arrays)
         encodings |= own
     of_kind(content, ConfigRecord)[REPLY]["encodings"] = json.dumps(_unusual(encodings))
     return message

@@ -109,8 +109,8 @@ def test_a_resumed_run_ends_like_one_that_was_not_stopped(changes: Mapping[str, 
     resumed = run({"rounds": 6}, resume=half.path)
     assert lines(resumed) == lines(whole)
     one, other = load_latest(resumed.folder.checkpoints), load_latest(whole.folder.checkpoints)
-    assert one is not None and other is not None and one.holdings == other.holdings and one.holdings is not None
-    assert one.holdings.held and set(one.holdings.changed_in) <= one.served.keys()
+    assert one is not None and other is not None and (one.facts, one.tables) == (other.facts, other.tables)
+    assert one.tables["received"] and set(one.facts["changed_in"]) <= one.served.keys()
 
 
 def test_a_run_in_which_all_is_trained_has_no_account_and_the_checkpoint_of_before(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def same(folder: RunFolder, reference: Run) -> bool:
     return (
         (folder.path / "rounds.jsonl").read_text() == lines(reference)
         and all(torch.equal(tensor, other.served[name]) for name, tensor in one.served.items())
-        and one.holdings == other.holdings
+        and (one.facts, one.tables) == (other.facts, other.tables)
     )
 
 

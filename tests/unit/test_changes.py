@@ -6,6 +6,7 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,11 +17,11 @@ from hypothesis import strategies as st
 from clients.partial.received import ReceivedTensors
 from fedsign.errors import IncompleteModelError
 from fedsign.exchange import DirectExchange
-from fedsign.flower import changes, wire
+from fedsign.flower import wire
 from fedsign.flower.array import to_record
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.flower.shims import ensure_task_identity
-from fedsign.parts import Holdings
+from fedsign.partial_updates import PartialUpdates, digest_of
 from fedsign.records import CohortRequest, ObjectiveSpec, Role, Tensors, TrainReply, TrainRequest
 from tests.unit.test_flower_room import Answer, Deployment, node, over_the_wire, same_bits
 
@@ -31,6 +32,10 @@ ROLES = {
     "scalar": Role.PARAMETER,
     "two": Role.PARAMETER,
 }
+
+
+def encoding(**state: Any) -> PartialUpdates:
+    return PartialUpdates(frozenset({"mean"}), **state)
 
 
 def model() -> Tensors:
@@ -65,7 +70,8 @@ class Site:
         try:
             request = wire.unpack_request(message)
             self.sent.append(list(request.tensors))
-            request = ReceivedTensors(self.folder).completed(request, changes.model_told(message))
+            kept = ReceivedTensors(self.folder)
+            request = kept.before(request) if kept.concerns(request) else request
         except IncompleteModelError as error:
             return wire.failure_reply(error, message)
         self.models.append(request.tensors)
@@ -90,7 +96,7 @@ def sites(root: Path, num: int) -> list[Site]:
 def grid_over(answers: list[Answer]) -> PartitionGrid:
     grid = PartitionGrid(Deployment(answers), num_partitions=len(answers), roles=ROLES, leaves_process=True)
     grid.roll_call(timeout_s=5)
-    grid.holdings = Holdings()
+    grid.encoding = encoding()
     return grid
 
 
@@ -111,8 +117,8 @@ def play(grid: PartitionGrid, cohorts: list[list[int]], changed: list[list[str]]
     for round, (cohort, names) in enumerate(zip(cohorts, changed, strict=True), start=1):
         assert ask(grid, round, served, *cohort) == cohort and not grid.traffic.failures
         after = moved(served, *names)
-        assert grid.holdings is not None
-        grid.holdings.commit(round, grid.traffic.accepted, before=served, after=after)
+        assert grid.encoding is not None
+        grid.encoding.commit(round, grid.traffic.accepted, before=served, after=after)
         yield served
         served = after
 
@@ -148,13 +154,13 @@ def test_the_account_is_the_same_without_messages() -> None:
             yield answer(request, "one")
 
     link = DirectExchange(train_many, num_partitions=2, roles=ROLES)
-    link.holdings, served = Holdings(), model()
+    link.encoding, served = encoding(), model()
     for round, (cohort, names, expected) in enumerate(zip(COHORTS, CHANGED, LACKING, strict=True), start=1):
         request = CohortRequest(round=round, cohort=cohort, tensors=served, objective=ObjectiveSpec())
         assert len(list(link.train(request))) == len(cohort)
         assert link.traffic.bytes_down == sum(SIZES[name] for lacking in expected for name in lacking)
         after = moved(served, *names)
-        link.holdings.commit(round, link.traffic.accepted, before=served, after=after)
+        link.encoding.commit(round, link.traffic.accepted, before=served, after=after)
         served = after
 
 
@@ -177,7 +183,7 @@ def test_whatever_happens_each_client_trains_the_model_that_is_served(
             def answered(message: Message) -> Message:
                 reply = place(message)
                 is_lost = message.metadata.message_type == MessageType.TRAIN and places.index(place) in lost
-                if is_lost and not changes.is_incomplete(reply):
+                if is_lost and not reply.has_error():
                     return wire.failure_reply(ValueError("lost"), message)
                 return reply
 
@@ -200,8 +206,8 @@ def test_whatever_happens_each_client_trains_the_model_that_is_served(
             assert grid.traffic.bytes_down == expected
             seen |= dict.fromkeys(cohort - lost, served)
             after = moved(served, *names)
-            assert grid.holdings is not None
-            grid.holdings.commit(round, grid.traffic.accepted, before=served, after=after)
+            assert grid.encoding is not None
+            grid.encoding.commit(round, grid.traffic.accepted, before=served, after=after)
             served = after
 
 
@@ -240,8 +246,8 @@ def test_a_client_never_takes_one_tensor_for_another(tmp_path: Path) -> None:
     grid = grid_over([*places])
     other = moved(model(), "two")
     assert ask(grid, 1, model(), 0) == [0]
-    assert grid.holdings is not None
-    grid.holdings.held[0] = 1
+    assert isinstance(grid.encoding, PartialUpdates)
+    grid.encoding.held[0] = 1
     assert ask(grid, 2, other, 0) == [0]
     assert [sorted(names) for names in places[0].sent] == [[*ROLES], [], [*ROLES]]
     assert same_bits(places[0].models[-1], other)
@@ -252,7 +258,7 @@ def test_a_client_that_lacks_something_and_then_is_gone_is_a_failure(tmp_path: P
     deployment = Deployment([*places])
     grid = PartitionGrid(deployment, num_partitions=2, roles=ROLES, leaves_process=True)
     grid.roll_call(timeout_s=5)
-    grid.holdings = Holdings(held={1: 1})
+    grid.encoding = encoding(held={1: 1})
 
     def leaves(message: Message) -> Message:
         deployment.nodes = {key: found for key, found in deployment.nodes.items() if found is not leaves}
@@ -315,7 +321,7 @@ def test_an_abandoned_half_of_a_file_is_removed_and_one_that_is_being_written_st
     assert not old.exists() and stat.S_ISREG(new.stat().st_mode)
 
 
-def test_a_request_without_digests_is_left_as_it_is_and_nothing_is_kept(tmp_path: Path) -> None:
+def test_a_request_without_digests_leaves_nothing_out(tmp_path: Path) -> None:
     request = TrainRequest(
         round=1,
         partition=0,
@@ -324,8 +330,7 @@ def test_a_request_without_digests_is_left_as_it_is_and_nothing_is_kept(tmp_path
         state_version=0,
         needed_versions=frozenset(),
     )
-    assert ReceivedTensors(tmp_path).completed(request, {}) is request
-    assert not list(tmp_path.iterdir())
+    assert not ReceivedTensors(tmp_path).concerns(request)
 
 
 def test_where_every_client_trains_all_a_request_says_nothing_of_digests(tmp_path: Path) -> None:
@@ -334,11 +339,11 @@ def test_where_every_client_trains_all_a_request_says_nothing_of_digests(tmp_pat
 
     def listening(message: Message) -> Message:
         if message.metadata.message_type == MessageType.TRAIN:
-            told.append(changes.model_told(message))
+            told.append(wire.unpack_request(message).digests)
         return place(message)
 
     grid = grid_over([listening])
-    grid.holdings = None
+    grid.encoding = None
     ask(grid, 1, model(), 0)
     assert told == [{}]
 
@@ -346,16 +351,16 @@ def test_where_every_client_trains_all_a_request_says_nothing_of_digests(tmp_pat
 def test_digests_tell_types_shapes_and_values_apart() -> None:
     one = torch.arange(6.0)
     others = [one.double(), one.reshape(2, 3), one.bfloat16(), one + 1, one.to(torch.int32), torch.zeros(0)]
-    assert len({changes.digest_of(tensor) for tensor in [one, *others]}) == 7
-    assert changes.digest_of(one.reshape(2, 3).t().contiguous()) == changes.digest_of(one.reshape(2, 3).t())
+    assert len({digest_of(tensor) for tensor in [one, *others]}) == 7
+    assert digest_of(one.reshape(2, 3).t().contiguous()) == digest_of(one.reshape(2, 3).t())
 
 
 def test_a_tensor_that_was_written_to_gets_another_digest() -> None:
-    digests, tensor = changes.Digests(), torch.zeros(3)
-    first = digests.of(to_record({"w": tensor}))
-    assert digests.of(to_record({"w": tensor})) == first
+    updates, tensor = encoding(), torch.zeros(3)
+    first = updates.digests({"w": tensor})
+    assert updates.digests({"w": tensor}) == first
     tensor.add_(1)
-    assert digests.of(to_record({"w": tensor})) == {"w": changes.digest_of(torch.ones(3))} != first
+    assert updates.digests({"w": tensor}) == {"w": digest_of(torch.ones(3))} != first
 
 
 def test_a_record_without_tensors_travels() -> None:

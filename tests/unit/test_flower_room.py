@@ -17,8 +17,8 @@ from flwr.supercore.run import Run
 
 from fedsign import codec
 from fedsign.errors import CodecError, EngineError, ReplyError
-from fedsign.flower import changes, nodes, wire
-from fedsign.flower.array import TensorArray, plain_array, to_plain, to_record, to_tensors
+from fedsign.flower import array, nodes, wire
+from fedsign.flower.array import PlainArrays, TensorArray, plain_array, to_record, to_tensors
 from fedsign.flower.in_process import InProcessGrid, message_by_message
 from fedsign.flower.partition_grid import ClientLedger, PartitionGrid
 from fedsign.flower.shims import empty_run, ensure_task_identity, make_context, set_message_id
@@ -187,7 +187,7 @@ def test_numpy_is_a_copy_that_may_be_written_into() -> None:
 
 
 def test_tensors_survive_flowers_own_wire_bit_for_bit() -> None:
-    plain, encodings = to_plain(to_record(MODEL))
+    plain, encodings = PlainArrays().of(to_record(MODEL))
     assert all(type(array) is Array for array in plain.values())
     assert encodings == {"weight": "dense", "half": "bf16", "mean": "dense", "count": "dense"}
     received = to_tensors(over_the_wire(plain), encodings)
@@ -198,7 +198,7 @@ def test_tensors_survive_flowers_own_wire_bit_for_bit() -> None:
 
 def test_a_plain_record_stays_as_it_is() -> None:
     record = ArrayRecord([np.arange(3.0)])
-    plain, encodings = to_plain(record)
+    plain, encodings = PlainArrays().of(record)
     assert (plain["0"] is record["0"], encodings) == (True, {"0": "dense"})
 
 
@@ -299,7 +299,7 @@ def test_traffic_counts_messages_bytes_and_losses() -> None:
     traffic = grid.traffic
     assert (traffic.sent, traffic.accepted, traffic.failures) == ([0, 1, 3], [0, 1, 3], [])
     assert (traffic.bytes_down, traffic.bytes_up) == (3 * MODEL_BYTES, 3 * MODEL_BYTES)
-    assert traffic.train_loss == 2.0
+    assert traffic.record()["train_loss"] == 2.0
 
 
 def test_a_request_carries_the_version_that_the_ledger_counts_on() -> None:
@@ -337,9 +337,10 @@ def test_a_model_shared_by_a_cohort_is_serialised_once(monkeypatch: pytest.Monke
 
     converted: list[Array] = []
     grid = deployed([node(k) for k in range(4)])
-    monkeypatch.setattr(changes, "plain_array", counting)
+    monkeypatch.setattr(array, "plain_array", counting)
     assert len(list(grid.send_and_receive(requests(0, 1, 2, 3)))) == 4
-    assert len(converted) == len(MODEL)
+    served = {tensor.data_ptr() for tensor in MODEL.values()}
+    assert sum(isinstance(each, TensorArray) and each.tensor.data_ptr() in served for each in converted) == len(MODEL)
 
 
 def test_messages_that_are_made_one_by_one_keep_their_own_models() -> None:

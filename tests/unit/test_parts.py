@@ -17,7 +17,7 @@ from fedsign.config import from_dict
 from fedsign.errors import ConfigError, RoundError
 from fedsign.exchange import DirectExchange
 from fedsign.optim.base import of_model
-from fedsign.parts import Holdings, completed
+from fedsign.partial_updates import PartialUpdates
 from fedsign.records import CohortRequest, Failure, ObjectiveSpec, Role, Tensors, TrainReply, TrainRequest
 from simulations.api import check
 from strategies.base import Strategy
@@ -28,6 +28,7 @@ from strategies.server_optim.base import ServerOptimizer
 from strategies.server_optim.sgd import ServerSGD
 
 ROLES = {"first": Role.PARAMETER, "mean": Role.BUFFER, "middle": Role.PARAMETER, "last": Role.PARAMETER}
+BUFFERS = frozenset({"mean"})
 PARAMETERS = [name for name, role in ROLES.items() if role is Role.PARAMETER]
 SIZE = 5
 NUM_CLIENTS = 7  # of the population
@@ -63,7 +64,7 @@ def exchange(
         yield from replies
 
     link = DirectExchange(train_many, num_partitions=NUM_CLIENTS, roles=ROLES)
-    link.holdings = Holdings() if parts else None
+    link.encoding = PartialUpdates(BUFFERS) if parts else None
 
     def play(served: Tensors) -> list[TrainReply]:
         cohort = [each.partition for each in replies]
@@ -208,11 +209,13 @@ def test_the_figures_of_a_round_are_those_of_the_whole_models() -> None:
     observer = SignAgreement()
     link.observers = [observer]
     play(served)
-    received = {name: served[name] for name in PARAMETERS}
+    received, updates = {name: served[name] for name in PARAMETERS}, PartialUpdates(BUFFERS)
     spread, signs = Spread(), SignAgreement()
     for each in replies:
         whole = {name: each.tensors.get(name, served[name]) for name in ROLES}
-        assert all(torch.equal(tensor, whole[name]) for name, tensor in completed(each.tensors, received).items())
+        assert all(
+            torch.equal(tensor, whole[name]) for name, tensor in updates.completed(each.tensors, received).items()
+        )
         spread.add(whole, received)
         signs.add(whole, received)
     assert link.traffic.spread.figures() == spread.figures()
@@ -265,16 +268,16 @@ def test_an_attacker_changes_what_it_sends() -> None:
 
 def test_a_client_lacks_what_has_changed_since_the_model_that_it_holds() -> None:
     """Round 1 changes first and last, round 2 first, round 3 middle; clients replied in 1, in 2, and never."""
-    holdings, names = Holdings(), list(ROLES)
+    updates, names = PartialUpdates(BUFFERS), list(ROLES)
     served = {name: torch.zeros(1) for name in names}
     for round, accepted, changed in ((1, [4], ["first", "last"]), (2, [5], ["first"]), (3, [], ["middle"])):
         after = {name: tensor + 1 if name in changed else tensor.clone() for name, tensor in served.items()}
-        holdings.commit(round, accepted, before=served, after=after)
+        updates.commit(round, accepted, before=served, after=after)
         served = after
-    assert holdings.changed_in == {"first": 2, "last": 1, "middle": 3}
-    assert holdings.lacking(4, names) == ["first", "middle", "last"]  # it has not even seen what its own round changed
-    assert holdings.lacking(5, names) == ["first", "middle"]
-    assert holdings.lacking(6, names) == names
+    assert updates.changed_in == {"first": 2, "last": 1, "middle": 3}
+    assert updates.lacking(4, names) == ["first", "middle", "last"]  # it has not even seen what its own round changed
+    assert updates.lacking(5, names) == ["first", "middle"]
+    assert updates.lacking(6, names) == names
 
 
 # What cannot work
