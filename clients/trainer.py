@@ -5,7 +5,6 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
@@ -17,10 +16,8 @@ from torch import Tensor, nn
 from clients.batches import num_steps, schedule
 from clients.local_optim import LocalOptimizer
 from clients.local_step import LocalStep, factors
-from clients.partial.model import PartModel
-from clients.partial.parts import all_parameters, drawing, on_device
 from clients.state.store import ClientStore
-from clients.working_model import WorkingModel
+from clients.working_model import working_model
 from fedsign import plugins
 from fedsign.compatibility import Experiment, check_experiment
 from fedsign.data.base import IntArray
@@ -28,7 +25,7 @@ from fedsign.errors import DiskFullError, LateError
 from fedsign.models.batch_norm import freeze_batch_norm, has_batch_norm
 from fedsign.models.transform import prepare_training
 from fedsign.objectives.base import LocalContext, Objective
-from fedsign.optim.base import PartTrainer, optimizer_of, trains_part
+from fedsign.optim.base import optimizer_of
 from fedsign.optim.displacement import unit_displacement
 from fedsign.records import (
     LATE,
@@ -63,8 +60,7 @@ class SequentialTrainer:
     def __init__(self, workload: Workload, *, copies: bool = True) -> None:
         """Without `copies` a reply's tensors are the working model's own: good until the next request is trained."""
         self._workload, self._copies = workload, copies
-        kind = PartModel if trains_part(workload.config.client.optimizer.name) else WorkingModel
-        self._model = kind(workload.make_model().train(), workload.numerics)
+        self._model = working_model(workload)
         self._has_batch_norm = has_batch_norm(self._model.module)
         client = workload.config.client
         self._optimizer = LocalOptimizer(
@@ -114,20 +110,15 @@ class SequentialTrainer:
             steps=client.local_steps,
             join_last=self._has_batch_norm,
         )
-        part = optimizer if isinstance(optimizer, PartTrainer) else None
         came = self._context(objective, request, states, unit_displacement(optimizer, steps))
-        seed = workload.config.seed
-        layers = nullcontext() if part is None else drawing(part, model, request, seed=seed, num_steps=steps)
-        with layers:
-            seen = on_device(came, model) if isinstance(model, PartModel) else came
+        with model.training(came, optimizer, request, seed=workload.config.seed, num_steps=steps) as seen:
             step = LocalStep(workload, model, objective, seen, optimizer)
             rates = factors(workload, round=request.round, num_steps=steps)
             train_loss = self._minimise(step, index, draws, rates)
-        names = None if part is None else part.trained
-        tensors = model.copies(names) if self._copies else model.tensors(names)
+        tensors = model.copies() if self._copies else model.tensors()
         next_state: Tensors = {}
         if objective.has_state:
-            next_state = objective.next_state(all_parameters(model, came, tensors), came)
+            next_state = objective.next_state(model.after(came, tensors), came)
             states.save(request.partition, request.round, model.packing.packed(next_state))
         sent = objective.to_server(next_state, came)
         return TrainReply(
@@ -146,8 +137,7 @@ class SequentialTrainer:
     ) -> LocalContext:
         """What a client may read in this round, all of it where the received parameters are for the model."""
         received = self._model.received(request.tensors, round=request.round)
-        on_host = isinstance(self._model, PartModel)
-        device = next(iter(request.tensors.values())).device if on_host else self._workload.device
+        device = self._model.context_device(request)
         return LocalContext(
             received=received,
             state=self._model.whole(load_state(objective, received, request, states, device)),

@@ -6,24 +6,30 @@ step; here that is done once.
 Of a packed model (`fedsign.models.transform`) tensors come and go as they are sent; what an objective sees is whole.
 """
 
-from collections.abc import Collection, Mapping
-from typing import Final
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from clients.on_device import OnDevice
+from fedsign.extensions import extensions
 from fedsign.models.batch_norm import BATCH_NORMS
 from fedsign.models.channels_last import laid_out, prepare
 from fedsign.models.dropout import replace_dropout
 from fedsign.models.features import forward_with_features, recorded_features
 from fedsign.models.transform import packing_of, prepare_training
 from fedsign.numerics import Numerics, in_full
-from fedsign.records import Role, Tensors, roles_of
+from fedsign.objectives.base import LocalContext
+from fedsign.records import Role, Tensors, TrainRequest, roles_of
+from fedsign.workload import Workload
 
 
 class WorkingModel:
     """A model, its parameters by name, and its tensors for copying; the module must not get other parameters."""
+
+    trained: frozenset[str] | None = None  # the parameters that were trained; None for all
 
     def __init__(self, module: nn.Module, numerics: Numerics) -> None:
         """The module is changed for training (`fedsign.models.channels_last`, `fedsign.models.dropout`, `fedsign.models.transform`), its tensors and their names are not."""
@@ -105,9 +111,9 @@ class WorkingModel:
         """Tensors that travelled, named as parameters are, as an objective sees them."""
         return dict(self.packing.whole(tensors)) if self._rows else tensors
 
-    def tensors(self, names: Collection[str] | None = None) -> Tensors:
-        """All tensors, or these parameters and all buffers, as they travel; what is whole lies in the model, which the next `load` or step changes."""
-        own = self._tensors or self.module.state_dict()
+    def tensors(self) -> Tensors:
+        """The trained parameters and all buffers, as they travel; what is whole lies in the model, which the next `load` or step changes."""
+        own, names = self._tensors or self.module.state_dict(), self.trained
         found = {
             name: tensor.detach()
             for name, tensor in own.items()
@@ -115,15 +121,48 @@ class WorkingModel:
         }
         return self.packing.packed(found) if self._rows else found
 
-    def copies(self, names: Collection[str] | None = None) -> Tensors:
+    def copies(self) -> Tensors:
         """A copy of the same in the CPU's memory."""
         return {
             name: tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
-            for name, tensor in self.tensors(names).items()
+            for name, tensor in self.tensors().items()
         }
+
+    def context_device(self, request: TrainRequest) -> torch.device:
+        """Where the tensors of a client's context lie."""
+        return self.numerics.device
+
+    def training(
+        self,
+        context: LocalContext,
+        optimizer: torch.optim.Optimizer,
+        request: TrainRequest,
+        *,
+        seed: int,
+        num_steps: int,
+    ) -> AbstractContextManager[LocalContext]:
+        """Inside the block the model trains for a request; gives the context as the objective sees it there."""
+        return nullcontext(context)
+
+    def after(self, context: LocalContext, sent: Mapping[str, Tensor]) -> Tensors:
+        """All parameters after training, where the context's tensors lie; `sent` goes into the reply."""
+        return self.detached()
 
     def release(self) -> None:
         """Hold nothing of a client; all that this one holds is its own."""
+
+
+class WorkingModelChoice(Protocol):
+    """An extension at `working_model`: the class of a trainer's model; None for the usual one."""
+
+    def __call__(self, workload: Workload, /) -> type[WorkingModel] | None: ...
+
+
+def working_model(workload: Workload) -> WorkingModel:
+    """A new model of the experiment for a trainer."""
+    chosen = (choose(workload) for choose in extensions("working_model"))
+    kind = next((each for each in chosen if each is not None), WorkingModel)
+    return kind(workload.make_model().train(), workload.numerics)
 
 
 def _loads_plainly(model: nn.Module) -> bool:

@@ -11,15 +11,26 @@ What an objective compares with (the received weights, the client's state, what 
 and is moved to the device tensor by tensor, when it is asked for; it is kept there while its parameter is trained.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from clients.on_device import OnDevice
 from clients.working_model import WorkingModel
+from fedsign.errors import ConfigError
 from fedsign.numerics import Numerics
-from fedsign.records import Role, Tensors
+from fedsign.objectives.base import LocalContext
+from fedsign.optim.base import PartTrainer, trains_part
+from fedsign.records import Role, Tensors, TrainRequest
+from fedsign.workload import Workload
+
+
+def part_model(workload: Workload) -> type["PartModel"] | None:
+    """See WorkingModelChoice."""
+    return PartModel if trains_part(workload.config.client.optimizer.name) else None
 
 
 class PartModel(WorkingModel):
@@ -85,21 +96,68 @@ class PartModel(WorkingModel):
         self._moved.append(found)
         return found
 
-    def copies(self, names: Collection[str] | None = None) -> Tensors:
-        """Those of these parameters, and all buffers, in the CPU's memory; what was copied to be trained is the reply's own."""
-        found = self.tensors(names)
+    def copies(self) -> Tensors:
+        """The same in the CPU's memory; what was copied to be trained is the reply's own."""
+        found = self.tensors()
         own = {name for name, parameter in self._of_name.items() if parameter in self._copied}
         return {
             name: tensor.to("cpu", copy=name not in own, memory_format=torch.contiguous_format)
             for name, tensor in found.items()
         }
 
+    def context_device(self, request: TrainRequest) -> torch.device:
+        """Where they came."""
+        return next(iter(request.tensors.values())).device
+
+    @contextmanager
+    def training(
+        self,
+        context: LocalContext,
+        optimizer: torch.optim.Optimizer,
+        request: TrainRequest,
+        *,
+        seed: int,
+        num_steps: int,
+    ) -> Iterator[LocalContext]:
+        """Inside the block the optimizer draws what a client trains in this round.
+
+        Steps are counted as if the client took part in every round, so that its draws need no memory: the first one of round t
+        is number (t - 1) num_steps.
+
+        Raises:
+            ConfigError: the optimizer draws nothing.
+        """
+        if not isinstance(optimizer, PartTrainer):
+            raise ConfigError(
+                f"a {type(optimizer).__name__} was made by a factory that is marked with trains_part; expected is a "
+                "fedsign.optim.base.PartTrainer."
+            )
+        optimizer.before_training = self.take
+        first_step = (request.round - 1) * num_steps
+        optimizer.begin(seed=seed, client=request.partition, round=request.round, first_step=first_step)
+        try:
+            yield replace(
+                context,
+                received=self.on_device(context.received),
+                state=self.on_device(context.state),
+                shared=self.on_device(context.shared),
+            )
+        finally:
+            optimizer.end()
+            optimizer.before_training = None
+        self.trained = optimizer.trained
+
+    def after(self, context: LocalContext, sent: Mapping[str, Tensor]) -> Tensors:
+        """See WorkingModel; parameters that were not trained are as they came."""
+        sent = self.whole(sent)
+        return {name: sent.get(name, tensor).to(tensor.device) for name, tensor in context.received.items()}
+
     def release(self) -> None:
         """Hold no tensor that was received, and none that goes into a reply."""
         for parameter in self._borrowed | self._copied:
             parameter.data = parameter.new_empty(0)
             parameter.grad = None
-        self._borrowed, self._copied, self._moved = set(), set(), []
+        self._borrowed, self._copied, self._moved, self.trained = set(), set(), [], None
 
     def _fill(self) -> None:
         """Memory of its own for every parameter."""

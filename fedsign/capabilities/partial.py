@@ -27,5 +27,6 @@ CAPABILITY = Capability(
     extends={
         "rules": "clients.partial.rules:RULES",
         "strategy_transform": "simulations.parts:check_parts",
+        "working_model": "clients.partial.model:part_model",
     },
 )
