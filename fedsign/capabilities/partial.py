@@ -26,7 +26,6 @@ CAPABILITY = Capability(
     files=("docs/how-to/lisa.md",),
     extends={
         "rules": "clients.partial.rules:RULES",
-        "strategy_transform": "simulations.parts:check_parts",
         "working_model": "clients.partial.model:part_model",
     },
 )
