@@ -170,7 +170,7 @@ class ShardedTraining:
 
     @contextmanager
     def _drawing(self, drawer: PartTrainer | None, partition: int, round: int, num_steps: int) -> Iterator[None]:
-        """Inside the block, parameters are frozen and trained as the optimiser draws them: `clients.partial.parts`."""
+        """Inside the block, parameters are frozen and trained as the optimiser draws them: `clients.partial.model`."""
         if drawer is None:
             yield
             return

@@ -38,7 +38,6 @@ CAPABILITY = Capability(
         },
     },
     moved={f"fedsign.data.{name}": f"fedsign.data.text.{name}" for name in ("jsonl", "pytext", "text_folder")},
-    extras=("llm",),
     commands={
         "export": "simulations.language.command:export",
     },

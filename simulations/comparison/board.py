@@ -8,7 +8,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from fedsign.comparison import Cell, Plan, values_label
 from simulations.callbacks.progress import NotebookBar
-from simulations.comparison.pool import Job, Watcher
+from simulations.jobs import Job, Watcher
 
 
 class Board(Watcher):

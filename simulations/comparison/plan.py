@@ -9,7 +9,6 @@ many (`ABLATIONS`) is what papers vary, not what they tune.  Under a condition o
 setting X has the same configuration for every value; it is planned under each and played once.
 """
 
-import hashlib
 import json
 import math
 from collections import Counter
@@ -24,6 +23,7 @@ from fedsign.config import ExperimentConfig, parse_override
 from fedsign.errors import ConfigError
 from fedsign.metrics import is_higher_better
 from fedsign.registry import nearest, resolve
+from simulations.jobs import digest_of
 
 STRATEGIES = ("fedavg", "fedprox", "feddyn", "fedsign")
 NUM_SEEDS = 5
@@ -39,7 +39,6 @@ _OTHERWISE = {
     "callbacks": "it changes no result",
     "results": "it changes no result",
 }
-_NO_RESULT = frozenset({"name", "callbacks", "results"})  # sections on which no result depends
 _LONGEST = 80  # characters of a cell's readable name
 
 
@@ -286,12 +285,6 @@ def _validation(base: ExperimentConfig, request: Request) -> dict[str, float]:
             "hyper-parameters are chosen on the training samples that are held out."
         )
     return {"data.validation_fraction": fraction}
-
-
-def digest_of(config: ExperimentConfig, **besides: Any) -> str:
-    """Of all that an experiment's results depend on; `besides` is what else they do, where it is not played as it is."""
-    counts = {section: value for section, value in config.what_counts().items() if section not in _NO_RESULT}
-    return hashlib.sha256(json.dumps(counts | besides, sort_keys=True).encode()).hexdigest()[:10]
 
 
 def _cell(config: ExperimentConfig, condition: Mapping[str, Any], choice: Mapping[str, Any]) -> Cell:

@@ -23,7 +23,7 @@ from simulations import api
 from simulations.comparison import arguments
 from simulations.comparison.board import Board
 from simulations.comparison.plan import NUM_SEEDS, STRATEGIES, Request, for_folder, make_plan
-from simulations.comparison.pool import Job, Watcher, play_all
+from simulations.jobs import Job, Watcher, play_all
 
 Configs = Mapping[str, ExperimentConfig]
 
@@ -180,6 +180,7 @@ def _play_cells(
             workers=workers,
             logs=comparison.path / "logs",
             watchers=(Notes(), board),
+            module="simulations.comparison.worker",
         )
 
 

@@ -1,25 +1,17 @@
-"""A process that plays cells: a message in for each, messages out.
-
-In:  {"config": TOML, "resume": path or null}
-Out: {"ready": true} once; then for each cell {"round": n} after every round, and at last {"finished": true},
-     {"failed": sentence}, or {"stop": sentence} where going on with other cells would be of no use.
-"""
+"""A process that plays cells (`simulations.jobs`); a job is {"config": TOML, "resume": path or null}."""
 
 import logging
-import signal
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 from fedsign import config as configs
 from fedsign.disk import disk_errors
-from fedsign.errors import DiskFullError, FedSignError, ResultsError, ResumeError
+from fedsign.errors import ResultsError, ResumeError
 from fedsign.results import Line, open_run
-from fedsign.transport.connection import Connection, Message
+from fedsign.transport.connection import Connection
 from simulations import api
 from simulations.callbacks.base import Callback
+from simulations.jobs import answer_all
 
 SET_ASIDE = "set-aside"  # one level deeper than runs, so that nothing takes what is in it for the cell's run
 _PATIENCE_S = 20.0  # for the last process that played a run and is being ended by the system
@@ -40,15 +32,6 @@ def main(parent: Connection) -> None:
     """Play the runs that are asked for."""
     answers = Answers(parent)
     answer_all(parent, lambda asked: play(asked["config"], Path(asked["resume"]) if asked["resume"] else None, answers))
-
-
-def answer_all(parent: Connection, play: Callable[[Message], None]) -> None:
-    """Play what is asked for, and say of each how it ended."""
-    signal.signal(signal.SIGTERM, _stop)
-    logging.basicConfig(format="%(levelname)s: %(message)s", stream=sys.stderr)
-    parent.send({"ready": True})
-    for request in parent:
-        parent.send(_outcome(request, play))
 
 
 def play(config_toml: str, resume: Path | None, callback: Callback) -> None:
@@ -72,20 +55,6 @@ def play(config_toml: str, resume: Path | None, callback: Callback) -> None:
         api.run(config, callbacks=[callback])
 
 
-def _outcome(request: Message, play: Callable[[Message], None]) -> Message:
-    """How the cell ended, as the message that says so."""
-    try:
-        play(request)
-    except DiskFullError as error:
-        return {"stop": str(error)}
-    except FedSignError as error:
-        return {"failed": str(error)}
-    except Exception as error:  # one cell's defect must not end the comparison
-        logging.getLogger("fedsign").exception("a cell failed")
-        return {"failed": f"unexpected {type(error).__name__}: {error}"}
-    return {"finished": True}
-
-
 def _await_end_of_others(folder: Path) -> None:
     """Wait until nobody holds the run; a process that was killed with its parent may take a moment to go."""
     deadline = time.monotonic() + _PATIENCE_S
@@ -97,7 +66,3 @@ def _await_end_of_others(folder: Path) -> None:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
-
-
-def _stop(number: int, frame: object) -> NoReturn:
-    raise KeyboardInterrupt

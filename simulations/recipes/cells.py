@@ -10,7 +10,7 @@ from fedsign import over_seeds
 from fedsign.config import from_dict
 from fedsign.errors import RoundError
 from fedsign.results import Line, final_value, find_runs
-from simulations.comparison.pool import Job, Watcher, play_all
+from simulations.jobs import Job, Watcher, play_all
 
 
 def all_rounds(cells: Sequence[Mapping[str, Any]]) -> list[list[Line]]:
@@ -28,6 +28,7 @@ def all_rounds(cells: Sequence[Mapping[str, Any]]) -> list[list[Line]]:
             workers=os.cpu_count() or 1,
             logs=Path(root) / "logs",
             watchers=[_Strict()],
+            module="simulations.comparison.worker",
         )
         return [find_runs(root)[0].rounds() for root in roots]
 

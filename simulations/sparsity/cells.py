@@ -20,8 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fedsign.config import ExperimentConfig
 from fedsign.disk import disk_errors, exclusive, remove_partials, write_text
 from fedsign.errors import ConfigError, EngineError, ResultsError
-from simulations.comparison.plan import digest_of
-from simulations.comparison.pool import Job, Watcher, play_all
+from simulations.jobs import Job, Watcher, digest_of, play_all
 
 _WORKER = "simulations.sparsity.worker"
 

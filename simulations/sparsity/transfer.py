@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise, product
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,6 @@ from numpy.typing import NDArray
 
 from fedsign.config import ExperimentConfig
 from fedsign.errors import ConfigError
-from fedsign.over_seeds import mean_and_std
 from fedsign.parameterisation.apply import parameterised
 from fedsign.parameterisation.section import ParameterisationPart, SparsityPart
 from fedsign.parameterisation.transfer import read_off
@@ -206,16 +206,16 @@ def _found(config: ExperimentConfig, asked: Asked, losses: NDArray[np.float64]) 
             summary.append({"scheme": scheme, "width": width, "density": density, **asdict(reading)})
         for (width, density), of_condition in zip(conditions, flat, strict=True):
             for value, over_seeds in zip(asked.values, of_condition, strict=True):
-                mean, std = mean_and_std(over_seeds.tolist())
-                diverged = int((~np.isfinite(over_seeds)).sum())
+                finite = over_seeds[np.isfinite(over_seeds)].tolist()
+                diverged = asked.seeds - len(finite)
                 rows.append(
                     {
                         "scheme": scheme,
                         "width": width,
                         "density": density,
                         "value": value,
-                        "loss": None if diverged else mean,
-                        "std": std,
+                        "loss": None if diverged else fmean(finite),
+                        "std": stdev(finite) if len(finite) > 1 else None,
                         "diverged": diverged,
                     }
                 )

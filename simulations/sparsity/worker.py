@@ -1,10 +1,10 @@
-"""A process that plays cells of a sweep; how it is spoken with: `simulations.comparison.worker`."""
+"""A process that plays cells of a sweep."""
 
 from pathlib import Path
 
 from fedsign.config import from_toml
 from fedsign.transport.connection import Connection, Message
-from simulations.comparison.worker import answer_all
+from simulations.jobs import answer_all
 from simulations.sparsity.cells import write_loss
 from simulations.sparsity.training import Trainings
 

@@ -1,23 +1,34 @@
-"""Worker processes that play cells, each many of them, so that torch is imported once a process.
+"""Jobs for worker processes, each of which does many, so that torch is imported once a process.
 
-`simulations.comparison.worker` is what they run here; another module that answers in the same words will do as well.
+What a worker runs is `main(parent)` of a module, which calls `answer_all`.  A message in for each job, messages out:
+
+In:  what is told of the job
+Out: {"ready": true} once; then for each job {"round": n} after every round, if there are any, and at last {"finished": true},
+     {"failed": sentence}, or {"stop": sentence} where going on with other jobs would be of no use.
 """
 
+import hashlib
+import json
+import logging
+import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NoReturn
 
-from fedsign.errors import DiskFullError, EngineError
-from fedsign.transport.connection import Message, poll
+from fedsign.config import ExperimentConfig
+from fedsign.errors import DiskFullError, EngineError, FedSignError
+from fedsign.transport.connection import Connection, Message, poll
 from fedsign.transport.process import ChildProcess, close_all
 
-COMPARISONS = "simulations.comparison.worker"
+_NO_RESULT = frozenset({"name", "callbacks", "results"})  # sections on which no result depends
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """A cell to be played, and what the worker is told of it."""
+    """One job; `asked` is the message that the worker gets."""
 
     id: str
     asked: Message
@@ -53,7 +64,7 @@ def play_all(
     workers: int,
     logs: Path,
     watchers: Sequence[Watcher],
-    module: str = COMPARISONS,
+    module: str,
 ) -> None:
     """Play all jobs, some at a time; `take` says which of those that are left is next.
 
@@ -114,3 +125,36 @@ def _workers(module: str, count: int, logs: Path) -> Iterator[list[_Worker]]:
         yield team
     finally:
         close_all([worker.child for worker in team])
+
+
+def answer_all(parent: Connection, play: Callable[[Message], None]) -> None:
+    """Play what is asked for, and say of each how it ended."""
+    signal.signal(signal.SIGTERM, _stop)
+    logging.basicConfig(format="%(levelname)s: %(message)s", stream=sys.stderr)
+    parent.send({"ready": True})
+    for request in parent:
+        parent.send(_outcome(request, play))
+
+
+def _outcome(request: Message, play: Callable[[Message], None]) -> Message:
+    """How the cell ended, as the message that says so."""
+    try:
+        play(request)
+    except DiskFullError as error:
+        return {"stop": str(error)}
+    except FedSignError as error:
+        return {"failed": str(error)}
+    except Exception as error:  # one job's defect must not end the others
+        logging.getLogger("fedsign").exception("a job failed")
+        return {"failed": f"unexpected {type(error).__name__}: {error}"}
+    return {"finished": True}
+
+
+def _stop(number: int, frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def digest_of(config: ExperimentConfig, **besides: Any) -> str:
+    """Of all that an experiment's results depend on; `besides` is what else they do, where it is not played as it is."""
+    counts = {section: value for section, value in config.what_counts().items() if section not in _NO_RESULT}
+    return hashlib.sha256(json.dumps(counts | besides, sort_keys=True).encode()).hexdigest()[:10]
