@@ -181,7 +181,6 @@ _CORE: dict[str, Kind] = {
         num_given=0,
         table={
             "in_process": ("simulations.backends.in_process:InProcess", "clients one after another in this process"),
-            "superlink": ("simulations.backends.superlink:SuperLink", "a local SuperLink with SuperNodes"),
         },
     ),
     "callback": Kind(

@@ -1,20 +1,20 @@
 """`fedsign doctor`: what this machine has, row by row."""
 
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
-from fedsign.errors import FedSignError
+from fedsign.registry import KINDS, resolve
 
 Row = dict[str, str]
 
 
 def examine() -> list[Row]:
     """Rows of {"what", "state", "detail"}; state is ok, missing (an option) or broken."""
-    return [_python(), *_packages(), _torch_device(), _torchvision(), _ray(), _superlink(), _disk()]
+    return [_python(), *_packages(), _torch_device(), _torchvision(), *_engines(), _disk()]
 
 
 def _python() -> Row:
@@ -47,19 +47,12 @@ def _torchvision() -> Row:
         )
 
 
-def _ray() -> Row:
-    if importlib.util.find_spec("ray") is None:
-        return _row("engine ray", "missing", "pip install 'fedsign[ray]'")
-    return _row("engine ray", "ok", importlib.metadata.version("ray"))
-
-
-def _superlink() -> Row:
-    from fedsign.flower.programs import find_program
-
-    try:
-        return _row("engine superlink", "ok", find_program("flower-superlink"))
-    except FedSignError as error:
-        return _row("engine superlink", "broken", str(error))
+def _engines() -> Iterator[Row]:
+    """What engines need besides Flower."""
+    for name in KINDS["engine"].table:
+        requirement = getattr(resolve("engine", name), "requirement", None)
+        if requirement is not None:
+            yield _row(f"engine {name}", *requirement())
 
 
 def _disk() -> Row:

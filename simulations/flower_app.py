@@ -1,83 +1,63 @@
 """The Flower app that engines outside this process need, generated from the installed package.
 
-It holds two stubs, the configuration as one string, and the modules of the user's own: everything that
+It holds the ClientApp, the configuration as one string, and the modules of the user's own: everything that
 was imported from the current folder.  No clone of this project is needed, only its installation on the
 nodes.
 """
 
 import shutil
 import sys
-import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
 import fedsign
-from clients.node import EXPERIMENT_KEY, RUN_KEY, STATE_KEY, is_deployed
+from clients.node import EXPERIMENT_KEY, Node
 from fedsign.config import ExperimentConfig
-from fedsign.data import sites
-from fedsign.disk import write_text
 from fedsign.registry import PACKAGES
 
-FOLDER_KEY = "run-folder"
-WORKING_KEY = "working-folder"  # the command's, to which relative paths of the configuration belong
-FOLLOWER_KEY = "followed-by"  # the command's process id; a run that nobody follows ends
-CLIENT_STUB, SERVER_STUB = "fedsign_client_app", "fedsign_server_app"  # no names that a user's own file may have
+CLIENT_STUB = "fedsign_client_app"  # no name that a user's own file may have
 
 _CLIENT_SOURCE = '''"""The ClientApp, from the installed package."""
 
-import clients.app
+from clients.app import client_app
+from {module} import {name}
 
-app = clients.app.app
-'''
-_SERVER_SOURCE = '''"""The ServerApp, from the installed package."""
-
-import simulations.server_app
-
-app = simulations.server_app.app
+app = client_app({name})
 '''
 
 
 def write_app(
-    target: Path, config: ExperimentConfig, *, run_folder: Path, state_folder: Path, followed_by: int | None = None
+    target: Path,
+    config: ExperimentConfig,
+    *,
+    run_config: Mapping[str, str],
+    node: type[Node] = Node,
+    server_app: str = "flwr.serverapp:ServerApp",
 ) -> Path:
     """Write the app into a fresh folder `target` and return it.
 
-    `followed_by`: the process that the ServerApp does not outlive, where a SuperLink does.
+    Args:
+        target: its folder.
+        config: the experiment as it travels.
+        run_config: what else nodes and server are told.
+        node: what the engine's nodes are.
+        server_app: the ServerApp, "module:name"; Flower asks for one even where it does not run it (Ray).
     """
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
-    (target / f"{CLIENT_STUB}.py").write_text(_CLIENT_SOURCE, encoding="utf-8")
-    (target / f"{SERVER_STUB}.py").write_text(_SERVER_SOURCE, encoding="utf-8")
+    client = _CLIENT_SOURCE.format(module=node.__module__, name=node.__name__)
+    (target / f"{CLIENT_STUB}.py").write_text(client, encoding="utf-8")
     for source in user_modules(Path.cwd()):
         copy = target / source.relative_to(Path.cwd().resolve())
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, copy)
-    run_config = {
-        EXPERIMENT_KEY: _without_roots(config).to_toml(),
-        FOLDER_KEY: str(run_folder.resolve()),
-        RUN_KEY: _name_of(run_folder),
-    }
-    if not is_deployed(config):  # where a node's states lie is the node's affair
-        run_config[STATE_KEY] = str(state_folder.resolve())
-    if followed_by is not None:
-        run_config |= {FOLLOWER_KEY: str(followed_by), WORKING_KEY: str(Path.cwd())}
-    (target / "pyproject.toml").write_text(tomli_w.dumps(_pyproject(run_config)), encoding="utf-8")
+    components = {"serverapp": server_app, "clientapp": f"{CLIENT_STUB}:app"}
+    tree = _pyproject(components, {EXPERIMENT_KEY: config.to_toml(), **run_config})
+    (target / "pyproject.toml").write_text(tomli_w.dumps(tree), encoding="utf-8")
     return target
-
-
-def _without_roots(config: ExperimentConfig) -> ExperimentConfig:
-    """What a node may know: where other sites' data lie is not among it."""
-    return config.replace(**{"partition.roots": []}) if sites.lies_at_nodes(config) else config
-
-
-def _name_of(run_folder: Path) -> str:
-    """What nodes call a run: the same whenever it is resumed, and no other run's."""
-    path = run_folder / "name"
-    if not path.exists():
-        write_text(path, f"{run_folder.resolve().name}-{uuid.uuid4().hex[:12]}")
-    return path.read_text(encoding="utf-8")
 
 
 def user_modules(folder: Path) -> list[Path]:
@@ -103,7 +83,7 @@ def _is_installed(path: Path, folder: Path) -> bool:
     return "site-packages" in path.parts or any((parent / "pyvenv.cfg").exists() for parent in parents)
 
 
-def _pyproject(run_config: dict[str, str]) -> dict[str, Any]:
+def _pyproject(components: dict[str, str], run_config: dict[str, str]) -> dict[str, Any]:
     return {
         "project": {
             "name": "fedsign-experiment",
@@ -116,7 +96,7 @@ def _pyproject(run_config: dict[str, str]) -> dict[str, Any]:
             "flwr": {
                 "app": {
                     "publisher": "fedsign",
-                    "components": {"serverapp": f"{SERVER_STUB}:app", "clientapp": f"{CLIENT_STUB}:app"},
+                    "components": components,
                     "config": run_config,
                 }
             }

@@ -3,17 +3,19 @@
 How it ended is written to the run's folder as `served.json`, for the process that started the engine.
 """
 
+import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
-from flwr.app import Context
+from flwr.app import ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
 from clients.local_trainers import provider_of
 from clients.node import EXPERIMENT_KEY
+from clients.supernode import COUNTS_KEY, TOKENIZER_KEY
 from fedsign.data.base import fingerprint
 from fedsign.errors import FedSignError
 from fedsign.flower.partition_grid import PartitionGrid
@@ -21,9 +23,11 @@ from fedsign.flower.shims import quiet_flower
 from fedsign.results import RunFolder
 from fedsign.transport.process import end_with
 from fedsign.workload import workload_of
-from simulations.flower_app import FOLDER_KEY, FOLLOWER_KEY, WORKING_KEY
 from simulations.rounds import RoundLoop
 
+FOLDER_KEY = "run-folder"  # in the run configuration
+WORKING_KEY = "working-folder"  # the command's, to which relative paths of the configuration belong
+FOLLOWER_KEY = "followed-by"  # the command's process id; a run that nobody follows ends
 OUTCOME = "served.json"
 _FAREWELL_S = 10.0
 _log = logging.getLogger(__name__)
@@ -64,8 +68,8 @@ def _play(grid: Grid, config_toml: str, folder: RunFolder) -> None:
         leaves_process=True,
     )
     timeout_s = float(config.engine.settings.get("start_timeout_s", 300.0))
-    partitions.roll_call(timeout_s=timeout_s, tokenizer=fingerprint(workload.dataset.text))
-    complete_partition(folder, partitions.counts, num_clients=config.partition.num_clients)
+    partitions.roll_call(timeout_s=timeout_s, question={TOKENIZER_KEY: fingerprint(workload.dataset.text)})
+    complete_partition(folder, label_counts(partitions.answers), num_clients=config.partition.num_clients)
     try:
         RoundLoop(workload, partitions, folder).run()
     finally:
@@ -74,6 +78,12 @@ def _play(grid: Grid, config_toml: str, folder: RunFolder) -> None:
                 partitions.farewell(timeout_s=_FAREWELL_S)
             except Exception as error:  # noqa: BLE001 - the run's own end counts; nodes end what nobody asks for
                 _log.warning("nodes were not told that the run is over: %s", error)
+
+
+def label_counts(answers: Iterable[ConfigRecord]) -> dict[int, list[int]]:
+    """Those of the clients whose nodes told them."""
+    told = [json.loads(str(answer.get(COUNTS_KEY, "{}"))) for answer in answers]
+    return {int(client): counts for each in told for client, counts in each.items()}
 
 
 def complete_partition(folder: RunFolder, counts: Mapping[int, list[int]], *, num_clients: int) -> None:

@@ -5,15 +5,13 @@ element, and the bandwidths and memory in the configuration: of the strategies w
 the least memory.  Nothing is measured, so that the same experiment trains in the same way everywhere.
 """
 
-from collections.abc import Mapping
 from math import inf
-from typing import Any
 
 from torch import nn
 
 from clients.trainer import make_optimizer
 from fedsign.addresses import Address
-from fedsign.config import ExperimentConfig, checked
+from fedsign.config import ExperimentConfig
 from fedsign.errors import ConfigError
 from fedsign.sharding.layout import Grouping
 from fedsign.sharding.plan import StateBytes, Task, estimate, rank
@@ -65,17 +63,6 @@ def where_machines_join(settings: ShardingSection) -> tuple[Address, bytes]:
         given_as="client.sharding.secret_file (a node's sharding-secret-file)",
     )
     return address, key
-
-
-def machines_said(tree: Mapping[str, Any]) -> str:
-    """What a site says of its machines, checked.
-
-    Raises:
-        ConfigError: it cannot be used.
-    """
-    settings = checked(ShardingSection, tree)
-    address, _ = where_machines_join(settings)
-    return f"{settings.machines}, which join at {address}"
 
 
 def _best(workload: Workload) -> str:

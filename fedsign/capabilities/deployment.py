@@ -1,23 +1,36 @@
-"""Deployment: federations over machines, and sites with data of their own."""
+"""Deployment: SuperLink and SuperNodes, federations over machines, sites with data of their own."""
 
 from fedsign.capability import Capability
 
 CAPABILITY = Capability(
-    purpose="federations over machines, and sites with data of their own",
+    purpose="SuperLink and SuperNodes, federations over machines, sites with data of their own",
     modules=(
         "fedsign.capabilities.deployment",
         "fedsign.data.partition.sites",
         "fedsign.data.site_reader",
         "fedsign.data.sites",
         "fedsign.flower.evaluation",
+        "fedsign.flower.programs",
+        "fedsign.flower.tasks",
         "fedsign.report.sites",
         "clients.evaluator",
+        "clients.executor",
+        "clients.site",
+        "clients.site_settings",
+        "clients.supernode",
         "simulations.backends.federation",
+        "simulations.backends.submission",
+        "simulations.backends.superlink",
         "simulations.deployment",
+        "simulations.flower_programs",
+        "simulations.server_app",
     ),
-    requires={"tables": "sites agree on the columns of their tables"},
-    extends={"evaluation": "simulations.deployment.evaluation:at_sites"},
+    extends={
+        "client_app": "clients.supernode:HANDLERS",
+        "evaluation": "simulations.deployment.evaluation:at_sites",
+    },
     rows={
+        "engine": {"superlink": ("simulations.backends.superlink:SuperLink", "a local SuperLink with SuperNodes")},
         "partition": {
             "sites": (
                 "fedsign.data.partition.sites:sites",

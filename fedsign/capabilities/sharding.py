@@ -15,7 +15,11 @@ CAPABILITY = Capability(
     requires={
         "workers": "ranks share tensors and data through the same memory",
     },
-    extends={"local_trainer": "clients.sharding.provider:ShardingProvider", "rules": "clients.sharding.rules:RULES"},
+    extends={
+        "local_trainer": "clients.sharding.provider:ShardingProvider",
+        "rules": "clients.sharding.rules:RULES",
+        "site_table": "clients.sharding.site:SITE_MACHINES",
+    },
     commands={
         "estimate sharding": "simulations.sharding.command:sharding",
         "worker": "simulations.sharding.command:worker",

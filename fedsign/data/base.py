@@ -9,9 +9,9 @@ and `owners`; who trains or evaluates needs no more.
 document's first token, too, and learns where documents end.  For most they are the same one.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -176,6 +176,30 @@ class Tokenizer(Protocol):
 def fingerprint(tokenizer: Tokenizer | None) -> str:
     """What tells a tokenizer of a folder from others; empty for one that the configuration names whole."""
     return str(getattr(tokenizer, "fingerprint", ""))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Frame:
+    """What a reader's settings alone say of its samples, so that data that lie apart fit one model; `remedy`: how to say their shape."""
+
+    input_shape: tuple[int, ...] = ()  # empty: not known
+    class_names: tuple[str, ...] = ()
+    text: Tokenizer | None = None
+    is_standardised: bool = False  # by default, with what is measured of the data
+    remedy: str = "say it, such as --set 'partition.input_shape=[1, 28, 28]'"
+
+
+ReaderT = TypeVar("ReaderT", bound=Callable[..., Any])
+
+
+def framed(frame: Callable[[Mapping[str, Any]], Frame]) -> Callable[[ReaderT], ReaderT]:
+    """Decorates a reader whose settings say what its samples are like."""
+
+    def mark(reader: ReaderT) -> ReaderT:
+        vars(reader).update(frame=frame)
+        return reader
+
+    return mark
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

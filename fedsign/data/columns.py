@@ -19,7 +19,7 @@ an error, and what it lacks is fine.  With `strict`, so is a column that is name
 out), and nothing is learnt: features have to be named, texts to have levels, and a target without class names is a number.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -29,7 +29,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedsign.data.base import Dataset, Samples
+from fedsign.data.base import Dataset, Frame, Samples
 from fedsign.data.files import check_classes
 from fedsign.data.splitting import train_test
 from fedsign.errors import DataError
@@ -58,9 +58,15 @@ class Columns:
     strict: bool
 
 
-def num_features(features: Iterable[str], levels: Mapping[str, tuple[str, ...]]) -> int:
-    """How many features agreed columns give."""
-    return sum(len(levels[name]) if name in levels else 1 for name in features)
+def frame_of_table(settings: Mapping[str, Any]) -> Frame:
+    """See Frame; the features of agreed columns."""
+    levels = settings["levels"] or {}
+    num_features = sum(len(levels[name]) if name in levels else 1 for name in settings["features"])
+    return Frame(
+        input_shape=(num_features,) if num_features else (),
+        is_standardised=True,
+        remedy='name the columns to predict from, such as --set \'data.features=["age", "pressure"]\'',
+    )
 
 
 def from_tables(

@@ -18,12 +18,11 @@ from torch import Tensor
 
 from fedsign import plugins
 from fedsign.config import ExperimentConfig
-from fedsign.data.base import AnySamples, Dataset, LazySamples, Samples, features_of
+from fedsign.data.base import AnySamples, Dataset, Frame, LazySamples, Samples, features_of
 from fedsign.data.checks import checked_dataset
 from fedsign.data.client_data import rooted
 from fedsign.data.normalise import IDENTITY, Normalisation
 from fedsign.data.sites import (
-    Frame,
     check_sites,
     frame_of,
     is_evaluated_at_clients,

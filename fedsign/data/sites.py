@@ -5,27 +5,15 @@ whatever decides its shape comes from the configuration: class names, columns, t
 learnt of data (means, texts, classes) would differ from site to site, and is refused.  Reading: `fedsign.data.site_reader`.
 """
 
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from fedsign.config import ExperimentConfig
-from fedsign.data.base import Tokenizer, fingerprint
-from fedsign.data.columns import num_features
+from fedsign.data.base import Frame, Tokenizer, fingerprint
 from fedsign.errors import ConfigError, DataError
 from fedsign.registry import resolve
-from fedsign.sections import DataPart
 
-SITES, LANGUAGE = "sites", "language"
-_TABLES = ("csv", "parquet")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Frame:
-    """What all sites' data have in common, by the configuration."""
-
-    input_shape: tuple[int, ...]
-    class_names: tuple[str, ...]
-    text: Tokenizer | None = None
+SITES = "sites"
 
 
 def has_sites(config: ExperimentConfig) -> bool:
@@ -53,34 +41,27 @@ def name_of(config: ExperimentConfig, site: int) -> str:
 
 
 def frame_of(config: ExperimentConfig) -> Frame:
-    """See Frame.
+    """What all sites' data have in common, by the configuration.
 
     Raises:
         ConfigError: the configuration does not say it.
     """
     data = config.data
     class_names = tuple(data.settings.get("class_names") or ())
-    text = _tokenizer(config) if config.task == LANGUAGE or "tokenizer" in data.settings else None
-    if config.task == "classification" and not class_names and text is None:
+    said = getattr(resolve(data.kind, data.name), "frame", None)
+    frame = Frame() if said is None else said(data.settings)
+    if config.task == "classification" and not class_names and frame.text is None:
         raise ConfigError(
             f"partition.name=sites was given with data.name={data.name}, but the sites' class names are not known; name them "
             "with --set 'data.class_names=[\"...\"]' (a reader of your own takes a setting class_names)."
         )
-    shape = tuple(config.partition.settings["input_shape"]) or _shape(data)
-    return Frame(input_shape=shape, class_names=class_names, text=text)
-
-
-def _tokenizer(config: ExperimentConfig) -> Tokenizer:
-    """What all sites' texts are read with."""
-    data = config.data
-    agreed = getattr(resolve("dataset", data.name), "agreed_tokenizer", None)
-    if agreed is None:
+    shape = tuple(config.partition.settings["input_shape"]) or frame.input_shape
+    if not shape:
         raise ConfigError(
-            f"partition.name=sites was given with task={config.task} and data.name={data.name}, which is not marked with reads_text, but "
-            "the sites have to agree on a tokenizer; use text_folder or jsonl, or mark your reader with @reads_text."
+            f"partition.name=sites was given with data.name={data.name}, but the server cannot see the shape of the sites' samples; "
+            f"{frame.remedy}."
         )
-    tokenizer: Tokenizer = agreed(data.settings)
-    return tokenizer
+    return replace(frame, input_shape=shape, class_names=class_names)
 
 
 def check_sites(config: ExperimentConfig) -> None:
@@ -100,15 +81,14 @@ def check_sites(config: ExperimentConfig) -> None:
             f"partition.num_clients={num_clients} has no data here; give every site's folder with "
             "--set 'partition.roots=[\"...\"]', or let nodes bring their own: engine.name=superlink."
         )
-    normalise = config.data.normalise
-    if normalise in ("per_channel", "unit") or (normalise == "default" and config.data.name in _TABLES):
+    normalise, frame = config.data.normalise, frame_of(config)
+    if normalise in ("per_channel", "unit") or (normalise == "default" and frame.is_standardised):
         raise ConfigError(measured_sentence(normalise))
     if config.data.validation_fraction and not is_evaluated_at_clients(config):
         raise ConfigError(
             f"data.validation_fraction={config.data.validation_fraction} was given, but validation samples lie at the sites and "
             "evaluation at the server; set it to 0, or use server.evaluation=clients."
         )
-    frame_of(config)
 
 
 def is_evaluated_at_clients(config: ExperimentConfig) -> bool:
@@ -139,24 +119,4 @@ def measured_sentence(normalise: str) -> str:
     return (
         f"data.normalise={normalise} measures the data, which would give every site another scale; use data.normalise=none, or "
         "constants with data.mean and data.std."
-    )
-
-
-def _shape(data: DataPart) -> tuple[int, ...]:
-    """Of one sample, as the reader's settings say it."""
-    settings = data.settings
-    if data.name == "image_folder":
-        return (settings["channels"], settings["size"], settings["size"])
-    if "block_length" in settings:
-        return (settings["block_length"],)
-    if data.name in _TABLES and settings["features"]:
-        return (num_features(settings["features"], settings.get("levels") or {}),)
-    if data.name in _TABLES:
-        raise ConfigError(
-            "partition.name=sites was given without data.features, but the sites' tables have to agree on it; name the columns "
-            'to predict from, such as --set \'data.features=["age", "pressure"]\'.'
-        )
-    raise ConfigError(
-        f"partition.name=sites was given with data.name={data.name}, but the server cannot see the shape of the sites' samples; "
-        "say it, such as --set 'partition.input_shape=[1, 28, 28]'."
     )

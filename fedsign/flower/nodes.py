@@ -4,10 +4,9 @@ Flower's node ids are random.  A SuperNode that comes back may have another one 
 known to be gone only when its heartbeats have been missing for a while.
 """
 
-import json
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import cast
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -23,7 +22,7 @@ _log = logging.getLogger("fedsign")
 
 
 class Nodes:
-    """The nodes of a grid.  `counts`: of labels, of the sites that told them at the roll call."""
+    """The nodes of a grid.  `answers`: what each said at the roll call."""
 
     def __init__(self, grid: Grid, *, num_partitions: int) -> None:
         self._grid, self._num_partitions = grid, num_partitions
@@ -31,22 +30,20 @@ class Nodes:
         self._asked: dict[int, float] = {}  # node id -> when
         self._waiting: dict[str, int] = {}  # message id -> node id
         self._heard_at = 0.0
-        self._question: dict[str, str] = {}
-        self.counts: dict[int, list[int]] = {}
+        self._question: Mapping[str, str] = {}
+        self.answers: dict[int, ConfigRecord] = {}
 
     def of(self, partition: int) -> int:
         """The node that serves a partition."""
         return partition if self._node_of is None else self._node_of[partition]
 
-    def roll_call(self, *, timeout_s: float, tokenizer: str = "") -> None:
-        """Ask every node which partitions it serves, until each partition has a node.
-
-        A node that reads text with another `tokenizer` than that of this fingerprint cannot take part.
+    def roll_call(self, *, timeout_s: float, question: Mapping[str, str]) -> None:
+        """Ask every node which partitions it serves, until each partition has a node; `question`: what else it is asked.
 
         Raises:
             EngineError: some partition has none in time, two nodes claim the same one, or one cannot take part.
         """
-        self._question = {wire.TOKENIZER: tokenizer} if tokenizer else {}
+        self._question = question
         claimed: dict[int, int] = {}
         deadline = time.monotonic() + timeout_s
         for _ in pauses():
@@ -150,6 +147,5 @@ class Nodes:
                 yield node_id, [], (reply.error.reason or "it gave no reason").partition("\n")[0]
                 continue
             record = wire.of_kind(reply.content, ConfigRecord)[wire.REPLY]
-            told = json.loads(str(record.get("counts", "{}")))
-            self.counts |= {int(partition): counts for partition, counts in told.items()}
+            self.answers[node_id] = record
             yield node_id, list(cast("list[int]", record["partitions"])), ""

@@ -8,7 +8,7 @@ infinite values are taken out and written down as failures.
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from math import inf, prod
@@ -87,18 +87,18 @@ class PartitionGrid(MessageGrid):
         finally:
             self._shown = range(self._num_partitions)
 
-    def roll_call(self, *, timeout_s: float, tokenizer: str = "") -> None:
+    def roll_call(self, *, timeout_s: float, question: Mapping[str, str] | None = None) -> None:
         """Find out which node serves which partition; see Nodes."""
-        self._nodes.roll_call(timeout_s=timeout_s, tokenizer=tokenizer)
+        self._nodes.roll_call(timeout_s=timeout_s, question=question or {})
 
     def farewell(self, *, timeout_s: float) -> None:
         """Tell the nodes that the run is over; see Nodes."""
         self._nodes.farewell(timeout_s=timeout_s)
 
     @property
-    def counts(self) -> dict[int, list[int]]:
-        """Of labels, of the sites that told them at the roll call."""
-        return self._nodes.counts
+    def answers(self) -> Collection[ConfigRecord]:
+        """What the nodes said at the roll call."""
+        return self._nodes.answers.values()
 
     def turn_to(self, partitions: Iterable[int], *, timeout_s: float) -> None:
         """Before messages are sent to these partitions: who serves them now, and how long an answer is waited for."""

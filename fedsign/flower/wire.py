@@ -25,7 +25,6 @@ OBJECTIVE_KEY = "objective"
 NUM_EXAMPLES_KEY = "num-examples"  # Flower's strategies weight by it
 ROLL_CALL = "query.roll_call"
 FAREWELL = "query.farewell"
-TOKENIZER = "tokenizer"  # in the roll call's question: the fingerprint of the server's, if it has one
 
 _DIGESTS = "model"
 

@@ -14,15 +14,13 @@ from pathlib import Path
 from fedsign.errors import ConfigError, EngineError
 from fedsign.results import RunFolder
 from fedsign.workload import Workload
-from simulations.backends.submission import check_server_app, follow, submit
+from simulations.backends.submission import check_server_app, follow, submit, write_submission
 from simulations.deployment.federation import Federation, open_federation
 from simulations.deployment.membership import environment_of, process_of
 from simulations.deployment.start import UNSAFE, check_certificate
 from simulations.deployment.tls import ServerError, look_at_server
-from simulations.flower_app import write_app
 from simulations.flower_programs import CONNECTION, call_flwr
 from simulations.rounds import OnRound
-from simulations.server_app import OUTCOME
 
 _log = logging.getLogger("fedsign")
 
@@ -47,14 +45,7 @@ def execute(path: Path, workload: Workload, folder: RunFolder, on_round: OnRound
     """
     federation = open_federation(path)
     environment = environment_of(federation)
-    (folder.path / OUTCOME).unlink(missing_ok=True)
-    app = write_app(
-        folder.path / "app",
-        workload.config,
-        run_folder=folder.path,
-        state_folder=folder.clients,
-        followed_by=os.getpid(),
-    )
+    app = write_submission(workload.config, folder, followed_by=os.getpid())
     run_id = submit(app, environment, logs=federation.folder / "logs")
     try:
         follow(folder, on_round, lambda: _check_alive(federation, run_id, environment, folder))

@@ -5,6 +5,7 @@ Without an address Ray is started on this machine, with all of its CPUs and GPUs
 FedSign has to be installed there, and the run's folder, where clients keep their states, has to lie where all see it.
 """
 
+import importlib.metadata
 import importlib.util
 import inspect
 import os
@@ -17,6 +18,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid
 from pydantic import Field
 
+from clients.node import STATE_KEY
 from fedsign.errors import ConfigError
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.flower.shims import quiet_flower
@@ -54,6 +56,13 @@ class Ray:
         self.address, self.init_args = address, init_args
         self.start_timeout_s = start_timeout_s
 
+    @staticmethod
+    def requirement() -> tuple[str, str]:
+        """For `fedsign doctor`."""
+        if importlib.util.find_spec("ray") is None:
+            return "missing", "pip install 'fedsign[ray]'"
+        return "ok", importlib.metadata.version("ray")
+
     def execute(self, workload: Workload, folder: RunFolder, on_round: OnRound) -> None:
         """See Engine."""
         # Ray warns that it will stop hiding GPUs from actors that ask for none; say so beforehand.
@@ -61,7 +70,7 @@ class Ray:
         from fedsign.flower.ray_backend import run_on_ray  # imports Ray, which is an extra
 
         config = workload.config
-        app = write_app(folder.path / "app", config, run_folder=folder.path, state_folder=folder.clients)
+        app = write_app(folder.path / "app", config, run_config={STATE_KEY: str(folder.clients.resolve())})
         raised: list[BaseException] = []
 
         def serve(grid: Grid, context: Context) -> None:

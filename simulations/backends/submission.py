@@ -2,18 +2,44 @@
 
 import json
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from clients.supernode import RUN_KEY, SuperNode
 from fedsign import errors
+from fedsign.config import ExperimentConfig
+from fedsign.data.sites import lies_at_nodes
+from fedsign.disk import write_text
 from fedsign.errors import EngineError, FedSignError
 from fedsign.results import Line, RunFolder
+from simulations.flower_app import write_app
 from simulations.flower_programs import CONNECTION, answer_of, call_flwr, complaint_of
 from simulations.rounds import OnRound
-from simulations.server_app import OUTCOME
+from simulations.server_app import FOLDER_KEY, FOLLOWER_KEY, OUTCOME, WORKING_KEY
 
+_SERVER_APP = "simulations.server_app:app"
 _POLL_S = 0.2
 _STATUS_EVERY_S = 15.0
+
+
+def write_submission(config: ExperimentConfig, folder: RunFolder, *, followed_by: int | None = None) -> Path:
+    """Write the app of a run into its folder; `followed_by`: the process that the ServerApp does not outlive."""
+    (folder.path / OUTCOME).unlink(missing_ok=True)
+    told = {FOLDER_KEY: str(folder.path.resolve()), RUN_KEY: _name_of(folder)}
+    if followed_by is not None:
+        told |= {FOLLOWER_KEY: str(followed_by), WORKING_KEY: str(Path.cwd())}
+    if lies_at_nodes(config):
+        config = config.replace(**{"partition.roots": []})  # where other sites' data lie is not for a node to know
+    return write_app(folder.path / "app", config, run_config=told, node=SuperNode, server_app=_SERVER_APP)
+
+
+def _name_of(folder: RunFolder) -> str:
+    """What nodes call a run: the same whenever it is resumed, and no other run's."""
+    path = folder.path / "name"
+    if not path.exists():
+        write_text(path, f"{folder.path.resolve().name}-{uuid.uuid4().hex[:12]}")
+    return path.read_text(encoding="utf-8")
 
 
 def submit(app: Path, environment: Mapping[str, str], *, logs: Path) -> str:

@@ -22,7 +22,8 @@ from typing import Annotated, Any
 import tomli_w
 from pydantic import Field
 
-from clients.node import PARTITIONS_KEY, ROOT_KEY, SHARE_KEY, SITE_KEY, STATE_KEY
+from clients.node import STATE_KEY
+from clients.site_settings import PARTITIONS_KEY, ROOT_KEY, SHARE_KEY, SITE_KEY
 from fedsign.config import ExperimentConfig
 from fedsign.data import sites
 from fedsign.errors import ConfigError, EngineError
@@ -30,15 +31,13 @@ from fedsign.flower.programs import find_program
 from fedsign.results import RunFolder
 from fedsign.workload import Workload
 from simulations.backends import federation
-from simulations.backends.submission import check_server_app, follow, submit
-from simulations.flower_app import write_app
+from simulations.backends.submission import check_server_app, follow, submit, write_submission
 from simulations.flower_programs import (
     flower_environment,
     free_port,
     write_connection,
 )
 from simulations.rounds import OnRound
-from simulations.server_app import OUTCOME
 
 _LOOPBACK = "127.0.0.1"
 _POLL_S = 0.2
@@ -112,6 +111,14 @@ class SuperLink:
         self.start_timeout_s = start_timeout_s
         self.share_details = share_details
 
+    @staticmethod
+    def requirement() -> tuple[str, str]:
+        """For `fedsign doctor`."""
+        try:
+            return "ok", find_program("flower-superlink")
+        except EngineError as error:
+            return "broken", str(error)
+
     def check(self, workload: Workload) -> None:
         """See Engine; what a site decides for itself cannot be said for the sites of a federation.
 
@@ -139,13 +146,7 @@ class SuperLink:
             federation.execute(Path(self.federation), workload, folder, on_round)
             return
         num_clients = workload.config.partition.num_clients
-        (folder.path / OUTCOME).unlink(missing_ok=True)
-        app = write_app(
-            folder.path / "app",
-            workload.config,
-            run_folder=folder.path,
-            state_folder=folder.clients,
-        )
+        app = write_submission(workload.config, folder)
         place = _make_place(folder)
         with ExitStack() as stack:
             link = stack.enter_context(_process([find_program("flower-superlink"), *_link_arguments(place)], place))

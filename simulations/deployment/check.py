@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 
+from clients.site_settings import site_tables
 from fedsign.disk import is_private
 from fedsign.errors import ConfigError, FedSignError
 from simulations.deployment.authority import WARN_DAYS, days_left, ends_at
@@ -24,7 +25,7 @@ _WORTH_A_WORD_S = 2.0
 
 def check_site(kit: Kit) -> list[Row]:
     """Rows of {"what", "state", "detail"}, at a site; state is ok, warn or broken."""
-    rows = [_data(kit), *_versions(kit.facts["versions"]), _device(kit), *_machines(kit)]
+    rows = [_data(kit), *_versions(kit.facts["versions"]), _device(kit), *_tables(kit)]
     if not kit.facts["insecure"]:
         rows.append(_key(kit))
     return [*rows, *_server_seen(kit)]
@@ -87,16 +88,13 @@ def _device(kit: Kit) -> Row:
     return _row("device", OK, (kit.device or "as the experiment says") + f", {os.cpu_count()} cores{beside}")
 
 
-def _machines(kit: Kit) -> list[Row]:
-    """Those that train a sharded client together, if the site says something of them."""
-    from clients.sharding.decide import machines_said
-
-    if not kit.sharding:
-        return []
-    try:
-        return [_row("machines", OK, machines_said(kit.sharding))]
-    except FedSignError as error:
-        return [_row("machines", BROKEN, f"[sharding] in site.toml: {error}")]
+def _tables(kit: Kit) -> Iterator[Row]:
+    """What the site sets of capabilities."""
+    for name, settings in kit.tables.items():
+        try:
+            yield _row(name, OK, site_tables()[name].check(settings))
+        except FedSignError as error:
+            yield _row(name, BROKEN, f"[{name}] in site.toml: {error}")
 
 
 def _key(kit: Kit) -> Row:

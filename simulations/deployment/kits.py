@@ -12,13 +12,13 @@ from typing import Any
 
 import tomli_w
 
+from clients.site_settings import SiteTable, node_keys, site_tables
 from fedsign.errors import ConfigError
 from simulations.deployment import templates
 from simulations.deployment.federation import Federation, Site, site_facts, with_port
 
 SITE_FILE = "site.toml"
 _FACTS = frozenset({"name", "site", "partition", "host", "port", "insecure", "versions"})
-_SHARDING = ("machines", "listen", "secret_file")  # of client.sharding, for a site to say
 KEY_FILE, PUBLIC_FILE, AUTHORITY_FILE = "key", "key.pub", "ca.pem"
 
 
@@ -26,7 +26,7 @@ KEY_FILE, PUBLIC_FILE, AUTHORITY_FILE = "key", "key.pub", "ca.pem"
 class Kit:
     """A site's folder, read.  `data_root` and `device` are the site's own, "" for what the experiment says.
 
-    `share_details`: tracebacks and label counts may travel; `sharding`: on which machines its ranks are (`clients.node`).
+    `share_details`: tracebacks and label counts may travel; `tables`: settings of capabilities (`clients.site_settings`).
     """
 
     folder: Path
@@ -34,7 +34,7 @@ class Kit:
     device: str
     facts: Mapping[str, Any]
     share_details: bool = False
-    sharding: Mapping[str, str | int] = field(default_factory=dict)
+    tables: Mapping[str, Mapping[str, str | int]] = field(default_factory=dict)
 
     @property
     def key(self) -> Path:
@@ -65,7 +65,8 @@ class Kit:
             config["device"] = self.device
         if self.share_details:
             config["share-details"] = True
-        return config | {f"sharding-{name.replace('_', '-')}": value for name, value in self.sharding.items()}
+        given = ((key, self.tables.get(table, {}).get(name)) for table, name, key, _ in node_keys())
+        return config | {key: value for key, value in given if value is not None}
 
 
 def open_kit(folder: Path) -> Kit:
@@ -85,10 +86,12 @@ def open_kit(folder: Path) -> Kit:
         raise ConfigError(
             f'{path} is no TOML ({error}); texts stand in quotes there, such as data_root = "/data".'
         ) from error
-    unknown = set(tree) - {"data_root", "device", "share_details", "sharding", "federation"}
+    tables = site_tables()
+    unknown = set(tree) - {"data_root", "device", "share_details", "federation", *tables}
     if unknown or not isinstance(tree.get("federation"), dict):
         what = f"has the unknown key '{min(unknown)}'" if unknown else "has no table [federation]"
-        raise ConfigError(f"{path} {what}; expected are data_root, device, share_details, [sharding] and [federation].")
+        expected = ", ".join(["data_root", "device", "share_details", *(f"[{name}]" for name in tables)])
+        raise ConfigError(f"{path} {what}; expected are {expected} and [federation].")
     missing = _FACTS - set(tree["federation"])
     if missing:
         raise ConfigError(
@@ -106,21 +109,20 @@ def open_kit(folder: Path) -> Kit:
         data_root=tree.get("data_root", ""),
         device=tree.get("device", ""),
         facts=tree["federation"],
-        sharding=_sharding_of(tree.get("sharding", {}), path),
+        tables={name: _table_of(table, tree[name], path) for name, table in tables.items() if name in tree},
     )
 
 
-def _sharding_of(table: Any, path: Path) -> dict[str, str | int]:
-    """Where this site's ranks are; a relative path is meant from the kit.
+def _table_of(table: SiteTable, given: Any, path: Path) -> dict[str, str | int]:
+    """A table of settings; a relative path is meant from the kit.
 
     Raises:
-        ConfigError: there is something else in the table.
+        ConfigError: there is something else in it.
     """
-    if not isinstance(table, dict) or not table.keys() <= {*_SHARDING}:
-        raise ConfigError(f"{path} has sharding = {table!r}; expected is a table of {', '.join(_SHARDING)}.")
-    if not table.get("secret_file"):
-        return table
-    return table | {"secret_file": str((path.parent / Path(table["secret_file"]).expanduser()).resolve())}
+    if not isinstance(given, dict) or not given.keys() <= {*table.keys}:
+        raise ConfigError(f"{path} has {table.name} = {given!r}; expected is a table of {', '.join(table.keys)}.")
+    files = {key: Path(given[key]).expanduser() for key in table.files if given.get(key)}
+    return given | {key: str((path.parent / file).resolve()) for key, file in files.items()}
 
 
 def write_kit(federation: Federation, site: Site, *, data_root: str, device: str) -> Path:

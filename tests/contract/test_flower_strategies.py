@@ -25,7 +25,7 @@ from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy.multikrum import select_multikrum
 from safetensors.torch import load_file, save_file
 
-from clients.app import app, in_process_handler
+from clients.app import client_app, in_process_handler
 from clients.node import EXPERIMENT_KEY, STATE_KEY
 from clients.state.store import ClientStore
 from clients.trainer import SequentialTrainer
@@ -176,7 +176,7 @@ def play(root: Path, name: str, *, failing: Sequence[int] = (), serialised: bool
     num_clients = workload.config.partition.num_clients
     grid = RecordingGrid(
         played,
-        InProcessGrid(num_clients, message_by_message(app, context) if serialised else handle),
+        InProcessGrid(num_clients, message_by_message(client_app(), context) if serialised else handle),
         num_partitions=num_clients,
         leaves_process=serialised,
         roles=roles_of(workload.make_model()),

@@ -14,10 +14,11 @@ import tomli_w
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from clients.app import app as client_app
+from clients.app import client_app
 from clients.evaluator import SiteEvaluator
-from clients.node import EXPERIMENT_KEY, RUN_KEY, STATE_KEY, Node
+from clients.node import EXPERIMENT_KEY, STATE_KEY, Node
 from clients.sharding.worker import _workload as machines_workload
+from clients.supernode import RUN_KEY, SuperNode
 from clients.workers.shared_data import digest_of
 from fedsign.config import ExperimentConfig, from_dict
 from fedsign.errors import ConfigError, EngineError, ReplyError
@@ -29,13 +30,15 @@ from fedsign.results import RunFolder
 from fedsign.workload import Workload
 from simulations import Run, run
 from simulations.backends.base import intra_op_threads
+from simulations.backends.submission import write_submission
 from simulations.deployment.kits import open_kit
-from simulations.flower_app import write_app
+from simulations.server_app import label_counts
 from tests.contract.test_sites import NUM_SITES, tree, write_site
 from tests.contract.transported import grid_of, play
 from tests.unit.test_flower_room import Deployment
 
 SIZES = (60, 40, 30)
+APP = client_app(SuperNode)
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +65,7 @@ def node(config: ExperimentConfig, root: Path, **own: Any) -> Callable[[Message]
         node_config=own,
         run_config={EXPERIMENT_KEY: config.to_toml(), RUN_KEY: "a-run", STATE_KEY: str(root / "foreign")},
     )
-    return lambda message: client_app(message, context)
+    return lambda message: APP(message, context)
 
 
 def sites_of(config: ExperimentConfig, root: Path, roots: list[str], **own: Any) -> list[Callable[[Message], Message]]:
@@ -105,19 +108,17 @@ def test_states_lie_where_the_node_says_and_never_where_the_server_does(roots: l
 def test_without_a_place_of_its_own_a_node_keeps_states_in_its_users_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = deployed(tmp_path, [""], server={"cohort_size": 1})
     context = make_context(0, node_config={"partition-id": 0}, run_config={RUN_KEY: "a-run", STATE_KEY: "/foreign"})
     monkeypatch.delenv("FLWR_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert Node.of(context).states(context, config).folder == tmp_path / ".fedsign" / "clients" / "a-run"
+    assert SuperNode(context).states.folder == tmp_path / ".fedsign" / "clients" / "a-run"
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
-    assert Node.of(context).states(context, config).folder == tmp_path / "flower" / "clients" / "a-run"
-    simulated = from_dict({"engine": {"name": "in_process"}})
-    assert Node.of(context).states(context, simulated).folder == Path("/foreign")
+    assert SuperNode(context).states.folder == tmp_path / "flower" / "clients" / "a-run"
+    assert Node(context).states.folder == Path("/foreign")
     for name in ("", "..", "a/b", "/etc"):
         foreign = make_context(0, node_config={"partition-id": 0}, run_config={RUN_KEY: name})
         with pytest.raises(ConfigError, match="which can be no folder's name"):
-            Node.of(foreign).states(foreign, config)
+            _ = SuperNode(foreign).states
 
 
 def test_what_travels_names_no_sites_folder_and_the_run_keeps_its_name(roots: list[str], tmp_path: Path) -> None:
@@ -126,7 +127,7 @@ def test_what_travels_names_no_sites_folder_and_the_run_keeps_its_name(roots: li
     texts = []
     for folder in (*folders, folders[0]):
         folder.mkdir(exist_ok=True)
-        app = write_app(folder / "app", config, run_folder=folder, state_folder=folder / "clients")
+        app = write_submission(config, RunFolder(folder))
         texts.append((app / "pyproject.toml").read_text(encoding="utf-8"))
     assert not any(root in text for root in roots for text in texts)
     assert not any(STATE_KEY in text for text in texts)
@@ -206,7 +207,7 @@ def test_a_kit_says_on_which_machines_its_sites_ranks_are(tmp_path: Path) -> Non
     config = from_dict({"engine": {"name": "superlink"}, "client": {"sharding": {"ranks": 4, "groups": 2}}})
     told = open_kit(tmp_path).node_config()
     context = make_context(0, node_config=told, run_config={EXPERIMENT_KEY: config.to_toml()})
-    found = Node.of(context).workload(context).config.client.sharding
+    found = SuperNode(context).workload.config.client.sharding
     assert (found.machines, found.listen, found.secret_file) == (2, "192.0.2.1:29400", str(tmp_path / "silo.secret"))
     (tmp_path / "site.toml").write_text(
         tomli_w.dumps({"sharding": {"ranks": 2}, "federation": facts}), encoding="utf-8"
@@ -221,7 +222,7 @@ def test_a_machine_that_joins_a_node_reads_the_same_site_where_it_says(roots: li
     """The node's own site has another folder there; the samples are those of the node."""
     own = {"partition-id": 1, "data-root": roots[1], "site": "b"}
     context = make_context(0, node_config=own, run_config={EXPERIMENT_KEY: deployed(tmp_path, roots).to_toml()})
-    first = Node.of(context).workload(context)
+    first = SuperNode(context).workload
     moved = shutil.copytree(roots[1], tmp_path / "elsewhere")
     told = {"config": first.config.to_toml(), "sites": [1]}
     for root in ("", str(moved)):
@@ -266,14 +267,14 @@ def test_label_counts_travel_only_if_the_node_shares_them(shares: bool, roots: l
     config = deployed(tmp_path, roots)
     grid = grid_of(config, sites_of(config, tmp_path, roots, **{"share-details": shares}))
     known = Workload(from_dict(tree(tmp_path, roots))).label_counts()
-    assert grid.counts == (dict(enumerate(known)) if shares else {})
+    assert label_counts(grid.answers) == (dict(enumerate(known)) if shares else {})
 
 
 def test_a_nodes_device_wins(roots: list[str], tmp_path: Path) -> None:
     config = deployed(tmp_path, roots, engine={"name": "superlink", "device": "cuda:7"})
     own = {"partition-id": 0, "data-root": roots[0], "device": "cpu"}
     context = make_context(0, node_config=own, run_config={EXPERIMENT_KEY: config.to_toml()})
-    assert Node.of(context).workload(context).device.type == "cpu"
+    assert SuperNode(context).workload.device.type == "cpu"
 
 
 def test_a_node_finds_the_usual_data_in_its_own_place(tmp_path: Path) -> None:
@@ -281,10 +282,10 @@ def test_a_node_finds_the_usual_data_in_its_own_place(tmp_path: Path) -> None:
         config = from_dict({"data": {"name": name}, "engine": {"name": "superlink"}})
         own = {"partition-id": 0, "data-root": str(tmp_path / "here")}
         context = make_context(0, node_config=own, run_config={EXPERIMENT_KEY: config.to_toml()})
-        assert Node.of(context).workload(context).config.data.settings[key] == str(tmp_path / "here")
+        assert SuperNode(context).workload.config.data.settings[key] == str(tmp_path / "here")
     config = from_dict({"engine": {"name": "superlink"}})  # digits come from nowhere
     context = make_context(0, node_config=own, run_config={EXPERIMENT_KEY: config.to_toml()})
-    assert Node.of(context).workload(context).config == config
+    assert SuperNode(context).workload.config == config
 
 
 # Replies that are none

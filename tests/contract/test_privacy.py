@@ -12,6 +12,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType
 from flwr.serverapp import Grid
 
+from clients.node import STATE_KEY
 from fedsign.aggregation import Weigh
 from fedsign.checkpoints import load_latest
 from fedsign.config import from_dict
@@ -214,7 +215,7 @@ def test_the_secret_is_neither_in_the_configuration_nor_in_the_app_nor_in_any_ot
     done = run(tree(tmp_path, "fedavg", CENTRAL))
     key = (done.path / NAME).read_bytes()
     assert (done.path / NAME).stat().st_mode & 0o777 == 0o600
-    write_app(done.path / "app", done.config, run_folder=done.path, state_folder=done.folder.clients)
+    write_app(done.path / "app", done.config, run_config={STATE_KEY: str(done.folder.clients)})
     for path in done.path.rglob("*"):
         if path.is_file() and path.name != NAME:
             content = path.read_bytes()

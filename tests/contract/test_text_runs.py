@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from clients.supernode import TOKENIZER_KEY
 from fedsign.config import from_dict
 from fedsign.data.base import fingerprint
 from fedsign.data.text.hugging_face import hugging_face
@@ -117,7 +118,7 @@ def test_a_silo_with_another_tokenizer_than_the_server_stops_the_run_at_the_roll
     work = Workload(config)
     nodes = Deployment(sites_of(config, tmp_path, silos))
     grid = PartitionGrid(nodes, num_partitions=2, roles=work.roles, leaves_process=True)
-    grid.roll_call(timeout_s=5, tokenizer=fingerprint(work.dataset.text))
+    grid.roll_call(timeout_s=5, question={TOKENIZER_KEY: fingerprint(work.dataset.text)})
     grid = PartitionGrid(nodes, num_partitions=2, roles=work.roles, leaves_process=True)
     with pytest.raises(EngineError, match=r"a node cannot take part: .*/a has other tokens here than at the server"):
-        grid.roll_call(timeout_s=5, tokenizer=fingerprint(other))
+        grid.roll_call(timeout_s=5, question={TOKENIZER_KEY: fingerprint(other)})

@@ -6,7 +6,7 @@ from typing import Any
 
 from flwr.app import Message
 
-from clients.app import app as client_app
+from clients.app import client_app
 from clients.node import EXPERIMENT_KEY, STATE_KEY
 from fedsign.config import ExperimentConfig, from_dict
 from fedsign.flower.partition_grid import PartitionGrid
@@ -18,6 +18,7 @@ from simulations.backends.base import intra_op_threads
 from simulations.rounds import RoundLoop
 from tests.unit.test_flower_room import Deployment
 
+APP = client_app()
 Node = Callable[[Message], Message]
 
 
@@ -37,7 +38,7 @@ def node_of(config: ExperimentConfig, partition: int, states: Path) -> Node:
     """The project's ClientApp, serving a partition."""
     run_config = {EXPERIMENT_KEY: config.to_toml(), STATE_KEY: str(states)}
     context = make_context(partition, node_config={PARTITION_KEY: partition}, run_config=run_config)
-    return lambda message: client_app(message, context)
+    return lambda message: APP(message, context)
 
 
 def play(

@@ -402,7 +402,7 @@ def test_sites_notes_name_the_site(tmp_path: Path) -> None:
         ({"data": {"name": "text_folder", "tokenizer": "character"}}, "would give every site another vocabulary"),
         ({"data": {"name": "pytext"}}, "would give every site another vocabulary"),
         ({"data": {"name": "pytext", "tokenizer": "byte"}}, "takes neither a root nor a path"),
-        ({"data": {"name": "npz"}}, "npz, which is not marked with reads_text"),
+        ({"data": {"name": "npz"}}, "data.name=npz, but the server cannot see the shape"),
         ({"task": "classification", "metrics": []}, "data.name=jsonl has text; use task=language"),
     ],
 )

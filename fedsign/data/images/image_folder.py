@@ -11,6 +11,7 @@ read once and kept if that is at most `_MAX_BYTES`, and otherwise read again for
 an engine reads its own.
 """
 
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,7 +20,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsign.data.base import AnySamples, Dataset, LazySamples, Samples, features_of
+from fedsign.data.base import AnySamples, Dataset, Frame, LazySamples, Samples, features_of, framed
 from fedsign.data.files import check_classes, folder_of
 from fedsign.data.normalise import IDENTITY, Normalisation
 from fedsign.data.splitting import train_test
@@ -31,6 +32,11 @@ _MAX_BYTES = 4 * 2**30  # training and test images together
 _PARTS = ("train", "test")
 
 
+def _frame(settings: Mapping[str, Any]) -> Frame:
+    return Frame(input_shape=(settings["channels"], settings["size"], settings["size"]))
+
+
+@framed(_frame)
 def image_folder(
     seed: int,
     *,

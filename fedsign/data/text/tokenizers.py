@@ -1,14 +1,13 @@
 """Tokenizers that need nothing but Python: bytes and characters."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from fedsign.data.base import Tokenizer
+from fedsign.data.base import Frame, ReaderT, Tokenizer, framed
 from fedsign.errors import ConfigError
 
-ReaderT = TypeVar("ReaderT", bound=Callable[..., Any])
 BuiltIn = Literal["character", "byte"]
 BYTE, CHARACTER = "byte", "character"
 _NUM_BYTES = 256
@@ -89,17 +88,17 @@ def tokenizer_of(name: str, training_texts: Iterable[str]) -> Tokenizer:
 
 def reads_text(reader: ReaderT) -> ReaderT:
     """Mark a reader with a setting `tokenizer`, so that sites agree on their tokenizer before they read any text."""
-    vars(reader)["agreed_tokenizer"] = _agreed_tokenizer
-    return reader
+    return framed(_frame)(reader)
 
 
-def _agreed_tokenizer(settings: Mapping[str, Any]) -> Tokenizer:
+def _frame(settings: Mapping[str, Any]) -> Frame:
     if settings["tokenizer"] == CHARACTER:
         raise ConfigError(
             "data.tokenizer=character is made of the characters of the data, which would give every site another vocabulary; use "
             "data.tokenizer=byte, or a folder with a tokenizer that lies at every site."
         )
-    return _named_tokenizer(settings["tokenizer"])
+    shape = (settings["block_length"],) if "block_length" in settings else ()
+    return Frame(input_shape=shape, text=_named_tokenizer(settings["tokenizer"]))
 
 
 def _named_tokenizer(name: str) -> Tokenizer:

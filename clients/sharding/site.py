@@ -1,0 +1,25 @@
+"""What each site sets for itself of `client.sharding`: on how many of its machines its ranks are, and where these join."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedsign.config import checked
+from fedsign.sharding.section import ShardingSection
+
+
+class SiteMachines:
+    """The table [sharding] of site.toml; see `clients.site_settings.SiteTable`."""
+
+    name, section = "sharding", "client.sharding"
+    keys, files = ("machines", "listen", "secret_file"), ("secret_file",)
+
+    def check(self, settings: Mapping[str, Any]) -> str:
+        """See SiteTable."""
+        from clients.sharding.decide import where_machines_join  # imports torch
+
+        sharding = checked(ShardingSection, settings)
+        address, _ = where_machines_join(sharding)
+        return f"{sharding.machines} machines, which join at {address}"
+
+
+SITE_MACHINES = SiteMachines()

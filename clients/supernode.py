@@ -1,0 +1,187 @@
+"""What a SuperNode decides for itself, by its own configuration: which data it serves, where, on which device, and what it tells.
+
+    flower-supernode ... --node-config 'partition-id=0 site="charite" data-root="/srv/data" device="cuda:0"'
+
+`partition-id` (Flower's name) or `partitions` ("0,3,6") say which clients it is.  `data-root` is where its data lie, which
+wins over whatever the experiment says; `site` is what it is called in reports; `device` wins over `engine.device`;
+`state-root` is where its clients' states are kept.  Capabilities add settings of their own (`clients.site_settings`), such as
+`sharding-machines`.
+
+[Note: what stays at a node] A failure travels as its error's class and one sentence; the traceback, which may hold lines of a
+site's own code, goes to the node's log.  Counts of labels stay too.  With `share-details=true` a node sends both.
+
+[Note: where states lie] Below `state-root`, or else in Flower's home (`$FLWR_HOME`) or `~/.fedsign`, in a folder of the run's
+own name, which stays the same when it is resumed.  A SuperNode that the engine started on its own machine is told the run's
+folder: `state-folder`.
+"""
+
+import json
+import logging
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Message, MessageType
+
+from clients.app import Handler
+from clients.evaluator import SiteEvaluator
+from clients.node import STATE_KEY, Node
+from clients.site_settings import (
+    DEVICE_KEY,
+    PARTITIONS_KEY,
+    ROOT_KEY,
+    SHARE_KEY,
+    SITE_KEY,
+    STATE_ROOT_KEY,
+    node_keys,
+)
+from clients.state.store import ClientStore
+from fedsign.config import ExperimentConfig, from_toml
+from fedsign.data import sites
+from fedsign.data.client_data import at_root
+from fedsign.errors import ConfigError
+from fedsign.flower import evaluation
+from fedsign.flower.shims import PARTITION_KEY
+from fedsign.records import Failure
+from fedsign.workload import Workload
+
+RUN_KEY = "run"  # in the run configuration
+TOKENIZER_KEY, COUNTS_KEY = (
+    "tokenizer",
+    "counts",
+)  # in the roll call: the server's fingerprint, and a site's label counts
+
+_log = logging.getLogger("fedsign")
+
+
+class SuperNode(Node):
+    """A SuperNode of a deployment, by what it was started with."""
+
+    def __init__(self, context: Context) -> None:
+        """Of a message's context.
+
+        Raises:
+            ConfigError: a value cannot be used.
+        """
+        super().__init__(context)
+        self._own = context.node_config
+        self.shares_details = self._own.get(SHARE_KEY, False)
+        if not isinstance(self.shares_details, bool):
+            raise ConfigError(f"the node's {SHARE_KEY}={self.shares_details} was given, but expected is true or false.")
+
+    @property
+    def partitions(self) -> tuple[int, ...]:
+        """See Node.
+
+        Raises:
+            ConfigError: it was told of none.
+        """
+        if PARTITIONS_KEY in self._own:
+            return tuple(int(item) for item in str(self._own[PARTITIONS_KEY]).split(","))
+        if PARTITION_KEY in self._own:
+            return (int(self._own[PARTITION_KEY]),)
+        raise ConfigError(
+            f"node {self.context.node_id} has no partition: start its SuperNode with --node-config 'partition-id=K', K from 0."
+        )
+
+    @property
+    def workload(self) -> Workload:
+        """See Node."""
+        return _workload(self.experiment, self.partitions, tuple(self._own.items()))
+
+    @property
+    def states(self) -> ClientStore:
+        """See [Note: where states lie].
+
+        Raises:
+            ConfigError: the run has no name that can be a folder's.
+        """
+        if STATE_KEY in self._own:
+            return ClientStore(Path(str(self._own[STATE_KEY])))
+        if STATE_ROOT_KEY in self._own:
+            root = Path(str(self._own[STATE_ROOT_KEY])).expanduser()
+        else:
+            root = Path(os.environ.get("FLWR_HOME") or Path.home() / ".fedsign") / "clients"
+        run = str(self.context.run_config.get(RUN_KEY, ""))
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", run):
+            raise ConfigError(
+                f"the run is called '{run}', which can be no folder's name; run it with this version of FedSign."
+            )
+        return ClientStore(root / run)
+
+    def answer_roll_call(self, question: ConfigRecord) -> Mapping[str, str]:
+        """See Node; a site reads its data, so that what is wrong with them is said before a round."""
+        workload = self.workload
+        if not sites.lies_at_nodes(workload.config):
+            return {}
+        for site in self.partitions:
+            workload.share_of(site)
+        sites.check_tokenizer(workload.config, workload.dataset.text, str(question.get(TOKENIZER_KEY, "")))
+        for note in workload.dataset.notes:
+            _log.warning("%s", note)  # a node's data are its own: it is told here, not at the server
+        if not self.shares_details:
+            return {}
+        return {COUNTS_KEY: json.dumps({site: workload.counts_of(site) for site in self.partitions})}
+
+    def told(self, failure: Failure) -> Failure:
+        """See [Note: what stays at a node]; what the server does not get is logged here."""
+        if self.shares_details:
+            return failure
+        _log.error("client %d failed: %s\n%s", failure.partition, failure.reason, failure.details)
+        return replace(failure, details="")
+
+
+def evaluate(message: Message, node: Node) -> Message:
+    """Test a model on a site's own samples; its figures are the answer."""
+    request = evaluation.unpack_request(message)
+    return evaluation.pack_reply(SiteEvaluator(node.at_work()).evaluate(request), message)
+
+
+@lru_cache(maxsize=2)  # a process serves many messages
+def _workload(experiment: str, partitions: tuple[int, ...], own: tuple[tuple[str, Any], ...]) -> Workload:
+    """The experiment with what a node decides for itself."""
+    config, given = from_toml(experiment), dict(own)
+    changes = {path: given[key] for _, _, key, path in node_keys() if key in given}
+    if given.get(DEVICE_KEY):
+        changes["engine.device"] = given[DEVICE_KEY]
+    root = str(given.get(ROOT_KEY, ""))
+    here = None
+    if sites.lies_at_nodes(config):
+        _check_sites(config, partitions, root)
+        changes |= _own_names(config, partitions, str(given.get(SITE_KEY, "")))
+        here = frozenset(partitions)
+    config = config.replace(**changes)
+    return Workload(at_root(config, root, here) if root else config, here)
+
+
+def _check_sites(config: ExperimentConfig, partitions: tuple[int, ...], root: str) -> None:
+    """Raise ConfigError unless each site of a node has a folder, and is one of the experiment's."""
+    if root and len(partitions) > 1:
+        raise ConfigError(
+            f"a node with one {ROOT_KEY} serves the sites {list(partitions)}; start a SuperNode for each, with its own {ROOT_KEY}."
+        )
+    num_clients = config.partition.num_clients
+    for site in partitions:
+        if not 0 <= site < num_clients:
+            raise ConfigError(
+                f"a node serves site {site}, but there are {num_clients}, from 0 on; correct its partition-id, or "
+                "partition.num_clients."
+            )
+
+
+def _own_names(config: ExperimentConfig, partitions: tuple[int, ...], name: str) -> dict[str, Any]:
+    """What sites are called here: never by their folders, which are the sites' affair; test samples of the server's are its own."""
+    names = [*config.partition.settings["names"]] or [""] * config.partition.num_clients
+    for site in partitions:
+        names[site] = name or names[site]
+    return {
+        "partition.names": [name or f"site {site}" for site, name in enumerate(names)],
+        "partition.test_root": "",
+    }
+
+
+HANDLERS: dict[str, Handler] = {MessageType.EVALUATE: evaluate}
