@@ -2,7 +2,7 @@
 
 Gives what `clients.trainer.SequentialTrainer` gives, to rounding: the same batches in the same order, the same
 objective, optimiser, clipping, states and replies.  What it cannot do exactly it does not do at all:
-`clients.cohort.paths` says so before a run.
+`clients.cohort.trial` says so before a run.
 
 A client that cannot begin (its state is missing) is left out of the stack and is a failure.  A stack that
 raises is trained again client by client, so that the one at fault is the only failure.  A client that

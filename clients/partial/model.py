@@ -24,7 +24,7 @@ from clients.on_device import OnDevice
 from clients.working_model import WorkingModel
 from fedsign.numerics import Numerics
 from fedsign.objectives.base import LocalContext
-from fedsign.optim.base import PartTrainer, trains_part
+from fedsign.optim.base import drawing, trains_part
 from fedsign.records import Role, Tensors, TrainRequest
 from fedsign.workload import Workload
 
@@ -90,21 +90,12 @@ class PartModel(WorkingModel):
     def in_round(
         self, optimizer: Any, context: LocalContext, request: TrainRequest, *, seed: int, num_steps: int
     ) -> Iterator[LocalContext]:
-        """Inside the block the optimiser draws what the client trains; the context's tensors come to the device.
-
-        Steps are counted as if the client took part in every round, so that its draws need no memory: the first one of round t
-        is number (t - 1) num_steps.
-        """
-        part: PartTrainer = optimizer
-        part.before_training = self.take
-        part.begin(seed=seed, client=request.partition, round=request.round, first_step=(request.round - 1) * num_steps)
-        received, state, shared = map(self._on_device, (context.received, context.state, context.shared))
-        try:
+        """Inside the block the optimiser draws what the client trains; the context's tensors come to the device."""
+        where = {"client": request.partition, "round": request.round}
+        with drawing(optimizer, self.take, seed=seed, num_steps=num_steps, **where):
+            received, state, shared = map(self._on_device, (context.received, context.state, context.shared))
             yield replace(context, received=received, state=state, shared=shared)
-        finally:
-            part.end()
-            part.before_training = None
-        self.sent = part.trained | {name for name, role in self.roles.items() if role is Role.BUFFER}
+        self.sent = optimizer.trained | {name for name, role in self.roles.items() if role is Role.BUFFER}
 
     def after(self, context: LocalContext, sent: Mapping[str, Tensor]) -> Tensors:
         """See WorkingModel; parameters that were not trained are as they came."""

@@ -17,11 +17,11 @@ from pathlib import Path
 
 from clients.sharding.decide import where_machines_join
 from clients.sharding.machines import RemoteRanks, Rendezvous
-from clients.sharding.ranks import RENDEZVOUS_S, Host, LocalRanks, RankMessage, WorkerFailure, described, store_for
+from clients.sharding.ranks import RENDEZVOUS_S, Host, LocalRanks, RankMessage, WorkerFailure, store_for
 from clients.sharding.training import mean_loss
 from clients.sharding.trial import OBJECTIVE
 from clients.state.store import ClientStore
-from clients.workers.shared_data import digest_of
+from clients.workers.shared_data import described, digest_of
 from fedsign.compatibility import Experiment
 from fedsign.errors import EngineError, FedSignError, LateError, RankError
 from fedsign.records import LATE, Failure, TrainReply, TrainRequest, failure_of

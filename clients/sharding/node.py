@@ -21,8 +21,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from clients.sharding.decide import check_machines
-from clients.sharding.ranks import described
 from clients.state.store import ClientStore
+from clients.workers.shared_data import described
 from fedsign.errors import EngineError, RankError
 from fedsign.records import Failure, TrainReply, TrainRequest, failure_of
 from fedsign.transport.connection import Connection

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedsign.optim.base import BlockTrainer
 from fedsign.optim.lean import made_lean, step_leanly
 from fedsign.sharding.flat import Piece
 
@@ -23,7 +22,7 @@ def rule_of(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer] | N
     """The optimizer that moves pieces of tensors as this one moves the whole, such as its `element_rule`; None if there is none."""
     if type(optimizer) in _TORCHS:
         return type(optimizer)
-    return torch.optim.AdamW if isinstance(optimizer, BlockTrainer) else getattr(optimizer, "element_rule", None)
+    return getattr(optimizer, "element_rule", None)
 
 
 class PieceOptimizers:

@@ -8,7 +8,6 @@ Out: {"ready": true} once; then for each client {"trained": {...}}, and from ran
 import logging
 import os
 import sys
-import tomllib
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
@@ -16,12 +15,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from clients.sharding.devices import Place, agreed_backend, place_here
+from clients.sharding.devices import agreed_backend
 from clients.sharding.ranks import INTERFACE, RENDEZVOUS_S
 from clients.sharding.training import ShardedTraining
-from clients.workers.shared_data import mapped_data
-from fedsign.config import ExperimentConfig
-from fedsign.numerics import device_of
+from clients.workers.shared_data import workload_from
 from fedsign.records import ObjectiveSpec, failure_of
 from fedsign.sharding.section import ShardingSection
 from fedsign.transport.connection import Connection, Message
@@ -50,20 +47,11 @@ class _Rank:
     """This process, within its group."""
 
     def __init__(self, given: Message) -> None:
-        # complete and checked by who sent it; to check it again would import what only a server needs
-        config = ExperimentConfig.model_validate(tomllib.loads(given["config"]))
-        torch.set_num_threads(config.engine.threads)
-        self._rank = int(given["rank"])
-        place = place_here(device_of(config.engine.device), rank=self._rank, sharding=ShardingSection.of(config))
-        config = config.model_copy(update={"engine": config.engine.model_copy(update={"device": place.device})})
-        sites = given["sites"]
-        self._workload = Workload(config, None if sites is None else frozenset(sites))
-        if given["data"] is not None:
-            vars(self._workload)["dataset"] = mapped_data(given["data"])  # where cached_property keeps it
+        self._workload = workload_from(given)
         self._models = SharedFile(*given["models"])
         self._replies = None if given["replies"] is None else SharedFile(*given["replies"])  # rank 0's alone
-        _init_process_group(given, rank=self._rank, ranks=ShardingSection.of(config).ranks, place=place)
-        self._training = ShardedTraining(self._workload, rank=self._rank)
+        _init_process_group(given, self._workload)
+        self._training = ShardedTraining(self._workload, rank=given["rank"])
 
     def train(self, request: Message) -> dict[str, Any]:
         """One client; what is said of it.  Rank 0 writes what was trained into the reply's slot."""
@@ -87,8 +75,9 @@ class _Rank:
         return {"trained": said, "layout": own.as_json()}
 
 
-def _init_process_group(given: Message, *, rank: int, ranks: int, place: Place) -> None:
+def _init_process_group(given: Message, workload: Workload) -> None:
     """Join the process group, whose store listens on a socket that rank 0 was handed; see ranks.StoreAddress."""
+    rank, ranks = given["rank"], ShardingSection.of(workload.config).ranks
     host, port, descriptor = given["store"]
     store = dist.TCPStore(  # type: ignore[attr-defined] # torch's stub does not export it
         host,
@@ -101,7 +90,7 @@ def _init_process_group(given: Message, *, rank: int, ranks: int, place: Place) 
     )
     if INTERFACE in os.environ:
         os.environ["NCCL_SOCKET_IFNAME"] = os.environ[INTERFACE]
-    if place.device != "cpu":
-        torch.cuda.set_device(place.device)
-    backend = agreed_backend(store, place.backend, rank=rank, ranks=ranks)
+    if workload.device.type != "cpu":
+        torch.cuda.set_device(workload.device)
+    backend = agreed_backend(store, given["backend"], rank=rank, ranks=ranks)
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)

@@ -10,7 +10,8 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from clients.workers.shared_data import share_data
+from clients.sharding.devices import place_here
+from clients.workers.shared_data import described, share_data
 from fedsign.addresses import interface_of
 from fedsign.errors import EngineError
 from fedsign.sharding.section import ShardingSection
@@ -148,9 +149,12 @@ class LocalRanks:
 
     def _given(self, rank: int) -> Message:
         """What a rank is to be."""
+        sharding = ShardingSection.of(self._workload.config)
+        place = place_here(self._workload.device, rank=rank, sharding=sharding)
         return {
-            **described(self._workload),
+            **described(self._workload, device=place.device),
             "rank": rank,
+            "backend": place.backend,
             "models": [self._models.descriptor, self._models.slot_bytes],
             "replies": [self.replies.descriptor, self.replies.slot_bytes] if rank == 0 else None,
             "data": None if self._data is None else self._data.as_json(),
@@ -183,9 +187,3 @@ def store_for(hosts: Collection[str]) -> StoreAddress:
             )
     listener = socket.create_server((host, 0))
     return StoreAddress(host=host, port=listener.getsockname()[1], interface=interface, listener=listener)
-
-
-def described(workload: Workload) -> Message:
-    """What another process has to know to make the same workload."""
-    sites = workload.sites_here
-    return {"config": workload.config.to_toml(), "sites": None if sites is None else sorted(sites)}

@@ -11,7 +11,7 @@ What is random besides the order of samples is drawn for the whole batch on ever
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +23,7 @@ from clients.sharding.optim import PieceOptimizers, forget
 from clients.sharding.penalty import ShardedPenalty
 from clients.trainer import make_optimizer
 from fedsign.models.transform import packing_of
-from fedsign.optim.base import BlockTrainer, PartTrainer
+from fedsign.optim.base import BlockTrainer, PartTrainer, drawing
 from fedsign.optim.lean import made_lean
 from fedsign.records import ObjectiveSpec, Role, Tensors
 from fedsign.seeding import Purpose, generator, integer, torch_seeded
@@ -96,7 +96,10 @@ class ShardedTraining:
         nums: list[int] = []
         losses: list[Tensor] = []
         training = torch_seeded(integer(seed, Purpose.TRAINING, **where), device=workload.device)
-        with self._drawing(drawer, partition, round, steps), training, workload.numerics.repeatable():
+        draws: AbstractContextManager[None] = nullcontext()
+        if drawer is not None:
+            draws = drawing(drawer, self._take, seed=seed, client=partition, round=round, num_steps=steps)
+        with draws, training, workload.numerics.repeatable():
             for batches in epochs:
                 nums.clear()
                 losses.clear()
@@ -167,20 +170,6 @@ class ShardedTraining:
                 yield features[here], targets[here], num_terms(task, targets[here]) / total
             else:
                 yield features[:1], targets[:1], 0.0
-
-    @contextmanager
-    def _drawing(self, drawer: PartTrainer | None, partition: int, round: int, num_steps: int) -> Iterator[None]:
-        """Inside the block, parameters are frozen and trained as the optimiser draws them: `clients.partial.model`."""
-        if drawer is None:
-            yield
-            return
-        drawer.before_training = self._take
-        drawer.begin(seed=self._workload.config.seed, client=partition, round=round, first_step=(round - 1) * num_steps)
-        try:
-            yield
-        finally:
-            drawer.before_training = None
-            drawer.end()
 
     def _take(self, names: frozenset[str]) -> None:
         self._sharded.train_only(names)

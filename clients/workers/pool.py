@@ -31,7 +31,7 @@ from torch import Tensor
 from clients.local_trainers import chunks_of
 from clients.state.store import ClientStore
 from clients.workers.queue import Queue, Unit
-from clients.workers.shared_data import share_data
+from clients.workers.shared_data import described, share_data
 from fedsign import plugins
 from fedsign.errors import ConfigError, DiskFullError, EngineError
 from fedsign.models.transform import packing_of
@@ -186,11 +186,9 @@ class Workers:
         shared += [self._data.file.descriptor] if self._data else []
         log = self._logs / f"worker-{index}.log"
         worker = _Worker(index, ChildProcess(_MODULE, log=log, descriptors=shared, environment=_environment()))
-        config = self._workload.config
-        engine = config.engine.model_copy(update={"device": self._devices[index]})
         worker.child.connection.send(
             {
-                "config": config.model_copy(update={"engine": engine}).to_toml(),
+                **described(self._workload, device=self._devices[index]),
                 "models": [self._models.descriptor, self._models.slot_bytes],
                 "replies": [self._replies.descriptor, self._replies.slot_bytes],
                 "data": None if self._data is None else self._data.as_json(),

@@ -10,7 +10,6 @@ Out: {"ready": true} once; then for each result {"job": n, "unit": place, "parti
 import logging
 import sys
 import time
-import tomllib
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -23,8 +22,7 @@ from clients.local_optim import stepper
 from clients.local_trainers import provider_of
 from clients.state.store import ClientStore
 from clients.trainer import LocalTrainer, make_optimizer
-from clients.workers.shared_data import mapped_data
-from fedsign.config import ExperimentConfig
+from clients.workers.shared_data import workload_from
 from fedsign.errors import DiskFullError, FedSignError
 from fedsign.records import Failure, ObjectiveSpec, ReplyStack, Tensors, TrainReply, TrainRequest, failure_of
 from fedsign.transport.connection import Connection, Message
@@ -40,7 +38,8 @@ def main(parent: Connection) -> None:
     requests = iter(parent)
     try:
         given = next(requests)
-        workload = _workload(given)
+        workload = workload_from(given)
+        _warm_up(workload)
         with provider_of(workload).open(logs=Path(), in_process=False) as trainer:
             worker = _Worker(
                 parent=parent,
@@ -59,17 +58,6 @@ def main(parent: Connection) -> None:
     except Exception as error:  # told to the other process, whatever it is
         logging.getLogger("fedsign").exception("a worker process cannot go on")
         parent.send({"defect": failure_of(0, error).reason})
-
-
-def _workload(given: Message) -> Workload:
-    # complete and checked by who sent it; to check it again would import what only a server needs
-    config = ExperimentConfig.model_validate(tomllib.loads(given["config"]))
-    torch.set_num_threads(config.engine.threads)
-    workload = Workload(config)
-    if given["data"] is not None:
-        vars(workload)["dataset"] = mapped_data(given["data"])  # where cached_property keeps it
-    _warm_up(workload)
-    return workload
 
 
 def _warm_up(workload: Workload) -> None:

@@ -1,15 +1,18 @@
 """The training samples once in memory, however many processes train on them."""
 
 import hashlib
+import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from fedsign.config import ExperimentConfig
 from fedsign.data.base import Dataset, Samples
 from fedsign.data.normalise import Normalisation
 from fedsign.errors import DataError
+from fedsign.transport.connection import Message
 from fedsign.transport.tensors import Layout, SharedFile, Slots
 from fedsign.workload import Workload
 
@@ -57,6 +60,25 @@ class SharedData:
             "scale": normalisation.scale,
             "vocabulary_size": None if self.dataset.text is None else self.dataset.text.vocabulary_size,
         }
+
+
+def described(workload: Workload, *, device: str | None = None) -> Message:
+    """What another process has to know to make the same workload, on another device if one is given."""
+    config, sites = workload.config, workload.sites_here
+    if device is not None:
+        config = config.model_copy(update={"engine": config.engine.model_copy(update={"device": device})})
+    return {"config": config.to_toml(), "sites": None if sites is None else sorted(sites)}
+
+
+def workload_from(given: Message) -> Workload:
+    """The workload that another process of this machine has `described`, with its `data`."""
+    # complete and checked by who sent it; to check it again would import what only a server needs
+    config, sites = ExperimentConfig.model_validate(tomllib.loads(given["config"])), given["sites"]
+    torch.set_num_threads(config.engine.threads)
+    workload = Workload(config, None if sites is None else frozenset(sites))
+    if given["data"] is not None:
+        vars(workload)["dataset"] = mapped_data(given["data"])  # where cached_property keeps it
+    return workload
 
 
 def share_data(workload: Workload) -> SharedData | None:

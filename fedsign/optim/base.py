@@ -7,7 +7,8 @@ into groups with rates of their own.  An `adapt_model` of a factory changes the 
 anything is trained.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -44,9 +45,27 @@ class PartTrainer(Protocol):
 
 @runtime_checkable
 class BlockTrainer(PartTrainer, Protocol):
-    """One that draws among blocks of the model, and moves what it drew as AdamW does."""
+    """One that draws among blocks of the model."""
 
     blocks: Mapping[str, nn.Module]  # by their names in the model
+
+
+@contextmanager
+def drawing(
+    part: PartTrainer, take: Callable[[frozenset[str]], None], *, seed: int, client: int, round: int, num_steps: int
+) -> Iterator[None]:
+    """Inside the block an optimiser draws what a client trains in a round of so many steps, and `take` is told.
+
+    Steps are counted as if the client took part in every round, so that its draws need no memory: the first one of round t
+    is number (t - 1) num_steps.
+    """
+    part.before_training = take
+    part.begin(seed=seed, client=client, round=round, first_step=(round - 1) * num_steps)
+    try:
+        yield
+    finally:
+        part.before_training = None
+        part.end()
 
 
 def of_model(*, trains_part: bool = False, takes_groups: bool = False) -> Callable[[FactoryT], FactoryT]:

@@ -41,6 +41,8 @@ class LISA(torch.optim.AdamW):
     `draw` gives the blocks of a period, a seed draws them; with None nothing is drawn or frozen before `restart`.
     """
 
+    element_rule = torch.optim.AdamW
+
     def __init__(
         self,
         model: nn.Module,
