@@ -8,7 +8,7 @@ nearest known one.  `--set a.b=value` reaches every leaf.
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import cache, reduce
+from functools import reduce
 from operator import attrgetter, getitem
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -17,7 +17,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from fedsign import plugins
-from fedsign.capabilities import CAPABILITIES
+from fedsign.capabilities import CAPABILITIES, absent
 from fedsign.errors import ConfigError
 from fedsign.extensions import load as load_target
 from fedsign.sections import (
@@ -94,7 +94,7 @@ class ExperimentConfig(Section):
             section = reduce(getitem, path.split("."), data)
             for key in table.no_result:
                 section.pop(key, None)
-        return reduce(merged, [*_of_absent("digested").values(), data])
+        return reduce(merged, [*absent("digested").values(), data])
 
     def replace(self, **changes: Any) -> "ExperimentConfig":
         """A changed copy, checked like any other: `config.replace(seed=3, **{"client.lr": 0.1})`."""
@@ -114,7 +114,7 @@ def from_dict(data: Mapping[str, Any]) -> ExperimentConfig:
     >>> from_dict({"strategy": {"name": "fedsign"}}).strategy.settings["gamma"]
     0.003
     """
-    for capability, tree in (*_of_absent("digested").items(), *_of_absent("undigested").items()):
+    for capability, tree in (*absent("digested").items(), *absent("undigested").items()):
         data = without_unused(data, tree, capability)
     complete = checked(ExperimentConfig, data)
     _check_names(complete)
@@ -155,13 +155,6 @@ def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     return result
 
 
-@cache
-def _of_absent(which: str) -> dict[str, dict[str, Any]]:
-    """Capabilities that are not here, and what a configuration holds of each one if it does not use it."""
-    known = tomllib.loads((Path(__file__).parent / "capabilities" / "unused.toml").read_text(encoding="utf-8"))[which]
-    return {name: tree for name, tree in known.items() if name not in CAPABILITIES}
-
-
 def without_unused(
     given: Mapping[str, Any], unused: Mapping[str, Any], capability: str, path: str = ""
 ) -> dict[str, Any]:
@@ -176,8 +169,8 @@ def without_unused(
             del kept[key]
         else:
             raise ConfigError(
-                f"{path}{key}={plugins.shown(given[key])} was given, but this FedSign is without the capability '{capability}'; install one that "
-                "has it, or leave the key out."
+                f"{path}{key}={plugins.shown(given[key])} was given, but needs the capability '{capability}', which was deleted from "
+                "this FedSign; install one that has it, or leave the key out."
             )
     return {key: value for key, value in kept.items() if value != {}}
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fedsign.capabilities import CAPABILITIES
+from fedsign.capabilities import CAPABILITIES, absent
 from fedsign.capability import Kind
 from fedsign.errors import ConfigError, FedSignError
 
@@ -230,6 +230,12 @@ def target_of(kind: str, name: str) -> str:
     module_name, _, attribute = name.partition(":")
     if module_name and not module_name.startswith(".") and attribute:
         return name
+    for capability, names in absent("names").items():
+        if name in names.get(kind, ()):
+            raise ConfigError(
+                f"{kind} '{name}' was given, but needs the capability '{capability}', which was deleted from this FedSign; install "
+                "one that has it."
+            )
     raise ConfigError(
         f"{kind} '{name}' is not known.{nearest(name, table)} Expected is one of {', '.join(sorted(table))}, "
         "or 'module:Name' for your own."

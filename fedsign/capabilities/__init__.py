@@ -8,8 +8,12 @@ that do not follow this yet.
 
 import importlib
 import pkgutil
+import tomllib
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 from fedsign.capability import Capability
 
@@ -17,6 +21,13 @@ CAPABILITIES: Mapping[str, Capability] = {
     found.name: importlib.import_module(f"{__name__}.{found.name}").CAPABILITY
     for found in pkgutil.iter_modules(__path__)
 }
+
+
+@cache
+def absent(what: str) -> Mapping[str, Mapping[str, Any]]:
+    """What configurations may hold of capabilities that are not here: a table of `known.toml`."""
+    known = tomllib.loads(Path(__file__).with_name("known.toml").read_text(encoding="utf-8"))[what]
+    return {name: found for name, found in known.items() if name not in CAPABILITIES}
 
 
 def owners(module: str) -> tuple[str, ...]:

@@ -3,10 +3,14 @@
 import importlib.util
 import inspect
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
-from fedsign import plugins, registry
+from fedsign import capabilities, plugins, registry
+from fedsign.capabilities import CAPABILITIES
+from fedsign.errors import ConfigError
 from fedsign.registry import KINDS, resolve
 
 ROWS = [(kind, name) for kind, entry in KINDS.items() for name in entry.table]
@@ -25,6 +29,17 @@ def test_a_rows_settings_have_types_and_round_trip_through_toml(kind: str, name:
     required = {field.alias: 1 if field.annotation is int else 0.5 for field in needed}
     settings = plugins.complete(kind, name, required, section=kind)
     assert plugins.complete(kind, name, settings, section=kind) == settings
+
+
+def test_names_of_all_capabilities_are_known_where_they_are_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = tomllib.loads(Path(capabilities.__file__).with_name("known.toml").read_text(encoding="utf-8"))["names"]
+    rows = {
+        name: {kind: [*rows] for kind, rows in each.rows.items()} for name, each in CAPABILITIES.items() if each.rows
+    }
+    assert {name: known.get(name) for name in rows} == rows
+    monkeypatch.setattr(registry, "absent", lambda _: {"krums": {"strategy": ["krum_of_1998"]}})
+    with pytest.raises(ConfigError, match="strategy 'krum_of_1998' was given, but needs the capability 'krums'"):
+        registry.target_of("strategy", "krum_of_1998")
 
 
 @pytest.mark.parametrize("kind", KINDS)
