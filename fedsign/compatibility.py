@@ -84,6 +84,15 @@ def unless(path: str, *allowed: Any) -> Callable[[Experiment], str]:
     return given
 
 
+def chosen(section: str) -> Callable[[Experiment], str]:
+    """`section.name=value` where another part is named than the default, which does nothing."""
+    return lambda its: (
+        f"{section}.name={its.config.get(f'{section}.name', '')}"
+        if its.config.get(f"{section}.is_chosen", False)
+        else ""
+    )
+
+
 def only(path: str, *allowed: Any, because: str) -> Rule[Experiment]:
     """A setting that has to have one of these values."""
     remedy = " or ".join(map(_said, allowed)) if allowed[1:] else f"{path}={_said(*allowed)}"
@@ -106,6 +115,11 @@ def _classifies_data(experiment: Experiment) -> bool:
 
 
 RULES: tuple[Rule[Experiment] | Choice[Experiment], ...] = (
+    Rule(
+        lambda its: its.config.server.evaluate_clients and not its.workload.is_evaluated_at_clients,
+        "server.evaluate_clients={config.server.evaluate_clients} was given, but the server evaluates",
+        "set it to 0, or let the clients evaluate: server.evaluation=clients",
+    ),
     Rule(
         lambda its: its.objective.needs_unit_displacement and not is_linear(its.optimizer),
         "client.optimizer.name={config.client.optimizer.name} was given, but objective '{spec.name}' needs an optimiser that does "

@@ -20,6 +20,7 @@ from fedsign import plugins
 from fedsign.capabilities import CAPABILITIES, absent
 from fedsign.errors import ConfigError
 from fedsign.extensions import load as load_target
+from fedsign.rules import Rule, check
 from fedsign.sections import (
     ClientSection,
     DataPart,
@@ -38,6 +39,7 @@ from fedsign.sections import (
     composed,
     tables,
 )
+from fedsign.traits import PartitionTraits, rules_of
 
 _COLUMNS = frozenset(  # what a line of rounds.jsonl holds besides the metrics
     {
@@ -118,9 +120,16 @@ def from_dict(data: Mapping[str, Any]) -> ExperimentConfig:
         data = without_unused(data, tree, capability)
     complete = checked(ExperimentConfig, data)
     _check_names(complete)
+    named = [("task", complete.task)]
     for path, _ in tables(ExperimentConfig):
-        attrgetter(path)(complete).check()
-    _check_values(complete)
+        table = attrgetter(path)(complete)
+        table.check()
+        check(table.rules, complete)
+        if isinstance(table, Part):
+            named.append((table.kind, table.name))
+    check(RULES, complete)
+    for kind, name in named:
+        check(rules_of(kind, name), complete)
     return complete
 
 
@@ -305,21 +314,26 @@ def _check_names(config: ExperimentConfig) -> None:
             )
 
 
-def _check_values(config: ExperimentConfig) -> None:
-    """What no single table shows."""
-    server, num_clients, client = config.server, config.partition.num_clients, config.client
-    if client.label_smoothing and config.task not in ("classification", "language"):
-        raise ConfigError(
-            f"client.label_smoothing={client.label_smoothing} was given with task={config.task}; only the tasks "
-            "classification and language have labels to smooth: set it to 0."
-        )
-    if server.cohort_size > num_clients:
-        raise ConfigError(
-            f"server.cohort_size={server.cohort_size} exceeds the {num_clients} clients of "
-            "partition.num_clients; lower the one or raise the other."
-        )
-    if server.evaluate_clients > num_clients:
-        raise ConfigError(
-            f"server.evaluate_clients={server.evaluate_clients} exceeds the {num_clients} clients of partition.num_clients; "
-            "lower it, or set it to 0 for all."
-        )
+# What no single table shows.
+RULES: tuple[Rule[ExperimentConfig], ...] = (
+    Rule(
+        lambda its: its.client.label_smoothing and "label_smoothing" not in plugins.names_of("task", its.task),
+        "client.label_smoothing={client.label_smoothing} was given with task={task}, which has no labels to smooth",
+        "set it to 0",
+    ),
+    Rule(
+        lambda its: its.server.cohort_size > its.partition.num_clients,
+        "server.cohort_size={server.cohort_size} exceeds the {partition.num_clients} clients of partition.num_clients",
+        "lower the one or raise the other",
+    ),
+    Rule(
+        lambda its: its.server.evaluate_clients > its.partition.num_clients,
+        "server.evaluate_clients={server.evaluate_clients} exceeds the {partition.num_clients} clients of partition.num_clients",
+        "lower it, or set it to 0 for all",
+    ),
+    Rule(
+        lambda its: its.server.evaluation == "clients" and not PartitionTraits.of(its.partition.name).client_data,
+        "server.evaluation=clients was given with partition.name={partition.name}, whose clients have no test samples of their own",
+        "use a partition whose clients hold data, or server.evaluation=server",
+    ),
+)

@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from fedsign import plugins
 from fedsign.errors import ConfigError
+from fedsign.rules import Rule
 
 MAX_INT = 2**31 - 1  # a seed's words have 32 bits, Flower's records carry integers of 64 bits with a sign
 MAX_THREADS = 4096
@@ -44,6 +45,7 @@ FileName = Annotated[str, AfterValidator(_file_name)]
 class Table(BaseModel):
     """A table of the configuration, or keys that a capability adds to one of the core's."""
 
+    rules: ClassVar[tuple[Rule[Any], ...]] = ()  # configurations with which this table does not go
     no_result: ClassVar[frozenset[str]] = frozenset()  # keys on which no result depends
 
     @classmethod
@@ -71,6 +73,11 @@ class Part(Table):
     model_config = ConfigDict(frozen=True, extra="allow")
     kind: ClassVar[str]
     name: str
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether another part is named than the default."""
+        return bool(self.name != type(self).model_fields["name"].default)
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 
 from fedsign.registry import resolve
+from fedsign.rules import Rule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,13 +47,18 @@ class OptimizerTraits(Traits):
     trains_part: bool = False  # trains, and sends, a part of the model at a time
     adapt_model: Any = None  # changes the model when it is made: adapters
 
+    @property
+    def takes_rates(self) -> bool:
+        """Whether parameters may have learning rates of their own."""
+        return self.takes_groups if self.takes_model else self.adapt_model is None
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartitionTraits(Traits):
     """Whose the data are."""
 
     kind = "partition"
-    has_sites: bool = False  # clients bring data of their own; nothing is dealt out
+    client_data: Any = None  # reads what clients hold themselves; nothing is dealt out
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,3 +70,9 @@ class StrategyTraits(Traits):
     takes_parts: bool = False  # can do with replies that hold a part of the model
     own_aggregation: str = ""  # the method by which a subclass takes the replies as they are
     weights_replies: bool = False  # one may count for more than another
+
+
+def rules_of(kind: str, name: str) -> tuple[Rule[Any], ...]:
+    """The rules that a registered thing declares as `rules`: configurations in which it cannot be used."""
+    rules: tuple[Rule[Any], ...] = getattr(resolve(kind, name), "rules", ())
+    return rules

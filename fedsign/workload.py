@@ -191,19 +191,8 @@ class Workload:
 
     @cached_property
     def is_evaluated_at_clients(self) -> bool:
-        """Whether clients test the model on samples of their own, instead of the server.
-
-        Raises:
-            ConfigError: it was asked for what there is no data for.
-        """
-        if self.client_data is not None:
-            return self.client_data.is_evaluated_at_clients
-        if self.config.server.evaluation == "clients":
-            raise ConfigError(
-                f"server.evaluation=clients was given with partition.name={self.config.partition.name}, whose clients have no test "
-                "samples of their own; use a partition whose clients hold data, or server.evaluation=server."
-            )
-        return False
+        """Whether clients test the model on samples of their own, instead of the server."""
+        return self.client_data is not None and self.client_data.is_evaluated_at_clients
 
     def augment(self, features: Tensor) -> Tensor:
         """A training batch varied at random, by torch's global generator; the batch itself for `none`."""

@@ -33,7 +33,6 @@ from fedsign.sections import tables
 from fedsign.workload import Workload
 from simulations.backends.base import Engine
 from simulations.callbacks.base import Callback
-from simulations.evaluation import check_evaluation
 from simulations.frames import to_frame
 from simulations.rounds import make_strategy
 from strategies.base import Strategy
@@ -217,7 +216,6 @@ def _prepare(workload: Workload) -> tuple[Workload, Engine, list[Callback]]:
     config = workload.config
     strategy = make_strategy(workload)
     spec = strategy.objective(1) if isinstance(strategy, Strategy) else ObjectiveSpec()
-    check_evaluation(workload)
     check_training(workload, spec, strategy)
     workload = decided(workload, spec)
     engine: Engine = config.engine.build()

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from clients.working_model import WorkingModel
-from fedsign.errors import ConfigError
 from fedsign.extensions import extensions
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.records import Failure, Tensors
@@ -61,13 +60,3 @@ def evaluator_for(workload: Workload, model: WorkingModel, grid: PartitionGrid, 
         if evaluator is not None:
             return evaluator
     return ServerEvaluator(workload=workload, model=model, num_threads=num_threads)
-
-
-def check_evaluation(workload: Workload) -> None:
-    """Raise ConfigError unless somebody has the test samples that [server] asks for."""
-    num_asked = workload.config.server.evaluate_clients
-    if not workload.is_evaluated_at_clients and num_asked:
-        raise ConfigError(
-            f"server.evaluate_clients={num_asked} was given, but the server evaluates; set it to 0, or let the clients evaluate: "
-            "server.evaluation=clients."
-        )

@@ -26,7 +26,7 @@ def print_summary(done: Any) -> None:
         value = done.final(metric.rpartition(":")[2])
         shown = "diverged" if value is None else f"{value:.4f}"
         rows.append((metric, f"[bold]{shown}[/]  mean of the last {min(5, config.rounds)} rounds"))
-    if config.get("privacy.name", "none") != "none" and done.rounds:
+    if config.get("privacy.is_chosen", False) and done.rounds:
         spent = done.rounds[-1]["epsilon"]
         shown = "infinite" if spent is None else f"{spent:.4g}"
         rows.append(("epsilon", f"[bold]{shown}[/]  at delta {config.privacy.settings['delta']:g}"))

@@ -4,7 +4,7 @@ Strategies that need the same tensors from every client, and differential privac
 model, whoever trained it, and for a mean over few of the clients it would be too little.
 """
 
-from fedsign.compatibility import Experiment, unless
+from fedsign.compatibility import Experiment, chosen, unless
 from fedsign.rules import Choice, Rule
 
 PARTS = Choice[Experiment](
@@ -22,7 +22,7 @@ PARTS = Choice[Experiment](
             "take another strategy, or an optimiser that trains all, such as client.optimizer.name=sgd",
         ),
         Rule(
-            unless("privacy.name", "none"),
+            chosen("privacy"),
             "{found} covers all of it with noise",
             "use privacy.name=none, or an optimiser that trains all, such as adamw",
         ),

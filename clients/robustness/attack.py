@@ -65,7 +65,7 @@ class Attack(Conduct):
 
 def malicious(part: AttackPart, *, seed: int, num_clients: int) -> frozenset[int]:
     """The clients that attack; none without an attack."""
-    return _drawn(seed, num_clients, round(part.fraction * num_clients)) if part.name != "none" else frozenset()
+    return _drawn(seed, num_clients, round(part.fraction * num_clients)) if part.is_chosen else frozenset()
 
 
 @lru_cache(maxsize=4)

@@ -16,7 +16,7 @@ def conducts_of(workload: Workload, *, in_process: bool, folder: Path) -> list[C
     config = workload.config
     attack, faults = AttackPart.of(config), FaultsSection.of(config)
     found: list[Conduct] = []
-    if attack.name != "none":
+    if attack.is_chosen:
         found.append(Attack(attack, seed=config.seed, num_clients=config.partition.num_clients))
     if faults.any:
         found.append(Faults(faults, seed=config.seed, timeout_s=config.server.round_timeout_s, waits=not in_process))
@@ -38,6 +38,6 @@ def round_hook(workload: Workload, strategy: object, folder: RunFolder, *, round
     """At the extension point `round_hook`, with an attack."""
     config = workload.config
     attack = AttackPart.of(config)
-    if attack.name == "none":
+    if not attack.is_chosen:
         return None
     return AttackHook(malicious(attack, seed=config.seed, num_clients=config.partition.num_clients))

@@ -13,7 +13,7 @@ class AttackPart(Part):
 
     def check(self) -> None:
         """A share of attackers needs an attack."""
-        if self.fraction != type(self)().fraction and self.name == "none":
+        if self.fraction != type(self)().fraction and not self.is_chosen:
             raise ConfigError(
                 f"attack.fraction={self.fraction:g} was given with attack.name=none, so that nobody would attack; name the "
                 "attack, or leave attack.fraction out."

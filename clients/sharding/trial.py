@@ -14,7 +14,7 @@ from torch import nn
 from clients.model_probes import dropouts, mixes_samples, moved_buffer
 from clients.sharding.optim import rule_of
 from clients.sharding.rules import SHARDING
-from fedsign.compatibility import Experiment, only, unless
+from fedsign.compatibility import Experiment, chosen, only, unless
 from fedsign.models.batch_norm import has_batch_norm
 from fedsign.optim.base import BlockTrainer
 from fedsign.rules import Rule
@@ -76,7 +76,7 @@ RULES: tuple[Rule[Experiment], ...] = (
     only("engine.precision", "float32", because="keeps a copy of every weight that was gathered"),
     only("engine.compile", False, because="compiles a model whose parameters do not come and go"),
     only("engine.sparse_products", "auto", "dense", because="multiplies rows of whole tensors"),
-    only("sparsity.name", "static", because="changes masks of whole tensors"),
+    Rule(chosen("sparsity"), "{found} changes masks of whole tensors", "use sparsity.name=static"),
     only("engine.channels_last", "auto", "off", because="lays weights out in another way than they are sharded"),
     Rule(
         lambda its: its.workload.device.type not in ("cpu", "cuda"),

@@ -93,14 +93,6 @@ def adapts(name: str) -> bool:
     return getattr(resolve("optimizer", name), "adapt_model", None) is not None
 
 
-def takes_groups(name: str) -> bool:
-    """Whether parameters may have rates of their own with this optimiser."""
-    factory = resolve("optimizer", name)
-    if getattr(factory, "takes_model", False):
-        return bool(getattr(factory, "takes_groups", False))
-    return getattr(factory, "adapt_model", None) is None
-
-
 def subject(name: str, model: nn.Module) -> Any:
     """What the factory behind a name is given first: the module, or its parameters."""
     return model if getattr(resolve("optimizer", name), "takes_model", False) else model.parameters()

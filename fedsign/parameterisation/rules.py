@@ -1,14 +1,12 @@
 """What sparse models and scaling by width and density do not go with."""
 
-from fedsign.compatibility import Experiment, unless
+from fedsign.compatibility import Experiment, chosen
 from fedsign.optim.displacement import is_linear, unit_displacement
 from fedsign.rules import Rule
 
 RULES: tuple[Rule[Experiment], ...] = (
     Rule(
-        lambda its: (
-            (its.config.rounds, its.config.partition.num_clients) != (1, 1) and unless("sparsity.name", "static")(its)
-        ),
+        lambda its: (its.config.rounds, its.config.partition.num_clients) != (1, 1) and chosen("sparsity")(its),
         "{found} was given with rounds={config.rounds} and partition.num_clients={config.partition.num_clients}, but server and clients "
         "draw the same masks and send none, so that a client's change would be unknown to all others",
         "use sparsity.name=static, or train in one place with rounds=1 and partition.num_clients=1",

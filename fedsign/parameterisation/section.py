@@ -2,7 +2,9 @@
 
 from typing import Literal
 
+from fedsign.rules import Rule
 from fedsign.sections import Part, Table
+from fedsign.traits import OptimizerTraits
 
 MaskDraw = Literal["bernoulli", "exact"]
 
@@ -11,6 +13,21 @@ class ParameterisationPart(Part):
     """How the model's start and its learning rates depend on width and density (`fedsign.parameterisation`)."""
 
     kind = "parameterisation"
+    rules = (
+        Rule(
+            lambda its: its.parameterisation.is_chosen and its.model.settings.get("weights"),
+            "parameterisation.name={parameterisation.name} was given with model.weights, which would be drawn anew",
+            "use parameterisation.name=none",
+        ),
+        Rule(
+            lambda its: (
+                its.parameterisation.is_chosen and not OptimizerTraits.of(its.client.optimizer.name).takes_rates
+            ),
+            "parameterisation.name={parameterisation.name} was given with client.optimizer.name={client.optimizer.name}, which divides "
+            "the model in its own way",
+            "use sgd, adam, adamw, packed_sgd, packed_adamw or lisa",
+        ),
+    )
     name: str = "none"
 
 
@@ -18,6 +35,18 @@ class SparsityPart(Part):
     """How the masks of a sparse model are drawn, and how they change while one client trains it in one round, unless they are `static`."""
 
     kind = "sparsity"
+    rules = (
+        Rule(
+            lambda its: its.sparsity.is_chosen and not its.parameterisation.is_chosen,
+            "sparsity.name={sparsity.name} was given with parameterisation.name=none, which has no masks to change",
+            "name a parameterisation (sp is the usual one) with a density, or use sparsity.name=static",
+        ),
+        Rule(
+            lambda its: its.sparsity.draw != SparsityPart().draw and not its.parameterisation.is_chosen,
+            "sparsity.draw={sparsity.draw} was given with parameterisation.name=none, which draws no masks",
+            "name a parameterisation (sp is the usual one) with a density, or leave sparsity.draw out",
+        ),
+    )
     name: str = "static"
     draw: MaskDraw = "bernoulli"  # see `fedsign.parameterisation.masks`
 

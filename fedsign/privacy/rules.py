@@ -6,7 +6,7 @@ zero), and figures of the clients' own updates.
 
 from typing import Any
 
-from fedsign.compatibility import Experiment, unless
+from fedsign.compatibility import Experiment, chosen, unless
 from fedsign.privacy.section import PrivacyPart
 from fedsign.rules import Choice, Rule
 
@@ -17,7 +17,7 @@ def _rule(experiment: Experiment) -> Any:
 
 
 PRIVACY = Choice[Experiment](
-    made=unless("privacy.name", "none"),
+    made=chosen("privacy"),
     given="privacy.name={config.privacy.name} was given, but",
     rules=(
         Rule(

@@ -137,7 +137,7 @@ def _last_model(run: RunFolder) -> Tensors:
 
 def _whole(tensors: Tensors, workload: Workload) -> Tensors:
     """A model's state_dict; checkpoints of sparse ones hold what travels."""
-    if workload.config.get("parameterisation.name", "none") == "none":
+    if not workload.config.get("parameterisation.is_chosen", False):
         return tensors
     return dict(packing_of(workload.make_model()).whole(tensors))
 

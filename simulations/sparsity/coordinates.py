@@ -59,7 +59,7 @@ def variant(config: ExperimentConfig, scheme: str, density: float, **changes: An
         ConfigError: the configuration names no parameterisation.
     """
     part = ParameterisationPart.of(config)
-    if part.name == "none":
+    if not part.is_chosen:
         raise ConfigError(
             "parameterisation.name=none was given, but schemes are compared from one base; name it, such as --set "
             "parameterisation.name=smupar --set parameterisation.base_width=64."

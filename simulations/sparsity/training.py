@@ -21,6 +21,7 @@ from fedsign.errors import ConfigError, RoundError
 from fedsign.models.transform import packing_of
 from fedsign.records import ObjectiveSpec, TrainRequest, tensors_of
 from fedsign.results import final_value
+from fedsign.traits import EngineTraits
 from fedsign.workload import Workload
 from simulations import api
 from simulations.backends.base import intra_op_threads
@@ -74,7 +75,7 @@ def check(config: ExperimentConfig, *, steps: int, like: Workload | None = None)
         FedSignError: it cannot be trained so.
     """
     if not steps:
-        if config.engine.name != "in_process":
+        if not EngineTraits.of(config.engine.name).trains_here:
             raise ConfigError(
                 f"engine.name={config.engine.name} was given, but a sweep plays its federations in process; drop the engine, or give "
                 "--steps to train without a federation."

@@ -6,7 +6,7 @@ from typing import Any
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
 
-from fedsign.compatibility import Experiment, unless
+from fedsign.compatibility import Experiment, chosen
 from fedsign.flower.foreign import layers
 from fedsign.flower.foreign_rules import num_asked, num_replies_needed
 from fedsign.registry import resolve
@@ -82,7 +82,7 @@ def _idle(experiment: Experiment) -> Found:
 
 RULES: tuple[Rule[Experiment], ...] = (
     Rule(
-        unless("server.optimizer.name", "none"),
+        chosen("server.optimizer"),
         "{found} was given, but strategy {config.strategy.name} is Flower's and moves the server by itself",
         "set server.optimizer.name=none, or take a strategy of FedSign's",
     ),

@@ -36,6 +36,3 @@ def sites(
             "partition.name=sites needs samples that say whose they are; let fedsign.data.site_reader read them."
         )
     return Split(indices=group(train.owners.numpy(), num_clients))
-
-
-vars(sites).update(has_sites=True)
