@@ -96,7 +96,8 @@ class ExperimentConfig(Section):
             section = reduce(getitem, path.split("."), data)
             for key in table.no_result:
                 section.pop(key, None)
-        return reduce(merged, [*absent("digested").values(), data])
+        trees: tuple[Mapping[str, Any], ...] = (*absent("digested").values(), data)
+        return dict(reduce(merged, trees))
 
     def replace(self, **changes: Any) -> "ExperimentConfig":
         """A changed copy, checked like any other: `config.replace(seed=3, **{"client.lr": 0.1})`."""
