@@ -15,17 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedsign.over_seeds import (
-    Curve,
-    Interval,
-    ToTarget,
-    curves,
-    default_target,
-    mean_and_std,
-    paired_difference,
-    to_target,
-    total,
-)
+from fedsign.intervals import Interval, mean_and_std, paired_difference
+from fedsign.over_seeds import Curve, ToTarget, curves, default_target, to_target, total
 from fedsign.registry import target_of
 from fedsign.results import Line, final_value
 

@@ -1,35 +1,16 @@
-"""Figures over seeds: means, curves, paired differences, what it took to reach a target.
+"""Figures over seeds: curves, and what it took to reach a target."""
 
-Seeds are paired: the same seed gives every strategy the same data split, partition, initial model, cohorts and
-batch orders.  So a difference between strategies is taken seed by seed, which is far narrower than the
-difference of two means.
-"""
-
-import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from scipy.special import stdtrit
-
+from fedsign.intervals import mean_and_std
 from fedsign.results import Line
 
 TARGET_SHARE = 0.95
 """Without a target of the user's, the target is this share of what the reference ends at."""
 
-_CONFIDENCE = 0.95
 _NOT_CURVES = frozenset({"round", "clients", "failures"})  # of a line of rounds.jsonl
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Interval:
-    """A mean with its 95 % confidence interval (Student's t over pairs); `low`, `high` None for one pair."""
-
-    mean: float
-    low: float | None
-    high: float | None
-    wins: int
-    num_pairs: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,41 +35,6 @@ class ToTarget:
     rounds: float | None
     bytes_down: float | None
     bytes_up: float | None
-
-
-def mean_and_std(values: Iterable[float | None]) -> tuple[float | None, float | None]:
-    """Mean and sample standard deviation of the values that are finite numbers; None where there are too few.
-
-    >>> mean_and_std([1.0, None, 3.0]), mean_and_std([1.0])
-    ((2.0, 1.4142135623730951), (1.0, None))
-    """
-    numbers = [value for value in values if value is not None and math.isfinite(value)]
-    mean = statistics.fmean(numbers) if numbers else None
-    return mean, statistics.stdev(numbers) if len(numbers) > 1 else None
-
-
-def paired_difference(
-    values: Mapping[int, float | None], reference: Mapping[int, float | None], *, higher_is_better: bool
-) -> Interval | None:
-    """Mean of value - reference over the seeds where both are numbers, with its interval; None without a pair.
-
-    d +- t_{0.975, n-1} s_d / sqrt(n).  A win is a seed where the value is the better one.
-    """
-    pairs = [(values[seed], reference[seed]) for seed in values if seed in reference]
-    both = [value - other for value, other in pairs if value is not None and other is not None]
-    differences = [difference for difference in both if math.isfinite(difference)]
-    mean, std = mean_and_std(differences)
-    if mean is None:
-        return None
-    sign, num_pairs = (1 if higher_is_better else -1), len(differences)
-    half = None if std is None else float(stdtrit(num_pairs - 1, 0.5 + _CONFIDENCE / 2)) * std / num_pairs**0.5
-    return Interval(
-        mean=mean,
-        low=None if half is None else mean - half,
-        high=None if half is None else mean + half,
-        wins=sum(sign * difference > 0 for difference in differences),
-        num_pairs=num_pairs,
-    )
 
 
 def curves(runs: Sequence[Sequence[Line]]) -> dict[str, Curve]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedsign.analysis.landscape import Landscape, Values, grid
 from fedsign.errors import ConfigError
-from fedsign.over_seeds import Interval, paired_difference
+from fedsign.intervals import Interval, paired_difference
 
 Array = NDArray[np.float64]
 RISE = 0.1

@@ -9,10 +9,10 @@ The same finding gives the same bytes.
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +21,8 @@ from fedsign.disk import replace_file, write_text
 from fedsign.errors import ResultsError
 from fedsign.report import figures
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 FORMATS = ("svg", "pdf", "png")
 Row = Mapping[str, Any]
-Draw = Callable[[], "Figure"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +44,7 @@ class Found:
         return told
 
 
-def write_found(found: Found, folder: Path, drawn: Mapping[str, Draw]) -> list[Path]:
+def write_found(found: Found, folder: Path, drawn: Mapping[str, figures.Draw]) -> list[Path]:
     """Write a finding into a folder, which is made if need be; `drawn`: what a figure shows -> what draws it.
 
     Raises:
@@ -61,11 +57,7 @@ def write_found(found: Found, folder: Path, drawn: Mapping[str, Draw]) -> list[P
     replace_file(written[1], lambda partial: _save(partial, found.arrays))
     with figures.style():
         for what, draw in drawn.items():
-            figure = draw()
-            for format in FORMATS:
-                path = folder / f"{found.kind}-{what}.{format}"
-                replace_file(path, _saver(figure, format))
-                written.append(path)
+            written += figures.write(draw, folder / f"{found.kind}-{what}", FORMATS)
     return written
 
 
@@ -93,10 +85,6 @@ def read_found(path: Path) -> Found:
 def _save(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     with path.open("wb") as file:  # a name would get .npz at its end
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-
-
-def _saver(figure: Any, format: str) -> Callable[[Path], None]:
-    return lambda partial: figures.save(figure, partial, format)
 
 
 def _plain(value: Any) -> Any:

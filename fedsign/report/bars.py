@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from fedsign.comparison import Entry, Summary, ToTarget
+from fedsign.report.curves import colour
 from fedsign.report.labels import entries_of, short_label, strategies_of
-from fedsign.report.lines import colour
 from fedsign.report.svg import number, picture, tag
-from fedsign.report.wording import byte_count
+from fedsign.report.wording import byte_count, shortened
 
 _WIDTH = 520
 _ROW, _HEAD, _TOP, _FOOT = 27.0, 34.0, 6.0, 8.0
@@ -54,7 +54,7 @@ def draw_bars(bars: Sequence[Bar], *, label: str) -> Markup | None:
         return None
     groups = list(dict.fromkeys(bar.group for bar in bars))
     height = _TOP + sum(_HEAD for group in groups if group) + _ROW * len(bars) + _FOOT
-    left = 26 + _WIDE_CHARACTER * max(len(_short(bar.name)) for bar in bars)
+    left = 26 + _WIDE_CHARACTER * max(len(shortened(bar.name, _LONGEST_NAME)) for bar in bars)
     largest = max((bar.value for bar in bars if bar.value), default=1.0)
     unit = (_WIDTH - _AMOUNT - left) / largest
     drawn: list[Markup] = []
@@ -73,7 +73,7 @@ def draw_bars(bars: Sequence[Bar], *, label: str) -> Markup | None:
 
 def _bar(bar: Bar, left: float, y: float, unit: float) -> Markup:
     middle = y + _ROW / 2
-    parts = [tag("text", _short(bar.name), x=left - 14, y=middle, class_="row")]
+    parts = [tag("text", shortened(bar.name, _LONGEST_NAME), x=left - 14, y=middle, class_="row")]
     length = unit * (bar.value or 0.0)
     if bar.value is not None:
         parts.append(tag("rect", x=left, y=y + 6, width=length, height=_ROW - 12, class_="colour"))
@@ -104,7 +104,3 @@ def _bars(summary: Summary, measure: Callable[[ToTarget], float | None], written
 
 def _reached(entry: Entry, taken: ToTarget) -> str:
     return "" if taken.num_reached == taken.num_seeds else f" ({taken.num_reached} of {taken.num_seeds})"
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"

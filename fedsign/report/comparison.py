@@ -24,7 +24,7 @@ from fedsign.report.labels import (
     short_label,
     strategies_of,
 )
-from fedsign.report.lines import MIN_ROUNDS_TO_SMOOTH, Line, draw_lines
+from fedsign.report.lines import MIN_ROUNDS_TO_SMOOTH, draw_lines, lines_of
 from fedsign.report.population import Population, draw_population
 from fedsign.report.run_charts import DRIFT, Chart
 from fedsign.report.summary import Fact, settings_by_section
@@ -124,14 +124,8 @@ def groups(summary: Summary) -> list[Group]:
 
 def curves(summary: Summary, condition: Mapping[str, Any], key: str, *, title: str) -> Markup:
     """One figure of all strategies under a condition, over the rounds."""
-    looks = list(strategies_of(summary))
-    lines = [
-        Line(name=entry.label, look=looks.index(entry.strategy), curve=entry.curves[key])
-        for entry in entries_of(summary, condition)
-        if key in entry.curves
-    ]
     return draw_lines(
-        lines,
+        lines_of(summary, condition, key),
         label=" · ".join(filter(None, [f"{title} over the rounds", short_label(condition)])),
         percent=wording.is_share(key),
         last=summary.last,

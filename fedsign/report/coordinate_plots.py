@@ -5,13 +5,11 @@ To be called within `fedsign.report.figures.style()`.
 
 from typing import TYPE_CHECKING
 
-from fedsign.report.analysis import Draw, Found
-from fedsign.report.plots import COLOURS, dash, empty, label_plainly
+from fedsign.report.analysis import Found
+from fedsign.report.figures import COLOURS, PAGE, Draw, dash, empty, label_plainly
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-_FULL = 6.9  # inches: both columns of a page
 
 
 def coordinate_figures(found: Found) -> dict[str, Draw]:
@@ -23,7 +21,7 @@ def draw_sizes(found: Found) -> "Figure":
     """Lines on top of each other are what is hoped for."""
     schemes, densities = found.facts["schemes"], found.facts["densities"]
     sizes = found.arrays["size"].mean((2, 4))  # [schemes, densities, steps + 1]
-    drawn = empty(2.3, width=_FULL)
+    drawn = empty(2.3, width=PAGE)
     panels = drawn.subplots(1, len(schemes), sharey=True, squeeze=False)[0]
     for axes, scheme, of_scheme in zip(panels, schemes, sizes, strict=True):
         for look, (density, values) in enumerate(zip(densities, of_scheme, strict=True)):

@@ -6,7 +6,7 @@ stylesheet enlarges the type to 17 units, and the margins are wide enough for th
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,6 +17,7 @@ from fedsign.report.svg import (
     Axis,
     Point,
     apart,
+    clipped,
     number,
     picture,
     polyline,
@@ -31,8 +32,11 @@ from fedsign.report.wording import figure, tick_label
 _WIDTH, _HEIGHT = 520, 300
 _RIGHT, _TOP, _BOTTOM = 62, 30, 46
 _WIDE_CHARACTER = 9.4  # of a 17-unit type
-_LABEL_DISTANCE = 20.0
+_LABEL_DISTANCE, _NAME_DISTANCE = 20.0, 19.0
 _MAX_BANDS = 120
+DASHES = ("", "8 4", "2.5 3.5", "10 3.5 2.5 3.5", "5 3", "14 4", "8 3 2 3 2 3", "1 3 5 3")
+"""Line styles; the first is solid."""
+
 
 Style = Literal["first", "second", "third", "faint"]
 
@@ -98,8 +102,10 @@ def tick_names(axis: Axis, *, percent: bool) -> list[str]:
     return [tick_label(tick, step=axis.step, percent=percent) for tick in axis.ticks]
 
 
-def frame(x: Axis, y: Axis, names: Sequence[str]) -> list[Markup]:
-    """Grid, ticks and the name of the horizontal axis."""
+def frame(
+    x: Axis, y: Axis, names: Sequence[str], *, title: str = "", below: Callable[[float], str] = "{:,.0f}".format
+) -> list[Markup]:
+    """Grid, ticks and the name of the horizontal axis, which is that of the rounds if no other `title` is given."""
     drawn = []
     for tick, name in zip(y.ticks, names, strict=True):
         height = y.at(tick)
@@ -107,10 +113,39 @@ def frame(x: Axis, y: Axis, names: Sequence[str]) -> list[Markup]:
         drawn.append(tag("path", d=f"M{number(x.start)} {number(height)}H{number(x.end)}", class_=class_))
         drawn.append(tag("text", name, x=x.start - 8, y=height, class_="tick left"))
     for tick in x.ticks:
-        drawn.append(tag("text", f"{tick:,.0f}", x=x.at(tick), y=y.start + 20, class_="tick below"))
+        drawn.append(tag("text", below(tick), x=x.at(tick), y=y.start + 20, class_="tick below"))
     name = "round (values on a logarithmic scale)" if y.is_log else "round"
-    drawn.append(tag("text", name, x=(x.start + x.end) / 2, y=y.start + 41, class_="name"))
+    drawn.append(tag("text", title or name, x=(x.start + x.end) / 2, y=y.start + 41, class_="name"))
     return drawn
+
+
+def stroke(points: Iterable[tuple[float, float | None]], y: Axis, look: int, *children: Markup) -> Markup:
+    """One of many lines, told from the others by its colour and its dashes; what is not on the axis is cut off."""
+    dashes = {"stroke_dasharray": dash(look)} if dash(look) else {}
+    path = polyline(clipped(thin(segments_of(points)), low=y.end, high=y.start))
+    return tag("path", *children, d=path, class_=f"strategy {colour(look)}", **dashes)
+
+
+def names_at_ends(ends: Iterable[tuple[Point, str, int]], x: Axis, y: Axis) -> list[Markup]:
+    """Names beside the ends (point, name, look) of lines, moved apart, with a thin line from the end to the name."""
+    ordered = sorted(ends, key=lambda end: end[0][1])
+    heights = apart([end[0][1] for end in ordered], distance=_NAME_DISTANCE, low=y.end, high=y.start)
+    drawn = []
+    for ((across, height), name, look), to in zip(ordered, heights, strict=True):
+        path = f"M{number(across + 2)} {number(height)}L{number(x.end + 12)} {number(to)}"
+        drawn.append(tag("path", d=path, class_=f"leader {colour(look)}"))
+        drawn.append(tag("text", name, x=x.end + 16, y=to, class_=f"direct {colour(look)}"))
+    return drawn
+
+
+def colour(look: int) -> str:
+    """The class of a line's colour."""
+    return f"c{look % 8 + 1}"
+
+
+def dash(look: int) -> str:
+    """The dashes of a line; with the ninth line colours begin again, with other dashes."""
+    return DASHES[(look + look // 8) % len(DASHES)]
 
 
 def _line(rounds: Sequence[int], curve: Curve, x: Axis, y: Axis) -> Markup:

@@ -6,19 +6,17 @@ To be called within `fedsign.report.figures.style()`.
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from fedsign.report.plots import COLOURS, dash, empty, label_plainly
+from fedsign.report.figures import COLOURS, PAGE, dash, empty, label_plainly
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-_FULL = 6.9  # inches: both columns of a page
 
 
 def draw_depths(
     depths: Sequence[int], megabytes: Mapping[str, Sequence[float]], seconds: Mapping[str, Sequence[float]]
 ) -> "Figure":
     """Both axes logarithmic: what grows with the depth is a slope, what does not is level."""
-    drawn = empty(2.5, width=_FULL)
+    drawn = empty(2.5, width=PAGE)
     panels = drawn.subplots(1, 2)
     for axes, lines, title in zip(panels, (megabytes, seconds), ("peak, MB", "time, s"), strict=True):
         for look, (name, values) in enumerate(lines.items()):

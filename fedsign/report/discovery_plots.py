@@ -6,12 +6,11 @@ To be called within `fedsign.report.figures.style()`.
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from fedsign.report.plots import COLOURS, dash, empty, label_plainly
+from fedsign.report.figures import COLOURS, PAGE, dash, empty, label_plainly
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_FULL = 6.9  # inches: both columns of a page
 _TRUE = "#b9bcc2"  # what there is to be found lies behind the rest
 
 
@@ -21,7 +20,7 @@ def draw_discovery(
     solutions: Mapping[str, Sequence[float]],
 ) -> "Figure":
     """Left a line of (times, errors) for each method, the errors logarithmic; right the solutions at the last time, `true` a broad one."""
-    drawn = empty(2.5, width=_FULL)
+    drawn = empty(2.5, width=PAGE)
     left, right = drawn.subplots(1, 2)
     looks = {name: {"color": COLOURS[look], "linestyle": dash(look)} for look, name in enumerate(errors)}
     for name, (times, found) in errors.items():

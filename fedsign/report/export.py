@@ -17,14 +17,15 @@ import csv
 import io
 import json
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedsign.comparison import Summary
-from fedsign.disk import replace_file, write_text
+from fedsign.disk import write_text
 from fedsign.errors import ResultsError
 from fedsign.report import figures, latex
+from fedsign.report.comparison_figures import all_figures
 from fedsign.report.rows import names, table_rows
 from fedsign.results import Line, RunFolder
 
@@ -62,7 +63,7 @@ def export(summary: Summary, folder: Path) -> list[Path]:
         "rounds.csv": _csv(_round_rows(summary)),
         "cells.csv": _csv(_cell_rows(summary)),
     }
-    drawn = figures.all_figures(summary)
+    drawn = all_figures(summary)
     tables = [name for name in texts if name.endswith(".tex")]
     shown = {f"figures/{stem}.pdf": caption for stem, (caption, _) in drawn.items()}
     texts["paper.tex"] = latex.document(summary, tables, shown)
@@ -73,16 +74,8 @@ def export(summary: Summary, folder: Path) -> list[Path]:
         written.append(folder / name)
     with figures.style():
         for stem, (_, draw) in drawn.items():
-            figure = draw()
-            for format in ("pdf", "svg"):
-                path = folder / "figures" / f"{stem}.{format}"
-                replace_file(path, _saver(figure, format))
-                written.append(path)
+            written += figures.write(draw, folder / "figures" / stem, ("pdf", "svg"))
     return written
-
-
-def _saver(figure: Any, format: str) -> Callable[[Path], None]:
-    return lambda partial: figures.save(figure, partial, format)
 
 
 def _trial_rows(summary: Summary) -> list[Line]:

@@ -1,25 +1,34 @@
-"""The figures of a paper, through matplotlib: one column wide, type of 8 points, the same bytes for the same summary.
+"""Figures of a paper, through matplotlib: type of 8 points, and the same bytes for the same numbers.
 
 The style is set for the time of a figure only; the caller's settings of matplotlib are left alone.  Figures are
 made without pyplot, so no window and no list of open figures is involved.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsign.comparison import Summary, values_label
-from fedsign.report.bars import bytes_bars, rounds_bars
-from fedsign.report.forest import rows_of
-from fedsign.report.labels import entries_of, metric_name, reference_label, scale_of, short_label, strategies_of
-from fedsign.report.lines import Line
-from fedsign.report.plots import draw_bars, draw_clients, draw_curves, draw_differences
-from fedsign.report.population import Population
+from fedsign.disk import replace_file
 
 if TYPE_CHECKING:
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
+
+COLUMN, PAGE = 3.3, 6.9  # inches: one column of a two-column page, and both
+COLOURS = ("#17559c", "#b4500b", "#0b7a5a", "#8a3fa8", "#a3195b", "#6b6200", "#0b7285", "#5c6068")
+_DASHES: tuple[Any, ...] = (
+    "-",
+    (0, (4, 1.6)),
+    (0, (1.2, 1.4)),
+    (0, (5, 1.4, 1.2, 1.4)),
+    (0, (2.4, 1.2)),
+    (0, (7, 1.8)),
+    (0, (4, 1.2, 1.2, 1.2, 1.2, 1.2)),
+    (0, (0.8, 1.4, 2.4, 1.4)),
+)
 
 _STYLE: Mapping[str, Any] = {
     "font.family": "STIXGeneral",
@@ -80,59 +89,31 @@ def save(figure: "Figure", path: Path, format: str) -> None:
         figure.savefig(path, format=format, metadata=_METADATA[format], bbox_inches="tight", pad_inches=0.02, dpi=_DPI)
 
 
-def all_figures(summary: Summary) -> dict[str, tuple[str, Draw]]:
-    """File stem -> (caption, what draws it), for every figure of which there is something to see.
-
-    Drawing has to be done within `style()`.
-    """
-    found: dict[str, tuple[str, Draw]] = {}
-    names = {summary.metric: f"Test {metric_name(summary)}", "loss": "Test loss", "train_loss": "Training loss"}
-    for key, title in {**names, "client_drift": "Client drift"}.items():
-        for condition in summary.conditions:
-            lines = lines_of(summary, condition, key)
-            if any(line.points() for line in lines):
-                draw = _later(draw_curves, lines, title=title, key=key, last=summary.last, focus=key == summary.metric)
-                found[_stem(key, condition)] = (_captioned(f"{title} over the rounds", condition), draw)
-    if rows_of(summary):
-        said = (
-            f"Paired differences of the test {metric_name(summary)} to {reference_label(summary)}, with 95 % intervals"
-        )
-        found["differences"] = (said, _later(draw_differences, summary))
-    target = "the target" if summary.target is None else scale_of(summary).with_unit(summary.target)
-    for stem, unit, bars in (
-        ("rounds-to-target", "rounds", rounds_bars(summary)),
-        ("bytes-to-target", "bytes (down and up)", bytes_bars(summary)),
-    ):
-        if bars:
-            found[stem] = (f"{unit.capitalize()} to {target}", _later(draw_bars, bars, name=f"{unit} to {target}"))
-    for condition in summary.conditions:
-        partition = summary.population.get(values_label(condition)) or {}
-        if partition.get("counts"):
-            population = Population.of(partition)
-            caption = _captioned("Samples of the clients", condition)
-            found[_stem("clients", condition)] = (caption, _later(draw_clients, population))
-    return found
+def write(draw: Draw, stem: Path, formats: Sequence[str]) -> list[Path]:
+    """Draw a figure, within `style()`, and write it in some formats; its files."""
+    figure = draw()
+    paths = [stem.parent / f"{stem.name}.{format}" for format in formats]
+    for path, format in zip(paths, formats, strict=True):
+        replace_file(path, partial(save, figure, format=format))
+    return paths
 
 
-def lines_of(summary: Summary, condition: Mapping[str, Any], key: str) -> list[Line]:
-    """One figure of the strategies under a condition, over the rounds."""
-    looks = list(strategies_of(summary))
-    return [
-        Line(name=entry.label, look=looks.index(entry.strategy), curve=entry.curves[key])
-        for entry in entries_of(summary, condition)
-        if key in entry.curves
-    ]
+def empty(height: float, *, width: float = COLUMN) -> "Figure":
+    """Without axes yet."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
 
 
-def _captioned(said: str, condition: Mapping[str, Any]) -> str:
-    return f"{said}, {short_label(condition)}" if condition else said
+def label_plainly(*logarithmic: "Axis") -> None:
+    """Numbers for labels: matplotlib's own are formulas, which this style writes out as they stand."""
+    from matplotlib.ticker import FuncFormatter, LogFormatter
+
+    for axis in logarithmic:
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(LogFormatter(labelOnlyBase=False))  # none but on short axes
 
 
-def _stem(key: str, condition: Mapping[str, Any]) -> str:
-    """A file's name that every system and LaTeX take."""
-    text = "-".join([key.replace("_", "-"), *(short_label(condition).replace(", ", " ").split())])
-    return "".join(character if character.isascii() and character.isalnum() else "-" for character in text)
-
-
-def _later(draw: Callable[..., "Figure"], *values: Any, **named: Any) -> Draw:
-    return lambda: draw(*values, **named)
+def dash(look: int) -> Any:
+    """The dashes of a line, by its place among the lines."""
+    return _DASHES[(look + look // 8) % len(_DASHES)]

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from fedsign.comparison import Interval, Summary
+from fedsign.report.curves import colour
 from fedsign.report.labels import Scale, entries_of, metric_name, reference_label, scale_of, short_label, strategies_of
-from fedsign.report.lines import colour
 from fedsign.report.svg import Axis, nice_ticks, number, picture, tag
 from fedsign.report.verdict import includes_zero
-from fedsign.report.wording import tick_label
+from fedsign.report.wording import shortened, tick_label
 
 _WIDTH = 520
 _ROW, _HEAD, _TOP, _FOOT = 30.0, 34.0, 12.0, 66.0
@@ -91,7 +91,7 @@ def _axis(rows: Sequence[Row], scale: Scale) -> Axis:
     """In the units that are written; 0 is always in the picture."""
     values = [scale.factor * value for row in rows for value in row.ends()]
     ticks = nice_ticks(min(0.0, *values), max(0.0, *values), at_most=8)
-    left = 26 + _WIDE_CHARACTER * max(len(_short(row.name)) for row in rows)
+    left = 26 + _WIDE_CHARACTER * max(len(shortened(row.name, _LONGEST_NAME)) for row in rows)
     return Axis(low=ticks[0], high=ticks[-1], start=left, end=_WIDTH - 24, ticks=tuple(ticks))
 
 
@@ -112,7 +112,7 @@ def _row(row: Row, x: Axis, y: float, scale: Scale) -> Markup:
         parts.append(tag("path", d=f"M{low} {number(y)}H{high}{whisker}", class_="interval"))
     class_ = "mean" if row.is_clear else "mean open"
     parts.append(tag("circle", cx=x.at(scale.factor * interval.mean), cy=y, r=4.5, class_=class_))
-    name = tag("text", _short(row.name), x=x.start - 14, y=y, class_="row")
+    name = tag("text", shortened(row.name, _LONGEST_NAME), x=x.start - 14, y=y, class_="row")
     return tag("g", name, *parts, class_=colour(row.look))
 
 
@@ -122,7 +122,13 @@ def _hints(summary: Summary, x: Axis, bottom: float) -> list[Markup]:
     unit = f", {'percentage points' if scale.percent else metric_name(summary)}"
     better = "better →" if summary.higher_is_better else "← better"
     return [
-        tag("text", f"difference to {_short(reference_label(summary))}{unit}", x=x.end, y=bottom + 43, class_="axis"),
+        tag(
+            "text",
+            f"difference to {shortened(reference_label(summary), _LONGEST_NAME)}{unit}",
+            x=x.end,
+            y=bottom + 43,
+            class_="axis",
+        ),
         tag("text", better, x=12, y=bottom + 43, class_="hint"),
     ]
 
@@ -130,7 +136,3 @@ def _hints(summary: Summary, x: Axis, bottom: float) -> list[Markup]:
 def _said(row: Row, scale: Scale) -> str:
     amounts = " ".join(filter(None, [scale.interval(row.difference), scale.difference_unit]))
     return f"{' · '.join(filter(None, [row.group, row.name]))}: {amounts}"
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"

@@ -5,13 +5,13 @@ To be called within `fedsign.report.figures.style()`.
 
 from typing import TYPE_CHECKING
 
-from fedsign.report.analysis import Draw, Found
-from fedsign.report.plots import COLOURS, empty
+from fedsign.report.analysis import Found
+from fedsign.report.figures import COLOURS, PAGE, Draw, empty
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_FULL, _ROW, _COLUMNS = 6.9, 1.7, 3  # inches: both columns of a page, and how high a row is
+_ROW, _COLUMNS = 1.7, 3  # inches: how high a row is
 
 
 def learning_figures(found: Found) -> dict[str, Draw]:
@@ -23,7 +23,7 @@ def draw_trajectory(found: Found) -> "Figure":
     """A panel each; settings of several numbers have a line for each."""
     shown = {name: found.arrays[name] for name in ("loss", *found.facts["names"])}
     rows = -(-len(shown) // _COLUMNS)
-    drawn = empty(_ROW * rows + 0.2, width=_FULL)
+    drawn = empty(_ROW * rows + 0.2, width=PAGE)
     panels = drawn.subplots(rows, min(_COLUMNS, len(shown)), squeeze=False).flatten()
     for axes, (name, values) in zip(panels, shown.items(), strict=False):
         for look, line in enumerate(values.reshape(len(values), -1).T):

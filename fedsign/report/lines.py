@@ -5,39 +5,31 @@ in grey and for every kind of eye.  Over ten rounds or more, each value is the m
 final figure is: a line ends at what the table says.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from markupsafe import Markup
 
-from fedsign.comparison import Curve
-from fedsign.report.curves import frame, tick_names, trailing_mean
+from fedsign.comparison import Curve, Summary
+from fedsign.report.curves import colour, frame, names_at_ends, stroke, tick_names, trailing_mean
+from fedsign.report.labels import entries_of, strategies_of
 from fedsign.report.svg import (
     LARGEST,
     Axis,
-    Point,
-    apart,
-    clipped,
-    number,
     picture,
     polyline,
     round_axis,
-    segments_of,
     tag,
-    thin,
     value_axis,
 )
-from fedsign.report.wording import MISSING, figure
-
-DASHES = ("", "8 4", "2.5 3.5", "10 3.5 2.5 3.5", "5 3", "14 4", "8 3 2 3 2 3", "1 3 5 3")
-"""Line styles in the order of the strategies; the first is solid."""
+from fedsign.report.wording import MISSING, figure, shortened
 
 MIN_ROUNDS_TO_SMOOTH = 10
 
 _WIDTH, _HEIGHT = 520, 330
 _TOP, _BOTTOM = 16, 46
 _WIDE_CHARACTER = 9.4  # of a 17-unit type
-_LABEL_DISTANCE = 19.0
 _LONGEST_NAME = 16
 _MAX_BAND_POINTS = 300
 _RISE = 0.2  # the share of the rounds whose first steep part may leave the picture
@@ -64,6 +56,16 @@ class Line:
         return [(round, mean, std or 0.0) for round, mean, std in rows if mean is not None]
 
 
+def lines_of(summary: Summary, condition: Mapping[str, Any], key: str) -> list[Line]:
+    """One figure of the strategies under a condition, over the rounds."""
+    looks = list(strategies_of(summary))
+    return [
+        Line(name=entry.label, look=looks.index(entry.strategy), curve=entry.curves[key])
+        for entry in entries_of(summary, condition)
+        if key in entry.curves
+    ]
+
+
 def draw_lines(lines: Sequence[Line], *, label: str, percent: bool, last: int, focus: bool = False) -> Markup:
     """Draw strategies over the rounds.
 
@@ -76,7 +78,7 @@ def draw_lines(lines: Sequence[Line], *, label: str, percent: bool, last: int, f
     rounds = sorted({round for line in lines for round in line.curve.rounds})
     y = _value_axis(lines, rounds, percent=percent, focus=focus)
     names = tick_names(y, percent=percent)
-    longest = max((len(_short(line.name)) for line in lines), default=0)
+    longest = max((len(shortened(line.name, _LONGEST_NAME)) for line in lines), default=0)
     left, right = 12 + _WIDE_CHARACTER * max(map(len, names)), 24 + _WIDE_CHARACTER * longest
     x = round_axis(rounds, start=left, end=_WIDTH - right)
     return picture(
@@ -142,37 +144,16 @@ def _runs(line: Line) -> list[list[tuple[int, float, float]]]:
 def _stroke(line: Line, x: Axis, y: Axis, percent: bool) -> Markup:
     known = {round: mean for round, mean, _ in line.points()}
     points = [(x.at(round), _place(known[round], y) if round in known else None) for round in line.curve.rounds]
-    path = polyline(clipped(thin(segments_of(points)), low=y.end, high=y.start))
-    dashes = {"stroke_dasharray": dash(line.look)} if dash(line.look) else {}
-    return tag("path", tag("title", _said(line, percent)), d=path, class_=f"strategy {colour(line.look)}", **dashes)
+    return stroke(points, y, line.look, tag("title", _said(line, percent)))
 
 
 def _names(lines: Sequence[Line], x: Axis, y: Axis) -> list[Markup]:
-    """Names at the ends of the lines, moved apart, with a thin line from the end to the name."""
-    ends: list[tuple[Point, Line]] = []
-    for line in lines:
-        points = line.points()
-        if points:
-            ends.append(((x.at(points[-1][0]), _within(points[-1][1], y)), line))
-    ends.sort(key=lambda end: end[0][1])
-    heights = apart([end[0][1] for end in ends], distance=_LABEL_DISTANCE, low=_TOP, high=y.start)
-    drawn = []
-    for ((across, height), line), to in zip(ends, heights, strict=True):
-        start = f"M{number(across + 2)} {number(height)}"
-        path = f"{start}L{number(x.end + 12)} {number(to)}"
-        drawn.append(tag("path", d=path, class_=f"leader {colour(line.look)}"))
-        drawn.append(tag("text", _short(line.name), x=x.end + 16, y=to, class_=f"direct {colour(line.look)}"))
-    return drawn
-
-
-def colour(look: int) -> str:
-    """The class of a strategy's colour."""
-    return f"c{look % 8 + 1}"
-
-
-def dash(look: int) -> str:
-    """The dashes of a strategy; with the ninth strategy colours begin again, with other dashes."""
-    return DASHES[(look + look // 8) % len(DASHES)]
+    last = [(line.points()[-1], line) for line in lines if line.points()]
+    ends = [
+        ((x.at(round), _within(mean, y)), shortened(line.name, _LONGEST_NAME), line.look)
+        for (round, mean, _), line in last
+    ]
+    return names_at_ends(ends, x, y)
 
 
 def _within(value: float, y: Axis) -> float:
@@ -190,10 +171,6 @@ def _said(line: Line, percent: bool) -> str:
     round, mean, std = points[-1]
     spread = f" ± {figure(std, percent=percent)}" if std else ""
     return f"{line.name}: {figure(mean, percent=percent)}{spread} in round {round:,}"
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
 
 
 def _nothing(x: Axis) -> Markup:

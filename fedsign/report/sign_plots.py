@@ -5,8 +5,8 @@ To be called within `fedsign.report.figures.style()`.
 
 from typing import TYPE_CHECKING
 
-from fedsign.report.analysis import Draw, Found
-from fedsign.report.plots import COLOURS, WIDTH, dash, empty
+from fedsign.report.analysis import Found
+from fedsign.report.figures import COLOURS, COLUMN, Draw, dash, empty
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,7 +26,7 @@ def sign_figures(found: Found) -> dict[str, Draw]:
 def draw_layers(found: Found) -> "Figure":
     """The same-sign ratio of each layer; a mark for each pair of models."""
     layers = list(found.facts["layers"])
-    drawn = empty(0.6 + 0.16 * len(layers), width=WIDTH)
+    drawn = empty(0.6 + 0.16 * len(layers), width=COLUMN)
     axes = drawn.add_subplot()
     for look, pair in enumerate(found.summary[:_MOST_PAIRS]):
         of_pair = {
@@ -55,7 +55,7 @@ def draw_layers(found: Found) -> "Figure":
 def draw_rounds(found: Found) -> "Figure":
     """How far the clients' models keep the signs of the received one: layers from top to bottom, rounds from left to right."""
     layers, rounds, values = found.arrays["layers"], found.arrays["rounds"], found.arrays["models_global"]
-    drawn = empty(0.9 + 0.16 * len(layers), width=WIDTH)
+    drawn = empty(0.9 + 0.16 * len(layers), width=COLUMN)
     axes = drawn.add_subplot()
     edges = (float(rounds[0]) - 0.5, float(rounds[-1]) + 0.5, len(layers) - 0.5, -0.5)
     areas = axes.imshow(values, aspect="auto", cmap="cividis", interpolation="nearest", extent=edges)

@@ -6,6 +6,7 @@ from typing import Any
 
 from fedsign.comparison import Entry, Summary, ToTarget, Trial
 from fedsign.report.bars import bytes_to_target
+from fedsign.report.curves import colour, dash
 from fedsign.report.labels import (
     PLUS_MINUS,
     Scale,
@@ -15,7 +16,6 @@ from fedsign.report.labels import (
     short_label,
     strategies_of,
 )
-from fedsign.report.lines import colour, dash
 from fedsign.report.verdict import as_good_as_best
 from fedsign.report.wording import MISSING, byte_count
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedsign.report.analysis import Draw, Found
-from fedsign.report.plots import COLOURS, dash, empty
+from fedsign.report.analysis import Found
+from fedsign.report.figures import COLOURS, PAGE, Draw, dash, empty
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_FULL, _PANEL = 6.9, 2.2  # inches: both columns of a page, and how high a panel is
+_PANEL = 2.2  # inches: how high a panel is
 _SHOWN = 1.6  # times the lowest loss of all: what is above leaves the picture
 _MOST_TICKS = 5
 _NAMES = {"client.lr": "learning rate", "parameterisation.init_std": "standard deviation of the start"}
@@ -32,7 +32,7 @@ def draw_transfer(found: Found) -> "Figure":
     """Means over the seeds, with a band from the lowest to the highest."""
     facts, losses, values = found.facts, found.arrays["loss"], found.arrays["values"]
     schemes, widths = facts["schemes"], facts["widths"]
-    drawn = empty(_PANEL * len(widths) + 0.3, width=_FULL)
+    drawn = empty(_PANEL * len(widths) + 0.3, width=PAGE)
     panels = drawn.subplots(len(widths), len(schemes), sharex=True, sharey=True, squeeze=False)
     for row, width in enumerate(widths):
         for column, scheme in enumerate(schemes):

@@ -8,10 +8,9 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from fedsign.report.analysis import Found
-from fedsign.report.curves import tick_names
-from fedsign.report.lines import colour, dash
+from fedsign.report.curves import frame, names_at_ends, stroke, tick_names
 from fedsign.report.run_charts import Chart
-from fedsign.report.svg import Axis, apart, clipped, nice_ticks, number, picture, polyline, segments_of, tag, value_axis
+from fedsign.report.svg import Axis, nice_ticks, number, picture, segments_of, tag, value_axis
 from fedsign.report.valley_plots import lines_of, tallest
 from fedsign.report.wording import figure as in_words
 
@@ -27,7 +26,6 @@ _SCALINGS = {
 _WIDTH, _HEIGHT = 520, 300
 _TOP, _BOTTOM = 16, 46
 _WIDE_CHARACTER = 8.4
-_LABEL_DISTANCE = 19.0
 
 
 def valley_charts(found: Found) -> list[Chart]:
@@ -59,10 +57,23 @@ def _chart(lambdas: NDArray[Any], lines: Sequence[tuple[str, NDArray[Any]]], col
     low, high = float(lambdas[0]), float(lambdas[-1])
     ticks = [tick for tick in nice_ticks(low, high, at_most=5) if low <= tick <= high]
     x = Axis(low=low, high=high, start=left, end=_WIDTH - right, ticks=tuple(ticks))
+    drawn = [
+        [
+            (x.at(float(at)), y.at(float(value)) if np.isfinite(value) else None)
+            for at, value in zip(lambdas, mean, strict=True)
+        ]
+        for _, mean in means
+    ]
+    ends = [
+        ((across, min(max(height, y.end), y.start)), name, look)
+        for look, ((name, _), line) in enumerate(zip(means, drawn, strict=True))
+        for across, height in [segment[-1] for segment in segments_of(line)[-1:]]
+    ]
     return picture(
-        *_frame(x, y, names),
-        *(_line(lambdas, mean, look, x, y) for look, (_, mean) in enumerate(means)),
-        *_names(means, x, y),
+        *frame(x, y, names, title="λ", below="{:g}".format),
+        tag("path", d=f"M{number(x.at(0))} {number(y.end)}V{number(y.start)}", class_="cross"),
+        *(stroke(line, y, look) for look, line in enumerate(drawn)),
+        *names_at_ends(ends, x, y),
         width=_WIDTH,
         height=_HEIGHT,
         label=f"{'error' if percent else 'loss'} over λ along {len(means)} directions",
@@ -71,42 +82,3 @@ def _chart(lambdas: NDArray[Any], lines: Sequence[tuple[str, NDArray[Any]]], col
             for name, mean in means
         ),
     )
-
-
-def _frame(x: Axis, y: Axis, names: Sequence[str]) -> list[Markup]:
-    drawn = []
-    for tick, name in zip(y.ticks, names, strict=True):
-        class_ = "grid base" if tick == y.low else "grid"
-        drawn.append(tag("path", d=f"M{number(x.start)} {number(y.at(tick))}H{number(x.end)}", class_=class_))
-        drawn.append(tag("text", name, x=x.start - 8, y=y.at(tick), class_="tick left"))
-    for tick in x.ticks:
-        drawn.append(tag("text", f"{tick:g}", x=x.at(tick), y=y.start + 20, class_="tick below"))
-    drawn.append(tag("path", d=f"M{number(x.at(0))} {number(y.end)}V{number(y.start)}", class_="cross"))
-    drawn.append(tag("text", "λ", x=(x.start + x.end) / 2, y=y.start + 41, class_="name"))
-    return drawn
-
-
-def _line(lambdas: NDArray[Any], values: NDArray[Any], look: int, x: Axis, y: Axis) -> Markup:
-    points = [
-        (x.at(float(at)), y.at(float(v)) if np.isfinite(v) else None) for at, v in zip(lambdas, values, strict=True)
-    ]
-    dashes = {"stroke_dasharray": dash(look)} if dash(look) else {}
-    path = polyline(clipped(segments_of(points), low=y.end, high=y.start))
-    return tag("path", d=path, class_=f"strategy {colour(look)}", **dashes)
-
-
-def _names(means: Sequence[tuple[str, NDArray[Any]]], x: Axis, y: Axis) -> list[Markup]:
-    """At the right ends of the lines, moved apart."""
-    ends = []
-    for look, (name, values) in enumerate(means):
-        finite = np.flatnonzero(np.isfinite(values))
-        if len(finite):
-            ends.append((min(max(y.at(float(values[finite[-1]])), y.end), y.start), name, look))
-    ends.sort()
-    heights = apart([end[0] for end in ends], distance=_LABEL_DISTANCE, low=_TOP, high=y.start)
-    drawn = []
-    for (height, name, look), to in zip(ends, heights, strict=True):
-        path = f"M{number(x.end + 2)} {number(height)}L{number(x.end + 12)} {number(to)}"
-        drawn.append(tag("path", d=path, class_=f"leader {colour(look)}"))
-        drawn.append(tag("text", name, x=x.end + 16, y=to, class_=f"direct {colour(look)}"))
-    return drawn

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsign.report.analysis import Draw, Found
-from fedsign.report.plots import COLOURS, WIDTH, dash, empty
+from fedsign.report.analysis import Found
+from fedsign.report.figures import COLOURS, COLUMN, PAGE, Draw, dash, empty
 from fedsign.report.svg import nice_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_FULL = 6.9  # inches: both columns of a page
 _NAMES = {"error": "test error (%)", "loss": "test loss"}
 _TALLEST = 30.0  # of a loss, in multiples of what the centre and chance have: beyond it a curve leaves the picture
 
@@ -33,7 +32,7 @@ def draw_valley(found: Found, figure: str) -> "Figure":
     """A panel for each scale: the mean over a direction's draws, and each draw as a thin line."""
     scales = found.facts["scales"]
     lines = lines_of(found, figure)
-    width = WIDTH if len(scales) == 1 else _FULL
+    width = COLUMN if len(scales) == 1 else PAGE
     drawn = empty(2.1, width=width)
     panels = drawn.subplots(1, len(scales), sharey=True, squeeze=False)[0]
     lambdas = found.arrays["lambda"]
@@ -51,7 +50,7 @@ def draw_valley(found: Found, figure: str) -> "Figure":
     panels[0].set_ylabel(_NAMES[figure])
     _limit(panels[0], lines)
     handles, names = panels[0].get_legend_handles_labels()
-    columns = min(len(names), 4 if width > WIDTH else 2)
+    columns = min(len(names), 4 if width > COLUMN else 2)
     drawn.set_figheight(2.1 + 0.16 * -(-len(names) // columns))
     drawn.legend(handles, names, loc="outside upper center", ncols=columns)
     return drawn
@@ -61,7 +60,7 @@ def draw_surface(found: Found, figure: str) -> "Figure":
     """Height lines over the plane; darker is lower, and the cross is the model."""
     values = found.arrays[figure] * (100 if figure == "error" else 1)
     rows, columns = found.arrays["rows"], found.arrays["columns"]
-    drawn = empty(2.7, width=WIDTH)
+    drawn = empty(2.7)
     axes = drawn.add_subplot()
     finite = values[np.isfinite(values)]
     high = float(np.quantile(finite, 0.98)) if len(finite) else 1.0

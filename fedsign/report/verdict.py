@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedsign.comparison import Entry, Interval, Summary
-from fedsign.over_seeds import paired_difference
+from fedsign.intervals import paired_difference
 from fedsign.report.labels import (
     Scale,
     entries_of,

@@ -110,6 +110,15 @@ def setting(value: Any) -> str:
             return str(value) or MISSING
 
 
+def shortened(text: str, longest: int) -> str:
+    """The beginning of what is too long.
+
+    >>> shortened("FedSign", 7), shortened("FedSign", 6)
+    ('FedSign', 'FedSi…')
+    """
+    return text if len(text) <= longest else text[: longest - 1] + "…"
+
+
 def plural(count: int, noun: str) -> str:
     """A count with its noun.
 

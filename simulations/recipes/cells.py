@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsign import over_seeds
+from fedsign import intervals
 from fedsign.config import from_dict
 from fedsign.errors import RoundError
 from fedsign.results import Line, final_value, find_runs
@@ -42,7 +42,7 @@ def final_values(cells: Sequence[Mapping[str, Any]], metric: str = "accuracy") -
 def paired_difference(first: Sequence[float], second: Sequence[float]) -> dict[str, float]:
     """Mean of first - second over pairs, with its 95 % interval and the share of wins; NaN if one of them diverged."""
     names = ("difference", "difference_low", "difference_high", "wins")
-    interval = over_seeds.paired_difference(dict(enumerate(first)), dict(enumerate(second)), higher_is_better=True)
+    interval = intervals.paired_difference(dict(enumerate(first)), dict(enumerate(second)), higher_is_better=True)
     if interval is None or interval.low is None or interval.high is None or interval.num_pairs < len(first):
         return dict.fromkeys(names, float("nan"))
     return dict(

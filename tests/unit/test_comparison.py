@@ -15,7 +15,8 @@ from scipy import stats
 
 from fedsign.comparison import Cell, Plan, Played, Summary, distinct, products, strategy_label, summarise, values_label
 from fedsign.comparison_folder import Comparison
-from fedsign.over_seeds import curves, default_target, first_round_at, mean_and_std, paired_difference, to_target
+from fedsign.intervals import mean_and_std, paired_difference
+from fedsign.over_seeds import curves, default_target, first_round_at, to_target
 from simulations.comparison.table import as_json, print_summary
 from simulations.recipes.algorithms.tables import best_in, means, pooled_difference
 from simulations.recipes.cells import paired_difference as recipe_difference

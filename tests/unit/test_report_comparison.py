@@ -13,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsign.comparison import Curve, Entry, Summary, ToTarget
-from fedsign.over_seeds import mean_and_std, paired_difference
+from fedsign.intervals import mean_and_std, paired_difference
 from fedsign.report.comparison import render, write_comparison
 from fedsign.report.comparison_card import render_comparison_card
+from fedsign.report.curves import colour, dash
 from fedsign.report.forest import draw_forest
 from fedsign.report.labels import scale_of, short_label
 from fedsign.report.latex import details_table
-from fedsign.report.lines import Line, colour, dash, draw_lines
+from fedsign.report.lines import Line, draw_lines
 from fedsign.report.svg import apart, clipped
 from fedsign.report.tables import results
 from fedsign.report.template import standalone

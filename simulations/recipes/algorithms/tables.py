@@ -7,7 +7,7 @@ from typing import Any
 
 from fedsign.comparison import Entry, Summary, values_label
 from fedsign.errors import DataError
-from fedsign.over_seeds import paired_difference
+from fedsign.intervals import paired_difference
 from fedsign.report.export import export
 from fedsign.report.verdict import ranked
 from simulations.comparison.play import compare

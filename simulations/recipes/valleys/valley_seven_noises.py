@@ -7,7 +7,7 @@ over networks (each the mean of its draws).
 """
 
 from fedsign.analysis.noise import NOISES
-from fedsign.over_seeds import paired_difference
+from fedsign.intervals import paired_difference
 from simulations.recipes.base import Figures, Recipe, Threshold
 from simulations.recipes.valleys.networks import landscape_of, mean, network, sides_along
 

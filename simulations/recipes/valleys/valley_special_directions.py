@@ -7,7 +7,7 @@ Here on digits, an MLP 64-128-128-10 without BatchNorm, norm-scaled, s = 1.
 
 from fedsign.analysis.directions import SPECIAL, special
 from fedsign.analysis.scaling import Scaling, scaled
-from fedsign.over_seeds import mean_and_std
+from fedsign.intervals import mean_and_std
 from simulations.recipes.base import Figures, Recipe, Threshold, Verdict
 from simulations.recipes.valleys.networks import landscape_of, mean, network, sides_of_direction
 

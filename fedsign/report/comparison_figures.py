@@ -1,41 +1,72 @@
-"""One figure of a paper each, as a matplotlib figure that is not drawn yet.
+"""The figures of a comparison for a paper, one column wide.
 
-To be called within `fedsign.report.figures.style()`, which sets type and lines.
+To be drawn within `fedsign.report.figures.style()`, which sets type and lines.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fedsign.comparison import Summary
-from fedsign.report.bars import Bar
+from fedsign.comparison import Summary, values_label
+from fedsign.report.bars import Bar, bytes_bars, rounds_bars
+from fedsign.report.figures import COLOURS, Draw, dash, empty, label_plainly
 from fedsign.report.forest import rows_of
-from fedsign.report.labels import metric_name, reference_label, scale_of
-from fedsign.report.lines import Line, extent
+from fedsign.report.labels import metric_name, reference_label, scale_of, short_label
+from fedsign.report.lines import Line, extent, lines_of
 from fedsign.report.population import Population
 from fedsign.report.svg import LARGEST
-from fedsign.report.wording import is_share
+from fedsign.report.wording import is_share, shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
-
-WIDTH = 3.3
-"""Inches: a column of a two-column page."""
 
 _CURVES_HEIGHT = 2.2
 _LONGEST_NAME = 22
-COLOURS = ("#17559c", "#b4500b", "#0b7a5a", "#8a3fa8", "#a3195b", "#6b6200", "#0b7285", "#5c6068")
-_DASHES: tuple[Any, ...] = (
-    "-",
-    (0, (4, 1.6)),
-    (0, (1.2, 1.4)),
-    (0, (5, 1.4, 1.2, 1.4)),
-    (0, (2.4, 1.2)),
-    (0, (7, 1.8)),
-    (0, (4, 1.2, 1.2, 1.2, 1.2, 1.2)),
-    (0, (0.8, 1.4, 2.4, 1.4)),
-)
+
+
+def all_figures(summary: Summary) -> dict[str, tuple[str, Draw]]:
+    """File stem -> (caption, what draws it), for every figure of which there is something to see.
+
+    Drawing has to be done within `style()`.
+    """
+    found: dict[str, tuple[str, Draw]] = {}
+    names = {summary.metric: f"Test {metric_name(summary)}", "loss": "Test loss", "train_loss": "Training loss"}
+    for key, title in {**names, "client_drift": "Client drift"}.items():
+        for condition in summary.conditions:
+            lines = lines_of(summary, condition, key)
+            if any(line.points() for line in lines):
+                draw = partial(draw_curves, lines, title=title, key=key, last=summary.last, focus=key == summary.metric)
+                found[_stem(key, condition)] = (_captioned(f"{title} over the rounds", condition), draw)
+    if rows_of(summary):
+        said = (
+            f"Paired differences of the test {metric_name(summary)} to {reference_label(summary)}, with 95 % intervals"
+        )
+        found["differences"] = (said, partial(draw_differences, summary))
+    target = "the target" if summary.target is None else scale_of(summary).with_unit(summary.target)
+    for stem, unit, bars in (
+        ("rounds-to-target", "rounds", rounds_bars(summary)),
+        ("bytes-to-target", "bytes (down and up)", bytes_bars(summary)),
+    ):
+        if bars:
+            found[stem] = (f"{unit.capitalize()} to {target}", partial(draw_bars, bars, name=f"{unit} to {target}"))
+    for condition in summary.conditions:
+        partition = summary.population.get(values_label(condition)) or {}
+        if partition.get("counts"):
+            population = Population.of(partition)
+            caption = _captioned("Samples of the clients", condition)
+            found[_stem("clients", condition)] = (caption, partial(draw_clients, population))
+    return found
+
+
+def _captioned(said: str, condition: Mapping[str, Any]) -> str:
+    return f"{said}, {short_label(condition)}" if condition else said
+
+
+def _stem(key: str, condition: Mapping[str, Any]) -> str:
+    """A file's name that every system and LaTeX take."""
+    text = "-".join([key.replace("_", "-"), *(short_label(condition).replace(", ", " ").split())])
+    return "".join(character if character.isascii() and character.isalnum() else "-" for character in text)
 
 
 def draw_curves(lines: Sequence[Line], *, title: str, key: str, last: int, focus: bool) -> "Figure":
@@ -137,22 +168,6 @@ def draw_clients(population: Population) -> "Figure":
     return figure
 
 
-def empty(height: float, *, width: float = WIDTH) -> "Figure":
-    """Without axes yet."""
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def label_plainly(*logarithmic: "Axis") -> None:
-    """Numbers for labels: matplotlib's own are formulas, which this style writes out as they stand."""
-    from matplotlib.ticker import FuncFormatter, LogFormatter
-
-    for axis in logarithmic:
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.set_minor_formatter(LogFormatter(labelOnlyBase=False))  # none but on short axes
-
-
 def _new(height: float) -> tuple["Figure", "Axes"]:
     figure = empty(height)
     return figure, figure.add_subplot()
@@ -213,13 +228,7 @@ def _heights(axes: "Axes", groups: Sequence[str], names: Sequence[str]) -> list[
 
 def _plain(text: str) -> str:
     """A name on one line, cut where it is long, and without the narrow space, which the font does not have."""
-    name = " ".join(text.split())
-    return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
-
-
-def dash(look: int) -> Any:
-    """The dashes of a line, by its place among the lines."""
-    return _DASHES[(look + look // 8) % len(_DASHES)]
+    return shortened(" ".join(text.split()), _LONGEST_NAME)
 
 
 def _better(summary: Summary) -> str:
