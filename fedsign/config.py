@@ -96,8 +96,8 @@ class ExperimentConfig(Section):
             section = reduce(getitem, path.split("."), data)
             for key in table.no_result:
                 section.pop(key, None)
-        trees: tuple[Mapping[str, Any], ...] = (*absent("digested").values(), data)
-        return dict(reduce(merged, trees))
+        unused: dict[str, Any] = reduce(merged, absent("digested").values(), {})
+        return merged(unused, data)
 
     def replace(self, **changes: Any) -> "ExperimentConfig":
         """A changed copy, checked like any other: `config.replace(seed=3, **{"client.lr": 0.1})`."""
