@@ -96,10 +96,8 @@ class ExperimentConfig(Section):
             section = reduce(getitem, path.split("."), data)
             for key in table.no_result:
                 section.pop(key, None)
-        found: dict[str, Any] = {}
-        for tree in (*absent("digested").values(), data):
-            found = merged(found, tree)
-        return found
+        unused: dict[str, Any] = reduce(merged, absent("digested").values(), {})
+        return merged(unused, data)
 
     def replace(self, **changes: Any) -> "ExperimentConfig":
         """A changed copy, checked like any other: `config.replace(seed=3, **{"client.lr": 0.1})`."""
@@ -173,9 +171,9 @@ def without_unused(
     """A tree without the keys of a capability that is not here."""
     kept = dict(given)
     for key, value in unused.items():
-        if key not in given:
+        if key not in given or (isinstance(value, Mapping) and not isinstance(given[key], Mapping)):
             continue
-        if isinstance(value, Mapping) and isinstance(given[key], Mapping):
+        if isinstance(value, Mapping):
             kept[key] = without_unused(given[key], value, capability, f"{path}{key}.")
         elif given[key] == value:
             del kept[key]
