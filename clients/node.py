@@ -1,7 +1,7 @@
 """A node of an engine that runs the ClientApp in other processes: which clients it serves, where their states lie, what it tells.
 
 Here a node of a simulation (Ray), which serves one client and keeps nothing to itself.  What a SuperNode decides for itself:
-`clients.supernode`.
+`clients.deployment.node`.
 """
 
 from collections.abc import Mapping

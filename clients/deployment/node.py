@@ -4,7 +4,7 @@
 
 `partition-id` (Flower's name) or `partitions` ("0,3,6") say which clients it is.  `data-root` is where its data lie, which
 wins over whatever the experiment says; `site` is what it is called in reports; `device` wins over `engine.device`;
-`state-root` is where its clients' states are kept.  Capabilities add settings of their own (`clients.site_settings`), such as
+`state-root` is where its clients' states are kept.  Capabilities add settings of their own (`clients.deployment.settings`), such as
 `sharding-machines`.
 
 [Note: what stays at a node] A failure travels as its error's class and one sentence; the traceback, which may hold lines of a
@@ -26,9 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from clients.app import Handler
-from clients.evaluator import SiteEvaluator
-from clients.node import STATE_KEY, Node
-from clients.site_settings import (
+from clients.deployment.evaluator import SiteEvaluator
+from clients.deployment.settings import (
     DEVICE_KEY,
     PARTITIONS_KEY,
     ROOT_KEY,
@@ -37,6 +36,7 @@ from clients.site_settings import (
     STATE_ROOT_KEY,
     node_keys,
 )
+from clients.node import STATE_KEY, Node
 from clients.state.store import ClientStore
 from fedsign.config import ExperimentConfig, from_toml
 from fedsign.data import sites
