@@ -160,8 +160,8 @@ def _floor_ray(app: Path, facts: dict[str, Any], root: Path) -> None:
 
 def _floor_superlink(app: Path, facts: dict[str, Any], root: Path) -> None:
     from fedsign.flower.programs import find_program
-    from simulations.backends import submission, superlink
-    from simulations.flower_programs import flower_environment, free_port, write_connection
+    from simulations.deployment.engine import submission, superlink
+    from simulations.deployment.programs import flower_environment, free_port, write_connection
 
     port, home, out = free_port(), root / "flower", Path(facts["out"])
     environment = flower_environment(home)

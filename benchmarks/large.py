@@ -26,7 +26,7 @@ ROLES = {
     "server": b"flwr-serverapp",
     "superlink": b"flower-superlink",
     "supernode": b"flower-supernode",
-    "client": b"clients.executor",
+    "client": b"clients.deployment.executor",
 }
 _LOOKS_EVERY_S = 0.2
 _MOST_S = 1800.0

@@ -1,14 +1,15 @@
 """A node of an engine that runs the ClientApp in other processes: which clients it serves, where their states lie, what it tells.
 
 Here a node of a simulation (Ray), which serves one client and keeps nothing to itself.  What a SuperNode decides for itself:
-`clients.supernode`.
+`clients.deployment.node`.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from flwr.app import ConfigRecord, Context
+from flwr.app import Context
 
 from clients.state.store import ClientStore
 from fedsign.flower.shims import PARTITION_KEY
@@ -18,11 +19,11 @@ from fedsign.workload import Workload, workload_of
 EXPERIMENT_KEY, STATE_KEY = "experiment", "state-folder"  # in the run configuration
 
 
+@dataclass(frozen=True)
 class Node:
     """A node of a simulation, by what its engine tells it."""
 
-    def __init__(self, context: Context) -> None:
-        self.context = context
+    context: Context
 
     @property
     def partitions(self) -> tuple[int, ...]:
@@ -49,7 +50,7 @@ class Node:
         """Where its clients' states lie."""
         return ClientStore(Path(str(self.context.run_config[STATE_KEY])))
 
-    def answer_roll_call(self, question: ConfigRecord) -> Mapping[str, str]:
+    def answer_roll_call(self, question: Mapping[str, object]) -> Mapping[str, str]:
         """What it answers besides its partitions, before the first round.
 
         Raises:

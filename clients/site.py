@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
             if executor is None or executor.poll() is not None:
                 if executor is not None:
                     _mourn(executor, time.monotonic() - began_at)
-                executor = _start([sys.executable, "-P", "-m", "clients.executor", f"{host}:{port}"])
+                executor = _start([sys.executable, "-P", "-m", "clients.deployment.executor", f"{host}:{port}"])
                 began_at = time.monotonic()
             time.sleep(_LOOKS_EVERY_S)
         return node.returncode

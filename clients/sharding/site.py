@@ -8,7 +8,7 @@ from fedsign.sharding.section import ShardingSection
 
 
 class SiteMachines:
-    """The table [sharding] of site.toml; see `clients.site_settings.SiteTable`."""
+    """The table [sharding] of site.toml; see `clients.deployment.settings.SiteTable`."""
 
     name, section = "sharding", "client.sharding"
     keys, files = ("machines", "listen", "secret_file"), ("secret_file",)

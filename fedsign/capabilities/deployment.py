@@ -13,24 +13,19 @@ CAPABILITY = Capability(
         "fedsign.flower.programs",
         "fedsign.flower.tasks",
         "fedsign.report.sites",
-        "clients.evaluator",
-        "clients.executor",
+        "clients.deployment",
         "clients.site",
-        "clients.site_settings",
-        "clients.supernode",
-        "simulations.backends.federation",
-        "simulations.backends.submission",
-        "simulations.backends.superlink",
         "simulations.deployment",
-        "simulations.flower_programs",
-        "simulations.server_app",
     ),
     extends={
-        "client_app": "clients.supernode:HANDLERS",
+        "client_app": "clients.deployment.node:HANDLERS",
         "evaluation": "simulations.deployment.evaluation:at_sites",
     },
+    moved={"simulations.backends.superlink": "simulations.deployment.engine.superlink"},
     rows={
-        "engine": {"superlink": ("simulations.backends.superlink:SuperLink", "a local SuperLink with SuperNodes")},
+        "engine": {
+            "superlink": ("simulations.deployment.engine.superlink:SuperLink", "a local SuperLink with SuperNodes")
+        },
         "partition": {
             "sites": (
                 "fedsign.data.partition.sites:sites",

@@ -5,7 +5,7 @@ the counts, and the record `reply`.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -19,6 +19,7 @@ from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.flower.pulling import arrivals
 from fedsign.records import EvaluateReply, EvaluateRequest, Failure, failure_of
 
+EVALUATE = MessageType.EVALUATE
 _NUM_TEST, _NUM_TRAIN, _NUM_VALIDATION = wire.NUM_EXAMPLES_KEY, "num-train-examples", "num-validation-examples"
 
 
@@ -35,7 +36,7 @@ def ask_sites(
         }
     )
     grid.turn_to([request.partition for request in requests], timeout_s=timeout_s)
-    messages = [Message(content, request.partition, MessageType.EVALUATE) for request in requests]
+    messages = [Message(content, request.partition, EVALUATE) for request in requests]
     pushed: list[str | None] = list(grid.push_messages(messages))
     came = arrivals(grid, pushed, len(messages), deadline=time.monotonic() + timeout_s)
     yield from in_slot_order((slot, _answer(answer, requests[slot])) for slot, answer in came)
@@ -55,6 +56,11 @@ def _answer(message: Message | str, request: EvaluateRequest) -> EvaluateReply |
             str(error) if isinstance(error, ReplyError) else f"the reply cannot be read: {failure_of(0, error).reason}."
         )
         return Failure(partition=request.partition, reason=why)
+
+
+def answered(message: Message, evaluate: Callable[[EvaluateRequest], EvaluateReply]) -> Message:
+    """The reply to an evaluate message."""
+    return pack_reply(evaluate(unpack_request(message)), message)
 
 
 def unpack_request(message: Message) -> EvaluateRequest:

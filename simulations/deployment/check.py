@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 
-from clients.site_settings import site_tables
+from clients.deployment.settings import site_tables
 from fedsign.disk import is_private
 from fedsign.errors import ConfigError, FedSignError
 from simulations.deployment.authority import WARN_DAYS, days_left, ends_at

@@ -207,7 +207,7 @@ def up(
     from simulations.deployment import local as processes
     from simulations.deployment import provision
     from simulations.deployment.federation import FILE, Federation, open_federation
-    from simulations.flower_programs import free_port
+    from simulations.deployment.programs import free_port
 
     if not (folder / FILE).exists():
         asked = Federation(

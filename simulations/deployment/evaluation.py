@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import fsum, isfinite, nan
 
-from clients.evaluator import SiteEvaluator
+from clients.deployment.evaluator import SiteEvaluator
 from fedsign.config import ExperimentConfig
 from fedsign.flower.evaluation import ask_sites
 from fedsign.flower.partition_grid import PartitionGrid

@@ -12,7 +12,7 @@ from typing import Any
 
 import tomli_w
 
-from clients.site_settings import SiteTable, node_keys, site_tables
+from clients.deployment.settings import SiteTable, node_keys, site_tables
 from fedsign.errors import ConfigError
 from simulations.deployment import templates
 from simulations.deployment.federation import Federation, Site, site_facts, with_port
@@ -26,7 +26,7 @@ KEY_FILE, PUBLIC_FILE, AUTHORITY_FILE = "key", "key.pub", "ca.pem"
 class Kit:
     """A site's folder, read.  `data_root` and `device` are the site's own, "" for what the experiment says.
 
-    `share_details`: tracebacks and label counts may travel; `tables`: settings of capabilities (`clients.site_settings`).
+    `share_details`: tracebacks and label counts may travel; `tables`: settings of capabilities (`clients.deployment.settings`).
     """
 
     folder: Path

@@ -14,8 +14,7 @@ from typing import Any
 from fedsign.disk import write_text
 from fedsign.errors import EngineError
 from simulations.deployment.federation import Federation, Site
-from simulations.deployment.running import Process, recorded
-from simulations.flower_programs import (
+from simulations.deployment.programs import (
     CONNECTION,
     answer_of,
     call_flwr,
@@ -23,6 +22,7 @@ from simulations.flower_programs import (
     flower_environment,
     write_connection,
 )
+from simulations.deployment.running import Process, recorded
 
 _GONE = ("unregistered", "deleted")
 

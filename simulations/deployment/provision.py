@@ -12,7 +12,7 @@ from simulations.deployment.authority import Certified, issue, make_authority
 from simulations.deployment.federation import FILE, Federation, check_bind, check_host, check_site_name
 from simulations.deployment.keys import make_key, read_public
 from simulations.deployment.kits import KEY_FILE, write_kit, write_server
-from simulations.flower_programs import write_connection
+from simulations.deployment.programs import write_connection
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,9 +18,9 @@ from simulations.deployment.authority import check_not_over, ends_at, expiry_war
 from simulations.deployment.federation import Federation, with_port
 from simulations.deployment.kits import Kit
 from simulations.deployment.membership import home_of, state_of
+from simulations.deployment.programs import flower_environment, free_port
 from simulations.deployment.running import record_this_process, recorded
 from simulations.deployment.tls import ServerError, look_at_server
-from simulations.flower_programs import flower_environment, free_port
 
 Say = Callable[[str], None]
 UNSAFE = (

@@ -15,10 +15,10 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from clients.app import client_app
-from clients.evaluator import SiteEvaluator
+from clients.deployment.evaluator import SiteEvaluator
+from clients.deployment.node import RUN_KEY, SuperNode
 from clients.node import EXPERIMENT_KEY, STATE_KEY, Node
 from clients.sharding.worker import _workload as machines_workload
-from clients.supernode import RUN_KEY, SuperNode
 from clients.workers.shared_data import digest_of
 from fedsign.config import ExperimentConfig, from_dict
 from fedsign.errors import ConfigError, EngineError, ReplyError
@@ -30,9 +30,9 @@ from fedsign.results import RunFolder
 from fedsign.workload import Workload
 from simulations import Run, run
 from simulations.backends.base import intra_op_threads
-from simulations.backends.submission import write_submission
+from simulations.deployment.engine.server_app import label_counts
+from simulations.deployment.engine.submission import write_submission
 from simulations.deployment.kits import open_kit
-from simulations.server_app import label_counts
 from tests.contract.test_sites import NUM_SITES, tree, write_site
 from tests.contract.transported import grid_of, play
 from tests.unit.test_flower_room import Deployment

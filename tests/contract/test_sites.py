@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clients.evaluator import samples_of_sites
+from clients.deployment.evaluator import samples_of_sites
 from fedsign.config import from_dict
 from fedsign.data.base import Dataset, LazySamples, Samples
 from fedsign.data.normalise import Normalisation
@@ -26,10 +26,10 @@ from fedsign.results import RunFolder
 from fedsign.workload import Workload
 from simulations import Run, run
 from simulations.comparison.plan import Request, make_plan
+from simulations.deployment.engine.server_app import complete_partition
 from simulations.deployment.evaluation import EvaluationAtSites, evaluating, means
 from simulations.landscape.subject import Subject
 from simulations.partition_view import describe
-from simulations.server_app import complete_partition
 
 SIZES = (60, 40, 30)
 NUM_SITES = len(SIZES)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from clients.supernode import TOKENIZER_KEY
+from clients.deployment.node import TOKENIZER_KEY
 from fedsign.config import from_dict
 from fedsign.data.base import fingerprint
 from fedsign.data.text.hugging_face import hugging_face

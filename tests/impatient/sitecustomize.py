@@ -16,7 +16,7 @@ _names = [Path(argument).name for argument in sys.orig_argv[:4]]
 
 if "FEDSIGN_TEST_IS_PATIENT" in os.environ:
     pass
-elif "flwr-serverapp" in _names or "clients.executor" in _names:
+elif "flwr-serverapp" in _names or "clients.deployment.executor" in _names:
     from flwr.supercore import constant
 
     constant.PULL_INITIAL_BACKOFF = 0.05

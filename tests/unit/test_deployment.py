@@ -26,8 +26,8 @@ from cryptography.x509.verification import PolicyBuilder, Store, VerificationErr
 from flwr.common.config import parse_config_args
 
 from fedsign.errors import ConfigError
-from simulations import flower_programs
 from simulations.deployment import check, keys, membership, provision
+from simulations.deployment import programs as flower_programs
 from simulations.deployment.authority import Certified, ends_at, expiry_warning, general_name, issue, make_authority
 from simulations.deployment.federation import Federation, open_federation
 from simulations.deployment.gate import may_pass

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clients.evaluator import samples_of_sites
+from clients.deployment.evaluator import samples_of_sites
 from fedsign.config import from_dict
 from fedsign.data.base import Dataset, Samples
 from fedsign.data.text.blocks import Stream

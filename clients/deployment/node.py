@@ -4,7 +4,7 @@
 
 `partition-id` (Flower's name) or `partitions` ("0,3,6") say which clients it is.  `data-root` is where its data lie, which
 wins over whatever the experiment says; `site` is what it is called in reports; `device` wins over `engine.device`;
-`state-root` is where its clients' states are kept.  Capabilities add settings of their own (`clients.site_settings`), such as
+`state-root` is where its clients' states are kept.  Capabilities add settings of their own (`clients.deployment.settings`), such as
 `sharding-machines`.
 
 [Note: what stays at a node] A failure travels as its error's class and one sentence; the traceback, which may hold lines of a
@@ -20,17 +20,14 @@ import logging
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ConfigRecord, Context, Message, MessageType
-
 from clients.app import Handler
-from clients.evaluator import SiteEvaluator
-from clients.node import STATE_KEY, Node
-from clients.site_settings import (
+from clients.deployment.evaluator import SiteEvaluator
+from clients.deployment.settings import (
     DEVICE_KEY,
     PARTITIONS_KEY,
     ROOT_KEY,
@@ -39,39 +36,43 @@ from clients.site_settings import (
     STATE_ROOT_KEY,
     node_keys,
 )
+from clients.node import STATE_KEY, Node
 from clients.state.store import ClientStore
 from fedsign.config import ExperimentConfig, from_toml
 from fedsign.data import sites
 from fedsign.data.client_data import at_root
 from fedsign.errors import ConfigError
-from fedsign.flower import evaluation
+from fedsign.flower.evaluation import EVALUATE, answered
 from fedsign.flower.shims import PARTITION_KEY
 from fedsign.records import Failure
 from fedsign.workload import Workload
 
 RUN_KEY = "run"  # in the run configuration
-TOKENIZER_KEY, COUNTS_KEY = (
-    "tokenizer",
-    "counts",
-)  # in the roll call: the server's fingerprint, and a site's label counts
+TOKENIZER_KEY = "tokenizer"  # in the roll call's question: the fingerprint of the server's
+COUNTS_KEY = "counts"  # in its answer: of labels
 
 _log = logging.getLogger("fedsign")
 
 
+@dataclass(frozen=True)
 class SuperNode(Node):
     """A SuperNode of a deployment, by what it was started with."""
 
-    def __init__(self, context: Context) -> None:
-        """Of a message's context.
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a value that cannot be used."""
+        if not isinstance(self._own.get(SHARE_KEY, False), bool):
+            raise ConfigError(
+                f"the node's {SHARE_KEY}={self._own[SHARE_KEY]} was given, but expected is true or false."
+            )
 
-        Raises:
-            ConfigError: a value cannot be used.
-        """
-        super().__init__(context)
-        self._own = context.node_config
-        self.shares_details = self._own.get(SHARE_KEY, False)
-        if not isinstance(self.shares_details, bool):
-            raise ConfigError(f"the node's {SHARE_KEY}={self.shares_details} was given, but expected is true or false.")
+    @property
+    def _own(self) -> Mapping[str, Any]:
+        return self.context.node_config
+
+    @property
+    def _shares_details(self) -> bool:
+        """Whether tracebacks and label counts may travel."""
+        return bool(self._own.get(SHARE_KEY))
 
     @property
     def partitions(self) -> tuple[int, ...]:
@@ -113,7 +114,7 @@ class SuperNode(Node):
             )
         return ClientStore(root / run)
 
-    def answer_roll_call(self, question: ConfigRecord) -> Mapping[str, str]:
+    def answer_roll_call(self, question: Mapping[str, object]) -> Mapping[str, str]:
         """See Node; a site reads its data, so that what is wrong with them is said before a round."""
         workload = self.workload
         if not sites.lies_at_nodes(workload.config):
@@ -123,22 +124,16 @@ class SuperNode(Node):
         sites.check_tokenizer(workload.config, workload.dataset.text, str(question.get(TOKENIZER_KEY, "")))
         for note in workload.dataset.notes:
             _log.warning("%s", note)  # a node's data are its own: it is told here, not at the server
-        if not self.shares_details:
+        if not self._shares_details:
             return {}
         return {COUNTS_KEY: json.dumps({site: workload.counts_of(site) for site in self.partitions})}
 
     def told(self, failure: Failure) -> Failure:
         """See [Note: what stays at a node]; what the server does not get is logged here."""
-        if self.shares_details:
+        if self._shares_details:
             return failure
         _log.error("client %d failed: %s\n%s", failure.partition, failure.reason, failure.details)
         return replace(failure, details="")
-
-
-def evaluate(message: Message, node: Node) -> Message:
-    """Test a model on a site's own samples; its figures are the answer."""
-    request = evaluation.unpack_request(message)
-    return evaluation.pack_reply(SiteEvaluator(node.at_work()).evaluate(request), message)
 
 
 @lru_cache(maxsize=2)  # a process serves many messages
@@ -184,4 +179,6 @@ def _own_names(config: ExperimentConfig, partitions: tuple[int, ...], name: str)
     }
 
 
-HANDLERS: dict[str, Handler] = {MessageType.EVALUATE: evaluate}
+HANDLERS: dict[str, Handler] = {  # a site tests a model on samples of its own
+    EVALUATE: lambda message, node: answered(message, SiteEvaluator(node.at_work()).evaluate)
+}

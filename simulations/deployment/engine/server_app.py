@@ -13,9 +13,9 @@ import torch
 from flwr.app import ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
+from clients.deployment.node import COUNTS_KEY, TOKENIZER_KEY
 from clients.local_trainers import provider_of
 from clients.node import EXPERIMENT_KEY
-from clients.supernode import COUNTS_KEY, TOKENIZER_KEY
 from fedsign.data.base import fingerprint
 from fedsign.errors import FedSignError
 from fedsign.flower.partition_grid import PartitionGrid

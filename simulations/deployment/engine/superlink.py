@@ -22,17 +22,17 @@ from typing import Annotated, Any
 import tomli_w
 from pydantic import Field
 
+from clients.deployment.settings import PARTITIONS_KEY, ROOT_KEY, SHARE_KEY, SITE_KEY
 from clients.node import STATE_KEY
-from clients.site_settings import PARTITIONS_KEY, ROOT_KEY, SHARE_KEY, SITE_KEY
 from fedsign.config import ExperimentConfig
 from fedsign.data import sites
 from fedsign.errors import ConfigError, EngineError
 from fedsign.flower.programs import find_program
 from fedsign.results import RunFolder
 from fedsign.workload import Workload
-from simulations.backends import federation
-from simulations.backends.submission import check_server_app, follow, submit, write_submission
-from simulations.flower_programs import (
+from simulations.deployment.engine import remote
+from simulations.deployment.engine.submission import check_server_app, follow, submit, write_submission
+from simulations.deployment.programs import (
     flower_environment,
     free_port,
     write_connection,
@@ -138,12 +138,12 @@ class SuperLink:
                 f"partition.roots={given} was given with engine.federation={self.federation}, whose sites know where their data "
                 "lie (data_root in site.toml); leave it out."
             )
-        federation.check(Path(self.federation), workload.config.partition.num_clients)
+        remote.check(Path(self.federation), workload.config.partition.num_clients)
 
     def execute(self, workload: Workload, folder: RunFolder, on_round: OnRound) -> None:
         """See Engine."""
         if self.federation:
-            federation.execute(Path(self.federation), workload, folder, on_round)
+            remote.execute(Path(self.federation), workload, folder, on_round)
             return
         num_clients = workload.config.partition.num_clients
         app = write_submission(workload.config, folder)

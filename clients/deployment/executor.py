@@ -21,7 +21,8 @@ def serve(address: str, first: Task | None = None) -> None:
         task = tasks.next()
         if served is not None and task.fab_hash != served.fab_hash:
             os.execv(
-                sys.executable, [sys.executable, "-P", "-m", "clients.executor", address, task.token, task.fab_hash]
+                sys.executable,
+                [sys.executable, "-P", "-m", "clients.deployment.executor", address, task.token, task.fab_hash],
             )
         served = task
         tasks.play(task)

@@ -6,19 +6,19 @@ import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from clients.supernode import RUN_KEY, SuperNode
+from clients.deployment.node import RUN_KEY, SuperNode
 from fedsign import errors
 from fedsign.config import ExperimentConfig
 from fedsign.data.sites import lies_at_nodes
 from fedsign.disk import write_text
 from fedsign.errors import EngineError, FedSignError
 from fedsign.results import Line, RunFolder
+from simulations.deployment.engine.server_app import FOLDER_KEY, FOLLOWER_KEY, OUTCOME, WORKING_KEY
+from simulations.deployment.programs import CONNECTION, answer_of, call_flwr, complaint_of
 from simulations.flower_app import write_app
-from simulations.flower_programs import CONNECTION, answer_of, call_flwr, complaint_of
 from simulations.rounds import OnRound
-from simulations.server_app import FOLDER_KEY, FOLLOWER_KEY, OUTCOME, WORKING_KEY
 
-_SERVER_APP = "simulations.server_app:app"
+_SERVER_APP = "simulations.deployment.engine.server_app:app"
 _POLL_S = 0.2
 _STATUS_EVERY_S = 15.0
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from fedsign.errors import ConfigError, EngineError
 from fedsign.results import RunFolder
 from fedsign.workload import Workload
-from simulations.backends.submission import check_server_app, follow, submit, write_submission
+from simulations.deployment.engine.submission import check_server_app, follow, submit, write_submission
 from simulations.deployment.federation import Federation, open_federation
 from simulations.deployment.membership import environment_of, process_of
+from simulations.deployment.programs import CONNECTION, call_flwr
 from simulations.deployment.start import UNSAFE, check_certificate
 from simulations.deployment.tls import ServerError, look_at_server
-from simulations.flower_programs import CONNECTION, call_flwr
 from simulations.rounds import OnRound
 
 _log = logging.getLogger("fedsign")

@@ -1,0 +1,1 @@
+"""The SuperLink engine: the nodes of a run, its submission, its ServerApp."""
