@@ -28,6 +28,7 @@ CAPABILITY = Capability(
     extends={
         "client_app": "clients.supernode:HANDLERS",
         "evaluation": "simulations.deployment.evaluation:at_sites",
+        "rules": "simulations.deployment.rules:RULES",
     },
     rows={
         "engine": {"superlink": ("simulations.backends.superlink:SuperLink", "a local SuperLink with SuperNodes")},
