@@ -7,11 +7,14 @@ a class of a user's own or one of Flower's, and is the safe one: a combination i
 (True, False)
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
-from fedsign.registry import resolve
+from fedsign.registry import KINDS, resolve
 from fedsign.rules import Rule
+
+FactoryT = TypeVar("FactoryT", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +29,12 @@ class Traits:
         declared = resolve(cls.kind, thing) if isinstance(thing, str) else thing
         return cls(**{field.name: getattr(declared, field.name, field.default) for field in fields(cls)})
 
+    @classmethod
+    def having(cls, **values: Any) -> list[str]:
+        """The names in the registry whose traits have these values."""
+        known = {name: cls.of(name) for name in KINDS[cls.kind].table}
+        return [name for name, its in known.items() if all(getattr(its, key) == value for key, value in values.items())]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineTraits(Traits):
@@ -35,6 +44,14 @@ class EngineTraits(Traits):
     trains_here: bool = False  # in this process, or in processes that it starts
     is_deployed: bool = False  # at nodes that are machines of their own and may read data of their own
     keeps_processes: bool = False  # a client may have processes that outlive a round
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MetricTraits(Traits):
+    """What a metric is of."""
+
+    kind = "metric"
+    targets: str = ""  # class labels, real targets or text; empty: not known
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,6 +87,24 @@ class StrategyTraits(Traits):
     takes_parts: bool = False  # can do with replies that hold a part of the model
     own_aggregation: str = ""  # the method by which a subclass takes the replies as they are
     weights_replies: bool = False  # one may count for more than another
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskTraits(Traits):
+    """What a task learns."""
+
+    kind = "task"
+    targets: str = ""  # class labels, real targets or text; empty: not known
+
+
+def declares(**traits: Any) -> Callable[[FactoryT], FactoryT]:
+    """Decorates a function with its traits; a class has them as attributes."""
+
+    def mark(factory: FactoryT) -> FactoryT:
+        vars(factory).update(traits)
+        return factory
+
+    return mark
 
 
 def rules_of(kind: str, name: str) -> tuple[Rule[Any], ...]:

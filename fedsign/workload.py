@@ -61,14 +61,7 @@ class Workload:
         else:
             dataset = checked_dataset(part.build(config.seed), name=part.name)
             dataset = hold_out_validation(dataset, part.validation_fraction, config.seed)
-        check_fit(
-            dataset,
-            name=part.name,
-            task=config.task,
-            metrics=config.metrics,
-            augment=part.augment,
-            normalise=part.normalise,
-        )
+        check_fit(dataset, config)
         return normalised(dataset, part.normalise, Normalisation(shift=part.mean, scale=part.std))
 
     @cached_property

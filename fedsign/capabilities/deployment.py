@@ -20,6 +20,7 @@ CAPABILITY = Capability(
     extends={
         "client_app": "clients.deployment.node:HANDLERS",
         "evaluation": "simulations.deployment.evaluation:at_sites",
+        "rules": "simulations.deployment.rules:RULES",
     },
     moved={"simulations.backends.superlink": "simulations.deployment.engine.superlink"},
     rows={

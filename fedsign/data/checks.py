@@ -1,21 +1,18 @@
 """What can be trained on: a factory's answer, its fit to the task and the metrics, and to the augmentation."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedsign.config import ExperimentConfig
 from fedsign.data.base import AnySamples, Dataset, LazySamples, Samples
 from fedsign.data.torch_dataset import from_torch, is_map_style
-from fedsign.errors import ConfigError, DataError
-from fedsign.metrics import CLASS_METRICS, REAL_METRICS, TOKEN_METRICS
+from fedsign.errors import DataError
+from fedsign.rules import Rule, check
 from fedsign.tasks.base import IGNORED
-
-_FITTING = {  # task -> what its data have, and the metrics that say something of them
-    "classification": ("class labels", CLASS_METRICS),
-    "regression": ("real targets", REAL_METRICS),
-    "language": ("text", TOKEN_METRICS),
-}
+from fedsign.traits import MetricTraits, TaskTraits
 
 
 def checked_dataset(found: object, *, name: str) -> Dataset:
@@ -51,35 +48,68 @@ def checked_dataset(found: object, *, name: str) -> Dataset:
     return dataset
 
 
-def check_fit(
-    dataset: Dataset, *, name: str, task: str, metrics: tuple[str, ...], augment: str, normalise: str = "default"
-) -> None:
-    """Raise ConfigError where classes are needed and there are real targets or text, or any other way round."""
-    own = "language" if dataset.text is not None else "classification" if dataset.class_names else "regression"
-    given, fitting_metrics = _FITTING[own]
-    if task in _FITTING and task != own:
-        raise ConfigError(f"task={task} was given, but data.name={name} has {given}; use task={own} or other data.")
-    for metric in metrics:
-        if (
-            any(metric in others for others in (CLASS_METRICS, REAL_METRICS, TOKEN_METRICS))
-            and metric not in fitting_metrics
-        ):
-            fitting = sorted(fitting_metrics)
-            raise ConfigError(
-                f"metrics={list(metrics)} was given, but data.name={name} has {given}, for which '{metric}' says nothing; "
-                f"use one of {', '.join(fitting)}, or none: --set metrics='[]'."
-            )
-    if dataset.text is not None and (augment != "none" or normalise not in ("default", "none")):
-        key, value = ("augment", augment) if augment != "none" else ("normalise", normalise)
-        raise ConfigError(
-            f"data.{key}={value} was given, but data.name={name} has text, whose tokens are no quantities; use data.{key}=none."
-        )
-    if augment != "none" and len(dataset.input_shape) != 3:
-        raise ConfigError(
-            f"data.augment={augment} was given, but a sample of data.name={name} has the shape {list(dataset.input_shape)}; "
-            "only images [channels, height, width] can be cropped and flipped: let the data have that shape (digits: "
-            "data.flat=false), or use data.augment=none."
-        )
+@dataclass(frozen=True)
+class Fit:
+    """A data set and the experiment that it is for."""
+
+    dataset: Dataset
+    config: ExperimentConfig
+
+    @property
+    def targets(self) -> str:
+        """What a sample is to be told, in the words of `fedsign.traits.TaskTraits`."""
+        if self.dataset.text is not None:
+            return "text"
+        return "class labels" if self.dataset.class_names else "real targets"
+
+    @property
+    def fitting_tasks(self) -> str:
+        return " or ".join(f"task={name}" for name in TaskTraits.having(targets=self.targets))
+
+    @property
+    def fitting_metrics(self) -> str:
+        return ", ".join(sorted(MetricTraits.having(targets=self.targets)))
+
+    @property
+    def other_metric(self) -> str:
+        """The first metric of other targets."""
+        named = ((name, MetricTraits.of(name).targets) for name in self.config.metrics)
+        return next((name for name, targets in named if targets not in ("", self.targets)), "")
+
+
+RULES: tuple[Rule[Fit], ...] = (
+    Rule(
+        lambda its: TaskTraits.of(its.config.task).targets not in ("", its.targets),
+        "task={config.task} was given, but data.name={config.data.name} has {targets}",
+        "use {fitting_tasks} or other data",
+    ),
+    Rule(
+        lambda its: its.other_metric,
+        "metrics={config.metrics} was given, but data.name={config.data.name} has {targets}, for which '{found}' says nothing",
+        "use one of {fitting_metrics}, or none: --set metrics='[]'",
+    ),
+    Rule(
+        lambda its: its.dataset.text is not None and its.config.data.augment != "none",
+        "data.augment={config.data.augment} was given, but data.name={config.data.name} has text, whose tokens are no quantities",
+        "use data.augment=none",
+    ),
+    Rule(
+        lambda its: its.dataset.text is not None and its.config.data.normalise not in ("default", "none"),
+        "data.normalise={config.data.normalise} was given, but data.name={config.data.name} has text, whose tokens are no quantities",
+        "use data.normalise=none",
+    ),
+    Rule(
+        lambda its: its.config.data.augment != "none" and len(its.dataset.input_shape) != 3,
+        "data.augment={config.data.augment} was given, but a sample of data.name={config.data.name} has the shape {dataset.input_shape}; "
+        "only images [channels, height, width] can be cropped and flipped",
+        "let the data have that shape (digits: data.flat=false), or use data.augment=none",
+    ),
+)
+
+
+def check_fit(dataset: Dataset, config: ExperimentConfig) -> None:
+    """Raise ConfigError where task, metrics or augmentation are for other data."""
+    check(RULES, Fit(dataset, config))
 
 
 def _from_pair(found: Any, name: str) -> Dataset:

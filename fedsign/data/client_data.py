@@ -1,21 +1,19 @@
 """Data that clients hold themselves, and data below a root of this machine's own.
 
-Most partitions deal one data set out.  Where clients hold data sets of their own, the partition's factory is decorated with
-`holding`, and the class given there reads them.
+Most partitions deal one data set out.  Where clients hold data sets of their own, the partition's factory declares as
+`client_data` the class that reads them.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from fedsign import plugins
 from fedsign.config import ExperimentConfig
 from fedsign.data.base import Dataset
 from fedsign.errors import ConfigError
-from fedsign.registry import resolve
 from fedsign.sections import DataPart
-
-FactoryT = TypeVar("FactoryT", bound=Callable[..., Any])
+from fedsign.traits import PartitionTraits
 
 
 class ClientData(Protocol):
@@ -41,19 +39,9 @@ class ClientData(Protocol):
         ...
 
 
-def holding(data: type[ClientData]) -> Callable[[FactoryT], FactoryT]:
-    """Decorates the factory of a partition whose clients hold data of their own."""
-
-    def mark(factory: FactoryT) -> FactoryT:
-        vars(factory).update(client_data=data)
-        return factory
-
-    return mark
-
-
 def client_data_of(config: ExperimentConfig) -> ClientData | None:
     """What reads the clients' own data; None where one data set is dealt out."""
-    data: type[ClientData] | None = getattr(resolve("partition", config.partition.name), "client_data", None)
+    data: type[ClientData] | None = PartitionTraits.of(config.partition.name).client_data
     return None if data is None else data(config)
 
 

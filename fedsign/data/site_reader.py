@@ -23,11 +23,10 @@ from fedsign.data.checks import checked_dataset
 from fedsign.data.client_data import rooted
 from fedsign.data.normalise import IDENTITY, Normalisation
 from fedsign.data.sites import (
-    check_sites,
+    check_frame,
     frame_of,
     is_evaluated_at_clients,
     lies_at_nodes,
-    measured_sentence,
     name_of,
     root_of,
 )
@@ -57,7 +56,6 @@ class SiteData:
             DataError: a site's data cannot be read, or do not fit the configuration; it names the site.
         """
         config = self.config
-        check_sites(config)
         frame = frame_of(config)
         if here is None:
             here = frozenset(() if lies_at_nodes(config) else range(config.partition.num_clients))
@@ -133,8 +131,7 @@ def _read(config: ExperimentConfig, root: str, frame: Frame) -> Dataset:
     if is_ours and not Path(root).expanduser().exists():
         raise DataError(f"there is nothing at {root}; correct the node's data-root, or partition.roots.")
     found = checked_dataset(plugins.build(data.kind, data.name, settings, config.seed), name=data.name)
-    if found.standardised and data.normalise == "default":
-        raise ConfigError(measured_sentence(data.normalise))
+    check_frame(config, replace(frame, is_standardised=bool(found.standardised)))
     sizes = [0 if text is None else text.vocabulary_size for text in (found.text, frame.text)]
     if sizes[0] != sizes[1]:
         raise DataError(

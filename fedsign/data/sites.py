@@ -5,25 +5,26 @@ whatever decides its shape comes from the configuration: class names, columns, t
 learnt of data (means, texts, classes) would differ from site to site, and is refused.  Reading: `fedsign.data.site_reader`.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from fedsign.config import ExperimentConfig
 from fedsign.data.base import Frame, Tokenizer, fingerprint
-from fedsign.errors import ConfigError, DataError
+from fedsign.errors import DataError
 from fedsign.registry import resolve
-
-SITES = "sites"
+from fedsign.rules import Rule, check
+from fedsign.traits import EngineTraits, TaskTraits
 
 
 def has_sites(config: ExperimentConfig) -> bool:
-    """Whether clients have data of their own."""
-    return config.partition.name == SITES
+    """Whether clients are sites."""
+    return bool(getattr(resolve("partition", config.partition.name), "has_sites", False))
 
 
 def lies_at_nodes(config: ExperimentConfig) -> bool:
     """Whether sites' data are read by nodes alone, and never by the server."""
-    return has_sites(config) and config.engine.name == "superlink"
+    return has_sites(config) and EngineTraits.of(config.engine.name).is_deployed
 
 
 def root_of(config: ExperimentConfig, site: int) -> str:
@@ -47,63 +48,25 @@ def frame_of(config: ExperimentConfig) -> Frame:
         ConfigError: the configuration does not say it.
     """
     data = config.data
-    class_names = tuple(data.settings.get("class_names") or ())
     said = getattr(resolve(data.kind, data.name), "frame", None)
     frame = Frame() if said is None else said(data.settings)
-    if config.task == "classification" and not class_names and frame.text is None:
-        raise ConfigError(
-            f"partition.name=sites was given with data.name={data.name}, but the sites' class names are not known; name them "
-            "with --set 'data.class_names=[\"...\"]' (a reader of your own takes a setting class_names)."
-        )
-    shape = tuple(config.partition.settings["input_shape"]) or frame.input_shape
-    if not shape:
-        raise ConfigError(
-            f"partition.name=sites was given with data.name={data.name}, but the server cannot see the shape of the sites' samples; "
-            f"{frame.remedy}."
-        )
-    return replace(frame, input_shape=shape, class_names=class_names)
-
-
-def check_sites(config: ExperimentConfig) -> None:
-    """Raise ConfigError for what cannot be, before any data are read."""
-    part, num_clients = config.partition, config.partition.num_clients
-    for key in ("roots", "names"):
-        given = part.settings[key]
-        if len(given) > num_clients or (given and key == "names" and len(given) < num_clients):
-            raise ConfigError(
-                f"partition.{key} holds {len(given)} entries for partition.num_clients={num_clients} sites; expected is one for "
-                "each: set partition.num_clients to the number of sites."
-            )
-    missing = next((site for site in range(num_clients) if not root_of(config, site)), None)
-    if missing is not None and not lies_at_nodes(config):
-        raise ConfigError(
-            f"partition.name=sites was given with engine.name={config.engine.name}, but site {missing} of "
-            f"partition.num_clients={num_clients} has no data here; give every site's folder with "
-            "--set 'partition.roots=[\"...\"]', or let nodes bring their own: engine.name=superlink."
-        )
-    normalise, frame = config.data.normalise, frame_of(config)
-    if normalise in ("per_channel", "unit") or (normalise == "default" and frame.is_standardised):
-        raise ConfigError(measured_sentence(normalise))
-    if config.data.validation_fraction and not is_evaluated_at_clients(config):
-        raise ConfigError(
-            f"data.validation_fraction={config.data.validation_fraction} was given, but validation samples lie at the sites and "
-            "evaluation at the server; set it to 0, or use server.evaluation=clients."
-        )
+    frame = replace(
+        frame,
+        input_shape=tuple(config.partition.settings["input_shape"]) or frame.input_shape,
+        class_names=tuple(data.settings.get("class_names") or ()),
+    )
+    check_frame(config, frame)
+    return frame
 
 
 def is_evaluated_at_clients(config: ExperimentConfig) -> bool:
-    """Whether sites test the model on samples of their own, or the server on its.
+    """Whether sites test the model on samples of their own, or the server on its."""
+    return config.server.evaluation == "clients" or not config.partition.settings["test_root"]
 
-    Raises:
-        ConfigError: it was asked for what there is no data for.
-    """
-    asked, test_root = config.server.evaluation, config.partition.settings["test_root"]
-    if asked == "server" and not test_root:
-        raise ConfigError(
-            "server.evaluation=server was given with partition.name=sites, but the server has no test samples; name them with "
-            "--set partition.test_root=PATH, or use server.evaluation=clients."
-        )
-    return asked == "clients" or not test_root
+
+def check_frame(config: ExperimentConfig, frame: Frame) -> None:
+    """Raise ConfigError unless data that are like this may lie apart."""
+    check(_FRAME_RULES, _Agreed(config, frame))
 
 
 def check_tokenizer(config: ExperimentConfig, own: Tokenizer | None, servers: str) -> None:
@@ -115,8 +78,73 @@ def check_tokenizer(config: ExperimentConfig, own: Tokenizer | None, servers: st
         )
 
 
-def measured_sentence(normalise: str) -> str:
-    return (
-        f"data.normalise={normalise} measures the data, which would give every site another scale; use data.normalise=none, or "
-        "constants with data.mean and data.std."
-    )
+@dataclass(frozen=True)
+class _Agreed:
+    """An experiment and what its sites' data have in common."""
+
+    config: ExperimentConfig
+    frame: Frame
+
+
+def _miscounted(config: ExperimentConfig) -> dict[str, Any] | None:
+    """A list that is not as long as there are sites."""
+    num = {key: len(config.partition.settings[key]) for key in ("roots", "names")}
+    expected = config.partition.num_clients
+    wrong = [key for key in num if num[key] > expected or (key == "names" and 0 < num[key] < expected)]
+    return {"key": wrong[0], "num": num[wrong[0]]} if wrong else None
+
+
+def _missing(config: ExperimentConfig) -> str:
+    """The first site whose data nobody could read."""
+    sites = range(0 if lies_at_nodes(config) else config.partition.num_clients)
+    return next((str(site) for site in sites if not root_of(config, site)), "")
+
+
+RULES: tuple[Rule[ExperimentConfig], ...] = (
+    Rule(
+        _miscounted,
+        "partition.{found[key]} holds {found[num]} entries for partition.num_clients={partition.num_clients} sites",
+        "expected is one for each: set partition.num_clients to the number of sites",
+    ),
+    Rule(
+        _missing,
+        "partition.name=sites was given with engine.name={engine.name}, but site {found} of "
+        "partition.num_clients={partition.num_clients} has no data here",
+        "give every site's folder with --set 'partition.roots=[\"...\"]', or let nodes bring their own: engine.name=superlink",
+    ),
+    Rule(
+        lambda its: its.server.evaluation == "server" and not its.partition.settings["test_root"],
+        "server.evaluation=server was given with partition.name=sites, but the server has no test samples",
+        "name them with --set partition.test_root=PATH, or use server.evaluation=clients",
+    ),
+    Rule(
+        lambda its: its.data.validation_fraction and not is_evaluated_at_clients(its),
+        "data.validation_fraction={data.validation_fraction} was given, but validation samples lie at the sites and evaluation at the "
+        "server",
+        "set it to 0, or use server.evaluation=clients",
+    ),
+)
+_FRAME_RULES: tuple[Rule[_Agreed], ...] = (
+    Rule(
+        lambda its: (
+            its.config.data.normalise in ("per_channel", "unit")
+            or (its.config.data.normalise == "default" and its.frame.is_standardised)
+        ),
+        "data.normalise={config.data.normalise} measures the data, which would give every site another scale",
+        "use data.normalise=none, or constants with data.mean and data.std",
+    ),
+    Rule(
+        lambda its: (
+            TaskTraits.of(its.config.task).targets == "class labels"
+            and not its.frame.class_names
+            and its.frame.text is None
+        ),
+        "partition.name=sites was given with data.name={config.data.name}, but the sites' class names are not known",
+        "name them with --set 'data.class_names=[\"...\"]' (a reader of your own takes a setting class_names)",
+    ),
+    Rule(
+        lambda its: not its.frame.input_shape,
+        "partition.name=sites was given with data.name={config.data.name}, but the server cannot see the shape of the sites' samples",
+        "{frame.remedy}",
+    ),
+)

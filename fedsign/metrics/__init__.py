@@ -5,9 +5,6 @@ Where a task keeps something else of the outputs (`fedsign.tasks.base.KeepingTas
 What is known of them without computing anything (and without torch) stands here.
 """
 
-CLASS_METRICS = frozenset({"accuracy", "balanced_accuracy", "auc", "f1"})  # of logits and class labels
-REAL_METRICS = frozenset({"rmse"})  # of real outputs and targets
-TOKEN_METRICS = frozenset({"perplexity", "token_accuracy"})  # of the scores of tokens
 LOWER_IS_BETTER = frozenset({"loss", "train_loss", "rmse", "mse", "mae", "perplexity"})
 
 

@@ -2,7 +2,10 @@
 
 from torch import Tensor
 
+from fedsign.traits import declares
 
+
+@declares(targets="class labels")
 def accuracy(outputs: Tensor, targets: Tensor) -> float:
     """Share of samples whose largest logit is the label's, in [0, 1].
 

@@ -5,7 +5,10 @@ import math
 import torch
 from torch import Tensor
 
+from fedsign.traits import declares
 
+
+@declares(targets="class labels")
 def auc(outputs: Tensor, targets: Tensor) -> float:
     """Macro mean of the one-against-rest areas under the ROC curve, in [0, 1]; 0.5 is chance.
 

@@ -3,7 +3,10 @@
 import torch
 from torch import Tensor
 
+from fedsign.traits import declares
 
+
+@declares(targets="class labels")
 def balanced_accuracy(outputs: Tensor, targets: Tensor) -> float:
     """Mean over the classes that occur among the targets of the share of their samples that is right, in [0, 1].
 

@@ -3,7 +3,10 @@
 import torch
 from torch import Tensor
 
+from fedsign.traits import declares
 
+
+@declares(targets="class labels")
 def f1(outputs: Tensor, targets: Tensor) -> float:
     """Mean of 2 TP / (2 TP + FP + FN) over the classes that occur among targets or predictions, in [0, 1].
 

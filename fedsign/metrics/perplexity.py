@@ -5,10 +5,12 @@ import math
 from torch import Tensor
 
 from fedsign.tasks.language import mean_of_scored, nll
+from fedsign.traits import declares
 
 _LARGEST = 709.0  # exp of more is no float64
 
 
+@declares(targets="text")
 def perplexity(kept: Tensor, targets: Tensor) -> float:
     """exp of the mean loss of a scored token in nats: of how many tokens a model that is as unsure would choose by a die.
 

@@ -2,7 +2,10 @@
 
 from torch import Tensor
 
+from fedsign.traits import declares
 
+
+@declares(targets="real targets")
 def rmse(outputs: Tensor, targets: Tensor) -> float:
     """sqrt(mean (outputs - targets)^2), in the targets' unit."""
     return (outputs.squeeze(-1) - targets).double().square().mean().sqrt().item()

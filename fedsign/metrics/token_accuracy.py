@@ -3,8 +3,10 @@
 from torch import Tensor
 
 from fedsign.tasks.language import is_right, mean_of_scored
+from fedsign.traits import declares
 
 
+@declares(targets="text")
 def token_accuracy(kept: Tensor, targets: Tensor) -> float:
     """Share of scored tokens that were held for the likeliest, in [0, 1].
 

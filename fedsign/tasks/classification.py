@@ -12,6 +12,8 @@ _MANY, _FEW = 64, 32  # samples, classes
 class Classification:
     """Mean cross-entropy in nats; to labels smoothed by s: 1 - s + s/classes for the right class, s/classes else."""
 
+    targets = "class labels"
+
     def __init__(self, *, label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0) -> None:
         self.label_smoothing = label_smoothing
 

@@ -23,6 +23,8 @@ from fedsign.tasks.base import IGNORED
 class Language:
     """Cross-entropy of the next token, with label smoothing s: 1 - s + s/V for the right token, s/V else."""
 
+    targets = "text"
+
     def __init__(self, *, label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0) -> None:
         self.label_smoothing = label_smoothing
 

@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from flwr.app import Context
 from flwr.serverapp import Grid
@@ -24,10 +24,13 @@ from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.flower.shims import quiet_flower
 from fedsign.registry import nearest
 from fedsign.results import RunFolder
+from fedsign.rules import Rule
 from fedsign.workload import Workload
 from simulations.backends.base import intra_op_threads
 from simulations.flower_app import CLIENT_STUB, write_app
 from simulations.rounds import OnRound, RoundLoop
+
+_OF_A_CLUSTER = ("num_cpus", "num_gpus", "resources", "object_store_memory")
 
 
 class Ray:
@@ -37,6 +40,26 @@ class Ray:
     `client_resources`: more options of the clients' actors that Flower knows, numbers such as `memory`; `init_args`: what
     ray.init takes, such as `num_cpus`, `object_store_memory`, `runtime_env`.
     """
+
+    rules: ClassVar[tuple[Rule[Any], ...]] = (
+        Rule(
+            lambda its: its.engine.gpus_per_client and its.engine.device == "cpu",
+            "engine.gpus_per_client={engine.gpus_per_client:g} was given with engine.device=cpu, which leaves the GPUs idle",
+            "give engine.device=cuda, or engine.gpus_per_client=0",
+        ),
+        Rule(
+            lambda its: not its.engine.gpus_per_client and its.engine.device.startswith("cuda"),
+            "engine.device={engine.device} was given with engine.gpus_per_client=0, so that Ray would hand out no GPU",
+            "give the share of one that a client takes, such as engine.gpus_per_client=0.25",
+        ),
+        Rule(
+            lambda its: (
+                its.engine.address and next((name for name in _OF_A_CLUSTER if name in its.engine.init_args), "")
+            ),
+            "engine.init_args.{found} was given with engine.address={engine.address}, but a cluster that is there has its own",
+            "drop one of the two",
+        ),
+    )
 
     def __init__(
         self,
@@ -51,7 +74,7 @@ class Ray:
         if importlib.util.find_spec("ray") is None:
             raise ConfigError("engine.name=ray needs Ray, which is not installed: pip install 'fedsign[ray]'.")
         _check_resources(client_resources)
-        _check_init_args(init_args, address)
+        _check_init_args(init_args)
         self.resources = {"num_cpus": cpus_per_client, "num_gpus": gpus_per_client, **client_resources}
         self.address, self.init_args = address, init_args
         self.start_timeout_s = start_timeout_s
@@ -91,18 +114,7 @@ class Ray:
             raise raised[0]
 
     def check(self, workload: Workload) -> None:
-        """A GPU that is set aside and not used, or used and not set aside, is a mistake."""
-        device, gpus = workload.config.engine.device, self.resources["num_gpus"]
-        if gpus and device == "cpu":
-            raise ConfigError(
-                f"engine.gpus_per_client={gpus:g} was given with engine.device=cpu, which leaves the GPUs idle; give "
-                "engine.device=cuda, or engine.gpus_per_client=0."
-            )
-        if not gpus and device.startswith("cuda"):
-            raise ConfigError(
-                f"engine.device={device} was given with engine.gpus_per_client=0, so that Ray would hand out no GPU; give the "
-                "share of one that a client takes, such as engine.gpus_per_client=0.25."
-            )
+        """See Engine."""
 
     def _init_args(self, app: Path) -> dict[str, Any]:
         """What ray.init gets: quiet unless asked otherwise; on a cluster the app comes with the run."""
@@ -143,7 +155,7 @@ def _check_resources(client_resources: Mapping[str, float]) -> None:
         ) from error
 
 
-def _check_init_args(init_args: Mapping[str, Any], address: str) -> None:
+def _check_init_args(init_args: Mapping[str, Any]) -> None:
     """Names that ray.init takes; Ray itself would say of another one that it is deprecated, or nothing."""
     import ray
 
@@ -158,10 +170,4 @@ def _check_init_args(init_args: Mapping[str, Any], address: str) -> None:
             raise ConfigError(
                 f"engine.init_args.{name} was given, which ray.init does not take.{nearest(name, [*known, *rarely_known])} Expected is one of "
                 f"{', '.join(known)}."
-            )
-    for name in ("num_cpus", "num_gpus", "resources", "object_store_memory"):
-        if address and name in init_args:
-            raise ConfigError(
-                f"engine.init_args.{name} was given with engine.address={address}, but a cluster that is there has its own; "
-                "drop one of the two."
             )

@@ -366,8 +366,8 @@ def no_rule() -> Any:
     ],
 )
 def test_what_does_not_go_with_changing_masks_is_refused(changes: dict[str, Any], said: str) -> None:
-    workload = Workload(from_dict({**BASE, **changes}))
     with pytest.raises(ConfigError, match=said):
+        workload = Workload(from_dict({**BASE, **changes}))
         optimizer_of(workload.config.client.optimizer, workload.make_model(), 0.1, 0.0)
 
 

@@ -114,6 +114,5 @@ def test_a_draw_that_is_none_is_refused() -> None:
 
 
 def test_an_exact_draw_of_a_model_that_is_never_sparse_is_refused() -> None:
-    config = from_dict({**BASE, "parameterisation": {"name": "none"}, "sparsity": {"draw": "exact"}})
     with pytest.raises(ConfigError, match=r"sparsity\.draw=exact was given with parameterisation\.name=none"):
-        Workload(config).make_model()
+        from_dict({**BASE, "parameterisation": {"name": "none"}, "sparsity": {"draw": "exact"}})

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from scipy.stats import mannwhitneyu
 from sklearn import metrics as reference
 
-from fedsign.metrics import CLASS_METRICS, LOWER_IS_BETTER, REAL_METRICS, TOKEN_METRICS, is_higher_better
+from fedsign.metrics import LOWER_IS_BETTER, is_higher_better
 from fedsign.metrics.accuracy import accuracy
 from fedsign.metrics.auc import auc
 from fedsign.metrics.balanced_accuracy import balanced_accuracy
 from fedsign.metrics.f1 import f1
 from fedsign.metrics.rmse import rmse
 from fedsign.registry import KINDS
+from fedsign.traits import MetricTraits
 
 Metric = Callable[[torch.Tensor, torch.Tensor], float]
 
@@ -105,7 +106,7 @@ def test_rmse_as_scikit_learn() -> None:
 
 
 def test_which_way_is_better_is_known_of_every_metric() -> None:
-    assert set(KINDS["metric"].table) == CLASS_METRICS | REAL_METRICS | TOKEN_METRICS
+    assert not MetricTraits.having(targets="")
     assert [name for name in KINDS["metric"].table if not is_higher_better(name)] == ["rmse", "perplexity"]
     assert all(not is_higher_better(name) for name in LOWER_IS_BETTER)
     assert [is_higher_better(name) for name in ("validation_loss", "validation_auc", "mine:quantile_loss")] == [

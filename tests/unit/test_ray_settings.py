@@ -6,7 +6,6 @@ import pytest
 
 from fedsign.config import from_dict
 from fedsign.errors import ConfigError
-from fedsign.workload import Workload
 from simulations.backends.ray import Ray
 
 pytest.importorskip("ray")
@@ -18,7 +17,6 @@ pytest.importorskip("ray")
         ({"init_args": {"num_cpu": 2}}, "Did you mean 'num_cpus'?"),
         ({"init_args": {"_temp_dri": "/scratch"}}, "Did you mean '_temp_dir'?"),
         ({"init_args": {"address": "auto"}}, "expected is engine.address=auto"),
-        ({"init_args": {"num_cpus": 2}, "address": "auto"}, "drop one of the two"),
         ({"client_resources": {"numcpus": 2}}, "which Ray does not take for an actor (Invalid option keyword numcpus"),
         ({"client_resources": {"num_gpus": 0.5}}, "expected is engine.gpus_per_client=0.5"),
     ],
@@ -36,6 +34,12 @@ def test_what_ray_takes_without_naming_it_in_its_signature_passes() -> None:
 
 @pytest.mark.parametrize(("device", "gpus"), [("cpu", 1.0), ("cuda", 0.0)])
 def test_gpus_that_are_set_aside_are_used_and_the_other_way_around(device: str, gpus: float) -> None:
-    workload = Workload(from_dict({"engine": {"name": "ray", "device": device, "gpus_per_client": gpus}}))
     with pytest.raises(ConfigError, match=f"engine.device={device} was given|given with engine.device={device}"):
-        Ray(gpus_per_client=gpus).check(workload)
+        from_dict({"engine": {"name": "ray", "device": device, "gpus_per_client": gpus}})
+
+
+def test_a_cluster_that_is_there_has_its_own_size() -> None:
+    with pytest.raises(
+        ConfigError, match=r"engine\.init_args\.num_cpus was given with engine\.address=auto, .* drop one"
+    ):
+        from_dict({"engine": {"name": "ray", "init_args": {"num_cpus": 2}, "address": "auto"}})

@@ -46,7 +46,7 @@ def delete(root: Path, names: Iterable[str]) -> list[str]:
     for page in [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("benchmarks/*.md")]:
         _edit_page(page, names)
     _delete_faults(root / "tests/mutants/faults.toml", names)
-    _delete_extras(root / "pyproject.toml", names)
+    _delete_from_project(root / "pyproject.toml", names, gone)
     for folder in sorted(root.rglob("*/"), reverse=True):
         if [each.name for each in folder.iterdir()] == ["__init__.py"] and folder.name not in ("tests",):
             shutil.rmtree(folder)
@@ -106,9 +106,12 @@ def _delete_faults(path: Path, names: frozenset[str]) -> None:
     path.write_text("".join([head, *kept]), "utf-8")
 
 
-def _delete_extras(path: Path, names: frozenset[str]) -> None:
+def _delete_from_project(path: Path, names: frozenset[str], modules: Iterable[str]) -> None:
+    """Extras of a capability, and its modules where an import contract allows them something."""
     text = path.read_text("utf-8")
     for extra in (extra for name in names for extra in CAPABILITIES[name].extras):
         text = re.sub(rf"(?m)^{re.escape(extra)} = \[.*\n", "", text)
         text = re.sub(rf"(fedsign\[[^\]]*?)\b{re.escape(extra)}\b,?", r"\1", text)
+    for module in modules:
+        text = re.sub(rf'"{re.escape(module)}"(, )?', "", text)
     path.write_text(text, "utf-8")

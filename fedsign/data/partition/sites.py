@@ -6,13 +6,14 @@ The settings say where the sites' data lie, as far as this process may know it; 
 import numpy as np
 
 from fedsign.data.base import AnySamples
-from fedsign.data.client_data import holding
 from fedsign.data.partition.base import Split, group
 from fedsign.data.site_reader import SiteData
+from fedsign.data.sites import RULES
 from fedsign.errors import DataError
+from fedsign.traits import declares
 
 
-@holding(SiteData)
+@declares(client_data=SiteData, has_sites=True, rules=RULES)
 def sites(
     train: AnySamples,
     num_clients: int,

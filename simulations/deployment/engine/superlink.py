@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import tomli_w
 from pydantic import Field
@@ -26,9 +26,10 @@ from clients.deployment.settings import PARTITIONS_KEY, ROOT_KEY, SHARE_KEY, SIT
 from clients.node import STATE_KEY
 from fedsign.config import ExperimentConfig
 from fedsign.data import sites
-from fedsign.errors import ConfigError, EngineError
+from fedsign.errors import EngineError
 from fedsign.flower.programs import find_program
 from fedsign.results import RunFolder
+from fedsign.rules import Rule
 from fedsign.workload import Workload
 from simulations.deployment.engine import remote
 from simulations.deployment.engine.submission import check_server_app, follow, submit, write_submission
@@ -92,6 +93,18 @@ class SuperLink:
     """
 
     is_deployed = keeps_processes = True
+    rules: ClassVar[tuple[Rule[Any], ...]] = (
+        Rule(
+            lambda its: its.engine.federation and its.engine.num_supernodes != _NUM_SUPERNODES,
+            "engine.num_supernodes={engine.num_supernodes} and engine.federation={engine.federation} were both given",
+            "a federation has the SuperNodes of its sites: leave engine.num_supernodes out",
+        ),
+        Rule(
+            lambda its: its.engine.federation and its.engine.share_details,
+            "engine.share_details=true was given with engine.federation={engine.federation}, whose sites decide that",
+            "start those that share with --node-config 'share-details=true', and leave engine.share_details out",
+        ),
+    )
 
     def __init__(
         self,
@@ -101,11 +114,6 @@ class SuperLink:
         share_details: bool = False,
         federation: str = "",
     ) -> None:
-        if federation and num_supernodes != _NUM_SUPERNODES:
-            raise ConfigError(
-                f"engine.num_supernodes={num_supernodes} and engine.federation={federation} were both given; a federation has the "
-                "SuperNodes of its sites: leave engine.num_supernodes out."
-            )
         self.federation = federation
         self.num_supernodes = num_supernodes
         self.start_timeout_s = start_timeout_s
@@ -120,25 +128,9 @@ class SuperLink:
             return "broken", str(error)
 
     def check(self, workload: Workload) -> None:
-        """See Engine; what a site decides for itself cannot be said for the sites of a federation.
-
-        Raises:
-            ConfigError: it was said.
-        """
-        if not self.federation:
-            return
-        if self.share_details:
-            raise ConfigError(
-                f"engine.share_details=true was given with engine.federation={self.federation}, whose sites decide that: start "
-                "those that share with --node-config 'share-details=true', and leave engine.share_details out."
-            )
-        given = workload.config.partition.settings["roots"] if sites.has_sites(workload.config) else []
-        if any(given):
-            raise ConfigError(
-                f"partition.roots={given} was given with engine.federation={self.federation}, whose sites know where their data "
-                "lie (data_root in site.toml); leave it out."
-            )
-        remote.check(Path(self.federation), workload.config.partition.num_clients)
+        """See Engine."""
+        if self.federation:
+            remote.check(Path(self.federation), workload.config.partition.num_clients)
 
     def execute(self, workload: Workload, folder: RunFolder, on_round: OnRound) -> None:
         """See Engine."""
