@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ import torch
 import fedsign.flower  # noqa: F401 - sets FLWR_TELEMETRY_ENABLED, once for all tests
 from fedsign.capabilities import CAPABILITIES
 
+os.fsync = lambda descriptor: None  # no test pulls the plug, and a run waits for the disk a dozen times
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--complete", action="store_true", help="run the tests marked slow as well")
@@ -30,7 +33,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is slow, unless asked for; files that start engines go first, since they wait most of the time."""
+    """Leave out what is slow, unless asked for; long files go first, so that no process ends with one."""
     if not config.getoption("--complete", default=False):
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
@@ -41,8 +44,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError(f"needs({', '.join(map(repr, unknown))}): no such capability in fedsign/capabilities.")
     config.hook.pytest_deselected(items=[item for item in items if needs[item] & deleted])
     items[:] = [item for item in items if not needs[item] & deleted]
-    starting = {item.path for item in items if item.get_closest_marker("engines") or item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in starting)  # stable
+    cost: Counter[Path] = Counter()  # a test that starts an engine takes some three times as long as another slow one
+    for item in items:
+        cost[item.path] += 3 * bool(item.get_closest_marker("engines")) or bool(item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -cost[item.path])  # stable
 
 
 # pytest names the test in the environment; scikit-learn, torch, gRPC and Ray set variables when they are first imported.

@@ -77,7 +77,12 @@ def test_gradient_descent_of_rate_one_goes_to_the_target(
 def test_it_learns(optimizer: str, tmp_path: Path) -> None:
     lr = {"sgd": 0.5, "adam": 0.03, "yogi": 0.03, "adagrad": 0.1}[optimizer]
     done = optimised(
-        tmp_path, "fedavg", {"name": optimizer, "lr": lr}, rounds=15, partition={"num_clients": 6, "alpha": 10.0}
+        tmp_path,
+        "fedavg",
+        {"name": optimizer, "lr": lr},
+        rounds=15,
+        partition={"num_clients": 6, "alpha": 10.0},
+        client={"local_epochs": 1},
     )
     assert done.rounds[-1]["accuracy"] > 0.8  # guessing gives 0.1
 

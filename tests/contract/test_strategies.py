@@ -28,7 +28,7 @@ def play(root: Path, strategy: str | dict[str, Any], **changes: Any) -> Run:
             "callbacks": [],
             "partition": {"num_clients": 6, "alpha": 1.0},
             "server": {"cohort_size": 3},
-            "client": {"local_epochs": 1},
+            "client": {"local_steps": 3},
             "model": {"name": "cnn", "channels": [4, 8]},
             "strategy": part,
             "results": {"root": str(root), "checkpoint_every": 2},
@@ -63,7 +63,7 @@ def lines(done: Run) -> str:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_strategy_learns(strategy: str, tmp_path: Path) -> None:
-    done = play(tmp_path, strategy, rounds=12)
+    done = play(tmp_path, strategy, rounds=12, client={"local_epochs": 1})
     assert done.rounds[-1]["accuracy"] > 0.6  # guessing gives 0.1
     assert done.rounds[-1]["loss"] < done.rounds[0]["loss"]
 
