@@ -173,9 +173,9 @@ def without_unused(
     """A tree without the keys of a capability that is not here."""
     kept = dict(given)
     for key, value in unused.items():
-        if key not in given:
+        if key not in given or (isinstance(value, Mapping) and not isinstance(given[key], Mapping)):
             continue
-        if isinstance(value, Mapping) and isinstance(given[key], Mapping):
+        if isinstance(value, Mapping):
             kept[key] = without_unused(given[key], value, capability, f"{path}{key}.")
         elif given[key] == value:
             del kept[key]

@@ -22,7 +22,11 @@ from simulations.comparison.play import go_on
 from tests.same_numbers.compare import Snapshot, difference
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-RUNS = sorted(path.parent for path in FIXTURES.glob("*/*/partial"))
+NEEDS = {"feddyn": "signs", "lisa": "partial"}
+RUNS = [
+    pytest.param(path.parent, marks=pytest.mark.needs(NEEDS[path.parent.name]))
+    for path in sorted(FIXTURES.glob("*/*/partial"))
+]
 
 
 def copied(folder: Path, to: Path) -> Path:
