@@ -24,7 +24,7 @@ CAPABILITIES: Mapping[str, Capability] = {
 
 
 @cache
-def absent(what: str) -> Mapping[str, Mapping[str, Any]]:
+def absent(what: str) -> dict[str, dict[str, Any]]:
     """What configurations may hold of capabilities that are not here: a table of `known.toml`."""
     known = tomllib.loads(Path(__file__).with_name("known.toml").read_text(encoding="utf-8"))[what]
     return {name: found for name, found in known.items() if name not in CAPABILITIES}
