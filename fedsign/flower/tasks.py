@@ -11,8 +11,9 @@ pulling tries for two hours.  A SuperNode has one message at a time, so that ano
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent import futures
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from flwr.app import Context, Error, Message
@@ -72,20 +73,19 @@ class Tasks:
         client = self._connect(
             RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"), RuntimeTokenHttpInterceptor(task.token)
         )
-        heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
-        heartbeat.start()
         try:
-            pulled = self._pulled(client)
+            with _beating(client):
+                pulled = self._pulled(client)
+                if pulled is not None:
+                    message, context, run, fab = pulled
+                    reply, why = _answer(lambda: self._app(run, fab), message, context)
+                    push_message(client, reply, context)
             if pulled is None:
                 _log.warning("a message whose content never came was given up: its run has ended")
                 push_task_output(client, None, SubStatus.FAILED, "the content of the message never came")
-                return
-            message, context, run, fab = pulled
-            reply, why = _answer(lambda: self._app(run, fab), message, context)
-            push_message(client, reply, context)
-            push_task_output(client, context, SubStatus.FAILED if why else SubStatus.COMPLETED, why)
+            else:
+                push_task_output(client, context, SubStatus.FAILED if why else SubStatus.COMPLETED, why)
         finally:
-            heartbeat.stop()
             client.close()
 
     def _acquired(self) -> Task | None:
@@ -121,6 +121,17 @@ class Tasks:
             interceptors=list(interceptors),
             retry_invoker=make_simple_http_retry_invoker(),
         )
+
+
+@contextmanager
+def _beating(client: RuntimeHttpClient) -> Iterator[None]:
+    """Heartbeats, which end before the task does: one that comes later is refused, and Flower then interrupts this process."""
+    heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
+    heartbeat.start()
+    try:
+        yield
+    finally:
+        heartbeat.stop()
 
 
 def _answer(app: Callable[[], ClientApp], message: Message, context: Context) -> tuple[Message, str]:

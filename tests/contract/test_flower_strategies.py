@@ -79,7 +79,7 @@ def tree(root: Path, name: str, **changes: Any) -> dict[str, Any]:
         "callbacks": [],
         "partition": {"num_clients": 8, "alpha": 1.0},
         "server": {"cohort_size": 7},
-        "client": {"local_steps": 3},
+        "client": {"local_epochs": 1} if name in PRIVATE else {"local_steps": 3},  # so that updates are clipped
         "model": {"name": "mlp", "hidden": [8]},
         "strategy": {"name": name, **ROWS.get(name, {})},
         "results": {"root": str(root), "checkpoint_every": 3},

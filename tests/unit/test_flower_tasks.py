@@ -62,6 +62,23 @@ def test_a_task_whose_content_never_comes_is_given_up_when_there_is_another(
     assert played.next() == Task(token="next", fab_hash="f")
 
 
+def test_heartbeats_end_before_the_task_does(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SuperNode would refuse one that comes later, and flwr interrupts a process that is refused."""
+    order: list[str] = []
+
+    class Heartbeats:
+        def __init__(self, send: Any) -> None:
+            self.start, self.stop = lambda: order.append("start"), lambda: order.append("stop")
+
+    monkeypatch.setattr(tasks, "HeartbeatSender", Heartbeats)
+    monkeypatch.setattr(tasks, "pull_task_input", lambda client: (order.append("pull"), object(), object(), object()))
+    monkeypatch.setattr(tasks, "_answer", lambda app, message, context: (message, ""))
+    monkeypatch.setattr(tasks, "push_message", lambda client, reply, context: order.append("reply"))
+    monkeypatch.setattr(tasks, "push_task_output", lambda *given: order.append("end"))
+    Tasks("127.0.0.1:1").play(Task(token="token", fab_hash="f"))
+    assert order == ["start", "pull", "reply", "stop", "end"]
+
+
 def test_what_pulling_raises_is_raised_be_it_a_timeout(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(client: Runtime) -> None:
         raise TimeoutError("the SuperNode does not answer")
