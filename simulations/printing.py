@@ -20,16 +20,18 @@ _WIDEST = 100_000  # columns
 
 def print_summary(done: Any) -> None:
     """A run's figures, and where it lies."""
+    from fedsign.report import summary
+    from fedsign.report.sections import sections
+    from fedsign.results import RunFolder
+
     config = done.config
     rows = []
     for metric in (*config.metrics, "loss"):
         value = done.final(metric.rpartition(":")[2])
         shown = "diverged" if value is None else f"{value:.4f}"
         rows.append((metric, f"[bold]{shown}[/]  mean of the last {min(5, config.rounds)} rounds"))
-    if config.get("privacy.is_chosen", False) and done.rounds:
-        spent = done.rounds[-1]["epsilon"]
-        shown = "infinite" if spent is None else f"{spent:.4g}"
-        rows.append(("epsilon", f"[bold]{shown}[/]  at delta {config.privacy.settings['delta']:g}"))
+    added = sections(summary.read(RunFolder(done.path)))
+    rows += [(fact.name, f"[bold]{fact.value}[/]  {fact.remark}") for each in added for fact in each.facts]
     failures = sum(len(line["failures"]) for line in done.rounds)
     if failures:
         rows.append(("failures", f"[bold]{failures}[/]  client replies that could not be used, see failures.jsonl"))

@@ -19,6 +19,7 @@ CAPABILITY = Capability(
     ),
     extends={
         "client_app": "clients.deployment.node:HANDLERS",
+        "report_section": "fedsign.report.sites:section",
         "evaluation": "simulations.deployment.evaluation:at_sites",
         "rules": "simulations.deployment.rules:RULES",
     },

@@ -26,4 +26,7 @@ CAPABILITY = Capability(
         "analyse curvature": "simulations.landscape.command:curvature",
     },
     files=("docs/how-to/look-at-the-valley.md",),
+    extends={
+        "report_section": "fedsign.report.valley_section:section",
+    },
 )

@@ -57,6 +57,7 @@ CAPABILITY = Capability(
     },
     extras=("privacy",),
     extends={
+        "report_section": "fedsign.report.privacy:section",
         "client_middleware": "clients.privacy:conducts_of",
         "round_hook": "simulations.privacy:round_hook",
         "rules": "fedsign.privacy.rules:RULES",

@@ -45,6 +45,7 @@ CAPABILITY = Capability(
     },
     moved={"clients.attack": "clients.robustness.attack"},
     extends={
+        "report_section": "clients.robustness.report:section",
         "client_middleware": "clients.robustness.experiment:conducts_of",
         "round_hook": "clients.robustness.experiment:round_hook",
     },

@@ -9,7 +9,7 @@ CAPABILITY = Capability(
         "fedsign.analysis.agreement",
         "fedsign.analysis.signs",
         "fedsign.analysis.signs_section",
-        "fedsign.report.sign_plots",
+        "fedsign.report.sign_*",
         "simulations.signs",
     ),
     sections={"results": "fedsign.analysis.signs_section:SignsKeys"},
@@ -20,5 +20,8 @@ CAPABILITY = Capability(
     commands={
         "analyse signs": "simulations.signs.command:signs",
     },
-    extends={"round_hook": "fedsign.analysis.agreement:round_hook"},
+    extends={
+        "report_section": "fedsign.report.sign_section:section",
+        "round_hook": "fedsign.analysis.agreement:round_hook",
+    },
 )

@@ -5,6 +5,7 @@ asked of the page around it, and nothing of it is changed.
 """
 
 from fedsign.report import run_charts, summary
+from fedsign.report.sections import sections
 from fedsign.report.template import render
 from fedsign.results import RunFolder
 
@@ -19,13 +20,14 @@ def render_card(folder: RunFolder) -> str:
         ResultsError: the run cannot be read.
     """
     run = summary.read(folder)
+    added = [fact for section in sections(run) for fact in section.facts]
     return render(
         TEMPLATE,
         name=str(run.config.get("name", "run")),
         seed=run.config.get("seed", 0),
         outcome=run.outcome,
         strategy=summary.strategy(run),
-        figures=[summary.headline(run), *summary.facts(run)][:_NUM_FACTS],
+        figures=[summary.headline(run), *summary.facts(run, added)][:_NUM_FACTS],
         chart=run_charts.charts(run)[0],
         path=str(folder.path),
     )

@@ -8,7 +8,8 @@ same whenever it is made again.
 from pathlib import Path
 
 from fedsign.disk import write_text
-from fedsign.report import privacy, run_charts, sites, summary, template
+from fedsign.report import run_charts, summary, template
+from fedsign.report.sections import sections
 from fedsign.results import RunFolder
 
 TEMPLATE = "page.html.jinja"
@@ -27,6 +28,7 @@ def write_report(folder: RunFolder, *, live: bool = False) -> Path:
 
 def render(run: summary.Run, *, live: bool = False) -> str:
     """The page as text."""
+    added = sections(run)
     return template.render(
         TEMPLATE,
         live=live,
@@ -35,23 +37,13 @@ def render(run: summary.Run, *, live: bool = False) -> str:
         outcome=run.outcome,
         strategy=summary.strategy(run),
         headline=summary.headline(run),
-        facts=summary.facts(run),
+        facts=summary.facts(run, [fact for section in added for fact in section.facts]),
         charts=run_charts.charts(run),
-        privacy=privacy.privacy(run),
-        valleys=_valleys(run),
+        sections=[section for section in added if section.title],
         population=summary.population(run),
         private_counts=summary.private_counts(run),
-        sites=sites.sites(run),
         failures=summary.failures(run),
         configuration=summary.configuration(run),
         config_toml=run.config_toml,
         environment=run.environment,
     )
-
-
-def _valleys(run: summary.Run) -> list[run_charts.Chart]:
-    if run.valley is None:
-        return []
-    from fedsign.report.valley_charts import valley_charts  # only where there is one, since it takes NumPy
-
-    return valley_charts(run.valley)

@@ -1,12 +1,15 @@
 """What a run's page says of differential privacy: the budget spent, the clipping norm, and what may be published."""
 
-from dataclasses import dataclass
 from typing import Any
+
+from markupsafe import Markup
 
 from fedsign.report import wording
 from fedsign.report.curves import Curve, chart
 from fedsign.report.run_charts import Chart
-from fedsign.report.summary import Run
+from fedsign.report.sections import Section
+from fedsign.report.summary import Fact, Run
+from fedsign.results import read_lines
 
 _OF = {
     "local": "Clients clip their updates and add noise before they reply, so that the server sees nothing else of them.",
@@ -24,16 +27,7 @@ _PUBLISH = {
 _SECRET = "ε counts on nobody knowing which clients took part in a round."
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Privacy:
-    """A section of the page."""
-
-    figure: str  # the budget in words
-    sentences: list[str]
-    charts: list[Chart]
-
-
-def privacy(run: Run) -> Privacy | None:
+def section(run: Run) -> Section | None:
     """None for a run without."""
     part = run.section("privacy")
     name = str(part.get("name", "none"))
@@ -43,9 +37,17 @@ def privacy(run: Run) -> Privacy | None:
     sentences = [_OF[which], _NEIGHBOURS]
     if part.get("sampling") == "secret":
         sentences.append(_SECRET)
-    return Privacy(
-        figure=_budget(run, part),
-        sentences=[*sentences, _PUBLISH[which]],
+    spent = run.rounds[-1].get("epsilon")
+    return Section(
+        title="Privacy",
+        lead=Markup("<b>{}.</b> {}").format(_budget(run, part), " ".join([*sentences, _PUBLISH[which]])),
+        facts=[
+            Fact(
+                name="epsilon",
+                value="infinite" if spent is None else f"{spent:.4g}",
+                remark=f"at delta {part.get('delta', wording.MISSING)}",
+            )
+        ],
         charts=[*_chart(run, "epsilon", "ε spent so far"), *_chart(run, "clip_norm", "Clipping norm")],
     )
 
@@ -53,7 +55,8 @@ def privacy(run: Run) -> Privacy | None:
 def _budget(run: Run, part: dict[str, Any]) -> str:
     spent = run.rounds[-1].get("epsilon")
     epsilon = "no guarantee, as there is no noise" if spent is None else f"ε = {wording.figure(spent)}"
-    total = run.releases[-1].get("epsilon") if run.releases else None
+    releases = read_lines(run.path / "privacy.jsonl")
+    total = releases[-1].get("epsilon") if releases else None
     more = f" (ε = {wording.figure(total)} with rounds that were dropped)" if spent and total and total > spent else ""
     return f"{epsilon}, δ = {part.get('delta', wording.MISSING)}{more}"
 
@@ -61,7 +64,7 @@ def _budget(run: Run, part: dict[str, Any]) -> str:
 def _chart(run: Run, key: str, title: str) -> list[Chart]:
     if not run.has(key):
         return []
-    numbers, values = [int(line["round"]) for line in run.rounds], run.values(key)
+    numbers, values = run.round_numbers, run.values(key)
     label = f"{title} over {wording.plural(len(numbers), 'round')}, up to {wording.figure(values[-1])}"
     return [
         Chart(title=title, svg=chart(numbers, [Curve(name=title, values=values, style="first")], label=label), key=[])

@@ -15,11 +15,6 @@ DRIFT = (
     "length ‖ū‖ of their mean: at 1, the clients disagree as much as they agree."
 )
 
-SIGNS = (
-    "The share of parameters whose signs are equal, of those where both have one. Of signs without any relation half are: "
-    "below 0.5, clients pull against each other."
-)
-
 _DIRECTIONS = {"bytes_down": "down", "bytes_up": "up"}
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 _MIN_ROUNDS_TO_SMOOTH = 10
@@ -39,11 +34,11 @@ class Chart:
 def charts(run: Run) -> list[Chart]:
     """The curves over the rounds: every metric, the losses, the bytes, and how far the clients drift apart."""
     drawn = [_metric_chart(run, name) for name in run.metrics]
-    return [*drawn, _loss_chart(run), *_traffic_chart(run), *_drift_chart(run), *_sign_chart(run)]
+    return [*drawn, _loss_chart(run), *_traffic_chart(run), *_drift_chart(run)]
 
 
 def _metric_chart(run: Run, name: str) -> Chart:
-    numbers, percent = _numbers(run), wording.is_share(name)
+    numbers, percent = run.round_numbers, wording.is_share(name)
     validation = f"validation_{name}"
     curves, key = [Curve(name=name, values=run.values(name), style="first")], []
     is_long = len(numbers) >= _MIN_ROUNDS_TO_SMOOTH
@@ -59,7 +54,7 @@ def _metric_chart(run: Run, name: str) -> Chart:
         key = [*(key or [("test", "first")]), ("on validation samples", "third")]
     return Chart(
         title=f"Test {name}",
-        svg=chart(numbers, curves, label=_label(run, name, f"test {name}"), percent=percent),
+        svg=chart(numbers, curves, label=described(run, name, f"test {name}"), percent=percent),
         key=key,
         note=_diverged(run, name),
     )
@@ -79,7 +74,9 @@ def _loss_chart(run: Run) -> Chart:
     return Chart(
         title="Loss",
         svg=chart(
-            _numbers(run), losses, label=_label(run, "loss", " and ".join(f"{curve.name} loss" for curve in losses))
+            run.round_numbers,
+            losses,
+            label=described(run, "loss", " and ".join(f"{curve.name} loss" for curve in losses)),
         ),
         key=key,
         note=_diverged(run, "loss", "train_loss"),
@@ -102,7 +99,7 @@ def _traffic_chart(run: Run) -> list[Chart]:
     return [
         Chart(
             title=f"Traffic so far, {unit}",
-            svg=chart(_numbers(run), curves, label=f"bytes of all messages so far: {said}"),
+            svg=chart(run.round_numbers, curves, label=f"bytes of all messages so far: {said}"),
             key=[("server to clients", "first"), ("clients to server", "second")],
         )
     ]
@@ -112,37 +109,11 @@ def _drift_chart(run: Run) -> list[Chart]:
     if not run.has("client_drift"):
         return []
     curve = Curve(name="client drift", values=run.values("client_drift"), style="first")
-    svg = chart(_numbers(run), [curve], label=_label(run, "client_drift", "client drift"))
+    svg = chart(run.round_numbers, [curve], label=described(run, "client_drift", "client drift"))
     return [Chart(title="Client drift", svg=svg, key=[], text=DRIFT)]
 
 
-def _sign_chart(run: Run) -> list[Chart]:
-    """The agreement of signs over all layers, where it was watched."""
-    shown: dict[str, tuple[str, Style]] = {
-        "signs_models_global": ("models, global", "first"),
-        "signs_models": ("models", "faint"),
-        "signs_updates": ("updates", "second"),
-        "signs_updates_global": ("updates, global", "third"),
-    }
-    shown = {key: value for key, value in shown.items() if run.has(key)}
-    if not shown:
-        return []
-    curves = [Curve(name=name, values=run.values(key), style=style) for key, (name, style) in shown.items()]
-    key = [
-        ("client’s and received model", "first"),
-        ("two clients’ models", "faint"),
-        ("two clients’ updates", "second"),
-        ("client’s update and received model", "third"),
-    ]
-    svg = chart(_numbers(run), curves, label="; ".join(_label(run, key, name) for key, (name, _) in shown.items()))
-    return [Chart(title="Agreement of signs", svg=svg, key=key, text=SIGNS)]
-
-
-def _numbers(run: Run) -> list[int]:
-    return [int(line["round"]) for line in run.rounds]
-
-
-def _label(run: Run, key: str, name: str) -> str:
+def described(run: Run, key: str, name: str) -> str:
     """What a screen reader says of a chart."""
     values = [value for value in run.values(key) if value is not None]
     if not values:

@@ -9,7 +9,9 @@ from fedsign.metrics import is_higher_better
 from fedsign.report import wording
 from fedsign.report.curves import Curve, chart
 from fedsign.report.run_charts import Chart
+from fedsign.report.sections import Section, Table
 from fedsign.report.summary import Run
+from fedsign.results import read_lines
 
 LEAD = (
     "Every site tested the model on samples of its own; the run’s figures are the means of the sites’, weighted by their "
@@ -35,20 +37,24 @@ class _Site:
         return {round: float(value) for round, value in found.items() if value is not None and math.isfinite(value)}
 
 
-def sites(run: Run) -> dict[str, Any] | None:
+def section(run: Run) -> Section | None:
     """A chart and a table of the sites; None where they did not evaluate."""
-    found = sorted(_read(run.sites).values(), key=lambda site: site.client)
+    found = sorted(_read(read_lines(run.path / "sites.jsonl")).values(), key=lambda site: site.client)
     if not found:
         return None
     keys = [*run.metrics, "loss"]
     heads = [f"{which} {key.replace('_', ' ')}" for key in keys for which in ("last", "best, in round")]
-    return {
-        "lead": LEAD,
-        "charts": [_chart(run, found, key) for key in dict.fromkeys((keys[0], "loss"))],
-        "heads": heads,
-        "rows": [_row(site, keys) for site in found[:_MAX_ROWS]],
-        "total": len(found),
-    }
+    return Section(
+        title="Sites",
+        lead=LEAD,
+        charts=[_chart(run, found, key) for key in dict.fromkeys((keys[0], "loss"))],
+        table=Table(
+            heads=["site", "client", "training samples", "test samples", *heads],
+            rows=[_row(site, keys) for site in found[:_MAX_ROWS]],
+            total=len(found),
+            file="sites.jsonl",
+        ),
+    )
 
 
 def _read(lines: Sequence[Mapping[str, Any]]) -> dict[int, _Site]:
@@ -80,7 +86,7 @@ def _row(site: _Site, keys: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _chart(run: Run, found: Sequence[_Site], key: str) -> Chart:
-    rounds = [int(line["round"]) for line in run.rounds]
+    rounds = run.round_numbers
     curves = [
         Curve(name=site.name, values=_over(rounds, site.values(key)), style="faint", is_labelled=False)
         for site in found[:_MAX_CURVES]

@@ -2,18 +2,15 @@
 
 import tomllib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedsign.errors import ResultsError
 from fedsign.report import wording
 from fedsign.report.population import Population, draw_population
 from fedsign.results import Line, RunFolder, final_value, read_lines
-
-if TYPE_CHECKING:
-    from fedsign.report.analysis import Found
 
 LAST = 5
 """The headline is the mean of this many last rounds."""
@@ -28,6 +25,7 @@ _MOST_SETTINGS = 6  # of a part, in a remark
 class Run:
     """A run's files, read once."""
 
+    path: Path
     config: Line
     config_toml: str
     environment: Line
@@ -36,9 +34,6 @@ class Run:
     rounds: Sequence[Line]
     timings: Sequence[Line]
     failures: Sequence[Line]
-    sites: Sequence[Line] = ()  # what each site said of the model, by round, where sites evaluate
-    releases: Sequence[Line] = ()  # what privacy was spent on
-    valley: "Found | None" = None  # what `fedsign analyse valley` left
 
     def section(self, name: str) -> Line:
         """A table of the configuration; empty where there is none."""
@@ -53,6 +48,11 @@ class Run:
     def has(self, key: str) -> bool:
         """Whether some round carries a number of this name."""
         return any(line.get(key) is not None for line in self.rounds)
+
+    @property
+    def round_numbers(self) -> list[int]:
+        """Of the rounds that were played."""
+        return [int(line["round"]) for line in self.rounds]
 
     def values(self, key: str) -> list[float | None]:
         """A figure of every round."""
@@ -80,8 +80,8 @@ def read(folder: RunFolder) -> Run:
         raise ResultsError(f"{folder.path / 'config.toml'} cannot be read ({error}).") from error
     # a run that was stopped at its very start has no partition yet
     has_partition = (folder.path / "partition.json").exists()
-    valley = folder.path / "analysis" / "valley.json"
     return Run(
+        path=folder.path,
         config=config,
         config_toml=folder.config_toml,
         environment=folder.environment,
@@ -90,16 +90,7 @@ def read(folder: RunFolder) -> Run:
         rounds=folder.rounds(),
         timings=folder.timings(),
         failures=read_lines(folder.path / "failures.jsonl"),
-        releases=read_lines(folder.path / "privacy.jsonl"),
-        sites=read_lines(folder.path / "sites.jsonl"),
-        valley=_valley(valley) if valley.exists() else None,
     )
-
-
-def _valley(path: Path) -> "Found":
-    from fedsign.report.analysis import read_found  # only where there is one, since it takes NumPy
-
-    return read_found(path)
 
 
 def headline(run: Run) -> Fact:
@@ -107,8 +98,8 @@ def headline(run: Run) -> Fact:
     return _final(run, run.metrics[0] if run.metrics else "loss")
 
 
-def facts(run: Run) -> list[Fact]:
-    """The other numbers of the head."""
+def facts(run: Run, added: Iterable[Fact] = ()) -> list[Fact]:
+    """The other numbers of the head, with those that capabilities have added."""
     rounds, data, partition = run.rounds, run.section("data"), run.section("partition")
     down, up = (sum(line.get(key) or 0 for line in rounds) for key in ("bytes_down", "bytes_up"))
     seconds = sum(_seconds(line) for line in run.timings)
@@ -122,8 +113,8 @@ def facts(run: Run) -> list[Fact]:
             value=wording.setting(run.section("server").get("cohort_size", "")),
             remark=f"of {num_clients:,}",
         ),
-        *_attack(run),
-        Fact(name="data", value=_part_name(data), remark=_named(partition, without=_SAID_ELSEWHERE)),
+        *added,
+        Fact(name="data", value=_part_name(data), remark=named(partition, without=_SAID_ELSEWHERE)),
         Fact(name="model", value=_part_name(run.section("model")), remark=_settings(run.section("model"))),
         Fact(name="bytes down", value=wording.byte_count(down), remark="server to clients"),
         Fact(name="bytes up", value=wording.byte_count(up), remark="clients to server"),
@@ -132,20 +123,6 @@ def facts(run: Run) -> list[Fact]:
             value=wording.duration(seconds) if run.timings else wording.MISSING,
             remark=f"{wording.duration(seconds / len(run.timings))} a round" if run.timings else "",
         ),
-    ]
-
-
-def _attack(run: Run) -> list[Fact]:
-    """Who sent something else than what they had learnt; nothing where nobody did."""
-    counts = [line["malicious"] for line in run.rounds if "malicious" in line]
-    if not counts:
-        return []
-    return [
-        Fact(
-            name="malicious clients",
-            value=wording.figure(sum(counts) / len(counts)),
-            remark=f"a round, {_named(run.section('attack'), without={'fraction'})}",
-        )
     ]
 
 
@@ -251,5 +228,6 @@ def _settings(part: Line, *, without: frozenset[str] | set[str] = frozenset()) -
     return ", ".join(said[:_MOST_SETTINGS] + more)
 
 
-def _named(part: Line, *, without: set[str]) -> str:
+def named(part: Line, *, without: set[str]) -> str:
+    """The name of a part, with its settings."""
     return " ".join(filter(None, [_part_name(part), _settings(part, without=without)]))

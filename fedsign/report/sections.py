@@ -1,0 +1,43 @@
+"""What capabilities add to a run's page: sections, and numbers of its head."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from fedsign.extensions import extensions
+from fedsign.report.run_charts import Chart
+from fedsign.report.summary import Fact, Run
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """Rows of a name and of cells beside it; of `total` rows the first ones may be all that are shown."""
+
+    heads: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[str]]]
+    total: int
+    file: str  # which has all of them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Section:
+    """A section of the page; without a title there are its facts only, which stand in the page's head."""
+
+    title: str = ""
+    lead: str = ""
+    charts: Sequence[Chart] = ()
+    table: Table | None = None
+    facts: Sequence[Fact] = ()
+
+
+class ReportSection(Protocol):
+    """The extension point `report_section`, called for every page: import neither torch nor matplotlib, and NumPy only if need be."""
+
+    def __call__(self, run: Run) -> Section | None:
+        """None where a run has nothing of the kind."""
+
+
+def sections(run: Run) -> list[Section]:
+    """Of all capabilities, in the order of their names."""
+    points: Sequence[ReportSection] = extensions("report_section")
+    return [section for point in points if (section := point(run)) is not None]
