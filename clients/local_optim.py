@@ -11,6 +11,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from fedsign.optim.lean import clear_leanly, step_leanly
+
 _TORCHS = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 _PLAIN = {"maximize": False, "dampening": 0, "differentiable": False, "fused": None, "foreach": None}
 
@@ -43,7 +45,9 @@ class LocalOptimizer:
     def fresh(self, lr: float) -> torch.optim.Optimizer:
         """An optimiser without a past; the parameters have to be the received ones already."""
         if self._optimizer is None or self._lr != lr or not _is_torchs(self._optimizer):
-            self._optimizer, self._lr = self._make(lr), lr
+            self._optimizer, self._lr = clear_leanly(self._make(lr)), lr
+            if _is_torchs(self._optimizer):
+                step_leanly(self._optimizer)
             self._rates = [group["lr"] for group in self._optimizer.param_groups]
         else:
             self._optimizer.state.clear()

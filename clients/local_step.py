@@ -10,6 +10,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import _engine_run_backward
 
 from clients.local_optim import stepper
 from clients.working_model import WorkingModel
@@ -79,9 +80,12 @@ class LocalStep:
         elif (penalty := self._objective.penalty(parameters, self._context)) is not None:
             losses = [penalty if loss is None else loss + penalty]
         pulled = [name for name in pulls if parameters[name].requires_grad]
-        roots = [*losses, *(parameters[name] for name in pulled)]
-        if roots:
-            torch.autograd.backward(roots, [*[None] * len(losses), *(pulls[name] for name in pulled)])
+        if pulled:  # what torch.autograd.backward ends in; before that it imports sympy, to compare shapes
+            roots = (*losses, *(parameters[name] for name in pulled))
+            gradients = (*(torch.ones_like(each) for each in losses), *(pulls[name] for name in pulled))
+            _engine_run_backward(roots, gradients, False, False, (), allow_unreachable=True, accumulate_grad=True)
+        elif losses:
+            losses[0].backward()
 
     def _losses(self, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
         """The task's loss, and the objective's term for the batch, if it has one."""

@@ -3,7 +3,7 @@
 [Note: the compiler's import] torch wraps `Optimizer.add_param_group`, which every optimiser calls when it is made, so that
 the compiler does not trace it; the wrapper imports torch._dynamo, which takes as long as importing torch itself, and
 which nobody needs who compiles nothing.  Making the optimiser with what is wrapped leaves out the import and no more.
-The same is so of `step`, whose wrappers also switch gradients off and call hooks.
+The same is so of `zero_grad`, and of `step`, whose wrappers also switch gradients off and call hooks.
 """
 
 import inspect
@@ -31,6 +31,13 @@ def made_lean(
     vars(optimizer)["add_param_group"] = partial(unwrapped, optimizer)
     optimizer.__init__(parameters, **settings)  # type: ignore[misc]
     del vars(optimizer)["add_param_group"]
+    return optimizer
+
+
+def clear_leanly(optimizer: Kind) -> Kind:
+    """The same optimizer, whose `zero_grad` leaves out the import, unless it is its own; see [Note: the compiler's import]."""
+    if type(optimizer).zero_grad is torch.optim.Optimizer.zero_grad:
+        vars(optimizer)["zero_grad"] = partial(inspect.unwrap(torch.optim.Optimizer.zero_grad), optimizer)
     return optimizer
 
 
