@@ -114,7 +114,13 @@ def _classifies_data(experiment: Experiment) -> bool:
     return len(list(model.parameters())) == len(list(classifier_of(model).parameters()))
 
 
+WEIGHTS_FOR_ALL: Rule[Experiment] = Rule(
+    lambda its: len(its.serves.weights) not in (0, its.config.partition.num_clients) and len(its.serves.weights),
+    "strategy.weights with {found} numbers was given for {config.partition.num_clients} clients",
+    "expected is one for each",
+)
 RULES: tuple[Rule[Experiment] | Choice[Experiment], ...] = (
+    WEIGHTS_FOR_ALL,
     Rule(
         lambda its: its.config.server.evaluate_clients and not its.workload.is_evaluated_at_clients,
         "server.evaluate_clients={config.server.evaluate_clients} was given, but the server evaluates",

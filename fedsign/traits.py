@@ -87,6 +87,7 @@ class StrategyTraits(Traits):
     takes_parts: bool = False  # can do with replies that hold a part of the model
     own_aggregation: str = ""  # the method by which a subclass takes the replies as they are
     weights_replies: bool = False  # one may count for more than another
+    weights: tuple[float, ...] = ()  # of clients in their order
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,14 +10,15 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 
 from clients.batches import schedule
+from clients.model_probes import dropouts
 from fedsign import plugins
 from fedsign.bilevel.estimate import Method
 from fedsign.bilevel.federated import (
@@ -32,12 +33,16 @@ from fedsign.bilevel.federated import (
 )
 from fedsign.bilevel.unroll import Problem, Tree
 from fedsign.bilevel.updates import Adam
+from fedsign.compatibility import WEIGHTS_FOR_ALL, Experiment, unless
 from fedsign.config import ExperimentConfig
 from fedsign.data.base import AnySamples
 from fedsign.errors import ConfigError, RoundError
 from fedsign.models.batch_norm import has_batch_norm
 from fedsign.objectives.base import LocalContext, Objective
+from fedsign.optim.displacement import is_linear
+from fedsign.records import ObjectiveSpec
 from fedsign.report.analysis import Found
+from fedsign.rules import Rule, check
 from fedsign.seeding import Purpose, generator, torch_generator
 from fedsign.workload import Workload
 from strategies.base import Strategy
@@ -80,7 +85,8 @@ class Learning:
         self._workload, self._config = Workload(config), config
         self._held_out = _held_out(self._workload)
         strategy = config.strategy.build()
-        _check(self._workload, strategy)
+        spec = strategy.objective(1) if isinstance(strategy, Strategy) else ObjectiveSpec()
+        check(_RULES, Experiment(workload=self._workload, spec=spec, strategy=strategy))
         self._strategy: Strategy = strategy
         self._objective: Objective = plugins.build("objective", *_spec(strategy))
         self._model = self._workload.make_model().to(dtype).train()
@@ -232,58 +238,52 @@ def _held_out(workload: Workload) -> AnySamples:
     return validation
 
 
-def _check(workload: Workload, strategy: object) -> None:
-    """Refuse what is no smooth function of the settings, or is not among what a round is made of here."""
-    config, client = workload.config, workload.config.client
-    _check_strategy(config, strategy)
-    if client.optimizer.name != "sgd" or client.optimizer.settings.get("nesterov"):
-        _refuse(f"client.optimizer.name={client.optimizer.name}", "client.optimizer.name=sgd, without nesterov")
-    others: dict[str, tuple[Any, Any]] = {
-        "client.clip_norm": (client.clip_norm, 0.0),
-        "client.schedule.per": (client.schedule.per, "round"),
-        "data.augment": (config.data.augment, "none"),
-        "parameterisation.name": (config.get("parameterisation.name", "none"), "none"),
-        "server.optimizer.name": (config.server.optimizer.name, "none"),
-        "privacy.name": (config.get("privacy.name", "none"), "none"),
-        "attack.name": (config.get("attack.name", "none"), "none"),
-        "server.over_sampling": (config.server.over_sampling, 0.0),
-        "engine.precision": (config.engine.precision, "float32"),
-    }
-    for key, (value, wanted) in others.items():
-        if value != wanted:
-            _refuse(f"{key}={value}", f"{key}={wanted}")
-    if config.get("faults.any", False):
-        _refuse("[faults]", "clients that do not fail on purpose")
-    model = workload.make_model()
-    if has_batch_norm(model) or any(isinstance(each, nn.Dropout) and each.p for each in model.modules()):
-        _refuse(f"model.name={config.model.name}", "models without BatchNorm and dropout")
-
-
-def _check_strategy(config: ExperimentConfig, strategy: object) -> None:
-    if not isinstance(strategy, Strategy) or not _is_plain(strategy):
-        _refuse(
-            f"strategy.name={config.strategy.name}",
-            "strategies that serve the clients' mean and keep nothing (fedavg, fedprox, fedsign)",
-        )
-    num_clients = config.partition.num_clients
-    if strategy.weights and len(strategy.weights) != num_clients:
-        raise ConfigError(
-            f"strategy.weights with {len(strategy.weights)} numbers was given for {num_clients} clients; expected is one for each."
-        )
-
-
-def _refuse(given: str, wanted: str) -> NoReturn:
-    raise ConfigError(f"{given} was given, but settings are learnt only with {wanted}.")
-
-
-def _is_plain(strategy: Strategy) -> bool:
+def _is_plain(experiment: Experiment) -> bool:
     """Whether the next model is the clients' mean, and nothing else is kept or sent."""
-    kind = type(strategy)
+    kind, objective = type(experiment.strategy), experiment.objective
     answers = ("move", "evaluated", "shared", "weight")
-    if any(getattr(kind, name) is not getattr(Strategy, name) for name in answers):
+    if not issubclass(kind, Strategy) or any(getattr(kind, name) is not getattr(Strategy, name) for name in answers):
         return False
-    objective: Objective = plugins.build("objective", *_spec(strategy))
     return not (objective.has_state or objective.contrasts or objective.needs_unit_displacement)
+
+
+def _takes_linear_steps(experiment: Experiment) -> bool:
+    """Whether a step is that of SGD with the momentum that the configuration says."""
+    settings = experiment.config.client.optimizer.settings
+    return is_linear(experiment.optimizer) and "momentum" in settings and not settings.get("nesterov")
+
+
+def _only(path: str, value: Any) -> Rule[Experiment]:
+    return Rule(unless(path, value), f"{{found}}{_LEARNT}{path}={value}")
+
+
+# What is no smooth function of the settings, or not among what a round is made of here.
+_LEARNT = " was given, but settings are learnt only with "
+_RULES: tuple[Rule[Experiment], ...] = (
+    Rule(
+        lambda its: not _is_plain(its),
+        f"strategy.name={{config.strategy.name}}{_LEARNT}strategies that serve the clients' mean and keep nothing (fedavg, fedprox, fedsign)",
+    ),
+    WEIGHTS_FOR_ALL,
+    _only("client.clip_norm", 0.0),
+    _only("client.schedule.per", "round"),
+    _only("data.augment", "none"),
+    _only("parameterisation.name", "none"),
+    _only("server.optimizer.name", "none"),
+    _only("privacy.name", "none"),
+    _only("attack.name", "none"),
+    _only("server.over_sampling", 0.0),
+    _only("engine.precision", "float32"),
+    Rule(lambda its: its.config.get("faults.any", False), f"[faults]{_LEARNT}clients that do not fail on purpose"),
+    Rule(
+        lambda its: not _takes_linear_steps(its),
+        f"client.optimizer.name={{config.client.optimizer.name}}{_LEARNT}client.optimizer.name=sgd, without nesterov",
+    ),
+    Rule(
+        lambda its: has_batch_norm(its.model) or dropouts(its.model),
+        f"model.name={{config.model.name}}{_LEARNT}models without BatchNorm and dropout",
+    ),
+)
 
 
 def learn(config: ExperimentConfig, asked: Asked, *, on_step: Callable[[Step], None] = lambda step: None) -> Found:
