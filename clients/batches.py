@@ -7,10 +7,14 @@ trains with its BatchNorm layers in evaluation mode: they use the running statis
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from fedsign.sections import ClientSection
 
 
 def batches(num_samples: int, batch_size: int, rng: np.random.Generator, *, join_last: bool = False) -> list[Tensor]:
@@ -29,26 +33,36 @@ def batches(num_samples: int, batch_size: int, rng: np.random.Generator, *, join
     return cut
 
 
-def num_steps(num_samples: int, batch_size: int, *, epochs: int, steps: int, join_last: bool = False) -> int:
-    """How many local steps a client takes: `steps` if that is above 0, else those of its epochs."""
-    per_epoch = -(-num_samples // batch_size)
-    if join_last and per_epoch > 1 and num_samples % batch_size == 1 < batch_size:
-        per_epoch -= 1
-    return steps or epochs * per_epoch
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batching:
+    """How a client's samples are cut into the batches of its local steps: `steps` of them if that is above 0, else of so many epochs."""
 
+    batch_size: int
+    epochs: int
+    steps: int
+    join_last: bool = False  # for BatchNorm: see [Note: batches of one]
 
-def schedule(
-    num_samples: int,
-    batch_size: int,
-    rng: np.random.Generator,
-    *,
-    epochs: int,
-    steps: int,
-    join_last: bool = False,
-) -> Iterator[list[Tensor]]:
-    """The batches of each epoch; with `steps` above 0, as many epochs as hold so many steps, the last cut short."""
-    left = num_steps(num_samples, batch_size, epochs=epochs, steps=steps, join_last=join_last)
-    while left:
-        epoch = batches(num_samples, batch_size, rng, join_last=join_last)[:left]
-        left -= len(epoch)
-        yield epoch
+    @classmethod
+    def of(cls, client: ClientSection, *, join_last: bool = False) -> Self:
+        """As the configuration says."""
+        epochs, steps = client.local_epochs, client.local_steps
+        return cls(batch_size=client.batch_size, epochs=epochs, steps=steps, join_last=join_last)
+
+    def freezes_norms(self, num_samples: int) -> bool:
+        """Whether batches of one remain for BatchNorm."""
+        return self.join_last and min(num_samples, self.batch_size) == 1
+
+    def num_steps(self, num_samples: int) -> int:
+        """How many local steps a client takes."""
+        per_epoch = -(-num_samples // self.batch_size)
+        if self.join_last and per_epoch > 1 and num_samples % self.batch_size == 1 < self.batch_size:
+            per_epoch -= 1
+        return self.steps or self.epochs * per_epoch
+
+    def schedule(self, num_samples: int, rng: np.random.Generator) -> Iterator[list[Tensor]]:
+        """The batches of each epoch; with `steps`, of as many epochs as hold so many, the last cut short."""
+        left = self.num_steps(num_samples)
+        while left:
+            epoch = batches(num_samples, self.batch_size, rng, join_last=self.join_last)[:left]
+            left -= len(epoch)
+            yield epoch

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from clients.batches import num_steps, schedule
+from clients.batches import Batching
 from clients.local_optim import LocalOptimizer
 from clients.local_step import LocalStep, factors
 from clients.state.store import ClientStore
@@ -61,8 +61,8 @@ class SequentialTrainer:
         """Without `copies` a reply's tensors are the working model's own: good until the next request is trained."""
         self._workload, self._copies = workload, copies
         self._model = working_model(workload)
-        self._has_batch_norm = has_batch_norm(self._model.module)
         client = workload.config.client
+        self._batching = Batching.of(client, join_last=has_batch_norm(self._model.module))
         self._optimizer = LocalOptimizer(
             lambda lr: optimizer_of(client.optimizer, self._model.module, lr, client.weight_decay)
         )
@@ -99,17 +99,11 @@ class SequentialTrainer:
             self._model.release()
 
     def _trained(self, request: TrainRequest, states: ClientStore, draws: "_Draws") -> TrainReply:
-        workload, model, client = self._workload, self._model, self._workload.config.client
+        workload, model = self._workload, self._model
         objective = self._objective_of(request.objective)
         index = workload.share_of(request.partition)
         optimizer = self._optimizer.fresh(self._learning_rate(request.round))
-        steps = num_steps(
-            len(index),
-            client.batch_size,
-            epochs=client.local_epochs,
-            steps=client.local_steps,
-            join_last=self._has_batch_norm,
-        )
+        steps = self._batching.num_steps(len(index))
         came = self._context(objective, request, states, unit_displacement(optimizer, steps))
         with model.in_round(optimizer, came, request, seed=workload.config.seed, num_steps=steps) as seen:
             step = LocalStep(workload, model, objective, seen, optimizer)
@@ -154,25 +148,17 @@ class SequentialTrainer:
 
     def _minimise(self, step: LocalStep, index: IntArray, draws: "_Draws", rates: Iterator[float] | None) -> float:
         """All local steps on the samples at `index`; returns the mean task loss of the last epoch, per sample."""
-        workload, settings = self._workload, self._workload.config.client
-        plan = schedule(
-            len(index),
-            settings.batch_size,
-            draws.batches,
-            epochs=settings.local_epochs,
-            steps=settings.local_steps,
-            join_last=self._has_batch_norm,
-        )
+        workload = self._workload
         samples, varies = workload.training_samples, workload.config.data.augment != "none"
         deadline = time.monotonic() + workload.config.server.round_timeout_s
         nums: list[int] = []
         losses: list[Tensor] = []
-        freezes = self._has_batch_norm and min(len(index), settings.batch_size) == 1
+        freezes = self._batching.freezes_norms(len(index))
         if freezes:
             freeze_batch_norm(self._model.module)  # [Note: batches of one] in clients.batches
         try:
             with torch_seeded(draws.training, device=workload.device), workload.numerics.repeatable():
-                for epoch in plan:
+                for epoch in self._batching.schedule(len(index), draws.batches):
                     nums.clear()
                     losses.clear()
                     for chosen in epoch:

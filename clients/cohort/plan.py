@@ -2,20 +2,20 @@
 
 Clients stand in the order of their number of steps, the most first, so that those that still train in a step
 are the first `active` of the stack: a client that is done is not computed with a mask, it is not computed.
-The samples and their order are those of `clients.batches.schedule`, by the same streams.
+The samples and their order are those of `clients.batches.Batching`, by the same streams.
 
 [Note: padding] A short batch is filled up with its own first sample, at weight 0; the true ones weigh 1/n.  A stranger
 in that place would carry its NaN into this client (0 x NaN is NaN); the batch's own sample changes nothing.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from clients.batches import num_steps
+from clients.batches import Batching
 from fedsign.data.base import IntArray
 
 # K = clients of the stack, S = steps of the client that takes most, B = samples of the largest batch
@@ -33,27 +33,19 @@ class StackedPlan:
     loss_weights: Tensor  # [S, K] float64, what a batch counts in the last epoch's mean loss
 
 
-def stacked_plan(
-    indices: Sequence[IntArray],
-    rngs: Iterable[np.random.Generator],
-    batch_size: int,
-    *,
-    epochs: int,
-    steps: int,
-    join_last: bool = False,
-) -> StackedPlan:
+def stacked_plan(indices: Sequence[IntArray], rngs: Iterable[np.random.Generator], batching: Batching) -> StackedPlan:
     """The steps of several clients; `indices` are their samples' places in the training samples.
 
     >>> rngs = [np.random.default_rng(0)]
-    >>> plan = stacked_plan([np.arange(5)], rngs, 3, epochs=1, steps=0)
+    >>> plan = stacked_plan([np.arange(5)], rngs, Batching(batch_size=3, epochs=1, steps=0))
     >>> plan.samples.tolist(), plan.lengths.tolist()
     ([[[2, 4, 3]], [[0, 1, 0]]], [[3], [2]])
     """
     sizes = [len(index) for index in indices]
-    totals = [num_steps(size, batch_size, epochs=epochs, steps=steps, join_last=join_last) for size in sizes]
+    totals = [batching.num_steps(size) for size in sizes]
     per_epoch = totals
-    if steps or epochs != 1:
-        per_epoch = [num_steps(size, batch_size, epochs=1, steps=0, join_last=join_last) for size in sizes]
+    if batching.steps or batching.epochs != 1:
+        per_epoch = [replace(batching, epochs=1, steps=0).num_steps(size) for size in sizes]
     order = sorted(range(len(sizes)), key=lambda client: -totals[client])  # stable
     num_epochs = [-(-total // per) for total, per in zip(totals, per_epoch, strict=True)]
     dealt, begins = _dealt(indices, rngs, num_epochs)
@@ -62,6 +54,7 @@ def stacked_plan(
     step = np.arange(total[0])[:, None]
     epoch, batch = np.divmod(step, per)
     is_active = step < total
+    batch_size = batching.batch_size
     lengths = np.where(batch == per - 1, size - batch * batch_size, batch_size)  # [S, K]
     lengths = np.where(is_active, lengths, 0)
     first = np.where(is_active, begin + epoch * size + batch * batch_size, 0)

@@ -17,7 +17,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from clients.batches import num_steps
+from clients.batches import Batching
 from clients.cohort.context import stacked_context, stacked_tensors
 from clients.cohort.optim import StackedOptimizer, stacked_optimizer
 from clients.cohort.plan import StackedPlan, stacked_plan
@@ -51,14 +51,6 @@ class _Client:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Trained:
-    """A client that has trained."""
-
-    client: _Client
-    parameters: Tensors
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class _Stack:
     """Clients that have trained together: their tensors [K, ...] in the order of `clients`, by name.
 
@@ -70,12 +62,9 @@ class _Stack:
     buffers: Tensors
     train_losses: Sequence[float]
 
-    def each(self) -> list[_Trained]:
-        """The clients one by one."""
-        return [
-            _Trained(client=client, parameters={name: tensor[place] for name, tensor in self.theta.items()})
-            for place, client in enumerate(self.clients)
-        ]
+    def parameters_of(self, place: int) -> Tensors:
+        """A client's."""
+        return {name: tensor[place] for name, tensor in self.theta.items()}
 
 
 class CohortTrainer:
@@ -166,8 +155,10 @@ class CohortTrainer:
         )
         if objective.has_state or objective.replies_with_more:
             kept = [
-                _attempted(partial(_keep, one, objective, states, self._packing), one.client.request)
-                for one in stack.each()
+                _attempted(
+                    partial(_keep, client, stack.parameters_of(place), objective, states, self._packing), client.request
+                )
+                for place, client in enumerate(stack.clients)
             ]
             failed = [place for place, extra in enumerate(kept) if isinstance(extra, Failure)]
             yield from (extra for extra in kept if isinstance(extra, Failure))
@@ -189,7 +180,8 @@ class _Round:
 
     def __init__(self, workload: Workload, model: torch.nn.Module, packing: Packing) -> None:
         self._workload, self._model, self._packing = workload, model, packing
-        self._partition, self._has_norm = workload.partition, has_batch_norm(model)
+        self._partition = workload.partition
+        self._batching = Batching.of(workload.config.client, join_last=has_batch_norm(model))
         self._sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
         self._spec: ObjectiveSpec | None = None
         self._rate: tuple[int, float] = (0, 0.0)  # a round, and what its learning rate is multiplied with
@@ -204,16 +196,9 @@ class _Round:
     def begin(self, request: TrainRequest, states: ClientStore) -> _Client:
         """What a client's objective may read."""
         self._make(request)
-        client, num_samples = self._workload.config.client, len(self._partition[request.partition])
-        steps = num_steps(
-            num_samples,
-            client.batch_size,
-            epochs=client.local_epochs,
-            steps=client.local_steps,
-            join_last=self._has_norm,
-        )
-        context = self._context(request, states, steps)
-        is_frozen = self._has_norm and min(num_samples, client.batch_size) == 1
+        num_samples = len(self._partition[request.partition])
+        context = self._context(request, states, self._batching.num_steps(num_samples))
+        is_frozen = self._batching.freezes_norms(num_samples)
         return _Client(request=request, context=context, buffers=self._buffers, frozen_norms=is_frozen)
 
     def _make(self, request: TrainRequest) -> None:
@@ -234,15 +219,12 @@ class _Round:
 
     def plan(self, clients: Sequence[_Client]) -> StackedPlan:
         """The steps of clients that have begun."""
-        config, partitions = self._workload.config, [client.request.partition for client in clients]
-        seed, round = config.seed, clients[0].request.round
+        partitions = [client.request.partition for client in clients]
+        seed, round = self._workload.config.seed, clients[0].request.round
         return stacked_plan(
             [self._partition[partition] for partition in partitions],
             (generator(seed, Purpose.BATCHES, round=round, partition=partition) for partition in partitions),
-            config.client.batch_size,
-            epochs=config.client.local_epochs,
-            steps=config.client.local_steps,
-            join_last=self._has_norm,
+            self._batching,
         )
 
     def streams(self, clients: Sequence[_Client]) -> list[torch.Generator]:
@@ -326,10 +308,10 @@ def _attempted(work: Callable[[], T], request: TrainRequest) -> T | Failure:
         return failure_of(request.partition, error)
 
 
-def _keep(trained: _Trained, objective: Objective, states: ClientStore, packing: Packing) -> Tensors:
+def _keep(client: _Client, parameters: Tensors, objective: Objective, states: ClientStore, packing: Packing) -> Tensors:
     """Save a client's state; what it sends besides its model."""
-    request, context = trained.client.request, trained.client.context
-    next_state = objective.next_state(trained.parameters, context) if objective.has_state else {}
+    request, context = client.request, client.context
+    next_state = objective.next_state(parameters, context) if objective.has_state else {}
     if objective.has_state:
         states.save(request.partition, request.round, packing.packed(next_state))
     besides = packing.packed(objective.to_server(next_state, context))

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from clients.batches import num_steps, schedule
+from clients.batches import Batching
 from clients.local_step import factors
 from clients.sharding.optim import PieceOptimizers, forget
 from clients.sharding.penalty import ShardedPenalty
@@ -75,23 +75,17 @@ class ShardedTraining:
 
     def train(self, tensors: Tensors, *, partition: int, round: int, objective: ObjectiveSpec) -> Trained:
         """A client's round."""
-        workload, client = self._workload, self._workload.config.client
+        workload = self._workload
         self._sharded.load(self._packing.whole(tensors))
         self._penalty = ShardedPenalty(objective, self._sharded.pieces, sizes=self._sizes)
         index = workload.share_of(partition)
-        steps = num_steps(len(index), client.batch_size, epochs=client.local_epochs, steps=client.local_steps)
+        batching = Batching.of(workload.config.client)
+        steps = batching.num_steps(len(index))
         whole = make_optimizer(workload, self._model, round=round)
         drawer = whole if isinstance(whole, PartTrainer) else None
         self._sharded.optimizer = self._optimizers.make(whole)
         full = [group["lr"] for group in self._sharded.optimizer.param_groups]
         seed, where = workload.config.seed, {"round": round, "partition": partition}
-        epochs = schedule(
-            len(index),
-            client.batch_size,
-            generator(seed, Purpose.BATCHES, **where),
-            epochs=client.local_epochs,
-            steps=client.local_steps,
-        )
         rates = factors(workload, round=round, num_steps=steps)
         nums: list[int] = []
         losses: list[Tensor] = []
@@ -100,7 +94,7 @@ class ShardedTraining:
         if drawer is not None:
             draws = drawing(drawer, self._take, seed=seed, client=partition, round=round, num_steps=steps)
         with draws, training, workload.numerics.repeatable():
-            for batches in epochs:
+            for batches in batching.schedule(len(index), generator(seed, Purpose.BATCHES, **where)):
                 nums.clear()
                 losses.clear()
                 for chosen in batches:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from clients.batches import schedule
+from clients.batches import Batching
 from clients.model_probes import dropouts
 from fedsign import plugins
 from fedsign.bilevel.estimate import Method
@@ -165,14 +165,9 @@ class Learning:
         return Round(clients=[Client(each, self._batches(each, number)) for each in cohort], factor=float(factor))
 
     def _batches(self, client: int, number: int) -> list[tuple[Tensor, Tensor]]:
-        index, settings = self._workload.share_of(client), self._config.client
-        plan = schedule(
-            len(index),
-            settings.batch_size,
-            generator(self._config.seed, Purpose.BATCHES, round=number, partition=client),
-            epochs=settings.local_epochs,
-            steps=settings.local_steps,
-        )
+        index = self._workload.share_of(client)
+        rng = generator(self._config.seed, Purpose.BATCHES, round=number, partition=client)
+        plan = Batching.of(self._config.client).schedule(len(index), rng)
         found = []
         for chosen in (chosen for epoch in plan for chosen in epoch):
             features, targets = self._workload.training_samples.batch(torch.from_numpy(index[chosen.numpy()]))

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from clients.batches import schedule
+from clients.batches import Batching
 from clients.cohort.context import StackedContext
 from clients.cohort.loss import StackedLoss, stacked_layers
 from clients.cohort.modules import StackedModel
@@ -333,11 +333,12 @@ def test_a_plan_holds_the_batches_of_the_schedule_and_padding_weighs_nothing(dat
     indices = [np.arange(start, start + size) for start, size in zip(starts, sizes, strict=False)]
     join_last = data.draw(st.booleans())
     rngs = [np.random.default_rng(client) for client in range(len(sizes))]
-    plan = stacked_plan(indices, rngs, batch_size, epochs=epochs, steps=steps, join_last=join_last)
+    batching = Batching(batch_size=batch_size, epochs=epochs, steps=steps, join_last=join_last)
+    plan = stacked_plan(indices, rngs, batching)
     assert sorted(plan.order) == list(range(len(sizes)))
     for place, client in enumerate(plan.order):
         rng = np.random.default_rng(client)
-        plans = list(schedule(sizes[client], batch_size, rng, epochs=epochs, steps=steps, join_last=join_last))
+        plans = list(batching.schedule(sizes[client], rng))
         expected = [indices[client][batch.numpy()].tolist() for epoch in plans for batch in epoch]
         for step, batch in enumerate(expected):
             is_true = plan.weights[step, place] > 0

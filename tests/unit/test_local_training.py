@@ -16,7 +16,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from clients.batches import batches, num_steps, schedule
+from clients.batches import Batching, batches
 from clients.cohort.rules import COHORT
 from clients.local_step import LocalStep
 from clients.state.store import ClientStore
@@ -211,9 +211,9 @@ def test_smoothing_is_for_classes() -> None:
 )
 def test_the_plan_has_the_steps_that_were_promised(samples: int, size: int, steps: int, join: bool, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    plan = list(schedule(samples, size, rng, epochs=0 if steps else 3, steps=steps, join_last=join))
-    count = num_steps(samples, size, epochs=0 if steps else 3, steps=steps, join_last=join)
-    assert sum(map(len, plan)) == count == (steps or 3 * len(plan[0]))
+    batching = Batching(batch_size=size, epochs=0 if steps else 3, steps=steps, join_last=join)
+    plan = list(batching.schedule(samples, rng))
+    assert sum(map(len, plan)) == batching.num_steps(samples) == (steps or 3 * len(plan[0]))
     for epoch in plan[:-1]:  # whole epochs see every sample once
         assert torch.equal(torch.cat(epoch).sort().values, torch.arange(samples))
     for index in (index for epoch in plan for index in epoch):
