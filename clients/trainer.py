@@ -130,8 +130,7 @@ class SequentialTrainer:
         self, objective: Objective, request: TrainRequest, states: ClientStore, unit_displacement: float | None
     ) -> LocalContext:
         """What a client may read in this round, all of it where the received parameters are for the model."""
-        received = self._model.received(request.tensors, round=request.round)
-        device = self._model.home(request.tensors)
+        received, device = self._model.received(request.tensors, round=request.round), self._model.home
         return LocalContext(
             received=received,
             state=self._model.whole(load_state(objective, received, request, states, device)),

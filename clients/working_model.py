@@ -33,6 +33,7 @@ class WorkingModel:
         """The module is changed for training (`fedsign.models.channels_last`, `fedsign.models.dropout`, `fedsign.models.transform`), its tensors and their names are not."""
         self.module: Final = module
         self.numerics: Final = numerics
+        self.home = numerics.device  # where what an objective compares with lies
         self._channels_last = numerics.takes_channels_last(module)
         if self._channels_last:
             prepare(module)
@@ -101,10 +102,6 @@ class WorkingModel:
             found = OnDevice(self.packing.whole(given), self.numerics.device, keep=given.keys(), types=self.parameters)
         self._received = (round, dict(tensors), found)
         return found
-
-    def home(self, tensors: Mapping[str, Tensor]) -> torch.device:
-        """Where what an objective compares with lies, for a model of these tensors."""
-        return self.numerics.device
 
     def in_round(
         self,

@@ -111,7 +111,7 @@ class Aggregate:
         return [name for name, role in self.roles.items() if role is Role.PARAMETER and self.num_sent[name]]
 
 
-Weigh = Callable[[Reply], Sequence[float]]
+Weigh = Callable[[Reply], Sequence[float]] | None  # the weight of a reply, or of each in a stack; None: all count alike
 
 
 class Aggregator(Protocol):
@@ -126,7 +126,7 @@ class Aggregator(Protocol):
     def gather(
         self, replies: Iterable[Reply], weigh: Weigh, *, round: int, served: Tensors, num_clients: int
     ) -> Aggregate | None:
-        """The replies, whose weights `weigh` knows, as one; None if there are none."""
+        """The replies as one; None if there are none."""
         ...
 
     def state_dict(self) -> Tensors:
@@ -149,15 +149,16 @@ def weighted_mean(
     total, extra = WeightedMean(), WeightedMean()
     roles: Mapping[str, Role] = {}
     for reply in replies:
-        roles, weights = reply.roles, weigh(reply)
+        roles, weights = reply.roles, weigh(reply) if weigh is not None else None
         if isinstance(reply, ReplyStack):
-            total.add_stack(reply.tensors, weights)
+            ones = [1.0] * len(reply)
+            total.add_stack(reply.tensors, weights or ones)
+            if reply.extra:
+                extra.add_stack(reply.extra, ones)
         else:
-            total.add(reply.tensors, *weights)
-        if reply.extra and isinstance(reply, ReplyStack):
-            extra.add_stack(reply.extra, [1.0] * len(reply))
-        elif reply.extra:
-            extra.add(reply.extra, 1.0)
+            total.add(reply.tensors, *weights or [1.0])
+            if reply.extra:
+                extra.add(reply.extra, 1.0)
     if not total.count:
         return None
     if extra.count not in (0, total.count):

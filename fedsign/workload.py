@@ -5,7 +5,7 @@ Every process builds its own from the same configuration and seed; nothing of it
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -247,15 +247,12 @@ class Workload:
         `num_threads` share out the batches, on a CPU; no result depends on it.
         """
         test, validation = samples or (self.dataset.test, self.dataset.validation)
-        values = self.figures_on(model, test, num_threads=num_threads)
+        figures_on = partial(self._evaluation.figures, model.eval(), num_threads=num_threads)
+        values = figures_on(test)
         if validation is not None:
-            figures = self.figures_on(model, validation, num_threads=num_threads)
+            figures = figures_on(validation)
             values |= {f"validation_{name}": value for name, value in figures.items()}
         return values
-
-    def figures_on(self, model: nn.Module, samples: AnySamples, *, num_threads: int = 1) -> dict[str, float]:
-        """Loss and metrics of a model on any samples."""
-        return self._evaluation.figures(model.eval(), samples, num_threads=num_threads)
 
     @cached_property
     def _evaluation(self) -> Evaluation:

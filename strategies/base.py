@@ -167,7 +167,8 @@ class Strategy(FlowerStrategy):
             RoundError: a weight is no number above 0, or only some replies carry what travels besides.
         """
         gather = weighted_mean if self.aggregator is None else self.aggregator.gather
-        aggregate = gather(replies, self._weights, round=round, served=self._served, num_clients=self.num_clients)
+        weigh = self._weights if self.weights_replies else None
+        aggregate = gather(replies, weigh, round=round, served=self._served, num_clients=self.num_clients)
         if aggregate is None:
             return None
         self.evaluated_model = self.evaluated(aggregate.mean)
@@ -211,8 +212,6 @@ class Strategy(FlowerStrategy):
 
     def _weights(self, reply: Reply) -> list[float]:
         """Of a reply, or of each in a stack."""
-        if not self.weights_replies:
-            return [1.0] * (len(reply) if isinstance(reply, ReplyStack) else 1)  # nobody is asked one by one
         replies = reply.replies() if isinstance(reply, ReplyStack) else [reply]
         weights = [self.weight(each) for each in replies]
         for each, weight in zip(replies, weights, strict=True):

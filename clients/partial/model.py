@@ -34,6 +34,7 @@ class PartModel(WorkingModel):
 
     def __init__(self, module: nn.Module, numerics: Numerics) -> None:
         super().__init__(module, numerics)
+        self.home = torch.device("cpu")  # where tensors come
         self._tensors = None  # a parameter's memory is another one in every round
         self._of_name = dict(module.named_parameters(remove_duplicate=False))
         self._shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
@@ -81,10 +82,6 @@ class PartModel(WorkingModel):
     def received(self, tensors: Tensors, *, round: int) -> Mapping[str, Tensor]:
         """The parameters among these tensors in the model's types, where they came."""
         return self.packing.whole({name: tensors[name].to(own.dtype) for name, own in self.parameters.items()})
-
-    def home(self, tensors: Mapping[str, Tensor]) -> torch.device:
-        """See WorkingModel; where they came."""
-        return next(iter(tensors.values())).device
 
     @contextmanager
     def in_round(

@@ -130,7 +130,7 @@ def _validated(workload: Workload, model: nn.Module, samples: int) -> float:
         raise ConfigError("data.validation_fraction=0 leaves no samples to choose by; raise it.")
     if 0 < samples < len(held):
         held = held[np.linspace(0, len(held) - 1, samples).round().astype(np.int64)]
-    return workload.figures_on(model, held)["loss"]
+    return workload.evaluate(model, (held, None))["loss"]
 
 
 def _federated(config: ExperimentConfig) -> float:
