@@ -2,7 +2,7 @@
 
 Version 1 of the table holds `dense` (the values as they are) and `bf16` (NumPy has no bfloat16: the bits
 travel as uint16).  Messages that hold a part of a model, or of sparse tensors the weights that there are
-(`fedsign.parameterisation.packing`), need no encoding: what is there is encoded as always.
+(`fedsign.models.transform.Packing`), need no encoding: what is there is encoded as always.
 """
 
 from collections.abc import Callable
