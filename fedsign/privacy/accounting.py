@@ -19,7 +19,7 @@ noise better: the smaller of the two counts.
 """
 
 import math
-from functools import cached_property
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -59,15 +59,16 @@ class Accountant:
         exact = float(self._library.get_epsilon_gaussian(self._multiplier / math.sqrt(num_rounds), self._delta))
         if self._sample_size == self._num_clients:
             return exact
-        orders, of_a_round = self._renyi
+        orders, of_a_round = _renyi(self._multiplier, self._num_clients, self._sample_size)
         sampled, _ = self._library.rdp.compute_epsilon(orders, num_rounds * of_a_round, self._delta)
         return min(exact, float(sampled))
 
-    @cached_property
-    def _renyi(self) -> tuple[Any, Any]:
-        """(orders, divergences) of one round, computed once: it takes a third of a second, and rounds add up."""
-        library = self._library
-        accountant = library.rdp.RdpAccountant(neighboring_relation=library.NeighboringRelation.REPLACE_ONE)
-        gaussian = library.GaussianDpEvent(self._multiplier)
-        accountant.compose(library.SampledWithoutReplacementDpEvent(self._num_clients, self._sample_size, gaussian))
-        return accountant._orders, accountant._rdp  # which no method of it gives
+
+@cache
+def _renyi(multiplier: float, num_clients: int, sample_size: int) -> tuple[Any, Any]:
+    """(orders, divergences) of one round, computed once in a process: it takes a third of a second, and rounds add up."""
+    library: Any = dp_accounting()
+    accountant = library.rdp.RdpAccountant(neighboring_relation=library.NeighboringRelation.REPLACE_ONE)
+    gaussian = library.GaussianDpEvent(multiplier)
+    accountant.compose(library.SampledWithoutReplacementDpEvent(num_clients, sample_size, gaussian))
+    return accountant._orders, accountant._rdp  # which no method of it gives
