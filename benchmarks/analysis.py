@@ -22,12 +22,12 @@ from benchmarks.machine import machine
 from benchmarks.measure import result_head, spread, write_result
 from benchmarks.works.w1 import W1
 from benchmarks.works.w2 import W2
-from fedsign.analysis.landscape import Landscape
-from fedsign.analysis.noise import noise, with_signs
-from fedsign.analysis.scaling import Scaling, scaled
-from fedsign.analysis.valley import curves, lambdas_of
 from fedsign.config import from_dict, merged
 from fedsign.data.base import Samples
+from fedsign.landscape.landscape import Landscape
+from fedsign.landscape.noise import noise, with_signs
+from fedsign.landscape.scaling import Scaling, scaled
+from fedsign.landscape.valley import curves, lambdas_of
 from fedsign.models.channels_last import laid_out, prepare
 from fedsign.models.resnet import resnet20
 from fedsign.results import Line

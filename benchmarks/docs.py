@@ -14,8 +14,8 @@ from benchmarks.players import BARE, FLOOR, PLAYERS
 from benchmarks.rooms import ROOMS
 from benchmarks.tables import MISSING, Figures, measured_on, ms, table
 from benchmarks.works import all_works
+from fedsign.comparison.bars import Bar, draw_bars
 from fedsign.disk import write_text
-from fedsign.report.bars import Bar, draw_bars
 from fedsign.report.template import standalone
 
 ROOT = Path(__file__).parents[1]

@@ -17,9 +17,9 @@ from torch import nn
 
 from benchmarks.machine import machine
 from benchmarks.measure import Figures, result_head, spread, write_result
-from fedsign.analysis.coordinates import drawn_batches
 from fedsign.models.transform import prepare_training
 from fedsign.optim.base import optimizer_of
+from fedsign.parameterisation.coordinates import drawn_batches
 from fedsign.parameterisation.masks import mask_of
 from fedsign.parameterisation.products import SparseForward, pays
 from fedsign.workload import Workload

@@ -7,8 +7,6 @@ CAPABILITY = Capability(
     modules=(
         "fedsign.capabilities.bilevel",
         "fedsign.bilevel",
-        "fedsign.report.condensation",
-        "fedsign.report.learning_plots",
         "simulations.bilevel",
     ),
     kinds={

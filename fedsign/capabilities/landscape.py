@@ -6,18 +6,7 @@ CAPABILITY = Capability(
     purpose="loss valleys, interpolation and curvature around what was learned",
     modules=(
         "fedsign.capabilities.landscape",
-        "fedsign.analysis.activations",
-        "fedsign.analysis.curvature",
-        "fedsign.analysis.directions",
-        "fedsign.analysis.groups",
-        "fedsign.analysis.interpolation",
-        "fedsign.analysis.landscape",
-        "fedsign.analysis.noise",
-        "fedsign.analysis.scaling",
-        "fedsign.analysis.softmax_demo",
-        "fedsign.analysis.valley",
-        "fedsign.analysis.vector",
-        "fedsign.report.valley_*",
+        "fedsign.landscape",
         "simulations.landscape",
     ),
     commands={
@@ -27,6 +16,6 @@ CAPABILITY = Capability(
     },
     files=("docs/how-to/look-at-the-valley.md",),
     extends={
-        "report_section": "fedsign.report.valley_section:section",
+        "report_section": "fedsign.landscape.report:section",
     },
 )

@@ -7,7 +7,6 @@ CAPABILITY = Capability(
     modules=(
         "fedsign.capabilities.memory",
         "fedsign.memory",
-        "fedsign.report.stacks",
         "simulations.memory",
     ),
     requires={

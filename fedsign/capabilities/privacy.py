@@ -7,7 +7,6 @@ CAPABILITY = Capability(
     modules=(
         "fedsign.capabilities.privacy",
         "fedsign.privacy",
-        "fedsign.report.privacy",
         "clients.privacy",
         "strategies.flower.private",
         "simulations.privacy",
@@ -57,7 +56,7 @@ CAPABILITY = Capability(
     },
     extras=("privacy",),
     extends={
-        "report_section": "fedsign.report.privacy:section",
+        "report_section": "fedsign.privacy.report:section",
         "client_middleware": "clients.privacy:conducts_of",
         "round_hook": "simulations.privacy:round_hook",
         "rules": "fedsign.privacy.rules:RULES",

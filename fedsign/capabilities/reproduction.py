@@ -6,8 +6,6 @@ CAPABILITY = Capability(
     purpose="claims, figures and tables of papers as recipes with a verdict",
     modules=(
         "fedsign.capabilities.reproduction",
-        "fedsign.report.depth_plots",
-        "fedsign.report.discovery_plots",
         "simulations.recipes",
     ),
     requires={

@@ -6,7 +6,6 @@ CAPABILITY = Capability(
     purpose="one client's model and batch over several processes: PaRO",
     modules=(
         "fedsign.capabilities.sharding",
-        "fedsign.report.sharding_chart",
         "fedsign.sharding",
         "clients.sharding",
         "simulations.sharding",

@@ -6,13 +6,10 @@ CAPABILITY = Capability(
     purpose="how far the signs of models and of a round's clients agree",
     modules=(
         "fedsign.capabilities.signs",
-        "fedsign.analysis.agreement",
-        "fedsign.analysis.signs",
-        "fedsign.analysis.signs_section",
-        "fedsign.report.sign_*",
+        "fedsign.signs",
         "simulations.signs",
     ),
-    sections={"results": "fedsign.analysis.signs_section:SignsKeys"},
+    sections={"results": "fedsign.signs.section:SignsKeys"},
     columns=("signs_models", "signs_models_global", "signs_updates", "signs_updates_global"),
     requires={
         "landscape": "models are vectors and groups of parameters there",
@@ -21,7 +18,7 @@ CAPABILITY = Capability(
         "analyse signs": "simulations.signs.command:signs",
     },
     extends={
-        "report_section": "fedsign.report.sign_section:section",
-        "round_hook": "fedsign.analysis.agreement:round_hook",
+        "report_section": "fedsign.signs.report:section",
+        "round_hook": "fedsign.signs.agreement:round_hook",
     },
 )

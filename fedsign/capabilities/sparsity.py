@@ -6,10 +6,7 @@ CAPABILITY = Capability(
     purpose="sparse models, masks that change, and scaling by width and density: SμPar",
     modules=(
         "fedsign.capabilities.sparsity",
-        "fedsign.analysis.coordinates",
         "fedsign.parameterisation",
-        "fedsign.report.coordinate_plots",
-        "fedsign.report.transfer_plots",
         "simulations.sparsity",
     ),
     sections={

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 
-def render(template: str, /, **values: Any) -> str:
-    """A template of this folder, filled: text is escaped, and a name that is not given is an error."""
+def render(template: str, /, *, package: str = __package__, **values: Any) -> str:
+    """A template of a package, filled, which may take in those of this one: text is escaped, and a name that is not given is an error."""
     environment = Environment(
-        loader=PackageLoader("fedsign.report", package_path=""),
+        loader=ChoiceLoader([PackageLoader(each, package_path="") for each in (package, __package__)]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

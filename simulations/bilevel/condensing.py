@@ -20,11 +20,11 @@ from safetensors.torch import load_file
 
 from fedsign.bilevel.condensation import IMAGES, LABELS
 from fedsign.bilevel.condense import Condensation, Progress
+from fedsign.bilevel.report import Condensed, write_condensation
 from fedsign.bilevel.settings import CondensationConfig, load
 from fedsign.checkpoints import save_model
 from fedsign.disk import exclusive, write_text
 from fedsign.errors import ResultsError
-from fedsign.report.condensation import Condensed, write_condensation
 
 Line = dict[str, Any]
 CLASSES = "classes"

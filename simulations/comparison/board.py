@@ -6,7 +6,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from fedsign.comparison import Cell, Plan, values_label
+from fedsign.comparison.summary import Cell, Plan, values_label
 from simulations.callbacks.progress import NotebookBar
 from simulations.jobs import Job, Watcher
 

@@ -86,7 +86,7 @@ def compare(
     Exit code 1: some cells failed, such as one that diverged; the table is of the others.
     """
     from fedsign import config as configs
-    from fedsign.comparison_folder import PLAN
+    from fedsign.comparison.folder import PLAN
     from simulations.comparison import play as playing
     from simulations.comparison.plan import NUM_SEEDS, STRATEGIES
 
@@ -138,7 +138,7 @@ def _present(done: Any, *, export: Path | None, json: bool) -> None:
     summary = done.summary()
     paths = {"page": done.path / "report.html", "folder": done.path}
     if export is not None:
-        from fedsign.report.export import export as write_export
+        from fedsign.comparison.export import export as write_export
 
         write_export(summary, export)
         paths["export"] = export

@@ -1,6 +1,6 @@
 """What is to be compared, as a list of cells, each with a complete configuration.
 
-See [Note: cells, choices, conditions] in fedsign.comparison.  A key may be given for one strategy alone, as
+See [Note: cells, choices, conditions] in fedsign.comparison.summary.  A key may be given for one strategy alone, as
 "fedprox:strategy.mu".  Without a strategy, a key `strategy.X` is for those of the strategies that have a
 setting X.  The settings of the base experiment's own strategy hold for that strategy only.
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedsign import plugins
-from fedsign.comparison import Cell, Plan, products, strategy_label
+from fedsign.comparison.summary import Cell, Plan, products, strategy_label
 from fedsign.config import ExperimentConfig, parse_override
 from fedsign.errors import ConfigError
 from fedsign.metrics import is_higher_better

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from fedsign import config as configs
-from fedsign.comparison import Cell, Plan
-from fedsign.comparison_folder import PLAN, CellState, Comparison, load_comparison, seconds_of
+from fedsign.comparison.folder import PLAN, CellState, Comparison, load_comparison, seconds_of
+from fedsign.comparison.report import write_comparison
+from fedsign.comparison.summary import Cell, Plan
 from fedsign.config import ExperimentConfig
 from fedsign.disk import disk_errors
 from fedsign.errors import ConfigError, ResultsError
-from fedsign.report.comparison import write_comparison
 from fedsign.workload import Workload
 from simulations import api
 from simulations.comparison import arguments

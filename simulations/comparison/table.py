@@ -7,10 +7,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedsign.comparison import Entry, Interval, Summary, ToTarget, values_label
-from fedsign.comparison_folder import Comparison
-from fedsign.over_seeds import TARGET_SHARE
-from fedsign.report.labels import last_rounds, seeds_of_all
+from fedsign.comparison.folder import Comparison
+from fedsign.comparison.labels import last_rounds, seeds_of_all
+from fedsign.comparison.over_seeds import TARGET_SHARE
+from fedsign.comparison.summary import Entry, Interval, Summary, ToTarget, values_label
 from fedsign.report.wording import byte_count, plural
 
 _MISSING = "-"

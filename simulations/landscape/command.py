@@ -71,8 +71,8 @@ def valley(
     json: NumbersOption = False,
 ) -> None:
     """Draw loss and error around a model, along noises and special directions."""
+    from fedsign.landscape.figures import valley_figures
     from fedsign.report.analysis import write_found
-    from fedsign.report.valley_plots import valley_figures
     from simulations.landscape import valley as valleys
     from simulations.landscape.subject import subject_of
 
@@ -116,8 +116,8 @@ def interpolate(
     json: NumbersOption = False,
 ) -> None:
     """Draw loss and error on the line through two models, and say what stands between them."""
+    from fedsign.landscape.figures import path_figures
     from fedsign.report.analysis import write_found
-    from fedsign.report.valley_plots import path_figures
     from simulations.landscape import interpolate as lines
     from simulations.landscape.subject import subject_of
 

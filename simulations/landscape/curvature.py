@@ -2,7 +2,7 @@
 
 import torch
 
-from fedsign.analysis.curvature import Curvature
+from fedsign.landscape.curvature import Curvature
 from fedsign.report.analysis import Found
 from simulations.landscape.subject import Subject
 

@@ -6,10 +6,10 @@ from dataclasses import asdict
 
 from torch import Tensor
 
-from fedsign.analysis.interpolation import between, soup_gap
-from fedsign.analysis.landscape import Landscape
-from fedsign.analysis.signs import same_sign_ratio, step_by_group
 from fedsign.errors import ConfigError
+from fedsign.landscape.interpolation import between, soup_gap
+from fedsign.landscape.landscape import Landscape
+from fedsign.landscape.sign_ratios import same_sign_ratio, step_by_group
 from fedsign.report.analysis import Found
 from simulations.landscape.subject import Subject
 
@@ -59,7 +59,7 @@ def look(
 
 
 def soup_of(subjects: Sequence[Subject], *, samples: int | None = None, statistics: int = 500) -> float:
-    """What the uniform soup of some models is better by than their mean; see `fedsign.analysis.interpolation.soup_gap`."""
+    """What the uniform soup of some models is better by than their mean; see `fedsign.landscape.interpolation.soup_gap`."""
     first = subjects[0]
     landscape = Landscape(
         first.model, first.workload.task, first.test_samples(samples), statistics=first.statistics(statistics)

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from fedsign import checkpoints
 from fedsign import config as configs
-from fedsign.analysis.vector import Layout
 from fedsign.data.base import AnySamples, Samples
 from fedsign.errors import ConfigError, ResultsError
+from fedsign.landscape.vector import Layout
 from fedsign.models.transform import packing_of
 from fedsign.models.weights import load_weights, read_tensors
 from fedsign.records import Tensors

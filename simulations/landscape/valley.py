@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsign.analysis.directions import SPECIAL, special
-from fedsign.analysis.groups import mask_of
-from fedsign.analysis.landscape import Landscape
-from fedsign.analysis.noise import LABELS, NOISES, noise, with_signs
-from fedsign.analysis.scaling import Scaling, scaled
-from fedsign.analysis.valley import Curve, Sides, Surface, asymmetry, curves, lambdas_of, surface
 from fedsign.errors import ConfigError
+from fedsign.landscape.directions import SPECIAL, special
+from fedsign.landscape.groups import mask_of
+from fedsign.landscape.landscape import Landscape
+from fedsign.landscape.noise import LABELS, NOISES, noise, with_signs
+from fedsign.landscape.scaling import Scaling, scaled
+from fedsign.landscape.valley import Curve, Sides, Surface, asymmetry, curves, lambdas_of, surface
 from fedsign.registry import nearest
 from fedsign.report.analysis import Found
 from simulations.landscape.subject import Subject

@@ -10,13 +10,13 @@ from torch import nn
 
 from fedsign.disk import write_text
 from fedsign.errors import ConfigError
+from fedsign.memory.chart import Stack, draw_stacks
 from fedsign.memory.estimate import CATEGORIES, Estimate, Setting, Work, estimate
 from fedsign.memory.measure import Measured, measure
 from fedsign.memory.methods import DEFAULT, blocks_of, methods_of
 from fedsign.memory.named import subject_of
 from fedsign.memory.step import AdamKind, AttentionKind, Batch, Device, Precision, next_tokens
 from fedsign.registry import nearest
-from fedsign.report.stacks import Stack, draw_stacks
 from fedsign.report.template import standalone
 from fedsign.report.wording import byte_count
 from simulations.sharding.quantities import bytes_of

@@ -11,8 +11,8 @@ from rich.table import Table
 
 from fedsign.disk import write_text
 from fedsign.errors import ConfigError
-from fedsign.report.sharding_chart import Dot, Standing, draw_sharding
 from fedsign.report.wording import byte_count, figure
+from fedsign.sharding.chart import Dot, Standing, draw_sharding
 from fedsign.sharding.layout import Grouping
 from fedsign.sharding.plan import Estimate, Ranking, Task, estimate, rank
 from fedsign.sharding.strategy import PAPER, STRATEGIES

@@ -29,7 +29,7 @@ def signs(
 ) -> None:
     """Compare the signs of models, layer by layer: the share of parameters whose signs are equal."""
     from fedsign.report.analysis import write_found
-    from fedsign.report.sign_plots import sign_figures
+    from fedsign.signs.figures import sign_figures
     from simulations.landscape.subject import subject_of
     from simulations.signs import pairs as comparing
 

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsign.analysis.signs import same_sign_ratio, same_sign_ratios
-from fedsign.analysis.vector import Layout
 from fedsign.errors import ConfigError
+from fedsign.landscape.sign_ratios import same_sign_ratio, same_sign_ratios
+from fedsign.landscape.vector import Layout
 from fedsign.report.analysis import Found
 from fedsign.results import read_lines
 from simulations.landscape.subject import Subject

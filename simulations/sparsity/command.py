@@ -61,8 +61,8 @@ def coordinates(
 ) -> None:
     """Measure how large activations are while training begins, by step and density, under several parameterisations."""
     from fedsign import config as configs
+    from fedsign.parameterisation.coordinate_figures import coordinate_figures
     from fedsign.report.analysis import write_found
-    from fedsign.report.coordinate_plots import coordinate_figures
     from simulations.sparsity import coordinates as looking
 
     asked = looking.Asked(schemes=words(schemes), densities=numbers("--densities", densities), seeds=seeds, steps=steps)
@@ -142,8 +142,8 @@ def transfer(
 ) -> None:
     """Find the best learning rate, or start, of a proxy, and see whether it holds at other widths and densities."""
     from fedsign import config as configs
+    from fedsign.parameterisation.transfer_figures import transfer_figures
     from fedsign.report.analysis import write_found
-    from fedsign.report.transfer_plots import transfer_figures
     from simulations.sparsity import transfer as tuning
 
     if toml and json:

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsign import plugins
-from fedsign.analysis.coordinates import Coordinates, coordinates
 from fedsign.config import ExperimentConfig, from_dict
 from fedsign.errors import ConfigError
+from fedsign.parameterisation.coordinates import Coordinates, coordinates
 from fedsign.parameterisation.section import ParameterisationPart, SparsityPart
 from fedsign.registry import nearest
 from fedsign.report.analysis import Found

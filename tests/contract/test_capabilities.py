@@ -12,7 +12,7 @@ import torch
 from clients.state.database import StateDatabase
 from fedsign import plugins
 from fedsign.checkpoints import load_latest
-from fedsign.comparison import Played, summarise
+from fedsign.comparison.summary import Played, summarise
 from fedsign.config import from_dict
 from fedsign.data.base import Dataset
 from fedsign.data.digits import digits

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedsign.checkpoints import load_latest, rounds_on_disk
-from fedsign.comparison_folder import CellState
+from fedsign.comparison.folder import CellState
 from fedsign.data.base import Samples
 from fedsign.report.page import write_report
 from fedsign.workload import Workload

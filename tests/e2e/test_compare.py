@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedsign.comparison_folder import CellState, Comparison, load_comparison
+from fedsign.comparison.folder import CellState, Comparison, load_comparison
 from fedsign.config import from_dict
 from fedsign.errors import ConfigError, FedSignError, ResultsError
 from fedsign.workload import Workload

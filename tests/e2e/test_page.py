@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fedsign.report.comparison import write_comparison
+from fedsign.comparison.report import write_comparison
 from fedsign.report.page import write_report
 from tests.unit.report_samples import a_comparison
 from tests.unit.test_report import EDGES, a_line, a_run

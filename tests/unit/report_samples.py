@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsign.comparison import Cell, Plan, Played, Summary, products, summarise
+from fedsign.comparison.summary import Cell, Plan, Played, Summary, products, summarise
 
 STRATEGIES = {
     "fedavg": ("FedAvg", 0.948, 22.0),

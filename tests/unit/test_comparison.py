@@ -13,10 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedsign.comparison import Cell, Plan, Played, Summary, distinct, products, strategy_label, summarise, values_label
-from fedsign.comparison_folder import Comparison
+from fedsign.comparison.folder import Comparison
+from fedsign.comparison.over_seeds import curves, default_target, first_round_at, to_target
+from fedsign.comparison.summary import (
+    Cell,
+    Plan,
+    Played,
+    Summary,
+    distinct,
+    products,
+    strategy_label,
+    summarise,
+    values_label,
+)
 from fedsign.intervals import mean_and_std, paired_difference
-from fedsign.over_seeds import curves, default_target, first_round_at, to_target
 from simulations.comparison.table import as_json, print_summary
 from simulations.recipes.algorithms.tables import best_in, means, pooled_difference
 from simulations.recipes.cells import paired_difference as recipe_difference

@@ -7,12 +7,12 @@ from scipy import stats
 from torch import nn
 from torch.func import functional_call, hessian
 
-from fedsign.analysis.activations import activation_confusion, relu_demo
-from fedsign.analysis.curvature import Curvature
-from fedsign.analysis.softmax_demo import softmax_curve
-from fedsign.analysis.vector import Layout
 from fedsign.data.base import Samples
 from fedsign.errors import ConfigError
+from fedsign.landscape.activations import activation_confusion, relu_demo
+from fedsign.landscape.curvature import Curvature
+from fedsign.landscape.softmax_demo import softmax_curve
+from fedsign.landscape.vector import Layout
 from fedsign.models.mlp import mlp
 from fedsign.seeding import Purpose, generator
 from fedsign.tasks.classification import Classification

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsign.comparison import Summary
+from fedsign.comparison.export import export
+from fedsign.comparison.latex import details_table, document, escape, results_table
+from fedsign.comparison.summary import Summary
 from fedsign.errors import ResultsError
-from fedsign.report.export import export
-from fedsign.report.latex import details_table, document, escape, results_table
 from tests.unit.report_samples import ALPHAS, STRATEGIES, a_comparison
 
 HOSTILE = r"50% of $x_1^2 & #{3}~\\ \input{/etc/passwd} [a] <b> 'α' Ω é 中 " + '"q"'
@@ -206,7 +206,7 @@ def test_settings_of_matplotlib_are_neither_changed_nor_obeyed(tmp_path: Path) -
 
 
 def test_matplotlib_is_loaded_by_an_export_only() -> None:
-    code = "import sys, fedsign.report.export, fedsign.report.comparison; print({'torch', 'flwr', 'matplotlib'} & set(sys.modules))"
+    code = "import sys, fedsign.comparison.export, fedsign.comparison.report; print({'torch', 'flwr', 'matplotlib'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 

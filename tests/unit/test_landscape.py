@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsign.analysis.landscape import Landscape, grid
 from fedsign.data.base import Samples
 from fedsign.errors import ConfigError
+from fedsign.landscape.landscape import Landscape, grid
 from fedsign.models.cnn import cnn
 from fedsign.models.mlp import mlp
 from fedsign.models.resnet import resnet20

@@ -14,13 +14,13 @@ from torch.nn import functional
 from clients.cohort.trainer import CohortTrainer
 from clients.trainer import check_training
 from clients.workers.shared_data import VocabularyOnly, mapped_data, share_data
-from fedsign.analysis.curvature import Curvature
-from fedsign.analysis.landscape import Landscape
 from fedsign.config import from_dict
 from fedsign.data.base import Dataset, LazySamples, Samples
 from fedsign.data.checks import checked_dataset
 from fedsign.data.text.tokenizers import Bytes, Characters
 from fedsign.errors import ConfigError, DataError, FedSignError
+from fedsign.landscape.curvature import Curvature
+from fedsign.landscape.landscape import Landscape
 from fedsign.metrics.perplexity import perplexity
 from fedsign.records import ObjectiveSpec
 from fedsign.tasks.base import IGNORED, num_terms

@@ -10,9 +10,9 @@ pytest.importorskip("matplotlib")
 
 from matplotlib.figure import Figure
 
-from fedsign.report.depth_plots import draw_depths
-from fedsign.report.discovery_plots import draw_discovery
 from fedsign.report.figures import save, style
+from simulations.recipes.fg2u.depth_figures import draw_depths
+from simulations.recipes.fg2u.discovery_figures import draw_discovery
 
 DRAWN: dict[str, Callable[[], Figure]] = {
     "depths": lambda: draw_depths(

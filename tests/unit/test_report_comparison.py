@@ -12,19 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsign.comparison import Curve, Entry, Summary, ToTarget
+from fedsign.comparison.card import render_comparison_card
+from fedsign.comparison.forest import draw_forest
+from fedsign.comparison.labels import scale_of, short_label
+from fedsign.comparison.latex import details_table
+from fedsign.comparison.lines import Line, draw_lines
+from fedsign.comparison.report import render, write_comparison
+from fedsign.comparison.summary import Curve, Entry, Summary, ToTarget
+from fedsign.comparison.tables import results
+from fedsign.comparison.verdict import as_good_as_best, verdict
 from fedsign.intervals import mean_and_std, paired_difference
-from fedsign.report.comparison import render, write_comparison
-from fedsign.report.comparison_card import render_comparison_card
 from fedsign.report.curves import colour, dash
-from fedsign.report.forest import draw_forest
-from fedsign.report.labels import scale_of, short_label
-from fedsign.report.latex import details_table
-from fedsign.report.lines import Line, draw_lines
 from fedsign.report.svg import apart, clipped
-from fedsign.report.tables import results
 from fedsign.report.template import standalone
-from fedsign.report.verdict import as_good_as_best, verdict
 from fedsign.report.wording import NARROW_SPACE
 from tests.unit.report_samples import ALPHAS, FAILURE, STRATEGIES, a_comparison
 

@@ -8,17 +8,17 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor, nn
 
-from fedsign.analysis.directions import special
-from fedsign.analysis.groups import GROUPS, mask_of
-from fedsign.analysis.interpolation import between, soup, soup_gap
-from fedsign.analysis.landscape import Landscape
-from fedsign.analysis.noise import NOISES, noise, with_signs
-from fedsign.analysis.scaling import Scaling, scaled
-from fedsign.analysis.signs import same_sign_ratio, step_by_group
-from fedsign.analysis.valley import asymmetry, curves, lambdas_of, sides_of, surface
-from fedsign.analysis.vector import Layout
 from fedsign.data.base import Samples
 from fedsign.errors import ConfigError
+from fedsign.landscape.directions import special
+from fedsign.landscape.groups import GROUPS, mask_of
+from fedsign.landscape.interpolation import between, soup, soup_gap
+from fedsign.landscape.landscape import Landscape
+from fedsign.landscape.noise import NOISES, noise, with_signs
+from fedsign.landscape.scaling import Scaling, scaled
+from fedsign.landscape.sign_ratios import same_sign_ratio, step_by_group
+from fedsign.landscape.valley import asymmetry, curves, lambdas_of, sides_of, surface
+from fedsign.landscape.vector import Layout
 from fedsign.models.cnn import cnn
 from fedsign.models.resnet import resnet20
 from fedsign.tasks.classification import Classification

@@ -13,7 +13,7 @@ split, and FedAvg loses 20 points or more under the sign flip.  A run that break
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedsign.comparison import Entry
+from fedsign.comparison.summary import Entry
 from simulations.recipes.algorithms.tables import Table
 from simulations.recipes.base import Figures, Recipe, Threshold, Verdict
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedsign.comparison import Entry, Summary, values_label
+from fedsign.comparison.export import export
+from fedsign.comparison.summary import Entry, Summary, values_label
+from fedsign.comparison.verdict import ranked
 from fedsign.errors import DataError
 from fedsign.intervals import paired_difference
-from fedsign.report.export import export
-from fedsign.report.verdict import ranked
 from simulations.comparison.play import compare
 from simulations.recipes.base import NotDecidableHere
 

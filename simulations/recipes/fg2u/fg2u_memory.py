@@ -16,10 +16,10 @@ from typing import Any
 from fedsign.bilevel.condense import Condensation
 from fedsign.bilevel.settings import from_dict
 from fedsign.memory.live import LiveBytes
-from fedsign.report.depth_plots import draw_depths
 from fedsign.report.figures import save, style
 from fedsign.seeding import Purpose, torch_generator
 from simulations.recipes.base import Figures, Recipe, Threshold
+from simulations.recipes.fg2u.depth_figures import draw_depths
 
 METHODS: dict[str, Mapping[str, Any]] = {
     "rgu": {},

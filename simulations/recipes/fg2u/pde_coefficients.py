@@ -29,10 +29,10 @@ from fedsign.bilevel.forward_gradient import fg2u_zo
 from fedsign.bilevel.hypergradients import rgu
 from fedsign.bilevel.unroll import Inner, Problem, Tree
 from fedsign.bilevel.updates import Adam
-from fedsign.report.discovery_plots import draw_discovery
 from fedsign.report.figures import save, style
 from simulations.recipes.base import Figures, Recipe, Threshold
 from simulations.recipes.fg2u.burgers import Spectral, exact, grid, network, physics_informed, values
+from simulations.recipes.fg2u.discovery_figures import draw_discovery
 
 PICTURE = Path("pde-coefficients.svg")
 SOLVERS, NETWORKS = ("quadrature", "random"), ("fresh", "continued")

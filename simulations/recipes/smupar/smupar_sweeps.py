@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsign.parameterisation.transfer_figures import transfer_figures
 from fedsign.report.analysis import Found, write_found
-from fedsign.report.transfer_plots import transfer_figures
 from simulations.recipes.smupar.smupar_gpt import INIT_STD, experiment
 from simulations.sparsity.transfer import Asked, tune
 

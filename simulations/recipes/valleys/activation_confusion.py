@@ -5,9 +5,9 @@ theta_f + lambda |eps| sign(theta_f) has a larger trace at lambda = a than at -a
 layer of an MLP 64-128-128-10 on digits, norm-scaled.
 """
 
-from fedsign.analysis.activations import activation_confusion
-from fedsign.analysis.noise import noise, with_signs
-from fedsign.analysis.scaling import Scaling, scaled
+from fedsign.landscape.activations import activation_confusion
+from fedsign.landscape.noise import noise, with_signs
+from fedsign.landscape.scaling import Scaling, scaled
 from simulations.recipes.base import Figures, Recipe, Threshold
 from simulations.recipes.valleys.networks import landscape_of, mean, network
 

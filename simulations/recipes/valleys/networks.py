@@ -10,12 +10,12 @@ from torch import Tensor
 
 from clients.state.store import ClientStore
 from clients.trainer import SequentialTrainer
-from fedsign.analysis.landscape import Landscape
-from fedsign.analysis.noise import noise, with_signs
-from fedsign.analysis.scaling import Scaling, scaled
-from fedsign.analysis.valley import Sides, curves
 from fedsign.config import from_dict, merged
 from fedsign.errors import RoundError
+from fedsign.landscape.landscape import Landscape
+from fedsign.landscape.noise import noise, with_signs
+from fedsign.landscape.scaling import Scaling, scaled
+from fedsign.landscape.valley import Sides, curves
 from fedsign.records import ObjectiveSpec, Tensors, TrainReply, TrainRequest
 from fedsign.workload import Workload
 from simulations.landscape.subject import Subject, subject_of

@@ -6,7 +6,7 @@ Paper: arXiv 2405.12489, section 5 (ReLU demonstration): h in R^d from G(0, 1), 
 
 import numpy as np
 
-from fedsign.analysis.activations import relu_demo
+from fedsign.landscape.activations import relu_demo
 from simulations.recipes.base import Figures, Recipe, Threshold
 
 _LAMBDAS = np.array([-1.0, -0.5, 0.0, 0.5, 1.0])

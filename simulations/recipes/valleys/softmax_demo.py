@@ -7,7 +7,7 @@ all of them); noise G(0, 1), or |G(0, 1)| sign(W), raw; 21 lambdas from -1 to 1.
 import numpy as np
 from scipy.stats import spearmanr
 
-from fedsign.analysis.softmax_demo import SoftmaxCurve, softmax_curve
+from fedsign.landscape.softmax_demo import SoftmaxCurve, softmax_curve
 from simulations.recipes.base import Figures, Recipe, Threshold
 
 _LAMBDAS = np.linspace(-1, 1, 21)

@@ -8,10 +8,10 @@ to train the start on, two to go on with.
 
 import torch
 
-from fedsign.analysis.interpolation import soup_gap
-from fedsign.analysis.landscape import Landscape
-from fedsign.analysis.signs import same_sign_ratio
 from fedsign.data.base import Samples
+from fedsign.landscape.interpolation import soup_gap
+from fedsign.landscape.landscape import Landscape
+from fedsign.landscape.sign_ratios import same_sign_ratio
 from fedsign.records import tensors_of
 from simulations.recipes.base import Figures, Recipe, Threshold
 from simulations.recipes.valleys.networks import mean, trained_on_share, workload_in_shares

@@ -10,8 +10,8 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from fedsign.analysis.groups import mask_of
-from fedsign.analysis.scaling import Scaling
+from fedsign.landscape.groups import mask_of
+from fedsign.landscape.scaling import Scaling
 from fedsign.models.batch_norm import BATCH_NORMS
 from fedsign.models.cnn import cnn
 from simulations.recipes.base import Figures, Recipe, Threshold

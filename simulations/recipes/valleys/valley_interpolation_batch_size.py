@@ -8,9 +8,9 @@ for eight times as many epochs, since an epoch has three of them.
 
 import numpy as np
 
-from fedsign.analysis.interpolation import between
-from fedsign.analysis.signs import same_sign_ratio
-from fedsign.analysis.valley import Array
+from fedsign.landscape.interpolation import between
+from fedsign.landscape.sign_ratios import same_sign_ratio
+from fedsign.landscape.valley import Array
 from simulations.recipes.base import Figures, Recipe, Threshold
 from simulations.recipes.valleys.networks import landscape_of, mean, network
 

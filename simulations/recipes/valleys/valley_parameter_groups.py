@@ -5,7 +5,7 @@ or BN alone.  Here the CNN with BatchNorm on digits, Gaussian noise with the mod
 s = 1; statistics of BatchNorm of 500 training images.
 """
 
-from fedsign.analysis.groups import GROUPS, mask_of
+from fedsign.landscape.groups import GROUPS, mask_of
 from simulations.recipes.base import Figures, Recipe, Threshold
 from simulations.recipes.valleys.networks import landscape_of, mean, network, sides_along
 

@@ -6,8 +6,8 @@ MLP 64-128-128-10 without BatchNorm, norm-scaled, s = 1; asymmetry = mean error 
 over networks (each the mean of its draws).
 """
 
-from fedsign.analysis.noise import NOISES
 from fedsign.intervals import paired_difference
+from fedsign.landscape.noise import NOISES
 from simulations.recipes.base import Figures, Recipe, Threshold
 from simulations.recipes.valleys.networks import landscape_of, mean, network, sides_along
 

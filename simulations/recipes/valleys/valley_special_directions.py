@@ -5,9 +5,9 @@ sgp(theta_f - mu) not.  It explains theta_0 by BatchNorm's weights, which start 
 Here on digits, an MLP 64-128-128-10 without BatchNorm, norm-scaled, s = 1.
 """
 
-from fedsign.analysis.directions import SPECIAL, special
-from fedsign.analysis.scaling import Scaling, scaled
 from fedsign.intervals import mean_and_std
+from fedsign.landscape.directions import SPECIAL, special
+from fedsign.landscape.scaling import Scaling, scaled
 from simulations.recipes.base import Figures, Recipe, Threshold, Verdict
 from simulations.recipes.valleys.networks import landscape_of, mean, network, sides_of_direction
 

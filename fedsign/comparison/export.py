@@ -21,12 +21,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsign.comparison import Summary
+from fedsign.comparison import latex
+from fedsign.comparison.figures import all_figures
+from fedsign.comparison.rows import names, table_rows
+from fedsign.comparison.summary import Summary
 from fedsign.disk import write_text
 from fedsign.errors import ResultsError
-from fedsign.report import figures, latex
-from fedsign.report.comparison_figures import all_figures
-from fedsign.report.rows import names, table_rows
+from fedsign.report import figures
 from fedsign.results import Line, RunFolder
 
 _README = """\

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsign.analysis.landscape import Landscape, grid
-from fedsign.analysis.valley import Array, Curve, curve_of
 from fedsign.errors import ConfigError
+from fedsign.landscape.landscape import Landscape, grid
+from fedsign.landscape.valley import Array, Curve, curve_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

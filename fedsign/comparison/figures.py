@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fedsign.comparison import Summary, values_label
-from fedsign.report.bars import Bar, bytes_bars, rounds_bars
+from fedsign.comparison.bars import Bar, bytes_bars, rounds_bars
+from fedsign.comparison.forest import rows_of
+from fedsign.comparison.labels import metric_name, reference_label, scale_of, short_label
+from fedsign.comparison.lines import Line, extent, lines_of
+from fedsign.comparison.summary import Summary, values_label
 from fedsign.report.figures import COLOURS, Draw, dash, empty, label_plainly
-from fedsign.report.forest import rows_of
-from fedsign.report.labels import metric_name, reference_label, scale_of, short_label
-from fedsign.report.lines import Line, extent, lines_of
 from fedsign.report.population import Population
 from fedsign.report.svg import LARGEST
 from fedsign.report.wording import is_share, shortened

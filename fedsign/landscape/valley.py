@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedsign.analysis.landscape import Landscape, Values, grid
 from fedsign.errors import ConfigError
 from fedsign.intervals import Interval, paired_difference
+from fedsign.landscape.landscape import Landscape, Values, grid
 
 Array = NDArray[np.float64]
 RISE = 0.1

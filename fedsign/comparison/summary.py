@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedsign.comparison.over_seeds import Curve, ToTarget, curves, default_target, to_target, total
 from fedsign.intervals import Interval, mean_and_std, paired_difference
-from fedsign.over_seeds import Curve, ToTarget, curves, default_target, to_target, total
 from fedsign.registry import target_of
 from fedsign.results import Line, final_value
 
@@ -49,7 +49,7 @@ class Plan:
     metric: str  # such as "accuracy"
     higher_is_better: bool
     reference: str
-    target: float | None  # as given; None: see fedsign.over_seeds.default_target
+    target: float | None  # as given; None: see fedsign.comparison.over_seeds.default_target
     labels: Mapping[str, str]  # of the strategies, in the order given
     seeds: tuple[int, ...]
     cells: tuple[Cell, ...]

@@ -65,6 +65,7 @@ def html(found: Condensed) -> str:
         rows.append((name, [(picture(found.before[index]), picture(found.after[index])) for index in chosen]))
     return render(
         "condensation.html.jinja",
+        package=__package__,
         name=found.name,
         headline=found.headline,
         facts=found.facts,

@@ -4,10 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedsign.comparison import Entry, Summary, ToTarget, Trial
-from fedsign.report.bars import bytes_to_target
-from fedsign.report.curves import colour, dash
-from fedsign.report.labels import (
+from fedsign.comparison.bars import bytes_to_target
+from fedsign.comparison.labels import (
     PLUS_MINUS,
     Scale,
     entries_of,
@@ -16,7 +14,9 @@ from fedsign.report.labels import (
     short_label,
     strategies_of,
 )
-from fedsign.report.verdict import as_good_as_best
+from fedsign.comparison.summary import Entry, Summary, ToTarget, Trial
+from fedsign.comparison.verdict import as_good_as_best
+from fedsign.report.curves import colour, dash
 from fedsign.report.wording import MISSING, byte_count
 
 

@@ -3,10 +3,10 @@
 As the card of a run (card.py): nothing is asked of the page around it, and nothing of it is changed.
 """
 
-from fedsign.comparison import Summary
-from fedsign.report import tables
-from fedsign.report.forest import draw_forest
-from fedsign.report.labels import last_rounds, metric_name, reference_label, scale_of
+from fedsign.comparison import tables
+from fedsign.comparison.forest import draw_forest
+from fedsign.comparison.labels import last_rounds, metric_name, reference_label, scale_of
+from fedsign.comparison.summary import Summary
 from fedsign.report.template import render
 
 TEMPLATE = "comparison_card.html.jinja"
@@ -17,6 +17,7 @@ def render_comparison_card(summary: Summary) -> str:
     unit = scale_of(summary).unit
     return render(
         TEMPLATE,
+        package=__package__,
         name=summary.name,
         summary=summary,
         metric=f"{metric_name(summary)}{f' ({unit})' if unit else ''}",

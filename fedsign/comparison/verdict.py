@@ -9,9 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedsign.comparison import Entry, Interval, Summary
-from fedsign.intervals import paired_difference
-from fedsign.report.labels import (
+from fedsign.comparison.labels import (
     Scale,
     entries_of,
     enumerate_words,
@@ -21,6 +19,8 @@ from fedsign.report.labels import (
     seeds_of_all,
     short_label,
 )
+from fedsign.comparison.summary import Entry, Interval, Summary
+from fedsign.intervals import paired_difference
 from fedsign.report.wording import NARROW_SPACE, plural
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedsign.analysis.groups import mask_of
-from fedsign.analysis.vector import Layout
+from fedsign.landscape.groups import mask_of
+from fedsign.landscape.vector import Layout
 
 GROUPS_OF_A_STEP = ("BN weight", "BN bias", "CLF weight", "CLF bias", "Other weight", "Other bias")
 

@@ -8,12 +8,10 @@ from typing import Any
 
 from markupsafe import Markup
 
-from fedsign.comparison import Entry, Summary, values_label
-from fedsign.disk import write_text
-from fedsign.report import labels, tables, template, wording
-from fedsign.report.bars import bytes_bars, draw_bars, rounds_bars
-from fedsign.report.forest import draw_forest
-from fedsign.report.labels import (
+from fedsign.comparison import labels, tables
+from fedsign.comparison.bars import bytes_bars, draw_bars, rounds_bars
+from fedsign.comparison.forest import draw_forest
+from fedsign.comparison.labels import (
     entries_of,
     last_rounds,
     metric_name,
@@ -24,11 +22,14 @@ from fedsign.report.labels import (
     short_label,
     strategies_of,
 )
-from fedsign.report.lines import MIN_ROUNDS_TO_SMOOTH, draw_lines, lines_of
+from fedsign.comparison.lines import MIN_ROUNDS_TO_SMOOTH, draw_lines, lines_of
+from fedsign.comparison.summary import Entry, Summary, values_label
+from fedsign.comparison.verdict import verdict
+from fedsign.disk import write_text
+from fedsign.report import template, wording
 from fedsign.report.population import Population, draw_population
 from fedsign.report.run_charts import DRIFT, Chart
 from fedsign.report.summary import Fact, settings_by_section
-from fedsign.report.verdict import verdict
 
 TEMPLATE = "comparison.html.jinja"
 
@@ -54,6 +55,7 @@ def render(summary: Summary) -> str:
     scale = scale_of(summary)
     return template.render(
         TEMPLATE,
+        package=__package__,
         name=summary.name,
         status=status(summary),
         summary=summary,

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedsign.comparison import Entry, Interval, Summary
+from fedsign.comparison.summary import Entry, Interval, Summary
 from fedsign.report.wording import MISSING, NARROW_SPACE, is_share, plural, setting
 
 MINUS = "−"

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from fedsign.analysis.vector import Layout
 from fedsign.data.base import Samples
 from fedsign.errors import ConfigError
+from fedsign.landscape.vector import Layout
 from fedsign.models.batch_norm import BATCH_NORMS
 from fedsign.models.channels_last import laid_out, prepare
 from fedsign.tasks.base import KeepingTask, Task

@@ -11,9 +11,9 @@ from typing import Any
 
 from markupsafe import Markup
 
-from fedsign.comparison import Curve, Summary
+from fedsign.comparison.labels import entries_of, strategies_of
+from fedsign.comparison.summary import Curve, Summary
 from fedsign.report.curves import colour, frame, names_at_ends, stroke, tick_names, trailing_mean
-from fedsign.report.labels import entries_of, strategies_of
 from fedsign.report.svg import (
     LARGEST,
     Axis,

@@ -9,7 +9,7 @@ def section(run: Run) -> Section | None:
     path = run.path / "analysis" / "valley.json"
     if not path.exists():
         return None
+    from fedsign.landscape.charts import valley_charts
     from fedsign.report.analysis import read_found  # only now, since they take NumPy
-    from fedsign.report.valley_charts import valley_charts
 
     return Section(title="Loss valley", charts=valley_charts(read_found(path)))

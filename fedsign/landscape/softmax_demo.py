@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_softmax
 
-from fedsign.analysis.valley import Array
+from fedsign.landscape.valley import Array
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,9 +4,9 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from fedsign.comparison import Entry, Summary
-from fedsign.report.labels import entries_of
-from fedsign.report.verdict import as_good_as_best
+from fedsign.comparison.labels import entries_of
+from fedsign.comparison.summary import Entry, Summary
+from fedsign.comparison.verdict import as_good_as_best
 from fedsign.results import Line
 
 if TYPE_CHECKING:

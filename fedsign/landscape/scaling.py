@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from fedsign.analysis.vector import Layout
+from fedsign.landscape.vector import Layout
 
 
 class Scaling(StrEnum):

@@ -12,8 +12,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from fedsign.analysis.vector import Layout
 from fedsign.errors import ConfigError
+from fedsign.landscape.vector import Layout
 from fedsign.models.batch_norm import BATCH_NORMS
 from fedsign.models.features import classifier_of
 

@@ -20,11 +20,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsign.comparison import Cell, Plan, Played, Summary, summarise
+from fedsign.comparison.card import render_comparison_card
+from fedsign.comparison.rows import to_frame
+from fedsign.comparison.summary import Cell, Plan, Played, Summary, summarise
 from fedsign.disk import exclusive, write_text
 from fedsign.errors import ResultsError
-from fedsign.report.comparison_card import render_comparison_card
-from fedsign.report.rows import to_frame
 from fedsign.results import RunFolder
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsign.analysis.valley import Array
-from fedsign.analysis.vector import Layout
+from fedsign.landscape.valley import Array
+from fedsign.landscape.vector import Layout
 from fedsign.models.features import forward_with_features
 from fedsign.seeding import Purpose, generator
 

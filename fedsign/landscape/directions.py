@@ -10,8 +10,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from fedsign.analysis.vector import Layout
 from fedsign.errors import ConfigError
+from fedsign.landscape.vector import Layout
 from fedsign.registry import nearest
 
 SPECIAL: Mapping[str, str] = MappingProxyType(

@@ -7,11 +7,11 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
+from fedsign.landscape.figures import lines_of, tallest
 from fedsign.report.analysis import Found
 from fedsign.report.curves import frame, names_at_ends, stroke, tick_names
 from fedsign.report.run_charts import Chart
 from fedsign.report.svg import Axis, nice_ticks, number, picture, segments_of, tag, value_axis
-from fedsign.report.valley_plots import lines_of, tallest
 from fedsign.report.wording import figure as in_words
 
 ABOUT = (

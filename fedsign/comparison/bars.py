@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from fedsign.comparison import Entry, Summary, ToTarget
+from fedsign.comparison.labels import entries_of, short_label, strategies_of
+from fedsign.comparison.summary import Entry, Summary, ToTarget
 from fedsign.report.curves import colour
-from fedsign.report.labels import entries_of, short_label, strategies_of
 from fedsign.report.svg import number, picture, tag
 from fedsign.report.wording import byte_count, shortened
 

@@ -11,9 +11,8 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedsign.comparison import Entry, Summary
-from fedsign.report.bars import bytes_to_target
-from fedsign.report.labels import (
+from fedsign.comparison.bars import bytes_to_target
+from fedsign.comparison.labels import (
     Scale,
     entries_of,
     last_rounds,
@@ -25,8 +24,9 @@ from fedsign.report.labels import (
     short_label,
     strategies_of,
 )
-from fedsign.report.tables import mean_and_spread, seed_troubles, target_text
-from fedsign.report.verdict import as_good_as_best
+from fedsign.comparison.summary import Entry, Summary
+from fedsign.comparison.tables import mean_and_spread, seed_troubles, target_text
+from fedsign.comparison.verdict import as_good_as_best
 from fedsign.report.wording import MISSING, NARROW_SPACE, byte_count
 
 _SPECIAL = {

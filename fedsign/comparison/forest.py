@@ -8,11 +8,19 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from fedsign.comparison import Interval, Summary
+from fedsign.comparison.labels import (
+    Scale,
+    entries_of,
+    metric_name,
+    reference_label,
+    scale_of,
+    short_label,
+    strategies_of,
+)
+from fedsign.comparison.summary import Interval, Summary
+from fedsign.comparison.verdict import includes_zero
 from fedsign.report.curves import colour
-from fedsign.report.labels import Scale, entries_of, metric_name, reference_label, scale_of, short_label, strategies_of
 from fedsign.report.svg import Axis, nice_ticks, number, picture, tag
-from fedsign.report.verdict import includes_zero
 from fedsign.report.wording import shortened, tick_label
 
 _WIDTH = 520

@@ -15,10 +15,10 @@ from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vjp
 
-from fedsign.analysis.valley import Array
-from fedsign.analysis.vector import Layout
 from fedsign.data.base import Samples
 from fedsign.errors import ConfigError
+from fedsign.landscape.valley import Array
+from fedsign.landscape.vector import Layout
 from fedsign.seeding import Purpose, generator
 from fedsign.tasks.base import Task, num_terms
 
