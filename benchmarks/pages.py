@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from benchmarks import compatibility
 from fedsign.capabilities import CAPABILITIES
 from fedsign.capability import Capability
 from fedsign.disk import write_text
@@ -18,6 +19,7 @@ def pages() -> dict[Path, str]:
     found[DOCS / "README.md"] = [
         f"- [{name.capitalize()}](capabilities/{name}.md): {row.purpose}." for name, row in CAPABILITIES.items()
     ]
+    found[DOCS / "capabilities.md"] = compatibility.page()
     return {path: _with_block(path.read_text("utf-8"), lines) for path, lines in found.items()}
 
 
@@ -27,7 +29,8 @@ def _with_block(text: str, lines: list[str]) -> str:
 
 
 def _facts(row: Capability) -> list[str]:
-    return ["## In the table", "", *_entries(row)]
+    refused = [*compatibility.refused_by(compatibility.rules_of(row))]
+    return ["## In the table", "", *_entries(row), *(["", "## Does not go with", "", *refused] if refused else [])]
 
 
 def _entries(row: Capability) -> Iterator[str]:

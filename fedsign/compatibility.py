@@ -4,7 +4,6 @@
 `Experiment`: settings, traits (`fedsign.traits`), and what has to be made to be known, such as the model.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -74,29 +73,34 @@ class Experiment:
         return Role.BUFFER in self.workload.roles.values()
 
 
-def unless(path: str, *allowed: Any) -> Callable[[Experiment], str]:
-    """`path=value` where a setting has another value than these; nothing where no capability has such a setting."""
+@dataclass(frozen=True)
+class Unless:
+    """`path=value` where a setting has another value than those allowed; nothing where no capability has such a setting."""
 
-    def given(experiment: Experiment) -> str:
-        value = experiment.config.get(path, allowed[0])
-        return "" if value in allowed else f"{path}={_said(value)}"
+    path: str
+    allowed: tuple[Any, ...]
 
-    return given
+    def __call__(self, experiment: Experiment) -> str:
+        value = experiment.config.get(self.path, self.allowed[0])
+        return "" if value in self.allowed else f"{self.path}={_said(value)}"
 
 
-def chosen(section: str) -> Callable[[Experiment], str]:
+@dataclass(frozen=True)
+class Chosen:
     """`section.name=value` where another part is named than the default, which does nothing."""
-    return lambda its: (
-        f"{section}.name={its.config.get(f'{section}.name', '')}"
-        if its.config.get(f"{section}.is_chosen", False)
-        else ""
-    )
+
+    section: str
+
+    def __call__(self, experiment: Experiment) -> str:
+        if not experiment.config.get(f"{self.section}.is_chosen", False):
+            return ""
+        return f"{self.section}.name={experiment.config.get(f'{self.section}.name', '')}"
 
 
 def only(path: str, *allowed: Any, because: str) -> Rule[Experiment]:
     """A setting that has to have one of these values."""
     remedy = " or ".join(map(_said, allowed)) if allowed[1:] else f"{path}={_said(*allowed)}"
-    return Rule(unless(path, *allowed), f"{{found}} {because}", f"use {remedy}")
+    return Rule(Unless(path, allowed), f"{{found}} {because}", f"use {remedy}")
 
 
 def _said(value: Any) -> str:
@@ -127,23 +131,53 @@ RULES: tuple[Rule[Experiment] | Choice[Experiment], ...] = (
         "set it to 0, or let the clients evaluate: server.evaluation=clients",
     ),
     Rule(
-        lambda its: its.objective.needs_unit_displacement and not is_linear(its.optimizer),
-        "client.optimizer.name={config.client.optimizer.name} was given, but objective '{spec.name}' needs an optimiser that does "
-        "not rescale gradients",
-        "use client.optimizer.name=sgd",
-    ),
-    Rule(
         lambda its: its.objective.contrasts and _classifies_data(its),
         "model.name={config.model.name} was given, but objective '{spec.name}' contrasts what enters the classifier, and here that "
         "is the data itself",
         "use a model with a hidden layer",
     ),
-    Rule(
-        lambda its: its.objective.needs_unit_displacement and its.config.client.schedule.per == "step",
-        "client.schedule.per=step was given, but objective '{spec.name}' needs one learning rate for all steps of a round",
-        "use client.schedule.per=round",
+    Choice(
+        name="server optimizer",
+        example={"server": {"optimizer": {"name": "adam"}}},
+        made=Chosen("server.optimizer"),
+        given="server.optimizer.name={config.server.optimizer.name} was given, but",
+        rules=(
+            Rule(
+                lambda its: not its.serves.takes_target,
+                "strategy {config.strategy.name} is Flower's and moves the server by itself",
+                "set server.optimizer.name=none, or take a strategy of FedSign's",
+            ),
+        ),
     ),
     Choice(
+        name="rescaled gradients",
+        example={"client": {"lr": 0.001, "optimizer": {"name": "adamw"}}},
+        made=lambda its: not is_linear(its.optimizer),
+        given="client.optimizer.name={config.client.optimizer.name} was given, but",
+        rules=(
+            Rule(
+                lambda its: its.objective.needs_unit_displacement,
+                "objective '{spec.name}' needs an optimiser that does not rescale gradients",
+                "use client.optimizer.name=sgd",
+            ),
+        ),
+    ),
+    Choice(
+        name="a rate per step",
+        example={"client": {"schedule": {"name": "cosine", "per": "step"}}},
+        made=lambda its: its.config.client.schedule.per == "step",
+        given="client.schedule.per=step was given, but",
+        rules=(
+            Rule(
+                lambda its: its.objective.needs_unit_displacement,
+                "objective '{spec.name}' needs one learning rate for all steps of a round",
+                "use client.schedule.per=round",
+            ),
+        ),
+    ),
+    Choice(
+        name="micro-batches",
+        example={"client": {"micro_batch": 4}},
         made=lambda its: its.config.client.micro_batch,
         given="client.micro_batch={config.client.micro_batch} was given, but",
         rules=(
@@ -159,5 +193,11 @@ RULES: tuple[Rule[Experiment] | Choice[Experiment], ...] = (
             ),
         ),
     ),
-    Choice(made=lambda its: not its.serves.takes_target, given="", rules="strategies.flower.rules:RULES"),
+    Choice(
+        name="Flower's own strategies",
+        example={"strategy": {"name": "flower_fedavg"}},
+        made=lambda its: not its.serves.takes_target,
+        given="",
+        rules="strategies.flower.rules:RULES",
+    ),
 )

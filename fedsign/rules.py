@@ -9,7 +9,7 @@ A rule says when it applies, what is wrong, and the remedy.  Its texts are templ
 'ranks=4 leaves a remainder of 1; choose a divisor'
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -39,6 +39,8 @@ class Rule(Generic[SubjectT]):
 class Choice(Generic[SubjectT]):
     """Something that an experiment may choose, and what it does not go with."""
 
+    name: str  # in docs/capabilities.md
+    example: Mapping[str, Any]  # settings of an experiment that makes it
     made: Callable[[SubjectT], object]
     given: str  # how each sentence begins
     rules: tuple[Rule[SubjectT], ...] | str  # or "module:NAME", imported when the choice is made
@@ -51,8 +53,13 @@ class Choice(Generic[SubjectT]):
 
     def why_not(self, subject: SubjectT) -> str:
         """Why the choice could not be made, in the middle of a sentence; empty if it could."""
-        rules = load(self.rules) if isinstance(self.rules, str) else self.rules
-        return next(filter(None, (rule.refusal(subject) for rule in rules)), "")
+        return next(filter(None, (rule.refusal(subject) for rule in self.all_rules)), "")
+
+    @property
+    def all_rules(self) -> tuple[Rule[SubjectT], ...]:
+        """The rules, imported."""
+        rules: tuple[Rule[SubjectT], ...] = load(self.rules) if isinstance(self.rules, str) else self.rules
+        return rules
 
 
 def check(rules: Iterable[Rule[SubjectT] | Choice[SubjectT]], subject: SubjectT) -> None:

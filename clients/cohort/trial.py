@@ -10,7 +10,7 @@ from clients.cohort.optim import stacked_optimizer
 from clients.cohort.penalty import by_autograd, penalty_gradient
 from clients.cohort.training import trainable
 from clients.model_probes import dropouts, mixes_samples, moved_buffer, shares_tensors
-from fedsign.compatibility import Experiment, unless
+from fedsign.compatibility import Experiment, Unless
 from fedsign.errors import FedSignError
 from fedsign.models.batch_norm import BATCH_NORMS
 from fedsign.objectives.base import Objective
@@ -31,7 +31,7 @@ def _strange(layers: list[nn.Module], known: tuple[type[nn.Module], ...]) -> str
 
 
 def _tried(experiment: Experiment) -> str:
-    """What goes wrong in a step of two clients."""
+    """A model that mixes samples, changes a buffer or leaves a parameter idle, or what else a step of two clients shows."""
     try:
         trainable(experiment.workload)
         return _found_by_trying(experiment.workload, experiment.model, experiment.objective)
@@ -109,7 +109,7 @@ RULES: tuple[Rule[Experiment], ...] = (
         "engine.name={found} gives each client a process of its own",
     ),
     *(
-        Rule(unless(path, *allowed), "{found} is for one client after another only")
+        Rule(Unless(path, allowed), "{found} is for one client after another only")
         for path, allowed in _ONE_AFTER_ANOTHER.items()
     ),
     Rule(

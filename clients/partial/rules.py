@@ -4,10 +4,15 @@ Strategies that need the same tensors from every client, and differential privac
 model, whoever trained it, and for a mean over few of the clients it would be too little.
 """
 
-from fedsign.compatibility import Experiment, chosen, unless
+from fedsign.compatibility import Chosen, Experiment, Unless
 from fedsign.rules import Choice, Rule
 
 PARTS = Choice[Experiment](
+    name="part of the model",
+    example={
+        "model": {"name": "mlp", "hidden": [8, 8]},
+        "client": {"optimizer": {"name": "lisa", "blocks": "0,2", "num_sampled_layers": 1}},
+    },
     made=lambda its: its.trains.trains_part,
     given="client.optimizer.name={config.client.optimizer.name} trains a part of the model at a time, but",
     rules=(
@@ -22,12 +27,12 @@ PARTS = Choice[Experiment](
             "take another strategy, or an optimiser that trains all, such as client.optimizer.name=sgd",
         ),
         Rule(
-            chosen("privacy"),
+            Chosen("privacy"),
             "{found} covers all of it with noise",
             "use privacy.name=none, or an optimiser that trains all, such as adamw",
         ),
         Rule(
-            unless("engine.compile", False),
+            Unless("engine.compile", (False,)),
             "{found} would compile the model anew each time that other layers are frozen",
             "use engine.compile=false",
         ),

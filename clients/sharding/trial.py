@@ -14,7 +14,7 @@ from torch import nn
 from clients.model_probes import dropouts, mixes_samples, moved_buffer
 from clients.sharding.optim import rule_of
 from clients.sharding.rules import SHARDING
-from fedsign.compatibility import Experiment, chosen, only, unless
+from fedsign.compatibility import Chosen, Experiment, only
 from fedsign.models.batch_norm import has_batch_norm
 from fedsign.optim.base import BlockTrainer
 from fedsign.rules import Rule
@@ -39,7 +39,7 @@ def _shares_blocks(experiment: Experiment) -> bool:
 
 
 def _tried(experiment: Experiment) -> str:
-    """What the gradient of two samples shows, where there are some."""
+    """A model that mixes samples, changes a buffer or leaves a parameter idle, as the gradient of two samples shows."""
     model, samples = experiment.model, experiment.workload.dataset.train
     if len(samples) < 2:
         return ""  # a server whose sites keep their data
@@ -76,7 +76,7 @@ RULES: tuple[Rule[Experiment], ...] = (
     only("engine.precision", "float32", because="keeps a copy of every weight that was gathered"),
     only("engine.compile", False, because="compiles a model whose parameters do not come and go"),
     only("engine.sparse_products", "auto", "dense", because="multiplies rows of whole tensors"),
-    Rule(chosen("sparsity"), "{found} changes masks of whole tensors", "use sparsity.name=static"),
+    Rule(Chosen("sparsity"), "{found} changes masks of whole tensors", "use sparsity.name=static"),
     only("engine.channels_last", "auto", "off", because="lays weights out in another way than they are sharded"),
     Rule(
         lambda its: its.workload.device.type not in ("cpu", "cuda"),
@@ -88,11 +88,7 @@ RULES: tuple[Rule[Experiment], ...] = (
         "client.optimizer.name={config.client.optimizer.name} holds the model's weights as buffers, which nobody shards",
         "use another optimiser",
     ),
-    Rule(
-        lambda its: its.trains.trains_part and unless("client.optimizer.moments", "drop", "keep")(its),
-        "{found} is for one process only",
-        "use drop or keep",
-    ),
+    only("client.optimizer.moments", "drop", "keep", because="is for one process only"),
     _WHOLE_PARAMETERS,
     Rule(
         lambda its: has_batch_norm(its.model),

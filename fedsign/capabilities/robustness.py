@@ -48,6 +48,7 @@ CAPABILITY = Capability(
         "report_section": "clients.robustness.report:section",
         "client_middleware": "clients.robustness.experiment:conducts_of",
         "round_hook": "clients.robustness.experiment:round_hook",
+        "rules": "clients.robustness.rules:RULES",
     },
     files=("docs/how-to/faults.md",),
 )

@@ -6,7 +6,7 @@ zero), and figures of the clients' own updates.
 
 from typing import Any
 
-from fedsign.compatibility import Experiment, chosen, unless
+from fedsign.compatibility import Chosen, Experiment
 from fedsign.privacy.section import PrivacyPart
 from fedsign.rules import Choice, Rule
 
@@ -17,7 +17,9 @@ def _rule(experiment: Experiment) -> Any:
 
 
 PRIVACY = Choice[Experiment](
-    made=chosen("privacy"),
+    name="privacy",
+    example={"privacy": {"name": "central", "clip_norm": 0.5, "noise_multiplier": 1.0, "delta": 0.01}},
+    made=Chosen("privacy"),
     given="privacy.name={config.privacy.name} was given, but",
     rules=(
         Rule(
@@ -46,8 +48,8 @@ PRIVACY = Choice[Experiment](
             "use server.evaluation=server, or privacy.name=central",
         ),
         Rule(
-            lambda its: _rule(its).trusts_server and unless("results.signs", False)(its),
-            "{found} counts signs on updates without noise",
+            lambda its: _rule(its).trusts_server and its.config.get("results.signs", False),
+            "results.signs=true counts signs on updates without noise",
             "set results.signs=false",
         ),
         Rule(

@@ -33,7 +33,7 @@ from fedsign.bilevel.federated import (
 )
 from fedsign.bilevel.unroll import Problem, Tree
 from fedsign.bilevel.updates import Adam
-from fedsign.compatibility import WEIGHTS_FOR_ALL, Experiment, unless
+from fedsign.compatibility import WEIGHTS_FOR_ALL, Experiment, Unless
 from fedsign.config import ExperimentConfig
 from fedsign.data.base import AnySamples
 from fedsign.errors import ConfigError, RoundError
@@ -249,7 +249,7 @@ def _takes_linear_steps(experiment: Experiment) -> bool:
 
 
 def _only(path: str, value: Any) -> Rule[Experiment]:
-    return Rule(unless(path, value), f"{{found}}{_LEARNT}{path}={value}")
+    return Rule(Unless(path, (value,)), f"{{found}}{_LEARNT}{path}={value}")
 
 
 # What is no smooth function of the settings, or not among what a round is made of here.

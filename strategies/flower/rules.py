@@ -6,7 +6,7 @@ from typing import Any
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
 
-from fedsign.compatibility import Experiment, chosen
+from fedsign.compatibility import Experiment
 from fedsign.flower.foreign import layers
 from fedsign.flower.foreign_rules import num_asked, num_replies_needed
 from fedsign.registry import resolve
@@ -81,11 +81,6 @@ def _idle(experiment: Experiment) -> Found:
 
 
 RULES: tuple[Rule[Experiment], ...] = (
-    Rule(
-        chosen("server.optimizer"),
-        "{found} was given, but strategy {config.strategy.name} is Flower's and moves the server by itself",
-        "set server.optimizer.name=none, or take a strategy of FedSign's",
-    ),
     Rule(_idle, "strategy.{found[key]}={found[value]} was given, but {found[why]}"),
     Rule(
         _fraction,

@@ -1,4 +1,4 @@
-"""The table of partitions in docs/capabilities.md: every `yes` is played, every `-` is an error of one sentence."""
+"""Data that lie at sites go with what data that are dealt out go with, but for a few things that are errors of one sentence."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.compatibility import NUM_CLIENTS, strategy
 from fedsign.config import from_dict
 from fedsign.data.base import Dataset
 from fedsign.data.digits import digits
@@ -15,11 +16,9 @@ from fedsign.registry import KINDS
 from fedsign.workload import Workload
 from simulations import run
 from simulations.comparison.plan import Request, make_plan
-from tests.contract.test_capabilities import NUM_CLIENTS, strategy, table
 from tests.contract.test_strategies import lines
 
-MATRIX = table("partition", containing="clients evaluate")
-CELLS = [(row, column, cell) for row, told in MATRIX.items() for column, cell in told.items()]
+BOTH = pytest.mark.parametrize("row", ["sites", "all others"])
 DIGITS = [str(digit) for digit in range(10)]
 PART: dict[str, dict[str, Any]] = {
     "sites": {"name": "sites", "num_clients": NUM_CLIENTS, "roots": ["0", "1", "2"], "input_shape": [64]},
@@ -51,21 +50,6 @@ def tree(root: Path, row: str, **changes: Mapping[str, Any]) -> dict[str, Any]:
     return whole
 
 
-def having(column: str, cell: str = "yes") -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("row", [row for row, told in MATRIX.items() if told[column] == cell])
-
-
-def test_the_table_has_the_cells_that_are_tested_here() -> None:
-    assert list(MATRIX) == ["sites", "all others"] and "sites" in KINDS["partition"].table
-    assert {cell for _, _, cell in CELLS} == {"yes", "-"}
-    refused = {(row, column) for row, column, cell in CELLS if cell == "-"}
-    assert refused == {
-        ("sites", "measured scale"),
-        ("all others", "clients evaluate"),
-        ("all others", "data at nodes alone"),
-    }
-
-
 @pytest.mark.parametrize("name", list(KINDS["strategy"].table))
 def test_every_strategy_is_played_at_sites(name: str, tmp_path: Path) -> None:
     """For all others tests/contract/test_capabilities.py does."""
@@ -74,13 +58,13 @@ def test_every_strategy_is_played_at_sites(name: str, tmp_path: Path) -> None:
     assert line["num_replies"] == NUM_CLIENTS and isinstance(line["accuracy"], float) and not line["failures"]
 
 
-@having("workers")
+@BOTH
 def test_workers_give_the_same_bits(row: str, tmp_path: Path) -> None:
     alone, together = (run(tree(tmp_path, row, engine={"workers": num})) for num in (1, 2))
     assert lines(alone) == lines(together)
 
 
-@having("cohort path")
+@BOTH
 def test_a_stack_gives_the_same_figures(row: str, tmp_path: Path) -> None:
     alone = run(tree(tmp_path, row))
     stacked = run(tree(tmp_path, row, client={"local_steps": 2, "path": "cohort"}))
@@ -88,13 +72,13 @@ def test_a_stack_gives_the_same_figures(row: str, tmp_path: Path) -> None:
         assert line["loss"] == pytest.approx(other["loss"], rel=1e-4)
 
 
-@having("resume")
+@BOTH
 def test_a_run_is_resumed(row: str, tmp_path: Path) -> None:
     half = run({**tree(tmp_path, row), "rounds": 1})
     assert lines(run({"rounds": 2}, resume=half.path)) == lines(run(tree(tmp_path, row)))
 
 
-@having("compare: choices")
+@BOTH
 def test_a_comparison_chooses_by_validation_samples(row: str, tmp_path: Path) -> None:
     request = Request(strategies=["fedavg"], seeds=[0], grid={"client.lr": [1e-4, 0.1]})
     plan, configs = make_plan(from_dict(tree(tmp_path, row)), request, name="choice", environment={})
@@ -106,39 +90,37 @@ def test_a_comparison_chooses_by_validation_samples(row: str, tmp_path: Path) ->
     assert all(isinstance(value, float) for value in found.values()) and found.keys() == {1e-4, 0.1}
 
 
-@having("server evaluates")
+@BOTH
 def test_the_server_evaluates(row: str, tmp_path: Path) -> None:
     own = {"test_root": "0"} if row == "sites" else {}
     done = run(tree(tmp_path, row, server={"evaluation": "server"}, partition=own))
     assert isinstance(done.rounds[-1]["accuracy"], float) and not (done.path / "sites.jsonl").exists()
 
 
-@having("clients evaluate")
-def test_clients_evaluate(row: str, tmp_path: Path) -> None:
-    done = run(tree(tmp_path, row, server={"evaluation": "clients"}))
+def test_clients_evaluate(tmp_path: Path) -> None:
+    done = run(tree(tmp_path, "sites", server={"evaluation": "clients"}))
     assert isinstance(done.rounds[-1]["accuracy"], float) and (done.path / "sites.jsonl").exists()
 
 
-@having("measured scale")
-def test_the_scale_is_measured(row: str, tmp_path: Path) -> None:
-    assert lines(run(tree(tmp_path, row, data={"normalise": "unit"}))) != lines(run(tree(tmp_path, row)))
+def test_the_scale_is_measured(tmp_path: Path) -> None:
+    assert lines(run(tree(tmp_path, "all others", data={"normalise": "unit"}))) != lines(
+        run(tree(tmp_path, "all others"))
+    )
 
 
-@having("measured scale", "-")
-def test_a_measured_scale_is_refused(row: str, tmp_path: Path) -> None:
+def test_a_measured_scale_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FedSignError, match="would give every site another scale"):
-        run(tree(tmp_path, row, data={"normalise": "unit"}))
+        run(tree(tmp_path, "sites", data={"normalise": "unit"}))
     assert not list(tmp_path.iterdir())
 
 
-@having("clients evaluate", "-")
-def test_clients_without_test_samples_do_not_evaluate(row: str, tmp_path: Path) -> None:
+def test_clients_without_test_samples_do_not_evaluate(tmp_path: Path) -> None:
     with pytest.raises(FedSignError, match="whose clients have no test samples of their own"):
-        run(tree(tmp_path, row, server={"evaluation": "clients"}))
+        run(tree(tmp_path, "all others", server={"evaluation": "clients"}))
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("row", list(MATRIX))
+@BOTH
 def test_whose_data_a_server_reads(row: str, tmp_path: Path) -> None:
     server = Workload(from_dict(tree(tmp_path, row, engine={"name": "superlink"})))
-    assert (len(server.dataset.train) == 0) == (MATRIX[row]["data at nodes alone"] == "yes")
+    assert (len(server.dataset.train) == 0) == (row == "sites")

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from benchmarks.compatibility import NUM_CLIENTS, strategy
 from clients.state.database import StateDatabase
 from clients.trainer import make_optimizer
 from fedsign.checkpoints import load_latest
@@ -23,7 +24,6 @@ from fedsign.registry import KINDS
 from fedsign.workload import Workload
 from simulations import Run, run
 from simulations.landscape.subject import subject_of
-from tests.contract.test_capabilities import NUM_CLIENTS, strategy
 from tests.contract.test_strategies import lines
 from tests.contract.transported import over_flowers_transport
 

@@ -27,6 +27,7 @@ STATIC = (
     ("mypy", ["-m", "mypy", "--no-error-summary"]),
     ("import contracts", ["-c", LINT, "--no-logo", "--no-cache"]),
     ("command line", ["-m", "tests.contract.test_cli_surface", "--write"]),
+    ("pages", ["-m", "benchmarks.pages"]),
 )
 TESTS = ("pytest", ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short"])
 

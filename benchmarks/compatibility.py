@@ -1,0 +1,180 @@
+"""What goes with what, by asking the rules: the tables of docs/capabilities.md and the lists in docs/capabilities/*.md.
+
+Nothing trains here: an experiment of each cell is judged as before its first round.  tests/contract/test_capabilities.py plays them.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from torch import nn
+
+from clients.trainer import check_training
+from fedsign import plugins
+from fedsign.capability import Capability
+from fedsign.compatibility import RULES, Chosen, Unless
+from fedsign.config import RULES as CONFIG_RULES
+from fedsign.config import from_dict
+from fedsign.data.checks import RULES as FIT_RULES
+from fedsign.errors import FedSignError
+from fedsign.extensions import extensions, load
+from fedsign.records import ObjectiveSpec
+from fedsign.registry import KINDS, resolve
+from fedsign.rules import Choice, Rule
+from fedsign.workload import Workload
+from simulations.rounds import make_strategy
+from strategies.base import Strategy
+
+NUM_CLIENTS = 3  # the least that Krum and Bulyan can do with
+AnyRule = Rule[Any] | Choice[Any]
+
+
+def without_linear(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+    """A model of no linear layer."""
+    return nn.Sequential(nn.Unflatten(1, (1, 64)), nn.Conv1d(1, num_outputs, 64), nn.Flatten())
+
+
+def choices(rules: Iterable[AnyRule]) -> Iterator[Choice[Any]]:
+    """Those among rules."""
+    return (each for each in rules if isinstance(each, Choice))
+
+
+def columns() -> dict[str, Mapping[str, Any]]:
+    """What an experiment may ask for besides its strategy -> its settings."""
+    asked: dict[str, Mapping[str, Any]] = {
+        "weighting": {"strategy": {"weighting": "examples"}},
+        "BatchNorm": {"model": {"name": "cnn", "channels": [2, 2]}},
+        "no linear layer": {"model": {"name": f"{__name__}:without_linear"}},
+        "cohort of one": {"server": {"cohort_size": 1}},
+    }
+    found = (each for rules in (RULES, *extensions("rules")) for each in choices(rules))
+    return asked | {each.name: each.example for each in found if "strategy" not in each.example}
+
+
+def strategy(name: str, **settings: Any) -> dict[str, Any]:
+    """A strategy with its defaults; what has none gets a small number."""
+    model = plugins.settings_model("strategy", name, resolve("strategy", name))
+    required = {str(field.alias): 0.05 for field in model.model_fields.values() if field.is_required()}
+    return {"name": name, **required, **settings}
+
+
+def tree(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Two rounds of three steps of a strategy, with clients of different sizes."""
+    found: dict[str, Any] = {
+        "rounds": 2,
+        "callbacks": [],
+        "partition": {"num_clients": NUM_CLIENTS, "alpha": 1.0},
+        "server": {"cohort_size": NUM_CLIENTS},
+        "client": {"local_steps": 3},
+        "model": {"name": "mlp", "hidden": [8]},
+        "strategy": strategy(name),
+    }
+    for section, change in changes.items():
+        is_whole = not isinstance(change, Mapping) or "name" in change
+        found[section] = change if is_whole else {**found.get(section, {}), **change}
+    return found
+
+
+def refusal(experiment: Mapping[str, Any]) -> str:
+    """The sentence by which an experiment is refused before its first round; empty if it is not."""
+    try:
+        workload = Workload(from_dict(experiment))
+        strategy = make_strategy(workload)
+        spec = strategy.objective(1) if isinstance(strategy, Strategy) else ObjectiveSpec()
+        check_training(workload, spec, strategy)
+    except FedSignError as error:
+        return str(error)
+    return ""
+
+
+@cache
+def cells() -> dict[tuple[str, str], str]:
+    """Strategy, column -> why not."""
+    named = columns()
+    return {
+        (name, column): refusal(tree(name, changes))
+        for name in KINDS["strategy"].table
+        for column, changes in named.items()
+    }
+
+
+def page() -> list[str]:
+    """The generated part of docs/capabilities.md."""
+    named, strategies = columns(), list(KINDS["strategy"].table)
+    rows = [[f"`{name}`", *("-" if cells()[name, column] else "yes" for column in named)] for name in strategies]
+    travels = [[f"`{name}`", *map(str, traffic(name))] for name in strategies]
+    return [
+        *("## Strategies", ""),
+        *_table(["strategy", *named], rows),
+        *("", "What a column asks for:", ""),
+        *(f"- **{name}**: {_settings(asked)}" for name, asked in named.items()),
+        *("", "## What is refused", "", "Those of a capability stand on [its page](README.md#capabilities).", ""),
+        *refused_by([*CONFIG_RULES, *FIT_RULES, *RULES]),
+        *("", "## What clients keep and what travels", ""),
+        "In models: the size of the parameters, to which the buffers come once, as for FedAvg. *Down* is a request from the second round on.",
+        "",
+        *_table(["strategy", "kept at a client", "down", "up"], travels),
+    ]
+
+
+def traffic(name: str) -> tuple[int, int, int]:
+    """Kept, down and up, by what strategy and objective declare."""
+    strategy = make_strategy(Workload(from_dict(tree(name, {}))))
+    if not isinstance(strategy, Strategy):
+        return 0, 1, 1
+    spec = strategy.objective(1)
+    objective = plugins.build("objective", spec.name, spec.settings)
+    shares = type(strategy).shared is not Strategy.shared
+    return int(objective.has_state), 1 + shares, 1 + objective.replies_with_more
+
+
+def refused_by(rules: Iterable[AnyRule]) -> Iterator[str]:
+    """A line for each combination that rules refuse, those of a choice below it."""
+    for each in rules:
+        if isinstance(each, Rule):
+            yield f"- {_line(each)}"
+        elif each.all_rules:
+            remedy = f" ({each.remedy})" if each.remedy else ""
+            yield f"- **{each.name}**, such as {_settings(each.example)}{remedy}:"
+            yield from (f"  - {_line(rule)}" for rule in each.all_rules)
+
+
+def rules_of(row: Capability) -> list[AnyRule]:
+    """All rules of a capability: at the extension point, of its tables, and those that its registered things declare."""
+    found = [*load(row.extends["rules"])] if "rules" in row.extends else []
+    tables = [load(target) for target in row.sections.values()]
+    things = [load(target) for rows in row.rows.values() for target, _ in rows.values()]
+    for declared in (*tables, *things):
+        found += getattr(declared, "rules", ())
+    return found
+
+
+def _line(rule: Rule[Any]) -> str:
+    sentence, found = rule.sentence, "..."
+    match rule.when:
+        case Unless(path=path, allowed=allowed):
+            found = f"{path} other than {' or '.join(map(str, allowed))}"
+        case Chosen(section=section):
+            found = f"{section}.name=..."
+        case when if when.__doc__ and "{found" in sentence:
+            sentence = when.__doc__[0].lower() + when.__doc__[1:].rstrip(".")
+    text = "; ".join(filter(None, (sentence, rule.remedy)))
+    return re.sub(r"\{[^}]*\}", "...", text.replace("{found}", found))
+
+
+def _settings(asked: Mapping[str, Any]) -> str:
+    return ", ".join(f"`{key}={value}`" for key, value in _leaves(asked))
+
+
+def _leaves(asked: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in asked.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
+
+
+def _table(head: list[str], rows: list[list[str]]) -> list[str]:
+    lines = [head, ["---"] * len(head), *rows]
+    return [f"| {' | '.join(line)} |" for line in lines]
