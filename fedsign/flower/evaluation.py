@@ -6,6 +6,7 @@ the counts, and the record `reply`.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import cast
 
 from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -17,7 +18,8 @@ from fedsign.flower import wire
 from fedsign.flower.array import to_record, to_tensors
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.flower.pulling import arrivals
-from fedsign.records import EvaluateReply, EvaluateRequest, Failure, failure_of
+from fedsign.flower.reply_checks import read_reply
+from fedsign.records import EvaluateReply, EvaluateRequest, Failure
 
 EVALUATE = MessageType.EVALUATE
 _NUM_TEST, _NUM_TRAIN, _NUM_VALIDATION = wire.NUM_EXAMPLES_KEY, "num-train-examples", "num-validation-examples"
@@ -39,23 +41,10 @@ def ask_sites(
     messages = [Message(content, request.partition, EVALUATE) for request in requests]
     pushed: list[str | None] = list(grid.push_messages(messages))
     came = arrivals(grid, pushed, len(messages), deadline=time.monotonic() + timeout_s)
-    yield from in_slot_order((slot, _answer(answer, requests[slot])) for slot, answer in came)
-
-
-def _answer(message: Message | str, request: EvaluateRequest) -> EvaluateReply | Failure:
-    """Whatever a node sends is that node's affair alone; a text says why nothing came."""
-    if isinstance(message, str):
-        return Failure(partition=request.partition, reason=message)
-    if message.has_error():
-        reason, _, details = (message.error.reason or "the node gave no reason").partition("\n")
-        return Failure(partition=request.partition, reason=reason, details=details)
-    try:
-        return unpack_reply(message, request)
-    except Exception as error:  # noqa: BLE001 - see above
-        why = (
-            str(error) if isinstance(error, ReplyError) else f"the reply cannot be read: {failure_of(0, error).reason}."
-        )
-        return Failure(partition=request.partition, reason=why)
+    yield from in_slot_order(
+        (slot, read_reply(answer, requests[slot].partition, partial(unpack_reply, request=requests[slot])))
+        for slot, answer in came
+    )
 
 
 def answered(message: Message, evaluate: Callable[[EvaluateRequest], EvaluateReply]) -> Message:

@@ -25,7 +25,7 @@ from fedsign.flower import wire
 from fedsign.flower.array import PlainArrays, to_tensors
 from fedsign.flower.nodes import Nodes
 from fedsign.flower.pulling import arrivals
-from fedsign.flower.reply_checks import ReplyChecks, failure_for
+from fedsign.flower.reply_checks import ReplyChecks
 from fedsign.flower.shims import MessageGrid, ensure_task_identity
 from fedsign.records import Failure, Role
 
@@ -144,11 +144,7 @@ class PartitionGrid(MessageGrid):
         left = dict.fromkeys(range(len(batch)))
         again = None if self.encoding is None else partial(self._asked_again, batch, set())
         for slot, came in arrivals(self._grid, message_ids, len(batch), deadline=deadline, asked_again=again):
-            outcome = (
-                failure_for(batch[slot], came)
-                if isinstance(came, str)
-                else self._checks.checked(came, batch[slot], encoding=self.encoding)
-            )
+            outcome = self._checks.checked(came, batch[slot], encoding=self.encoding)
             del left[slot]
             num_good += isinstance(outcome, Message)
             yield slot, outcome

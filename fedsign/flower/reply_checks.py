@@ -1,7 +1,7 @@
 """Whether a message can be used as the reply to a request; whatever a node sends is that node's failure alone."""
 
-from collections.abc import Mapping
-from typing import cast
+from collections.abc import Callable, Mapping
+from typing import TypeVar, cast
 
 from flwr.app import ConfigRecord, Message, MessageType, MetricRecord
 
@@ -12,6 +12,8 @@ from fedsign.flower.array import to_tensors
 from fedsign.flower.shims import set_source
 from fedsign.records import Failure, Role, TrainReply, failure_of
 
+ReplyT = TypeVar("ReplyT")
+
 
 class ReplyChecks:
     """Keys, shapes, types, roles and finite values, against a model of these roles."""
@@ -19,20 +21,16 @@ class ReplyChecks:
     def __init__(self, roles: Mapping[str, Role]) -> None:
         self._roles = {name: str(role) for name, role in roles.items()}
 
-    def checked(self, reply: Message, request: Message, *, encoding: UpdateEncoding | None) -> Message | Failure:
-        """The reply, addressed from its partition, or why it cannot be used."""
-        if reply.has_error():
-            reason, _, details = (reply.error.reason or "the node gave no reason").partition("\n")
-            return failure_for(request, reason, details)
-        set_source(reply, request.metadata.dst_node_id)
-        if request.metadata.message_type == MessageType.TRAIN:
-            try:
+    def checked(self, came: Message | str, request: Message, *, encoding: UpdateEncoding | None) -> Message | Failure:
+        """The reply, addressed from its partition, or why it cannot be used; a text says why none came."""
+
+        def check(reply: Message) -> Message:
+            set_source(reply, request.metadata.dst_node_id)
+            if request.metadata.message_type == MessageType.TRAIN:
                 self._check_train_reply(reply, request, encoding)
-            except FedSignError as error:
-                return failure_for(request, str(error))
-            except Exception as error:  # noqa: BLE001 - whatever a node sends is that node's failure alone
-                return failure_for(request, f"the reply cannot be read: {failure_of(0, error).reason}.")
-        return reply
+            return reply
+
+        return read_reply(came, request.metadata.dst_node_id, check)
 
     def _check_train_reply(self, reply: Message, request: Message, encoding: UpdateEncoding | None) -> None:
         """Decode the reply's tensors, once, and compare them with the model's."""
@@ -63,6 +61,16 @@ class ReplyChecks:
             raise ReplyError(f"the reply counts num-examples={num_examples}; expected is 1 or more.")
 
 
-def failure_for(request: Message, reason: str, details: str = "") -> Failure:
-    """Of the client that was asked."""
-    return Failure(partition=request.metadata.dst_node_id, reason=reason, details=details)
+def read_reply(came: Message | str, partition: int, read: Callable[[Message], ReplyT]) -> ReplyT | Failure:
+    """What `read` makes of a client's reply, or its failure; a text says why no reply came."""
+    if isinstance(came, str):
+        return Failure(partition=partition, reason=came)
+    if came.has_error():
+        reason, _, details = (came.error.reason or "the node gave no reason").partition("\n")
+        return Failure(partition=partition, reason=reason, details=details)
+    try:
+        return read(came)
+    except FedSignError as error:
+        return Failure(partition=partition, reason=str(error))
+    except Exception as error:  # noqa: BLE001 - whatever a node sends is that node's failure alone
+        return Failure(partition=partition, reason=f"the reply cannot be read: {failure_of(0, error).reason}.")

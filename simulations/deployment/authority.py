@@ -9,6 +9,7 @@ import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -19,7 +20,8 @@ from fedsign.errors import ConfigError
 from simulations.deployment.keys import write_secret
 
 ALWAYS = ("localhost", "127.0.0.1", "::1")  # the server's own processes come this way
-WARN_DAYS = 30
+State = Literal["ok", "warn", "broken"]
+_WARN_DAYS = 30
 _AUTHORITY_DAYS = 3650
 _CLOCKS_MAY_DIFFER = dt.timedelta(minutes=5)
 
@@ -91,26 +93,17 @@ def ends_at(certificate: Path) -> dt.datetime:
         ) from error
 
 
-def days_left(end: dt.datetime) -> float:
-    """Until then; negative when it is over."""
-    return (end - _now()) / dt.timedelta(days=1)
-
-
-def expiry_warning(end: dt.datetime, *, what: str) -> str | None:
-    """A sentence if a certificate ends soon, which is not yet an error."""
-    left = days_left(end)
-    if left > WARN_DAYS:
-        return None
-    return f"{what} ends in {left:.0f} days, on {end:%Y-%m-%d}; make a new one with 'fedsign deploy renew'."
-
-
-def check_not_over(end: dt.datetime, *, what: str) -> None:
-    """Raise ConfigError when a certificate is over."""
-    if days_left(end) <= 0:
-        raise ConfigError(
-            f"{what} ended on {end:%Y-%m-%d %H:%M} UTC; make a new one on the server's machine with 'fedsign deploy "
-            "renew', and start the SuperLink again."
+def validity(end: dt.datetime) -> tuple[State, str]:
+    """How a certificate is that ends then, and the end of a sentence about it."""
+    left = (end - _now()) / dt.timedelta(days=1)
+    if left <= 0:
+        return "broken", (
+            f"ended on {end:%Y-%m-%d %H:%M} UTC; make a new one on the server's machine with 'fedsign deploy renew', and start the "
+            "SuperLink again"
         )
+    if left <= _WARN_DAYS:
+        return "warn", f"ends in {left:.0f} days, on {end:%Y-%m-%d}; make a new one with 'fedsign deploy renew'"
+    return "ok", f"until {end:%Y-%m-%d}, {left:.0f} days"
 
 
 def _builder(

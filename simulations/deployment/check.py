@@ -1,6 +1,5 @@
 """`fedsign deploy check`: row by row, whether a site or the server can take part as it is."""
 
-import datetime as dt
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -8,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from clients.deployment.settings import site_tables
 from fedsign.disk import is_private
 from fedsign.errors import ConfigError, FedSignError
-from simulations.deployment.authority import WARN_DAYS, days_left, ends_at
+from simulations.deployment.authority import ends_at, validity
 from simulations.deployment.federation import Federation, versions
 from simulations.deployment.keys import fingerprint, public_half
 from simulations.deployment.kits import Kit
@@ -133,16 +132,7 @@ def _server_seen(kit: Kit) -> Iterator[Row]:
 def _tls(seen: Seen) -> Row:
     if seen.certificate_ends is None:
         return _row("TLS", WARN, UNSAFE)
-    return _row("TLS", *_until(seen.certificate_ends))
-
-
-def _until(end: dt.datetime) -> tuple[str, str]:
-    left = days_left(end)
-    if left <= 0:
-        return BROKEN, f"ended on {end:%Y-%m-%d}: fedsign deploy renew"
-    if left <= WARN_DAYS:
-        return WARN, f"ends in {left:.0f} days, on {end:%Y-%m-%d}: fedsign deploy renew"
-    return OK, f"until {end:%Y-%m-%d}, {left:.0f} days"
+    return _row("TLS", *validity(seen.certificate_ends))
 
 
 def _clock(seen: Seen) -> Row:
@@ -184,7 +174,7 @@ def _certificates(federation: Federation) -> Iterator[Row]:
         return
     for what, path in (("certificate", federation.certificate), ("CA", federation.authority)):
         try:
-            yield _row(what, *_until(ends_at(path)))
+            yield _row(what, *validity(ends_at(path)))
         except ConfigError as error:
             yield _row(what, BROKEN, str(error))
     for key in (federation.server / "server.key", federation.authority_key):

@@ -82,6 +82,11 @@ class Federation:
         return self.folder / "ca" / "ca.key"
 
     @property
+    def address(self) -> str:
+        """What sites connect to."""
+        return with_port(self.hosts[0], self.port)
+
+    @property
     def local_host(self) -> str:
         """How processes of the server's machine reach the SuperLink."""
         return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.bind, self.bind)

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from clients.deployment.settings import SiteTable, node_keys, site_tables
 from fedsign.errors import ConfigError
-from simulations.deployment import templates
 from simulations.deployment.federation import Federation, Site, site_facts, with_port
 
 SITE_FILE = "site.toml"
@@ -131,28 +131,45 @@ def write_kit(federation: Federation, site: Site, *, data_root: str, device: str
     kit.mkdir(parents=True, exist_ok=True, mode=0o700)
     mine = tomli_w.dumps({"data_root": data_root, "device": device})
     theirs = tomli_w.dumps({"federation": site_facts(federation, site)})
-    (kit / SITE_FILE).write_text(templates.SITE_HEADER + mine + templates.SITE_REST + theirs, encoding="utf-8")
+    _write(kit / SITE_FILE, "site.toml", mine=mine, theirs=theirs)
     if not federation.insecure:
         (kit / AUTHORITY_FILE).write_bytes(federation.authority.read_bytes())
         (kit / PUBLIC_FILE).write_text(f"{site.public_key} {site.name}\n", encoding="utf-8")
-    has_key = (kit / KEY_FILE).exists()
-    texts = templates.for_site(federation, site, has_key=has_key)
-    _write_texts(kit, texts)
+    what = f"SuperNode of {site.name} in the federation {federation.name}"
+    _write_programs(kit, what, unit=f"fedsign-{site.name}", folder_there=site.name)
+    has_key, versions = (
+        (kit / KEY_FILE).exists(),
+        {name: said.partition("+")[0] for name, said in federation.versions.items()},
+    )
+    _write(kit / "README.md", "site.md", site=site.name, federation=federation, has_key=has_key, versions=versions)
     return _pack(kit)
 
 
 def write_server(federation: Federation) -> None:
     """The start script, the systemd unit and the instructions of the server."""
     federation.server.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _write_texts(federation.server, templates.for_server(federation))
-    (federation.folder / "README.md").write_text(templates.readme(federation), encoding="utf-8")
+    what = f"SuperLink of the federation {federation.name}"
+    _write_programs(federation.server, what, unit="fedsign-superlink", folder_there="federation/server")
+    _write(federation.folder / "README.md", "federation.md", federation=federation)
     (federation.folder / ".gitignore").write_text("*\n", encoding="utf-8")  # keys belong in no repository
 
 
-def _write_texts(folder: Path, texts: Mapping[str, str]) -> None:
-    for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
-        (folder / name).chmod(0o755 if name.endswith(".sh") else 0o644)
+def _write_programs(folder: Path, what: str, *, unit: str, folder_there: str) -> None:
+    """The start script and the systemd unit."""
+    _write(folder / "start.sh", "start.sh", what=what)
+    (folder / "start.sh").chmod(0o755)
+    _write(folder / f"{unit}.service", "unit.service", what=what, name=unit, folder=folder_there)
+
+
+def _write(path: Path, template: str, **values: Any) -> None:
+    """A text of the folder `texts`, filled."""
+    environment = Environment(
+        loader=PackageLoader("simulations.deployment", "texts"),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+    )
+    path.write_text(environment.get_template(f"{template}.jinja").render(values), encoding="utf-8")
 
 
 def _pack(kit: Path) -> Path:

@@ -1,18 +1,13 @@
 """`fedsign deploy up` and `down`: a federation's server and kits as processes of this machine, for trying out."""
 
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from fedsign.errors import ConfigError, EngineError
 from simulations.deployment.federation import Federation
 from simulations.deployment.membership import answers, online_since, process_of
-from simulations.deployment.running import end, find, recorded
-
-_POLL_S = 0.2
-_ASK_EVERY_S = 1.0
+from simulations.deployment.running import Programs, end, recorded
 
 
 def up(federation: Federation, num_sites: int, *, timeout_s: float, say: Callable[[str], None]) -> None:
@@ -29,24 +24,25 @@ def up(federation: Federation, num_sites: int, *, timeout_s: float, say: Callabl
             "more with 'fedsign deploy add-site'."
         )
     check_nothing_runs(federation)
-    started: dict[str, subprocess.Popen[bytes]] = {}
+    programs = Programs(federation.folder / "logs")
+    programs.logs.mkdir(exist_ok=True)
     try:
-        started["superlink"] = _start(federation, "superlink", federation.server)
-        _wait(lambda: answers(federation), started, federation, timeout_s, "the SuperLink does not answer")
-        say(f"SuperLink at {federation.local_address}, process {started['superlink'].pid}")
+        link = _start(programs, federation, "superlink", federation.server)
+        programs.wait_until(lambda: answers(federation), timeout_s=timeout_s, complaint="the SuperLink does not answer")
+        say(f"SuperLink at {federation.local_address}, process {link}")
         before = online_since(federation).items()
-        for site in sites:
-            started[site.name] = _start(federation, site.name, federation.kit(site.name))
-        _wait(
+        nodes = {site: _start(programs, federation, site.name, federation.kit(site.name)) for site in sites}
+        programs.wait_until(
             lambda: len(online_since(federation).items() - before) >= num_sites,
-            started, federation, timeout_s, "not all sites are online",
-        )  # fmt: skip
+            timeout_s=timeout_s,
+            complaint="not all sites are online",
+        )
     except BaseException:
-        end(process for each in started.values() if (process := find(each.pid)) is not None)
+        programs.end()
         down(federation)
         raise
-    for site in sites:
-        say(f"SuperNode of {site.name}, partition {site.partition}, process {started[site.name].pid}")
+    for site, process in nodes.items():
+        say(f"SuperNode of {site.name}, partition {site.partition}, process {process}")
 
 
 def down(federation: Federation) -> list[int]:
@@ -73,45 +69,8 @@ def check_nothing_runs(federation: Federation) -> None:
         )
 
 
-def log_of(federation: Federation, name: str) -> Path:
-    """What a process printed."""
-    return federation.folder / "logs" / f"{name}.log"
-
-
-def _start(federation: Federation, name: str, folder: Path) -> "subprocess.Popen[bytes]":
-    log = log_of(federation, name)
-    log.parent.mkdir(exist_ok=True)
+def _start(programs: Programs, federation: Federation, name: str, folder: Path) -> int:
     address = [] if folder == federation.server else ["--host", federation.local_host]
-    with log.open("wb") as file:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "simulations.cli", "deploy", "start", str(folder), *address],
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-
-
-def _wait(
-    condition: Callable[[], bool],
-    started: dict[str, "subprocess.Popen[bytes]"],
-    federation: Federation,
-    timeout_s: float,
-    complaint: str,
-) -> None:
-    deadline, asked_at = time.monotonic() + timeout_s, 0.0
-    while True:
-        for name, process in started.items():
-            if process.poll() is not None:
-                log = log_of(federation, name)
-                said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-                raise EngineError(
-                    f"the process of {name} ended at once: {' '.join(said[-3:])[-400:]} (all of it: {log})"
-                )
-        if time.monotonic() - asked_at >= _ASK_EVERY_S:
-            if condition():
-                return
-            asked_at = time.monotonic()
-        if time.monotonic() > deadline:
-            raise EngineError(f"{complaint} after {timeout_s:g} s; what they say is in {federation.folder / 'logs'}.")
-        time.sleep(_POLL_S)
+    return programs.start(
+        name, [sys.executable, "-P", "-m", "simulations.cli", "deploy", "start", str(folder), *address]
+    )

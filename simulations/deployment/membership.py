@@ -5,7 +5,6 @@ Flower keeps the key of a site that was unregistered and takes it never again, a
 
 import fcntl
 import json
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from simulations.deployment.federation import Federation, Site
 from simulations.deployment.programs import (
     CONNECTION,
     answer_of,
+    answers_at,
     call_flwr,
     complaint_of,
     flower_environment,
@@ -44,12 +44,7 @@ def process_of(federation: Federation) -> Process | None:
 
 def answers(federation: Federation) -> bool:
     """Whether something listens on the server's port."""
-    host, _, port = federation.local_address.rpartition(":")
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=1.0):
-            return True
-    except OSError:
-        return False
+    return answers_at(federation.local_host, federation.port)
 
 
 def environment_of(federation: Federation) -> dict[str, str]:

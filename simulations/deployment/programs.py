@@ -83,6 +83,15 @@ def free_port() -> int:
             return port
 
 
+def answers_at(host: str, port: int) -> bool:
+    """Whether something listens there."""
+    try:
+        with socket.create_connection((host, port), timeout=1.0):
+            return True
+    except OSError:
+        return False
+
+
 def answer_of(done: "subprocess.CompletedProcess[str]") -> dict[str, Any]:
     """The JSON in what `flwr --format json` printed, among other lines; {} without one."""
     try:

@@ -6,11 +6,14 @@ A process id alone may belong to somebody else by now, so the moment at which th
 import json
 import os
 import signal
+import subprocess
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from fedsign.errors import EngineError
 
 _POLL_S = 0.1
 
@@ -78,6 +81,58 @@ def end(processes: Iterable[Process], *, patience_s: float = 15.0) -> None:
     _send(all_of_them, signal.SIGKILL)
     while any(each.is_alive for each in all_of_them):
         time.sleep(_POLL_S)
+
+
+class Programs:
+    """Programs that this process starts, each with a log of its own and at the head of a process group."""
+
+    def __init__(self, logs: Path) -> None:
+        self.logs = logs
+        self._started: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
+        """Start one; returns its process id."""
+        with (self.logs / f"{name}.log").open("wb") as log:
+            self._started[name] = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=None if environment is None else dict(environment),
+                start_new_session=True,
+            )
+        return self._started[name].pid
+
+    def check_alive(self, when: str) -> None:
+        """Raise EngineError if one of them has ended."""
+        for name, process in self._started.items():
+            if process.poll() is not None:
+                log = self.logs / f"{name}.log"
+                said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+                raise EngineError(f"the process {name} ended {when}: {' '.join(said[-3:])[-400:]} (all of it: {log})")
+
+    def wait_until(self, condition: Callable[[], bool], *, timeout_s: float, complaint: str) -> None:
+        """Wait for what they do when they have started.
+
+        Raises:
+            EngineError: one of them ends, or it takes too long.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            self.check_alive("at once")
+            if time.monotonic() > deadline:
+                raise EngineError(f"{complaint} after {timeout_s:g} s; what they say is in {self.logs}.")
+            time.sleep(_POLL_S)
+
+    def end(self) -> None:
+        """Ask each group to end, the last one first, then insist."""
+        while self._started:
+            _, process = self._started.popitem()
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                    os.killpg(process.pid, number)
+                    process.wait(5.0)
+            process.wait()
 
 
 def _send(processes: Iterable[Process], number: signal.Signals) -> None:

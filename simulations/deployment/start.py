@@ -4,6 +4,7 @@ The start scripts and systemd's units come through here, so that an expired cert
 read are refused before anything listens, and in a sentence.
 """
 
+import datetime as dt
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ import tomli_w
 
 from fedsign.disk import is_private
 from fedsign.errors import ConfigError, EngineError
-from simulations.deployment.authority import check_not_over, ends_at, expiry_warning
+from simulations.deployment.authority import ends_at, validity
 from simulations.deployment.federation import Federation, with_port
 from simulations.deployment.kits import Kit
 from simulations.deployment.membership import home_of, state_of
@@ -115,9 +116,7 @@ def _greet(kit: Kit, say: Say, host: str) -> None:
     if seen.certificate_ends is not None:
         from simulations.deployment.knock import NOT_TAKEN, is_known  # Flower, which takes seconds
 
-        warning = expiry_warning(seen.certificate_ends, what="the server's certificate")
-        if warning:
-            say(warning)
+        _judge(seen.certificate_ends, "the server's certificate", say)
         if is_known(kit, host=host) is False:
             raise EngineError(NOT_TAKEN)
 
@@ -128,11 +127,15 @@ def check_certificate(federation: Federation, say: Say) -> None:
         (federation.certificate, "the server's certificate"),
         (federation.authority, "the CA's certificate"),
     ):
-        end = ends_at(path)
-        check_not_over(end, what=what)
-        warning = expiry_warning(end, what=what)
-        if warning:
-            say(warning)
+        _judge(ends_at(path), what, say)
+
+
+def _judge(end: dt.datetime, what: str, say: Say) -> None:
+    state, how = validity(end)
+    if state == "broken":
+        raise ConfigError(f"{what} {how}.")
+    if state == "warn":
+        say(f"{what} {how}.")
 
 
 def check_key(key: Path) -> None:

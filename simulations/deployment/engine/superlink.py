@@ -7,15 +7,8 @@ started.  Flower's own home is a folder of the run: nothing of the user's is rea
 
 import os
 import shutil
-import signal
-import socket
-import subprocess
 import sys
-import time
-import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -33,15 +26,11 @@ from fedsign.rules import Rule
 from fedsign.workload import Workload
 from simulations.deployment.engine import remote
 from simulations.deployment.engine.submission import check_server_app, follow, submit, write_submission
-from simulations.deployment.programs import (
-    flower_environment,
-    free_port,
-    write_connection,
-)
+from simulations.deployment.programs import answers_at, flower_environment, free_port, write_connection
+from simulations.deployment.running import Programs
 from simulations.rounds import OnRound
 
 _LOOPBACK = "127.0.0.1"
-_POLL_S = 0.2
 _NUM_SUPERNODES = 3
 
 # Leads a program's process group and ends all of it, when asked or when this process dies (Linux tells it): Flower's
@@ -66,24 +55,6 @@ if os.getppid() == int(sys.argv[1]):
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # child.wait() would keep end() from seeing that it ended
     sys.exit(child.wait())
 """
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Place:
-    """Where the processes of one run live."""
-
-    logs: Path
-    environment: Mapping[str, str]
-    port: int
-
-    @property
-    def home(self) -> Path:
-        """Flower's."""
-        return Path(self.environment["FLWR_HOME"])
-
-    @property
-    def address(self) -> str:
-        return f"{_LOOPBACK}:{self.port}"
 
 
 class SuperLink:
@@ -137,116 +108,53 @@ class SuperLink:
         if self.federation:
             remote.execute(Path(self.federation), workload, folder, on_round)
             return
-        num_clients = workload.config.partition.num_clients
+        home, programs = (folder.path / "flower").resolve(), Programs(folder.path / "logs")
+        for path in (home, programs.logs):
+            shutil.rmtree(path, ignore_errors=True)
+            path.mkdir()
+        environment, port = flower_environment(home), free_port()
+        address = f"{_LOOPBACK}:{port}"
+        write_connection(home, address, authority=None)
         app = write_submission(workload.config, folder)
-        place = _make_place(folder)
-        with ExitStack() as stack:
-            link = stack.enter_context(_process([find_program("flower-superlink"), *_link_arguments(place)], place))
-            _wait_for_port(place.port, link, place, self.start_timeout_s)
-            processes = {"superlink": link}
-            num_nodes = num_clients if sites.has_sites(workload.config) else min(self.num_supernodes, num_clients)
-            for index in range(num_nodes):
-                name = f"supernode-{index}"
-                own = self._node_config(workload.config, list(range(index, num_clients, num_nodes)), folder)
-                command = [sys.executable, "-P", "-m", "clients.site", *_node_arguments(place, own)]
-                processes[name] = stack.enter_context(_process(command, place, name))
-            run_id = submit(app, place.environment, logs=place.logs)
-            follow(folder, on_round, lambda: _check_alive(processes, run_id, place, folder))
-
-    def _node_config(self, config: ExperimentConfig, partitions: list[int], folder: RunFolder) -> dict[str, Any]:
-        """What a SuperNode is told beside the experiment; a site's folder is told to its own alone."""
-        own: dict[str, Any] = {
-            PARTITIONS_KEY: ",".join(map(str, partitions)),
-            STATE_KEY: str(folder.clients.resolve()),
-            SHARE_KEY: self.share_details,
-        }
-        if sites.has_sites(config):
-            (site,) = partitions
-            own |= {ROOT_KEY: _absolute(sites.root_of(config, site)), SITE_KEY: sites.name_of(config, site)}
-        return own
-
-
-def _make_place(folder: RunFolder) -> _Place:
-    home, logs = (folder.path / "flower").resolve(), folder.path / "logs"
-    for path in (home, logs):
-        shutil.rmtree(path, ignore_errors=True)
-        path.mkdir()
-    place = _Place(logs=logs, environment=flower_environment(home), port=free_port())
-    write_connection(home, place.address, authority=None)
-    return place
-
-
-def _link_arguments(place: _Place) -> list[str]:
-    return [
-        "--insecure", "--host", _LOOPBACK, "--port", str(place.port), "--disable-runtime-dependency-installation",
-    ]  # fmt: skip
-
-
-def _node_arguments(place: _Place, own: Mapping[str, Any]) -> list[str]:
-    """`own` goes through a file, since a path may hold any character."""
-    config = place.home / f"node-{uuid.uuid4().hex[:8]}.toml"
-    config.write_text(tomli_w.dumps(own), encoding="utf-8")
-    return [
-        "--insecure", "--superlink", place.address, "--host", _LOOPBACK, "--port", str(free_port()),
-        "--node-config", str(config),
-    ]  # fmt: skip
-
-
-def _absolute(root: str) -> str:
-    return str(Path(root).expanduser().resolve()) if root else ""
-
-
-@contextmanager
-def _process(command: list[str], place: _Place, name: str = "superlink") -> Iterator["subprocess.Popen[bytes]"]:
-    """Start a program in a process group of its own, and end the whole group."""
-    with (place.logs / f"{name}.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-c", _LEADER, str(os.getpid()), *command],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=dict(place.environment),
-            start_new_session=True,
-        )
-    try:
-        yield process
-    finally:
-        _end_group(process)
-
-
-def _end_group(process: "subprocess.Popen[bytes]") -> None:
-    """Ask the group to end, then insist."""
-    for number, patience_s in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
+        leader = [sys.executable, "-c", _LEADER, str(os.getpid())]
         try:
-            os.killpg(process.pid, number)
-        except ProcessLookupError:
-            break
-        try:
-            process.wait(patience_s)
-        except subprocess.TimeoutExpired:
-            continue
-    process.wait()
+            link = [find_program("flower-superlink"), "--insecure", "--host", _LOOPBACK, "--port", str(port)]
+            programs.start("superlink", [*leader, *link, "--disable-runtime-dependency-installation"], environment)
+            programs.wait_until(
+                lambda: answers_at(_LOOPBACK, port),
+                timeout_s=self.start_timeout_s,
+                complaint="the SuperLink does not answer",
+            )
+            for index, own in enumerate(self._node_configs(workload.config, folder)):
+                given = home / f"node-{index}.toml"  # a path may hold any character
+                given.write_text(tomli_w.dumps(own), encoding="utf-8")
+                node = [
+                    sys.executable, "-P", "-m", "clients.site", "--insecure", "--superlink", address,
+                    "--host", _LOOPBACK, "--port", str(free_port()), "--node-config", str(given),
+                ]  # fmt: skip
+                programs.start(f"supernode-{index}", [*leader, *node], environment)
+            run_id = submit(app, environment, logs=programs.logs)
 
+            def check_alive() -> None:
+                programs.check_alive("in the middle of the run")
+                check_server_app(run_id, environment, folder, where=f"see {programs.logs}")
 
-def _check_alive(
-    processes: Mapping[str, "subprocess.Popen[bytes]"], run_id: str, place: _Place, folder: RunFolder
-) -> None:
-    """Raise EngineError when a process has ended, or the ServerApp without saying how."""
-    for name, process in processes.items():
-        if process.poll() is not None:
-            raise EngineError(f"the process {name} ended in the middle of the run; see {place.logs / name}.log.")
-    check_server_app(run_id, place.environment, folder, where=f"see {place.logs}")
+            follow(folder, on_round, check_alive)
+        finally:
+            programs.end()
 
-
-def _wait_for_port(port: int, process: "subprocess.Popen[bytes]", place: _Place, timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            log = (place.logs / "superlink.log").read_text(encoding="utf-8", errors="replace").strip()
-            raise EngineError(f"the SuperLink ended at once: {log[-500:]}")
-        with socket.socket() as probe:
-            probe.settimeout(1.0)
-            if probe.connect_ex((_LOOPBACK, port)) == 0:
-                return
-        time.sleep(_POLL_S)
-    raise EngineError(f"the SuperLink did not answer within {timeout_s:g} s; see {place.logs}.")
+    def _node_configs(self, config: ExperimentConfig, folder: RunFolder) -> Iterator[dict[str, Any]]:
+        """What each SuperNode is told beside the experiment; a site's folder is told to its own alone."""
+        num_clients = config.partition.num_clients
+        num_nodes = num_clients if sites.has_sites(config) else min(self.num_supernodes, num_clients)
+        for node in range(num_nodes):
+            own: dict[str, Any] = {
+                PARTITIONS_KEY: ",".join(map(str, range(node, num_clients, num_nodes))),
+                STATE_KEY: str(folder.clients.resolve()),
+                SHARE_KEY: self.share_details,
+            }
+            if sites.has_sites(config):
+                root = sites.root_of(config, node)
+                own[ROOT_KEY] = str(Path(root).expanduser().resolve()) if root else ""
+                own[SITE_KEY] = sites.name_of(config, node)
+            yield own
