@@ -6,6 +6,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,16 @@ def _nothing_leaks_into_the_next_test() -> Iterator[None]:
         del os.environ[name]
     os.environ.update(environment)
     assert not any(left.values()), f"the test leaves behind: { {what: this for what, this in left.items() if this} }"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _git_is_asked_once() -> Iterator[None]:
+    """For each folder, by the runs of this process."""
+    from simulations import api
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(api, "_git_state", cache(api._git_state))
+        yield
 
 
 @pytest.fixture
