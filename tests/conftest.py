@@ -16,7 +16,6 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 
 import pytest
-import torch
 
 import fedsign.flower  # noqa: F401 - sets FLWR_TELEMETRY_ENABLED, once for all tests
 
@@ -65,6 +64,8 @@ def _left_running(before: set[threading.Thread]) -> set[str]:
 @pytest.fixture(autouse=True)
 def _nothing_leaks_into_the_next_test() -> Iterator[None]:
     """Restore, then complain.  `sys.path` is only restored: resolving a user's module may extend it."""
+    import torch  # not above, where the process that only hands out tests would wait for it
+
     environment, folder, path = _environment(), Path.cwd(), list(sys.path)
     num_threads, threads = torch.get_num_threads(), set(threading.enumerate())
     yield
