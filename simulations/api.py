@@ -169,7 +169,7 @@ def environment() -> Line:
         "python": platform.python_version(),
         "platform": platform.platform(),
         **versions,
-        "git": _git_state(),
+        "git": _git_state(Path.cwd()),
     }
 
 
@@ -340,15 +340,11 @@ def _warn_of_other_versions(folder: RunFolder) -> None:
             )
 
 
-def _git_state() -> str:
-    """Commit of the current folder's repository, with `+` for uncommitted changes; empty outside of one."""
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", *arguments], capture_output=True, text=True, check=True, timeout=10
-        ).stdout.strip()
-
+def _git_state(folder: Path) -> str:
+    """Commit of the folder's repository, with `+` for uncommitted changes; empty outside of one."""
+    command = ["git", "describe", "--always", "--exclude=*", "--dirty=+"]
     try:
-        return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         return ""
+    return done.stdout.strip()

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 
 import pytest
-import torch
 
 import fedsign.flower  # noqa: F401 - sets FLWR_TELEMETRY_ENABLED, once for all tests
 from fedsign.capabilities import CAPABILITIES
@@ -71,6 +71,8 @@ def _left_running(before: set[threading.Thread]) -> set[str]:
 @pytest.fixture(autouse=True)
 def _nothing_leaks_into_the_next_test() -> Iterator[None]:
     """Restore, then complain.  `sys.path` is only restored: resolving a user's module may extend it."""
+    import torch  # not above, where the process that only hands out tests would wait for it
+
     environment, folder, path = _environment(), Path.cwd(), list(sys.path)
     num_threads, threads = torch.get_num_threads(), set(threading.enumerate())
     yield
@@ -87,6 +89,16 @@ def _nothing_leaks_into_the_next_test() -> Iterator[None]:
         del os.environ[name]
     os.environ.update(environment)
     assert not any(left.values()), f"the test leaves behind: { {what: this for what, this in left.items() if this} }"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _git_is_asked_once() -> Iterator[None]:
+    """For each folder, by the runs of this process."""
+    from simulations import api
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(api, "_git_state", cache(api._git_state))
+        yield
 
 
 @pytest.fixture

@@ -1,11 +1,13 @@
 """scikit-learn's digits: 1,797 scanned digits of 8x8 pixels that ship with the library."""
 
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsign.data.base import Dataset, Samples
@@ -19,7 +21,7 @@ def digits(seed: int, *, test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.
     >>> len(digits(0).train), len(digits(0).test)
     (1437, 360)
     """
-    table = np.loadtxt(_file(), delimiter=",")
+    table = _table()
     pixels, labels = table[:, :-1], table[:, -1]
     features = torch.from_numpy((pixels / 16.0).astype(np.float32))
     if not flat:
@@ -33,9 +35,10 @@ def digits(seed: int, *, test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.
     )
 
 
-def _file() -> Path:
-    """What `sklearn.datasets.load_digits` reads.  Every process of a run needs it; importing scikit-learn would cost each a second."""
+@cache
+def _table() -> NDArray[np.float64]:
+    """The file of `sklearn.datasets.load_digits`.  Every process of a run reads it; importing scikit-learn would cost each a second."""
     package = find_spec("sklearn")
     if package is None or package.origin is None:
         raise ConfigError("data.name=digits needs scikit-learn, which is not installed: pip install scikit-learn.")
-    return Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    return np.loadtxt(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
