@@ -64,7 +64,8 @@ class WeightedMean:
         num = len(sum_of) or 1
         for name, tensor in tensors.items():
             if name not in self._sums:
-                self._sums[name] = tensor if sum_of else _wide_copy(tensor)
+                wide = torch.promote_types(tensor.dtype, torch.float32) if tensor.is_floating_point() else tensor.dtype
+                self._sums[name] = tensor if sum_of else tensor.to(wide, copy=True)
                 self._dtypes.setdefault(name, tensor.dtype)
             self.num_sent[name] = self.num_sent.get(name, 0) + num
             self.weight_sent[name] = self.weight_sent.get(name, 0.0) + weight
@@ -298,9 +299,3 @@ def _weighted_sum(stack: Tensor, weights: Sequence[float]) -> Tensor:
         return wide.sum(0)  # for small tensors less work than a product
     total: Tensor = torch.tensordot(wide.new_tensor(weights), wide, dims=1)
     return total
-
-
-def _wide_copy(tensor: Tensor) -> Tensor:
-    if not tensor.is_floating_point():
-        return tensor.clone()
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32), copy=True)

@@ -122,25 +122,19 @@ class Strategy(FlowerStrategy):
     def memory(self) -> Tensors:
         """`state_dict`, the server optimiser's and the aggregator's, as one."""
         memory = dict(self.state_dict())
-        for prefix, part in self._parts():
-            memory |= {prefix + name: tensor for name, tensor in part.state_dict().items()}
+        for part in (self.server_optimizer, self.aggregator):
+            if part is not None:
+                memory |= {part.prefix + name: tensor for name, tensor in part.state_dict().items()}
         return memory
 
     def load_memory(self, memory: Tensors) -> None:
         """Take `memory` back."""
-        for prefix, part in self._parts():
-            part.load_state_dict(
-                {name.removeprefix(prefix): memory[name] for name in memory if name.startswith(prefix)}
-            )
-        prefixes = tuple(prefix for prefix, _ in self._parts())
-        self.load_state_dict({name: memory[name] for name in memory if not name.startswith(prefixes)})
-
-    def _parts(self) -> Iterator[tuple[str, ServerOptimizer | Aggregator]]:
-        """What has a memory of its own, with the prefix of its names in a checkpoint."""
-        if self.server_optimizer is not None:
-            yield "server_optimizer/", self.server_optimizer
-        if self.aggregator is not None:
-            yield self.aggregator.prefix, self.aggregator
+        own = dict(memory)
+        for part in (self.server_optimizer, self.aggregator):
+            if part is not None:
+                names = [name for name in own if name.startswith(part.prefix)]
+                part.load_state_dict({name.removeprefix(part.prefix): own.pop(name) for name in names})
+        self.load_state_dict(own)
 
     # A round
 

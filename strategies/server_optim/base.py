@@ -20,6 +20,7 @@ from fedsign.records import Tensors
 class ServerOptimizer:
     """A rule for one tensor, with `slots` of memory per tensor; all memory starts at `initial`."""
 
+    prefix = "server_optimizer/"  # before the names of its tensors in a checkpoint
     slots: tuple[str, ...] = ()
     initial: float = 0.0
 
