@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -161,25 +160,20 @@ def _floor_ray(app: Path, facts: dict[str, Any], root: Path) -> None:
 def _floor_superlink(app: Path, facts: dict[str, Any], root: Path) -> None:
     from fedsign.flower.programs import find_program
     from simulations.deployment.engine import submission, superlink
-    from simulations.deployment.programs import flower_environment, free_port, write_connection
 
-    port, home, out = free_port(), root / "flower", Path(facts["out"])
-    environment = flower_environment(home)
-    place = superlink._Place(logs=root, environment=environment, port=port)
-    write_connection(home, place.address, authority=None)
-    with ExitStack() as stack:
-        link = [find_program("flower-superlink"), *superlink._link_arguments(place)]
-        process = stack.enter_context(superlink._process(link, place))
-        superlink._wait_for_port(port, process, place, 60.0)
+    local, out = superlink.LocalDeployment(root / "flower", root / "logs"), Path(facts["out"])
+    try:
+        local.start_link(timeout_s=60.0)
         for index in range(NUM_CLIENTS):
-            node = [find_program("flower-supernode"), *superlink._node_arguments(place, {"partition-id": index})]
-            stack.enter_context(superlink._process(node, place, f"supernode-{index}"))
-        submission.submit(app, environment, logs=root)
+            local.start_node(f"supernode-{index}", [find_program("flower-supernode")], {"partition-id": index})
+        submission.submit(app, local.environment, logs=local.programs.logs)
         deadline = time.monotonic() + _MOST_S
         while not out.exists():
             if time.monotonic() > deadline:
                 raise TimeoutError(f"Flower did not play {ROUNDS} rounds within {_MOST_S:g} s.")
             time.sleep(0.2)
+    finally:
+        local.programs.end()
 
 
 def loopback_bytes() -> int:

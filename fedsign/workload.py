@@ -172,14 +172,11 @@ class Workload:
         """Indices of one client's training samples.
 
         Raises:
-            DataError: it is a site whose data do not lie here.
+            DataError: its data are not here.
         """
         share = self.split.indices[partition]
         if not len(share):
-            raise DataError(
-                f"site {partition} has no data here; start its node with --node-config 'data-root=\"FOLDER\"', or name its folder "
-                "in partition.roots."
-            )
+            raise DataError(f"client {partition} has no samples in this process; train it where its data are.")
         return share
 
     @cached_property

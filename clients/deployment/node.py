@@ -119,8 +119,6 @@ class SuperNode(Node):
         workload = self.workload
         if not sites.lies_at_nodes(workload.config):
             return {}
-        for site in self.partitions:
-            workload.share_of(site)
         sites.check_tokenizer(workload.config, workload.dataset.text, str(question.get(TOKENIZER_KEY, "")))
         for note in workload.dataset.notes:
             _log.warning("%s", note)  # a node's data are its own: it is told here, not at the server

@@ -61,10 +61,15 @@ class SiteData:
             here = frozenset(() if lies_at_nodes(config) else range(config.partition.num_clients))
         found: dict[int, Dataset] = {}
         for site in sorted(here):
-            if root := root_of(config, site):
-                with _naming(f"site '{name_of(config, site)}'"):
-                    whole = _read(config, root, frame)
-                    found[site] = hold_out_validation(whole, config.data.validation_fraction, config.seed)
+            root = root_of(config, site)
+            if not root:
+                raise DataError(
+                    f"site {site} has no data here; start its node with --node-config 'data-root=\"FOLDER\"', or name its folder in "
+                    "partition.roots."
+                )
+            with _naming(f"site '{name_of(config, site)}'"):
+                whole = _read(config, root, frame)
+                found[site] = hold_out_validation(whole, config.data.validation_fraction, config.seed)
         server = _read_server(config, frame)
         tests = {site: data.test for site, data in found.items()}
         held = {site: data.validation for site, data in found.items() if data.validation is not None}

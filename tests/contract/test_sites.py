@@ -95,7 +95,7 @@ def test_without_roots_there_is_a_model_and_no_data(tmp_path: Path) -> None:
     work = Workload(config)
     assert len(work.dataset.train) == len(work.dataset.test) == 0
     assert [tuple(p.shape) for p in work.make_model().parameters()] == [(8, 5), (8,), (2, 8), (2,)]
-    with pytest.raises(DataError, match="site 1 has no data here"):
+    with pytest.raises(DataError, match="client 1 has no samples in this process"):
         work.share_of(1)
 
 

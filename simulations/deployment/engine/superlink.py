@@ -8,7 +8,7 @@ started.  Flower's own home is a folder of the run: nothing of the user's is rea
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -55,6 +55,39 @@ if os.getppid() == int(sys.argv[1]):
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # child.wait() would keep end() from seeing that it ended
     sys.exit(child.wait())
 """
+
+
+class LocalDeployment:
+    """A SuperLink and SuperNodes on this machine, which end with this process; `home`, Flower's, and `logs` are theirs alone."""
+
+    def __init__(self, home: Path, logs: Path) -> None:
+        for path in (home, logs):
+            shutil.rmtree(path, ignore_errors=True)
+            path.mkdir()
+        self.programs, self.environment = Programs(logs), flower_environment(home)
+        self._home, self._port = home, free_port()
+        self._address = f"{_LOOPBACK}:{self._port}"
+        write_connection(home, self._address, authority=None)
+
+    def start_link(self, *, timeout_s: float) -> None:
+        """Start the SuperLink, and wait until it answers."""
+        link = [find_program("flower-superlink"), "--insecure", "--host", _LOOPBACK, "--port", str(self._port)]
+        self._start("superlink", [*link, "--disable-runtime-dependency-installation"])
+        self.programs.wait_until(
+            lambda: answers_at(_LOOPBACK, self._port),
+            timeout_s=timeout_s,
+            complaint="the SuperLink does not answer",
+        )
+
+    def start_node(self, name: str, program: Sequence[str], own: Mapping[str, Any]) -> None:
+        """Start a SuperNode; `own` is its configuration."""
+        config = self._home / f"{name}.toml"  # a path may hold any character
+        config.write_text(tomli_w.dumps(own), encoding="utf-8")
+        node = ["--insecure", "--superlink", self._address, "--host", _LOOPBACK, "--port", str(free_port())]
+        self._start(name, [*program, *node, "--node-config", str(config)])
+
+    def _start(self, name: str, command: Sequence[str]) -> None:
+        self.programs.start(name, [sys.executable, "-c", _LEADER, str(os.getpid()), *command], self.environment)
 
 
 class SuperLink:
@@ -108,40 +141,21 @@ class SuperLink:
         if self.federation:
             remote.execute(Path(self.federation), workload, folder, on_round)
             return
-        home, programs = (folder.path / "flower").resolve(), Programs(folder.path / "logs")
-        for path in (home, programs.logs):
-            shutil.rmtree(path, ignore_errors=True)
-            path.mkdir()
-        environment, port = flower_environment(home), free_port()
-        address = f"{_LOOPBACK}:{port}"
-        write_connection(home, address, authority=None)
+        local = LocalDeployment((folder.path / "flower").resolve(), folder.path / "logs")
         app = write_submission(workload.config, folder)
-        leader = [sys.executable, "-c", _LEADER, str(os.getpid())]
+
+        def check_alive() -> None:
+            local.programs.check_alive("in the middle of the run")
+            check_server_app(run_id, local.environment, folder, where=f"see {local.programs.logs}")
+
         try:
-            link = [find_program("flower-superlink"), "--insecure", "--host", _LOOPBACK, "--port", str(port)]
-            programs.start("superlink", [*leader, *link, "--disable-runtime-dependency-installation"], environment)
-            programs.wait_until(
-                lambda: answers_at(_LOOPBACK, port),
-                timeout_s=self.start_timeout_s,
-                complaint="the SuperLink does not answer",
-            )
+            local.start_link(timeout_s=self.start_timeout_s)
             for index, own in enumerate(self._node_configs(workload.config, folder)):
-                given = home / f"node-{index}.toml"  # a path may hold any character
-                given.write_text(tomli_w.dumps(own), encoding="utf-8")
-                node = [
-                    sys.executable, "-P", "-m", "clients.site", "--insecure", "--superlink", address,
-                    "--host", _LOOPBACK, "--port", str(free_port()), "--node-config", str(given),
-                ]  # fmt: skip
-                programs.start(f"supernode-{index}", [*leader, *node], environment)
-            run_id = submit(app, environment, logs=programs.logs)
-
-            def check_alive() -> None:
-                programs.check_alive("in the middle of the run")
-                check_server_app(run_id, environment, folder, where=f"see {programs.logs}")
-
+                local.start_node(f"supernode-{index}", [sys.executable, "-P", "-m", "clients.site"], own)
+            run_id = submit(app, local.environment, logs=local.programs.logs)
             follow(folder, on_round, check_alive)
         finally:
-            programs.end()
+            local.programs.end()
 
     def _node_configs(self, config: ExperimentConfig, folder: RunFolder) -> Iterator[dict[str, Any]]:
         """What each SuperNode is told beside the experiment; a site's folder is told to its own alone."""
