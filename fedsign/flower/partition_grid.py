@@ -14,7 +14,7 @@ from functools import partial
 from math import inf, prod
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
@@ -232,9 +232,7 @@ class PartitionGrid(MessageGrid):
 
 
 def _nbytes_of(content: RecordDict) -> int:
-    return sum(_nbytes(array) for record in wire.of_kind(content, ArrayRecord).values() for array in record.values())
-
-
-def _nbytes(array: Array) -> int:
-    itemsize = 2 if array.dtype == "bfloat16" else np.dtype(array.dtype).itemsize
-    return prod(array.shape) * itemsize
+    arrays = (array for record in wire.of_kind(content, ArrayRecord).values() for array in record.values())
+    return sum(
+        prod(array.shape) * (2 if array.dtype == "bfloat16" else np.dtype(array.dtype).itemsize) for array in arrays
+    )
