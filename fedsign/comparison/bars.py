@@ -4,8 +4,9 @@ A strategy that never reached the target has no bar but a word; one that reached
 says with how many, since its bar is the median of those alone.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from markupsafe import Markup
 
@@ -52,26 +53,31 @@ def draw_bars(bars: Sequence[Bar], *, label: str) -> Markup | None:
     """Draw bars from 0, condition by condition; None where there are none."""
     if not bars:
         return None
-    groups = list(dict.fromkeys(bar.group for bar in bars))
-    height = _TOP + sum(_HEAD for group in groups if group) + _ROW * len(bars) + _FOOT
     left = 26 + _WIDE_CHARACTER * max(len(shortened(bar.name, _LONGEST_NAME)) for bar in bars)
     largest = max((bar.value for bar in bars if bar.value), default=1.0)
     unit = (_WIDTH - _AMOUNT - left) / largest
-    drawn: list[Markup] = []
-    y = _TOP
-    for group in groups:
-        if group:
-            drawn.append(tag("text", group, x=12, y=y + _HEAD / 2 + 4, class_="group"))
-            y += _HEAD
-        for bar in (bar for bar in bars if bar.group == group):
-            drawn.append(_bar(bar, left, y, unit))
-            y += _ROW
-    drawn.append(tag("path", d=f"M{number(left)} {_TOP}V{number(height - _FOOT)}", class_="grid base"))
+    drawn, bottom = stacked([(bar.group, partial(_bar, bar, left, unit)) for bar in bars], top=_TOP, height=_ROW)
+    drawn.append(tag("path", d=f"M{number(left)} {_TOP}V{number(bottom)}", class_="grid base"))
     described = "; ".join(f"{' · '.join(filter(None, [bar.group, bar.name]))}: {bar.text}" for bar in bars)
-    return picture(*drawn, width=_WIDTH, height=height, label=label, description=described)
+    return picture(*drawn, width=_WIDTH, height=bottom + _FOOT, label=label, description=described)
 
 
-def _bar(bar: Bar, left: float, y: float, unit: float) -> Markup:
+def stacked(
+    rows: Iterable[tuple[str, Callable[[float], Markup]]], *, top: float, height: float
+) -> tuple[list[Markup], float]:
+    """Rows, as (group, what draws it at a height), below each other, with the name of a group above its own; and where they end."""
+    drawn: list[Markup] = []
+    former = ""
+    for group, draw in rows:
+        if group != former:
+            drawn.append(tag("text", group, x=12, y=top + _HEAD / 2 + 4, class_="group"))
+            top, former = top + _HEAD, group
+        drawn.append(draw(top))
+        top += height
+    return drawn, top
+
+
+def _bar(bar: Bar, left: float, unit: float, y: float) -> Markup:
     middle = y + _ROW / 2
     parts = [tag("text", shortened(bar.name, _LONGEST_NAME), x=left - 14, y=middle, class_="row")]
     length = unit * (bar.value or 0.0)

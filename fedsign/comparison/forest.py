@@ -5,9 +5,11 @@ A full dot: the 95 % interval lies on one side of 0.  An empty one: it includes 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from markupsafe import Markup
 
+from fedsign.comparison.bars import stacked
 from fedsign.comparison.labels import (
     Scale,
     entries_of,
@@ -24,7 +26,7 @@ from fedsign.report.svg import Axis, nice_ticks, number, picture, tag
 from fedsign.report.wording import shortened, tick_label
 
 _WIDTH = 520
-_ROW, _HEAD, _TOP, _FOOT = 30.0, 34.0, 12.0, 66.0
+_ROW, _TOP, _FOOT = 30.0, 12.0, 66.0
 _WIDE_CHARACTER = 8.6  # of a 17-unit type
 _LONGEST_NAME = 18
 
@@ -70,26 +72,15 @@ def draw_forest(summary: Summary) -> Markup | None:
     rows, scale = rows_of(summary), scale_of(summary)
     if not rows:
         return None
-    groups = list(dict.fromkeys(row.group for row in rows))
-    height = _TOP + sum(_HEAD for group in groups if group) + _ROW * len(rows) + _FOOT
-    bottom = height - _FOOT
     x = _axis(rows, scale)
-    zero = number(x.at(0.0))
-    drawn = [*_frame(x, bottom), tag("path", d=f"M{zero} {_TOP}V{number(bottom)}", class_="zero")]
-    y = _TOP
-    for group in groups:
-        if group:
-            drawn.append(tag("text", group, x=12, y=y + _HEAD / 2 + 4, class_="group"))
-            y += _HEAD
-        for row in rows:
-            if row.group == group:
-                drawn.append(_row(row, x, y + _ROW / 2, scale))
-                y += _ROW
+    drawn, bottom = stacked([(row.group, partial(_row, row, x, scale)) for row in rows], top=_TOP, height=_ROW)
     return picture(
+        *_frame(x, bottom),
+        tag("path", d=f"M{number(x.at(0.0))} {_TOP}V{number(bottom)}", class_="zero"),
         *drawn,
         *_hints(summary, x, bottom),
         width=_WIDTH,
-        height=height,
+        height=bottom + _FOOT,
         label=f"Paired differences of the test {metric_name(summary)} to {reference_label(summary)}",
         description="; ".join(_said(row, scale) for row in rows),
     )
@@ -112,7 +103,8 @@ def _frame(x: Axis, bottom: float) -> list[Markup]:
     return drawn
 
 
-def _row(row: Row, x: Axis, y: float, scale: Scale) -> Markup:
+def _row(row: Row, x: Axis, scale: Scale, top: float) -> Markup:
+    y = top + _ROW / 2
     interval, parts = row.difference, [tag("title", _said(row, scale))]
     if interval.low is not None and interval.high is not None:
         low, high = (number(x.at(scale.factor * end)) for end in (interval.low, interval.high))

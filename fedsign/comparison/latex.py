@@ -9,12 +9,8 @@ pdflatex does not know becomes a question mark.
 
 import unicodedata
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from fedsign.comparison.bars import bytes_to_target
 from fedsign.comparison.labels import (
-    Scale,
-    entries_of,
     last_rounds,
     metric_name,
     num_seeds,
@@ -24,10 +20,9 @@ from fedsign.comparison.labels import (
     short_label,
     strategies_of,
 )
-from fedsign.comparison.summary import Entry, Summary
-from fedsign.comparison.tables import mean_and_spread, seed_troubles, target_text
-from fedsign.comparison.verdict import as_good_as_best
-from fedsign.report.wording import MISSING, NARROW_SPACE, byte_count
+from fedsign.comparison.summary import Summary
+from fedsign.comparison.tables import ResultRow, results, seed_troubles
+from fedsign.report.wording import NARROW_SPACE
 
 _SPECIAL = {
     "\\": r"\textbackslash{}",
@@ -76,15 +71,12 @@ def details_table(summary: Summary) -> str:
     heads += ["Rounds to target", "Bytes to target"] if has_target else []
     heads += ["Bytes up"]
     lines = [_row(["Strategy", *heads]), r"\midrule"]
-    for number, condition in enumerate(summary.conditions):
-        entries = entries_of(summary, condition)
-        if condition:
+    for number, table in enumerate(results(summary)):
+        if table.condition:
             lines += [r"\addlinespace"] if number else []
-            lines.append(
-                rf"\multicolumn{{{1 + len(heads)}}}{{l}}{{\textit{{{_condition(entries, condition, scale)}}}}} \\"
-            )
-        best = as_good_as_best(entries, higher_is_better=summary.higher_is_better)
-        lines += [_row(_cells(summary, entry, entry in best, has_target)) for entry in entries]
+            head = escape(table.condition + (f"; target {table.target}" if table.target else ""))
+            lines.append(rf"\multicolumn{{{1 + len(heads)}}}{{l}}{{\textit{{{head}}}}} \\")
+        lines += [_row(_cells(row, has_target)) for row in table.rows]
     return _table(
         summary,
         "l" + "r" * len(heads),
@@ -119,43 +111,24 @@ def document(summary: Summary, tables: Sequence[str], figures: Mapping[str, str]
 
 def _by_condition(summary: Summary) -> str:
     """Strategies below each other, conditions side by side."""
-    scale, lines = scale_of(summary), []
-    lines += [_row(["Strategy", *(escape(short_label(condition)) for condition in summary.conditions)]), r"\midrule"]
-    columns = [
-        {entry.strategy: (entry, entry in best) for entry in entries}
-        for entries in (entries_of(summary, condition) for condition in summary.conditions)
-        for best in [as_good_as_best(entries, higher_is_better=summary.higher_is_better)]
-    ]
+    tables = results(summary)
+    lines = [_row(["Strategy", *(escape(table.condition) for table in tables)]), r"\midrule"]
+    columns = [{row.strategy: row for row in table.rows} for table in tables]
     for strategy, label in strategies_of(summary).items():
-        cells = [escape(label)]
-        for column in columns:
-            entry, is_best = column[strategy]
-            cells.append(_bold(escape(mean_and_spread(entry, scale)), is_best))
-        lines.append(_row(cells))
+        values = [_bold(escape(column[strategy].whole_value), column[strategy].is_best) for column in columns]
+        lines.append(_row([escape(label), *values]))
     caption = _caption(summary, all_figures=False)
     return _table(summary, "l" + "r" * len(columns), lines, caption=caption, label="tab:comparison")
 
 
-def _cells(summary: Summary, entry: Entry, is_best: bool, has_target: bool) -> list[str]:
-    scale, taken = scale_of(summary), entry.to_target
-    choice = f" ({short_label(entry.choice)})" if entry.choice else ""
-    difference = MISSING if entry.difference is None else scale.interval(entry.difference)
-    cells = [
-        _bold(escape(entry.label), is_best) + escape(choice),
-        _bold(escape(mean_and_spread(entry, scale)), is_best),
-        escape("reference" if entry.strategy == summary.reference else difference),
+def _cells(row: ResultRow, has_target: bool) -> list[str]:
+    choice = f" ({row.choice})" if row.choice else ""
+    taken = [row.rounds, row.bytes_to_target] if has_target else []
+    return [
+        _bold(escape(row.label), row.is_best) + escape(choice),
+        _bold(escape(row.whole_value), row.is_best),
+        *map(escape, [row.difference, *taken, row.bytes_up]),
     ]
-    if has_target:
-        rounds = taken.rounds if taken else None
-        total = bytes_to_target(taken) if taken else None
-        cells.append(escape(target_text(entry, rounds, f"{rounds or 0:,.1f}".removesuffix(".0"))))
-        cells.append(escape(target_text(entry, total, byte_count(round(total or 0)))))
-    return [*cells, escape(MISSING if entry.bytes_up is None else byte_count(round(entry.bytes_up)))]
-
-
-def _condition(entries: Sequence[Entry], condition: Mapping[str, Any], scale: Scale) -> str:
-    target = next((entry.to_target.target for entry in entries if entry.to_target), None)
-    return escape(short_label(condition) + ("" if target is None else f"; target {scale.with_unit(target)}"))
 
 
 def _caption(summary: Summary, *, all_figures: bool) -> str:

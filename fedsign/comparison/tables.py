@@ -1,6 +1,6 @@
 """The tables of a comparison's page as rows of text."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from fedsign.report.wording import MISSING, byte_count
 class ResultRow:
     """A strategy's line in the final table."""
 
+    strategy: str
     label: str
     choice: str
     look: str  # class of its colour
@@ -38,6 +39,11 @@ class ResultRow:
     bytes_down: str
     bytes_up: str
     trouble: str  # seeds diverged, failed, unfinished, and failed replies; empty where all went well
+
+    @property
+    def whole_value(self) -> str:
+        """`97.62 ± 0.31 (2 of 3 seeds)`; nothing is said of seeds where none is missing."""
+        return f"{self.value} ({self.seeds})" if self.seeds else self.value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,20 +102,6 @@ def seed_troubles(entry: Entry) -> str:
     return ", ".join(f"{count:,} {what}" for count, what in said if count)
 
 
-def mean_and_spread(entry: Entry, scale: Scale) -> str:
-    """`97.62 ± 0.31 (2 of 3 seeds)`; one seed has no spread, and nothing is said of seeds where none is missing."""
-    partly = seeds_of_all(entry)
-    return f"{_value(entry, scale)} ({partly})" if partly else _value(entry, scale)
-
-
-def target_text(entry: Entry, value: float | None, text: str) -> str:
-    """What it took to the target, with how many seeds reached it where that is not all of them."""
-    taken = entry.to_target
-    if taken is None or value is None:
-        return MISSING
-    return text if taken.num_reached == taken.num_seeds else f"{text} ({taken.num_reached}/{taken.num_seeds})"
-
-
 def _result_table(summary: Summary, condition: Mapping[str, Any]) -> ResultTable:
     entries, scale = entries_of(summary, condition), scale_of(summary)
     best = as_good_as_best(entries, higher_is_better=summary.higher_is_better)
@@ -124,7 +116,6 @@ def _result_table(summary: Summary, condition: Mapping[str, Any]) -> ResultTable
 
 def _result_row(summary: Summary, entry: Entry, look: int, is_best: bool) -> ResultRow:
     scale, taken = scale_of(summary), entry.to_target
-    rounds, bytes_taken = _taken(taken)
     difference, wins = MISSING, MISSING
     if entry.strategy == summary.reference:
         difference = "reference"
@@ -132,6 +123,7 @@ def _result_row(summary: Summary, entry: Entry, look: int, is_best: bool) -> Res
         difference = scale.interval(entry.difference)
         wins = f"{entry.difference.wins}/{entry.difference.num_pairs}"
     return ResultRow(
+        strategy=entry.strategy,
         label=entry.label,
         choice=short_label(entry.choice),
         look=colour(look),
@@ -141,16 +133,20 @@ def _result_row(summary: Summary, entry: Entry, look: int, is_best: bool) -> Res
         seeds=seeds_of_all(entry),
         difference=difference,
         wins=wins,
-        rounds=target_text(entry, rounds, f"{rounds or 0:,.1f}".removesuffix(".0")),
-        bytes_to_target=target_text(entry, bytes_taken, byte_count(round(bytes_taken or 0))),
+        rounds=_reached(taken, taken and taken.rounds, lambda rounds: f"{rounds:,.1f}".removesuffix(".0")),
+        bytes_to_target=_reached(taken, taken and bytes_to_target(taken), _bytes),
         bytes_down=_bytes(entry.bytes_down),
         bytes_up=_bytes(entry.bytes_up),
         trouble=troubles(entry),
     )
 
 
-def _taken(taken: ToTarget | None) -> tuple[float | None, float | None]:
-    return (None, None) if taken is None else (taken.rounds, bytes_to_target(taken))
+def _reached(taken: ToTarget | None, value: float | None, written: Callable[[float], str]) -> str:
+    """What it took to the target, with how many seeds reached it where that is not all of them."""
+    if taken is None or value is None:
+        return MISSING
+    reached = f"{taken.num_reached}/{taken.num_seeds}"
+    return written(value) if taken.num_reached == taken.num_seeds else f"{written(value)} ({reached})"
 
 
 def _bytes(count: float | None) -> str:

@@ -1,13 +1,12 @@
 """`fedsign analyse interpolate`: the line through two models, its barrier, and what the step between them is made of."""
 
 import logging
-from collections.abc import Sequence
 from dataclasses import asdict
 
 from torch import Tensor
 
 from fedsign.errors import ConfigError
-from fedsign.landscape.interpolation import between, soup_gap
+from fedsign.landscape.interpolation import between
 from fedsign.landscape.landscape import Landscape
 from fedsign.landscape.sign_ratios import same_sign_ratio, step_by_group
 from fedsign.report.analysis import Found
@@ -56,15 +55,6 @@ def look(
         summary=[],
         arrays=arrays,
     )
-
-
-def soup_of(subjects: Sequence[Subject], *, samples: int | None = None, statistics: int = 500) -> float:
-    """What the uniform soup of some models is better by than their mean; see `fedsign.landscape.interpolation.soup_gap`."""
-    first = subjects[0]
-    landscape = Landscape(
-        first.model, first.workload.task, first.test_samples(samples), statistics=first.statistics(statistics)
-    )
-    return soup_gap(landscape, [vector_of(subject, landscape) for subject in subjects])
 
 
 def _warn_of_other_data(first: Subject, second: Subject) -> None:

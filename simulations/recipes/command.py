@@ -21,12 +21,12 @@ def reproduce(
     json: JsonOption = False,
 ) -> None:
     """Check a claim: run it, compute the figures, compare with thresholds fixed beforehand."""
-    from simulations import recipes
+    from simulations.recipes import table as recipes
 
     if list_all or not name:
         rows = [
             {"name": key, "data": ", ".join(recipes.data_of(key)) or "its own", "claim": what}
-            for key, what in recipes.table().items()
+            for key, what in recipes.claims().items()
         ]
         print_json(rows) if json else print_table(rows)
         return

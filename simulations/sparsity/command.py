@@ -61,7 +61,7 @@ def coordinates(
 ) -> None:
     """Measure how large activations are while training begins, by step and density, under several parameterisations."""
     from fedsign import config as configs
-    from fedsign.parameterisation.coordinate_figures import coordinate_figures
+    from fedsign.parameterisation.figures import coordinate_figures
     from fedsign.report.analysis import write_found
     from simulations.sparsity import coordinates as looking
 
@@ -142,7 +142,7 @@ def transfer(
 ) -> None:
     """Find the best learning rate, or start, of a proxy, and see whether it holds at other widths and densities."""
     from fedsign import config as configs
-    from fedsign.parameterisation.transfer_figures import transfer_figures
+    from fedsign.parameterisation.figures import transfer_figures
     from fedsign.report.analysis import write_found
     from simulations.sparsity import transfer as tuning
 

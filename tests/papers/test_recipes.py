@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedsign.errors import ConfigError
-from simulations import recipes
+from simulations.recipes import table as recipes
 from simulations.recipes.base import Finding, NotDecidableHere, Recipe, Threshold, Verdict
 
 DOCS = Path(__file__).parents[2] / "docs" / "recipes.md"
@@ -68,7 +68,7 @@ def test_a_finding_as_json_says_figures_thresholds_and_verdict() -> None:
     }
 
 
-@pytest.mark.parametrize("name", recipes.table())
+@pytest.mark.parametrize("name", recipes.claims())
 def test_every_threshold_of_a_recipe_stands_in_the_docs(name: str) -> None:
     recipe = recipes.get(name)
     section = DOCS.read_text(encoding="utf-8").split(f"## {name}\n")[1].split("\n## ")[0]
@@ -124,7 +124,7 @@ def test_silos_fine_tune_a_language_model_that_transformers_loads() -> None:
 
 
 VALLEYS = [
-    *(name for name in recipes.table() if name.startswith("valley-")),
+    *(name for name in recipes.claims() if name.startswith("valley-")),
     *("softmax-demo", "relu-demo", "activation-confusion", "soup-sign-ratio"),
 ]
 

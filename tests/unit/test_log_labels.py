@@ -11,8 +11,7 @@ pytest.importorskip("matplotlib")
 from matplotlib.figure import Figure
 
 from fedsign.report.figures import save, style
-from simulations.recipes.fg2u.depth_figures import draw_depths
-from simulations.recipes.fg2u.discovery_figures import draw_discovery
+from simulations.recipes.fg2u.figures import draw_depths, draw_discovery
 
 DRAWN: dict[str, Callable[[], Figure]] = {
     "depths": lambda: draw_depths(

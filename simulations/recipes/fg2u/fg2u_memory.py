@@ -19,7 +19,7 @@ from fedsign.memory.live import LiveBytes
 from fedsign.report.figures import save, style
 from fedsign.seeding import Purpose, torch_generator
 from simulations.recipes.base import Figures, Recipe, Threshold
-from simulations.recipes.fg2u.depth_figures import draw_depths
+from simulations.recipes.fg2u.figures import draw_depths
 
 METHODS: dict[str, Mapping[str, Any]] = {
     "rgu": {},

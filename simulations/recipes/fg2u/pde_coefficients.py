@@ -32,7 +32,7 @@ from fedsign.bilevel.updates import Adam
 from fedsign.report.figures import save, style
 from simulations.recipes.base import Figures, Recipe, Threshold
 from simulations.recipes.fg2u.burgers import Spectral, exact, grid, network, physics_informed, values
-from simulations.recipes.fg2u.discovery_figures import draw_discovery
+from simulations.recipes.fg2u.figures import draw_discovery
 
 PICTURE = Path("pde-coefficients.svg")
 SOLVERS, NETWORKS = ("quadrature", "random"), ("fresh", "continued")

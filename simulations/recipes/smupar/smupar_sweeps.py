@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsign.parameterisation.transfer_figures import transfer_figures
+from fedsign.parameterisation.figures import transfer_figures
 from fedsign.report.analysis import Found, write_found
 from simulations.recipes.smupar.smupar_gpt import INIT_STD, experiment
 from simulations.sparsity.transfer import Asked, tune
