@@ -3,8 +3,8 @@
 Nothing trains here: an experiment of each cell is judged as before its first round.  tests/contract/test_capabilities.py plays them.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -151,16 +151,15 @@ def rules_of(row: Capability) -> list[AnyRule]:
 
 
 def _line(rule: Rule[Any]) -> str:
-    sentence, found = rule.sentence, "..."
     match rule.when:
         case Unless(path=path, allowed=allowed):
             found = f"{path} other than {' or '.join(map(str, allowed))}"
+            return str(replace(rule, sentence=rule.sentence.replace("{found}", found)))
         case Chosen(section=section):
-            found = f"{section}.name=..."
-        case when if when.__doc__ and "{found" in sentence:
-            sentence = when.__doc__[0].lower() + when.__doc__[1:].rstrip(".")
-    text = "; ".join(filter(None, (sentence, rule.remedy)))
-    return re.sub(r"\{[^}]*\}", "...", text.replace("{found}", found))
+            return str(replace(rule, sentence=rule.sentence.replace("{found}", f"{section}.name=...")))
+        case when if when.__doc__ and "{found" in rule.sentence:
+            return str(replace(rule, sentence=when.__doc__[0].lower() + when.__doc__[1:].rstrip(".")))
+    return str(rule)
 
 
 def _settings(asked: Mapping[str, Any]) -> str:

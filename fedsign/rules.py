@@ -9,6 +9,7 @@ A rule says when it applies, what is wrong, and the remedy.  Its texts are templ
 'ranks=4 leaves a remainder of 1; choose a divisor'
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -26,6 +27,9 @@ class Rule(Generic[SubjectT]):
     when: Callable[[SubjectT], object]  # what is wrong; anything falsy if nothing is
     sentence: str
     remedy: str = ""
+
+    def __str__(self) -> str:
+        return re.sub(r"\{[^}]*\}", "...", "; ".join(filter(None, (self.sentence, self.remedy))))
 
     def refusal(self, subject: SubjectT) -> str:
         """Sentence and remedy; empty if the combination is fine."""

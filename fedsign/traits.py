@@ -7,11 +7,11 @@ a class of a user's own or one of Flower's, and is the safe one: a combination i
 (True, False)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self, TypeVar
 
-from fedsign.registry import KINDS, resolve
+from fedsign.registry import KINDS, resolve, target_of
 from fedsign.rules import Rule
 
 FactoryT = TypeVar("FactoryT", bound=Callable[..., Any])
@@ -25,9 +25,10 @@ class Traits:
 
     @classmethod
     def of(cls, thing: Any) -> Self:
-        """The traits of a name, or of an object."""
+        """The traits of a name, or of an object; of a class, those that do not depend on its settings."""
         declared = resolve(cls.kind, thing) if isinstance(thing, str) else thing
-        return cls(**{field.name: getattr(declared, field.name, field.default) for field in fields(cls)})
+        found = {field.name: getattr(declared, field.name, field.default) for field in fields(cls)}
+        return cls(**{name: value for name, value in found.items() if not isinstance(value, property)})
 
     @classmethod
     def having(cls, **values: Any) -> list[str]:
@@ -52,6 +53,18 @@ class MetricTraits(Traits):
 
     kind = "metric"
     targets: str = ""  # class labels, real targets or text; empty: not known
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ObjectiveTraits(Traits):
+    """What clients minimise."""
+
+    kind = "objective"
+    has_state: bool = False  # a client keeps tensors from one of its rounds to the next
+    contrasts: bool = False  # looks at what enters the classifier
+    contrast_is_mean: bool = False  # of its samples' contrasts, each as if it were a batch
+    needs_unit_displacement: bool = False  # reads how far a constant gradient would have moved a client
+    adds_up: bool = False  # its penalty is a sum over elements
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +109,32 @@ class TaskTraits(Traits):
 
     kind = "task"
     targets: str = ""  # class labels, real targets or text; empty: not known
+
+
+TRAITS: Mapping[str, type[Traits]] = {
+    each.kind: each
+    for each in (
+        EngineTraits,
+        MetricTraits,
+        ObjectiveTraits,
+        OptimizerTraits,
+        PartitionTraits,
+        StrategyTraits,
+        TaskTraits,
+    )
+}
+
+
+def traits_shown(kind: str, name: str) -> dict[str, Any]:
+    """Where a registered thing, or one of a user's own, is; its traits, declared or by default; and its rules."""
+    thing, traits = resolve(kind, name), TRAITS.get(kind)
+    found: dict[str, Any] = {"defined in": target_of(kind, name)}
+    for field in fields(traits) if traits is not None else ():
+        value = getattr(thing, field.name, field.default)
+        if isinstance(value, property):
+            value = "by its settings"
+        found[field.name] = value if isinstance(value, str) else bool(value)
+    return found | {f"rule {place}": str(rule) for place, rule in enumerate(rules_of(kind, name), start=1)}
 
 
 def declares(**traits: Any) -> Callable[[FactoryT], FactoryT]:

@@ -139,22 +139,28 @@ def list_names(
         str,
         typer.Argument(help="strategies, datasets, models, partitions, ...; without it, all kinds."),
     ] = "",
+    name: Annotated[str, typer.Argument(help="One of them, or module:Name of your own: its traits.")] = "",
     json: JsonOption = False,
 ) -> None:
-    """List what can be named in a configuration."""
+    """List what can be named in a configuration, and what it declares of itself."""
     from fedsign.registry import KINDS, nearest
 
-    plurals = {entry.plural: entry for entry in KINDS.values()}
+    plurals = {entry.plural: (key, entry) for key, entry in KINDS.items()}
     if kind and kind not in plurals:
         raise ConfigError(
             f"'{kind}' cannot be listed.{nearest(kind, plurals)} Expected is one of {', '.join(plurals)}."
         )
-    rows = [
-        {"kind": plural, "name": name, "what": what}
-        for plural, entry in plurals.items()
-        if kind in ("", plural)
-        for name, (_, what) in entry.table.items()
-    ]
+    if name:
+        from fedsign.traits import traits_shown  # imports what is named
+
+        rows = [{"trait": key, "value": value} for key, value in traits_shown(plurals[kind][0], name).items()]
+    else:
+        rows = [
+            {"kind": plural, "name": each, "what": what}
+            for plural, (_, entry) in plurals.items()
+            if kind in ("", plural)
+            for each, (_, what) in entry.table.items()
+        ]
     print_json(rows) if json else print_table(rows)
 
 

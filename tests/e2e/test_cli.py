@@ -94,6 +94,8 @@ def test_doctor_finds_nothing_broken(tmp_path: Path) -> None:
 def test_list_names_the_tables_and_the_nearest_for_a_misspelt_one(tmp_path: Path) -> None:
     rows = json.loads(fedsign("list", "strategies", "--json", folder=tmp_path).stdout)
     assert {"fedavg", "feddyn", "fedsign"} <= {row["name"] for row in rows}
+    traits = json.loads(fedsign("list", "strategies", "scaffold", "--json", folder=tmp_path).stdout)
+    assert {"trait": "takes_parts", "value": False} in traits
     wrong = fedsign("list", "strategy", folder=tmp_path)
     assert wrong.returncode == 2
     assert "Did you mean 'strategies'?" in wrong.stderr
