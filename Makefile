@@ -34,7 +34,7 @@ same-numbers:  ## BASE=<commit>: do tests/same_numbers/configurations give the s
 
 COMPLETE =
 
-mutants:  ## plant 89 faults and 100 operator mutants of the core, and see which the fast tests kill; ONLY=privacy, COMPLETE=1
+mutants:  ## plant the faults of faults.toml and 100 operator mutants of the core, and see which the fast tests kill; ONLY=privacy, COMPLETE=1
 	python -m tests.mutants --pattern "$(ONLY)" $(if $(COMPLETE),--complete)
 
 CAPABILITY =

@@ -62,29 +62,38 @@ class Remembering(Strategy):
         return served
 
 
-def test_clients_send_what_they_trained_and_the_lines_count_it(tmp_path: Path) -> None:
+LOSSES = {"faults": {"drop_rate": 0.5}, "server": {"cohort_size": 4, "min_replies": 1}}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [pytest.param({}, id="all reply"), pytest.param(LOSSES, id="some fail", marks=pytest.mark.needs("robustness"))],
+)
+def test_clients_send_what_they_trained_and_the_lines_count_it(changes: dict[str, Any], tmp_path: Path) -> None:
     """Against the replies themselves: bytes up are theirs, bytes down what has changed since a client's last reply."""
     Remembering.rounds.clear()
-    done = run(tree(tmp_path, f"{__name__}:Remembering"))
+    done = run(tree(tmp_path, f"{__name__}:Remembering", **changes))
+    assert any(line["failures"] for line in done.rounds) == bool(changes)
     names = [*done.model().state_dict()]
     last_seen: dict[int, Tensors] = {}
     for line, (served, replies, after) in zip(done.rounds, Remembering.rounds, strict=True):
         assert after is not None
         down = up = 0
+        for client in line["clients"]:
+            known = last_seen.get(client)
+            down += sum(
+                served[name].nbytes for name in names if known is None or not torch.equal(known[name], served[name])
+            )
         for reply in replies:
             hidden = {name.partition(".")[0] for name in reply.tensors} - {"6"}
             assert len(hidden) == 1 and "6" in {name.partition(".")[0] for name in reply.tensors}
             up += sum(tensor.nbytes for tensor in reply.tensors.values())
-            known = last_seen.get(reply.partition)
-            down += sum(
-                served[name].nbytes for name in names if known is None or not torch.equal(known[name], served[name])
-            )
             last_seen[reply.partition] = served
         assert (line["bytes_up"], line["bytes_down"]) == (up, down)
         sent = {name for reply in replies for name in reply.tensors}
         assert all(torch.equal(after[name], served[name]) for name in names if name not in sent)
     whole = sum(tensor.nbytes for tensor in Remembering.rounds[0][0].values())
-    assert done.rounds[0]["bytes_down"] == 2 * whole > done.rounds[-1]["bytes_down"]
+    assert done.rounds[0]["bytes_down"] == len(done.rounds[0]["clients"]) * whole > done.rounds[-1]["bytes_down"]
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

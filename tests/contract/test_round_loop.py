@@ -14,9 +14,14 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 
 from clients.state.database import StateDatabase
 from fedsign import results
-from fedsign.errors import ConfigError, FedSignError, ResultsError, RoundError
+from fedsign.config import ExperimentConfig
+from fedsign.errors import ConfigError, DiskFullError, FedSignError, ResultsError, RoundError
+from fedsign.exchange import ReplyObserver, RoundHook, Traffic
+from fedsign.extensions import extensions
 from fedsign.records import ObjectiveSpec, Tensors, TrainReply
-from simulations import run
+from fedsign.results import Line, RunFolder
+from simulations import rounds, run
+from simulations.callbacks.base import Callback
 from strategies.base import Aggregate, Strategy
 from strategies.feddyn import FedDyn
 
@@ -79,6 +84,40 @@ class WarmUp(FedDyn):
         return super().objective(round) if round in {3, 4, 6} else ObjectiveSpec()
 
 
+class Counting(RoundHook):
+    """Counts the clients that were asked and the replies that it sees, and keeps the norm of the update to itself."""
+
+    def begin(self, round: int) -> ReplyObserver:
+        self.num_seen = 0
+        return self
+
+    def add(self, local: Any, received: Any) -> None:
+        self.num_seen += 1
+
+    def add_stack(self, local: Any, received: Any) -> None:
+        self.num_seen += len(next(iter(local.values())))
+
+    def end(self, traffic: Traffic) -> Line:
+        return {"num_asked": len(traffic.sent), "num_seen": self.num_seen}
+
+    def write(self, record: Line, *, durable: bool) -> Line:
+        return {key: value for key, value in record.items() if key != "update_norm"}
+
+
+class LostEnd(Callback):
+    """Cannot tell anybody that the run has ended."""
+
+    def on_end(self, outcome: Line) -> None:
+        raise ResultsError("nobody listens")
+
+
+class FullAtTheEnd(Callback):
+    """There is no space for `outcome.json`."""
+
+    def on_start(self, folder: RunFolder, config: ExperimentConfig, lines: list[Line]) -> None:
+        (folder.path / "outcome.json.partial").symlink_to("/dev/full")
+
+
 def tree(root: Path, strategy: type[Strategy] | str, **changes: Any) -> dict[str, Any]:
     name = strategy if isinstance(strategy, str) else f"{__name__}:{strategy.__name__}"
     return {
@@ -108,6 +147,26 @@ def test_a_strategys_nonsense_is_named_at_once(tmp_path: Path, strategy: type[St
     with pytest.raises(RoundError, match=said):
         run(tree(tmp_path, strategy))
     assert time.monotonic() - began < 20, "it waited for something"
+
+
+@pytest.mark.parametrize(("callback", "error"), [(LostEnd, ResultsError), (FullAtTheEnd, DiskFullError)])
+def test_an_error_at_the_end_is_raised_unless_the_run_had_failed_before(
+    tmp_path: Path, callback: type[Callback], error: type[FedSignError]
+) -> None:
+    with pytest.raises(error):
+        run(tree(tmp_path, "fedavg", rounds=1), callbacks=[callback()])
+    with pytest.raises(RoundError, match="addressed the clients"):
+        run(tree(tmp_path, Twice), callbacks=[callback()])
+
+
+def test_a_hook_sees_the_replies_adds_figures_to_each_line_and_withholds_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hooks = {"round_hook": (lambda *_, **__: Counting(),)}
+    monkeypatch.setattr(rounds, "extensions", lambda point: hooks.get(point) or extensions(point))
+    for line in run(tree(tmp_path, "fedavg")).rounds:
+        assert (line["num_asked"], line["num_seen"], line["num_replies"]) == (3, 3, 3)
+        assert "update_norm" not in line and line["client_drift"] > 0
 
 
 def test_numpy_integers_are_clients_too(tmp_path: Path) -> None:

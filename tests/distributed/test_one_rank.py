@@ -7,6 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from clients.sharding.optim import forget
+from fedsign.sharding.flat import Piece
 from fedsign.sharding.layout import Grouping
 from fedsign.sharding.paro import Sharded
 
@@ -30,3 +32,11 @@ def test_a_gradient_is_scaled_down_to_the_norm_and_never_up(clip_norm: float, sh
     sharded(gradient).sum().backward()
     assert sharded.step(clip_norm=clip_norm) == pytest.approx(5.0)
     torch.testing.assert_close(sharded.full_state_dict()["weight"], before - share * gradient, rtol=1e-5, atol=1e-5)
+
+
+def test_moments_of_pieces_that_do_not_train_any_more_are_forgotten_and_the_others_kept() -> None:
+    pieces = [Piece(name=name, start=0, numel=2, tensor=nn.Parameter(torch.ones(2))) for name in ("first", "last")]
+    optimizer = torch.optim.Adam([piece.tensor for piece in pieces])
+    optimizer.state.update({piece.tensor: {"exp_avg": torch.ones(2)} for piece in pieces})
+    forget(optimizer, pieces, but={"last"})
+    assert set(optimizer.state) == {pieces[1].tensor}

@@ -9,12 +9,12 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache, cached_property
 from hashlib import sha256
 from multiprocessing import forkserver
 from pathlib import Path
-from typing import Any
 
 import pytest
 from coverage import Coverage, CoverageData
@@ -63,18 +63,14 @@ class Recording:
         files = {_file(test) for test in running} or {
             file for file in self._by_file if self._distance(file, mutant) < 2
         }
-        known = [test for file in files for test in self._by_file[file]]
-        turns: dict[str, int] = {}
-
-        def rank(test: str) -> tuple[Any, ...]:
-            return test not in running, self._distance(_file(test), mutant), self.durations[test]
-
-        order = sorted(known, key=rank)
-        for test in order:  # of a test with many parameters, one at a time
-            function = test.partition("[")[0]
-            turns[function] = turns.get(function, -1) + 1
-            turns[test] = turns[function]
-        return sorted(order, key=lambda test: (*rank(test)[:2], turns[test], self.durations[test]))
+        known = sorted((test for file in files for test in self._by_file[file]), key=self.durations.__getitem__)
+        turns = Counter[str]()
+        ranks: dict[str, tuple[bool, int, float]] = {}
+        for test in known:  # of a test with many parameters, the second one counts as twice as expensive
+            turns[function := test.partition("[")[0]] += 1
+            cost = self.durations[test] * turns[function]
+            ranks[test] = test not in running, self._distance(_file(test), mutant), cost
+        return sorted(known, key=ranks.__getitem__)
 
     def is_run(self, mutant: Mutant) -> bool:
         """Whether a test is known to run the lines."""
@@ -97,15 +93,13 @@ class Recording:
         return found
 
     def _distance(self, file: str, mutant: Mutant) -> int:
-        """0: the file names the module, or is it; 1: it names a function or class around the mutant; 2: neither."""
+        """0: the file names the module, or is it; 1: it names its package, or a function or class around the mutant; 2: none."""
         module, text = module_of(mutant.path), self._text(file)
-        if (
-            file == mutant.path
-            or module in text
-            or f"from {module.rpartition('.')[0]} import {module.rpartition('.')[2]}" in text
-        ):
+        package = module.rpartition(".")[0]
+        if file == mutant.path or module in text or f"from {package} import {module.rpartition('.')[2]}" in text:
             return 0
-        return 1 if any(f"{name}(" in text for name in mutant.symbols) else 2
+        names_package = "." in package and package in text
+        return 1 if names_package or any(f"{name}(" in text for name in mutant.symbols) else 2
 
     @cache  # noqa: B019
     def _text(self, file: str) -> str:

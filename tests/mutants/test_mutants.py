@@ -14,19 +14,31 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
+def seeded() -> list[Mutant]:
+    return faults(ROOT)
+
+
+@pytest.fixture(scope="module")
 def drawn() -> list[Mutant]:
     return operator_mutants(ROOT, number=100, seed=0)
 
 
-def test_each_fault_is_found_once_and_every_capability_has_two() -> None:
-    found = Counter(fault.capability for fault in faults(ROOT))
+def test_each_fault_is_found_once_and_every_capability_has_two(seeded: list[Mutant]) -> None:
+    found = Counter(fault.capability for fault in seeded)
     assert sum(found.values()) >= 36
     assert {name: num for name, num in found.items() if num < 2} == {}
     assert CAPABILITIES.keys() <= found.keys()
 
 
-def test_every_mutant_is_python_and_another_program(drawn: list[Mutant]) -> None:
-    for mutant in [*faults(ROOT), *drawn]:
+def test_a_fault_is_of_the_capability_that_owns_its_module(seeded: list[Mutant]) -> None:
+    for fault in seeded:
+        assert owners(module_of(fault.path)) == (() if fault.capability == "core" else (fault.capability,)), (
+            fault.sentence
+        )
+
+
+def test_every_mutant_is_python_and_another_program(seeded: list[Mutant], drawn: list[Mutant]) -> None:
+    for mutant in [*seeded, *drawn]:
         source = (ROOT / mutant.path).read_text(encoding="utf-8")
         planted = mutant.planted_in(source)
         assert ast.dump(ast.parse(planted)) != ast.dump(ast.parse(source)), mutant.sentence

@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +23,13 @@ import pytest
 
 from tests.mutants.mutants import PACKAGES, Mutant
 
-_FIRST = 25  # tests that are run before all others are collected
+_ENDS = (
+    0,
+    25,
+    125,
+    625,
+    None,
+)  # tests run in parts: files that are slow to collect or to run do not hold up cheap tests
 _SLACK_S, _TIMES = 30.0, 5.0  # how much longer than recorded a test may take
 _COLLECTING_S = 120.0
 _MOST_BYTES = 8 * 2**30  # of a test process
@@ -64,9 +71,9 @@ class Copy:
         source = file.read_text(encoding="utf-8")
         self._write(file, mutant.planted_in(source))
         try:
-            for some in (slice(_FIRST), slice(_FIRST, None)):
+            for begin, end in pairwise(_ENDS):
                 left = budget_s - (time.monotonic() - began)
-                if (part := dict([*tests.items()][some])) and left > 0:
+                if (part := dict([*tests.items()][begin:end])) and left > 0:
                     found = self.run(part, options=[*options, "-x"], budget_s=left)
                     num_run += found["num_run"]
                     if found["failed"]:

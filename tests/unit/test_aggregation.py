@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsign.aggregation import Spread, WeightedMean, in_slot_order
-from fedsign.records import Tensors
+from fedsign.records import Tensors, TrainReply
+from strategies.base import Strategy
 
 
 def mean_of(models: list[Tensors], weights: list[float] | None = None) -> Tensors:
@@ -127,6 +128,36 @@ def test_models_that_are_added_are_not_changed() -> None:
     models = [{"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])}]
     mean_of(models)
     assert [model["w"].item() for model in models] == [1.0, 2.0]
+
+
+class ByPartition(Strategy):
+    """Replies have weights of its own, where the setting says uniform."""
+
+    def weight(self, reply: TrainReply) -> float:
+        return 1.0 + reply.partition
+
+
+@pytest.mark.parametrize(
+    ("strategy", "mean"),
+    [
+        (Strategy(), 2.0),
+        (Strategy(weighting="examples"), 3.0),
+        (Strategy(weights=(3.0, 1.0)), 1.0),
+        (ByPartition(), 8 / 3),
+    ],
+    ids=["uniform", "examples", "given", "own"],
+)
+def test_each_way_of_weighting_replies_shows_in_the_mean(strategy: Strategy, mean: float) -> None:
+    """Of 0 with one sample and 4 with three."""
+    replies = [
+        TrainReply(
+            round=1, partition=partition, tensors={"w": torch.tensor([value])}, roles={}, num_examples=num, metrics={}
+        )
+        for partition, (value, num) in enumerate([(0.0, 1), (4.0, 3)])
+    ]
+    strategy.request(1, {"w": torch.zeros(1)}, range(2), cohort_size=2, seed=0)
+    served = strategy.aggregate(1, replies)
+    assert served is not None and served["w"].item() == pytest.approx(mean)
 
 
 def test_the_mean_of_nothing_is_an_error() -> None:

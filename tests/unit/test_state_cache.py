@@ -178,6 +178,16 @@ def test_a_state_larger_than_a_value_of_the_database_is_kept_in_pieces(tmp_path:
     database.close()
 
 
+def test_only_versions_of_earlier_rounds_are_removed(tmp_path: Path) -> None:
+    """A client may be asked again in a round whose state it has saved, when its reply was lost."""
+    database = StateDatabase(tmp_path)
+    for version in (1, 2, 3, 4):
+        database.write(0, version, state_of(version))
+    database.remove(0, before=3, but={1})
+    assert database.versions(0) == [1, 3, 4]
+    database.close()
+
+
 def test_states_in_files_as_other_engines_keep_them_are_found(tmp_path: Path) -> None:
     ClientStore(tmp_path).save(0, 3, state_of(3))
     store = StateCache(tmp_path, budget_bytes=MIB)

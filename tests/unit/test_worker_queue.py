@@ -1,15 +1,21 @@
 """What is trained next, and where tensors lie in shared memory."""
 
 import os
+import socket
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clients.state.store import ClientStore
+from clients.workers.process import _Worker
 from clients.workers.queue import Queue, Unit
-from fedsign.records import ObjectiveSpec, TrainRequest
+from fedsign.records import Failure, ObjectiveSpec, Tensors, TrainRequest
+from fedsign.transport.connection import Connection
 from fedsign.transport.tensors import Layout, Slots, slot_bytes_of
 
 
@@ -144,3 +150,35 @@ def test_a_file_has_as_many_slots_as_were_held_at_once_and_takes_memory_for_what
     assert slots.num_slots == 5
     assert 512 * os.fstat(slots.descriptor).st_blocks <= 5 * os.sysconf("SC_PAGE_SIZE")
     slots.close()
+
+
+class Seeing:
+    """A trainer that notes the models that it is given."""
+
+    def __init__(self) -> None:
+        self.seen: list[Tensors] = []
+
+    def train_many(self, requests: Sequence[TrainRequest], states: ClientStore) -> Iterator[Failure]:
+        for request in requests:
+            self.seen.append({name: tensor.clone() for name, tensor in request.tensors.items()})
+            yield Failure(partition=request.partition, reason="only looked")
+
+
+def test_a_worker_trains_on_the_newest_model_of_a_slot() -> None:
+    """The second model lies in the slot of the first one, in another layout."""
+    models, trainer = Slots("models", 1000), Seeing()
+    ours, theirs = socket.socketpair()
+    given = [{"weight": torch.arange(6.0).reshape(2, 3)}, {"bias": torch.ones(2), "weight": torch.zeros(3, 2)}]
+    with closing(models), ours, theirs:
+        worker = _Worker(parent=Connection(theirs), trainer=trainer, together=False, models=models, replies=models)
+        slot, nothing = models.take(), Layout.of({})
+        for task, tensors in enumerate(given, start=1):
+            layout = Layout.of(tensors)
+            layout.write(tensors, models.memory(slot))
+            worker.take_in({"layout": 0, "is": nothing.as_json()})
+            worker.take_in({"layout": task, "is": layout.as_json()})
+            as_json = [task, slot, task, 0, 1, "plain", {}]
+            worker.take_in({"job": task, "tasks": [as_json], "units": [[slot, 0, [[0, 7, 0, None, 0]]]]})
+    for found, expected in zip(trainer.seen, given, strict=True):
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
