@@ -45,7 +45,7 @@ def in_place_sum(replies: list[Model]) -> Model:
 
 def ours(replies: Iterator[Model] | list[Model]) -> Model:
     """A weighted mean with weights that differ."""
-    from fedsign.aggregation import WeightedMean
+    from fedsign.federation.aggregation import WeightedMean
 
     mean = WeightedMean()
     for place, model in enumerate(replies):
@@ -124,7 +124,9 @@ def _check(replies: list[Model], records: list[Any]) -> None:
 def _peaks(name: str) -> dict[str, float]:
     """Peak of memory beyond the imports in MB, by the number of replies; each in a process of its own."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.aggregation", "fedsign.aggregation", "flwr.serverapp.strategy"])
+    context.set_forkserver_preload(
+        ["benchmarks.aggregation", "fedsign.federation.aggregation", "flwr.serverapp.strategy"]
+    )
     with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as processes:
         return {str(num): processes.submit(_peak_mb, name, num).result() for num in REPLIES_IN_MEMORY}
 

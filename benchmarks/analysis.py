@@ -30,7 +30,7 @@ from fedsign.landscape.scaling import Scaling, scaled
 from fedsign.landscape.valley import curves, lambdas_of
 from fedsign.models.channels_last import laid_out, prepare
 from fedsign.models.resnet import resnet20
-from fedsign.results import Line
+from fedsign.storage.results import Line
 from fedsign.tasks.classification import Classification
 from fedsign.workload import Workload
 from simulations import run

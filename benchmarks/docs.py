@@ -15,8 +15,8 @@ from benchmarks.rooms import ROOMS
 from benchmarks.tables import MISSING, Figures, measured_on, ms, table
 from benchmarks.works import all_works
 from fedsign.comparison.bars import Bar, draw_bars
-from fedsign.disk import write_text
 from fedsign.report.template import standalone
+from fedsign.storage.disk import write_text
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.machine import machine
 from benchmarks.measure import result_head, spread, write_result
-from fedsign.results import Line
+from fedsign.storage.results import Line
 from simulations import run
 from simulations.callbacks.base import Callback
 

@@ -13,7 +13,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from fedsign.config import ExperimentConfig
-from fedsign.results import Line, RunFolder
+from fedsign.storage.results import Line, RunFolder
 from simulations.callbacks.base import Callback
 
 _INTERVAL_S = 0.0005
@@ -22,9 +22,9 @@ _ROOT = Path(__file__).parents[1]
 RULES: tuple[
     tuple[str, str, tuple[str, ...]], ...
 ] = (  # (room, start of a path, functions or all); the first that fits
-    ("disk", "fedsign/disk.py", ()),
-    ("disk", "fedsign/results.py", ()),
-    ("disk", "fedsign/checkpoints.py", ()),
+    ("disk", "fedsign/storage/disk.py", ()),
+    ("disk", "fedsign/storage/results.py", ()),
+    ("disk", "fedsign/storage/checkpoints.py", ()),
     ("disk", "clients/state/store.py", ()),
     ("disk", "clients/state/cache.py", ()),
     ("disk", "clients/state/database.py", ()),
@@ -36,13 +36,13 @@ RULES: tuple[
     ("plan", "clients/batches.py", ()),
     ("plan", "clients/cohort/plan.py", ()),
     ("checks", "fedsign/flower/partition_grid.py", ()),
-    ("checks", "fedsign/exchange.py", ()),
+    ("checks", "fedsign/federation/exchange.py", ()),
     ("checks", "fedsign/records.py", ()),
     ("checks", "simulations/rounds.py", ("_checked_model", "_judge", "_report_failures")),
     ("messages", "fedsign/flower/", ()),
     ("messages", "clients/app.py", ()),
     ("messages", "strategies/base.py", ("configure_train",)),
-    ("aggregation", "fedsign/aggregation.py", ()),
+    ("aggregation", "fedsign/federation/aggregation.py", ()),
     ("aggregation", "strategies/", ()),
     ("training", "clients/", ()),
     ("training", "fedsign/objectives/", ()),

@@ -21,15 +21,16 @@ from torch import nn
 import fedsign
 from clients.local_trainers import decided
 from clients.trainer import check_training
-from fedsign import checkpoints, plugins, results
 from fedsign import config as configs
+from fedsign import plugins
 from fedsign.config import ExperimentConfig
 from fedsign.data.partition.lazy import counted_clients
 from fedsign.errors import ConfigError, FedSignError, ResultsError
 from fedsign.models.transform import packing_of
 from fedsign.records import ObjectiveSpec
-from fedsign.results import Line, RunFolder
 from fedsign.sections import tables
+from fedsign.storage import checkpoints, results
+from fedsign.storage.results import Line, RunFolder
 from fedsign.workload import Workload
 from simulations.backends.base import Engine
 from simulations.callbacks.base import Callback

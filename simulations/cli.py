@@ -87,7 +87,7 @@ def run(
 def report(path: RunArgument) -> None:
     """Write report.html again from what is on disk."""
     from fedsign.report.page import write_report
-    from fedsign.results import open_run
+    from fedsign.storage.results import open_run
 
     typer.echo(write_report(open_run(path)))
 
@@ -122,7 +122,7 @@ def runs(
     json: JsonOption = False,
 ) -> None:
     """List the runs on disk."""
-    from fedsign.results import find_runs
+    from fedsign.storage.results import find_runs
 
     rows = [run_row(folder) for folder in find_runs(root)]
     if json:
@@ -257,7 +257,7 @@ class _Warnings(logging.Handler):
 
 def _changed_on_resume(folder: Path, overrides: list[str]) -> Any:
     from fedsign import config as configs
-    from fedsign.results import open_run
+    from fedsign.storage.results import open_run
 
     return configs.load(open_run(folder).path / "config.toml", overrides) if overrides else None
 

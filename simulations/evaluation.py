@@ -8,7 +8,7 @@ from clients.working_model import WorkingModel
 from fedsign.extensions import extensions
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.records import Failure, Tensors
-from fedsign.results import Line
+from fedsign.storage.results import Line
 from fedsign.workload import Workload
 
 

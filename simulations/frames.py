@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from fedsign.results import Line
+from fedsign.storage.results import Line
 
 if TYPE_CHECKING:
     import pandas as pd

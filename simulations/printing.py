@@ -22,7 +22,7 @@ def print_summary(done: Any) -> None:
     """A run's figures, and where it lies."""
     from fedsign.report import summary
     from fedsign.report.sections import sections
-    from fedsign.results import RunFolder
+    from fedsign.storage.results import RunFolder
 
     config = done.config
     rows = []
@@ -55,7 +55,7 @@ def run_row(folder: Any) -> dict[str, Any]:
 
 def _facts(folder: Any) -> dict[str, Any]:
     from fedsign import config as configs
-    from fedsign.results import final_value
+    from fedsign.storage.results import final_value
 
     raw = configs.parse_toml(folder.config_toml, source=str(folder.path))
     lines = folder.rounds()

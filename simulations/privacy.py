@@ -8,14 +8,14 @@ from math import ceil
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from fedsign.errors import ConfigError
-from fedsign.exchange import RoundHook, Traffic
+from fedsign.federation.exchange import RoundHook, Traffic
 from fedsign.privacy.accounting import Accountant
 from fedsign.privacy.budget import Budget
 from fedsign.privacy.central import Central
 from fedsign.privacy.local import Local, LocalPrivacy
 from fedsign.privacy.mechanism import CentralPrivacy
 from fedsign.privacy.section import PrivacyPart
-from fedsign.results import Line, RunFolder
+from fedsign.storage.results import Line, RunFolder
 from fedsign.workload import Workload
 from strategies.base import Strategy
 

@@ -16,20 +16,20 @@ from flwr.app import ConfigRecord
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from clients.working_model import WorkingModel
-from fedsign import checkpoints
-from fedsign.aggregation import is_finite
-from fedsign.checkpoints import Checkpoint
 from fedsign.errors import ConfigError, RoundError
-from fedsign.exchange import ClientLedger, DirectExchange, RoundHook, Traffic, UpdateEncoding
 from fedsign.extensions import extensions
+from fedsign.federation.aggregation import is_finite
+from fedsign.federation.exchange import ClientLedger, DirectExchange, RoundHook, Traffic, UpdateEncoding
 from fedsign.flower import foreign, foreign_rules
 from fedsign.flower.array import to_record, to_tensors
 from fedsign.flower.parameters_only import ParametersOnly, release
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.flower.shims import seeded_globals
 from fedsign.records import Failure, Tensors
-from fedsign.results import Line, RunFolder
 from fedsign.seeding import Purpose, generator
+from fedsign.storage import checkpoints
+from fedsign.storage.checkpoints import Checkpoint
+from fedsign.storage.results import Line, RunFolder
 from fedsign.workload import Workload
 from simulations.evaluation import Evaluation, evaluator_for
 from strategies.base import COHORT_KEY, SEED_KEY, Strategy

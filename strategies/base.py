@@ -23,9 +23,9 @@ from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from pydantic import Field
 from torch import nn
 
-from fedsign.aggregation import Aggregate as Aggregate  # what a strategy of your own reads
-from fedsign.aggregation import Aggregator, weighted_mean
 from fedsign.errors import ConfigError, RoundError
+from fedsign.federation.aggregation import Aggregate as Aggregate  # what a strategy of your own reads
+from fedsign.federation.aggregation import Aggregator, weighted_mean
 from fedsign.flower import wire
 from fedsign.flower.array import to_record, to_tensors
 from fedsign.records import CohortRequest, ObjectiveSpec, Reply, ReplyStack, Tensors, TrainReply

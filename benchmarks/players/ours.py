@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks import rooms
 from benchmarks.players.stopwatch import Stopwatch, arguments
 from fedsign.config import ExperimentConfig, merged
-from fedsign.results import Line, RunFolder
+from fedsign.storage.results import Line, RunFolder
 from simulations import run
 from simulations.callbacks.base import Callback
 

@@ -11,7 +11,7 @@ from fedsign.report.curves import Curve, chart
 from fedsign.report.run_charts import Chart
 from fedsign.report.sections import Section, Table
 from fedsign.report.summary import Run
-from fedsign.results import read_lines
+from fedsign.storage.results import read_lines
 
 LEAD = (
     "Every site tested the model on samples of its own; the run’s figures are the means of the sites’, weighted by their "

@@ -2,7 +2,7 @@
 
     <folder>/received/<digest>.safetensors
 
-One tensor is one file, called by the digest of its values (`fedsign.partial_updates`), so that what has not changed is not
+One tensor is one file, called by the digest of its values (`fedsign.partial.updates`), so that what has not changed is not
 written again, and the clients of one node, or of many on one disk, share it.  Of models before the last nothing is kept: what a
 request leaves out has not changed since, and so belongs to the last one too.
 
@@ -21,11 +21,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedsign.checkpoints import save_tensors
-from fedsign.disk import PARTIAL, disk_errors, sync
 from fedsign.errors import FedSignError, IncompleteModelError
 from fedsign.optim.base import trains_part
 from fedsign.records import TrainReply, TrainRequest
+from fedsign.storage.checkpoints import save_tensors
+from fedsign.storage.disk import PARTIAL, disk_errors, sync
 from fedsign.workload import Workload
 
 _TENSOR, _SUFFIX = "tensor", ".safetensors"

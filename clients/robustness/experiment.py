@@ -6,8 +6,8 @@ from clients.conduct import Conduct
 from clients.robustness.attack import Attack, malicious
 from clients.robustness.faults import Faults
 from clients.robustness.section import AttackPart, FaultsSection
-from fedsign.exchange import RoundHook, Traffic
-from fedsign.results import Line, RunFolder
+from fedsign.federation.exchange import RoundHook, Traffic
+from fedsign.storage.results import Line, RunFolder
 from fedsign.workload import Workload
 
 

@@ -10,7 +10,6 @@ from math import inf
 from torch import nn
 
 from clients.trainer import make_optimizer
-from fedsign.addresses import Address
 from fedsign.config import ExperimentConfig
 from fedsign.errors import ConfigError
 from fedsign.sharding.layout import Grouping
@@ -19,6 +18,7 @@ from fedsign.sharding.section import ShardingSection
 from fedsign.sharding.strategy import STRATEGIES
 from fedsign.sharding.traffic import Network, Rings
 from fedsign.traits import EngineTraits
+from fedsign.transport.addresses import Address
 from fedsign.transport.handshake import read_key
 from fedsign.workload import Workload
 

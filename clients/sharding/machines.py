@@ -29,9 +29,9 @@ from torch import Tensor
 
 import fedsign
 from clients.sharding.ranks import RankMessage, StoreAddress, WorkerFailure
-from fedsign.addresses import Address
 from fedsign.errors import EngineError, JoinError
 from fedsign.transport import handshake
+from fedsign.transport.addresses import Address
 from fedsign.transport.connection import Connection, Message, poll
 
 FACTS = {"protocol": 2, "fedsign": fedsign.__version__, "torch": torch.__version__.partition("+")[0]}

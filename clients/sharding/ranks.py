@@ -12,9 +12,9 @@ from torch import Tensor
 
 from clients.sharding.devices import place_here
 from clients.workers.shared_data import described, share_data
-from fedsign.addresses import interface_of
 from fedsign.errors import EngineError
 from fedsign.sharding.section import ShardingSection
+from fedsign.transport.addresses import interface_of
 from fedsign.transport.connection import Connection, Message
 from fedsign.transport.process import ChildProcess, close_all, refuse_nested, remove_empty_logs
 from fedsign.transport.tensors import Slots, slot_bytes_of

@@ -17,12 +17,12 @@ from pathlib import Path
 from clients.sharding.machines import FACTS
 from clients.sharding.ranks import INTERFACE, LocalRanks, RankMessage, StoreAddress, WorkerFailure
 from clients.workers.shared_data import digest_of
-from fedsign.addresses import Address, interface_of
 from fedsign.config import from_toml
 from fedsign.data.client_data import at_root
 from fedsign.errors import ConfigError, EngineError, FedSignError, JoinError
 from fedsign.records import failure_of
 from fedsign.transport import handshake
+from fedsign.transport.addresses import Address, interface_of
 from fedsign.transport.connection import Connection, Message, poll
 from fedsign.workload import Workload
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from safetensors.torch import load, save
 
-from fedsign.disk import disk_errors, disk_full, sync
 from fedsign.errors import ClientStateError
 from fedsign.records import Tensors
+from fedsign.storage.disk import disk_errors, disk_full, sync
 
 _PIECE_BYTES = 2**28  # SQLite holds a value of a billion bytes at most
 # One process plays a run, so that the log needs no memory shared between processes (which network disks lack).

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from fedsign.checkpoints import save_tensors
-from fedsign.disk import remove_partials, replace_file
 from fedsign.errors import ClientStateError
 from fedsign.records import Tensors, TrainRequest
+from fedsign.storage.checkpoints import save_tensors
+from fedsign.storage.disk import remove_partials, replace_file
 
 
 class ClientStore:

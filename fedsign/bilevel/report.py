@@ -12,11 +12,11 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 from PIL import Image
 
-from fedsign.disk import replace_file, write_text
 from fedsign.report.curves import Curve, chart
 from fedsign.report.run_charts import Chart
 from fedsign.report.svg import tag
 from fedsign.report.template import render
+from fedsign.storage.disk import replace_file, write_text
 
 _LARGEST_SIDE = 112  # of an image on the page, in pixels
 _GAP = 1  # between the images of a sheet, in their own pixels

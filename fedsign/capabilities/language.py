@@ -7,7 +7,6 @@ CAPABILITY = Capability(
     modules=(
         "fedsign.capabilities.language",
         "fedsign.data.text",
-        "fedsign.llm",
         "fedsign.metrics.perplexity",
         "fedsign.metrics.token_accuracy",
         "fedsign.models.causal_lm",

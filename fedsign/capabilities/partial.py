@@ -11,7 +11,7 @@ CAPABILITY = Capability(
         "fedsign.optim.layer_draws",
         "fedsign.optim.lisa",
         "fedsign.optim.lora",
-        "fedsign.partial_updates",
+        "fedsign.partial",
         "clients.partial",
     ),
     rows={
@@ -25,7 +25,7 @@ CAPABILITY = Capability(
     extends={
         "client_middleware": "clients.partial.received:conducts_of",
         "rules": "clients.partial.rules:RULES",
-        "update_encoding": "fedsign.partial_updates:partial_updates",
+        "update_encoding": "fedsign.partial.updates:partial_updates",
         "working_model": "clients.partial.model:part_model",
     },
 )

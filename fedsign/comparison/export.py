@@ -25,10 +25,10 @@ from fedsign.comparison import latex
 from fedsign.comparison.figures import all_figures
 from fedsign.comparison.rows import names, table_rows
 from fedsign.comparison.summary import Summary
-from fedsign.disk import write_text
 from fedsign.errors import ResultsError
 from fedsign.report import figures
-from fedsign.results import Line, RunFolder
+from fedsign.storage.disk import write_text
+from fedsign.storage.results import Line, RunFolder
 
 _README = """\
 {name}

@@ -2,7 +2,7 @@
 
 comparisons/<name>/
     comparison.json        the plan: every cell with its strategy, condition, choice and seed; how it is judged
-    cells/<id>/<time>-seed<seed>/    an ordinary run (see fedsign.results); the id ends in a hash of its configuration
+    cells/<id>/<time>-seed<seed>/    an ordinary run (see fedsign.storage.results); the id ends in a hash of its configuration
     cells/<id>/failure.json          why the cell's run failed; removed when it is tried again
     logs/                  what the worker processes had to say
     lock                   held by the process that plays the comparison
@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 from fedsign.comparison.card import render_comparison_card
 from fedsign.comparison.rows import to_frame
 from fedsign.comparison.summary import Cell, Plan, Played, Summary, summarise
-from fedsign.disk import exclusive, write_text
 from fedsign.errors import ResultsError
-from fedsign.results import RunFolder
+from fedsign.storage.disk import exclusive, write_text
+from fedsign.storage.results import RunFolder
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fedsign.intervals import mean_and_std
-from fedsign.results import Line
+from fedsign.storage.results import Line
 
 TARGET_SHARE = 0.95
 """Without a target of the user's, the target is this share of what the reference ends at."""

@@ -25,11 +25,11 @@ from fedsign.comparison.labels import (
 from fedsign.comparison.lines import MIN_ROUNDS_TO_SMOOTH, draw_lines, lines_of
 from fedsign.comparison.summary import Entry, Summary, values_label
 from fedsign.comparison.verdict import verdict
-from fedsign.disk import write_text
 from fedsign.report import template, wording
 from fedsign.report.population import Population, draw_population
 from fedsign.report.run_charts import DRIFT, Chart
 from fedsign.report.summary import Fact, settings_by_section
+from fedsign.storage.disk import write_text
 
 TEMPLATE = "comparison.html.jinja"
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fedsign.comparison.labels import entries_of
 from fedsign.comparison.summary import Entry, Summary
 from fedsign.comparison.verdict import as_good_as_best
-from fedsign.results import Line
+from fedsign.storage.results import Line
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -18,7 +18,7 @@ from typing import Any
 from fedsign.comparison.over_seeds import Curve, ToTarget, curves, default_target, to_target, total
 from fedsign.intervals import Interval, mean_and_std, paired_difference
 from fedsign.registry import target_of
-from fedsign.results import Line, final_value
+from fedsign.storage.results import Line, final_value
 
 LAST = 5
 """The final value of a run is the mean of this many last rounds."""

@@ -15,7 +15,7 @@ import torch
 from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
-from fedsign import codec
+from fedsign.federation import codec
 from fedsign.flower.shims import filled
 from fedsign.records import Tensors
 

@@ -11,9 +11,9 @@ from typing import cast
 
 from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
-from fedsign import codec
-from fedsign.aggregation import in_slot_order
 from fedsign.errors import ReplyError
+from fedsign.federation import codec
+from fedsign.federation.aggregation import in_slot_order
 from fedsign.flower import wire
 from fedsign.flower.array import to_record, to_tensors
 from fedsign.flower.partition_grid import PartitionGrid

@@ -11,7 +11,7 @@ from typing import cast
 
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
-from fedsign.aggregation import WeightedMean
+from fedsign.federation.aggregation import WeightedMean
 from fedsign.flower import wire
 from fedsign.flower.array import to_record, to_tensors
 from fedsign.records import Role

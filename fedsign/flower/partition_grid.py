@@ -18,9 +18,16 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
-from fedsign.aggregation import in_slot_order
 from fedsign.errors import IncompleteModelError
-from fedsign.exchange import ClientLedger, ReplyObserver, Traffic, UpdateEncoding, bytes_down, check_addresses
+from fedsign.federation.aggregation import in_slot_order
+from fedsign.federation.exchange import (
+    ClientLedger,
+    ReplyObserver,
+    Traffic,
+    UpdateEncoding,
+    bytes_down,
+    check_addresses,
+)
 from fedsign.flower import wire
 from fedsign.flower.array import PlainArrays, to_tensors
 from fedsign.flower.nodes import Nodes

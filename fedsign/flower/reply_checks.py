@@ -6,7 +6,7 @@ from typing import TypeVar, cast
 from flwr.app import ConfigRecord, Message, MessageType, MetricRecord
 
 from fedsign.errors import FedSignError, ReplyError
-from fedsign.exchange import UpdateEncoding, check_finite, check_shapes
+from fedsign.federation.exchange import UpdateEncoding, check_finite, check_shapes
 from fedsign.flower import wire
 from fedsign.flower.array import to_tensors
 from fedsign.flower.shims import set_source

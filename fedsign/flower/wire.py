@@ -13,8 +13,8 @@ from typing import TypeVar, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from fedsign import codec
 from fedsign.errors import ReplyError
+from fedsign.federation import codec
 from fedsign.flower.array import PlainArrays, decode_in_place, to_record, to_tensors
 from fedsign.flower.shims import client_error, filled
 from fedsign.records import Failure, ObjectiveSpec, Role, TrainReply, TrainRequest, failure_of

@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import nn
 
+from fedsign.data.text.libraries import transformers
 from fedsign.errors import ConfigError
-from fedsign.llm import transformers
 from fedsign.models.causal_lm import CausalLM
 from fedsign.models.gpt import gpt
 from fedsign.registry import nearest

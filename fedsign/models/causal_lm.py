@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedsign import llm
+from fedsign.data.text import libraries as llm
 from fedsign.errors import ConfigError
 
 _WHAT = "model.name=transformers"

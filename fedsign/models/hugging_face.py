@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedsign import llm
+from fedsign.data.text import libraries as llm
 from fedsign.errors import ConfigError
 from fedsign.models.causal_lm import CausalLM
 from fedsign.models.gpt import GPT, Shape

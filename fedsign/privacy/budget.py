@@ -11,9 +11,9 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedsign.disk import append_bytes, disk_errors, write_text
 from fedsign.privacy.accounting import Accountant
-from fedsign.results import read_lines
+from fedsign.storage.disk import append_bytes, disk_errors, write_text
+from fedsign.storage.results import read_lines
 
 NAME = "privacy.jsonl"
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from fedsign.aggregation import Aggregate, Aggregator, Weigh, weighted_mean
+from fedsign.federation.aggregation import Aggregate, Aggregator, Weigh, weighted_mean
 from fedsign.privacy.clipping import Layout, clipped
 from fedsign.privacy.secret import Secret, digest_of, open_secret
 from fedsign.privacy.settings import ClipNorm, Delta, NoiseMultiplier

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsign.aggregation import Aggregate, Aggregator, Weigh
 from fedsign.errors import FedSignError
+from fedsign.federation.aggregation import Aggregate, Aggregator, Weigh
 from fedsign.privacy.central import Central
 from fedsign.privacy.clipping import Layout, Vector, clipped
 from fedsign.privacy.secret import Secret, digest_of, open_secret

@@ -9,7 +9,7 @@ from fedsign.report.curves import Curve, chart
 from fedsign.report.run_charts import Chart
 from fedsign.report.sections import Section
 from fedsign.report.summary import Fact, Run
-from fedsign.results import read_lines
+from fedsign.storage.results import read_lines
 
 _OF = {
     "local": "Clients clip their updates and add noise before they reply, so that the server sees nothing else of them.",

@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsign.disk import PARTIAL, disk_errors, sync
 from fedsign.errors import ConfigError, ResumeError
+from fedsign.storage.disk import PARTIAL, disk_errors, sync
 
 NAME = "privacy.key"  # of the file, in a run's folder or that of clients' states
 NUM_BYTES = 32

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsign.disk import replace_file, write_text
 from fedsign.errors import ResultsError
 from fedsign.report import figures
+from fedsign.storage.disk import replace_file, write_text
 
 FORMATS = ("svg", "pdf", "png")
 Row = Mapping[str, Any]

@@ -7,7 +7,7 @@ asked of the page around it, and nothing of it is changed.
 from fedsign.report import run_charts, summary
 from fedsign.report.sections import sections
 from fedsign.report.template import render
-from fedsign.results import RunFolder
+from fedsign.storage.results import RunFolder
 
 TEMPLATE = "card.html.jinja"
 _NUM_FACTS = 7

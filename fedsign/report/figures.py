@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsign.disk import replace_file
+from fedsign.storage.disk import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.axis import Axis

@@ -7,10 +7,10 @@ same whenever it is made again.
 
 from pathlib import Path
 
-from fedsign.disk import write_text
 from fedsign.report import run_charts, summary, template
 from fedsign.report.sections import sections
-from fedsign.results import RunFolder
+from fedsign.storage.disk import write_text
+from fedsign.storage.results import RunFolder
 
 TEMPLATE = "page.html.jinja"
 

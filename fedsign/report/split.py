@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedsign.disk import write_text
 from fedsign.errors import ConfigError
 from fedsign.report.population import MAX_COLUMNS, Population, draw_population, population_content
 from fedsign.report.svg import number, tag
 from fedsign.report.template import render, standalone
+from fedsign.storage.disk import write_text
 
 SUFFIXES = (".svg", ".html")
 _WIDTH, _NARROW = 960, 340

@@ -10,7 +10,7 @@ from typing import Any
 from fedsign.errors import ResultsError
 from fedsign.report import wording
 from fedsign.report.population import Population, draw_population
-from fedsign.results import Line, RunFolder, final_value, read_lines
+from fedsign.storage.results import Line, RunFolder, final_value, read_lines
 
 LAST = 5
 """The headline is the mean of this many last rounds."""

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from fedsign.addresses import Address
 from fedsign.errors import ConfigError
 from fedsign.sections import NonNegativeReal, Positive, PositiveReal, Section
 from fedsign.sharding.strategy import strategy_of
+from fedsign.transport.addresses import Address
 
 _WHERE_RANKS_ARE = frozenset({"machines", "listen", "secret_file", "join_s"})
 

@@ -21,8 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsign.exchange import RoundHook, Traffic
-from fedsign.results import Line, RunFolder
+from fedsign.federation.exchange import RoundHook, Traffic
+from fedsign.storage.results import Line, RunFolder
 from fedsign.workload import Workload
 
 _FILE = "signs.jsonl"

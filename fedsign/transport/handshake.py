@@ -13,8 +13,8 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedsign.disk import is_private
 from fedsign.errors import ConfigError, JoinError
+from fedsign.storage.disk import is_private
 from fedsign.transport.connection import Connection, Message
 
 HANDSHAKE_S = 10.0

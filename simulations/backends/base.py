@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from fedsign.results import RunFolder
+from fedsign.storage.results import RunFolder
 from fedsign.workload import Workload
 from simulations.rounds import OnRound
 

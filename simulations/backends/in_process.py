@@ -9,10 +9,10 @@ from clients.app import in_process_handler
 from clients.conduct import conducted
 from clients.local_trainers import provider_of
 from clients.state.cache import StateCache
-from fedsign.exchange import DirectExchange
+from fedsign.federation.exchange import DirectExchange
 from fedsign.flower.in_process import InProcessGrid
 from fedsign.flower.partition_grid import PartitionGrid
-from fedsign.results import RunFolder
+from fedsign.storage.results import RunFolder
 from fedsign.workload import Workload
 from simulations.backends.base import intra_op_threads
 from simulations.rounds import OnRound, RoundLoop

@@ -23,8 +23,8 @@ from fedsign.errors import ConfigError
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.flower.shims import quiet_flower
 from fedsign.registry import nearest
-from fedsign.results import RunFolder
 from fedsign.rules import Rule
+from fedsign.storage.results import RunFolder
 from fedsign.workload import Workload
 from simulations.backends.base import intra_op_threads
 from simulations.flower_app import CLIENT_STUB, write_app

@@ -77,8 +77,8 @@ def learn(
     """Learn settings by gradients through whole rounds, on held-out samples of the server."""
     from fedsign import config as configs
     from fedsign.bilevel.figures import learning_figures
-    from fedsign.disk import write_text
     from fedsign.report.analysis import write_found
+    from fedsign.storage.disk import write_text
     from simulations.bilevel import learning
 
     if toml and json:

@@ -22,9 +22,9 @@ from fedsign.bilevel.condensation import IMAGES, LABELS
 from fedsign.bilevel.condense import Condensation, Progress
 from fedsign.bilevel.report import Condensed, write_condensation
 from fedsign.bilevel.settings import CondensationConfig, load
-from fedsign.checkpoints import save_model
-from fedsign.disk import exclusive, write_text
 from fedsign.errors import ResultsError
+from fedsign.storage.checkpoints import save_model
+from fedsign.storage.disk import exclusive, write_text
 
 Line = dict[str, Any]
 CLASSES = "classes"

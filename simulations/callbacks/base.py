@@ -5,7 +5,7 @@ another process, so there is nothing else to see.  The model of a checkpoint is 
 """
 
 from fedsign.config import ExperimentConfig
-from fedsign.results import Line, RunFolder
+from fedsign.storage.results import Line, RunFolder
 
 
 class Callback:

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedsign.extras import require
 from fedsign.report.page import write_report
-from fedsign.results import Line
+from fedsign.storage.results import Line
 from simulations.callbacks.tracking import Earlier, Tracker, settings_of
 
 _STATES = {"finished": "FINISHED", "failed": "FAILED", "unfinished": "KILLED"}

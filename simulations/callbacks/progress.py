@@ -12,7 +12,7 @@ from rich.progress import Progress as RichProgress
 
 from fedsign.config import ExperimentConfig
 from fedsign.report.wording import duration
-from fedsign.results import Line, RunFolder
+from fedsign.storage.results import Line, RunFolder
 from simulations.callbacks.base import Callback
 
 

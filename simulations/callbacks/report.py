@@ -3,7 +3,7 @@
 import time
 
 from fedsign.config import ExperimentConfig
-from fedsign.results import Line, RunFolder
+from fedsign.storage.results import Line, RunFolder
 from simulations.callbacks.base import Callback
 
 _INTERVAL_S = 10.0

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedsign.extras import require
-from fedsign.results import Line
+from fedsign.storage.results import Line
 from simulations.callbacks.tracking import Earlier, Tracker, settings_of
 
 FOLDER = "tensorboard"

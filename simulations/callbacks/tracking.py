@@ -18,9 +18,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from fedsign import results
 from fedsign.config import ExperimentConfig
-from fedsign.results import Line, RunFolder
+from fedsign.storage import results
+from fedsign.storage.results import Line, RunFolder
 from simulations.callbacks.base import Callback
 from simulations.frames import numbers_of
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsign.extras import require
-from fedsign.results import Line
+from fedsign.storage.results import Line
 from simulations.callbacks.tracking import Earlier, Tracker, settings_of
 
 

@@ -16,8 +16,8 @@ from fedsign.comparison.folder import PLAN, CellState, Comparison, load_comparis
 from fedsign.comparison.report import write_comparison
 from fedsign.comparison.summary import Cell, Plan
 from fedsign.config import ExperimentConfig
-from fedsign.disk import disk_errors
 from fedsign.errors import ConfigError, ResultsError
+from fedsign.storage.disk import disk_errors
 from fedsign.workload import Workload
 from simulations import api
 from simulations.comparison import arguments

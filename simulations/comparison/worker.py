@@ -5,9 +5,9 @@ import time
 from pathlib import Path
 
 from fedsign import config as configs
-from fedsign.disk import disk_errors
 from fedsign.errors import ResultsError, ResumeError
-from fedsign.results import Line, open_run
+from fedsign.storage.disk import disk_errors
+from fedsign.storage.results import Line, open_run
 from fedsign.transport.connection import Connection
 from simulations import api
 from simulations.callbacks.base import Callback

@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterator, Mapping
 
 from clients.deployment.settings import site_tables
-from fedsign.disk import is_private
 from fedsign.errors import ConfigError, FedSignError
+from fedsign.storage.disk import is_private
 from simulations.deployment.authority import ends_at, validity
 from simulations.deployment.federation import Federation, versions
 from simulations.deployment.keys import fingerprint, public_half

@@ -15,8 +15,8 @@ from fedsign.config import ExperimentConfig
 from fedsign.flower.evaluation import ask_sites
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.records import EvaluateReply, EvaluateRequest, Failure, Tensors
-from fedsign.results import Line
 from fedsign.seeding import Purpose, generator
+from fedsign.storage.results import Line
 from fedsign.workload import Workload
 from simulations.evaluation import Evaluation
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import tomli_w
 
-from fedsign.disk import write_text
 from fedsign.errors import ConfigError
+from fedsign.storage.disk import write_text
 
 FILE = "federation.toml"
 DEFAULT_PORT = 8000

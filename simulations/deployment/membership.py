@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedsign.disk import write_text
 from fedsign.errors import EngineError
+from fedsign.storage.disk import write_text
 from simulations.deployment.federation import Federation, Site
 from simulations.deployment.programs import (
     CONNECTION,

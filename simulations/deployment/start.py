@@ -13,8 +13,8 @@ from typing import NoReturn
 
 import tomli_w
 
-from fedsign.disk import is_private
 from fedsign.errors import ConfigError, EngineError
+from fedsign.storage.disk import is_private
 from simulations.deployment.authority import ends_at, validity
 from simulations.deployment.federation import Federation, with_port
 from simulations.deployment.kits import Kit

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsign import checkpoints
 from fedsign import config as configs
 from fedsign.data.base import AnySamples, Samples
 from fedsign.errors import ConfigError, ResultsError
@@ -21,8 +20,9 @@ from fedsign.landscape.vector import Layout
 from fedsign.models.transform import packing_of
 from fedsign.models.weights import load_weights, read_tensors
 from fedsign.records import Tensors
-from fedsign.results import RunFolder, open_run
 from fedsign.seeding import Purpose, generator
+from fedsign.storage import checkpoints
+from fedsign.storage.results import RunFolder, open_run
 from fedsign.workload import Workload
 
 _CHANGEABLE = frozenset({"data", "engine"})

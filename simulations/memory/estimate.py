@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 from torch import nn
 
-from fedsign.disk import write_text
 from fedsign.errors import ConfigError
 from fedsign.memory.chart import Stack, draw_stacks
 from fedsign.memory.estimate import CATEGORIES, Estimate, Setting, Work, estimate
@@ -19,6 +18,7 @@ from fedsign.memory.step import AdamKind, AttentionKind, Batch, Device, Precisio
 from fedsign.registry import nearest
 from fedsign.report.template import standalone
 from fedsign.report.wording import byte_count
+from fedsign.storage.disk import write_text
 from simulations.sharding.quantities import bytes_of
 
 if TYPE_CHECKING:

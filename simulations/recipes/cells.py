@@ -9,7 +9,7 @@ from typing import Any
 from fedsign import intervals
 from fedsign.config import from_dict
 from fedsign.errors import RoundError
-from fedsign.results import Line, final_value, find_runs
+from fedsign.storage.results import Line, final_value, find_runs
 from simulations.jobs import Job, Watcher, play_all
 
 

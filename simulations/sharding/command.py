@@ -118,7 +118,7 @@ def worker(
     It ends with exit code 0 when the run is over, and with 1 when the first machine was not to be found for --wait seconds.
     """
     from clients.sharding.worker import Asked, work
-    from fedsign.addresses import Address
+    from fedsign.transport.addresses import Address
     from fedsign.transport.handshake import read_key
 
     address = Address.of(join, given_as="--join")

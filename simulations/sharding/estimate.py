@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.table import Table
 
-from fedsign.disk import write_text
 from fedsign.errors import ConfigError
 from fedsign.report.wording import byte_count, figure
 from fedsign.sharding.chart import Dot, Standing, draw_sharding
@@ -17,6 +16,7 @@ from fedsign.sharding.layout import Grouping
 from fedsign.sharding.plan import Estimate, Ranking, Task, estimate, rank
 from fedsign.sharding.strategy import PAPER, STRATEGIES
 from fedsign.sharding.traffic import Link, Network, Rings
+from fedsign.storage.disk import write_text
 from simulations.printing import escaped
 from simulations.sharding.quantities import bits_per_second, bytes_of, fraction
 

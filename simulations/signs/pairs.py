@@ -12,7 +12,7 @@ from fedsign.errors import ConfigError
 from fedsign.landscape.sign_ratios import same_sign_ratio, same_sign_ratios
 from fedsign.landscape.vector import Layout
 from fedsign.report.analysis import Found
-from fedsign.results import read_lines
+from fedsign.storage.results import read_lines
 from simulations.landscape.subject import Subject
 
 _FIGURE = "models_global"

@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedsign.config import ExperimentConfig
-from fedsign.disk import disk_errors, exclusive, remove_partials, write_text
 from fedsign.errors import ConfigError, EngineError, ResultsError
+from fedsign.storage.disk import disk_errors, exclusive, remove_partials, write_text
 from simulations.jobs import Job, Watcher, digest_of, play_all
 
 _WORKER = "simulations.sparsity.worker"

@@ -20,7 +20,7 @@ from fedsign.data.client_data import client_data_of
 from fedsign.errors import ConfigError, RoundError
 from fedsign.models.transform import packing_of
 from fedsign.records import ObjectiveSpec, TrainRequest, tensors_of
-from fedsign.results import final_value
+from fedsign.storage.results import final_value
 from fedsign.traits import EngineTraits
 from fedsign.workload import Workload
 from simulations import api

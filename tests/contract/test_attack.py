@@ -9,9 +9,9 @@ import torch
 from clients.robustness.attack import Attack, malicious
 from clients.robustness.faults import DROPPED
 from clients.robustness.section import AttackPart
-from fedsign.checkpoints import load_latest
 from fedsign.errors import ConfigError
 from fedsign.records import ObjectiveSpec, Role, Tensors, TrainReply, TrainRequest
+from fedsign.storage.checkpoints import load_latest
 from fedsign.workload import Workload
 from simulations import Run, run
 from tests.contract.test_exchange import OURS, tree

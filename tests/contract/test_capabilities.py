@@ -14,11 +14,11 @@ import torch
 from benchmarks.compatibility import NUM_CLIENTS, columns
 from benchmarks.compatibility import tree as asking
 from clients.state.database import StateDatabase
-from fedsign.checkpoints import load_latest
 from fedsign.data.base import Dataset
 from fedsign.data.digits import digits
 from fedsign.errors import FedSignError
 from fedsign.registry import KINDS
+from fedsign.storage.checkpoints import load_latest
 from simulations import Run, run
 from tests.contract.test_strategies import lines
 from tests.contract.transported import over_flowers_transport

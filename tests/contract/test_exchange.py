@@ -10,9 +10,9 @@ import torch
 from flwr.app import ArrayRecord, Message, MetricRecord
 from torch import Tensor
 
-from fedsign.aggregation import Spread
 from fedsign.errors import ReplyError, RoundError
-from fedsign.exchange import DirectExchange, check_finite
+from fedsign.federation.aggregation import Spread
+from fedsign.federation.exchange import DirectExchange, check_finite
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.records import (
     CohortRequest,

@@ -29,7 +29,6 @@ from clients.app import client_app, in_process_handler
 from clients.node import EXPERIMENT_KEY, STATE_KEY
 from clients.state.store import ClientStore
 from clients.trainer import SequentialTrainer
-from fedsign.checkpoints import load_latest
 from fedsign.config import ExperimentConfig, from_dict
 from fedsign.errors import ConfigError, ResultsError, RoundError
 from fedsign.flower import foreign, wire
@@ -40,7 +39,8 @@ from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.flower.shims import PARTITION_KEY, make_context
 from fedsign.records import Tensors, roles_of
 from fedsign.registry import KINDS
-from fedsign.results import RunFolder
+from fedsign.storage.checkpoints import load_latest
+from fedsign.storage.results import RunFolder
 from fedsign.workload import Workload
 from simulations import Run, run
 from simulations.backends.base import intra_op_threads

@@ -34,7 +34,9 @@ BROKEN_BY = [  # file, the code added to it, the contracts that it breaks
     pytest.param("clients/new.py", "from strategies import base", {DIRECTION}, id="clients know a strategy"),
     pytest.param("fedsign/new.py", "", {CORE}, id="a module without a layer"),
     pytest.param("simulations/new.py", "", {RUNS}, id="a command without a layer"),
-    pytest.param("fedsign/exchange.py", "import fedsign.sharding.plan", {CORE}, id="core knows a capability"),
+    pytest.param(
+        "fedsign/federation/exchange.py", "import fedsign.sharding.plan", {CORE}, id="core knows a capability"
+    ),
     pytest.param(
         "clients/batches.py", "import clients.cohort.trainer", {PATHS, CYCLES}, id="the specification knows a fast path"
     ),

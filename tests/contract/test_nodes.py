@@ -26,7 +26,7 @@ from fedsign.flower import evaluation
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.flower.shims import ensure_task_identity, make_context, set_message_id
 from fedsign.records import LATE, EvaluateReply, EvaluateRequest, Failure, roles_of
-from fedsign.results import RunFolder
+from fedsign.storage.results import RunFolder
 from fedsign.workload import Workload
 from simulations import Run, run
 from simulations.backends.base import intra_op_threads

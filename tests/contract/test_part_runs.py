@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from fedsign.checkpoints import load_latest
 from fedsign.config import from_dict
 from fedsign.records import Tensors, TrainReply
-from fedsign.results import RunFolder
+from fedsign.storage.checkpoints import load_latest
+from fedsign.storage.results import RunFolder
 from fedsign.workload import Workload
 from simulations import Run, run
 from strategies.base import Strategy

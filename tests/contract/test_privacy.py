@@ -13,17 +13,17 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType
 from flwr.serverapp import Grid
 
 from clients.node import STATE_KEY
-from fedsign.aggregation import Weigh
-from fedsign.checkpoints import load_latest
 from fedsign.config import from_dict
 from fedsign.errors import ConfigError, ResumeError
+from fedsign.federation.aggregation import Weigh
 from fedsign.flower import wire
 from fedsign.privacy.accounting import Accountant
 from fedsign.privacy.local import Local
 from fedsign.privacy.mechanism import CentralPrivacy
 from fedsign.privacy.secret import NAME
 from fedsign.records import Reply, ReplyStack, Role, Tensors, TrainReply
-from fedsign.results import RunFolder
+from fedsign.storage.checkpoints import load_latest
+from fedsign.storage.results import RunFolder
 from fedsign.workload import Workload
 from simulations import Run, run
 from simulations.flower_app import write_app

@@ -13,13 +13,13 @@ import torch
 from flwr.app import ArrayRecord, Message, MetricRecord
 
 from clients.state.database import StateDatabase
-from fedsign import results
 from fedsign.config import ExperimentConfig
 from fedsign.errors import ConfigError, DiskFullError, FedSignError, ResultsError, RoundError
-from fedsign.exchange import ReplyObserver, RoundHook, Traffic
 from fedsign.extensions import extensions
+from fedsign.federation.exchange import ReplyObserver, RoundHook, Traffic
 from fedsign.records import ObjectiveSpec, Tensors, TrainReply
-from fedsign.results import Line, RunFolder
+from fedsign.storage import results
+from fedsign.storage.results import Line, RunFolder
 from simulations import rounds, run
 from simulations.callbacks.base import Callback
 from strategies.base import Aggregate, Strategy

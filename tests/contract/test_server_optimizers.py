@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from fedsign.checkpoints import load_latest
 from fedsign.errors import ConfigError
 from fedsign.registry import KINDS
+from fedsign.storage.checkpoints import load_latest
 from simulations import Run, run
 from tests.contract.test_strategies import (
     check_memory_is_the_mean_of_the_clients_states,

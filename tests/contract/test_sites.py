@@ -22,7 +22,7 @@ from fedsign.errors import ConfigError, DataError, FedSignError
 from fedsign.metrics.accuracy import accuracy
 from fedsign.records import EvaluateReply
 from fedsign.report.page import write_report
-from fedsign.results import RunFolder
+from fedsign.storage.results import RunFolder
 from fedsign.workload import Workload
 from simulations import Run, run
 from simulations.comparison.plan import Request, make_plan

@@ -14,13 +14,13 @@ from safetensors.torch import load_file
 from benchmarks.compatibility import NUM_CLIENTS, strategy
 from clients.state.database import StateDatabase
 from clients.trainer import make_optimizer
-from fedsign.checkpoints import load_latest
 from fedsign.config import from_dict
 from fedsign.errors import ConfigError
 from fedsign.models.transform import Packing, packing_of
 from fedsign.parameterisation.apply import parameterised
 from fedsign.parameterisation.packing import RowPacking
 from fedsign.registry import KINDS
+from fedsign.storage.checkpoints import load_latest
 from fedsign.workload import Workload
 from simulations import Run, run
 from simulations.landscape.subject import subject_of

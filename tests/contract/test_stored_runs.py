@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedsign.checkpoints import load_latest, rounds_on_disk
 from fedsign.comparison.folder import CellState
 from fedsign.data.base import Samples
 from fedsign.report.page import write_report
+from fedsign.storage.checkpoints import load_latest, rounds_on_disk
 from fedsign.workload import Workload
 from simulations import load_comparison, load_run, run
 from simulations.comparison.play import go_on

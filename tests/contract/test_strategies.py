@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from clients.state.database import StateDatabase
-from fedsign.checkpoints import load_latest
 from fedsign.registry import KINDS
+from fedsign.storage.checkpoints import load_latest
 from simulations import Run, run
 
 # Flower's other rows keep the same promises in test_flower_strategies: with settings, and some without buffers.

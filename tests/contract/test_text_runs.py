@@ -15,7 +15,7 @@ from fedsign.data.base import fingerprint
 from fedsign.data.text.hugging_face import hugging_face
 from fedsign.errors import EngineError
 from fedsign.flower.partition_grid import PartitionGrid
-from fedsign.results import RunFolder
+from fedsign.storage.results import RunFolder
 from fedsign.workload import Workload
 from simulations import Run, run
 from simulations.backends.base import intra_op_threads

@@ -27,12 +27,12 @@ from clients.state.database import StateDatabase
 from clients.state.store import ClientStore
 from clients.trainer import LocalTrainer
 from clients.workers.pool import WORKER_MARK, Workers, devices_of
-from fedsign.checkpoints import load_latest
 from fedsign.config import from_dict
 from fedsign.data.base import Dataset, Samples
 from fedsign.errors import ConfigError, DiskFullError, EngineError
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.records import Failure, ObjectiveSpec, Tensors, TrainReply, TrainRequest, one_by_one, tensors_of
+from fedsign.storage.checkpoints import load_latest
 from fedsign.workload import Workload
 from simulations import load_run, run
 from simulations.backends.base import intra_op_threads

@@ -12,7 +12,7 @@ from fedsign.config import ExperimentConfig, from_dict
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.flower.shims import PARTITION_KEY, make_context
 from fedsign.records import roles_of
-from fedsign.results import RunFolder
+from fedsign.storage.results import RunFolder
 from fedsign.workload import Workload
 from simulations.backends.base import intra_op_threads
 from simulations.rounds import RoundLoop

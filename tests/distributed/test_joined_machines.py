@@ -18,10 +18,10 @@ import torch
 from clients.sharding.decide import sharded
 from clients.sharding.group import ShardGroup
 from clients.trainer import SequentialTrainer
-from fedsign.checkpoints import load_latest
 from fedsign.config import from_dict
 from fedsign.errors import ConfigError
 from fedsign.records import Failure, TrainReply
+from fedsign.storage.checkpoints import load_latest
 from fedsign.workload import Workload
 from simulations import run
 from tests.distributed.federation import sharding, tree

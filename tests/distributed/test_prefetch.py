@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fedsign.checkpoints import load_latest
 from fedsign.sharding.layout import Grouping
 from fedsign.sharding.paro import Sharded
 from fedsign.sharding.strategy import STRATEGIES
 from fedsign.sharding.traffic import Rings
+from fedsign.storage.checkpoints import load_latest
 from simulations import run
 from tests.distributed.federation import sharding, tree
 from tests.distributed.ranks import on_ranks

@@ -18,11 +18,11 @@ from clients.sharding.node import AtDaemon, let_go
 from clients.sharding.training import share_of
 from clients.state.store import ClientStore
 from clients.trainer import LocalTrainer, SequentialTrainer
-from fedsign.checkpoints import load_latest
 from fedsign.config import from_dict
 from fedsign.records import Failure, ObjectiveSpec, Tensors, TrainReply, TrainRequest, tensors_of
-from fedsign.results import RunFolder
 from fedsign.sharding.strategy import STRATEGIES
+from fedsign.storage.checkpoints import load_latest
+from fedsign.storage.results import RunFolder
 from fedsign.workload import Workload
 from simulations import run
 from tests.contract.transported import grid_of, node_of, over_flowers_transport

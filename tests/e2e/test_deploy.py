@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save
 from clients.state.database import StateDatabase
 from fedsign.config import load
 from fedsign.flower.programs import find_program
-from fedsign.results import RunFolder
+from fedsign.storage.results import RunFolder
 from simulations.deployment import keys, membership
 from simulations.deployment.authority import Certified, ends_at, issue
 from simulations.deployment.federation import Federation, open_federation

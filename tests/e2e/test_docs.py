@@ -192,7 +192,7 @@ def test_the_page_on_language_models_runs_from_the_base_to_the_exported_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With a shorter pretraining and fewer rounds, and without what is for a reader's own machine: `pip` and the recipe."""
-    from fedsign import llm
+    from fedsign.data.text import libraries as llm
 
     page = "docs/how-to/federated-llm.md"
     monkeypatch.chdir(tmp_path)

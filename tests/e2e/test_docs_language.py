@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fedsign import llm
 from fedsign.config import load
+from fedsign.data.text import libraries as llm
 from simulations.api import run
 from tests.e2e.test_docs import snippets
 

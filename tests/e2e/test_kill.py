@@ -37,10 +37,10 @@ from clients.cohort.trainer import CohortTrainer
 from clients.state.cache import StateCache
 from clients.state.database import StateDatabase
 from clients.trainer import SequentialTrainer
-from fedsign import checkpoints, results
 from fedsign.config import from_dict
 from fedsign.records import Tensors
-from fedsign.results import RunFolder, find_runs
+from fedsign.storage import checkpoints, results
+from fedsign.storage.results import RunFolder, find_runs
 from fedsign.workload import Workload
 from simulations import load_run, run
 

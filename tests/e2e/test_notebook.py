@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedsign.results import Line
+from fedsign.storage.results import Line
 from simulations import Run, load_run, run
 from simulations.frames import to_frame
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from fedsign.results import RunFolder
+from fedsign.storage.results import RunFolder
 from simulations import run
 from tests.distributed import federation
 from tests.distributed.test_joined_machines import free_address, worker

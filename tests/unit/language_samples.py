@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedsign import llm
+from fedsign.data.text import libraries as llm
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsign.aggregation import Spread, WeightedMean, in_slot_order
+from fedsign.federation.aggregation import Spread, WeightedMean, in_slot_order
 from fedsign.records import Tensors, TrainReply
 from strategies.base import Strategy
 

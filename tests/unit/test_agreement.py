@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsign.results import read_lines
 from fedsign.signs.agreement import FIGURES, SignAgreement
+from fedsign.storage.results import read_lines
 from simulations.api import run
 
 SHAPES = {"a.weight": (3, 4), "a.bias": (3,), "scale": ()}

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedsign import llm, plugins
+from fedsign import plugins
+from fedsign.data.text import libraries as llm
 from fedsign.errors import ConfigError
 from fedsign.optim.blocks import find_blocks
 from fedsign.optim.lisa import LISA

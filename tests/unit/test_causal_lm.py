@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from clients.working_model import WorkingModel
-from fedsign import llm, plugins
+from fedsign import plugins
+from fedsign.data.text import libraries as llm
 from fedsign.errors import ConfigError
 from fedsign.models.causal_lm import CausalLM
 from fedsign.numerics import Numerics

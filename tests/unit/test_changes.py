@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from clients.partial.received import ReceivedTensors
 from fedsign.errors import IncompleteModelError
-from fedsign.exchange import DirectExchange
+from fedsign.federation.exchange import DirectExchange
 from fedsign.flower import wire
 from fedsign.flower.array import to_record
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.flower.shims import ensure_task_identity
-from fedsign.partial_updates import PartialUpdates, digest_of
+from fedsign.partial.updates import PartialUpdates, digest_of
 from fedsign.records import CohortRequest, ObjectiveSpec, Role, Tensors, TrainReply, TrainRequest
 from tests.unit.test_flower_room import Answer, Deployment, node, over_the_wire, same_bits
 

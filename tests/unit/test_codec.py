@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsign.codec import VERSION, Encoding, decode, encode
 from fedsign.errors import CodecError
+from fedsign.federation.codec import VERSION, Encoding, decode, encode
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 INTEGERS = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool]

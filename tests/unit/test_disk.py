@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedsign import checkpoints, disk, results
-from fedsign.checkpoints import Checkpoint
 from fedsign.errors import DiskFullError, ResultsError, ResumeError
-from fedsign.results import RunFolder, read_lines
+from fedsign.storage import checkpoints, disk, results
+from fedsign.storage.checkpoints import Checkpoint
+from fedsign.storage.results import RunFolder, read_lines
 
 
 def checkpoint(round: int, *, size: int = 3) -> Checkpoint:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedsign import llm
 from fedsign.config import from_dict
+from fedsign.data.text import libraries as llm
 from fedsign.errors import ConfigError
 from fedsign.models.hugging_face import network_of
 from simulations.api import Run, run

@@ -15,8 +15,8 @@ from flwr.supercore.inflatable.inflatable_object import InflatableObject, get_al
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.run import Run
 
-from fedsign import codec
 from fedsign.errors import CodecError, EngineError, ReplyError
+from fedsign.federation import codec
 from fedsign.flower import array, nodes, wire
 from fedsign.flower.array import PlainArrays, TensorArray, plain_array, to_record, to_tensors
 from fedsign.flower.in_process import InProcessGrid, message_by_message

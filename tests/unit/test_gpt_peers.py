@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsign import llm
+from fedsign.data.text import libraries as llm
 from tests.unit.test_gpt import LLAMA, build, tokens
 
 pytest.importorskip("transformers")

@@ -15,9 +15,10 @@ from clients.cohort.rules import COHORT
 from clients.local_optim import LocalOptimizer
 from clients.state.store import ClientStore
 from clients.trainer import SequentialTrainer
-from fedsign import llm, plugins
+from fedsign import plugins
 from fedsign.compatibility import Experiment
 from fedsign.config import ExperimentConfig, from_dict
+from fedsign.data.text import libraries as llm
 from fedsign.errors import ConfigError
 from fedsign.models.transform import plain_model
 from fedsign.optim.lora import adapt

@@ -15,8 +15,9 @@ from clients.on_device import OnDevice
 from clients.partial.model import PartModel
 from clients.state.store import ClientStore
 from clients.trainer import SequentialTrainer, check_training
-from fedsign import llm, plugins
+from fedsign import plugins
 from fedsign.config import from_dict
+from fedsign.data.text import libraries as llm
 from fedsign.errors import ConfigError
 from fedsign.memory.live import LiveBytes
 from fedsign.models.causal_lm import CausalLM

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clients.robustness.attack import Attack
-from fedsign.aggregation import Spread, WeightedMean
 from fedsign.config import from_dict
 from fedsign.errors import ConfigError, RoundError
-from fedsign.exchange import DirectExchange
+from fedsign.federation.aggregation import Spread, WeightedMean
+from fedsign.federation.exchange import DirectExchange
 from fedsign.optim.base import of_model
-from fedsign.partial_updates import PartialUpdates
+from fedsign.partial.updates import PartialUpdates
 from fedsign.records import CohortRequest, Failure, ObjectiveSpec, Role, Tensors, TrainReply, TrainRequest
 from fedsign.signs.agreement import SignAgreement
 from simulations.api import check

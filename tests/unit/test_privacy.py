@@ -12,8 +12,8 @@ import pytest
 import torch
 from scipy.stats import chi2, kstest
 
-from fedsign.aggregation import Aggregate
 from fedsign.errors import ConfigError, FedSignError, ReplyError, ResumeError
+from fedsign.federation.aggregation import Aggregate
 from fedsign.privacy.central import Central
 from fedsign.privacy.central_adaptive import CentralAdaptive
 from fedsign.privacy.clipping import Layout, clipped, norm_of

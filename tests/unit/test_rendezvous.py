@@ -15,8 +15,8 @@ from clients.sharding.daemon import _answer
 from clients.sharding.machines import FACTS, RemoteRanks, Rendezvous
 from clients.sharding.ranks import RankMessage, StoreAddress
 from clients.sharding.worker import check_interface
-from fedsign.addresses import Address, interface_of
 from fedsign.errors import ConfigError, EngineError, JoinError
+from fedsign.transport.addresses import Address, interface_of
 from fedsign.transport.connection import Connection
 from fedsign.transport.handshake import connect
 from tests.contract.test_transport import no_descriptors, trickle

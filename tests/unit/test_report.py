@@ -22,7 +22,7 @@ from fedsign.report.page import write_report
 from fedsign.report.population import MAX_COLUMNS, Population
 from fedsign.report.svg import decades, nice_ticks, segments_of, thin
 from fedsign.report.wording import NARROW_SPACE
-from fedsign.results import Line, RunFolder
+from fedsign.storage.results import Line, RunFolder
 from simulations.api import run
 from simulations.callbacks.base import Callback
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fedsign.results import RunFolder
+from fedsign.storage.results import RunFolder
 from tests.unit.test_report import a_line, a_run, page_of, pictures, words
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from fedsign.errors import ConfigError, RoundError
-from fedsign.results import Line
+from fedsign.storage.results import Line
 from simulations import Run, run
 from simulations.callbacks.base import Callback
 from simulations.callbacks.tracking import STATE_FILE, Earlier, Tracker, settings_of

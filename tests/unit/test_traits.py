@@ -15,8 +15,8 @@ from fedsign.objectives.base import LocalContext, Objective, Representation
 from fedsign.optim.base import of_model
 from fedsign.records import ObjectiveSpec
 from fedsign.registry import KINDS
-from fedsign.results import RunFolder
 from fedsign.rules import Rule
+from fedsign.storage.results import RunFolder
 from fedsign.traits import TRAITS, EngineTraits, declares, traits_shown
 from fedsign.workload import Workload
 from simulations.rounds import OnRound

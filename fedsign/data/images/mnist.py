@@ -7,8 +7,8 @@ from pathlib import Path
 from fedsign.data.base import Dataset
 from fedsign.data.files import folder_of, images, sentence_where_damaged
 from fedsign.data.normalise import Normalisation
-from fedsign.disk import replace_file
 from fedsign.errors import DataError
+from fedsign.storage.disk import replace_file
 from fedsign.torchvision_shim import torchvision
 
 _FASHION = (

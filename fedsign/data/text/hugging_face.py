@@ -7,8 +7,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from fedsign.data.text.libraries import transformers
 from fedsign.errors import DataError
-from fedsign.llm import transformers
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 

@@ -12,7 +12,7 @@ import pwd
 from pathlib import Path
 
 from fedsign.errors import ConfigError, EngineError
-from fedsign.results import RunFolder
+from fedsign.storage.results import RunFolder
 from fedsign.workload import Workload
 from simulations.deployment.engine.submission import check_server_app, follow, submit, write_submission
 from simulations.deployment.federation import Federation, open_federation

@@ -20,7 +20,7 @@ from fedsign.data.base import fingerprint
 from fedsign.errors import FedSignError
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.flower.shims import quiet_flower
-from fedsign.results import RunFolder
+from fedsign.storage.results import RunFolder
 from fedsign.transport.process import end_with
 from fedsign.workload import workload_of
 from simulations.rounds import RoundLoop

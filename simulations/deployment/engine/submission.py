@@ -10,9 +10,9 @@ from clients.deployment.node import RUN_KEY, SuperNode
 from fedsign import errors
 from fedsign.config import ExperimentConfig
 from fedsign.data.sites import lies_at_nodes
-from fedsign.disk import write_text
 from fedsign.errors import EngineError, FedSignError
-from fedsign.results import Line, RunFolder
+from fedsign.storage.disk import write_text
+from fedsign.storage.results import Line, RunFolder
 from simulations.deployment.engine.server_app import FOLDER_KEY, FOLLOWER_KEY, OUTCOME, WORKING_KEY
 from simulations.deployment.programs import CONNECTION, answer_of, call_flwr, complaint_of
 from simulations.flower_app import write_app

@@ -21,8 +21,8 @@ from fedsign.config import ExperimentConfig
 from fedsign.data import sites
 from fedsign.errors import EngineError
 from fedsign.flower.programs import find_program
-from fedsign.results import RunFolder
 from fedsign.rules import Rule
+from fedsign.storage.results import RunFolder
 from fedsign.workload import Workload
 from simulations.deployment.engine import remote
 from simulations.deployment.engine.submission import check_server_app, follow, submit, write_submission

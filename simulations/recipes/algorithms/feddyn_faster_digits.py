@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fedsign.data.base import Dataset, Samples
-from fedsign.results import final_value
+from fedsign.storage.results import final_value
 from simulations.recipes.base import Figures, Recipe, Threshold
 from simulations.recipes.cells import all_rounds
 

@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-from fedsign import llm
 from fedsign.config import from_dict
+from fedsign.data.text import libraries as llm
 from fedsign.errors import ConfigError
-from fedsign.results import Line
+from fedsign.storage.results import Line
 from fedsign.workload import Workload
 from simulations.api import Run, run
 from simulations.language.export import export

@@ -8,8 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from fedsign import llm
 from fedsign.config import from_dict
+from fedsign.data.text import libraries as llm
 from simulations.api import run
 from simulations.language.export import export
 

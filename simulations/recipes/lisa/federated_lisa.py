@@ -17,7 +17,7 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from fedsign.results import Line
+from fedsign.storage.results import Line
 from simulations.recipes.base import Figures, Recipe, Threshold
 from simulations.recipes.cells import all_rounds
 from simulations.recipes.lisa.fine_tuning import (

@@ -20,7 +20,7 @@ from fedsign.config import from_dict, merged
 from fedsign.parameterisation.plan import plan_of
 from fedsign.parameterisation.roles import Role
 from fedsign.parameterisation.section import ParameterisationPart
-from fedsign.results import Line
+from fedsign.storage.results import Line
 from fedsign.workload import Workload
 from simulations.recipes.base import Figures, Recipe, Threshold, Verdict
 from simulations.recipes.cells import all_rounds

@@ -25,9 +25,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fedsign.disk import replace_file, replaced_folder
 from fedsign.errors import ResumeError
 from fedsign.records import Tensors
+from fedsign.storage.disk import replace_file, replaced_folder
 
 FORMAT = 2
 _READABLE = (1, FORMAT)

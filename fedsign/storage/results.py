@@ -11,7 +11,7 @@ runs/<experiment>/<id>/
     privacy.key        the secret that noise comes from, for the server alone
     signs.jsonl        how far the clients' signs agree, per round and layer, if `results.signs` is set
     sites.jsonl        what each site said of the model, per round, where sites evaluate
-    checkpoints/       see fedsign.checkpoints
+    checkpoints/       see fedsign.storage.checkpoints
     clients/           what clients keep between rounds
     lock               held by the process that plays the run
     outcome.json       how the run ended; missing while it runs and after a kill
@@ -28,8 +28,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fedsign.disk import DISK_FULL, append_bytes, disk_errors, exclusive, remove_partials, write_text
 from fedsign.errors import ResultsError, ResumeError
+from fedsign.storage.disk import DISK_FULL, append_bytes, disk_errors, exclusive, remove_partials, write_text
 
 Line = dict[str, Any]
 

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsign import codec
 from fedsign.errors import ReplyError, ResumeError
+from fedsign.federation import codec
 from fedsign.optim.base import trains_part
 from fedsign.records import Role, Tensors
 from fedsign.workload import Workload
@@ -32,7 +32,7 @@ _DIGEST_BYTES = 16
 
 @dataclass(slots=True)
 class PartialUpdates:
-    """An `UpdateEncoding` (`fedsign.exchange`); see [Note: versions per tensor]."""
+    """An `UpdateEncoding` (`fedsign.federation.exchange`); see [Note: versions per tensor]."""
 
     buffers: frozenset[str]  # what every reply has to hold
     changed_in: dict[str, int] = field(default_factory=dict)  # tensor -> round; 0 is left out

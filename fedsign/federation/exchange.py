@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from fedsign.aggregation import Spread, in_slot_order, is_finite
 from fedsign.errors import ReplyError, RoundError
+from fedsign.federation.aggregation import Spread, in_slot_order, is_finite
 from fedsign.records import CohortRequest, Failure, Reply, ReplyStack, Role, Tensors, TrainReply, TrainRequest
-from fedsign.results import Line
+from fedsign.storage.results import Line
 
 TrainMany = Callable[[Sequence[TrainRequest]], Iterator[TrainReply | ReplyStack | Failure]]
 

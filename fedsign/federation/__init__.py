@@ -1,0 +1,1 @@
+"""What travels between server and clients: how it is encoded, checked, accounted for and averaged."""

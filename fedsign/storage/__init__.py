@@ -1,0 +1,1 @@
+"""A run on disk: files that are whole after a crash at any moment."""
