@@ -5,7 +5,7 @@ on any device, `meta` included, and says of which category what was alive at the
 also knows what a kernel takes for itself: on CUDA its own account, on the CPU the events that torch's profiler is sent.
 
 On the CPU a step of forward, backward and optimiser gives the same peak by both, but for the kernels' own scratch and numbers
-of a few bytes (`tests/unit/test_live_bytes.py`); on CUDA the allocator rounds each storage up to 512 bytes.
+of a few bytes (`tests/memory/test_live_bytes.py`); on CUDA the allocator rounds each storage up to 512 bytes.
 """
 
 import os

@@ -1,6 +1,6 @@
 """docs/capabilities.md is read as it stands: every `yes` is played, every `-` is an error of one sentence.
 
-That the page says what the rules say, tests/unit/test_size.py checks.
+That the page says what the rules say, tests/benchmarks/test_size.py checks.
 """
 
 import re

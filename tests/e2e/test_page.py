@@ -16,9 +16,9 @@ import pytest
 
 from fedsign.comparison.report import write_comparison
 from fedsign.report.page import write_report
+from tests.comparison.test_report_comparison import CASES
 from tests.unit.report_samples import a_comparison
 from tests.unit.test_report import EDGES, a_line, a_run
-from tests.unit.test_report_comparison import CASES
 
 pytestmark = pytest.mark.page
 

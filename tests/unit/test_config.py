@@ -95,7 +95,7 @@ NOT_HALVED = {
     "client.sharding.memory_gb",
     "client.sharding.machines",
     "client.sharding.join_s",
-}  # likewise: tests.contract.test_sharding_capabilities
+}  # likewise: tests.sharding.test_sharding_capabilities
 
 
 def sentence_of(*overrides: str) -> str:

@@ -1,6 +1,7 @@
 """What goes when a capability goes: its row, its modules, whatever imports them, and what the documents say of it.
 
-Nothing is listed by hand but the `files` of the capability's row, beside its page in docs/capabilities.  A test or benchmark that imports a deleted module goes with
+Nothing is listed by hand but the `files` of the capability's row, beside its page in docs/capabilities and its
+tests in tests/<name>.  A test or benchmark that imports a deleted module goes with
 it; a test that only configures the capability is marked `needs`.  In Markdown a line of a list or a table that links to a
 deleted page goes, and so does a block between `<!-- capability: NAME -->` and `<!-- end -->`.
 """
@@ -35,7 +36,9 @@ def delete(root: Path, names: Iterable[str]) -> list[str]:
         path.unlink()
     deleted = [path for path in _importers(root, gone) if not path.unlink()]
     for pattern in (
-        pattern for name in names for pattern in (f"docs/capabilities/{name}.md", *CAPABILITIES[name].files)
+        pattern
+        for name in names
+        for pattern in (f"docs/capabilities/{name}.md", f"tests/{name}/*.py", *CAPABILITIES[name].files)
     ):
         matching = list(root.glob(pattern))
         if not matching:

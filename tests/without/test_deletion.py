@@ -34,7 +34,7 @@ def test_modules_of_the_capability_go_and_all_others_stay(tmp_path: Path) -> Non
     deleted = delete(copy, gone)
     left = {module for module, file in modules().items() if (copy / file.relative_to(ROOT)).exists()}
     assert left == {module for module in modules() if not gone.intersection(owners(module))}
-    assert "tests/contract/test_attack.py" in deleted  # it imports the attack
+    assert "tests/robustness/test_attack.py" in deleted  # it imports the attack
 
 
 def test_a_page_loses_the_block_of_the_capability_and_lines_that_link_to_its_pages(tmp_path: Path) -> None:

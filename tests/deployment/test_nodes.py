@@ -1,0 +1,352 @@
+"""What a node decides for itself, and what it keeps to itself: by the ClientApp, over serialised messages."""
+
+import json
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tomli_w
+import torch
+from flwr.app import ConfigRecord, Message, RecordDict
+
+from clients.app import client_app
+from clients.deployment.evaluator import SiteEvaluator
+from clients.deployment.node import RUN_KEY, SuperNode
+from clients.node import EXPERIMENT_KEY, STATE_KEY, Node
+from clients.sharding.worker import _workload as machines_workload
+from clients.workers.shared_data import digest_of
+from fedsign.config import ExperimentConfig, from_dict
+from fedsign.errors import ConfigError, EngineError, ReplyError
+from fedsign.flower import evaluation
+from fedsign.flower.partition_grid import PartitionGrid
+from fedsign.flower.shims import ensure_task_identity, make_context, set_message_id
+from fedsign.records import LATE, EvaluateReply, EvaluateRequest, Failure, roles_of
+from fedsign.storage.results import RunFolder
+from fedsign.workload import Workload
+from simulations import Run, run
+from simulations.backends.base import intra_op_threads
+from simulations.deployment.engine.server_app import label_counts
+from simulations.deployment.engine.submission import write_submission
+from simulations.deployment.kits import open_kit
+from tests.contract.transported import grid_of, play
+from tests.deployment.test_sites import NUM_SITES, tree, write_site
+from tests.unit.test_flower_room import Deployment
+
+SIZES = (60, 40, 30)
+APP = client_app(SuperNode)
+
+
+@pytest.fixture(autouse=True)
+def _threads_are_lent() -> Iterator[None]:
+    """A node takes the experiment's number of threads, for good: it is a process of its own elsewhere."""
+    with intra_op_threads(torch.get_num_threads()):
+        yield
+
+
+@pytest.fixture(scope="module")
+def roots(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("sites")
+    return [str(write_site(folder / f"clinic {k}", size, seed=k)) for k, size in enumerate(SIZES)]
+
+
+def deployed(root: Path, roots: list[str], **changes: Any) -> ExperimentConfig:
+    """What a server knows of an experiment whose data lie at nodes."""
+    return from_dict(tree(root, [""] * len(roots), **{"engine": {"name": "superlink"}, **changes}))
+
+
+def node(config: ExperimentConfig, root: Path, **own: Any) -> Callable[[Message], Message]:
+    context = make_context(
+        own["partition-id"],
+        node_config=own,
+        run_config={EXPERIMENT_KEY: config.to_toml(), RUN_KEY: "a-run", STATE_KEY: str(root / "foreign")},
+    )
+    return lambda message: APP(message, context)
+
+
+def sites_of(config: ExperimentConfig, root: Path, roots: list[str], **own: Any) -> list[Callable[[Message], Message]]:
+    return [
+        node(
+            config,
+            root,
+            **{
+                "partition-id": k,
+                "data-root": where,
+                "site": f"clinic {k}",
+                "state-root": str(root / f"disk {k}"),
+                **own,
+            },
+        )
+        for k, where in enumerate(roots)
+    ]
+
+
+@pytest.fixture(scope="module")
+def played(roots: list[str], tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run(tree(tmp_path_factory.mktemp("played"), roots, strategy={"name": "feddyn"}))
+
+
+def test_sites_at_nodes_give_the_bits_of_the_run_in_process(played: Run, roots: list[str], tmp_path: Path) -> None:
+    config = deployed(tmp_path, roots, strategy={"name": "feddyn"})
+    folder = play(config, RunFolder(tmp_path / "transported"), sites_of(config, tmp_path, roots))
+    for name in ("rounds.jsonl", "sites.jsonl", "model.safetensors"):
+        assert (folder.path / name).read_bytes() == (played.path / name).read_bytes()
+
+
+def test_states_lie_where_the_node_says_and_never_where_the_server_does(roots: list[str], tmp_path: Path) -> None:
+    config = deployed(tmp_path, roots, strategy={"name": "feddyn"}, server={"cohort_size": NUM_SITES})
+    play(config, RunFolder(tmp_path / "transported"), sites_of(config, tmp_path, roots))
+    for k in range(NUM_SITES):
+        assert list((tmp_path / f"disk {k}" / "a-run").rglob("round-000002.safetensors"))
+    assert not (tmp_path / "foreign").exists()
+
+
+def test_without_a_place_of_its_own_a_node_keeps_states_in_its_users_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = make_context(0, node_config={"partition-id": 0}, run_config={RUN_KEY: "a-run", STATE_KEY: "/foreign"})
+    monkeypatch.delenv("FLWR_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert SuperNode(context).states.folder == tmp_path / ".fedsign" / "clients" / "a-run"
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
+    assert SuperNode(context).states.folder == tmp_path / "flower" / "clients" / "a-run"
+    assert Node(context).states.folder == Path("/foreign")
+    for name in ("", "..", "a/b", "/etc"):
+        foreign = make_context(0, node_config={"partition-id": 0}, run_config={RUN_KEY: name})
+        with pytest.raises(ConfigError, match="which can be no folder's name"):
+            _ = SuperNode(foreign).states
+
+
+def test_what_travels_names_no_sites_folder_and_the_run_keeps_its_name(roots: list[str], tmp_path: Path) -> None:
+    config = from_dict(tree(tmp_path, roots, engine={"name": "superlink"}))
+    folders = [tmp_path / name for name in ("one", "other")]
+    texts = []
+    for folder in (*folders, folders[0]):
+        folder.mkdir(exist_ok=True)
+        app = write_submission(config, RunFolder(folder))
+        texts.append((app / "pyproject.toml").read_text(encoding="utf-8"))
+    assert not any(root in text for root in roots for text in texts)
+    assert not any(STATE_KEY in text for text in texts)
+    names = [line for text in texts for line in text.splitlines() if line.startswith(f"{RUN_KEY} =")]
+    assert names[0] == names[2] != names[1]
+
+
+def test_a_sites_folder_has_no_part_in_its_name(roots: list[str], tmp_path: Path) -> None:
+    config = deployed(tmp_path, roots)
+    grid = grid_of(config, sites_of(config, tmp_path, roots, site=""))
+    tensors = Workload(config).make_model().state_dict()
+    requests = [EvaluateRequest(round=1, partition=k, tensors=dict(tensors)) for k in range(NUM_SITES)]
+    said = list(evaluation.ask_sites(grid, requests, timeout_s=10))
+    assert [each.name for each in said if isinstance(each, EvaluateReply)] == ["site 0", "site 1", "site 2"]
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ({"data-root": ""}, r"site \d has no data here; start its node with --node-config 'data-root="),
+        ({"data-root": "/nowhere"}, r"site 'clinic \d': there is nothing at /nowhere; correct the node's data-root"),
+        ({"share-details": "no"}, r"share-details=no was given, but expected is true or false"),
+    ],
+)
+def test_a_node_that_cannot_take_part_says_so_at_the_roll_call(
+    own: dict[str, Any], said: str, roots: list[str], tmp_path: Path
+) -> None:
+    config = deployed(tmp_path, roots)
+    with pytest.raises(EngineError, match=f"a node cannot take part: .*{said}") as caught:
+        grid_of(config, sites_of(config, tmp_path, roots, **own))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_class_stops_the_run_before_the_first_round(roots: list[str], tmp_path: Path) -> None:
+    odd = write_site(tmp_path / "odd", 20, seed=3, y_train=np.arange(16) % 3)
+    config = deployed(tmp_path, roots)
+    with pytest.raises(EngineError, match=r"DataError: site 'clinic 1': .*data\.npz has the class 2"):
+        grid_of(config, sites_of(config, tmp_path, [roots[0], str(odd), roots[2]]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"engine": {"share_details": True}}, r"engine\.share_details=true was given with engine\.federation=here"),
+        ({}, r"partition\.roots=\['.*'\] was given with engine\.federation=here"),
+    ],
+)
+def test_nobody_decides_for_the_sites_of_a_federation(
+    changes: dict[str, Any], said: str, roots: list[str], tmp_path: Path
+) -> None:
+    engine = {"name": "superlink", "federation": "here", **changes.get("engine", {})}
+    with pytest.raises(ConfigError, match=said):
+        run(tree(tmp_path, roots, engine=engine))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("said", "told"), [("", None), ("share_details = false", None), ("share_details = true", True)]
+)
+def test_a_kit_tells_that_its_site_shares_details_only_if_the_site_says_so(
+    said: str, told: bool | None, tmp_path: Path
+) -> None:
+    facts = {"name": "x", "site": "a", "partition": 0, "host": "h", "port": 1, "insecure": False, "versions": {}}
+    (tmp_path / "site.toml").write_text(f"{said}\n{tomli_w.dumps({'federation': facts})}", encoding="utf-8")
+    assert open_kit(tmp_path).node_config().get("share-details") is told
+    (tmp_path / "site.toml").write_text(
+        f"share_details = 'no'\n{tomli_w.dumps({'federation': facts})}", encoding="utf-8"
+    )
+    with pytest.raises(ConfigError, match=r"share_details = 'no'; expected is true or false"):
+        open_kit(tmp_path)
+
+
+def test_a_kit_says_on_which_machines_its_sites_ranks_are(tmp_path: Path) -> None:
+    facts = {"name": "x", "site": "a", "partition": 0, "host": "h", "port": 1, "insecure": False, "versions": {}}
+    own = {"machines": 2, "listen": "192.0.2.1:29400", "secret_file": "silo.secret"}
+    (tmp_path / "site.toml").write_text(tomli_w.dumps({"sharding": own, "federation": facts}), encoding="utf-8")
+    config = from_dict({"engine": {"name": "superlink"}, "client": {"sharding": {"ranks": 4, "groups": 2}}})
+    told = open_kit(tmp_path).node_config()
+    context = make_context(0, node_config=told, run_config={EXPERIMENT_KEY: config.to_toml()})
+    found = SuperNode(context).workload.config.client.sharding
+    assert (found.machines, found.listen, found.secret_file) == (2, "192.0.2.1:29400", str(tmp_path / "silo.secret"))
+    (tmp_path / "site.toml").write_text(
+        tomli_w.dumps({"sharding": {"ranks": 2}, "federation": facts}), encoding="utf-8"
+    )
+    with pytest.raises(
+        ConfigError, match=r"sharding = {'ranks': 2}; expected is a table of machines, listen, secret_file"
+    ):
+        open_kit(tmp_path)
+
+
+def test_a_machine_that_joins_a_node_reads_the_same_site_where_it_says(roots: list[str], tmp_path: Path) -> None:
+    """The node's own site has another folder there; the samples are those of the node."""
+    own = {"partition-id": 1, "data-root": roots[1], "site": "b"}
+    context = make_context(0, node_config=own, run_config={EXPERIMENT_KEY: deployed(tmp_path, roots).to_toml()})
+    first = SuperNode(context).workload
+    moved = shutil.copytree(roots[1], tmp_path / "elsewhere")
+    told = {"config": first.config.to_toml(), "sites": [1]}
+    for root in ("", str(moved)):
+        assert digest_of(machines_workload(told, root).dataset) == digest_of(first.dataset)
+    assert digest_of(machines_workload(told, roots[0]).dataset) != digest_of(first.dataset)
+    told = {"config": from_dict(tree(tmp_path, roots)).to_toml(), "sites": None}
+    with pytest.raises(ConfigError, match=r"--data-root=.* was given, but all sites are trained in one process"):
+        machines_workload(told, str(moved))
+
+
+def test_one_folder_is_not_several_sites(roots: list[str], tmp_path: Path) -> None:
+    config = deployed(tmp_path, roots)
+    both = node(config, tmp_path, **{"partition-id": 0, "partitions": "0,1,2", "data-root": roots[0]})
+    with pytest.raises(EngineError, match=r"a node with one data-root serves the sites \[0, 1, 2\]"):
+        grid_of(config, [both] * NUM_SITES)
+
+
+def with_a_secret(outputs: torch.Tensor, targets: torch.Tensor) -> float:
+    """A metric that fails at the second site."""
+    if len(targets) == SIZES[1] // 5:
+        raise ValueError("cannot be computed")
+    return 1.0
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_a_traceback_stays_at_the_node_unless_the_node_shares_it(
+    shares: bool, roots: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = deployed(tmp_path, roots, metrics=["accuracy", f"{__name__}:with_a_secret"], rounds=1)
+    with caplog.at_level(logging.ERROR, logger="fedsign"):
+        folder = play(
+            config, RunFolder(tmp_path / "transported"), sites_of(config, tmp_path, roots, **{"share-details": shares})
+        )
+    (failure,) = map(json.loads, (folder.path / "failures.jsonl").read_text().splitlines())
+    assert failure["reason"] == "in evaluation: ValueError: cannot be computed"
+    assert ("Traceback" in failure["details"]) == shares
+    assert ("in with_a_secret" in caplog.text) != shares
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_label_counts_travel_only_if_the_node_shares_them(shares: bool, roots: list[str], tmp_path: Path) -> None:
+    config = deployed(tmp_path, roots)
+    grid = grid_of(config, sites_of(config, tmp_path, roots, **{"share-details": shares}))
+    known = Workload(from_dict(tree(tmp_path, roots))).label_counts()
+    assert label_counts(grid.answers) == (dict(enumerate(known)) if shares else {})
+
+
+def test_a_nodes_device_wins(roots: list[str], tmp_path: Path) -> None:
+    config = deployed(tmp_path, roots, engine={"name": "superlink", "device": "cuda:7"})
+    own = {"partition-id": 0, "data-root": roots[0], "device": "cpu"}
+    context = make_context(0, node_config=own, run_config={EXPERIMENT_KEY: config.to_toml()})
+    assert SuperNode(context).workload.device.type == "cpu"
+
+
+def test_a_node_finds_the_usual_data_in_its_own_place(tmp_path: Path) -> None:
+    for name, key in (("mnist", "root"), ("csv", "path")):
+        config = from_dict({"data": {"name": name}, "engine": {"name": "superlink"}})
+        own = {"partition-id": 0, "data-root": str(tmp_path / "here")}
+        context = make_context(0, node_config=own, run_config={EXPERIMENT_KEY: config.to_toml()})
+        assert SuperNode(context).workload.config.data.settings[key] == str(tmp_path / "here")
+    config = from_dict({"engine": {"name": "superlink"}})  # digits come from nowhere
+    context = make_context(0, node_config=own, run_config={EXPERIMENT_KEY: config.to_toml()})
+    assert SuperNode(context).workload.config == config
+
+
+# Replies that are none
+
+
+def test_a_node_that_answers_nonsense_is_its_own_failure(roots: list[str], tmp_path: Path) -> None:
+    config = deployed(tmp_path, roots)
+    answers = sites_of(config, tmp_path, roots)
+
+    def lying(message: Message) -> Message:
+        reply = answers[1](message)
+        if message.metadata.message_type == "evaluate":
+            reply.content["reply"] = ConfigRecord({"codec": 1, "round": 9, "partition": 1, "name": "x"})
+        return reply
+
+    grid = grid_of(config, [answers[0], lying, answers[2]])
+    tensors = dict(Workload(config).make_model().state_dict())
+    requests = [EvaluateRequest(round=1, partition=k, tensors=tensors) for k in range(NUM_SITES)]
+    said = list(evaluation.ask_sites(grid, requests, timeout_s=10))
+    assert [each.partition for each in said] == [0, 1, 2]
+    assert isinstance(said[1], Failure) and "the reply is for round 9, partition 1" in said[1].reason
+    assert isinstance(said[0], EvaluateReply) and isinstance(said[2], EvaluateReply)
+
+
+def test_a_site_that_does_not_answer_in_time_is_a_failure(roots: list[str], tmp_path: Path) -> None:
+    config = deployed(tmp_path, roots)
+    answers = sites_of(config, tmp_path, roots)
+
+    def silent(message: Message) -> Message | None:
+        return None if message.metadata.message_type == "evaluate" else answers[0](message)
+
+    grid = PartitionGrid(
+        Deployment([silent, *answers[1:]]),
+        num_partitions=NUM_SITES,
+        roles=roles_of(Workload(config).make_model()),
+        leaves_process=True,
+    )
+    grid.roll_call(timeout_s=5)
+    tensors = dict(Workload(config).make_model().state_dict())
+    requests = [EvaluateRequest(round=1, partition=k, tensors=tensors) for k in range(NUM_SITES)]
+    said = list(evaluation.ask_sites(grid, requests, timeout_s=0.2))
+    assert isinstance(said[0], Failure) and said[0].reason == LATE
+    assert all(isinstance(each, EvaluateReply) for each in said[1:])
+
+
+def test_an_evaluate_reply_survives_the_wire_with_values_that_are_not_finite(roots: list[str], tmp_path: Path) -> None:
+    work = Workload(from_dict(tree(tmp_path, roots)))
+    request = EvaluateRequest(round=1, partition=2, tensors=dict(work.make_model().state_dict()))
+    reply = SiteEvaluator(work).evaluate(request)
+    odd = replace(reply, figures={**reply.figures, "auc": float("nan"), "loss": float("inf")})
+    message = Message(evaluation.pack_reply(odd, _request_message()).content, 2, "evaluate")
+    back = evaluation.unpack_reply(message, request)
+    assert np.isnan(back.figures["auc"]) and back.figures["loss"] == float("inf")
+    assert replace(back, figures={}) == replace(odd, figures={})
+    none = Message(evaluation.pack_reply(replace(odd, num_test=0), _request_message()).content, 2, "evaluate")
+    with pytest.raises(ReplyError, match="counts 0 test samples"):
+        evaluation.unpack_reply(none, request)
+
+
+def _request_message() -> Message:
+    ensure_task_identity()
+    message = Message(RecordDict(), 2, "evaluate")
+    set_message_id(message, "1")
+    return message
