@@ -88,11 +88,6 @@ def adapting(adapt: Callable[[nn.Module, Mapping[str, Any]], None]) -> Callable[
     return mark
 
 
-def adapts(name: str) -> bool:
-    """Whether models are changed for this optimiser."""
-    return getattr(resolve("optimizer", name), "adapt_model", None) is not None
-
-
 def subject(name: str, model: nn.Module) -> Any:
     """What the factory behind a name is given first: the module, or its parameters."""
     return model if getattr(resolve("optimizer", name), "takes_model", False) else model.parameters()

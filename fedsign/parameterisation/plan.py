@@ -69,11 +69,6 @@ class Plan:
     output: float
     attention: Mapping[str, float]
 
-    @property
-    def is_sparse(self) -> bool:
-        """Whether a tensor is."""
-        return any(tensor.density < 1 for tensor in self.tensors.values())
-
 
 def plan_of(model: nn.Module, scheme: Scheme) -> Plan:
     """What a scheme gives a model.

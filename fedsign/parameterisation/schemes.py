@@ -43,11 +43,6 @@ class Scheme:
     alpha_output: float = 1.0
     corrects: Corrects = "both"
 
-    @property
-    def is_sparse(self) -> bool:
-        """Whether any tensor may be."""
-        return self.density < 1 or any(value < 1 for value in self.densities.values())
-
     def density_of(self, name: str) -> float:
         """Of a hidden tensor."""
         return next((value for pattern, value in self.densities.items() if matches(name, (pattern,))), self.density)

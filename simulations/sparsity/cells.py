@@ -96,58 +96,30 @@ def _play(pending: Mapping[Path, Cell], folder: Path, workers: int) -> None:
         )
         for path, cell in pending.items()
     ]
-    failures = _Failures()
-    with _Board(len(jobs)) as board:
-        play_all(
-            jobs,
-            lambda left: left[0],
-            workers=workers,
-            logs=folder / "logs",
-            watchers=(failures, board),
-            module=_WORKER,
-        )
-    if failures.sentences:
+    console = Console(stderr=True)
+    columns = (TextColumn("cells"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"))
+    # in a notebook Rich would ask for ipywidgets
+    with Progress(*columns, TimeRemainingColumn(), console=console, disable=console.is_jupyter) as bar:
+        ended = _Ended(bar, len(jobs))
+        play_all(jobs, lambda left: left[0], workers=workers, logs=folder / "logs", watchers=(ended,), module=_WORKER)
+    if ended.failures:
         raise EngineError(
-            f"{len(failures.sentences)} of {len(jobs)} cells could not be played; the same command plays them once more. The "
-            f"first: {failures.sentences[0]}"
+            f"{len(ended.failures)} of {len(jobs)} cells could not be played; the same command plays them once more. The "
+            f"first: {ended.failures[0]}"
         )
 
 
-class _Failures(Watcher):
-    def __init__(self) -> None:
-        self.sentences: list[str] = []
+class _Ended(Watcher):
+    """Shows how many cells have ended, on standard error, and keeps the sentences of those that failed."""
 
-    def on_end(self, worker: int, job: Job, error: str | None) -> None:
-        if error is not None:
-            self.sentences.append(error)
-
-
-class _Board(Watcher):
-    """How many cells are played, on standard error."""
-
-    def __init__(self, total: int) -> None:
-        console = Console(stderr=True)
-        self._bar = Progress(
-            TextColumn("cells"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=console.is_jupyter,  # there Rich would ask for ipywidgets
-        )
-        self._all = self._bar.add_task("", total=total)
-
-    def __enter__(self) -> "_Board":
-        self._bar.start()
-        return self
-
-    def __exit__(self, *ignored: object) -> None:
-        self._bar.stop()
+    def __init__(self, bar: Progress, total: int) -> None:
+        self._bar, self._all = bar, bar.add_task("", total=total)
+        self.failures: list[str] = []
 
     def on_end(self, worker: int, job: Job, error: str | None) -> None:
         self._bar.advance(self._all)
+        if error is not None:
+            self.failures.append(error)
 
 
 def _cores(cells: Sequence[Cell]) -> int:
