@@ -44,7 +44,7 @@ _EXTRAS = tuple(  # of FedSign alone; those of a capability are there if the cap
         "sparse",
         "sparse_clients",
     )
-    if find_spec(f"benchmarks.{name}")
+    if find_spec(f"benchmarks.alone.{name}")
 )
 _PROFILED_S = 15.0  # of rounds, to sort their time into rooms
 
@@ -59,7 +59,7 @@ def main() -> None:
     asked = _chosen_works(given.works, given.devices)
     for name in _EXTRAS:
         if name in given.works:
-            import_module(f"benchmarks.{name}").measure(
+            import_module(f"benchmarks.alone.{name}").measure(
                 given.out / f"{name}.json", repetitions=max(given.repetitions, 3)
             )
     for number, (work, device) in enumerate(asked):

@@ -308,7 +308,7 @@ def _hypergradients(result: Figures) -> str:
         "Digits condensed to one image of each class. By depth, an MLP of 64 units and 10 directions: live bytes at the peak of one hypergradient, and the time of one, "
         "in turn. Then 32 directions through 5 steps of the ConvNet with InstanceNorm, on digits in the middle of 16x16: all at once, and four other ways over it, in turn; "
         "they agree to rounding. One direction alone takes nine products of matrices a layer, three of them those of the training itself, which all directions share: where products are all "
-        "that takes time, to go one after another takes 1.5 times as long. *By hand* is the step of this one network with its tangents written out by somebody who needs no other (`benchmarks/hand_jvp.py`).",
+        "that takes time, to go one after another takes 1.5 times as long. *By hand* is the step of this one network with its tangents written out by somebody who needs no other (`benchmarks/alone/hand_jvp.py`).",
         result,
         table(("steps", *(f"{each}, MB" for each in methods), *(f"{each}, ms" for each in methods)), rows, left=1),
         table(("width", "threads", "ours, ms", *(f"{each} / ours" for each in titles.values())), ways, left=1),

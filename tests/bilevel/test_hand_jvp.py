@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks import hypergradients
+from benchmarks.alone import hypergradients
 from fedsign.bilevel.unroll import pushed
 
 

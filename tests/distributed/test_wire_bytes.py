@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.paro_players import LAYERS, PER_GROUP, WIDTH
-from benchmarks.shaped import DEVICE, Cable, cable
+from benchmarks.alone.paro_players import LAYERS, PER_GROUP, WIDTH
+from benchmarks.alone.shaped import DEVICE, Cable, cable
 from fedsign.errors import EngineError
 from fedsign.sharding.account import Flat, step_counts
 from fedsign.sharding.layout import Grouping

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from benchmarks.paro_players import PLAYERS
-from benchmarks.paro_rank import batches, take_step
-from benchmarks.shaped import sent
+from benchmarks.alone.paro_players import PLAYERS
+from benchmarks.alone.paro_rank import batches, take_step
+from benchmarks.alone.shaped import sent
 
 
 def crossed(player: str, *, rank: int, accumulate: int, steps: int) -> list[int]:

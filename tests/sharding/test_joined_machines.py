@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.shaped import DEVICE, Cable, cable
+from benchmarks.alone.shaped import DEVICE, Cable, cable
 from tests.distributed.test_sharded_clients import marked, numbers, wait_for
 from tests.e2e.namespaces import ip, why_not
 

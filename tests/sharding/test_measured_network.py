@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.shaped import DEVICE, Cable, cable
+from benchmarks.alone.shaped import DEVICE, Cable, cable
 from fedsign.errors import EngineError
 from tests.e2e.namespaces import why_not
 

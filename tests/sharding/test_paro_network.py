@@ -2,10 +2,10 @@
 
 import pytest
 
+from benchmarks.alone.paro_network import RANKS, predicted
+from benchmarks.alone.paro_players import LAYERS, PER_GROUP, PLAYERS, WIDTH
+from benchmarks.alone.paro_rank import alone, batches
 from benchmarks.docs_alone import inversions
-from benchmarks.paro_network import RANKS, predicted
-from benchmarks.paro_players import LAYERS, PER_GROUP, PLAYERS, WIDTH
-from benchmarks.paro_rank import alone, batches
 from fedsign.sharding.strategy import STRATEGIES
 
 BYTES = 4.0 * LAYERS * WIDTH * WIDTH

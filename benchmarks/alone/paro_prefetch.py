@@ -1,6 +1,6 @@
-"""PaRO with and without prefetching, where there is about as much to compute as to send: `benchmarks.paro_network`'s two machines.
+"""PaRO with and without prefetching, where there is about as much to compute as to send: `benchmarks.alone.paro_network`'s two machines.
 
-    python -m benchmarks.paro_prefetch SETTINGS.json RANK      (a rank; `make bench WORKS=paro_prefetch` starts them)
+    python -m benchmarks.alone.paro_prefetch SETTINGS.json RANK      (a rank; `make bench WORKS=paro_prefetch` starts them)
 
 A stack of matrices, units of 2.4 MB, whose blocks are larger than the bucket's burst.  Each strategy takes the same steps with and without,
 in turn; in the end both have the same bits.  Four ranks compute on the cores that there are, so the computation of a step is measured, too.
@@ -17,11 +17,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from benchmarks.alone.paro_network import RANKS, on_machines
+from benchmarks.alone.paro_players import PER_GROUP, adamw, loss_of
+from benchmarks.alone.shaped import DEVICE, cable
 from benchmarks.machine import machine
 from benchmarks.measure import Figures, result_head, spread, write_result
-from benchmarks.paro_network import RANKS, on_machines
-from benchmarks.paro_players import PER_GROUP, adamw, loss_of
-from benchmarks.shaped import DEVICE, cable
 from fedsign.sharding.layout import Grouping
 from fedsign.sharding.paro import Sharded
 from fedsign.sharding.traffic import Rings
@@ -143,7 +143,7 @@ def measure(
         for rate in megabits:
             net.shape(rate)
             given = {"repetitions": repetitions, "players": list(players)}
-            rates[str(rate)] = _summed_up(on_machines(net, "benchmarks.paro_prefetch", given))
+            rates[str(rate)] = _summed_up(on_machines(net, "benchmarks.alone.paro_prefetch", given))
     result = {
         **result_head(NAME, "Sharded, ahead of time", before, repetitions),
         "ranks": RANKS, "per_group": PER_GROUP, "accumulate": ACCUMULATE, "batch_rows": ROWS, "params": LAYERS * WIDTH * WIDTH,

@@ -1,6 +1,6 @@
 """A step of SGD on a condensation's ConvNet, with tangents along b directions, written out by hand for this network alone.
 
-The baseline of `benchmarks.hypergradients`: what somebody writes who needs this one network, with torch's own convolutions and
+The baseline of `benchmarks.alone.hypergradients`: what somebody writes who needs this one network, with torch's own convolutions and
 products, channels first, all directions in one batch.  It shares no code with `fedsign.bilevel`, only the start.
 """
 

@@ -74,4 +74,4 @@ def _run(command: list[str]) -> float:
 
 
 if __name__ == "__main__":
-    measure(Path(__file__).parent / "results" / f"{NAME}.json", repetitions=5)
+    measure(Path(__file__).parents[1] / "results" / f"{NAME}.json", repetitions=5)

@@ -58,7 +58,7 @@ class Player(Protocol):
 
 
 class Ours:
-    """PaRO, nothing ahead of time: see `benchmarks.paro_prefetch`."""
+    """PaRO, nothing ahead of time: see `benchmarks.alone.paro_prefetch`."""
 
     def __init__(self, strategy: str, rings: Rings) -> None:
         grouping = Grouping.of(ranks=dist.get_world_size(), per_group=PER_GROUP)

@@ -184,7 +184,7 @@ def loopback_bytes() -> int:
 def play(row: str, model: str) -> Figures:
     """A row in a process of its own: medians of the rounds after the first."""
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.engines", row, model],
+        [sys.executable, "-m", "benchmarks.alone.engines", row, model],
         capture_output=True,
         text=True,
         timeout=_MOST_S + 60,

@@ -72,7 +72,7 @@ def play(precision: str, root: Path) -> Figures:
                 "partition": {"name": "iid", "num_clients": 1},
                 "server": {"cohort_size": 1, "round_timeout_s": _MOST_S},
                 "client": {"local_steps": 1, "lr": 0.01, "optimizer": {"momentum": 0.0}},
-                "model": {"name": "benchmarks.large:wide", "precision": precision},
+                "model": {"name": "benchmarks.alone.large:wide", "precision": precision},
                 "engine": {"name": "superlink", "num_supernodes": 1},
                 "results": {"root": str(root), "checkpoint_every": 2},
             }
@@ -114,7 +114,7 @@ def measure(path: Path, *, repetitions: int) -> None:
     for _ in range(repetitions):
         for precision, plays in found.items():
             done = subprocess.run(
-                [sys.executable, "-m", "benchmarks.large", precision], capture_output=True, text=True, timeout=_MOST_S, check=False
+                [sys.executable, "-m", "benchmarks.alone.large", precision], capture_output=True, text=True, timeout=_MOST_S, check=False
             )  # fmt: skip
             if done.returncode:
                 raise RuntimeError(f"{precision} was not played: {done.stderr.strip().splitlines()[-1:]}")

@@ -6,7 +6,7 @@ The task: digits condensed to one image of each class.
   a hypergradient, all methods in turn.
 - The ConvNet with InstanceNorm (3 blocks of width 16 and 128, digits in the middle of 16x16), 5 steps deep: 32 directions at once and one after another, in turn,
   with one thread and with one for each core.
-- The same beside `benchmarks.hand_jvp`, the same step with tangents written by hand for this network, and `torch.func`'s jvp, mapped
+- The same beside `benchmarks.alone.hand_jvp`, the same step with tangents written by hand for this network, and `torch.func`'s jvp, mapped
   over the directions by its vmap, and one after another.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks import hand_jvp
+from benchmarks.alone import hand_jvp
 from benchmarks.machine import machine
 from benchmarks.measure import Figures, result_head, spread, write_result
 from fedsign.bilevel import directions

@@ -1,11 +1,11 @@
 """PaRO on a two-level network: two machines of two ranks, a slow cable between them, and torch's own ways on the same.
 
-The network is `benchmarks.shaped`'s.  Every player takes the same steps of the same model (two matrices of a million float32 weights,
+The network is `benchmarks.alone.shaped`'s.  Every player takes the same steps of the same model (two matrices of a million float32 weights,
 AdamW, 4 micro-batches of 4 rows, so that there is next to nothing to compute), in turn; each is held against one process on all batches.
 
 Beside the seconds stands the plan's prediction: `fedsign.sharding.plan` with the rates across the cable, shared by a machine's ranks, and within a
 machine as the ranks measure them inside a collective (`fedsign.sharding.probe`; headers take 5 % of the cable's own), and a step's
-computation as they measure it, added: nothing is done ahead of time here (`benchmarks.paro_prefetch` is about that).
+computation as they measure it, added: nothing is done ahead of time here (`benchmarks.alone.paro_prefetch` is about that).
 """
 
 import json
@@ -20,11 +20,11 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from benchmarks.alone.paro_players import LAYERS, PER_GROUP, PLAYERS, WIDTH
+from benchmarks.alone.shaped import Cable, cable
 from benchmarks.docs_alone import COMPARED
 from benchmarks.machine import machine
 from benchmarks.measure import Figures, result_head, spread, write_result
-from benchmarks.paro_players import LAYERS, PER_GROUP, PLAYERS, WIDTH
-from benchmarks.shaped import Cable, cable
 from fedsign.errors import EngineError
 from fedsign.sharding.layout import Grouping
 from fedsign.sharding.plan import StateBytes, Task, estimate
@@ -60,7 +60,7 @@ def on_network(net: Cable, megabits: float, players: list[str], repetitions: int
     """All players at one rate."""
     net.shape(megabits)
     given = {"accumulate": ACCUMULATE, "repetitions": repetitions, "players": players}
-    return _summed_up(on_machines(net, "benchmarks.paro_rank", given))
+    return _summed_up(on_machines(net, "benchmarks.alone.paro_rank", given))
 
 
 def on_machines(net: Cable, module: str, given: Figures) -> list[Figures]:

@@ -1,6 +1,6 @@
-"""A rank of `benchmarks.paro_network`: plays every player in turn, for a repetition and another, and says what it took.
+"""A rank of `benchmarks.alone.paro_network`: plays every player in turn, for a repetition and another, and says what it took.
 
-    python -m benchmarks.paro_rank SETTINGS.json RANK
+    python -m benchmarks.alone.paro_rank SETTINGS.json RANK
 
 Two steps of a player after one that warms up; between players all ranks wait for each other.  Rank 0, and the first rank of the other
 machine, read the counters of their end of the cable.
@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.paro_players import PER_GROUP, PLAYERS, WIDTH, Player, adamw, loss_of, make_model
-from benchmarks.shaped import DEVICE, sent
+from benchmarks.alone.paro_players import PER_GROUP, PLAYERS, WIDTH, Player, adamw, loss_of, make_model
+from benchmarks.alone.shaped import DEVICE, sent
 from fedsign.sharding.layout import Grouping
 from fedsign.sharding.probe import probe
 

@@ -125,7 +125,7 @@ def _peaks(name: str) -> dict[str, float]:
     """Peak of memory beyond the imports in MB, by the number of replies; each in a process of its own."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["benchmarks.aggregation", "fedsign.federation.aggregation", "flwr.serverapp.strategy"]
+        ["benchmarks.alone.aggregation", "fedsign.federation.aggregation", "flwr.serverapp.strategy"]
     )
     with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as processes:
         return {str(num): processes.submit(_peak_mb, name, num).result() for num in REPLIES_IN_MEMORY}
@@ -143,4 +143,4 @@ def _peak_mb(name: str, num_replies: int) -> float:
 
 
 if __name__ == "__main__":
-    measure(Path(__file__).parent / "results" / f"{NAME}.json", repetitions=5)
+    measure(Path(__file__).parents[1] / "results" / f"{NAME}.json", repetitions=5)

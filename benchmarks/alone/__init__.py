@@ -1,0 +1,1 @@
+"""Works that FedSign plays without a peer."""
