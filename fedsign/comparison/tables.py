@@ -133,7 +133,7 @@ def _result_row(summary: Summary, entry: Entry, look: int, is_best: bool) -> Res
         seeds=seeds_of_all(entry),
         difference=difference,
         wins=wins,
-        rounds=_reached(taken, lambda its: its.rounds, lambda rounds: f"{rounds:,.1f}".removesuffix(".0")),
+        rounds=_reached(taken, lambda taken: taken.rounds, lambda rounds: f"{rounds:,.1f}".removesuffix(".0")),
         bytes_to_target=_reached(taken, bytes_to_target, _bytes),
         bytes_down=_bytes(entry.bytes_down),
         bytes_up=_bytes(entry.bytes_up),
@@ -141,9 +141,11 @@ def _result_row(summary: Summary, entry: Entry, look: int, is_best: bool) -> Res
     )
 
 
-def _reached(taken: ToTarget | None, cost: Callable[[ToTarget], float | None], written: Callable[[float], str]) -> str:
+def _reached(
+    taken: ToTarget | None, measure: Callable[[ToTarget], float | None], written: Callable[[float], str]
+) -> str:
     """What it took to the target, with how many seeds reached it where that is not all of them."""
-    value = None if taken is None else cost(taken)
+    value = None if taken is None else measure(taken)
     if taken is None or value is None:
         return MISSING
     reached = f"{taken.num_reached}/{taken.num_seeds}"

@@ -34,6 +34,8 @@ def delete(root: Path, names: Iterable[str]) -> list[str]:
     gone = {module for module in modules() if names.intersection(owners(module))}
     for path in {file for module, file in _files(root) if module in gone}:
         path.unlink()
+    for folder in (root.joinpath(*module.split(".")) for module in gone):
+        shutil.rmtree(folder, ignore_errors=True)  # a package with its templates
     deleted = [path for path in _importers(root, gone) if not path.unlink()]
     for pattern in (
         pattern
