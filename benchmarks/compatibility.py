@@ -12,13 +12,14 @@ from torch import nn
 
 from clients.trainer import check_training
 from fedsign import plugins
+from fedsign.capabilities import CAPABILITIES
 from fedsign.capability import Capability
 from fedsign.compatibility import RULES, Chosen, Unless
 from fedsign.config import RULES as CONFIG_RULES
 from fedsign.config import from_dict
 from fedsign.data.checks import RULES as FIT_RULES
 from fedsign.errors import FedSignError
-from fedsign.extensions import extensions, load
+from fedsign.extensions import load
 from fedsign.records import ObjectiveSpec
 from fedsign.registry import KINDS, resolve
 from fedsign.rules import Choice, Rule
@@ -35,11 +36,6 @@ def without_linear(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
     return nn.Sequential(nn.Unflatten(1, (1, 64)), nn.Conv1d(1, num_outputs, 64), nn.Flatten())
 
 
-def choices(rules: Iterable[AnyRule]) -> Iterator[Choice[Any]]:
-    """Those among rules."""
-    return (each for each in rules if isinstance(each, Choice))
-
-
 def columns() -> dict[str, Mapping[str, Any]]:
     """What an experiment may ask for besides its strategy -> its settings."""
     asked: dict[str, Mapping[str, Any]] = {
@@ -47,9 +43,12 @@ def columns() -> dict[str, Mapping[str, Any]]:
         "BatchNorm": {"model": {"name": "cnn", "channels": [2, 2]}},
         "no linear layer": {"model": {"name": f"{__name__}:without_linear"}},
         "cohort of one": {"server": {"cohort_size": 1}},
+        "server optimizer": {"server": {"optimizer": {"name": "adam"}}},
+        "AdamW": {"client": {"lr": 0.001, "optimizer": {"name": "adamw"}}},
+        "a rate per step": {"client": {"schedule": {"name": "cosine", "per": "step"}}},
+        "micro-batches": {"client": {"micro_batch": 4}},
     }
-    found = (each for rules in (RULES, *extensions("rules")) for each in choices(rules))
-    return asked | {each.name: each.example for each in found if "strategy" not in each.example}
+    return {**asked, **{name: example for row in CAPABILITIES.values() for name, example in row.examples.items()}}
 
 
 def strategy(name: str, **settings: Any) -> dict[str, Any]:
@@ -134,9 +133,12 @@ def refused_by(rules: Iterable[AnyRule]) -> Iterator[str]:
     for each in rules:
         if isinstance(each, Rule):
             yield f"- {_line(each)}"
-        elif each.all_rules:
-            remedy = f" ({each.remedy})" if each.remedy else ""
-            yield f"- **{each.name}**, such as {_settings(each.example)}{remedy}:"
+        elif not each.given:
+            yield from refused_by(each.all_rules)
+        else:
+            yield (
+                f"- {str(Rule(each.made, each.given)).removesuffix(', but')} ({each.remedy})".removesuffix(" ()") + ":"
+            )
             yield from (f"  - {_line(rule)}" for rule in each.all_rules)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 Row = tuple[str, str]  # "module:Name", one line for `fedsign list`
 
@@ -35,5 +36,8 @@ class Capability:
     commands: Mapping[str, str] = field(default_factory=dict)  # "analyse signs" -> a Typer app or a function
     api: Mapping[str, str] = field(default_factory=dict)  # name in `simulations` -> target
     extends: Mapping[str, str] = field(default_factory=dict)  # extension point (`fedsign.extensions`) -> target
+    examples: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict
+    )  # settings that use it: see docs/capabilities.md
     files: tuple[str, ...] = ()  # patterns of other files that go with it: tests, benchmarks, pages
     extras: tuple[str, ...] = ()  # optional dependencies in pyproject.toml that nothing else needs

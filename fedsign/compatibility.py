@@ -31,7 +31,7 @@ class Experiment:
 
     workload: Workload
     spec: ObjectiveSpec
-    strategy: object = None  # None: clients train without a server
+    strategy: Any = None  # None: clients train without a server
 
     @property
     def config(self) -> ExperimentConfig:
@@ -136,68 +136,34 @@ RULES: tuple[Rule[Experiment] | Choice[Experiment], ...] = (
         "is the data itself",
         "use a model with a hidden layer",
     ),
-    Choice(
-        name="server optimizer",
-        example={"server": {"optimizer": {"name": "adam"}}},
-        made=Chosen("server.optimizer"),
-        given="server.optimizer.name={config.server.optimizer.name} was given, but",
-        rules=(
-            Rule(
-                lambda its: not its.serves.takes_target,
-                "strategy {config.strategy.name} is Flower's and moves the server by itself",
-                "set server.optimizer.name=none, or take a strategy of FedSign's",
-            ),
-        ),
+    Rule(
+        lambda its: not its.serves.takes_target and its.config.server.optimizer.is_chosen,
+        "server.optimizer.name={config.server.optimizer.name} was given, but strategy {config.strategy.name} is Flower's and moves the "
+        "server by itself",
+        "set server.optimizer.name=none, or take a strategy of FedSign's",
     ),
-    Choice(
-        name="rescaled gradients",
-        example={"client": {"lr": 0.001, "optimizer": {"name": "adamw"}}},
-        made=lambda its: not is_linear(its.optimizer),
-        given="client.optimizer.name={config.client.optimizer.name} was given, but",
-        rules=(
-            Rule(
-                lambda its: its.objective.needs_unit_displacement,
-                "objective '{spec.name}' needs an optimiser that does not rescale gradients",
-                "use client.optimizer.name=sgd",
-            ),
-        ),
+    Rule(
+        lambda its: its.objective.needs_unit_displacement and not is_linear(its.optimizer),
+        "client.optimizer.name={config.client.optimizer.name} was given, but objective '{spec.name}' needs an optimiser that does not "
+        "rescale gradients",
+        "use client.optimizer.name=sgd",
     ),
-    Choice(
-        name="a rate per step",
-        example={"client": {"schedule": {"name": "cosine", "per": "step"}}},
-        made=lambda its: its.config.client.schedule.per == "step",
-        given="client.schedule.per=step was given, but",
-        rules=(
-            Rule(
-                lambda its: its.objective.needs_unit_displacement,
-                "objective '{spec.name}' needs one learning rate for all steps of a round",
-                "use client.schedule.per=round",
-            ),
-        ),
+    Rule(
+        lambda its: its.objective.needs_unit_displacement and its.config.client.schedule.per == "step",
+        "client.schedule.per=step was given, but objective '{spec.name}' needs one learning rate for all steps of a round",
+        "use client.schedule.per=round",
     ),
-    Choice(
-        name="micro-batches",
-        example={"client": {"micro_batch": 4}},
-        made=lambda its: its.config.client.micro_batch,
-        given="client.micro_batch={config.client.micro_batch} was given, but",
-        rules=(
-            Rule(
-                lambda its: has_batch_norm(its.model),
-                "model.name={config.model.name} has BatchNorm, whose statistics would be those of pieces of a batch",
-                "set it to 0 and lower client.batch_size instead",
-            ),
-            Rule(
-                lambda its: its.objective.contrasts and not its.objective.contrast_is_mean,
-                "objective '{spec.name}' does not say that its contrast is a mean over samples (contrast_is_mean)",
-                "set it to 0",
-            ),
-        ),
+    Rule(
+        lambda its: its.config.client.micro_batch and has_batch_norm(its.model),
+        "client.micro_batch={config.client.micro_batch} was given, but model.name={config.model.name} has BatchNorm, whose statistics would be those of pieces "
+        "of a batch",
+        "set it to 0 and lower client.batch_size instead",
     ),
-    Choice(
-        name="Flower's own strategies",
-        example={"strategy": {"name": "flower_fedavg"}},
-        made=lambda its: not its.serves.takes_target,
-        given="",
-        rules="strategies.flower.rules:RULES",
+    Rule(
+        lambda its: its.config.client.micro_batch and its.objective.contrasts and not its.objective.contrast_is_mean,
+        "client.micro_batch={config.client.micro_batch} was given, but objective '{spec.name}' does not say that its contrast is a mean "
+        "over samples (contrast_is_mean)",
+        "set it to 0",
     ),
+    Choice(made=lambda its: not its.serves.takes_target, rules="strategies.flower.rules:RULES"),
 )

@@ -10,7 +10,7 @@ A rule says when it applies, what is wrong, and the remedy.  Its texts are templ
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -43,11 +43,9 @@ class Rule(Generic[SubjectT]):
 class Choice(Generic[SubjectT]):
     """Something that an experiment may choose, and what it does not go with."""
 
-    name: str  # in docs/capabilities.md
-    example: Mapping[str, Any]  # settings of an experiment that makes it
     made: Callable[[SubjectT], object]
-    given: str  # how each sentence begins
     rules: tuple[Rule[SubjectT], ...] | str  # or "module:NAME", imported when the choice is made
+    given: str = ""  # how each sentence begins
     remedy: str = ""  # how each sentence ends
 
     def refusal(self, subject: SubjectT) -> str:

@@ -17,7 +17,8 @@ from fedsign import plugins
 from fedsign.config import ExperimentConfig, from_toml
 from fedsign.data.augment import augmented
 from fedsign.data.base import AnySamples, Dataset, IntArray, normalised
-from fedsign.data.checks import check_fit, checked_dataset
+from fedsign.data.checks import RULES as FIT_RULES
+from fedsign.data.checks import Fit, checked_dataset
 from fedsign.data.client_data import ClientData, client_data_of
 from fedsign.data.normalise import Normalisation
 from fedsign.data.partition.base import Split, split_of
@@ -31,6 +32,7 @@ from fedsign.models.weights import load_weights
 from fedsign.numerics import Numerics, device_of
 from fedsign.records import Role, roles_of
 from fedsign.registry import resolve
+from fedsign.rules import check
 from fedsign.seeding import Purpose, generator, torch_stream
 from fedsign.tasks.base import Task
 
@@ -61,7 +63,7 @@ class Workload:
         else:
             dataset = checked_dataset(part.build(config.seed), name=part.name)
             dataset = hold_out_validation(dataset, part.validation_fraction, config.seed)
-        check_fit(dataset, config)
+        check(FIT_RULES, Fit(dataset, config))
         return normalised(dataset, part.normalise, Normalisation(shift=part.mean, scale=part.std))
 
     @cached_property

@@ -5,8 +5,6 @@ from fedsign.compatibility import Experiment
 from fedsign.rules import Choice
 
 COHORT = Choice[Experiment](
-    name="cohort path",
-    example={"client": {"path": "cohort"}},
     made=lambda its: CohortKeys.of(its.config).path == "cohort",
     given="client.path=cohort was given, but",
     rules="clients.cohort.trial:RULES",

@@ -8,11 +8,6 @@ from fedsign.compatibility import Chosen, Experiment, Unless
 from fedsign.rules import Choice, Rule
 
 PARTS = Choice[Experiment](
-    name="part of the model",
-    example={
-        "model": {"name": "mlp", "hidden": [8, 8]},
-        "client": {"optimizer": {"name": "lisa", "blocks": "0,2", "num_sampled_layers": 1}},
-    },
     made=lambda its: its.trains.trains_part,
     given="client.optimizer.name={config.client.optimizer.name} trains a part of the model at a time, but",
     rules=(

@@ -5,8 +5,6 @@ from fedsign.rules import Choice
 from fedsign.sharding.section import ShardingSection
 
 SHARDING = Choice[Experiment](
-    name="sharded clients",
-    example={"client": {"sharding": {"ranks": 2, "strategy": "IIG"}}},
     made=lambda its: ShardingSection.of(its.config).ranks > 1,
     given="client.sharding.ranks={config.client.sharding.ranks} was given, but",
     rules="clients.sharding.trial:RULES",

@@ -9,5 +9,6 @@ CAPABILITY = Capability(
         "clients.cohort",
     ),
     sections={"client": "clients.cohort.section:CohortKeys"},
+    examples={"cohort path": {"client": {"path": "cohort"}}},
     extends={"local_trainer": "clients.cohort.provider:CohortProvider", "rules": "clients.cohort.rules:RULES"},
 )

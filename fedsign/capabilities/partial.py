@@ -22,6 +22,12 @@ CAPABILITY = Capability(
         },
     },
     files=("docs/how-to/lisa.md",),
+    examples={
+        "part of the model": {
+            "model": {"name": "mlp", "hidden": [8, 8]},
+            "client": {"optimizer": {"name": "lisa", "blocks": "0,2", "num_sampled_layers": 1}},
+        },
+    },
     extends={
         "client_middleware": "clients.partial.received:conducts_of",
         "rules": "clients.partial.rules:RULES",

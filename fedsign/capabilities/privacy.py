@@ -55,6 +55,7 @@ CAPABILITY = Capability(
         },
     },
     extras=("privacy",),
+    examples={"privacy": {"privacy": {"name": "central", "clip_norm": 0.5, "noise_multiplier": 1.0, "delta": 0.01}}},
     extends={
         "report_section": "fedsign.privacy.report:section",
         "client_middleware": "clients.privacy:conducts_of",

@@ -44,11 +44,11 @@ CAPABILITY = Capability(
         },
     },
     moved={"clients.attack": "clients.robustness.attack"},
+    examples={"attacked": {"attack": {"name": "sign_flip", "fraction": 0.4}}},
     extends={
         "report_section": "clients.robustness.report:section",
         "client_middleware": "clients.robustness.experiment:conducts_of",
         "round_hook": "clients.robustness.experiment:round_hook",
-        "rules": "clients.robustness.rules:RULES",
     },
     files=("docs/how-to/faults.md",),
 )

@@ -14,6 +14,7 @@ CAPABILITY = Capability(
     requires={
         "workers": "ranks share tensors and data through the same memory",
     },
+    examples={"sharded clients": {"client": {"sharding": {"ranks": 2, "strategy": "IIG"}}}},
     extends={
         "local_trainer": "clients.sharding.provider:ShardingProvider",
         "rules": "clients.sharding.rules:RULES",

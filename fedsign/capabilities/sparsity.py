@@ -59,6 +59,9 @@ CAPABILITY = Capability(
             ),
         },
     },
+    examples={
+        "sparse": {"model": {"name": "mlp", "hidden": [8, 16]}, "parameterisation": {"name": "sp", "density": 0.25}}
+    },
     extends={
         "rules": "fedsign.parameterisation.rules:RULES",
         "model_transform": "fedsign.parameterisation.experiment:parameterise_as",

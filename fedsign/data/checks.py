@@ -10,7 +10,7 @@ from fedsign.config import ExperimentConfig
 from fedsign.data.base import AnySamples, Dataset, LazySamples, Samples
 from fedsign.data.torch_dataset import from_torch, is_map_style
 from fedsign.errors import DataError
-from fedsign.rules import Rule, check
+from fedsign.rules import Rule
 from fedsign.tasks.base import IGNORED
 from fedsign.traits import MetricTraits, TaskTraits
 
@@ -70,12 +70,6 @@ class Fit:
     def fitting_metrics(self) -> str:
         return ", ".join(sorted(MetricTraits.having(targets=self.targets)))
 
-    @property
-    def other_metric(self) -> str:
-        """The first metric of other targets."""
-        named = ((name, MetricTraits.of(name).targets) for name in self.config.metrics)
-        return next((name for name, targets in named if targets not in ("", self.targets)), "")
-
 
 RULES: tuple[Rule[Fit], ...] = (
     Rule(
@@ -84,7 +78,9 @@ RULES: tuple[Rule[Fit], ...] = (
         "use {fitting_tasks} or other data",
     ),
     Rule(
-        lambda its: its.other_metric,
+        lambda its: next(
+            (name for name in its.config.metrics if MetricTraits.of(name).targets not in ("", its.targets)), ""
+        ),
         "metrics={config.metrics} was given, but data.name={config.data.name} has {targets}, for which '{found}' says nothing",
         "use one of {fitting_metrics}, or none: --set metrics='[]'",
     ),
@@ -105,11 +101,6 @@ RULES: tuple[Rule[Fit], ...] = (
         "let the data have that shape (digits: data.flat=false), or use data.augment=none",
     ),
 )
-
-
-def check_fit(dataset: Dataset, config: ExperimentConfig) -> None:
-    """Raise ConfigError where task, metrics or augmentation are for other data."""
-    check(RULES, Fit(dataset, config))
 
 
 def _from_pair(found: Any, name: str) -> Dataset:

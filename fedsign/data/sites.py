@@ -7,7 +7,6 @@ learnt of data (means, texts, classes) would differ from site to site, and is re
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from fedsign.config import ExperimentConfig
 from fedsign.data.base import Frame, Tokenizer, fingerprint
@@ -86,12 +85,13 @@ class _Agreed:
     frame: Frame
 
 
-def _miscounted(config: ExperimentConfig) -> dict[str, Any] | None:
+def _miscounted(config: ExperimentConfig) -> str:
     """A list that is not as long as there are sites."""
-    num = {key: len(config.partition.settings[key]) for key in ("roots", "names")}
-    expected = config.partition.num_clients
-    wrong = [key for key in num if num[key] > expected or (key == "names" and 0 < num[key] < expected)]
-    return {"key": wrong[0], "num": num[wrong[0]]} if wrong else None
+    for key in ("roots", "names"):
+        num, expected = len(config.partition.settings[key]), config.partition.num_clients
+        if num > expected or (key == "names" and 0 < num < expected):
+            return f"partition.{key} holds {num} entries"
+    return ""
 
 
 def _missing(config: ExperimentConfig) -> str:
@@ -103,7 +103,7 @@ def _missing(config: ExperimentConfig) -> str:
 RULES: tuple[Rule[ExperimentConfig], ...] = (
     Rule(
         _miscounted,
-        "partition.{found[key]} holds {found[num]} entries for partition.num_clients={partition.num_clients} sites",
+        "{found} for partition.num_clients={partition.num_clients} sites",
         "expected is one for each: set partition.num_clients to the number of sites",
     ),
     Rule(

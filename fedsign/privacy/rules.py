@@ -17,8 +17,6 @@ def _rule(experiment: Experiment) -> Any:
 
 
 PRIVACY = Choice[Experiment](
-    name="privacy",
-    example={"privacy": {"name": "central", "clip_norm": 0.5, "noise_multiplier": 1.0, "delta": 0.01}},
     made=Chosen("privacy"),
     given="privacy.name={config.privacy.name} was given, but",
     rules=(

@@ -46,7 +46,6 @@ REFUSALS = {  # what a sentence says; of the others, the setting that was asked 
     "BatchNorm": r"the model has buffers .* choose a model without",
     "no linear layer": r"has no nn\.Linear",
     "cohort of one": r"(needs 3 replies|min_train_nodes=2 exceeds server\.cohort_size=1).* raise server\.cohort_size",
-    "masks that change": r"(needs 3 replies|min_train_nodes=2 exceeds server\.cohort_size=1).* raise server\.cohort_size",
     "sharded clients": r"client\.sharding\.ranks=2 was given, but objective '\w+' reads whole parameters",
     "part of the model": r"name=lisa trains a part of the model at a time, but strategy \w+ (is Flower's|needs to know)",
 }
