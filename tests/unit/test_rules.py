@@ -13,6 +13,8 @@ from fedsign.rules import Choice, Rule
 from fedsign.workload import Workload
 
 SHARDED = Choice(
+    name="ranks",
+    example={},
     made=lambda its: its.ranks > 1,
     given="ranks={ranks} was given, but",
     rules=(
