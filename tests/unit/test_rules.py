@@ -13,8 +13,6 @@ from fedsign.rules import Choice, Rule
 from fedsign.workload import Workload
 
 SHARDED = Choice(
-    name="sharded clients",
-    example={},
     made=lambda its: its.ranks > 1,
     given="ranks={ranks} was given, but",
     rules=(
