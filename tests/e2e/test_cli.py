@@ -15,8 +15,6 @@ import pytest
 
 from simulations import cli
 from simulations.callbacks.progress import _number
-from simulations.recipes.base import Finding, Threshold, Verdict
-from simulations.recipes.command import print_finding
 from tests.e2e.command import fedsign, settings
 
 QUICK = settings(rounds=2, partition__num_clients=4, partition__alpha=1.0, server__cohort_size=2)
@@ -99,14 +97,6 @@ def test_list_names_the_tables_and_the_nearest_for_a_misspelt_one(tmp_path: Path
     wrong = fedsign("list", "strategy", folder=tmp_path)
     assert wrong.returncode == 2
     assert "Did you mean 'strategies'?" in wrong.stderr
-
-
-def test_reproduce_lists_recipes_and_names_a_missing_one(tmp_path: Path) -> None:
-    rows = json.loads(fedsign("reproduce", "--list", "--json", folder=tmp_path).stdout)
-    assert {row["name"] for row in rows} >= {"fedsign-beats-fedavg-digits", "feddyn-fixed-point"}
-    wrong = fedsign("reproduce", "feddyn-fixpoint", folder=tmp_path)
-    assert wrong.returncode == 2
-    assert "Did you mean 'feddyn-fixed-point'?" in wrong.stderr
 
 
 def test_runs_shows_a_damaged_run_and_lists_the_others(tmp_path: Path) -> None:
@@ -192,23 +182,6 @@ def left_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> object:
     with pytest.raises(SystemExit) as caught:
         cli.main()
     return caught.value.code
-
-
-def test_a_finding_shows_its_reason_and_every_threshold_of_a_figure(capsys: pytest.CaptureFixture[str]) -> None:
-    low, high = (Threshold(figure="x", bound=bound, value=value) for bound, value in (("at least", 1), ("at most", 2)))  # type: ignore[arg-type]
-    finding = Finding(
-        name="n",
-        claim="c",
-        quick=False,
-        figures={"x": 3.0, "y": 4.0},
-        thresholds=(low, high),
-        verdict=Verdict.NOT_DECIDABLE,
-        expected=Verdict.HOLDS,
-        reason="needs a [GPU]",
-    )
-    assert finding.rows() == [("x", "3", "at least 1", "yes"), ("x", "3", "at most 2", "no"), ("y", "4", "", "")]
-    print_finding(finding)
-    assert "reason: needs a [GPU]" in capsys.readouterr().out
 
 
 def test_the_progress_bar_says_that_a_figure_diverged() -> None:

@@ -9,6 +9,8 @@ import pytest
 from fedsign.errors import ConfigError
 from simulations.recipes import table as recipes
 from simulations.recipes.base import Finding, NotDecidableHere, Recipe, Threshold, Verdict
+from simulations.recipes.command import print_finding
+from tests.e2e.command import fedsign
 
 DOCS = Path(__file__).parents[2] / "docs" / "recipes.md"
 
@@ -213,3 +215,28 @@ def test_the_speed_of_lisa_is_that_of_steps_taken_in_turn() -> None:
 def test_what_is_certain_of_the_lisa_papers_memory_holds() -> None:
     finding = recipes.get("lisa-memory").check()
     assert finding.verdict is Verdict.HOLDS, finding.figures
+
+
+def test_reproduce_lists_recipes_and_names_a_missing_one(tmp_path: Path) -> None:
+    rows = json.loads(fedsign("reproduce", "--list", "--json", folder=tmp_path).stdout)
+    assert {row["name"] for row in rows} >= {"fedsign-beats-fedavg-digits", "feddyn-fixed-point"}
+    wrong = fedsign("reproduce", "feddyn-fixpoint", folder=tmp_path)
+    assert wrong.returncode == 2
+    assert "Did you mean 'feddyn-fixed-point'?" in wrong.stderr
+
+
+def test_a_finding_shows_its_reason_and_every_threshold_of_a_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    low, high = (Threshold(figure="x", bound=bound, value=value) for bound, value in (("at least", 1), ("at most", 2)))  # type: ignore[arg-type]
+    finding = Finding(
+        name="n",
+        claim="c",
+        quick=False,
+        figures={"x": 3.0, "y": 4.0},
+        thresholds=(low, high),
+        verdict=Verdict.NOT_DECIDABLE,
+        expected=Verdict.HOLDS,
+        reason="needs a [GPU]",
+    )
+    assert finding.rows() == [("x", "3", "at least 1", "yes"), ("x", "3", "at most 2", "no"), ("y", "4", "", "")]
+    print_finding(finding)
+    assert "reason: needs a [GPU]" in capsys.readouterr().out
