@@ -3,7 +3,8 @@
 Nothing is listed by hand but the `files` of the capability's row, beside its page in docs/capabilities and its
 tests in tests/<name>.  A test or benchmark that imports a deleted module goes with
 it; a test that only configures the capability is marked `needs`.  In Markdown a line of a list or a table that links to a
-deleted page goes, and so does a block between `<!-- capability: NAME -->` and `<!-- end -->`.
+deleted page goes, so does a block between `<!-- capability: NAME -->` and `<!-- end -->`, and a command that is gone; any other
+link to a deleted page becomes its text.
 """
 
 import ast
@@ -18,6 +19,7 @@ from fedsign.capabilities import CAPABILITIES, owners
 CHECKED = ("tests", "benchmarks")
 _BLOCK = re.compile(r"<!-- capability: (\w+) -->\n(.*?)<!-- end -->\n", flags=re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+_ANY_LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?:)([^)#]+)(#[^)]*)?\)")
 
 
 def closure(name: str) -> frozenset[str]:
@@ -95,7 +97,11 @@ def _edit_page(page: Path, names: frozenset[str]) -> None:
     edited = _BLOCK.sub(lambda block: "" if block[1] in names else block[0], text)
     lines = edited.splitlines(keepends=True)
     kept = [line for line in lines if not (line.lstrip().startswith(("- ", "| ", "* ")) and _is_dead(page, line))]
-    if (edited := "".join(kept)) != text:
+    edited = _ANY_LINK.sub(lambda link: link[0] if (page.parent / link[2]).exists() else link[1], "".join(kept))
+    for command in (command for name in names for command in CAPABILITIES[name].commands):
+        edited = re.sub(rf"(?m)^fedsign {command}\b(.*\\\n)*.*\n", "", edited)
+    edited = re.sub(r"```bash\n\s*```\n", "", edited)
+    if edited != text:
         page.write_text(edited, "utf-8")
 
 
