@@ -38,6 +38,14 @@ class Traits:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DatasetTraits(Traits):
+    """What a reader says of its data without reading them."""
+
+    kind = "dataset"
+    frame: Any = None  # settings -> fedsign.data.base.Frame
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EngineTraits(Traits):
     """Where clients train."""
 
@@ -114,6 +122,7 @@ class TaskTraits(Traits):
 TRAITS: Mapping[str, type[Traits]] = {
     each.kind: each
     for each in (
+        DatasetTraits,
         EngineTraits,
         MetricTraits,
         ObjectiveTraits,

@@ -24,8 +24,9 @@ from clients.on_device import OnDevice
 from clients.working_model import WorkingModel
 from fedsign.numerics import Numerics
 from fedsign.objectives.base import LocalContext
-from fedsign.optim.base import drawing, trains_part
+from fedsign.optim.base import drawing
 from fedsign.records import Role, Tensors, TrainRequest
+from fedsign.traits import OptimizerTraits
 from fedsign.workload import Workload
 
 
@@ -133,4 +134,4 @@ class PartModel(WorkingModel):
 
 def part_model(workload: Workload) -> type[WorkingModel] | None:
     """PartModel, for optimisers that train a part of the model at a time."""
-    return PartModel if trains_part(workload.config.client.optimizer.name) else None
+    return PartModel if OptimizerTraits.of(workload.config.client.optimizer.name).trains_part else None

@@ -22,10 +22,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedsign.errors import FedSignError, IncompleteModelError
-from fedsign.optim.base import trains_part
 from fedsign.records import TrainReply, TrainRequest
 from fedsign.storage.checkpoints import save_tensors
 from fedsign.storage.disk import PARTIAL, disk_errors, sync
+from fedsign.traits import OptimizerTraits
 from fedsign.workload import Workload
 
 _TENSOR, _SUFFIX = "tensor", ".safetensors"
@@ -117,5 +117,5 @@ class ReceivedTensors:
 
 def conducts_of(workload: Workload, *, in_process: bool, folder: Path) -> list[ReceivedTensors]:
     """At the extension point `client_middleware`: nothing is left out in process, or where clients train all of the model."""
-    leaves_out = not in_process and trains_part(workload.config.client.optimizer.name)
+    leaves_out = not in_process and OptimizerTraits.of(workload.config.client.optimizer.name).trains_part
     return [ReceivedTensors(folder)] if leaves_out else []

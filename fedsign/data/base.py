@@ -9,9 +9,9 @@ and `owners`; who trains or evaluates needs no more.
 document's first token, too, and learns where documents end.  For most they are the same one.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -187,19 +187,6 @@ class Frame:
     text: Tokenizer | None = None
     is_standardised: bool = False  # by default, with what is measured of the data
     remedy: str = "say it, such as --set 'partition.input_shape=[1, 28, 28]'"
-
-
-ReaderT = TypeVar("ReaderT", bound=Callable[..., Any])
-
-
-def framed(frame: Callable[[Mapping[str, Any]], Frame]) -> Callable[[ReaderT], ReaderT]:
-    """Decorates a reader whose settings say what its samples are like."""
-
-    def mark(reader: ReaderT) -> ReaderT:
-        vars(reader).update(frame=frame)
-        return reader
-
-    return mark
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from fedsign.data.base import Dataset, framed
+from fedsign.data.base import Dataset
 from fedsign.data.columns import Columns, TargetType, frame_of_table, from_tables
+from fedsign.traits import declares
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-@framed(frame_of_table)
+@declares(frame=frame_of_table)
 def csv(
     seed: int,
     *,

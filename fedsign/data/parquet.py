@@ -4,9 +4,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from fedsign.data.base import Dataset, framed
+from fedsign.data.base import Dataset
 from fedsign.data.columns import Columns, TargetType, frame_of_table, from_tables
 from fedsign.extras import require
+from fedsign.traits import declares
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-@framed(frame_of_table)
+@declares(frame=frame_of_table)
 def parquet(
     seed: int,
     *,

@@ -13,7 +13,7 @@ from fedsign.data.base import Frame, Tokenizer, fingerprint
 from fedsign.errors import DataError
 from fedsign.registry import resolve
 from fedsign.rules import Rule, check
-from fedsign.traits import EngineTraits, TaskTraits
+from fedsign.traits import DatasetTraits, EngineTraits, TaskTraits
 
 
 def has_sites(config: ExperimentConfig) -> bool:
@@ -47,7 +47,7 @@ def frame_of(config: ExperimentConfig) -> Frame:
         ConfigError: the configuration does not say it.
     """
     data = config.data
-    said = getattr(resolve(data.kind, data.name), "frame", None)
+    said = DatasetTraits.of(data.name).frame
     frame = Frame() if said is None else said(data.settings)
     frame = replace(
         frame,

@@ -1,24 +1,21 @@
 """What an optimiser's factory says of itself besides its settings.
 
-A factory takes (parameters, lr, weight_decay).  One that has to know layers or names is marked with `of_model` and takes
-the module in place of the parameters.  One that trains a part of the model at a time says so with `trains_part`: a
-client's reply then holds the tensors that it trained, and no others.  With `takes_groups` the one group of its optimiser may be divided
-into groups with rates of their own.  An `adapt_model` of a factory changes the model in every process that makes it, before
-anything is trained.
+A factory takes (parameters, lr, weight_decay).  What else it declares: `fedsign.traits.OptimizerTraits`.  One that has to know layers or
+names declares `takes_model` and takes the module in place of the parameters.  Where it `trains_part` of the model at a time, a client's
+reply holds the tensors that it trained, and no others.  With `takes_groups` the one group of its optimiser may be divided into groups with
+rates of their own.  `adapt_model` changes the model in every process that makes it, before anything is trained.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
 from fedsign.models.transform import transforms_of
-from fedsign.registry import resolve
 from fedsign.sections import OptimizerPart
-
-FactoryT = TypeVar("FactoryT", bound=Callable[..., Any])
+from fedsign.traits import OptimizerTraits
 
 
 @runtime_checkable
@@ -68,29 +65,9 @@ def drawing(
         part.end()
 
 
-def of_model(*, trains_part: bool = False, takes_groups: bool = False) -> Callable[[FactoryT], FactoryT]:
-    """Mark a factory that takes the module in place of its parameters; see the module."""
-
-    def mark(factory: FactoryT) -> FactoryT:
-        vars(factory).update(takes_model=True, trains_part=trains_part, takes_groups=takes_groups)
-        return factory
-
-    return mark
-
-
-def adapting(adapt: Callable[[nn.Module, Mapping[str, Any]], None]) -> Callable[[FactoryT], FactoryT]:
-    """Mark a factory whose optimiser is for models that `adapt`, given the factory's settings, has changed."""
-
-    def mark(factory: FactoryT) -> FactoryT:
-        vars(factory).update(adapt_model=adapt)
-        return factory
-
-    return mark
-
-
 def subject(name: str, model: nn.Module) -> Any:
     """What the factory behind a name is given first: the module, or its parameters."""
-    return model if getattr(resolve("optimizer", name), "takes_model", False) else model.parameters()
+    return model if OptimizerTraits.of(name).takes_model else model.parameters()
 
 
 def optimizer_of(part: OptimizerPart, model: nn.Module, lr: float, weight_decay: float) -> torch.optim.Optimizer:
@@ -103,8 +80,3 @@ def optimizer_of(part: OptimizerPart, model: nn.Module, lr: float, weight_decay:
     made = next((each for each in own if each is not None), None)
     optimizer: torch.optim.Optimizer = made or part.build(subject(part.name, model), lr, weight_decay)
     return optimizer
-
-
-def trains_part(name: str) -> bool:
-    """Whether clients that train with this optimiser send only the tensors that they trained."""
-    return bool(getattr(resolve("optimizer", name), "trains_part", False))

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from fedsign.errors import ConfigError
 from fedsign.optim.adamw import Decay
-from fedsign.optim.base import of_model
 from fedsign.optim.blocks import find_blocks
 from fedsign.optim.lean import made_lean
+from fedsign.traits import declares
 
 Projected = Literal["blocks", "linear"]
 
@@ -116,7 +116,7 @@ def _in_full(direction: Tensor, projector: Tensor, weight: Tensor) -> Tensor:
     return direction @ projector.T if len(weight) >= weight.shape[1] else projector @ direction
 
 
-@of_model()
+@declares(takes_model=True)
 def galore(
     model: nn.Module,
     lr: float,

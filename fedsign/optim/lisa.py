@@ -24,11 +24,11 @@ from torch import Tensor, nn
 
 from fedsign.errors import ConfigError, StepError
 from fedsign.optim.adamw import Decay
-from fedsign.optim.base import of_model
 from fedsign.optim.blocks import find_blocks
 from fedsign.optim.layer_draws import LayerSampler
 from fedsign.optim.lean import made_lean
 from fedsign.seeding import Purpose, child, generator
+from fedsign.traits import declares
 
 Draw = Callable[[int], Sequence[int]]  # the number of a period -> which blocks train in it
 Moments = Literal["drop", "reset", "offload", "keep"]
@@ -246,7 +246,7 @@ class ClientLISA(LISA):
             parameter.grad = None
 
 
-@of_model(trains_part=True, takes_groups=True)
+@declares(takes_model=True, trains_part=True, takes_groups=True)
 def lisa(
     model: nn.Module,
     lr: float,

@@ -26,9 +26,9 @@ from fedsign.extras import require
 from fedsign.models.features import classifier_of
 from fedsign.models.transform import Transform, attach
 from fedsign.optim.adamw import Decay, adamw
-from fedsign.optim.base import adapting
 from fedsign.registry import nearest
 from fedsign.torchvision_shim import torchvision
+from fedsign.traits import declares
 
 ALL_LINEAR = "all_linear"
 _WHAT = "client.optimizer.name=lora"
@@ -88,7 +88,7 @@ class Adapters(Transform):
         return model
 
 
-@adapting(adapt)
+@declares(adapt_model=adapt)
 def lora(
     parameters: Iterable[nn.Parameter],
     lr: float,

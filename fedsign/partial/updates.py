@@ -22,8 +22,8 @@ from torch import Tensor
 
 from fedsign.errors import ReplyError, ResumeError
 from fedsign.federation import codec
-from fedsign.optim.base import trains_part
 from fedsign.records import Role, Tensors
+from fedsign.traits import OptimizerTraits
 from fedsign.workload import Workload
 
 _CHANGED_IN, _RECEIVED = "changed_in", "received"  # in a checkpoint
@@ -125,6 +125,6 @@ def digest_of(tensor: Tensor) -> str:
 
 def partial_updates(workload: Workload) -> PartialUpdates | None:
     """At the extension point `update_encoding`, where clients train a part of the model at a time."""
-    if not trains_part(workload.config.client.optimizer.name):
+    if not OptimizerTraits.of(workload.config.client.optimizer.name).trains_part:
         return None
     return PartialUpdates(frozenset(name for name, role in workload.roles.items() if role is Role.BUFFER))

@@ -15,10 +15,10 @@ from fedsign.config import from_dict
 from fedsign.errors import ConfigError, RoundError
 from fedsign.federation.aggregation import Spread, WeightedMean
 from fedsign.federation.exchange import DirectExchange
-from fedsign.optim.base import of_model
 from fedsign.partial.updates import PartialUpdates
 from fedsign.records import CohortRequest, Failure, ObjectiveSpec, Role, Tensors, TrainReply, TrainRequest
 from fedsign.signs.agreement import SignAgreement
+from fedsign.traits import declares
 from simulations.api import check
 from strategies.base import Strategy
 from strategies.fedavg import FedAvg
@@ -283,7 +283,7 @@ def test_a_client_lacks_what_has_changed_since_the_model_that_it_holds() -> None
 # What cannot work
 
 
-@of_model(trains_part=True)
+@declares(takes_model=True, trains_part=True)
 def parts(module: torch.nn.Module, lr: float, weight_decay: float) -> torch.optim.Optimizer:
     """Plain descent; that it trains a part is only said."""
     return torch.optim.SGD(module.parameters(), lr=lr)

@@ -1,6 +1,6 @@
 """What a client of several processes goes with is taken or trained, and all else is an error of one sentence, by a rule."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from importlib.util import find_spec
@@ -57,8 +57,10 @@ GROUPED: dict[str, list[dict[str, Any]]] = {
             "client": {"local_epochs": 0, "local_steps": 2, "batch_size": 3},
         }
     ],
-    "privacy, attacks, faults": [
+    "privacy": [
         {**FLAT, "privacy": {"name": "central", "clip_norm": 0.5, "noise_multiplier": 1.0, "delta": 0.01}},
+    ],
+    "attacks, faults": [
         {"attack": {"name": "sign_flip", "fraction": 0.4}},
         {"faults": {"crash_rate": 0.2}},
     ],
@@ -124,6 +126,26 @@ REASONS = {
     "tied blocks": "shares parameters between a block and other layers",
 }
 ALL = {**ONE, **GROUPED}
+NEEDS = {
+    "privacy": "privacy",
+    "attacks, faults": "robustness",
+    "sparse clients": "sparsity",
+    "masks that change": "sparsity",
+    "engine.sparse_products=csr": "sparsity",
+    "language models": "language",
+    "engine.name=superlink": "deployment",
+    "engine.name=ray": "ray",
+    "client.path=cohort": "cohort",
+    "tied blocks": "partial",
+    **{row: "partial" for row in ONE if "lisa" in row or "galore" in row or "lora" in row or "moments" in row},
+}
+
+
+def rows(names: Iterable[str]) -> pytest.MarkDecorator:
+    """With the capabilities that they configure."""
+    return pytest.mark.parametrize(
+        "row", [pytest.param(row, marks=[pytest.mark.needs(NEEDS[row])] if row in NEEDS else []) for row in names]
+    )
 
 
 def images(seed: int) -> Any:
@@ -190,7 +212,7 @@ def taken(workload: Workload) -> Workload:
     return sharded(workload)
 
 
-@pytest.mark.parametrize("row", [row for row in ALL if row not in REASONS])
+@rows(row for row in ALL if row not in REASONS)
 def test_what_is_sharded_is_taken(row: str, tmp_path: Path) -> None:
     if row == "GPUs" and not torch.cuda.is_available():
         pytest.skip("torch sees no CUDA device")
@@ -199,7 +221,7 @@ def test_what_is_sharded_is_taken(row: str, tmp_path: Path) -> None:
         assert work.config.client.sharding.ranks == RANKS and work.config.client.path == "sequential"
 
 
-@pytest.mark.parametrize("row", REASONS)
+@rows(REASONS)
 def test_what_is_not_is_an_error_of_one_sentence(row: str, tmp_path: Path) -> None:
     if row == "client.optimizer.name=lora" and find_spec("peft") is None:
         pytest.skip("peft is not installed")
@@ -209,6 +231,7 @@ def test_what_is_not_is_an_error_of_one_sentence(row: str, tmp_path: Path) -> No
         assert str(raised.value).endswith(".") and "\n" not in str(raised.value)
 
 
+@pytest.mark.needs(*sorted({*NEEDS.values()}))
 def test_every_rule_is_broken_by_a_row(tmp_path: Path) -> None:
     """But for the one of devices, see below; the first broken rule counts."""
     broken = set()

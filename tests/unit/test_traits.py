@@ -12,7 +12,6 @@ from benchmarks.compatibility import refusal, strategy
 from fedsign.config import from_dict
 from fedsign.errors import ConfigError
 from fedsign.objectives.base import LocalContext, Objective, Representation
-from fedsign.optim.base import of_model
 from fedsign.records import ObjectiveSpec
 from fedsign.registry import KINDS
 from fedsign.rules import Rule
@@ -45,7 +44,7 @@ class Doubling(Strategy):
         return 2.0
 
 
-@of_model(trains_part=True)
+@declares(takes_model=True, trains_part=True)
 def halves(model: nn.Module, lr: float, weight_decay: float) -> torch.optim.Optimizer:
     """Says that it trains a part; nothing trains here."""
     return torch.optim.SGD(model.parameters(), lr=lr, weight_decay=weight_decay)

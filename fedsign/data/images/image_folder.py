@@ -20,12 +20,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsign.data.base import AnySamples, Dataset, Frame, LazySamples, Samples, features_of, framed
+from fedsign.data.base import AnySamples, Dataset, Frame, LazySamples, Samples, features_of
 from fedsign.data.files import check_classes, folder_of
 from fedsign.data.normalise import IDENTITY, Normalisation
 from fedsign.data.splitting import train_test
 from fedsign.errors import DataError
 from fedsign.torchvision_shim import torchvision
+from fedsign.traits import declares
 
 InMemory = Literal["auto", "always", "never"]
 _MAX_BYTES = 4 * 2**30  # training and test images together
@@ -36,7 +37,7 @@ def _frame(settings: Mapping[str, Any]) -> Frame:
     return Frame(input_shape=(settings["channels"], settings["size"], settings["size"]))
 
 
-@framed(_frame)
+@declares(frame=_frame)
 def image_folder(
     seed: int,
     *,

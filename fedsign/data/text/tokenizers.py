@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from fedsign.data.base import Frame, ReaderT, Tokenizer, framed
+from fedsign.data.base import Frame, Tokenizer
 from fedsign.errors import ConfigError
+from fedsign.traits import declares
 
 BuiltIn = Literal["character", "byte"]
 BYTE, CHARACTER = "byte", "character"
@@ -86,11 +87,6 @@ def tokenizer_of(name: str, training_texts: Iterable[str]) -> Tokenizer:
     return Characters.of(training_texts) if name == CHARACTER else _named_tokenizer(name)
 
 
-def reads_text(reader: ReaderT) -> ReaderT:
-    """Mark a reader with a setting `tokenizer`, so that sites agree on their tokenizer before they read any text."""
-    return framed(_frame)(reader)
-
-
 def _frame(settings: Mapping[str, Any]) -> Frame:
     if settings["tokenizer"] == CHARACTER:
         raise ConfigError(
@@ -99,6 +95,10 @@ def _frame(settings: Mapping[str, Any]) -> Frame:
         )
     shape = (settings["block_length"],) if "block_length" in settings else ()
     return Frame(input_shape=shape, text=_named_tokenizer(settings["tokenizer"]))
+
+
+# Marks a reader with a setting `tokenizer`, so that sites agree on their tokenizer before they read any text.
+reads_text = declares(frame=_frame)
 
 
 def _named_tokenizer(name: str) -> Tokenizer:
