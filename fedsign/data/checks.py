@@ -63,6 +63,10 @@ class Fit:
         return "class labels" if self.dataset.class_names else "real targets"
 
     @property
+    def shape(self) -> list[int]:
+        return [*self.dataset.input_shape]
+
+    @property
     def fitting_tasks(self) -> str:
         return " or ".join(f"task={name}" for name in TaskTraits.having(targets=self.targets))
 
@@ -96,7 +100,7 @@ RULES: tuple[Rule[Fit], ...] = (
     ),
     Rule(
         lambda its: its.config.data.augment != "none" and len(its.dataset.input_shape) != 3,
-        "data.augment={config.data.augment} was given, but a sample of data.name={config.data.name} has the shape {dataset.input_shape}; "
+        "data.augment={config.data.augment} was given, but a sample of data.name={config.data.name} has the shape {shape}; "
         "only images [channels, height, width] can be cropped and flipped",
         "let the data have that shape (digits: data.flat=false), or use data.augment=none",
     ),

@@ -232,7 +232,7 @@ def test_a_local_step_takes_the_gradient_of_the_written_objective(name: str, mic
 
 
 def test_the_how_tos_objective_passes_the_how_tos_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, check = re.findall(r"```python\n(.*?)```", HOW_TO.read_text(encoding="utf-8"), flags=re.DOTALL)
+    source, check, _ = re.findall(r"```python\n(.*?)```", HOW_TO.read_text(encoding="utf-8"), flags=re.DOTALL)
     (tmp_path / "anchored.py").write_text(source, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "anchored", raising=False)

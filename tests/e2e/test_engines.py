@@ -42,7 +42,7 @@ SMALL = settings(
 
 def own_strategy() -> str:
     """The file that the how-to shows, before the check of its gradient."""
-    source, _ = re.findall(r"```python\n(.*?)```", HOW_TO.read_text(encoding="utf-8"), flags=re.DOTALL)
+    source, *_ = re.findall(r"```python\n(.*?)```", HOW_TO.read_text(encoding="utf-8"), flags=re.DOTALL)
     return str(source)
 
 

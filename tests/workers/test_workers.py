@@ -636,7 +636,7 @@ def test_workers_take_large_pages_unless_the_user_says_otherwise(
     if said is not None:
         monkeypatch.setenv("GLIBC_TUNABLES", said)
     work = workload("sequential")
-    with Workers(work, devices=devices_of(work, 1), logs=tmp_path / "logs") as workers:
+    with closing(Workers(work, devices=devices_of(work, 1), logs=tmp_path / "logs")) as workers:
         found = Path(f"/proc/{workers.processes[0]}/environ").read_bytes().decode()
     found = found.replace("\0", ":") + ":"  # glibc cuts its settings apart where they lie
     assert f":GLIBC_TUNABLES={expected}:" in found
