@@ -18,6 +18,7 @@ from simulations import run
 from simulations.comparison.plan import Request, make_plan
 from tests.contract.test_strategies import lines
 
+pytestmark = pytest.mark.needs("deployment")
 BOTH = pytest.mark.parametrize("row", ["sites", "all others"])
 DIGITS = [str(digit) for digit in range(10)]
 PART: dict[str, dict[str, Any]] = {
@@ -58,12 +59,14 @@ def test_every_strategy_is_played_at_sites(name: str, tmp_path: Path) -> None:
     assert line["num_replies"] == NUM_CLIENTS and isinstance(line["accuracy"], float) and not line["failures"]
 
 
+@pytest.mark.needs("workers")
 @BOTH
 def test_workers_give_the_same_bits(row: str, tmp_path: Path) -> None:
     alone, together = (run(tree(tmp_path, row, engine={"workers": num})) for num in (1, 2))
     assert lines(alone) == lines(together)
 
 
+@pytest.mark.needs("cohort")
 @BOTH
 def test_a_stack_gives_the_same_figures(row: str, tmp_path: Path) -> None:
     alone = run(tree(tmp_path, row))

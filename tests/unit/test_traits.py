@@ -92,8 +92,16 @@ HALVES, COHORT = {"optimizer": {"name": f"{HERE}:halves"}}, {"path": "cohort"}
     [
         ({"client": HALVES}, ""),
         ({"client": HALVES, "strategy": {"name": f"{HERE}:Doubling"}}, ""),
-        ({"client": HALVES, "strategy": {"name": f"{HERE}:Whole"}}, "trains a part .* needs to know how far every"),
-        ({"client": HALVES, "strategy": strategy("flower_fedadam")}, "trains a part .* is Flower's"),
+        pytest.param(
+            {"client": HALVES, "strategy": {"name": f"{HERE}:Whole"}},
+            "trains a part .* needs to know how far every",
+            marks=pytest.mark.needs("partial"),
+        ),
+        pytest.param(
+            {"client": HALVES, "strategy": strategy("flower_fedadam")},
+            "trains a part .* is Flower's",
+            marks=pytest.mark.needs("partial"),
+        ),
         pytest.param(
             {"privacy": PRIVATE, "strategy": {"name": f"{HERE}:Doubling"}},
             "weights its replies",
