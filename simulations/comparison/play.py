@@ -18,6 +18,7 @@ from fedsign.comparison.summary import Cell, Plan
 from fedsign.config import ExperimentConfig
 from fedsign.errors import ConfigError, ResultsError
 from fedsign.storage.disk import disk_errors
+from fedsign.traits import EngineTraits
 from fedsign.workload import Workload
 from simulations import api
 from simulations.comparison import arguments
@@ -222,7 +223,8 @@ def _workers(cell_configs: Configs, given: int | None) -> int:
     """How many processes; other engines start processes of their own and are played one at a time."""
     if given is not None and given < 1:
         raise ConfigError(f"workers={given} was given, but expected is 1 or more.")
-    engines = {config.engine.name for config in cell_configs.values()} - {"in_process"}
+    named = {config.engine.name for config in cell_configs.values()}
+    engines = {name for name in named if not EngineTraits.of(name).trains_here}
     if engines:
         if given not in (None, 1):
             raise ConfigError(
