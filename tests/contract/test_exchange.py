@@ -82,7 +82,7 @@ def test_without_messages_a_run_has_the_same_lines_to_the_last_bit(name: str, tm
     assert lines(run(tree(tmp_path, name))) == lines(run(tree(tmp_path, spoken)))
 
 
-@pytest.mark.parametrize("path", ["sequential", "cohort"])
+@pytest.mark.parametrize("path", ["sequential", pytest.param("cohort", marks=pytest.mark.needs("cohort"))])
 def test_a_client_that_diverges_is_the_same_failure_either_way(path: str, tmp_path: Path) -> None:
     """One training sample is so bright that whoever holds it sends NaN."""
     changes = {
@@ -266,6 +266,7 @@ def failing(root: Path, path: str, *, reach: float) -> list[int]:
     return [each["client"] for line in done.rounds for each in line["failures"]]
 
 
+@pytest.mark.needs("cohort")
 def test_a_misshapen_tensor_besides_the_model_is_the_failure_of_those_who_sent_it_on_either_path(
     tmp_path: Path,
 ) -> None:

@@ -29,16 +29,24 @@ RUNS = "inside simulations: commands, runs, engines, the round loop"
 BROKEN_BY = [  # file, the code added to it, the contracts that it breaks
     pytest.param("fedsign/optim/new.py", "from flwr.app import Message", {FLOWER}, id="a new module imports Flower"),
     pytest.param("fedsign/new/__init__.py", "def late():\n    import flwr", {FLOWER, CORE}, id="a new package, lazily"),
-    pytest.param("fedsign/memory/new.py", "import fedsign.flower.wire", {WIRE}, id="by way of fedsign.flower"),
+    pytest.param("fedsign/models/new.py", "import fedsign.flower.wire", {WIRE, CORE}, id="by way of fedsign.flower"),
     pytest.param("clients/new.py", "import flwr", {FLOWER}, id="a trainer imports Flower"),
     pytest.param("clients/new.py", "from strategies import base", {DIRECTION}, id="clients know a strategy"),
     pytest.param("fedsign/new.py", "", {CORE}, id="a module without a layer"),
     pytest.param("simulations/new.py", "", {RUNS}, id="a command without a layer"),
     pytest.param(
-        "fedsign/federation/exchange.py", "import fedsign.sharding.plan", {CORE}, id="core knows a capability"
+        "fedsign/federation/exchange.py",
+        "import fedsign.sharding.plan",
+        {CORE},
+        id="core knows a capability",
+        marks=pytest.mark.needs("sharding"),
     ),
     pytest.param(
-        "clients/batches.py", "import clients.cohort.trainer", {PATHS, CYCLES}, id="the specification knows a fast path"
+        "clients/batches.py",
+        "import clients.cohort.trainer",
+        {PATHS, CYCLES},
+        id="the specification knows a fast path",
+        marks=pytest.mark.needs("cohort"),
     ),
     pytest.param("fedsign/models/head.py", "import fedsign.optim.sgd", {CYCLES}, id="a cycle of packages"),
     pytest.param(

@@ -26,8 +26,8 @@ STATIC = (
     ("ruff check", ["-m", "ruff", "check", "-q", "--no-cache", "."]),
     ("mypy", ["-m", "mypy", "--no-error-summary"]),
     ("import contracts", ["-c", LINT, "--no-logo", "--no-cache"]),
-    ("command line", ["-m", "tests.contract.test_cli_surface", "--write"]),
-    ("pages", ["-m", "benchmarks.pages"]),
+    ("command line, written", ["-m", "tests.contract.test_cli_surface", "--write"]),
+    ("pages, written", ["-m", "benchmarks.pages"]),
 )
 TESTS = ("pytest", ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short"])
 
@@ -35,13 +35,13 @@ TESTS = ("pytest", ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short"
 def main() -> int:
     """Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("capability", nargs="?", choices=[*CAPABILITIES, []], default=[])
+    parser.add_argument("capability", nargs="?", choices=CAPABILITIES, metavar="CAPABILITY")
     parser.add_argument("--static", action="store_true", help="lint, types and contracts only")
     parser.add_argument("--each", action="store_true", help="every capability")
     parser.add_argument("--of-commit", action="store_true", help="one that the last commit touches, chosen by its hash")
     asked = parser.parse_args()
     names = [*CAPABILITIES] if asked.each else [of_commit()] if asked.of_commit else [asked.capability]
-    if names == [[]]:
+    if names == [None]:
         parser.error("name a capability, or give --each or --of-commit.")
     failed = [name for name in names if not holds(name, is_static=asked.static)]
     if failed:
