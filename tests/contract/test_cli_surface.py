@@ -68,7 +68,7 @@ def test_help_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "reproduce" in done.stdout
+    assert "partition" in done.stdout
 
 
 if __name__ == "__main__" and "--write" in sys.argv:
