@@ -18,6 +18,7 @@ from fedsign.capabilities import CAPABILITIES, owners
 
 CHECKED = ("tests", "benchmarks")
 _BLOCK = re.compile(r"<!-- capability: (\w+) -->\n(.*?)<!-- end -->\n", flags=re.DOTALL)
+_COMMAND = re.compile(r"^fedsign (?:.*\\\n)*.*\n", flags=re.MULTILINE)
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 _ANY_LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?:)([^)#]+)(#[^)]*)?\)")
 
@@ -98,11 +99,17 @@ def _edit_page(page: Path, names: frozenset[str]) -> None:
     lines = edited.splitlines(keepends=True)
     kept = [line for line in lines if not (line.lstrip().startswith(("- ", "| ", "* ")) and _is_dead(page, line))]
     edited = _ANY_LINK.sub(lambda link: link[0] if (page.parent / link[2]).exists() else link[1], "".join(kept))
-    for command in (command for name in names for command in CAPABILITIES[name].commands):
-        edited = re.sub(rf"(?m)^fedsign {command}\b(.*\\\n)*.*\n", "", edited)
+    edited = _COMMAND.sub(lambda command: "" if _is_of(names, command[0]) else command[0], edited)
     edited = re.sub(r"```bash\n\s*```\n", "", edited)
     if edited != text:
         page.write_text(edited, "utf-8")
+
+
+def _is_of(names: frozenset[str], command: str) -> bool:
+    """Whether a command is one of these capabilities, or sets a table of theirs."""
+    commands = [f"fedsign {each}" for name in names for each in CAPABILITIES[name].commands]
+    settings = [f" {path}.name=" for name in names for path in CAPABILITIES[name].sections]
+    return any(re.match(rf"{each}\b", command) for each in commands) or any(each in command for each in settings)
 
 
 def _is_dead(page: Path, line: str) -> bool:
