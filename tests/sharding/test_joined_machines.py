@@ -18,6 +18,7 @@ from tests.e2e.namespaces import ip, why_not
 WITHIN_S = 30.0
 FIRST = """
 import json, sys, time
+from contextlib import closing
 from pathlib import Path
 from clients.sharding.group import ShardGroup
 from clients.trainer import SequentialTrainer
