@@ -1,9 +1,9 @@
-"""Tracking: runs in TensorBoard, MLflow, Weights & Biases."""
+"""Tracking: rounds sent to TensorBoard, MLflow, or Weights & Biases."""
 
 from fedsign.capability import Capability
 
 CAPABILITY = Capability(
-    purpose="runs in TensorBoard, MLflow, Weights & Biases",
+    purpose="rounds sent to TensorBoard, MLflow, or Weights & Biases",
     modules=(
         "fedsign.capabilities.tracking",
         "simulations.callbacks.mlflow",
