@@ -11,8 +11,8 @@ from functools import partial
 from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from clients.conduct import conducted
 from clients.local_trainers import provider_of
+from clients.middleware import with_middleware
 from clients.node import Node
 from clients.state.store import ClientStore
 from clients.trainer import LocalTrainer
@@ -75,7 +75,7 @@ def train(message: Message, node: Node) -> Message:
         provider_of(workload).open(logs=states.folder / "logs", in_process=False) as local,
         ended_after(workload.config.server.round_timeout_s),
     ):
-        trainer = conducted(local, workload, in_process=False, folder=states.folder)
+        trainer = with_middleware(local, workload, in_process=False, folder=states.folder)
         (result,) = one_by_one(trainer.train_many([request], states))
     reply = _as_message(node.told(result) if isinstance(result, Failure) else result, message)
     return reply if reply.has_error() else wire.encode_reply(reply)

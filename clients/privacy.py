@@ -1,11 +1,11 @@
 """A client's half of local differential privacy: what leaves it is clipped, and covered with its own noise.
 
-Its conduct comes before the others, since nothing that they do to a private reply can undo it.
+It comes before other middleware, since nothing that the others do to a private reply can undo it.
 """
 
 from pathlib import Path
 
-from clients.conduct import Conduct
+from clients.middleware import ClientMiddleware
 from fedsign.privacy.local import Local
 from fedsign.privacy.secret import Secret
 from fedsign.privacy.section import PrivacyPart
@@ -13,7 +13,7 @@ from fedsign.records import TrainReply, TrainRequest
 from fedsign.workload import Workload
 
 
-class ClientPrivacy(Conduct):
+class ClientPrivacy(ClientMiddleware):
     """`secret` is the node's."""
 
     def __init__(self, rule: Local, secret: Secret) -> None:
@@ -28,7 +28,7 @@ class ClientPrivacy(Conduct):
         return self._rule.applied(reply, request.tensors, self._secret)
 
 
-def conducts_of(workload: Workload, *, in_process: bool, folder: Path) -> list[Conduct]:
+def middleware_of(workload: Workload, *, in_process: bool, folder: Path) -> list[ClientMiddleware]:
     """At the extension point `client_middleware`."""
     rule = PrivacyPart.of(workload.config).build()
     return [ClientPrivacy(rule, rule.secret_in(folder))] if isinstance(rule, Local) else []

@@ -34,7 +34,7 @@ _log = logging.getLogger("fedsign")
 
 
 class ReceivedTensors:
-    """A Conduct (`clients.conduct`) of the clients whose states lie in `folder`."""
+    """A ClientMiddleware (`clients.middleware`) of the clients whose states lie in `folder`."""
 
     replaces_others = False
 
@@ -115,7 +115,7 @@ class ReceivedTensors:
                     path.unlink()
 
 
-def conducts_of(workload: Workload, *, in_process: bool, folder: Path) -> list[ReceivedTensors]:
+def middleware_of(workload: Workload, *, in_process: bool, folder: Path) -> list[ReceivedTensors]:
     """At the extension point `client_middleware`: nothing is left out in process, or where clients train all of the model."""
     leaves_out = not in_process and OptimizerTraits.of(workload.config.client.optimizer.name).trains_part
     return [ReceivedTensors(folder)] if leaves_out else []

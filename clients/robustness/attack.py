@@ -16,7 +16,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from clients.conduct import Conduct
+from clients.middleware import ClientMiddleware
 from clients.robustness.section import AttackPart
 from fedsign.records import Role, Tensors, TrainReply, TrainRequest
 from fedsign.seeding import Purpose, generator
@@ -39,7 +39,7 @@ def scale(*, strength: Strength = 10.0) -> Transform:
     return lambda update: {name: strength * tensor for name, tensor in update.items()}
 
 
-class Attack(Conduct):
+class Attack(ClientMiddleware):
     """What malicious clients do; they hold to no privacy of their own."""
 
     replaces_others = True

@@ -1,8 +1,8 @@
-"""What attackers and faults add to an experiment: conduct at the clients, and a figure in a round's record."""
+"""What attackers and faults add to an experiment: middleware at the clients, and a figure in a round's record."""
 
 from pathlib import Path
 
-from clients.conduct import Conduct
+from clients.middleware import ClientMiddleware
 from clients.robustness.attack import Attack, malicious
 from clients.robustness.faults import Faults
 from clients.robustness.section import AttackPart, FaultsSection
@@ -11,11 +11,11 @@ from fedsign.storage.results import Line, RunFolder
 from fedsign.workload import Workload
 
 
-def conducts_of(workload: Workload, *, in_process: bool, folder: Path) -> list[Conduct]:
+def middleware_of(workload: Workload, *, in_process: bool, folder: Path) -> list[ClientMiddleware]:
     """At the extension point `client_middleware`: what malicious clients send, and then what arrives of anybody's."""
     config = workload.config
     attack, faults = AttackPart.of(config), FaultsSection.of(config)
-    found: list[Conduct] = []
+    found: list[ClientMiddleware] = []
     if attack.is_chosen:
         found.append(Attack(attack, seed=config.seed, num_clients=config.partition.num_clients))
     if faults.any:

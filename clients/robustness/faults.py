@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from clients.conduct import Conduct
+from clients.middleware import ClientMiddleware
 from clients.robustness.section import FaultsSection
 from fedsign.records import LATE, Failure, TrainReply, TrainRequest
 from fedsign.seeding import Purpose, generator
@@ -23,7 +23,7 @@ _KINDS = ("crash", "delay", "nan", "drop")  # in the order of their numbers: nev
 _PAST_THE_END_S = 1.0  # nobody listens any more
 
 
-class Faults(Conduct):
+class Faults(ClientMiddleware):
     """With `waits` a delay is slept through."""
 
     def __init__(self, rates: FaultsSection, *, seed: int, timeout_s: float, waits: bool) -> None:

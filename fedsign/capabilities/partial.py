@@ -29,7 +29,7 @@ CAPABILITY = Capability(
         },
     },
     extends={
-        "client_middleware": "clients.partial.received:conducts_of",
+        "client_middleware": "clients.partial.received:middleware_of",
         "rules": "clients.partial.rules:RULES",
         "update_encoding": "fedsign.partial.updates:partial_updates",
         "working_model": "clients.partial.model:part_model",

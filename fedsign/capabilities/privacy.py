@@ -58,7 +58,7 @@ CAPABILITY = Capability(
     examples={"privacy": {"privacy": {"name": "central", "clip_norm": 0.5, "noise_multiplier": 1.0, "delta": 0.01}}},
     extends={
         "report_section": "fedsign.privacy.report:section",
-        "client_middleware": "clients.privacy:conducts_of",
+        "client_middleware": "clients.privacy:middleware_of",
         "round_hook": "simulations.privacy:round_hook",
         "rules": "fedsign.privacy.rules:RULES",
         "strategy_transform": "simulations.privacy:prepare",

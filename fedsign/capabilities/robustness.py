@@ -47,7 +47,7 @@ CAPABILITY = Capability(
     examples={"attacked": {"attack": {"name": "sign_flip", "fraction": 0.4}}},
     extends={
         "report_section": "clients.robustness.report:section",
-        "client_middleware": "clients.robustness.experiment:conducts_of",
+        "client_middleware": "clients.robustness.experiment:middleware_of",
         "round_hook": "clients.robustness.experiment:round_hook",
     },
     files=("docs/how-to/faults.md",),

@@ -6,8 +6,8 @@ from typing import Annotated
 from pydantic import Field
 
 from clients.app import in_process_handler
-from clients.conduct import conducted
 from clients.local_trainers import provider_of
+from clients.middleware import with_middleware
 from clients.state.cache import StateCache
 from fedsign.federation.exchange import DirectExchange
 from fedsign.flower.in_process import InProcessGrid
@@ -39,7 +39,7 @@ class InProcess:
             provider_of(workload, self.workers).open(logs=folder.path / "logs", in_process=True) as local,
             cache.closed_at_the_end() as states,
         ):
-            trainer = conducted(local, workload, in_process=True, folder=folder.clients)
+            trainer = with_middleware(local, workload, in_process=True, folder=folder.clients)
             num_partitions, roles = config.partition.num_clients, workload.roles
             grid = PartitionGrid(
                 InProcessGrid(num_partitions, in_process_handler(trainer, states)),

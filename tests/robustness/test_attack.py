@@ -24,7 +24,7 @@ def attack(name: str, **settings: Any) -> Attack:
     return Attack(AttackPart(name=name, fraction=0.5, **settings), seed=0, num_clients=10)
 
 
-def sent(conduct: Attack) -> TrainReply:
+def sent(middleware: Attack) -> TrainReply:
     """What becomes of the update (2, 3), with (1, 1) besides."""
     request = TrainRequest(
         round=1,
@@ -43,14 +43,14 @@ def sent(conduct: Attack) -> TrainReply:
         metrics={},
         extra={"w": torch.ones(2)},
     )
-    found = conduct.after(request, reply)
+    found = middleware.after(request, reply)
     assert isinstance(found, TrainReply)
     return found
 
 
-@pytest.mark.parametrize(("conduct", "factor"), [("sign_flip", -2.0), ("scale", 2.0)])
-def test_a_malicious_client_sends_a_multiple_of_its_update_and_buffers_as_they_are(conduct: str, factor: float) -> None:
-    found = sent(attack(conduct, strength=2.0))
+@pytest.mark.parametrize(("name", "factor"), [("sign_flip", -2.0), ("scale", 2.0)])
+def test_a_malicious_client_sends_a_multiple_of_its_update_and_buffers_as_they_are(name: str, factor: float) -> None:
+    found = sent(attack(name, strength=2.0))
     assert torch.equal(found.tensors["w"], SERVED["w"] + factor * torch.tensor([2.0, 3.0]))
     assert torch.equal(found.extra["w"], factor * torch.ones(2))
     assert torch.equal(found.tensors["mean"], torch.tensor([4.0]))

@@ -1,0 +1,110 @@
+"""Client middleware: what happens around a client's training, such as a fault, an attack, or noise on what it sends.
+
+Capabilities provide theirs at the extension point `client_middleware`, a function `(workload, *, in_process, folder) ->
+list[ClientMiddleware]`, where `folder` holds the clients' states.  `MiddlewareTrainer` puts an experiment's middleware around any
+trainer, so that it is the same on both paths, with workers and on every engine.  Without any, there is no wrapper.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from clients.state.store import ClientStore
+from clients.trainer import LocalTrainer
+from fedsign.extensions import extensions
+from fedsign.records import Failure, ReplyStack, TrainReply, TrainRequest, failure_of
+from fedsign.workload import Workload
+
+
+class ClientMiddleware(Protocol):
+    """One of them; what is random is drawn from (seed, purpose, round, partition)."""
+
+    replaces_others: bool = False  # the middleware before it does not apply to the clients that it concerns
+
+    def concerns(self, request: TrainRequest) -> bool:
+        """Whether it applies to this client in this round."""
+        ...
+
+    def before(self, request: TrainRequest) -> TrainRequest | Failure:
+        """The request that the client trains on; a failure is its answer, and it does not train."""
+        return request
+
+    def after(self, request: TrainRequest, reply: TrainReply) -> TrainReply | Failure:
+        """What becomes of its reply; its state is saved already.  The reply's tensors are not to be changed in place."""
+        return reply
+
+
+Applied = tuple[TrainRequest, list[ClientMiddleware]]  # a client's request, and what applies to it
+
+
+class MiddlewareTrainer:
+    """A LocalTrainer with middleware around it, applied in its order."""
+
+    def __init__(self, trainer: LocalTrainer, middleware: Sequence[ClientMiddleware]) -> None:
+        self._trainer, self._middleware = trainer, middleware
+
+    def train_many(
+        self, requests: Iterable[TrainRequest], states: ClientStore
+    ) -> Iterator[TrainReply | ReplyStack | Failure]:
+        """See LocalTrainer."""
+        training: list[TrainRequest] = []
+        applied: dict[int, Applied] = {}
+        for request in requests:
+            own: list[ClientMiddleware] = []
+            for each in self._middleware:
+                if each.concerns(request):
+                    own = [each] if each.replaces_others else [*own, each]
+            changed = _before(request, own)
+            if isinstance(changed, Failure):
+                yield changed
+                continue
+            training.append(changed)
+            if own:
+                applied[changed.partition] = changed, own
+        for result in self._trainer.train_many(training, states):
+            if isinstance(result, ReplyStack):
+                yield from self._of_stack(result, applied)
+            elif isinstance(result, Failure) or result.partition not in applied:
+                yield result
+            else:
+                yield _after(result, *applied[result.partition])
+
+    def _of_stack(self, stack: ReplyStack, applied: dict[int, Applied]) -> Iterator[TrainReply | ReplyStack | Failure]:
+        """The replies to which something applies one by one, the others as the stack that they are."""
+        places = [place for place, partition in enumerate(stack.partitions) if partition in applied]
+        if not places:
+            yield stack
+            return
+        replies = stack.replies()
+        for place in places:
+            yield _after(replies[place], *applied[stack.partitions[place]])
+        if len(places) < len(stack):
+            yield stack.without(places)
+
+
+def with_middleware(trainer: LocalTrainer, workload: Workload, *, in_process: bool, folder: Path) -> LocalTrainer:
+    """The trainer, with the experiment's middleware around it if there is any: what is sent, and then whether it arrives."""
+    found = [provide(workload, in_process=in_process, folder=folder) for provide in extensions("client_middleware")]
+    middleware = [each for provided in found for each in provided]
+    return MiddlewareTrainer(trainer, middleware) if middleware else trainer
+
+
+def _before(request: TrainRequest, middleware: Sequence[ClientMiddleware]) -> TrainRequest | Failure:
+    for each in middleware:
+        result = each.before(request)
+        if isinstance(result, Failure):
+            return result
+        request = result
+    return request
+
+
+def _after(reply: TrainReply, request: TrainRequest, middleware: Sequence[ClientMiddleware]) -> TrainReply | Failure:
+    try:
+        for each in middleware:
+            result = each.after(request, reply)
+            if isinstance(result, Failure):
+                return result
+            reply = result
+    except Exception as error:  # noqa: BLE001 - a client's error is an answer, on every engine
+        return failure_of(request.partition, error)
+    return reply
