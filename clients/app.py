@@ -44,7 +44,7 @@ def in_process_handler(trainer: LocalTrainer, states: ClientStore) -> in_process
 def client_app(node_type: type[Node] = Node) -> ClientApp:
     """A ClientApp for nodes of a type; capabilities answer further messages (extension point `client_app`)."""
     app = ClientApp()
-    handlers: dict[str, Handler] = {MessageType.TRAIN: train, wire.ROLL_CALL: roll_call, wire.FAREWELL: farewell}
+    handlers: dict[str, Handler] = {MessageType.TRAIN: train, wire.ROLL_CALL: roll_call, wire.SHUTDOWN: shut_down}
     for of_capability in extensions("client_app"):
         handlers |= of_capability
     for message_type, handler in handlers.items():
@@ -89,9 +89,9 @@ def roll_call(message: Message, node: Node) -> Message:
     return Message(RecordDict({wire.REPLY: answer, wire.METRICS: MetricRecord({})}), reply_to=message)
 
 
-def farewell(message: Message, node: Node) -> Message:
+def shut_down(message: Message, node: Node) -> Message:
     """The run is over: what this node has kept for it in other processes ends."""
-    provider_of(node.workload).farewell(logs=node.states.folder / "logs")
+    provider_of(node.workload).shut_down(logs=node.states.folder / "logs")
     return Message(RecordDict({wire.REPLY: ConfigRecord({})}), reply_to=message)
 
 

@@ -46,7 +46,7 @@ class TrainerProvider:
         """
         return nullcontext(SequentialTrainer(self.workload, copies=in_process))
 
-    def farewell(self, *, logs: Path) -> None:
+    def shut_down(self, *, logs: Path) -> None:
         """At a node whose run is over: end what was kept between messages."""
 
 

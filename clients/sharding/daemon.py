@@ -3,7 +3,7 @@
 In, from the process that started it: one message, what to be.  Then it answers on its socket, one client after another.
 
 It ends with what it was bound to, however that ends: the process that started it, or another one (`ChildProcess.ends_with`).  It ends, too, when it is told that the run is over, or when nobody has asked for anything for a
-while (`idle_s`): a server that was killed says no farewell, and the node may last for other runs.  Its ranks end with it.
+while (`idle_s`): a server that was killed shuts nothing down, and the node may last for other runs.  Its ranks end with it.
 """
 
 import logging

@@ -61,7 +61,7 @@ class AtDaemon:
             except Exception as error:  # noqa: BLE001 - a client's error is an answer, on every engine
                 yield failure_of(request.partition, error)
 
-    def farewell(self) -> None:
+    def shut_down(self) -> None:
         """Let the daemon end, if there is one."""
         daemon = _connection_to(_address_of(self._given))
         if daemon:

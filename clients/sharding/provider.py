@@ -43,8 +43,8 @@ class ShardingProvider(TrainerProvider):
 
         return nullcontext(AtDaemon(self.workload, logs=logs))
 
-    def farewell(self, *, logs: Path) -> None:
+    def shut_down(self, *, logs: Path) -> None:
         """See TrainerProvider."""
         from clients.sharding.node import AtDaemon
 
-        AtDaemon(self.workload, logs=logs).farewell()
+        AtDaemon(self.workload, logs=logs).shut_down()

@@ -88,11 +88,11 @@ class Nodes:
             if not (has_gone and online.intersection(self._waiting.values())) or time.monotonic() > deadline:
                 return
 
-    def farewell(self, *, timeout_s: float) -> None:
+    def shut_down(self, *, timeout_s: float) -> None:
         """Tell every node that serves a partition that the run is over; those that do not answer in time are not waited for."""
         nodes = sorted({*(self._node_of or {}).values()} & {*self._grid.get_node_ids()})
-        words = [Message(RecordDict({wire.CONFIG: ConfigRecord({})}), node_id, wire.FAREWELL) for node_id in nodes]
-        waiting = {message_id for message_id in self._grid.push_messages(words) if message_id}
+        messages = [Message(RecordDict({wire.CONFIG: ConfigRecord({})}), node_id, wire.SHUTDOWN) for node_id in nodes]
+        waiting = {message_id for message_id in self._grid.push_messages(messages) if message_id}
         deadline = time.monotonic() + timeout_s
         for _ in pauses():
             waiting -= {reply.metadata.reply_to_message_id for reply in self._grid.pull_messages(list(waiting))}

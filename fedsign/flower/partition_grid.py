@@ -98,9 +98,9 @@ class PartitionGrid(MessageGrid):
         """Find out which node serves which partition; see Nodes."""
         self._nodes.roll_call(timeout_s=timeout_s, question=question or {})
 
-    def farewell(self, *, timeout_s: float) -> None:
+    def shut_down(self, *, timeout_s: float) -> None:
         """Tell the nodes that the run is over; see Nodes."""
-        self._nodes.farewell(timeout_s=timeout_s)
+        self._nodes.shut_down(timeout_s=timeout_s)
 
     @property
     def answers(self) -> Collection[ConfigRecord]:

@@ -24,7 +24,7 @@ ROUND_KEY = "server-round"  # Flower's strategies write it
 OBJECTIVE_KEY = "objective"
 NUM_EXAMPLES_KEY = "num-examples"  # Flower's strategies weight by it
 ROLL_CALL = "query.roll_call"
-FAREWELL = "query.farewell"
+SHUTDOWN = "query.shutdown"
 
 _DIGESTS = "model"
 

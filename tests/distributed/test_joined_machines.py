@@ -199,7 +199,7 @@ def test_where_machines_join_is_said_before_a_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_client_of_several_machines_may_be_a_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The daemon is the first machine; the run's farewell is its worker's, too."""
+    """The daemon is the first machine; what shuts it down ends its worker, too."""
     from clients.sharding.node import AtDaemon
 
     mark = f"FEDSIGN_TEST={tmp_path.name}"
@@ -212,6 +212,6 @@ def test_a_client_of_several_machines_may_be_a_nodes(tmp_path: Path, monkeypatch
         for _ in range(2):
             reply = answer(node, request(work), tmp_path)
             assert isinstance(reply, TrainReply) and close(reply.tensors, expected), reply
-        node.farewell()
+        node.shut_down()
         assert other.wait(20) == 0
     assert not marked(mark)

@@ -214,7 +214,7 @@ def test_over_messages_the_daemon_stays_from_round_to_round(tmp_path: Path, monk
     )
     assert len(seen[0]) == 2 and seen[0] == seen[1]
     config = from_dict(experiment)
-    grid_of(config, [node_of(config, partition, folder.clients) for partition in range(NUM_CLIENTS)]).farewell(
+    grid_of(config, [node_of(config, partition, folder.clients) for partition in range(NUM_CLIENTS)]).shut_down(
         timeout_s=10
     )
     assert wait_for(lambda: not numbers(mark, "clients.sharding."), 10)

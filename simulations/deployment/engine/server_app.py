@@ -29,7 +29,7 @@ FOLDER_KEY = "run-folder"  # in the run configuration
 WORKING_KEY = "working-folder"  # the command's, to which relative paths of the configuration belong
 FOLLOWER_KEY = "followed-by"  # the command's process id; a run that nobody follows ends
 OUTCOME = "served.json"
-_FAREWELL_S = 10.0
+_SHUTDOWN_S = 10.0
 _log = logging.getLogger(__name__)
 
 app = ServerApp()
@@ -75,7 +75,7 @@ def _play(grid: Grid, config_toml: str, folder: RunFolder) -> None:
     finally:
         if provider_of(workload).outlasts_messages:  # nodes may go on without it
             try:
-                partitions.farewell(timeout_s=_FAREWELL_S)
+                partitions.shut_down(timeout_s=_SHUTDOWN_S)
             except Exception as error:  # noqa: BLE001 - the run's own end counts; nodes end what nobody asks for
                 _log.warning("nodes were not told that the run is over: %s", error)
 
