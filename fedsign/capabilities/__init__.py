@@ -3,7 +3,7 @@
 A module that no row claims belongs to the core, which every run needs.  The core imports no capability: it asks the table for
 registry rows, sections of the configuration, commands, and what is added at the extension points.  A capability imports the
 core and the capabilities that its row requires, which form no cycle.  `python -m benchmarks.size --edges` lists the imports
-that do not follow this yet.
+that do not follow this.
 """
 
 import importlib

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from fedsign.landscape.groups import mask_of
 from fedsign.landscape.vector import Layout
 
-GROUPS_OF_A_STEP = ("BN weight", "BN bias", "CLF weight", "CLF bias", "Other weight", "Other bias")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupOfStep:

@@ -15,6 +15,11 @@ from fedsign.errors import ConfigError, RoundError
 from simulations.options import ConfigArgument, NumbersOption, SetOption, numbers, words
 from simulations.printing import escaped, print_files, print_json, print_table
 
+SchemesOption = Annotated[
+    str,
+    typer.Option(metavar="NAME,NAME,...", help="sp, mup, smupar; smupar-init and smupar-rate correct one of the two."),
+]
+
 
 def parameterisation(config: ConfigArgument = None, overrides: SetOption = None, json: NumbersOption = False) -> None:
     """Show what [parameterisation] gives each tensor of an experiment's model, and why."""
@@ -46,12 +51,7 @@ def _tensor_row(row: dict[str, Any]) -> dict[str, Any]:
 
 def coordinates(
     config: ConfigArgument = None,
-    schemes: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME,NAME,...", help="sp, mup, smupar; smupar-init and smupar-rate correct one of the two."
-        ),
-    ] = "sp,mup,smupar",
+    schemes: SchemesOption = "sp,mup,smupar",
     densities: Annotated[str, typer.Option(metavar="D,D,...", help="Ratios are to the first.")] = "1,0.25,0.0625",
     seeds: Annotated[int, typer.Option(help="How many, from the experiment's on.")] = 3,
     steps: Annotated[int, typer.Option(help="Of training, on all clients' samples.")] = 10,
@@ -105,12 +105,7 @@ def transfer(
             show_default=False,
         ),
     ] = None,
-    schemes: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME,NAME,...", help="sp, mup, smupar; smupar-init and smupar-rate correct one of the two."
-        ),
-    ] = "sp,mup,smupar",
+    schemes: SchemesOption = "sp,mup,smupar",
     densities: Annotated[str, typer.Option(metavar="D,D,...", help="The first one is the proxy's.")] = "1,0.25,0.0625",
     widths: Annotated[
         str | None,

@@ -37,19 +37,24 @@ class Asked:
 
 def check(asked: Asked) -> None:
     """Raise ConfigError unless it can be looked at, whatever the model."""
-    for name in asked.schemes:
-        if name not in VARIANTS:
-            raise ConfigError(
-                f"scheme '{name}' is not known.{nearest(name, VARIANTS)} Expected is one of {', '.join(VARIANTS)}."
-            )
-    for density in asked.densities:
-        if not 0 < density <= 1:
-            raise ConfigError(f"--densities has {density:g}, but expected are numbers above 0 and at most 1.")
+    check_sweep(asked.schemes, asked.densities)
     if not asked.schemes or not asked.densities or min(asked.seeds, asked.steps) < 1:
         raise ConfigError(
             f"{len(asked.schemes)} schemes, {len(asked.densities)} densities, --seeds={asked.seeds} and --steps={asked.steps} were "
             "given, but expected is one of each at least."
         )
+
+
+def check_sweep(schemes: Sequence[str], densities: Sequence[float]) -> None:
+    """Raise ConfigError for a scheme that is not known, or a density that is none."""
+    for name in schemes:
+        if name not in VARIANTS:
+            raise ConfigError(
+                f"scheme '{name}' is not known.{nearest(name, VARIANTS)} Expected is one of {', '.join(VARIANTS)}."
+            )
+    for density in densities:
+        if not 0 < density <= 1:
+            raise ConfigError(f"--densities has {density:g}, but expected are numbers above 0 and at most 1.")
 
 
 def variant(config: ExperimentConfig, scheme: str, density: float, **changes: Any) -> ExperimentConfig:

@@ -25,7 +25,7 @@ from fedsign.registry import nearest
 from fedsign.report.analysis import Found
 from fedsign.workload import Workload
 from simulations.sparsity.cells import Cell, losses_of
-from simulations.sparsity.coordinates import VARIANTS, variant
+from simulations.sparsity.coordinates import check_sweep, variant
 from simulations.sparsity.training import check as check_cell
 from simulations.sparsity.training import held_out
 
@@ -58,14 +58,7 @@ def check(asked: Asked) -> None:
         raise ConfigError(
             f"'{asked.setting}' cannot be tuned.{nearest(asked.setting, SETTINGS)} Expected is one of {', '.join(SETTINGS)}."
         )
-    for name in asked.schemes:
-        if name not in VARIANTS:
-            raise ConfigError(
-                f"scheme '{name}' is not known.{nearest(name, VARIANTS)} Expected is one of {', '.join(VARIANTS)}."
-            )
-    for density in asked.densities:
-        if not 0 < density <= 1:
-            raise ConfigError(f"--densities has {density:g}, but expected are numbers above 0 and at most 1.")
+    check_sweep(asked.schemes, asked.densities)
     for what, given in (("--schemes", asked.schemes), ("--densities", asked.densities), ("--widths", asked.widths)):
         if len(set(given)) < len(given) or not (given or what == "--widths"):
             raise ConfigError(f"{what} was given as {list(given)}, but expected is one at least, and each once.")

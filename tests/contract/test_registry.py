@@ -4,6 +4,7 @@ import importlib.util
 import inspect
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -79,3 +80,14 @@ def test_every_module_that_has_moved_is_where_it_is_said_to_be() -> None:
     for old, new in registry._MOVED.items():
         assert importlib.util.find_spec(new) is not None, new
         assert old not in sys.modules
+
+
+def test_no_two_capabilities_claim_the_same_name() -> None:
+    """The later one would win, in silence."""
+    claimed = Counter(
+        (what, name)
+        for row in CAPABILITIES.values()
+        for what, names in {"command": row.commands, "Python": row.api, "column": row.columns, **row.rows}.items()
+        for name in names
+    )
+    assert [claim for claim, num in claimed.items() if num > 1] == []

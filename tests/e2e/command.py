@@ -5,6 +5,7 @@ seconds of imports.  A test of what happens at import, or of signals, starts an 
 """
 
 import atexit
+import json
 import multiprocessing
 import os
 import subprocess
@@ -13,6 +14,11 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner
+
+from simulations.cli import app
 
 _IMPORTED_ONCE = (
     "clients.trainer",
@@ -52,6 +58,14 @@ def fedsign(
             raise subprocess.TimeoutExpired(["fedsign", *arguments], timeout_s, out.read_text(), err.read_text())
         assert process.exitcode is not None
         return subprocess.CompletedProcess(["fedsign", *arguments], process.exitcode, out.read_text(), err.read_text())
+
+
+def analyse(*words: Any) -> dict[str, Any]:
+    """What `fedsign analyse WORDS --json` prints, in this process."""
+    done = CliRunner().invoke(app, ["analyse", *map(str, words), "--json"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    found: dict[str, Any] = json.loads(done.output)
+    return found
 
 
 def _command(arguments: Sequence[str], folder: Path, environment: Mapping[str, str], out: Path, err: Path) -> None:

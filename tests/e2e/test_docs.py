@@ -2,12 +2,16 @@
 
 import json
 import re
+import shlex
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from fedsign import plugins
+from fedsign.config import load
 from fedsign.registry import KINDS
+from simulations.api import run
 from tests.e2e.command import fedsign, settings
 
 ROOT = Path(__file__).parents[2]
@@ -19,6 +23,17 @@ QUICK = settings(rounds=1, partition__num_clients=4, partition__alpha=1.0, serve
 def snippets(page: str, language: str) -> list[str]:
     text = (ROOT / page).read_text(encoding="utf-8")
     return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+
+
+def check_one_round(command: str, changes: list[str], root: Path) -> None:
+    """Play `fedsign run --set ...` as a page has it, but for changes that make it one round with two replies."""
+    words = shlex.split(command)
+    overrides = [value for flag, value in pairwise(words) if flag == "--set"]
+    assert len(words) == 2 + 2 * len(overrides), "the commands of the page consist of --set KEY=VALUE"
+    config = load(overrides=[*overrides, *changes, f"results.root={root}"])
+    (line,) = run(config).rounds
+    assert line["num_replies"] == 2 and line["failures"] == []
+    assert all(isinstance(line[name.rpartition(":")[2]], float) for name in ("loss", *config.metrics))
 
 
 def test_the_tutorials_own_data_set_runs(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """`fedsign analyse`: from a run, a checkpoint or a file to numbers, arrays, figures and a section of the page."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typer.testing import CliRunner
 from fedsign.errors import ConfigError, FedSignError
 from simulations.api import Run, run
 from simulations.cli import app
+from tests.e2e.command import analyse
 
 SHORT = {"rounds": 10, "callbacks": ["report"], "client": {"local_epochs": 2}}
 
@@ -23,13 +23,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
     """Two runs, of two seeds."""
     root = tmp_path_factory.mktemp("runs")
     return [run({**SHORT, "seed": seed, "results": {"root": str(root), "signs": seed == 0}}) for seed in (0, 1)]
-
-
-def analyse(*words: Any) -> dict[str, Any]:
-    done = CliRunner().invoke(app, ["analyse", *map(str, words), "--json"], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    found: dict[str, Any] = json.loads(done.output)
-    return found
 
 
 def refused(*words: Any) -> str:

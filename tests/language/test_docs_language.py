@@ -1,18 +1,14 @@
 """docs/how-to/language-data.md: every program is run, and every command, for one short round."""
 
 import re
-import shlex
 import sys
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from fedsign.config import load
 from fedsign.data.text import libraries as llm
-from simulations.api import run
-from tests.e2e.test_docs import snippets
+from tests.e2e.test_docs import check_one_round, snippets
 
 PAGE = "docs/how-to/language-data.md"
 COMMANDS = [line for block in snippets(PAGE, "bash") for line in block.splitlines() if line.startswith("fedsign run")]
@@ -53,11 +49,4 @@ def test_a_command_of_the_page_runs(
     command: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
-    words = shlex.split(command)
-    overrides = [value for flag, value in pairwise(words) if flag == "--set"]
-    assert len(words) == 2 + 2 * len(overrides), "the commands of the page consist of --set KEY=VALUE"
-    config = load(overrides=[*overrides, *SHORT, f"results.root={tmp_path}"])
-    done = run(config)
-    (line,) = done.rounds
-    assert line["num_replies"] == 2 and line["failures"] == []
-    assert all(isinstance(line[name.rpartition(":")[2]], float) for name in ("loss", *config.metrics))
+    check_one_round(command, SHORT, tmp_path)

@@ -1,6 +1,5 @@
 """`fedsign analyse parameterisation` and `coordinates`, from a configuration to tables, files and figures."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from typer.testing import CliRunner
 
 from fedsign.errors import ConfigError
 from simulations.cli import app
-from tests.e2e.command import settings
+from tests.e2e.command import analyse, settings
 
 BASE = settings(
     parameterisation__name="smupar",
@@ -22,13 +21,6 @@ BASE = settings(
     client__weight_decay=0.125,
     client__optimizer__name="adamw",
 )
-
-
-def analyse(*words: Any) -> dict[str, Any]:
-    done = CliRunner().invoke(app, ["analyse", *map(str, words), "--json"], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    found: dict[str, Any] = json.loads(done.output)
-    return found
 
 
 def refused(*words: Any) -> str:
