@@ -17,15 +17,19 @@ from clients.node import Node
 from clients.state.store import ClientStore
 from clients.trainer import LocalTrainer
 from clients.watchdog import ended_after
+from fedsign.errors import ReplyError
 from fedsign.extensions import extensions
+from fedsign.federation.exchange import UpdateEncoding, encoded
 from fedsign.flower import clipping, in_process, wire
 from fedsign.records import Failure, TrainReply, failure_of, one_by_one
+from fedsign.workload import Workload
 
 Handler = Callable[[Message, Node], Message]
 
 
-def in_process_handler(trainer: LocalTrainer, states: ClientStore) -> in_process.Handler:
+def in_process_handler(trainer: LocalTrainer, states: ClientStore, workload: Workload) -> in_process.Handler:
     """Answers a batch of train messages through `train_many`, without serialising."""
+    encoding = workload.make_update_encoding()
 
     def handle(messages: Sequence[Message]) -> Iterator[Message]:
         waiting = {message.metadata.dst_node_id: message for message in messages}
@@ -36,7 +40,7 @@ def in_process_handler(trainer: LocalTrainer, states: ClientStore) -> in_process
             except Exception as error:  # noqa: BLE001 - a request that cannot be read is answered, as on any engine
                 yield wire.failure_reply(error, message)
         for result in one_by_one(trainer.train_many(requests, states)):
-            yield _as_message(result, waiting[result.partition])
+            yield _as_message(result, waiting[result.partition], encoding)
 
     return handle
 
@@ -77,7 +81,9 @@ def train(message: Message, node: Node) -> Message:
     ):
         trainer = with_middleware(local, workload, in_process=False, folder=states.folder)
         (result,) = one_by_one(trainer.train_many([request], states))
-    reply = _as_message(node.told(result) if isinstance(result, Failure) else result, message)
+    reply = _as_message(
+        node.told(result) if isinstance(result, Failure) else result, message, workload.make_update_encoding()
+    )
     return reply if reply.has_error() else wire.encode_reply(reply)
 
 
@@ -95,7 +101,14 @@ def shut_down(message: Message, node: Node) -> Message:
     return Message(RecordDict({wire.REPLY: ConfigRecord({})}), reply_to=message)
 
 
-def _as_message(result: TrainReply | Failure, request: Message) -> Message:
+def _as_message(result: TrainReply | Failure, request: Message, encoding: UpdateEncoding | None) -> Message:
     if isinstance(result, Failure):
         return wire.failure_reply(result, request)
-    return clipping.honour(wire.pack_reply(result, request), request)
+    reply = clipping.honour(wire.pack_reply(result, request), request)
+    if encoding is not None:
+        try:
+            sent = encoded(encoding, wire.unpack_reply(reply), wire.unpack_request(request).tensors)
+        except ReplyError as error:
+            return wire.failure_reply(error, request)
+        wire.replace_arrays(reply, sent.tensors)
+    return reply

@@ -26,6 +26,7 @@ from fedsign.data.partition.lazy import counted_clients
 from fedsign.data.splitting import hold_out_validation
 from fedsign.errors import ConfigError, DataError
 from fedsign.extensions import extensions
+from fedsign.federation.exchange import UpdateEncoding
 from fedsign.figures import Evaluation
 from fedsign.models.transform import ModelTransform, transforms_of
 from fedsign.models.weights import load_weights
@@ -189,6 +190,10 @@ class Workload:
     def augment(self, features: Tensor) -> Tensor:
         """A training batch varied at random, by torch's global generator; the batch itself for `none`."""
         return augmented(features, self.config.data.augment, self.dataset.normalisation)
+
+    def make_update_encoding(self) -> UpdateEncoding | None:
+        """What travels in place of models; None: they do, whole.  Asked of capabilities at the extension point `update_encoding`."""
+        return next(filter(None, (make(self) for make in extensions("update_encoding"))), None)
 
     def make_model(self) -> nn.Module:
         """A new model with the experiment's initial parameters, the same in every process."""

@@ -8,14 +8,25 @@ longer than their training.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from fedsign.errors import ReplyError, RoundError
 from fedsign.federation.aggregation import Spread, in_slot_order, is_finite
-from fedsign.records import CohortRequest, Failure, Reply, ReplyStack, Role, Tensors, TrainReply, TrainRequest
+from fedsign.records import (
+    CohortRequest,
+    Failure,
+    Reply,
+    ReplyStack,
+    Role,
+    Tensors,
+    TrainReply,
+    TrainRequest,
+    failure_of,
+)
 from fedsign.storage.results import Line
 
 TrainMany = Callable[[Sequence[TrainRequest]], Iterator[TrainReply | ReplyStack | Failure]]
@@ -91,39 +102,45 @@ class ReplyObserver(Protocol):
         ...
 
 
-class UpdateEncoding(Protocol):
-    """Which tensors travel, at the extension point `update_encoding`; without one, the whole model does, both ways.
+class UpdateEncoding:
+    """What travels in place of a model, at the extension point `update_encoding`; this one leaves it as it is.
 
-    The extension is a function `(workload) -> UpdateEncoding | None`.
+    The extension is a function `(workload) -> UpdateEncoding | None`.  Client and server make one each: what one of them keeps
+    the other does not see.
     """
+
+    def encode(self, reply: TrainReply, received: Tensors) -> Tensors:
+        """At the client: what it sends in place of `reply.tensors`, whatever names, shapes and types (of `codec`) that has.
+
+        `received` are the tensors of its request.  What is random is drawn from (seed, purpose, round, partition).
+        """
+        return reply.tensors
+
+    def decode(self, reply: TrainReply, received: Tensors) -> Tensors:
+        """At the server: the model's tensors of a reply that holds encoded ones.
+
+        They are then checked like those of any reply, except that names may be missing: such a tensor's update is zero, and its mean
+        is over those who sent it.  Raises ReplyError where the reply cannot be meant; any other error is also that client's failure.
+        """
+        return reply.tensors
 
     def lacking(self, partition: int, names: Iterable[str]) -> list[str]:
         """The tensors that a client must download to have the model that is served now."""
-        ...
+        return list(names)
 
     def digests(self, model: Tensors) -> dict[str, str]:
         """Name -> digest of each tensor, by which a client that keeps what it receives knows those that it is not sent."""
-        ...
-
-    def check(self, names: Iterable[str], model: Iterable[str]) -> None:
-        """Raise ReplyError unless a reply may hold tensors of these names; `model`: those that the model has."""
-        ...
-
-    def completed(self, tensors: Tensors, received: Tensors) -> Tensors:
-        """A reply's tensors with all parameters; `received`: those that the client was sent."""
-        ...
+        return {}
 
     def commit(self, round: int, accepted: Iterable[int], *, before: Tensors, after: Tensors) -> None:
         """The round is done: `before` was served in it, `after` will be in the next; those who replied hold `before`."""
-        ...
 
     def state(self) -> tuple[Mapping[str, Any], Mapping[str, Mapping[int, int]]]:
         """`facts` and `tables` of a checkpoint."""
-        ...
+        return {}, {}
 
     def load_state(self, facts: Mapping[str, Any], tables: Mapping[str, Mapping[int, int]]) -> None:
         """Take them back."""
-        ...
 
 
 class RoundHook(Protocol):
@@ -152,7 +169,7 @@ class DirectExchange:
     """
 
     def __init__(self, train_many: TrainMany, *, num_partitions: int, roles: Mapping[str, Role]) -> None:
-        self._train_many, self._num_partitions = train_many, num_partitions
+        self._train_many, self._num_partitions, self._roles = train_many, num_partitions, dict(roles)
         self._parameters = [name for name, role in roles.items() if role is Role.PARAMETER]
         self._received: Tensors = {}  # the parameters of this round's request
         self.ledger = ClientLedger()
@@ -178,8 +195,10 @@ class DirectExchange:
                 case Failure():
                     self.traffic.failures.append(reply)
                 case TrainReply():
-                    if self._take_in(reply, request):
-                        yield reply
+                    if (one := self._take_in(reply, request)) is not None:
+                        yield one
+                case ReplyStack() if self.encoding is not None:
+                    yield from filter(None, (self._take_in(one, request) for one in reply.replies()))
                 case ReplyStack():
                     if len(good := self._take_in_stack(reply, request)):
                         yield good
@@ -222,27 +241,33 @@ class DirectExchange:
         for partition, slot in waiting.items():
             yield slot, Failure(partition=partition, reason="the trainer gave no reply")
 
-    def _take_in(self, reply: TrainReply, request: CohortRequest) -> bool:
-        """Check a reply and add it to the account, or to the failures."""
+    def _take_in(self, reply: TrainReply, request: CohortRequest) -> TrainReply | None:
+        """Check a reply and add it to the account, or to the failures; returns it decoded."""
         try:
-            check_shapes(reply.tensors, reply.extra, like=request.tensors, encoding=self.encoding)
-            whole = reply.tensors if self.encoding is None else self.encoding.completed(reply.tensors, self._received)
+            check_claims(reply, round=request.round, roles=self._roles)
+            nbytes = nbytes_of(reply.tensors)
+            if self.encoding is not None:
+                sent = encoded(self.encoding, reply, request.tensors)
+                nbytes, reply = nbytes_of(sent.tensors), decoded(self.encoding, sent, request.tensors)
+            check_shapes(reply.tensors, reply.extra, like=request.tensors, is_partial=self.encoding is not None)
+            whole = completed(reply.tensors, self._received)
             besides = {name: tensor for name, tensor in reply.tensors.items() if name not in self._received}
             check_finite(besides, reply.extra)  # the spread says whether the parameters are
             if not self.traffic.spread.add(whole, self._received):
                 check_finite(reply.tensors, {})  # says which
         except ReplyError as error:
             self.traffic.failures.append(Failure(partition=reply.partition, reason=str(error)))
-            return False
+            return None
         for observer in self.observers:
             observer.add(whole, self._received)
-        self._count(reply, [reply.partition], [reply.num_examples], [reply.metrics])
-        return True
+        self._count(reply, nbytes, [reply.partition], [reply.num_examples], [reply.metrics])
+        return reply
 
     def _take_in_stack(self, stack: ReplyStack, request: CohortRequest) -> ReplyStack:
         """Check the replies of a stack, and add the good ones to the account, the others to the failures."""
         first = {name: tensor[0] for name, tensor in stack.tensors.items()}
         try:
+            check_claims(stack, round=request.round, roles=self._roles)
             check_shapes(first, {name: tensor[0] for name, tensor in stack.extra.items()}, like=request.tensors)
         except ReplyError as error:  # of one is of all
             self.traffic.failures += [Failure(partition=partition, reason=str(error)) for partition in stack.partitions]
@@ -257,7 +282,7 @@ class DirectExchange:
             for observer in self.observers:
                 observer.add_stack(stack.tensors, self._received)
             each = [{name: values[place] for name, values in stack.metrics.items()} for place in range(len(stack))]
-            self._count(stack, stack.partitions, stack.num_examples, each)
+            self._count(stack, nbytes_of(stack.tensors), stack.partitions, stack.num_examples, each)
         return stack
 
     def _without_diverged(self, stack: ReplyStack) -> ReplyStack:
@@ -273,6 +298,7 @@ class DirectExchange:
     def _count(
         self,
         reply: Reply,
+        nbytes: int,
         partitions: Sequence[int],
         num_examples: Sequence[int],
         metrics: Sequence[Mapping[str, float]],
@@ -280,7 +306,7 @@ class DirectExchange:
         traffic = self.traffic
         traffic.accepted += partitions
         traffic.with_state += partitions if reply.has_state else []
-        traffic.bytes_up += sum(tensor.nbytes for tensor in (*reply.tensors.values(), *reply.extra.values()))
+        traffic.bytes_up += nbytes + nbytes_of(reply.extra)
         traffic.weighted_losses += [
             (num, each["train-loss"])
             for num, each in zip(num_examples, metrics, strict=True)
@@ -299,18 +325,63 @@ def check_addresses(partitions: Sequence[int], num_partitions: int) -> None:
         )
 
 
-def check_shapes(tensors: Tensors, extra: Tensors, *, like: Tensors, encoding: UpdateEncoding | None = None) -> None:
-    """Compare what a client sent with the model that it received.
+def encoded(encoding: UpdateEncoding, reply: TrainReply, received: Tensors) -> TrainReply:
+    """What a client sends in place of its reply; raises ReplyError where it cannot be encoded."""
+    return _converted(encoding.encode, "encoded", reply, received)
+
+
+def decoded(encoding: UpdateEncoding, reply: TrainReply, received: Tensors) -> TrainReply:
+    """A reply with the model's tensors in place of what was sent; raises ReplyError where it cannot be decoded."""
+    return _converted(encoding.decode, "decoded", reply, received)
+
+
+def _converted(
+    convert: Callable[[TrainReply, Tensors], Tensors], how: str, reply: TrainReply, received: Tensors
+) -> TrainReply:
+    try:
+        return replace(reply, tensors=convert(reply, received))
+    except ReplyError:
+        raise
+    except Exception as error:  # that client's failure alone
+        raise ReplyError(f"the reply cannot be {how}: {failure_of(reply.partition, error).reason}.") from error
+
+
+def check_claims(reply: Reply, *, round: int, roles: Mapping[str, Role]) -> None:
+    """Raise ReplyError unless a reply is for this round and a model of these roles, and counts samples."""
+    if reply.round != round:
+        raise ReplyError(f"the reply is for round {reply.round}; expected is round {round}.")
+    if reply.roles != roles:
+        raise ReplyError("the reply names other parameters and buffers than the model has.")
+    for num_examples in reply.num_examples if isinstance(reply, ReplyStack) else [reply.num_examples]:
+        check_num_examples(num_examples)
+
+
+def check_num_examples(num_examples: float) -> None:
+    """Raise ReplyError unless it is a number of samples."""
+    if not 1 <= num_examples < inf:  # NaN too
+        raise ReplyError(f"the reply counts num-examples={num_examples}; expected is 1 or more.")
+
+
+def completed(tensors: Tensors, received: Tensors) -> Tensors:
+    """A reply's tensors with all parameters: what was not sent is as it was received, by reference."""
+    return tensors if received.keys() <= tensors.keys() else {**received, **tensors}
+
+
+def nbytes_of(tensors: Tensors) -> int:
+    """Bytes of tensors."""
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def check_shapes(tensors: Tensors, extra: Tensors, *, like: Tensors, is_partial: bool = False) -> None:
+    """Compare what a client sent with the model that it received, or with a part of it.
 
     Raises:
         ReplyError: other names, shapes or types than the model's; or something besides that is like no parameter.
     """
-    if encoding is not None:
-        encoding.check(tensors, like)
-    elif tensors.keys() != like.keys():
+    missing, unknown = like.keys() - tensors.keys(), tensors.keys() - like.keys()
+    if unknown or (missing and not is_partial):
         raise ReplyError(
-            f"the reply's tensors are not the model's: missing {sorted(like.keys() - tensors.keys())}, "
-            f"unknown {sorted(tensors.keys() - like.keys())}."
+            f"the reply's tensors are not the model's: missing {sorted(missing)}, unknown {sorted(unknown)}."
         )
     for name, tensor in tensors.items():
         if tensor.shape != like[name].shape or tensor.dtype != like[name].dtype:
@@ -336,7 +407,7 @@ def check_finite(tensors: Tensors, extra: Tensors) -> None:
 def bytes_down(cohort: Sequence[int], model: Tensors, shared: Tensors, encoding: UpdateEncoding | None) -> int:
     """What a round's clients download: everything, or what they lack of the model."""
     sizes = {name: tensor.nbytes for name, tensor in model.items()}
-    besides = sum(tensor.nbytes for tensor in shared.values())
+    besides = nbytes_of(shared)
     if encoding is None:
         return len(cohort) * (sum(sizes.values()) + besides)
     lacking = sum(sizes[name] for partition in cohort for name in encoding.lacking(partition, sizes))

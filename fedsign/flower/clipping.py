@@ -9,10 +9,9 @@ the adaptive strategy counts.
 from typing import cast
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ConfigRecord, Message, MetricRecord
 
 from fedsign.flower import wire
-from fedsign.flower.array import to_record
 from fedsign.records import Role
 
 CLIPPING_NORM_KEY, NORM_BIT_KEY = "clipping_norm", "norm_bit"  # Flower's names
@@ -38,7 +37,6 @@ def honour(reply: Message, request: Message) -> Message:
     if norm > clipping_norm:
         for name in parameters:
             after[name] = before[name] + (after[name] - before[name]) * (clipping_norm / norm)
-    key = next(iter(wire.of_kind(reply.content, ArrayRecord)))
-    reply.content[key] = to_record(after)
+    wire.replace_arrays(reply, after)
     wire.of_kind(reply.content, MetricRecord)[wire.METRICS][NORM_BIT_KEY] = int(norm > clipping_norm)
     return reply

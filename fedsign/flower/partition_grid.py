@@ -11,9 +11,8 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from math import inf, prod
+from math import inf
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
@@ -27,12 +26,13 @@ from fedsign.federation.exchange import (
     UpdateEncoding,
     bytes_down,
     check_addresses,
+    completed,
 )
 from fedsign.flower import wire
 from fedsign.flower.array import PlainArrays, to_tensors
 from fedsign.flower.nodes import Nodes
 from fedsign.flower.pulling import arrivals
-from fedsign.flower.reply_checks import ReplyChecks
+from fedsign.flower.reply_checks import GoodReply, ReplyChecks
 from fedsign.flower.shims import MessageGrid, ensure_task_identity
 from fedsign.records import Failure, Role
 
@@ -139,12 +139,12 @@ class PartitionGrid(MessageGrid):
             elif isinstance(reply, Failure):
                 self.traffic.failures.append(reply)
             else:
-                self._account(reply, request)
-                yield reply
+                self._account(reply.message, reply.nbytes, request)
+                yield reply.message
 
     def _arrivals(
         self, batch: list[Message], message_ids: list[str], deadline: float
-    ) -> Iterator[tuple[int, Message | Failure | None]]:
+    ) -> Iterator[tuple[int, GoodReply | Failure | None]]:
         """(slot, reply or failure), in order of arrival; every slot once.  None: it is not waited for any more."""
         trains = bool(batch) and batch[0].metadata.message_type == MessageType.TRAIN
         num_wanted, num_good = (self.num_wanted if trains else None) or len(batch), 0
@@ -153,7 +153,7 @@ class PartitionGrid(MessageGrid):
         for slot, came in arrivals(self._grid, message_ids, len(batch), deadline=deadline, asked_again=again):
             outcome = self._checks.checked(came, batch[slot], encoding=self.encoding)
             del left[slot]
-            num_good += isinstance(outcome, Message)
+            num_good += isinstance(outcome, GoodReply)
             yield slot, outcome
             if num_good == num_wanted:
                 break
@@ -214,21 +214,21 @@ class PartitionGrid(MessageGrid):
 
     def _bytes_down(self, partition: int, content: RecordDict) -> int:
         if self.encoding is None:
-            return _nbytes_of(content)
+            return wire.nbytes_of(content)
         model, shared = to_tensors(wire.arrays_of(content)), to_tensors(wire.besides(content))
         return bytes_down([partition], model, shared, self.encoding)
 
-    def _account(self, reply: Message, request: Message) -> None:
+    def _account(self, reply: Message, nbytes: int, request: Message) -> None:
         if reply.metadata.message_type != MessageType.TRAIN:
             return
         self.traffic.accepted.append(reply.metadata.src_node_id)
         record = wire.of_kind(reply.content, ConfigRecord).get(wire.REPLY)
         if record is not None and record.get("has-state"):
             self.traffic.with_state.append(reply.metadata.src_node_id)
-        self.traffic.bytes_up += _nbytes_of(reply.content)
+        self.traffic.bytes_up += nbytes
         before, after = to_tensors(wire.arrays_of(request.content)), to_tensors(wire.arrays_of(reply.content))
         parameters = {name: before[name] for name in self._parameters}
-        whole = after if self.encoding is None else self.encoding.completed(after, parameters)
+        whole = completed(after, parameters)
         self.traffic.spread.add(whole, parameters)
         for observer in self.observers:
             observer.add(whole, parameters)
@@ -236,10 +236,3 @@ class PartitionGrid(MessageGrid):
         num_examples, loss = metrics.get(wire.NUM_EXAMPLES_KEY), metrics.get("train-loss")
         if isinstance(num_examples, int | float) and isinstance(loss, int | float):
             self.traffic.weighted_losses.append((int(num_examples), float(loss)))
-
-
-def _nbytes_of(content: RecordDict) -> int:
-    arrays = (array for record in wire.of_kind(content, ArrayRecord).values() for array in record.values())
-    return sum(
-        prod(array.shape) * (2 if array.dtype == "bfloat16" else np.dtype(array.dtype).itemsize) for array in arrays
-    )

@@ -1,12 +1,20 @@
 """Whether a message can be used as the reply to a request; whatever a node sends is that node's failure alone."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TypeVar, cast
 
 from flwr.app import ConfigRecord, Message, MessageType, MetricRecord
 
 from fedsign.errors import FedSignError, ReplyError
-from fedsign.federation.exchange import UpdateEncoding, check_finite, check_shapes
+from fedsign.federation.exchange import (
+    UpdateEncoding,
+    check_claims,
+    check_finite,
+    check_num_examples,
+    check_shapes,
+    decoded,
+)
 from fedsign.flower import wire
 from fedsign.flower.array import to_tensors
 from fedsign.flower.shims import set_source
@@ -15,50 +23,55 @@ from fedsign.records import Failure, Role, TrainReply, failure_of
 ReplyT = TypeVar("ReplyT")
 
 
+@dataclass(frozen=True, slots=True)
+class GoodReply:
+    """A reply, decoded and addressed from its partition; `nbytes` are those of the tensors that came."""
+
+    message: Message
+    nbytes: int
+
+
 class ReplyChecks:
     """Keys, shapes, types, roles and finite values, against a model of these roles."""
 
     def __init__(self, roles: Mapping[str, Role]) -> None:
-        self._roles = {name: str(role) for name, role in roles.items()}
+        self._roles = dict(roles)
 
-    def checked(self, came: Message | str, request: Message, *, encoding: UpdateEncoding | None) -> Message | Failure:
-        """The reply, addressed from its partition, or why it cannot be used; a text says why none came."""
+    def checked(self, came: Message | str, request: Message, *, encoding: UpdateEncoding | None) -> GoodReply | Failure:
+        """The reply, or why it cannot be used; a text says why none came."""
 
-        def check(reply: Message) -> Message:
+        def check(reply: Message) -> GoodReply:
             set_source(reply, request.metadata.dst_node_id)
-            if request.metadata.message_type == MessageType.TRAIN:
-                self._check_train_reply(reply, request, encoding)
-            return reply
+            trains = request.metadata.message_type == MessageType.TRAIN
+            return GoodReply(reply, self._check_train_reply(reply, request, encoding) if trains else 0)
 
         return read_reply(came, request.metadata.dst_node_id, check)
 
-    def _check_train_reply(self, reply: Message, request: Message, encoding: UpdateEncoding | None) -> None:
-        """Decode the reply's tensors, once, and compare them with the model's."""
+    def _check_train_reply(self, reply: Message, request: Message, encoding: UpdateEncoding | None) -> int:
+        """Decode the reply's tensors, once, and compare them with the model's; returns the bytes that came."""
         self._check_num_examples(reply)
         wire.decode(reply)
         if wire.REPLY in wire.of_kind(reply.content, ConfigRecord):
             self._check_own_reply(wire.unpack_reply(reply), request)
+        served, nbytes = to_tensors(wire.arrays_of(request.content)), wire.nbytes_of(reply.content)
+        if encoding is not None:
+            wire.replace_arrays(reply, decoded(encoding, wire.unpack_reply(reply), served).tensors)
         tensors, extra = to_tensors(wire.arrays_of(reply.content)), to_tensors(wire.besides(reply.content))
-        check_shapes(tensors, extra, like=to_tensors(wire.arrays_of(request.content)), encoding=encoding)
+        check_shapes(tensors, extra, like=served, is_partial=encoding is not None)
         check_finite(tensors, extra)
+        return nbytes
 
     def _check_own_reply(self, reply: TrainReply, request: Message) -> None:
-        expected = (wire.round_of(request), request.metadata.dst_node_id)
-        if (reply.round, reply.partition) != expected:
-            raise ReplyError(
-                f"the reply is for round {reply.round}, partition {reply.partition}; expected were round {expected[0]}, "
-                f"partition {expected[1]}."
-            )
-        if {name: str(role) for name, role in reply.roles.items()} != self._roles:
-            raise ReplyError("the reply names other parameters and buffers than the model has.")
+        check_claims(reply, round=wire.round_of(request), roles=self._roles)
+        expected = request.metadata.dst_node_id
+        if reply.partition != expected:
+            raise ReplyError(f"the reply is for partition {reply.partition}; expected is partition {expected}.")
 
     def _check_num_examples(self, reply: Message) -> None:
         metrics = next(iter(wire.of_kind(reply.content, MetricRecord).values()), None)
         if metrics is None:
             raise ReplyError("the reply holds no metric record; expected is one, with 'num-examples' in it.")
-        num_examples = cast(float, metrics.get(wire.NUM_EXAMPLES_KEY, 1))
-        if not 1 <= num_examples < float("inf"):  # NaN too
-            raise ReplyError(f"the reply counts num-examples={num_examples}; expected is 1 or more.")
+        check_num_examples(cast(float, metrics.get(wire.NUM_EXAMPLES_KEY, 1)))
 
 
 def read_reply(came: Message | str, partition: int, read: Callable[[Message], ReplyT]) -> ReplyT | Failure:

@@ -9,15 +9,17 @@ control variates) is a second ArrayRecord, `besides`, either way.
 import json
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from math import prod
 from typing import TypeVar, cast
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedsign.errors import ReplyError
 from fedsign.federation import codec
 from fedsign.flower.array import PlainArrays, decode_in_place, to_record, to_tensors
 from fedsign.flower.shims import client_error, filled
-from fedsign.records import Failure, ObjectiveSpec, Role, TrainReply, TrainRequest, failure_of
+from fedsign.records import Failure, ObjectiveSpec, Role, Tensors, TrainReply, TrainRequest, failure_of
 
 ROUTE, REPLY, ARRAYS, METRICS, CONFIG, BESIDES = "route", "reply", "arrays", "metrics", "config", "besides"
 ROUND_KEY = "server-round"  # Flower's strategies write it
@@ -162,6 +164,20 @@ def arrays_of(content: RecordDict) -> ArrayRecord:
 def besides(content: RecordDict) -> ArrayRecord:
     """What travels besides the model; empty if nothing.  Its tensors have the encodings of their namesakes."""
     return of_kind(content, ArrayRecord)[BESIDES] if BESIDES in of_kind(content, ArrayRecord) else ArrayRecord()
+
+
+def replace_arrays(message: Message, tensors: Tensors) -> None:
+    """Other tensors in place of the model's."""
+    key = next(key for key in of_kind(message.content, ArrayRecord) if key != BESIDES)
+    message.content[key] = to_record(tensors)
+
+
+def nbytes_of(content: RecordDict) -> int:
+    """Bytes of all arrays."""
+    arrays = (array for record in of_kind(content, ArrayRecord).values() for array in record.values())
+    return sum(
+        prod(array.shape) * (2 if array.dtype == "bfloat16" else np.dtype(array.dtype).itemsize) for array in arrays
+    )
 
 
 def decode(message: Message) -> None:

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from fedsign.errors import ReplyError, ResumeError
 from fedsign.federation import codec
-from fedsign.records import Role, Tensors
+from fedsign.federation.exchange import UpdateEncoding
+from fedsign.records import Role, Tensors, TrainReply
 from fedsign.traits import OptimizerTraits
 from fedsign.workload import Workload
 
@@ -31,8 +32,8 @@ _DIGEST_BYTES = 16
 
 
 @dataclass(slots=True)
-class PartialUpdates:
-    """An `UpdateEncoding` (`fedsign.federation.exchange`); see [Note: versions per tensor]."""
+class PartialUpdates(UpdateEncoding):
+    """See [Note: versions per tensor]."""
 
     buffers: frozenset[str]  # what every reply has to hold
     changed_in: dict[str, int] = field(default_factory=dict)  # tensor -> round; 0 is left out
@@ -54,14 +55,14 @@ class PartialUpdates:
             found[name] = known.digest
         return found
 
-    def check(self, names: Iterable[str], model: Iterable[str]) -> None:
-        """See UpdateEncoding.
+    def decode(self, reply: TrainReply, received: Tensors) -> Tensors:
+        """See UpdateEncoding: as it came.
 
         Raises:
             ReplyError: a name that the model has not, a buffer that is missing, or nothing that was trained.
         """
-        names, model = {*names}, {*model}
-        if (unknown := sorted(names - model)) or not self.buffers <= names:
+        names = reply.tensors.keys()
+        if (unknown := sorted(names - received.keys())) or not self.buffers <= names:
             raise ReplyError(
                 f"the reply's tensors are no part of the model: missing {sorted(self.buffers - names)}, unknown {unknown}; expected "
                 "are all buffers and the parameters that were trained."
@@ -71,10 +72,7 @@ class PartialUpdates:
                 "the reply holds no parameter; expected are those that the client trained, and one at least: let its optimiser "
                 "say what it trained."
             )
-
-    def completed(self, tensors: Tensors, received: Tensors) -> Tensors:
-        """See UpdateEncoding: what was not sent is as it was received, by reference."""
-        return tensors if received.keys() <= tensors.keys() else {**received, **tensors}
+        return reply.tensors
 
     def commit(self, round: int, accepted: Iterable[int], *, before: Tensors, after: Tensors) -> None:
         """See UpdateEncoding."""

@@ -42,7 +42,7 @@ class InProcess:
             trainer = with_middleware(local, workload, in_process=True, folder=folder.clients)
             num_partitions, roles = config.partition.num_clients, workload.roles
             grid = PartitionGrid(
-                InProcessGrid(num_partitions, in_process_handler(trainer, states)),
+                InProcessGrid(num_partitions, in_process_handler(trainer, states, workload)),
                 num_partitions=num_partitions,
                 roles=roles,
             )

@@ -160,7 +160,7 @@ def play(root: Path, name: str, *, failing: Sequence[int] = (), serialised: bool
     workload = Workload(from_dict(tree(root, name, **changes)))
     folder = RunFolder(root / "recorded")
     folder.path.mkdir(parents=True)
-    handler = in_process_handler(SequentialTrainer(workload), ClientStore(folder.clients))
+    handler = in_process_handler(SequentialTrainer(workload), ClientStore(folder.clients), workload)
 
     def handle(messages: Sequence[Message]) -> Iterator[Message]:
         yield from handler([message for message in messages if message.metadata.dst_node_id not in failing])

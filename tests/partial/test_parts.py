@@ -14,7 +14,7 @@ from clients.robustness.attack import Attack
 from fedsign.config import from_dict
 from fedsign.errors import ConfigError, RoundError
 from fedsign.federation.aggregation import Spread, WeightedMean
-from fedsign.federation.exchange import DirectExchange
+from fedsign.federation.exchange import DirectExchange, completed
 from fedsign.partial.updates import PartialUpdates
 from fedsign.records import CohortRequest, Failure, ObjectiveSpec, Role, Tensors, TrainReply, TrainRequest
 from fedsign.signs.agreement import SignAgreement
@@ -209,13 +209,11 @@ def test_the_figures_of_a_round_are_those_of_the_whole_models() -> None:
     observer = SignAgreement()
     link.observers = [observer]
     play(served)
-    received, updates = {name: served[name] for name in PARAMETERS}, PartialUpdates(BUFFERS)
+    received = {name: served[name] for name in PARAMETERS}
     spread, signs = Spread(), SignAgreement()
     for each in replies:
         whole = {name: each.tensors.get(name, served[name]) for name in ROLES}
-        assert all(
-            torch.equal(tensor, whole[name]) for name, tensor in updates.completed(each.tensors, received).items()
-        )
+        assert all(torch.equal(tensor, whole[name]) for name, tensor in completed(each.tensors, received).items())
         spread.add(whole, received)
         signs.add(whole, received)
     assert link.traffic.spread.figures() == spread.figures()
