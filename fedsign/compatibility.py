@@ -16,7 +16,7 @@ from fedsign.config import ExperimentConfig
 from fedsign.extensions import extensions
 from fedsign.models.batch_norm import has_batch_norm
 from fedsign.models.features import classifier_of
-from fedsign.objectives.base import Objective
+from fedsign.objectives.base import Objective, gradient_fault
 from fedsign.optim.base import optimizer_of
 from fedsign.optim.displacement import is_linear
 from fedsign.records import ObjectiveSpec, Role
@@ -141,6 +141,11 @@ RULES: tuple[Rule[Experiment] | Choice[Experiment], ...] = (
         "server.optimizer.name={config.server.optimizer.name} was given, but strategy {config.strategy.name} is Flower's and moves the "
         "server by itself",
         "set server.optimizer.name=none, or take a strategy of FedSign's",
+    ),
+    Rule(
+        lambda its: gradient_fault(its.objective, [*its.workload.roles]),
+        "penalty_gradient of objective '{spec.name}' {found}",
+        "correct it, or leave it out",
     ),
     Rule(
         lambda its: its.objective.needs_unit_displacement and not is_linear(its.optimizer),

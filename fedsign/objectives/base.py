@@ -14,11 +14,13 @@ autograd.  `penalty_gradient` works element by element: it reads that element of
 A gradient with a number of the client's own, such as a norm or `unit_displacement`, is left to autograd.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
+from torch.autograd import grad
 
 from fedsign.records import Tensors
 
@@ -116,3 +118,37 @@ class Objective:
     def to_server(self, next_state: Mapping[str, Tensor], context: LocalContext) -> Tensors:
         """What the reply carries besides the model: tensors named and shaped like parameters."""
         return {}
+
+
+def gradient_fault(objective: Objective, names: Sequence[str]) -> str:
+    """What is wrong with an objective's `penalty_gradient`, by autograd of `penalty` on small tensors of these names; or nothing.
+
+    A penalty that needs something else than such tensors, for instance other names in `shared`, is not judged.
+    """
+    if not objective.has_gradient:
+        return ""
+    random = torch.Generator().manual_seed(0)
+    theta, received, state, shared = (
+        {name: torch.randn(2, 3, generator=random, dtype=torch.float64) for name in names} for _ in range(4)
+    )
+    context = LocalContext(
+        received=received, state=state, shared=shared, unit_displacement=1.0, sizes=dict.fromkeys(names, 6)
+    )
+    tracked = {name: tensor.clone().requires_grad_() for name, tensor in theta.items()}
+    try:
+        penalty = objective.penalty(tracked, context)
+    except Exception:  # noqa: BLE001 - a user's own code
+        return ""
+    expected = (
+        None if penalty is None else grad(penalty, [*tracked.values()], allow_unused=True, materialize_grads=True)
+    )
+    for _ in range(2):  # what it gave may be written to
+        found = objective.penalty_gradient(theta, context) or {}
+        for place, name in enumerate(names):
+            wanted = torch.zeros_like(theta[name]) if expected is None else expected[place]
+            pull = found.get(name, torch.zeros_like(wanted))
+            if not torch.allclose(pull, wanted, rtol=1e-3, atol=1e-6):
+                worst = (pull - wanted).abs().argmax()
+                return f"gave {pull.flatten()[worst]:.4g} for an element of '{name}', autograd of penalty {wanted.flatten()[worst]:.4g}"
+            pull.zero_()
+    return ""

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,14 +18,17 @@ from clients.local_step import LocalStep
 from clients.working_model import WorkingModel
 from fedsign import plugins
 from fedsign.config import from_dict
+from fedsign.errors import ConfigError
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.objectives.feddyn import FedDynObjective
 from fedsign.objectives.fedprox import FedProxObjective
 from fedsign.objectives.fedsign import FedSignObjective
 from fedsign.objectives.scaffold import ScaffoldObjective
-from fedsign.records import Tensors
+from fedsign.records import ObjectiveSpec, Tensors
 from fedsign.registry import KINDS
 from fedsign.workload import Workload
+from simulations import run
+from strategies.fedavg import FedAvg
 from tests.papers.local import local
 
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to" / "your-own-strategy.md"
@@ -240,3 +244,55 @@ def test_the_how_tos_objective_passes_the_how_tos_check(tmp_path: Path, monkeypa
     with pytest.raises(AssertionError, match="not close"):
         exec(check.replace("objective.penalty_gradient(", "AnchorLoss().penalty_gradient("), {})
     monkeypatch.delitem(sys.modules, "anchored")
+
+
+class Doubled(Elastic):
+    """Wrong by a factor of 2."""
+
+    def penalty(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensor | None:
+        return super().penalty(parameters, context)
+
+    def penalty_gradient(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensors | None:
+        return {name: 2 * context.received[name] for name in parameters}
+
+
+class HandsOutReceived(Elastic):
+    """Gives tensors that are not its own, which a trainer would write to."""
+
+    def penalty(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensor | None:
+        return super().penalty(parameters, context)
+
+    def penalty_gradient(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensors | None:
+        return {name: context.received[name] for name in parameters}
+
+
+class Asks(FedAvg):
+    def __init__(self, *, objective: str) -> None:
+        super().__init__()
+        self.named = objective
+
+    def objective(self, round: int) -> ObjectiveSpec:
+        return ObjectiveSpec(name=f"{__name__}:{self.named}")
+
+
+@pytest.mark.parametrize("path", ["sequential", pytest.param("auto", marks=pytest.mark.needs("cohort"))])
+@pytest.mark.parametrize(
+    ("objective", "said"),
+    [
+        ("Elastic", None),
+        (
+            "Doubled",
+            r"penalty_gradient of objective '.*:Doubled' gave .* for an element of '0?.*weight', autograd of penalty",
+        ),
+        ("HandsOutReceived", "penalty_gradient of objective '.*:HandsOutReceived' gave 0 for an element"),
+    ],
+)
+def test_a_gradient_that_is_not_the_penaltys_is_refused_before_the_run(
+    objective: str, said: str | None, path: str, tiny: dict[str, Any]
+) -> None:
+    tree = {**tiny, "strategy": {"name": f"{__name__}:Asks", "objective": objective}, "client": {"path": path, "lr": 1e-3}}
+    if said is None:
+        assert len(run(tree).rounds) == 2
+    else:
+        with pytest.raises(ConfigError, match=said):
+            run(tree)
