@@ -38,7 +38,14 @@ def print_summary(done: Any) -> None:
     rows.append(("run", escaped(str(done.path))))
     if (done.path / "report.html").exists():
         rows.append(("report", escaped(str(done.path / "report.html"))))
+    print_facts(rows)
+
+
+def print_facts(rows: list[tuple[str, str]], *, title: str = "") -> None:
+    """Names and their texts, which may hold rich's markup, below each other."""
     console = Console(soft_wrap=True, highlight=False)
+    if title:
+        console.print(f"[bold]{escaped(title)}[/]")
     width = max(len(name) for name, _ in rows)
     for name, text in rows:
         console.print(f"{name:<{width}}  {text}")

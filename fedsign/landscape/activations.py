@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsign.landscape.valley import Array
+from fedsign.landscape.landscape import Array
 from fedsign.landscape.vector import Layout
 from fedsign.models.features import forward_with_features
 from fedsign.seeding import Purpose, generator
@@ -33,21 +33,15 @@ def activation_confusion(
     model: nn.Module, layout: Layout, centre: Tensor, moved: Tensor, features: Tensor, *, batch: int = 512
 ) -> Confusion:
     """Of the representation that goes into the model's head, in evaluation mode; `centre` and `moved` are models [D]."""
-    was_training = model.training
-    model.eval()
-    counts = torch.zeros(2, 2, dtype=torch.int64)
-    try:
-        with torch.no_grad():
-            for part in features.split(batch):
-                before, after = (
-                    forward_with_features(model, layout.tensors(point), part)[1] > 0 for point in (centre, moved)
-                )
-                for row in (False, True):
-                    for column in (False, True):
-                        counts[int(row), int(column)] += ((before == row) & (after == column)).sum().cpu()
-    finally:
-        model.train(was_training)
-    (a, b), (c, d) = counts.tolist()
+    counts = torch.zeros(4, dtype=torch.int64)
+    with torch.no_grad():
+        for part in features.split(batch):
+            before, after = (
+                forward_with_features(model, layout.tensors(point), part, training=False)[1] > 0
+                for point in (centre, moved)
+            )
+            counts += torch.bincount((2 * before + after.long()).flatten().cpu(), minlength=4)
+    a, b, c, d = counts.tolist()
     return Confusion(counts=((a, b), (c, d)))
 
 

@@ -17,7 +17,7 @@ from torch.func import functional_call, grad, vjp
 
 from fedsign.data.base import Samples
 from fedsign.errors import ConfigError
-from fedsign.landscape.valley import Array
+from fedsign.landscape.landscape import Array
 from fedsign.landscape.vector import Layout
 from fedsign.seeding import Purpose, generator
 from fedsign.tasks.base import Task, num_terms

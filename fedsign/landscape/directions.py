@@ -33,7 +33,8 @@ def special(name: str, layout: Layout, theta: Tensor, initial: Tensor | None = N
     Raises:
         ConfigError: there is none of that name, or the initial model is asked for and not known.
     """
-    match name:
+    base = centred(layout, theta) if name.endswith("_centred") else theta
+    match name.removesuffix("_centred"):
         case "initial":
             if initial is None:
                 raise ConfigError(
@@ -44,22 +45,13 @@ def special(name: str, layout: Layout, theta: Tensor, initial: Tensor | None = N
         case "final":
             return theta.clone()
         case "sign":
-            return theta.sign()
-        case "sign_centred":
-            return centred(layout, theta).sign()
+            return base.sign()
         case "sgp":
-            return sgp(theta)
-        case "sgp_centred":
-            return sgp(centred(layout, theta))
+            return (base > 0).to(base.dtype)
         case _:
             raise ConfigError(
                 f"direction '{name}' is not known.{nearest(name, SPECIAL)} Expected is one of {', '.join(SPECIAL)}."
             )
-
-
-def sgp(x: Tensor) -> Tensor:
-    """1 where x > 0, else 0."""
-    return (x > 0).to(x.dtype)
 
 
 def centred(layout: Layout, theta: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ def mask_of(group: str, model: nn.Module, layout: Layout) -> Tensor:
     Raises:
         ConfigError: the model has no such parameters.
     """
-    names = _members(group, model, layout)
+    names = _members(group, model)
     if not names:
         raise ConfigError(
             f"group '{group}' has no parameters in this model; expected is one of {', '.join(GROUPS)} or a pattern of names "
@@ -50,34 +50,35 @@ def mask_of(group: str, model: nn.Module, layout: Layout) -> Tensor:
     return mask
 
 
-def _members(group: str, model: nn.Module, layout: Layout) -> set[str]:
-    owners = {
-        f"{path}.{own}" if path else own: module
-        for path, module in model.named_modules()
-        for own, _ in module.named_parameters(recurse=False)
-    }
-    names = [name for name in layout.shapes if name in owners]
-    layers = list(dict.fromkeys(id(owners[name]) for name in names))
+def _members(group: str, model: nn.Module) -> set[str]:
+    owners, head = owners_of(model), head_of(model)
     match group:
         case "ALL":
-            return set(names)
+            return set(owners)
         case "CLF":
-            return {name for name in names if owners[name] is _classifier(model) and name.endswith("weight")}
+            return {name for name, owner in owners.items() if owner is head and name.endswith("weight")}
         case "FEAT":
-            return {name for name in names if owners[name] is not _classifier(model)}
+            return {name for name, owner in owners.items() if owner is not head}
         case "LAYER1":
-            stage = {name for name in names if "layer1" in name.split(".")}
+            layers = list(dict.fromkeys(owners.values()))
             first = layers[: max(1, len(layers) // 4)]
-            return stage or {name for name in names if id(owners[name]) in first}
+            stage = {name for name in owners if "layer1" in name.split(".")}
+            return stage or {name for name, owner in owners.items() if owner in first}
         case "CONV":
-            return {name for name in names if isinstance(owners[name], _CONVOLUTIONS)}
+            return {name for name, owner in owners.items() if isinstance(owner, _CONVOLUTIONS)}
         case "BN":
-            return {name for name in names if isinstance(owners[name], BATCH_NORMS)}
+            return {name for name, owner in owners.items() if isinstance(owner, BATCH_NORMS)}
         case _:
-            return {name for name in names if any(fnmatchcase(name, pattern) for pattern in group.split("|"))}
+            return {name for name in owners if any(fnmatchcase(name, pattern) for pattern in group.split("|"))}
 
 
-def _classifier(model: nn.Module) -> nn.Module | None:
+def owners_of(model: nn.Module) -> dict[str, nn.Module]:
+    """Name of each parameter -> the module that it belongs to."""
+    return {name: model.get_submodule(name.rpartition(".")[0]) for name, _ in model.named_parameters()}
+
+
+def head_of(model: nn.Module) -> nn.Module | None:
+    """The final classifier; None where there is none."""
     try:
         return classifier_of(model)
     except ConfigError:

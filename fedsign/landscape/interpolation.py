@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fedsign.errors import ConfigError
-from fedsign.landscape.landscape import Landscape, grid
-from fedsign.landscape.valley import Array, Curve, curve_of
+from fedsign.landscape.landscape import Array, Landscape, grid
+from fedsign.landscape.valley import Curve
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,52 +40,24 @@ class Path:
         return float(max(0.0, np.max((self.values - line)[inside])))
 
 
-def between(
-    landscape: Landscape, first: Tensor, second: Tensor, *, points: int = 61, low: float = -1.0, high: float = 2.0
-) -> Path:
+def between(landscape: Landscape, first: Tensor, second: Tensor, *, points: int = 61) -> Path:
     """The line through two models [D].
 
     Raises:
-        ConfigError: the range does not reach from the one to the other.
+        ConfigError: there are too few points.
     """
-    if not (low <= 0 and high >= 1 and points >= 3):
-        raise ConfigError(
-            f"{points} points from {low:g} to {high:g} were asked for, but expected are 3 or more from 0 or below to 1 or above."
-        )
-    lambdas = np.linspace(low, high, points)
-    marks = [0.0, 0.5, 1.0]
-    values = landscape.along([second - first], grid([*lambdas.tolist(), *marks]), centre=first)
+    if points < 3:
+        raise ConfigError(f"{points} points from -1 to 2 were asked for, but expected are 3 or more.")
+    lambdas = np.linspace(-1.0, 2.0, points)
+    values = landscape.along([second - first], grid([*lambdas.tolist(), 0.0, 0.5, 1.0]), centre=first)
     figure, found = values.main()
     start, middle, end = found[points:].tolist()
-    return Path(
-        curve=curve_of(lambdas, values.part(0, points)),
-        values=found[:points].numpy(),
-        middle=middle,
-        ends=(start, end),
-        figure=figure,
-    )
-
-
-def soup(models: Sequence[Tensor], weights: Sequence[float] | None = None) -> Tensor:
-    """The weighted mean of models [D], uniform without weights.
-
-    Raises:
-        ConfigError: there are no models, or the weights do not fit them.
-    """
-    shares = [1.0] * len(models) if weights is None else list(weights)
-    if not models or len(shares) != len(models) or not sum(shares) > 0:
-        raise ConfigError(
-            f"{len(models)} models and weights {shares} were given for a soup, but expected are one model or more and a weight "
-            "for each of them, with a sum above 0."
-        )
-    total = torch.zeros_like(models[0])
-    for model, share in zip(models, shares, strict=True):
-        total.add_(model, alpha=share / sum(shares))
-    return total
+    curve = Curve(values.loss[:points], None if values.error is None else values.error[:points], lambdas)
+    return Path(curve=curve, values=found[:points], middle=middle, ends=(start, end), figure=figure)
 
 
 def soup_gap(landscape: Landscape, models: Sequence[Tensor]) -> float:
-    """Mean error (or loss) of the models minus that of their soup: above 0, the soup is better."""
-    values = landscape.at(torch.stack([*models, soup(models)]))
-    *own, mixed = values.main()[1].tolist()
+    """Mean error (or loss) of models [D] minus that of their soup, which is their mean: above 0, the soup is better."""
+    soup = torch.stack(list(models)).mean(0)
+    *own, mixed = landscape.at(torch.stack([*models, soup])).main()[1].tolist()
     return float(sum(own) / len(own) - mixed)

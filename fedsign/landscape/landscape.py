@@ -14,10 +14,12 @@ D = number of parameters, P = points, K = directions.
 """
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
@@ -28,27 +30,28 @@ from fedsign.models.batch_norm import BATCH_NORMS
 from fedsign.models.channels_last import laid_out, prepare
 from fedsign.tasks.base import KeepingTask, Task
 
+Array = NDArray[np.float64]
 _MOST_ON_A_CPU = 32  # points of a stack: larger ones are slower
 _CACHE_BYTES = 2**22  # of a CPU: what a step makes of more than that leaves its caches
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Values:
-    """Mean loss and error (the share of samples whose class is wrong) of P points, [P] each, float64; on the CPU.
+    """Mean loss and error (the share of samples whose class is wrong) of points, [P] or [Q, P] each.
 
     `error` is None for outputs that are no classes.
     """
 
-    loss: Tensor
-    error: Tensor | None
+    loss: Array
+    error: Array | None
 
-    def main(self) -> tuple[str, Tensor]:
+    def main(self) -> tuple[str, Array]:
         """The figure that valleys are about: the error, or the loss where there is none; with its name."""
         return ("loss", self.loss) if self.error is None else ("error", self.error)
 
-    def part(self, start: int, stop: int) -> "Values":
-        """Those of some points that follow each other."""
-        return Values(self.loss[start:stop], None if self.error is None else self.error[start:stop])
+    def arrays(self) -> dict[str, Array]:
+        """The figures that there are, by name."""
+        return {"loss": self.loss} if self.error is None else {"loss": self.loss, "error": self.error}
 
 
 class Landscape:
@@ -77,11 +80,10 @@ class Landscape:
         self.centre = self.layout.vector(dict(model.named_parameters()))
         self._model = copy.deepcopy(model).eval()
         self._task, self._samples, self._max_bytes = task, samples, max_bytes
-        self._norms = [
-            module for module in self._model.modules() if isinstance(module, BATCH_NORMS) and module.track_running_stats
-        ]
+        norms = [each for each in self._model.modules() if isinstance(each, BATCH_NORMS) and each.track_running_stats]
+        self._norms = [] if statistics is None else norms  # whose statistics are taken anew
         self._statistics: Sequence[Tensor] = ()
-        if statistics is not None and self._norms:
+        if statistics is not None and norms:
             self._statistics = statistics.tensor_split(-(-len(statistics) // statistics_batch))
         self._bytes_per_sample = _activation_bytes(self._model, samples.features[:1])
         self._is_one_by_one = self._has_slow_convolutions() or not self._can_be_stacked()
@@ -89,14 +91,13 @@ class Landscape:
             prepare(self._model)
 
     @property
-    def num_samples(self) -> int:
-        """That a point is evaluated on."""
-        return len(self._samples.features)
-
-    @property
-    def num_statistics(self) -> int:
-        """That BatchNorm's statistics are taken of; 0 without BatchNorm."""
-        return sum(map(len, self._statistics))
+    def sizes(self) -> dict[str, int]:
+        """How many parameters, samples that a point is evaluated on, and samples for BatchNorm's statistics (0 without)."""
+        return {
+            "num_parameters": self.layout.size,
+            "num_samples": len(self._samples.features),
+            "num_statistics": sum(map(len, self._statistics)),
+        }
 
     def along(self, directions: Sequence[Tensor], coefficients: Tensor, *, centre: Tensor | None = None) -> Values:
         """Values at centre + coefficients [P, K] @ directions (K of [D]); the centre is the model's own without one."""
@@ -134,21 +135,20 @@ class Landscape:
         with torch.no_grad():
             own = dict(self._model.named_parameters())
             torch._foreach_copy_(list(own.values()), list(self.layout.tensors(point).values()))
-            self._collect_statistics()
+            for module in self._norms:
+                module.reset_running_stats()
+            self._collect_statistics(lambda batch: self._model(laid_out(batch)))
             outputs = (self._model(laid_out(batch)).unsqueeze(0) for batch in self._batches(1))
             return self._values(outputs)
 
-    def _collect_statistics(self) -> None:
-        """See [Note: BatchNorm]."""
-        if not self._statistics:
-            return
+    def _collect_statistics(self, forward: Callable[[Tensor], object]) -> None:
+        """See [Note: BatchNorm]; `forward` passes a batch through the model, whose running statistics are cleared."""
         for module in self._norms:
-            module.reset_running_stats()
             module.train()
         for number, batch in enumerate(self._statistics, start=1):
             for module in self._norms:
                 module.momentum = 1 / number  # the mean of what was seen so far
-            self._model(laid_out(batch))
+            forward(batch)
         for module in self._norms:
             module.eval()
 
@@ -173,19 +173,11 @@ class Landscape:
     def _stacked_statistics(self, parameters: dict[str, Tensor], num_points: int) -> dict[str, Tensor]:
         """The buffers of each point, [P, ...]; see [Note: BatchNorm]."""
         found = {name: buffer.expand(num_points, *buffer.shape).clone() for name, buffer in self._model.named_buffers()}
-        if not self._statistics:
-            return found
         of = {id(buffer): name for name, buffer in self._model.named_buffers()}
         for module in self._norms:
             found[of[id(module.running_mean)]].zero_()
             found[of[id(module.running_var)]].fill_(1)
-            module.train()
-        for number, batch in enumerate(self._statistics, start=1):
-            for module in self._norms:
-                module.momentum = 1 / number
-            self._outputs(parameters, found, batch)  # updates them in place
-        for module in self._norms:
-            module.eval()
+        self._collect_statistics(lambda batch: self._outputs(parameters, found, batch))  # updates them in place
         return found
 
     def _values(self, batches: Iterable[Tensor]) -> Values:
@@ -203,8 +195,8 @@ class Landscape:
         mean = task.loss_of if isinstance(task, KeepingTask) else task.loss
         loss = torch.stack([mean(each, targets) for each in outputs])
         is_of_classes = outputs.dim() == 3 and not targets.is_floating_point()
-        error = (outputs.argmax(2) != targets).double().mean(1).cpu() if is_of_classes else None
-        return Values(loss.double().cpu(), error)
+        error = (outputs.argmax(2) != targets).double().mean(1).cpu().numpy() if is_of_classes else None
+        return Values(loss.double().cpu().numpy(), error)
 
     def _batches(self, num_points: int) -> Iterator[Tensor]:
         features = self._samples.features
@@ -229,7 +221,7 @@ def grid(*axes: Sequence[float]) -> Tensor:
 
 def _joined(parts: Sequence[Values]) -> Values:
     errors = [part.error for part in parts if part.error is not None]
-    return Values(torch.cat([part.loss for part in parts]), torch.cat(errors) if errors else None)
+    return Values(np.concatenate([part.loss for part in parts]), np.concatenate(errors) if errors else None)
 
 
 def _activation_bytes(model: nn.Module, features: Tensor) -> int:

@@ -10,8 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedsign.landscape.groups import mask_of
+from fedsign.landscape.groups import head_of, owners_of
 from fedsign.landscape.vector import Layout
+from fedsign.models.batch_norm import BATCH_NORMS
+
+_KINDS, _PARTS = ("BN", "CLF", "Other"), ("weight", "bias")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,44 +40,31 @@ def same_sign_ratio(first: Tensor, second: Tensor, *, where: Tensor | None = Non
     return float(chosen.double().mean())
 
 
-def same_sign_ratios(layout: Layout, first: Tensor, second: Tensor) -> dict[str, float]:
-    """Of each parameter tensor."""
-    return {name: same_sign_ratio(first[place], second[place]) for name, place in layout.places().items()}
-
-
 def step_by_group(model: nn.Module, layout: Layout, first: Tensor, second: Tensor) -> list[GroupOfStep]:
     """The step from the first model to the second, group by group; groups that the model does not have are left out."""
     step = second - first
     found = []
     for group, mask in _masks(model, layout).items():
-        if mask.any():
-            inside = step[mask].double()
-            found.append(
-                GroupOfStep(
-                    group=group,
-                    num_parameters=int(mask.sum()),
-                    mean=float(inside.mean()),
-                    std=float(inside.std(correction=0)),
-                    ssr_start=same_sign_ratio(step, first, where=mask),
-                    ssr_end=same_sign_ratio(step, second, where=mask),
-                )
+        inside = step[mask].double()
+        found.append(
+            GroupOfStep(
+                group=group,
+                num_parameters=len(inside),
+                mean=float(inside.mean()),
+                std=float(inside.std(correction=0)),
+                ssr_start=same_sign_ratio(step, first, where=mask),
+                ssr_end=same_sign_ratio(step, second, where=mask),
             )
+        )
     return found
 
 
 def _masks(model: nn.Module, layout: Layout) -> dict[str, Tensor]:
-    is_weight = torch.zeros(layout.size, dtype=torch.bool)
+    """The groups that the model has, in the paper's order."""
+    owners, head = owners_of(model), head_of(model)
+    masks = {f"{kind} {part}": torch.zeros(layout.size, dtype=torch.bool) for kind in _KINDS for part in _PARTS}
     for name, place in layout.places().items():
-        is_weight[place] = not name.endswith("bias")
-    none = torch.zeros_like(is_weight)
-    has_norms = any("BatchNorm" in type(module).__name__ for module in model.modules())
-    of_norms = mask_of("BN", model, layout) if has_norms else none
-    has_classifier = any(isinstance(module, nn.Linear) for module in model.modules())
-    of_classifier = ~mask_of("FEAT", model, layout) if has_classifier else none
-    others = ~(of_norms | of_classifier)
-    kinds = {"BN": of_norms, "CLF": of_classifier, "Other": others}
-    return {
-        f"{kind} {what}": mask & (is_weight if what == "weight" else ~is_weight)
-        for kind, mask in kinds.items()
-        for what in ("weight", "bias")
-    }
+        owner = owners[name]
+        kind = "BN" if isinstance(owner, BATCH_NORMS) else "CLF" if owner is head else "Other"
+        masks[f"{kind} {_PARTS[name.endswith('bias')]}"][place] = True
+    return {group: mask for group, mask in masks.items() if mask.any()}

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_softmax
 
-from fedsign.landscape.valley import Array
+from fedsign.landscape.landscape import Array
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,27 +46,18 @@ def softmax_curve(
     contract_with: Literal["noise", "weights"] = "noise",
 ) -> SoftmaxCurve:
     """Of weights and noise [C, d], features [n, d], labels [n]."""
-    rows = [_point(weights + at * noise, noise, features, labels, contract_with == "weights") for at in lambdas]
-    spread, trace, slope, curvature, loss, error = np.array(rows).T
+    points = [weights + at * noise for at in lambdas]
+    logits = np.stack([features @ point.T for point in points])  # [P, n, C]
+    moved = np.stack([features @ (point if contract_with == "weights" else noise).T for point in points])  # eps h
+    log_p = log_softmax(logits, axis=-1)
+    p, right = np.exp(log_p), np.eye(len(weights))[labels]
+    spread = (p * (1 - p)).sum(-1)  # of each sample, [P, n]
     return SoftmaxCurve(
-        lambdas=lambdas, spread=spread, trace=trace, slope=slope, curvature=curvature, loss=loss, error=error
-    )
-
-
-def _point(
-    weights: Array, noise: Array, features: Array, labels: NDArray[np.int64], with_weights: bool
-) -> tuple[float, ...]:
-    logits = features @ weights.T
-    log_p = log_softmax(logits, axis=1)
-    p = np.exp(log_p)
-    right = np.eye(len(weights))[labels]
-    moved = features @ (weights if with_weights else noise).T  # eps h of each sample, [n, C]
-    spread = (p * (1 - p)).sum(1)
-    return (
-        float(spread.mean()),
-        float((spread * (features**2).sum(1)).mean()),
-        float(((p - right) * moved).sum(1).mean()),
-        float(((p * moved**2).sum(1) - (p * moved).sum(1) ** 2).mean()),
-        float(-(right * log_p).sum(1).mean()),
-        float((logits.argmax(1) != labels).mean()),
+        lambdas=lambdas,
+        spread=spread.mean(-1),
+        trace=(spread * (features**2).sum(-1)).mean(-1),
+        slope=((p - right) * moved).sum(-1).mean(-1),
+        curvature=((p * moved**2).sum(-1) - (p * moved).sum(-1) ** 2).mean(-1),
+        loss=-(right * log_p).sum(-1).mean(-1),
+        error=(logits.argmax(-1) != labels).mean(-1),
     )

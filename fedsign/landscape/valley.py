@@ -9,13 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from fedsign.errors import ConfigError
 from fedsign.intervals import Interval, paired_difference
+from fedsign.landscape.landscape import Array as Array
 from fedsign.landscape.landscape import Landscape, Values, grid
 
-Array = NDArray[np.float64]
 RISE = 0.1
 """Above the centre, where a valley's width is measured: 10 points of error, or 0.1 nats of loss."""
 
@@ -41,13 +40,11 @@ class Sides:
         return self.mean_negative - self.mean_positive
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Curve:
+@dataclass(frozen=True)
+class Curve(Values):
     """Values at lambdas [P], ascending, with 0 among them."""
 
     lambdas: Array
-    loss: Array
-    error: Array | None
 
     def sides(self, figure: str = "error") -> Sides:
         """Of `loss` or `error`.
@@ -55,35 +52,22 @@ class Curve:
         Raises:
             ConfigError: the curve has no such figure.
         """
-        values = {"loss": self.loss, "error": self.error}.get(figure)
+        values = self.arrays().get(figure)
         if values is None:
             raise ConfigError(f"figure '{figure}' was asked for, but a curve has 'loss' and, for classes, 'error'.")
         return sides_of(self.lambdas, values)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Surface:
-    """Values over a plane: loss and error [Q, P] at (rows[q], columns[p])."""
-
-    rows: Array
-    columns: Array
-    loss: Array
-    error: Array | None
-
-
-def lambdas_of(points: int = 41, *, low: float = -1.0, high: float = 1.0) -> Array:
-    """Evenly spaced, with both ends.
+def lambdas_of(points: int = 41) -> Array:
+    """Evenly spaced from -1 to 1, with both ends.
 
     Raises:
         ConfigError: 0 would not be one of them.
     """
-    found = np.linspace(low, high, points)
-    nearest = np.abs(found).argmin() if points > 1 else 0
-    if points < 3 or abs(found[nearest]) > 1e-9 * (high - low):
-        raise ConfigError(
-            f"{points} points from {low:g} to {high:g} were asked for, but expected are 3 or more, 0 being one."
-        )
-    found[nearest] = 0.0
+    if points < 3 or points % 2 == 0:
+        raise ConfigError(f"{points} points from -1 to 1 were asked for, but expected are 3 or more, 0 being one.")
+    found = np.linspace(-1.0, 1.0, points)
+    found[points // 2] = 0.0
     return found
 
 
@@ -103,38 +87,21 @@ def curves(
     steps = [scale * value for scale in scales for value in at]
     found: list[list[Curve]] = []
     for direction in directions:
-        values = landscape.along([direction], grid(steps))
-        parts = [values.part(start, start + len(at)) for start in range(0, len(steps), len(at))]
-        found.append([curve_of(at, part) for part in parts])
+        values = shaped(landscape.along([direction], grid(steps)), len(scales), len(at))
+        errors = [None] * len(scales) if values.error is None else values.error
+        found.append([Curve(loss, error, at) for loss, error in zip(values.loss, errors, strict=True)])
     return found
 
 
-def surface(
-    landscape: Landscape,
-    first: torch.Tensor,
-    second: torch.Tensor,
-    *,
-    rows: Array | None = None,
-    columns: Array | None = None,
-) -> Surface:
-    """Values over the plane of two directions [D]: theta_f + row * first + column * second."""
-    rows = lambdas_of(21) if rows is None else rows
-    columns = lambdas_of(21) if columns is None else columns
+def surface(landscape: Landscape, first: torch.Tensor, second: torch.Tensor, *, rows: Array, columns: Array) -> Values:
+    """Values [Q, P] over the plane of two directions [D]: theta_f + row * first + column * second."""
     values = landscape.along([first, second], grid(rows.tolist(), columns.tolist()))
-    shape = (len(rows), len(columns))
-    return Surface(
-        rows=rows,
-        columns=columns,
-        loss=values.loss.numpy().reshape(shape),
-        error=None if values.error is None else values.error.numpy().reshape(shape),
-    )
+    return shaped(values, len(rows), len(columns))
 
 
-def curve_of(lambdas: Array, values: Values) -> Curve:
-    """Values as a curve."""
-    return Curve(
-        lambdas=lambdas, loss=values.loss.numpy(), error=None if values.error is None else values.error.numpy()
-    )
+def shaped(values: Values, *shape: int) -> Values:
+    """The same values in another shape."""
+    return Values(values.loss.reshape(shape), None if values.error is None else values.error.reshape(shape))
 
 
 def sides_of(lambdas: Array, values: Array) -> Sides:
@@ -156,9 +123,8 @@ def sides_of(lambdas: Array, values: Array) -> Sides:
 
 def asymmetry(sides: Sequence[Sides]) -> Interval | None:
     """Mean over directions of mean_negative - mean_positive, with its 95 % interval (Student's t); None without a number."""
-    negative = {index: side.mean_negative for index, side in enumerate(sides)}
-    positive = {index: side.mean_positive for index, side in enumerate(sides)}
-    return paired_difference(negative, positive, higher_is_better=True)
+    values = {index: side.asymmetry for index, side in enumerate(sides)}
+    return paired_difference(values, dict.fromkeys(values, 0.0), higher_is_better=True)
 
 
 def _mean(distances: Array, values: Array) -> float:

@@ -32,8 +32,8 @@ class Found:
     kind: str
     name: str
     facts: Row
-    rows: Sequence[Row]
-    summary: Sequence[Row]
+    rows: Sequence[Row] = ()
+    summary: Sequence[Row] = ()
     arrays: Mapping[str, NDArray[Any]]
 
     def as_json(self) -> dict[str, Any]:

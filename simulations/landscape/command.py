@@ -3,20 +3,22 @@
 Like the command line itself, importing this imports neither torch nor Flower nor NumPy.
 """
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from simulations.options import NumbersOption, numbers, words
-from simulations.printing import escaped, print_files, print_json
+from simulations.printing import escaped, print_facts, print_files, print_json, print_table
 
 SubjectArgument = Annotated[
     Path,
     typer.Argument(metavar="RUN|CHECKPOINT|FILE", help="A run's folder, a checkpoint in it, or a file of weights."),
 ]
+SamplesOption = Annotated[int | None, typer.Option(help="Test samples; without it, all.")]
+StatisticsOption = Annotated[int, typer.Option(help="Training images that BatchNorm's statistics are taken of anew.")]
 ModelOption = Annotated[str | None, typer.Option(help="The model that a file of weights belongs to, such as mlp.")]
 ExperimentOption = Annotated[
     list[str] | None,
@@ -60,10 +62,8 @@ def valley(
     surface: Annotated[
         bool, typer.Option("--surface", help="A plane of the first two directions instead of curves.")
     ] = False,
-    samples: Annotated[int | None, typer.Option(help="Test samples; without it, all.")] = None,
-    statistics: Annotated[
-        int, typer.Option(help="Training images that BatchNorm's statistics are taken of anew.")
-    ] = 500,
+    samples: SamplesOption = None,
+    statistics: StatisticsOption = 500,
     seed: Annotated[int, typer.Option(help="Of the noise.")] = 0,
     model: ModelOption = None,
     overrides: ExperimentOption = None,
@@ -72,7 +72,6 @@ def valley(
 ) -> None:
     """Draw loss and error around a model, along noises and special directions."""
     from fedsign.landscape.figures import valley_figures
-    from fedsign.report.analysis import write_found
     from simulations.landscape import valley as valleys
     from simulations.landscape.subject import subject_of
 
@@ -80,24 +79,18 @@ def valley(
         directions=words(directions),
         draws=draws,
         scales=numbers("--scales", scales),
-        scaling=valleys.scaling_of(scaling),
+        scaling=scaling,
         signs=signs,
         group=group,
         points=points,
+        surface=surface,
         samples=samples,
         statistics=statistics,
         seed=seed,
     )
-    valleys.check(asked)
     subject = subject_of(path, model=model, overrides=overrides or [])
-    found = valleys.look_at_surface(subject, asked) if surface else valleys.look(subject, asked)
-    written = write_found(found, out or folder_of(subject), valley_figures(found))
-    page = None if out else _page_of(subject)
-    if json:
-        print_json(found.as_json() | {"files": [str(file) for file in written]})
-        return
-    _print_valley(found)
-    print_files(written, page)
+    found = valleys.look(subject, asked)
+    finish(found, subject, out, _print_valley, json=json, drawn=valley_figures(found), has_section=True)
 
 
 def interpolate(
@@ -106,10 +99,8 @@ def interpolate(
         Path, typer.Argument(metavar="RUN|CHECKPOINT|FILE", help="Another model of the same architecture.")
     ],
     points: Annotated[int, typer.Option(help="From lambda = -1 to 2.")] = 61,
-    samples: Annotated[int | None, typer.Option(help="Test samples; without it, all.")] = None,
-    statistics: Annotated[
-        int, typer.Option(help="Training images that BatchNorm's statistics are taken of anew.")
-    ] = 500,
+    samples: SamplesOption = None,
+    statistics: StatisticsOption = 500,
     model: ModelOption = None,
     overrides: ExperimentOption = None,
     out: OutOption = None,
@@ -117,53 +108,19 @@ def interpolate(
 ) -> None:
     """Draw loss and error on the line through two models, and say what stands between them."""
     from fedsign.landscape.figures import path_figures
-    from fedsign.report.analysis import write_found
     from simulations.landscape import interpolate as lines
-    from simulations.landscape.subject import subject_of
+    from simulations.landscape.subject import subjects_of
 
-    named = zip((first, second), models_of([first, second], model), strict=True)
-    one, other = (subject_of(path, model=its_model, overrides=overrides or []) for path, its_model in named)
+    one, other = subjects_of([first, second], model=model, overrides=overrides or [])
     found = lines.look(one, other, points=points, samples=samples, statistics=statistics)
-    written = write_found(found, out or folder_of(one), path_figures(found))
-    if json:
-        print_json(found.as_json() | {"files": [str(file) for file in written]})
-        return
-    facts = found.facts
-    _print_facts(
-        found.name,
-        [
-            (f"{facts['figure']} of the first", shown(facts["first"])),
-            (f"{facts['figure']} of the second", shown(facts["second"])),
-            (f"{facts['figure']} in the middle", shown(facts["middle"])),
-            (
-                "midpoint gap",
-                shown(facts["midpoint_gap"], sign="+") + "  above 0, the mean of the two is better than they are",
-            ),
-            ("barrier", shown(facts["barrier"])),
-            ("same signs", shown(facts["same_sign_ratio"])),
-        ],
-    )
-    table = Table(
-        "step in", "parameters", "mean", "std", "same signs as first", "as second", box=None, padding=(0, 2, 0, 0)
-    )
-    for row in found.rows:
-        table.add_row(
-            row["group"],
-            f"{row['num_parameters']:,}",
-            f"{row['mean']:+.4g}",
-            f"{row['std']:.4g}",
-            shown(row["ssr_start"]),
-            shown(row["ssr_end"]),
-        )
-    Console(soft_wrap=True, highlight=False).print(table)
-    print_files(written, None)
+    finish(found, one, out, _print_path, json=json, drawn=path_figures(found))
 
 
 def curvature(
     path: SubjectArgument,
     draws: Annotated[int, typer.Option(help="For the trace.")] = 32,
     eigenvalues: Annotated[int, typer.Option(help="How many at each end.")] = 1,
-    samples: Annotated[int | None, typer.Option(help="Test samples; without it, all.")] = None,
+    samples: SamplesOption = None,
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
     model: ModelOption = None,
     overrides: ExperimentOption = None,
@@ -171,61 +128,49 @@ def curvature(
     json: NumbersOption = False,
 ) -> None:
     """Measure the Hessian of the test loss: its trace, its extreme eigenvalues."""
-    from fedsign.report.analysis import write_found
     from simulations.landscape import curvature as hessians
     from simulations.landscape.subject import subject_of
 
     subject = subject_of(path, model=model, overrides=overrides or [])
     found = hessians.look(subject, draws=draws, eigenvalues=eigenvalues, samples=samples, seed=seed)
-    written = write_found(found, out or folder_of(subject), {})
+    finish(found, subject, out, _print_curvature, json=json)
+
+
+def finish(
+    found: Any,
+    subject: Any,
+    out: Path | None,
+    print_found: Callable[[Any], None],
+    *,
+    json: bool,
+    drawn: Mapping[str, Any] | None = None,
+    has_section: bool = False,
+) -> None:
+    """Write what an analysis found and print it, as JSON or for people; with `has_section`, the run's page too."""
+    from fedsign.report.analysis import write_found
+
+    folder = Path(subject.run.path) if subject.run is not None else None
+    default = Path("analysis") / subject.source.stem if folder is None else folder / "analysis"
+    written = write_found(found, out or default, drawn or {})
+    page = None
+    if has_section and folder and not out:
+        from fedsign.report.page import write_report
+
+        page = write_report(subject.run)
     if json:
         print_json(found.as_json() | {"files": [str(file) for file in written]})
         return
-    facts = found.facts
-    error = "" if facts["trace_standard_error"] is None else f" ± {facts['trace_standard_error']:.3g}"
-    _print_facts(
-        found.name,
-        [
-            ("trace", f"{facts['trace']:.4g}{error}  mean of {draws} draws and its standard error"),
-            ("largest eigenvalue", f"{facts['largest']:.4g}"),
-            ("smallest eigenvalue", f"{facts['smallest']:.4g}"),
-            ("gradient norm", f"{facts['gradient_norm']:.4g}"),
-            ("cosine of signs and gradient", f"{facts['cosine_signs_gradient']:+.4f}"),
-        ],
-    )
-    print_files(written, None)
+    print_found(found)
+    print_files(written, page)
 
 
-def models_of(paths: list[Path], model: str | None) -> list[str | None]:
-    """Runs know their model: beside files of weights, `--model` is for the files."""
-    are_files = [path.is_file() for path in paths]
-    return [model if is_file or not any(are_files) else None for is_file in are_files]
-
-
-def _print_facts(title: str, rows: list[tuple[str, str]]) -> None:
-    console = Console(soft_wrap=True, highlight=False)
-    console.print(f"[bold]{escaped(title)}[/]")
-    width = max(len(name) for name, _ in rows)
-    for name, value in rows:
-        console.print(f"{name:<{width}}  {escaped(value)}")
-
-
-def folder_of(subject: Any) -> Path:
-    return Path(subject.run.path) / "analysis" if subject.run is not None else Path("analysis") / subject.source.stem
-
-
-def _page_of(subject: Any) -> Path | None:
-    """The run's page, written again with what was found."""
-    if subject.run is None:
-        return None
-    from fedsign.report.page import write_report
-
-    return write_report(subject.run)
+def shown(value: float | None, *, sign: str = "") -> str:
+    """A figure with three decimals; a dash where there is none."""
+    return "-" if value is None or value != value else f"{value:{sign}.3f}"
 
 
 def _print_valley(found: Any) -> None:
-    console = Console(soft_wrap=True, highlight=False)
-    facts = found.facts
+    console, facts = Console(soft_wrap=True, highlight=False), found.facts
     console.print(
         f"[bold]{escaped(found.name)}[/]: {facts['model']} with {facts['num_parameters']:,} parameters, on {facts['num_samples']:,} "
         f"test samples of {facts['data']}"
@@ -233,20 +178,20 @@ def _print_valley(found: Any) -> None:
     if not found.summary:
         return
     what = found.summary[0]["figure"]
-    table = Table(
-        "direction", "s", f"{what} -", f"{what} +", "asymmetry", "width -", "width +", box=None, padding=(0, 2, 0, 0)
+    print_table(
+        [
+            {
+                "direction": row["label"],
+                "s": f"{row['scale']:g}",
+                f"{what} -": shown(row["mean_negative"]),
+                f"{what} +": shown(row["mean_positive"]),
+                "asymmetry": _interval(row),
+                "width -": shown(row["width_negative"]),
+                "width +": shown(row["width_positive"]),
+            }
+            for row in found.summary
+        ]
     )
-    for row in found.summary:
-        table.add_row(
-            escaped(row["label"]),
-            f"{row['scale']:g}",
-            shown(row["mean_negative"]),
-            shown(row["mean_positive"]),
-            _interval(row),
-            shown(row["width_negative"]),
-            shown(row["width_positive"]),
-        )
-    console.print(table)
     console.print(
         f"{what} - and +: means over lambda in [-1, 0] and [0, 1]; asymmetry: their difference, with a 95 % interval over draws; "
         "width: the |lambda| at which it has risen by 0.1, - where it does not.",
@@ -258,8 +203,48 @@ def _interval(row: Any) -> str:
     text = shown(row["asymmetry"], sign="+")
     if row["asymmetry_low"] is None:
         return text
-    return f"{text} \\[{row['asymmetry_low']:+.3f}, {row['asymmetry_high']:+.3f}]"
+    return f"{text} [{row['asymmetry_low']:+.3f}, {row['asymmetry_high']:+.3f}]"
 
 
-def shown(value: float | None, *, sign: str = "") -> str:
-    return "-" if value is None or value != value else f"{value:{sign}.3f}"
+def _print_path(found: Any) -> None:
+    facts = found.facts
+    gap = shown(facts["midpoint_gap"], sign="+") + "  above 0, the mean of the two is better than they are"
+    print_facts(
+        [
+            (f"{facts['figure']} of the first", shown(facts["first"])),
+            (f"{facts['figure']} of the second", shown(facts["second"])),
+            (f"{facts['figure']} in the middle", shown(facts["middle"])),
+            ("midpoint gap", gap),
+            ("barrier", shown(facts["barrier"])),
+            ("same signs", shown(facts["same_sign_ratio"])),
+        ],
+        title=found.name,
+    )
+    print_table(
+        [
+            {
+                "step in": row["group"],
+                "parameters": f"{row['num_parameters']:,}",
+                "mean": f"{row['mean']:+.4g}",
+                "std": f"{row['std']:.4g}",
+                "same signs as first": shown(row["ssr_start"]),
+                "as second": shown(row["ssr_end"]),
+            }
+            for row in found.rows
+        ]
+    )
+
+
+def _print_curvature(found: Any) -> None:
+    facts = found.facts
+    error = "" if facts["trace_standard_error"] is None else f" ± {facts['trace_standard_error']:.3g}"
+    print_facts(
+        [
+            ("trace", f"{facts['trace']:.4g}{error}  mean of {facts['draws']} draws and its standard error"),
+            ("largest eigenvalue", f"{facts['largest']:.4g}"),
+            ("smallest eigenvalue", f"{facts['smallest']:.4g}"),
+            ("gradient norm", f"{facts['gradient_norm']:.4g}"),
+            ("cosine of signs and gradient", f"{facts['cosine_signs_gradient']:+.4f}"),
+        ],
+        title=found.name,
+    )

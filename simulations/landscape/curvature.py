@@ -25,9 +25,7 @@ def look(
         kind="curvature",
         name=subject.name,
         facts={
-            "source": str(subject.source),
-            "model": subject.workload.config.model.name,
-            "data": subject.workload.config.data.name,
+            **subject.facts,
             "num_parameters": curvature.layout.size,
             "num_samples": len(chosen),
             "draws": draws,
@@ -39,7 +37,5 @@ def look(
             "gradient_norm": float(gradient.norm()),
             "cosine_signs_gradient": float(torch.cosine_similarity(signs, gradient, dim=0)),
         },
-        rows=[],
-        summary=[],
         arrays={"smallest": low, "largest": high},
     )

@@ -3,11 +3,7 @@
 import logging
 from dataclasses import asdict
 
-from torch import Tensor
-
-from fedsign.errors import ConfigError
 from fedsign.landscape.interpolation import between
-from fedsign.landscape.landscape import Landscape
 from fedsign.landscape.sign_ratios import same_sign_ratio, step_by_group
 from fedsign.report.analysis import Found
 from simulations.landscape.subject import Subject
@@ -24,25 +20,16 @@ def look(
         FedSignError: they are not of one architecture.
     """
     _warn_of_other_data(first, second)
-    landscape = Landscape(
-        first.model, first.workload.task, first.test_samples(samples), statistics=first.statistics(statistics)
-    )
-    one, other = landscape.centre, vector_of(second, landscape)
+    landscape = first.landscape(samples, statistics)
+    one, other = landscape.centre, second.vector_in(landscape.layout).to(landscape.centre)
     path = between(landscape, one, other, points=points)
-    arrays = {"lambda": path.curve.lambdas, "loss": path.curve.loss}
-    if path.curve.error is not None:
-        arrays["error"] = path.curve.error
     return Found(
         kind="interpolation",
         name=f"{first.name} to {second.name}",
         facts={
-            "source": str(first.source),
+            **first.facts,
             "target": str(second.source),
-            "model": first.workload.config.model.name,
-            "data": first.workload.config.data.name,
-            "num_parameters": landscape.layout.size,
-            "num_samples": landscape.num_samples,
-            "num_statistics": landscape.num_statistics,
+            **landscape.sizes,
             "figure": path.figure,
             "first": path.ends[0],
             "second": path.ends[1],
@@ -52,8 +39,7 @@ def look(
             "same_sign_ratio": same_sign_ratio(one, other),
         },
         rows=[asdict(row) for row in step_by_group(first.model, landscape.layout, one.cpu(), other.cpu())],
-        summary=[],
-        arrays=arrays,
+        arrays={"lambda": path.curve.lambdas, **path.curve.arrays()},
     )
 
 
@@ -67,16 +53,3 @@ def _warn_of_other_data(first: Subject, second: Subject) -> None:
             first.source,
             second.source,
         )
-
-
-def vector_of(subject: Subject, landscape: Landscape) -> Tensor:
-    """A model's parameters, in the order of another one's.
-
-    Raises:
-        ConfigError: it has other parameters.
-    """
-    try:
-        found = landscape.layout.vector(subject.tensors)
-    except ConfigError as error:
-        raise ConfigError(f"{subject.source} and the first model are not of one architecture: {error}") from error
-    return found.to(landscape.centre)

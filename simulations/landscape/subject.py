@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedsign import config as configs
 from fedsign.data.base import AnySamples, Samples
 from fedsign.errors import ConfigError, ResultsError
+from fedsign.landscape.landscape import Landscape
 from fedsign.landscape.vector import Layout
 from fedsign.models.transform import packing_of
 from fedsign.models.weights import load_weights, read_tensors
@@ -60,6 +61,28 @@ class Subject:
         """For titles."""
         return self.source.stem if self.run is None else self.workload.config.name
 
+    @property
+    def facts(self) -> dict[str, str]:
+        """What a finding says of it."""
+        config = self.workload.config
+        return {"source": str(self.source), "model": config.model.name, "data": config.data.name}
+
+    def vector_in(self, layout: Layout) -> Tensor:
+        """The parameters [D] in the order of another model's.
+
+        Raises:
+            ConfigError: it has other parameters.
+        """
+        try:
+            return layout.vector(self.tensors)
+        except ConfigError as error:
+            raise ConfigError(f"{self.source} and the first model are not of one architecture: {error}") from error
+
+    def landscape(self, samples: int | None, statistics: int) -> Landscape:
+        """On so many test samples (None: all), BatchNorm's statistics taken anew of so many training samples."""
+        chosen = self.test_samples(samples)
+        return Landscape(self.model, self.workload.task, chosen, statistics=self.statistics(statistics))
+
     def test_samples(self, count: int | None) -> Samples:
         """The server's test samples, or that many of them, drawn by the experiment's seed."""
         return self._some(self.workload.dataset.test, count, draw=0)
@@ -82,6 +105,15 @@ class Subject:
             chosen = np.sort(rng.permutation(len(samples))[:count])
         features, targets = samples.batch(torch.from_numpy(chosen))
         return Samples(features=features.to(self.workload.device), targets=targets.to(self.workload.device))
+
+
+def subjects_of(paths: Sequence[Path], *, model: str | None, overrides: Sequence[str]) -> list[Subject]:
+    """What several paths are of.  Runs know their model: beside files of weights, `model` is for the files."""
+    are_files = [path.is_file() for path in paths]
+    return [
+        subject_of(path, model=model if is_file or not any(are_files) else None, overrides=overrides)
+        for path, is_file in zip(paths, are_files, strict=True)
+    ]
 
 
 def subject_of(path: Path, *, model: str | None = None, overrides: Sequence[str] = ()) -> Subject:

@@ -1,6 +1,6 @@
 """`fedsign analyse valley`: curves along noises and special directions, or a surface, with their numbers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,126 +11,83 @@ from torch import Tensor
 from fedsign.errors import ConfigError
 from fedsign.landscape.directions import SPECIAL, special
 from fedsign.landscape.groups import mask_of
-from fedsign.landscape.landscape import Landscape
+from fedsign.landscape.landscape import Array, Landscape
 from fedsign.landscape.noise import LABELS, NOISES, noise, with_signs
 from fedsign.landscape.scaling import Scaling, scaled
-from fedsign.landscape.valley import Curve, Sides, Surface, asymmetry, curves, lambdas_of, surface
+from fedsign.landscape.valley import Curve, asymmetry, curves, lambdas_of, surface
 from fedsign.registry import nearest
-from fedsign.report.analysis import Found
+from fedsign.report.analysis import Found, Row
 from simulations.landscape.subject import Subject
 
-_POINTS, _SURFACE_POINTS = 41, 25
+_IN_FACTS = ("directions", "draws", "scales", "scaling", "signs", "group", "seed")
+_AVERAGED = ("mean_positive", "mean_negative", "width_positive", "width_negative")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """What to draw; see the command's options."""
-
-    directions: Sequence[str] = ("gaussian",)
-    draws: int = 2
-    scales: Sequence[float] = (0.2, 1.0, 2.0)
-    scaling: Scaling = Scaling.NORM
-    signs: float | None = None
-    group: str = "ALL"
-    points: int | None = None  # 41 of a curve, 25 of each side of a surface
-    samples: int | None = None
-    statistics: int = 500
-    seed: int = 0
-
-
-def scaling_of(name: str) -> Scaling:
-    """By its name.
+    """What to draw; see the command's options.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: it cannot be drawn, whatever the model.
     """
-    try:
-        return Scaling(name)
-    except ValueError as error:
-        raise ConfigError(
-            f"--scaling={name} was given.{nearest(name, list(Scaling))} Expected is one of {', '.join(Scaling)}."
-        ) from error
 
+    directions: Sequence[str]
+    draws: int
+    scales: Sequence[float]
+    scaling: str
+    signs: float | None
+    group: str
+    points: int | None
+    surface: bool
+    samples: int | None
+    statistics: int
+    seed: int
 
-def check(asked: Asked) -> None:
-    """Raise ConfigError unless it can be drawn, whatever the model."""
-    for name in asked.directions:
-        if name not in NOISES and name not in SPECIAL:
-            known = [*NOISES, *SPECIAL]
+    def __post_init__(self) -> None:
+        for name in self.directions:
+            if name not in NOISES and name not in SPECIAL:
+                known = [*NOISES, *SPECIAL]
+                raise ConfigError(
+                    f"direction '{name}' is not known.{nearest(name, known)} Expected is a noise ({', '.join(NOISES)}) or a special "
+                    f"direction ({', '.join(SPECIAL)})."
+                )
+        if self.scaling not in [*Scaling]:
             raise ConfigError(
-                f"direction '{name}' is not known.{nearest(name, known)} Expected is a noise ({', '.join(NOISES)}) or a special "
-                f"direction ({', '.join(SPECIAL)})."
+                f"--scaling={self.scaling} was given.{nearest(self.scaling, list(Scaling))} Expected is one of {', '.join(Scaling)}."
             )
-    for what, value in {"--draws": asked.draws, "--statistics": asked.statistics}.items():
-        if value < 1:
-            raise ConfigError(f"{what}={value} was given, but expected is 1 or more.")
-    for scale in asked.scales:
-        if not (np.isfinite(scale) and scale > 0):
-            raise ConfigError(f"--scales has {scale:g}, but expected are numbers above 0.")
-    if not asked.directions or not asked.scales:
-        raise ConfigError("no direction or no scale was given, but expected is one of each at least.")
-    lambdas_of(asked.points or _POINTS)
+        for what, value in {"--draws": self.draws, "--statistics": self.statistics}.items():
+            if value < 1:
+                raise ConfigError(f"{what}={value} was given, but expected is 1 or more.")
+        for scale in self.scales:
+            if not (np.isfinite(scale) and scale > 0):
+                raise ConfigError(f"--scales has {scale:g}, but expected are numbers above 0.")
+        if not self.directions or not self.scales:
+            raise ConfigError("no direction or no scale was given, but expected is one of each at least.")
+        _ = self.lambdas
+
+    @property
+    def lambdas(self) -> Array:
+        """Of a curve, or of each side of a surface."""
+        return lambdas_of(self.points or (25 if self.surface else 41))
 
 
 def look(subject: Subject, asked: Asked) -> Found:
-    """The curves.
+    """The curves, or the surface over the plane of the first two directions at the largest scale.
 
     Raises:
-        FedSignError: the model does not have what was asked for.
+        FedSignError: the model does not have what was asked for, or one direction was given for a surface.
     """
-    check(asked)
-    landscape = _landscape(subject, asked)
+    landscape = subject.landscape(asked.samples, asked.statistics)
     rays = _rays(subject, landscape, asked)
-    lambdas = lambdas_of(asked.points or _POINTS)
-    drawn = curves(landscape, [ray.direction for ray in rays], scales=asked.scales, lambdas=lambdas)
-    rows, arrays = [], {"lambda": lambdas}
-    for ray, of_scales in zip(rays, drawn, strict=True):
-        for scale, curve in zip(asked.scales, of_scales, strict=True):
-            rows.append({"direction": ray.name, "label": ray.label, "draw": ray.draw, "scale": scale, **_sides(curve)})
-    arrays["loss"] = np.array([[curve.loss for curve in of_scales] for of_scales in drawn])
-    if drawn[0][0].error is not None:
-        arrays["error"] = np.array([[curve.error for curve in of_scales] for of_scales in drawn])
-    return Found(
-        kind="valley",
-        name=subject.name,
-        facts=_facts(subject, asked, landscape),
-        rows=rows,
-        summary=_summary(rays, drawn, asked.scales),
-        arrays=arrays,
-    )
-
-
-def look_at_surface(subject: Subject, asked: Asked) -> Found:
-    """The surface over the plane of the first two directions, at the largest scale.
-
-    Raises:
-        FedSignError: there are not two, or the model does not have what was asked for.
-    """
-    check(asked)
-    landscape = _landscape(subject, asked)
-    rays = _rays(subject, landscape, asked)
-    if len(rays) < 2:
-        raise ConfigError("one direction was given for a surface, but expected are two: name two, or raise --draws.")
-    points = asked.points or _SURFACE_POINTS
-    first, second = rays[0], rays[1]
-    scale = max(asked.scales)
-    plane: Surface = surface(
-        landscape,
-        scale * first.direction,
-        scale * second.direction,
-        rows=lambdas_of(points),
-        columns=lambdas_of(points),
-    )
-    arrays = {"rows": plane.rows, "columns": plane.columns, "loss": plane.loss}
-    if plane.error is not None:
-        arrays["error"] = plane.error
     facts = {
-        **_facts(subject, asked, landscape),
-        "rows": f"{first.label} {first.draw}",
-        "columns": f"{second.label} {second.draw}",
-        "scale": scale,
+        **subject.facts,
+        **landscape.sizes,
+        **{name: getattr(asked, name) for name in _IN_FACTS},
+        "torch": torch.__version__,
     }
-    return Found(kind="surface", name=subject.name, facts=facts, rows=[], summary=[], arrays=arrays)
+    if asked.surface:
+        return _surface(subject.name, landscape, rays, asked, facts)
+    return _curves(subject.name, landscape, rays, asked, facts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,12 +100,35 @@ class _Ray:
     direction: Tensor
 
 
-def _landscape(subject: Subject, asked: Asked) -> Landscape:
-    return Landscape(
-        subject.model,
-        subject.workload.task,
-        subject.test_samples(asked.samples),
-        statistics=subject.statistics(asked.statistics),
+def _curves(name: str, landscape: Landscape, rays: Sequence[_Ray], asked: Asked, facts: Row) -> Found:
+    drawn = curves(landscape, [ray.direction for ray in rays], scales=asked.scales, lambdas=asked.lambdas)
+    rows = [
+        {"direction": ray.name, "label": ray.label, "draw": ray.draw, "scale": scale, **_sides(curve)}
+        for ray, of_scales in zip(rays, drawn, strict=True)
+        for scale, curve in zip(asked.scales, of_scales, strict=True)
+    ]
+    arrays = {
+        figure: np.array([[curve.arrays()[figure] for curve in of_scales] for of_scales in drawn])
+        for figure in drawn[0][0].arrays()
+    }
+    summary = _summary(rays, drawn, asked.scales)
+    return Found(
+        kind="valley", name=name, facts=facts, rows=rows, summary=summary, arrays={"lambda": asked.lambdas, **arrays}
+    )
+
+
+def _surface(name: str, landscape: Landscape, rays: Sequence[_Ray], asked: Asked, facts: Row) -> Found:
+    if len(rays) < 2:
+        raise ConfigError("one direction was given for a surface, but expected are two: name two, or raise --draws.")
+    first, second, *_ = rays
+    scale, sides = max(asked.scales), {"rows": asked.lambdas, "columns": asked.lambdas}
+    values = surface(landscape, scale * first.direction, scale * second.direction, **sides)
+    labels = {"rows": f"{first.label} {first.draw}", "columns": f"{second.label} {second.draw}"}
+    return Found(
+        kind="surface",
+        name=name,
+        facts={**facts, **labels, "scale": scale},
+        arrays={**sides, **values.arrays()},
     )
 
 
@@ -165,7 +145,7 @@ def _rays(subject: Subject, landscape: Landscape, asked: Asked) -> list[_Ray]:
                 eps = special(name, layout, theta, initial)
             if asked.signs is not None:
                 eps = with_signs(eps, theta, fraction=asked.signs, seed=asked.seed, index=draw)
-            direction = scaled(layout, eps, theta, asked.scaling, where=where).to(landscape.centre.device)
+            direction = scaled(layout, eps, theta, Scaling(asked.scaling), where=where).to(landscape.centre.device)
             found.append(_Ray(name=name, label=_label(name, asked.signs), draw=draw, direction=direction))
     return found
 
@@ -178,37 +158,30 @@ def _label(name: str, signs: float | None) -> str:
 
 
 def _sides(curve: Curve) -> dict[str, Any]:
-    figures = ["loss"] if curve.error is None else ["loss", "error"]
-    return {figure: _numbers(curve.sides(figure)) for figure in figures}
+    sides = {figure: curve.sides(figure) for figure in curve.arrays()}
+    return {figure: asdict(each) | {"asymmetry": each.asymmetry} for figure, each in sides.items()}
 
 
-def _numbers(sides: Sides) -> dict[str, float | None]:
-    return asdict(sides) | {"asymmetry": sides.asymmetry}
-
-
-def _summary(rays: Sequence[_Ray], drawn: Sequence[Sequence[Curve]], scales: Sequence[float]) -> list[dict[str, Any]]:
+def _summary(rays: Sequence[_Ray], drawn: Sequence[Sequence[Curve]], scales: Sequence[float]) -> list[Row]:
     """For each direction and scale: means over its draws, and the asymmetry's interval."""
-    figure = "loss" if drawn[0][0].error is None else "error"
-    rows = []
-    for name in dict.fromkeys(ray.name for ray in rays):
-        mine = [(ray, of_scales) for ray, of_scales in zip(rays, drawn, strict=True) if ray.name == name]
+    figure, _ = drawn[0][0].main()
+    rows: list[Row] = []
+    for name, label in dict.fromkeys((ray.name, ray.label) for ray in rays):
+        mine = [of_scales for ray, of_scales in zip(rays, drawn, strict=True) if ray.name == name]
         for column, scale in enumerate(scales):
-            sides = [of_scales[column].sides(figure) for _, of_scales in mine]
+            sides = [of_scales[column].sides(figure) for of_scales in mine]
             interval = asymmetry(sides)
             rows.append(
                 {
                     "direction": name,
-                    "label": mine[0][0].label,
+                    "label": label,
                     "scale": scale,
                     "figure": figure,
                     "num_draws": len(sides),
-                    "mean_positive": _mean([side.mean_positive for side in sides]),
-                    "mean_negative": _mean([side.mean_negative for side in sides]),
-                    "width_positive": _mean([side.width_positive for side in sides]),
-                    "width_negative": _mean([side.width_negative for side in sides]),
-                    "asymmetry": None if interval is None else interval.mean,
-                    "asymmetry_low": None if interval is None else interval.low,
-                    "asymmetry_high": None if interval is None else interval.high,
+                    **{key: _mean([getattr(side, key) for side in sides]) for key in _AVERAGED},
+                    "asymmetry": interval and interval.mean,
+                    "asymmetry_low": interval and interval.low,
+                    "asymmetry_high": interval and interval.high,
                 }
             )
     return rows
@@ -218,22 +191,3 @@ def _mean(values: Sequence[float | None]) -> float | None:
     """None if one of them is: a mean of the others would say too little."""
     numbers = [value for value in values if value is not None]
     return float(np.mean(numbers)) if len(numbers) == len(values) else None
-
-
-def _facts(subject: Subject, asked: Asked, landscape: Landscape) -> Mapping[str, Any]:
-    return {
-        "source": str(subject.source),
-        "model": subject.workload.config.model.name,
-        "data": subject.workload.config.data.name,
-        "num_parameters": landscape.layout.size,
-        "num_samples": landscape.num_samples,
-        "num_statistics": landscape.num_statistics,
-        "directions": list(asked.directions),
-        "draws": asked.draws,
-        "scales": list(asked.scales),
-        "scaling": str(asked.scaling),
-        "signs": asked.signs,
-        "group": asked.group,
-        "seed": asked.seed,
-        "torch": torch.__version__,
-    }

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedsign.errors import ConfigError
-from fedsign.landscape.sign_ratios import same_sign_ratio, same_sign_ratios
+from fedsign.landscape.sign_ratios import same_sign_ratio
 from fedsign.landscape.vector import Layout
 from fedsign.report.analysis import Found
 from fedsign.storage.results import read_lines
@@ -26,7 +25,7 @@ def look(subjects: Sequence[Subject]) -> Found:
     """
     first = subjects[0]
     layout = Layout.of(first.model)
-    models = {str(subject.source): _vector(subject, layout) for subject in subjects}
+    models = {str(subject.source): subject.vector_in(layout).cpu() for subject in subjects}
     if len(subjects) == 1:
         initial = first.initial_vector(layout)
         if initial is None:
@@ -38,11 +37,9 @@ def look(subjects: Sequence[Subject]) -> Found:
         raise ConfigError("the same path was given twice, but expected are different models.")
     rows = []
     for (one, a), (other, b) in combinations(models.items(), 2):
-        rows.append({"first": one, "second": other, "layer": "", "same_sign_ratio": same_sign_ratio(a, b)})
-        rows += [
-            {"first": one, "second": other, "layer": layer, "same_sign_ratio": ratio}
-            for layer, ratio in same_sign_ratios(layout, a, b).items()
-        ]
+        for layer, place in {"": slice(None), **layout.places()}.items():  # "": of all layers together
+            ratio = same_sign_ratio(a[place], b[place])
+            rows.append({"first": one, "second": other, "layer": layer, "same_sign_ratio": ratio})
     return Found(
         kind="signs",
         name=first.name,
@@ -56,13 +53,6 @@ def look(subjects: Sequence[Subject]) -> Found:
         summary=[row for row in rows if not row["layer"]],
         arrays=_over_rounds(first),
     )
-
-
-def _vector(subject: Subject, layout: Layout) -> Tensor:
-    try:
-        return layout.vector(subject.tensors).cpu()
-    except ConfigError as error:
-        raise ConfigError(f"{subject.source} and the first model are not of one architecture: {error}") from error
 
 
 def _over_rounds(subject: Subject) -> dict[str, NDArray[Any]]:

@@ -12,7 +12,7 @@ from fedsign.data.base import Samples
 from fedsign.errors import ConfigError
 from fedsign.landscape.directions import special
 from fedsign.landscape.groups import GROUPS, mask_of
-from fedsign.landscape.interpolation import between, soup, soup_gap
+from fedsign.landscape.interpolation import between, soup_gap
 from fedsign.landscape.landscape import Landscape
 from fedsign.landscape.noise import NOISES, noise, with_signs
 from fedsign.landscape.scaling import Scaling, scaled
@@ -221,15 +221,6 @@ def test_a_barrier_is_what_stands_between_two_minima() -> None:
     share = (features[:, 0] < 0).double().mean().item()  # in the middle all weights are 0, and the first class is said
     assert path.middle == pytest.approx(share) and path.barrier == pytest.approx(share)
     assert path.midpoint_gap == pytest.approx(-share)
-
-
-def test_soups() -> None:
-    models = [torch.tensor([0.0, 3.0]), torch.tensor([3.0, 0.0])]
-    assert soup(models).tolist() == [1.5, 1.5]
-    assert soup(models, [2, 1]).tolist() == pytest.approx([1.0, 2.0])
-    for weights in ([1.0], [0.0, 0.0]):
-        with pytest.raises(ConfigError, match="for a soup"):
-            soup(models, weights)
 
 
 def test_the_sides_of_a_curve() -> None:
