@@ -1,9 +1,8 @@
 """What a step of training takes, from shapes alone: weights, gradients, what the optimiser keeps, activations, the peak.
 
-The static part is a formula over the shapes of the parameters: bytes of all weights, of the gradients of those that are
-trained, and of two moments of each (GaLore: see `fedsign.memory.methods`).  Activations have no formula that would hold for any
-model: the step is taken on the meta device, where tensors have shapes and no values, and its live bytes are counted
-(`fedsign.memory.live`).  Gradients grow in the backward pass while activations go, so that the peak is below the sum of
+The step is taken on the meta device, where tensors have shapes and no values, and its live bytes are counted
+(`fedsign.memory.live`).  The static part is what stays from step to step: the weights, the gradients of those that are trained,
+and what the optimizer keeps of each.  Gradients grow in the backward pass while activations go, so that the peak is below the sum of
 what each takes at most; where it lies is found and not assumed.
 
 Not in it: what the device's context and libraries take (half a gigabyte on a GPU, or so), and what the allocator cannot use
@@ -11,17 +10,16 @@ between its blocks.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedsign.errors import ConfigError
-from fedsign.memory.live import OTHER, Peak
+from fedsign.memory.live import OTHER, LiveBytes, Peak
 from fedsign.memory.methods import Method
 from fedsign.memory.places import follow, places_of
-from fedsign.memory.shapes import ShapesOnly, Unfilled
 from fedsign.memory.step import (
     BACKWARD,
     FORWARD,
@@ -119,29 +117,6 @@ class Estimate:
         }
 
 
-def static_of(model: nn.Module, method: Method, precision: Precision) -> Static:
-    """The formula, of a model to which the method has been applied."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    projected = method.projected(model)
-    num_trained = sum(parameter.numel() for parameter in trained)
-    num_kept = sum(
-        _num_projected(parameter, method.rank) if parameter in projected else 2 * parameter.numel()
-        for parameter in trained
-    )
-    num_kept += num_trained * precision.masters
-    return Static(
-        weights=sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())),
-        gradients=num_trained * precision.gradients.itemsize,
-        states=num_kept * precision.states.itemsize,
-    )
-
-
-def _num_projected(parameter: nn.Parameter, rank: int) -> int:
-    """Two moments of rank x the longer side, a projector of rank x the shorter one."""
-    shorter, longer = sorted(parameter.shape)
-    return min(rank, shorter) * (2 * longer + shorter)
-
-
 def estimate(work: Work, method: Method, setting: Setting) -> Estimate:
     """One method's step, on the meta device.
 
@@ -149,7 +124,7 @@ def estimate(work: Work, method: Method, setting: Setting) -> Estimate:
         ConfigError: the method does not fit the model, or the model cannot be played without values.
     """
     precision = setting.precision
-    with torch.device("meta"), Unfilled():
+    with torch.device("meta"):
         model = work.make().to(precision.weights).train()
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
         method.apply(model)
@@ -157,8 +132,16 @@ def estimate(work: Work, method: Method, setting: Setting) -> Estimate:
         batch = work.batch(precision.weights)
     optimizer = _optimizer(model, method, setting)
     warm_up(model, optimizer)
-    static = static_of(model, method, precision)
-    live = ShapesOnly()
+    live = LiveBytes()
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    num_trained = sum(parameter.numel() for parameter in trained)
+    static = Static(
+        weights=sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())),
+        gradients=num_trained * precision.gradients.itemsize,
+        states=sum(
+            tensor.nbytes for parameter in trained for tensor in _kept_for(optimizer, parameter) if tensor.dim()
+        ),
+    )
     places = places_of(model, setting.devices)
     for parameter, place in places.items():
         live.name(WEIGHTS, [parameter], place=place)
@@ -181,7 +164,7 @@ def estimate(work: Work, method: Method, setting: Setting) -> Estimate:
     return Estimate(
         method=method.name,
         num_parameters=num_parameters,
-        num_trained=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
+        num_trained=num_trained,
         static=static,
         activations=live.most_of(OTHER),
         peak=_renamed(live.peak),
@@ -218,13 +201,8 @@ def _optimizer(model: nn.Module, method: Method, setting: Setting) -> torch.opti
 
 
 def _renamed(peak: Peak) -> Peak:
-    named = {OTHER: ACTIVATIONS}
-    found = {named.get(category, category): size for category, size in peak.by_category.items()}
-    return Peak(
-        total_bytes=peak.total_bytes,
-        by_category={category: found.get(category, 0) for category in CATEGORIES},
-        phase=peak.phase,
-    )
+    found = {ACTIVATIONS if category == OTHER else category: size for category, size in peak.by_category.items()}
+    return replace(peak, by_category={category: found.get(category, 0) for category in CATEGORIES})
 
 
 def _first_line(error: Exception) -> str:

@@ -51,8 +51,8 @@ class LiveBytes(TorchDispatchMode):
     ...     weights = torch.zeros(1000)
     ...     live.name("weights", [weights])
     ...     product = (weights * 2).sum()
-    >>> live.peak.by_category, live.current_bytes
-    ({'weights': 4000, 'other': 4004}, 4004)
+    >>> live.peak.by_category, live.current
+    ({'weights': 4000, 'other': 4004}, {'weights': 4000, 'other': 4})
     """
 
     def __init__(self) -> None:
@@ -64,11 +64,6 @@ class LiveBytes(TorchDispatchMode):
         self.place = 0  # of what is made from here on, where the block is played for several devices
         self._alive: dict[int, tuple[int, int, Any]] = {}  # its address -> number, bytes, the watch over its end
         self._num_storages = 0
-
-    @property
-    def current_bytes(self) -> int:
-        """Alive now."""
-        return sum(size for _, size, _ in self._alive.values())
 
     @property
     def current(self) -> dict[str, int]:

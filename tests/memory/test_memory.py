@@ -89,14 +89,20 @@ def test_lora_trains_r_times_the_sides_of_every_layer() -> None:
     assert found.static.states == 8 * adapters
 
 
-def test_galore_keeps_moments_of_rank_times_the_longer_side_and_a_projector_of_the_shorter() -> None:
+@pytest.mark.parametrize(
+    "gradients", [torch.float32, torch.float64]
+)  # torch's GaLore, and what it would take in other types
+def test_galore_keeps_moments_of_rank_times_the_longer_side_and_a_projector_of_the_shorter(
+    gradients: torch.dtype,
+) -> None:
     rank = 8
-    found = estimated("galore")
+    precision = Precision(weights=FLOAT, gradients=gradients, states=FLOAT)
+    found = estimated("galore", replace(SETTING, precision=precision))
     matrices = 4 * WIDTH * WIDTH + 2 * WIDTH * FFN
     projected = 4 * rank * (2 * WIDTH + WIDTH) + 2 * rank * (2 * FFN + WIDTH)
     others = OUTSIDE + DEPTH * (BLOCK - matrices)
     assert found.static.states == 4 * (2 * others + DEPTH * projected)
-    assert found.static.gradients == 4 * (OUTSIDE + DEPTH * BLOCK)
+    assert found.static.gradients == gradients.itemsize * (OUTSIDE + DEPTH * BLOCK)
 
 
 def test_types_of_weights_gradients_and_moments_count_apart() -> None:
