@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedsign.bilevel import threads
-from fedsign.bilevel.layers import AveragePool, Convolution, Flatten, InstanceNorm, Kept, Layer, Linear, Parts, Relu
+from fedsign.bilevel.layers import AveragePool, Convolution, Flatten, InstanceNorm, Layer, Linear, Parts, Passed, Relu
 
 _CACHE_BYTES = 3 * 2**19
 
@@ -65,25 +65,24 @@ class Chain:
 
     def gradient(self, theta: Tensor, images: Tensor, targets: Tensor) -> tuple[Tensor, "Passes"]:
         """The gradient [M] of the mean cross-entropy to targets [n, k], and what its tangents need to know."""
-        weights = self.parts(theta)
         x = images.permute(0, 2, 3, 1).contiguous()
-        kept, after, found, widest = [], [], [], 0
-        for layer, own in zip(self.layers, weights, strict=True):
-            x, left = layer.forward(own, x)
-            kept.append(left)
+        passed: list[Passed] = []
+        for layer, weights in zip(self.layers, self.parts(theta), strict=True):
+            x, kept = layer.forward(weights, x)
+            passed.append(Passed(weights, kept, None))
         shares = torch.softmax(x, dim=-1)
         g: Tensor | None = (shares - targets) / len(x)
-        for index in range(len(self.layers) - 1, self._first - 1, -1):
+        found: list[Tensor] = []
+        widest = 0
+        for index in self._inwards():
             if g is None:
                 break
             widest = max(widest, g.numel() * g.element_size())
-            g, by_weights, left = self.layers[index].backward(
-                weights[index], kept[index], g, inwards=index > self._first
-            )
-            after.append(left)
-            found.append([each.flatten() for each in by_weights])
-        gradient = torch.cat([each for parts in reversed(found) for each in parts])
-        return gradient, Passes(weights=weights, kept=kept, after=after, shares=shares, widest=widest)
+            weights, kept, _ = passed[index]
+            g, by_weights, left = self.layers[index].backward(weights, kept, g, inwards=index > self._first)
+            passed[index] = Passed(weights, kept, left)
+            found = [each.flatten() for each in by_weights] + found
+        return torch.cat(found), Passes(passed=passed, shares=shares, widest=widest)
 
     def add_tangents(
         self, passes: "Passes", theta_t: Tensor, images_t: Tensor, targets_t: Tensor | None, *, into: Tensor
@@ -104,25 +103,23 @@ class Chain:
         moved, all_into = self.parts(theta_t), self.parts(into)
         x_t = images_t.permute(0, 1, 3, 4, 2).clone(memory_format=torch.contiguous_format)
         kept_t = []
-        for layer, weights, weights_t, kept in zip(self.layers, passes.weights, moved, passes.kept, strict=True):
-            x_t, left = layer.forward_tangent(weights, weights_t, kept, x_t)
+        for layer, weights_t, own in zip(self.layers, moved, passes.passed, strict=True):
+            x_t, left = layer.forward_tangent(own.weights, weights_t, own.kept, x_t)
             kept_t.append(left)
         shares = passes.shares
         shares_t = shares * (x_t - (shares * x_t).sum(-1, keepdim=True))
         g_t: Tensor | None = (shares_t if targets_t is None else shares_t - targets_t) / len(shares)
-        for index, left in zip(range(len(self.layers) - 1, self._first - 1, -1), passes.after, strict=True):
+        for index in self._inwards():
             if g_t is None:
                 break
+            own, goes_on = passes.passed[index], index > self._first
             g_t = self.layers[index].backward_tangent(
-                passes.weights[index],
-                moved[index],
-                passes.kept[index],
-                kept_t.pop(),
-                left,
-                g_t,
-                into=all_into[index],
-                inwards=index > self._first,
+                own, moved[index], kept_t.pop(), g_t, into=all_into[index], inwards=goes_on
             )
+
+    def _inwards(self) -> range:
+        """The way of gradients."""
+        return range(len(self.layers) - 1, self._first - 1, -1)
 
     @property
     def _first(self) -> int:
@@ -132,11 +129,9 @@ class Chain:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Passes:
-    """A forward and a backward pass: what each layer kept of the first, and left of the second, last layer first."""
+    """A forward and a backward pass, layer by layer."""
 
-    weights: list[Parts]
-    kept: list[Kept]
-    after: list[Kept]
+    passed: list[Passed]
     shares: Tensor
     widest: int
     """Bytes of the largest activation."""

@@ -9,7 +9,7 @@ The inner problem brings tangents of its own: the network is a chain of layers w
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,17 +34,13 @@ class Draw(NamedTuple):
 class Training:
     """The inner problem.  `labels` [k] are the synthetic images' classes, where no soft labels are learnt."""
 
+    parameters: ClassVar[tuple[str, ...]] = ("parameters",)  # all weights are one vector
     network: Chain
     start: Tensor
     labels: Tensor
     num_classes: int
     momentum: float = 0.9
     decay: float = 1e-4
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """All weights are one vector."""
-        return ("parameters",)
 
     def initial(self, meta: Tree) -> Tree:
         """The same weights for all directions, and no velocity."""

@@ -17,7 +17,7 @@ from torch.nn import functional
 from fedsign.bilevel.chain import Chain, conv_net, mlp
 from fedsign.bilevel.condensation import IMAGES, LABELS, Draw, Training, draws
 from fedsign.bilevel.estimate import Method
-from fedsign.bilevel.settings import CondensationConfig, MethodPart
+from fedsign.bilevel.settings import CondensationConfig, PhaseSection
 from fedsign.bilevel.unroll import Problem, Tree, final_state
 from fedsign.bilevel.updates import Adam
 from fedsign.data.base import AnySamples, Dataset, Samples
@@ -133,23 +133,22 @@ class Condensation:
 
     def take(self, progress: Progress) -> dict[str, Any]:
         """One step of the images; `progress` is moved on."""
-        started, config, step = perf_counter(), self.config, progress.step
-        first = config.first_phase.steps
-        if step in (0, first):
+        started, first = perf_counter(), self.config.first_phase.steps
+        phase, method = self._phases[progress.step >= first]
+        step = progress.step - (first if progress.step >= first else 0)
+        if step == 0:
             progress.slots = {}  # Adam begins anew with each phase
-        part, method = (config.first_phase.method, self._first) if step < first else (config.method, self._second)
-        within, total = (step, first) if step < first else (step - first, config.outer.steps)
-        lr = config.first_phase.lr if step < first else config.outer.lr
-        generator = torch_generator(config.seed, Purpose.CONDENSATION, round=step + 1)
+        generator = torch_generator(self.config.seed, Purpose.CONDENSATION, round=progress.step + 1)
         found = method(self.problem(progress.meta, generator), progress.meta, generator=generator)
         for key, gradient in found.gradient.items():
             slots = progress.slots.get(key) or Adam().begin(gradient)
-            moved, progress.slots[key] = Adam().apply(progress.meta[key], slots, gradient, lr * (1 - within / total))
+            rate = phase.lr * (1 - step / phase.steps)
+            moved, progress.slots[key] = Adam().apply(progress.meta[key], slots, gradient, rate)
             progress.meta[key] = moved.clamp(0, 1) if key == IMAGES else moved
         progress.step += 1
         return {
             "step": progress.step,
-            "method": part.name,
+            "method": phase.method.name,
             "loss": found.value,
             "gradient_norm": float(torch.stack([each.square().sum() for each in found.gradient.values()]).sum().sqrt()),
             "num_directions": found.num_directions,
@@ -195,7 +194,7 @@ class Condensation:
         for index in range(self.config.outer.evaluations):
             generator = torch_generator(self.config.seed, Purpose.CONDENSED, round=index)
             inner, data = self.training(meta, generator, labels=labels)
-            state = final_state(Problem(inner=inner, data=data, outer=_unjudged), meta)
+            state = final_state(Problem(inner=inner, data=data, outer=lambda state, _: state["parameters"]), meta)
             test = self.dataset.test
             outputs = torch.cat(
                 [
@@ -207,12 +206,10 @@ class Condensation:
         return sum(found) / len(found)
 
     @cached_property
-    def _second(self) -> Method:
-        return _method(self.config.method)
-
-    @cached_property
-    def _first(self) -> Method:
-        return _method(self.config.first_phase.method)
+    def _phases(self) -> tuple[tuple[PhaseSection, Method], ...]:
+        config = self.config
+        last = PhaseSection(steps=config.outer.steps, lr=config.outer.lr, method=config.method)
+        return tuple((phase, phase.method.build()) for phase in (config.first_phase, last))
 
     def _first_image(self, of_class: Tensor, generator: torch.Generator) -> Tensor:
         train = self.dataset.train
@@ -275,12 +272,3 @@ def _images(samples: AnySamples, name: str) -> AnySamples:
 def _image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
     channels, height, width = shape
     return channels, height, width
-
-
-def _method(part: MethodPart) -> Method:
-    built: Method = part.build()
-    return built
-
-
-def _unjudged(state: Tree, meta: Tree) -> Tensor:
-    return next(iter(state.values())).new_zeros(())

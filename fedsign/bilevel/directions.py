@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedsign.bilevel.unroll import Tree
+from fedsign.bilevel.unroll import Tree, size_of, unflattened
 from fedsign.errors import ConfigError
 
 Kind = Literal["rademacher", "gaussian"]
@@ -64,7 +64,7 @@ def quadrature(meta: Tree, *, count: int) -> Tree:
     Raises:
         ConfigError: `count` is no such power of a whole number n of at least 2.
     """
-    size = sum(each.numel() for each in meta.values())
+    size = size_of(meta)
     each_axis = round(count ** (1 / size))
     if each_axis < 2 or each_axis**size != count:
         raise ConfigError(
@@ -74,7 +74,4 @@ def quadrature(meta: Tree, *, count: int) -> Tree:
     axis = torch.linspace(-5, 5, each_axis, dtype=torch.float64)
     nodes = torch.cartesian_prod(*[axis] * size).reshape(count, size)
     weights = torch.softmax(-nodes.square().sum(1) / 2, 0)
-    parts = (nodes * (count * weights).sqrt()[:, None]).split([each.numel() for each in meta.values()], dim=1)
-    return {
-        key: part.reshape(count, *like.shape).to(like) for (key, like), part in zip(meta.items(), parts, strict=True)
-    }
+    return unflattened(nodes * (count * weights).sqrt()[:, None], meta)

@@ -42,11 +42,11 @@ class Method(Protocol):
 
 def judged(problem: Problem, state: Tree, meta: Tree) -> tuple[float, Tree, Tree]:
     """f, its gradient by the state and its direct gradient by the meta-parameters, at the end of training."""
-    at = {key: value.detach().requires_grad_(value.is_floating_point()) for key, value in state.items()}
-    given = leaves(meta)
+    at, given = {key: value.detach().requires_grad_() for key, value in state.items()}, leaves(meta)
     with torch.enable_grad():
         value = problem.outer(at, given)
-    return float(value.detach()), *_gradients(value, at, given)
+    by_state = gradient_of(value, at, retain_graph=True)
+    return float(value.detach()), by_state, gradient_of(value, given)
 
 
 def leaves(tree: Tree) -> Tree:
@@ -54,16 +54,11 @@ def leaves(tree: Tree) -> Tree:
     return {key: value.detach().clone().requires_grad_() for key, value in tree.items()}
 
 
-def gradient_of(value: Tensor, tree: Tree) -> Tree:
+def gradient_of(value: Tensor, tree: Tree, *, retain_graph: bool = False) -> Tree:
     """d value / d tree, zero where it does not depend on it."""
     if not value.requires_grad:
         return {key: torch.zeros_like(each) for key, each in tree.items()}
-    found = torch.autograd.grad(value, list(tree.values()), allow_unused=True, materialize_grads=True)
-    return dict(zip(tree, found, strict=True))
-
-
-def _gradients(value: Tensor, first: Tree, second: Tree) -> tuple[Tree, Tree]:
-    both = gradient_of(
-        value, {f"0{key}": each for key, each in first.items()} | {f"1{key}": each for key, each in second.items()}
+    found = torch.autograd.grad(
+        value, list(tree.values()), retain_graph=retain_graph, allow_unused=True, materialize_grads=True
     )
-    return {key: both[f"0{key}"] for key in first}, {key: both[f"1{key}"] for key in second}
+    return dict(zip(tree, found, strict=True))

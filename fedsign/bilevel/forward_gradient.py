@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedsign.bilevel import directions as ways
 from fedsign.bilevel.estimate import Hypergradient, Method, judged
-from fedsign.bilevel.unroll import Problem, Pushing, Tree, along, bytes_of, final_state, pushed, size_of
+from fedsign.bilevel.unroll import Problem, Pushing, Tree, along, bytes_of, final_state, pushed, size_of, unflattened
 from fedsign.errors import ConfigError
 
 _MIB = 2**20
@@ -82,25 +82,12 @@ def forward_exact(*, memory_bytes: Bytes = 512 * _MIB) -> Method:
     """The whole Jacobian d theta_T / d phi, a column for each meta-parameter: exact, in N / chunk trainings."""
 
     def exact(problem: Problem, meta: Tree, *, generator: torch.Generator) -> Hypergradient:
-        vectors = unit_vectors(meta)
-        found = slopes_along(problem, meta, vectors, memory_bytes=memory_bytes)
-        parts = found.slopes.split([each.numel() for each in meta.values()])
-        gradient = {key: part.reshape(each.shape) for (key, each), part in zip(meta.items(), parts, strict=True)}
-        return Hypergradient(value=found.value, gradient=gradient, state=found.state, num_directions=size_of(meta))
+        size = size_of(meta)
+        found = slopes_along(problem, meta, unflattened(torch.eye(size), meta), memory_bytes=memory_bytes)
+        gradient = unflattened(found.slopes, meta)
+        return Hypergradient(value=found.value, gradient=gradient, state=found.state, num_directions=size)
 
     return exact
-
-
-def unit_vectors(meta: Tree) -> Tree:
-    """The N unit vectors of all meta-parameters together, [N, ...] each."""
-    size, at = size_of(meta), 0
-    vectors = {}
-    for key, each in meta.items():
-        block = each.new_zeros(size, each.numel())
-        block[at : at + each.numel()] = torch.eye(each.numel(), dtype=each.dtype, device=each.device)
-        vectors[key] = block.reshape(size, *each.shape)
-        at += each.numel()
-    return vectors
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

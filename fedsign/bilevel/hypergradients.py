@@ -11,6 +11,7 @@ one off; here all of the state is differentiated, on the same batches as everywh
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Annotated
 
 import torch
@@ -26,42 +27,27 @@ Steps = Annotated[int, Field(ge=1)]
 
 def rgu() -> Method:
     """Reverse mode through all steps: exact, and its memory grows with the depth."""
-
-    def exact(problem: Problem, meta: Tree, *, generator: torch.Generator) -> Hypergradient:
-        return _reverse(problem, meta, skipped=0)
-
-    return exact
+    return partial(_reverse, truncated_steps=None)
 
 
 def trgu(*, truncated_steps: Steps = 10) -> Method:
     """Reverse mode through the last steps alone; the state before them counts as given."""
-
-    def truncated(problem: Problem, meta: Tree, *, generator: torch.Generator) -> Hypergradient:
-        return _reverse(problem, meta, skipped=max(0, problem.depth - truncated_steps))
-
-    return truncated
+    return partial(_reverse, truncated_steps=truncated_steps)
 
 
 def hessian_free() -> Method:
     """Implicit differentiation with the identity for the inverse Hessian."""
-
-    def implicit(problem: Problem, meta: Tree, *, generator: torch.Generator) -> Hypergradient:
-        return _implicit(problem, meta, num_terms=0, alpha=1.0)
-
-    return implicit
+    return partial(_implicit, num_terms=0, alpha=1.0)
 
 
 def neumann(*, num_terms: Steps = 3, alpha: Annotated[float, Field(gt=0)] = 1.0) -> Method:
     """Implicit differentiation with `num_terms` terms of Neumann's series beyond the first for the inverse Hessian."""
-
-    def implicit(problem: Problem, meta: Tree, *, generator: torch.Generator) -> Hypergradient:
-        return _implicit(problem, meta, num_terms=num_terms, alpha=alpha)
-
-    return implicit
+    return partial(_implicit, num_terms=num_terms, alpha=alpha)
 
 
-def _reverse(problem: Problem, meta: Tree, *, skipped: int) -> Hypergradient:
+def _reverse(problem: Problem, meta: Tree, *, generator: torch.Generator, truncated_steps: int | None) -> Hypergradient:
     given = leaves(meta)
+    skipped = 0 if truncated_steps is None else max(0, problem.depth - truncated_steps)
     if skipped:
         state = final_state(replace(problem, data=problem.data[:skipped]), meta)
     else:
@@ -76,7 +62,9 @@ def _reverse(problem: Problem, meta: Tree, *, skipped: int) -> Hypergradient:
     )
 
 
-def _implicit(problem: Problem, meta: Tree, *, num_terms: int, alpha: float) -> Hypergradient:
+def _implicit(
+    problem: Problem, meta: Tree, *, generator: torch.Generator, num_terms: int, alpha: float
+) -> Hypergradient:
     inner = problem.inner
     if not isinstance(inner, Stationary):
         raise ConfigError(
@@ -104,7 +92,4 @@ def _product(slope: Tree, vector: Tree, by: Tree) -> Tree:
     """d <slope, vector> / d by."""
     with torch.enable_grad():
         inner_product: Tensor = torch.stack([(slope[key] * vector[key]).sum() for key in slope]).sum()
-    found = torch.autograd.grad(
-        inner_product, list(by.values()), retain_graph=True, allow_unused=True, materialize_grads=True
-    )
-    return dict(zip(by, found, strict=True))
+    return gradient_of(inner_product, by, retain_graph=True)

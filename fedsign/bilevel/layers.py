@@ -4,93 +4,105 @@ A gradient step along b directions is a forward pass, a backward pass, and b tan
 a pass hands to the later ones is `kept`.  Images have their channels last here, [n, h, w, c], tangents [b, n, h, w, c], so that a
 convolution is a product of patches and weights.  `outputs` is the same layer by torch's own functions, for autograd and as the tests' reference.
 
+`torch.func` maps a layer whose input and weights both have tangents to b small layers; written out, the parts that all directions
+share are one large product each.
+
 A new kind of layer is one class here; `fedsign.bilevel.chain` puts them together.
+
+[Note: suffix t] x_t is the tangent of x, [b, ...]: one for each direction.  g is the gradient of the loss by a layer's output, g_t its tangent.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-
-from fedsign.bilevel import products
-from fedsign.bilevel.products import Weights
 
 Shape = tuple[int, ...]
 Parts = tuple[Tensor, ...]
 Kept = Any  # what a pass of a layer leaves for its later passes; no other layer looks into it
 
 
-class Layer(Protocol):
-    """One link of a chain.  `weights` and `moved` are its weights and their tangents, in the order of `shapes`.
+class Passed(NamedTuple):
+    """A layer's weights, and what its forward and its backward pass left: what all directions share."""
 
-    Tangents and gradients that come in are the layer's, to keep or to overwrite; what it hands on it does not keep.
+    weights: Parts
+    kept: Kept
+    left: Kept
+
+
+class Layer:
+    """One link of a chain; the base class has no weights and is linear around its input, so that tangents go through it as values do.
+
+    `weights` and `moved` are its weights and their tangents, in the order of `shapes`.  Tangents and gradients that come in are
+    the layer's, to keep or to overwrite; what it hands on it does not keep.
     """
+
+    __slots__ = ()
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
         """Of its weights."""
-        ...
+        return ()
 
     def begin(self, generator: torch.Generator) -> Parts:
         """Weights to begin with."""
-        ...
+        return ()
 
     def outputs(self, weights: Parts, x: Tensor) -> Tensor:
         """By torch's own functions, images as [n, c, h, w]."""
-        ...
+        raise NotImplementedError
 
     def forward(self, weights: Parts, x: Tensor) -> tuple[Tensor, Kept]:
         """The output."""
-        ...
+        raise NotImplementedError
+
+    def through(self, kept: Kept, x: Tensor) -> Tensor:
+        """The derivative applied to x, [..., n, ...]."""
+        raise NotImplementedError
+
+    def back(self, kept: Kept, g: Tensor) -> Tensor:
+        """Its adjoint applied to g."""
+        raise NotImplementedError
 
     def forward_tangent(self, weights: Parts, moved: Parts, kept: Kept, x_t: Tensor) -> tuple[Tensor, Kept]:
-        """Its tangents."""
-        ...
+        """The output's tangents."""
+        return self.through(kept, x_t), None
 
     def backward(self, weights: Parts, kept: Kept, g: Tensor, *, inwards: bool) -> tuple[Tensor | None, Parts, Kept]:
         """Gradients by the input (if it goes on `inwards`) and by the weights; what is `left` for their tangents."""
-        ...
+        return self.back(kept, g) if inwards else None, (), None
 
     def backward_tangent(
-        self,
-        weights: Parts,
-        moved: Parts,
-        kept: Kept,
-        kept_t: Kept,
-        left: Kept,
-        g_t: Tensor,
-        *,
-        into: Parts,
-        inwards: bool,
+        self, passed: Passed, moved: Parts, kept_t: Kept, g_t: Tensor, *, into: Parts, inwards: bool
     ) -> Tensor | None:
         """Tangents of the first (if it goes on), those of the second added to `into`."""
-        ...
+        return self.back(passed.kept, g_t) if inwards else None
 
 
-def _uniform(shape: Shape, fan_in: int, generator: torch.Generator) -> Tensor:
-    """torch's start for linear layers and convolutions: U(-1/sqrt(fan_in), 1/sqrt(fan_in))."""
-    bound = 1 / math.sqrt(fan_in)
-    return torch.empty(shape).uniform_(-bound, bound, generator=generator)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Linear:
+@dataclass(frozen=True, kw_only=True)
+class Linear(Layer):
     """Weights [i, o], bias [o]."""
 
     num_inputs: int
     num_outputs: int
 
     @property
+    def fan_in(self) -> int:
+        """How many numbers an output is a sum of."""
+        return self.num_inputs
+
+    @property
     def shapes(self) -> tuple[Shape, ...]:
         """Weight, bias."""
-        return (self.num_inputs, self.num_outputs), (self.num_outputs,)
+        return (self.fan_in, self.num_outputs), (self.num_outputs,)
 
     def begin(self, generator: torch.Generator) -> Parts:
-        """As torch's nn.Linear."""
-        return tuple(_uniform(shape, self.num_inputs, generator) for shape in self.shapes)
+        """torch's start for linear layers and convolutions: U(-1/sqrt(fan_in), 1/sqrt(fan_in))."""
+        bound = 1 / math.sqrt(self.fan_in)
+        return tuple(torch.empty(shape).uniform_(-bound, bound, generator=generator) for shape in self.shapes)
 
     def outputs(self, weights: Parts, x: Tensor) -> Tensor:
         """torch's linear."""
@@ -98,48 +110,42 @@ class Linear:
 
     def forward(self, weights: Parts, x: Tensor) -> tuple[Tensor, Kept]:
         """x w + bias."""
-        return products.forward(Weights(*weights), x), x
+        return torch.addmm(weights[1], x, weights[0]), x
 
     def forward_tangent(self, weights: Parts, moved: Parts, kept: Kept, x_t: Tensor) -> tuple[Tensor, Kept]:
-        """Of the same."""
-        return products.forward_tangent(Weights(*weights), Weights(*moved), kept, x_t), x_t
+        """x_t w + x w_t + bias_t."""
+        found = torch.baddbmm(moved[1][:, None], kept.expand(len(x_t), *kept.shape), moved[0])
+        found.view(-1, self.num_outputs).addmm_(x_t.reshape(-1, self.fan_in), weights[0])
+        return found, x_t
 
     def backward(self, weights: Parts, kept: Kept, g: Tensor, *, inwards: bool) -> tuple[Tensor | None, Parts, Kept]:
-        """x^T g; g w^T."""
-        return products.to_input(Weights(*weights), g) if inwards else None, products.backward(kept, g), g
+        """g w^T; x^T g and the sum of g."""
+        return g @ weights[0].T if inwards else None, (kept.T @ g, g.sum(0)), g
 
     def backward_tangent(
-        self,
-        weights: Parts,
-        moved: Parts,
-        kept: Kept,
-        kept_t: Kept,
-        left: Kept,
-        g_t: Tensor,
-        *,
-        into: Parts,
-        inwards: bool,
+        self, passed: Passed, moved: Parts, kept_t: Kept, g_t: Tensor, *, into: Parts, inwards: bool
     ) -> Tensor | None:
-        """Of the same."""
-        products.backward_tangent(kept, kept_t, left, g_t, into=Weights(*into))
-        return products.to_input_tangent(Weights(*weights), Weights(*moved), left, g_t) if inwards else None
+        """g_t w^T + g w_t^T; x_t^T g + x^T g_t and the sums of g_t."""
+        (weight, _), x, g = passed
+        many = g.expand(len(g_t), *g.shape)
+        into[0].baddbmm_(x.T.expand(len(g_t), *x.T.shape), g_t)
+        into[0].baddbmm_(kept_t.transpose(1, 2), many)
+        into[1].add_(g_t.sum(1))
+        if not inwards:
+            return None
+        found: Tensor = many.bmm(moved[0].transpose(1, 2))
+        found.view(-1, self.fan_in).addmm_(g_t.reshape(-1, self.num_outputs), weight.T)
+        return found
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Convolution:
-    """3x3, as large as its input; weights [3 * 3 * i, o], bias [o]."""
-
-    num_inputs: int
-    num_outputs: int
+@dataclass(frozen=True, kw_only=True)
+class Convolution(Linear):
+    """3x3, as large as its input: a linear layer on patches; weights [3 * 3 * i, o], bias [o]."""
 
     @property
-    def shapes(self) -> tuple[Shape, ...]:
-        """Weight, bias."""
-        return (9 * self.num_inputs, self.num_outputs), (self.num_outputs,)
-
-    def begin(self, generator: torch.Generator) -> Parts:
-        """As torch's nn.Conv2d."""
-        return tuple(_uniform(shape, 9 * self.num_inputs, generator) for shape in self.shapes)
+    def fan_in(self) -> int:
+        """All channels of a window."""
+        return 9 * self.num_inputs
 
     def outputs(self, weights: Parts, x: Tensor) -> Tensor:
         """torch's convolution."""
@@ -148,43 +154,34 @@ class Convolution:
 
     def forward(self, weights: Parts, x: Tensor) -> tuple[Tensor, Kept]:
         """Patches w + bias."""
-        p = patches(x)
-        return products.forward(Weights(*weights), p).view(*x.shape[:3], -1), p
+        found, p = super().forward(weights, patches(x))
+        return found.view(*x.shape[:3], -1), p
 
     def forward_tangent(self, weights: Parts, moved: Parts, kept: Kept, x_t: Tensor) -> tuple[Tensor, Kept]:
         """Of the same."""
         p_t = patches(x_t.flatten(0, 1)).view(len(x_t), *kept.shape)
-        found = products.forward_tangent(Weights(*weights), Weights(*moved), kept, p_t)
+        found, _ = super().forward_tangent(weights, moved, kept, p_t)
         return found.view(*x_t.shape[:4], -1), p_t
 
     def backward(self, weights: Parts, kept: Kept, g: Tensor, *, inwards: bool) -> tuple[Tensor | None, Parts, Kept]:
         """Patches^T g; by the input, a convolution with the kernel turned about."""
-        rows = g.flatten(0, 2)
-        found = products.backward(kept, rows)
+        _, found, rows = super().backward(weights, kept, g.flatten(0, 2), inwards=False)
         if not inwards:
             return None, found, (rows, None)
         around = patches(g)
         return (around @ self._turned(weights[0])).view(*g.shape[:3], -1), found, (rows, around)
 
     def backward_tangent(
-        self,
-        weights: Parts,
-        moved: Parts,
-        kept: Kept,
-        kept_t: Kept,
-        left: Kept,
-        g_t: Tensor,
-        *,
-        into: Parts,
-        inwards: bool,
+        self, passed: Passed, moved: Parts, kept_t: Kept, g_t: Tensor, *, into: Parts, inwards: bool
     ) -> Tensor | None:
         """Of the same."""
-        rows, around = left
-        products.backward_tangent(kept, kept_t, rows, g_t.flatten(1, 3), into=Weights(*into))
+        rows, around = passed.left
+        flat = passed._replace(left=rows)
+        super().backward_tangent(flat, moved, kept_t, g_t.flatten(1, 3), into=into, inwards=False)
         if not inwards:
             return None
         found = around.expand(len(g_t), *around.shape).bmm(self._turned(moved[0]))
-        found.view(-1, self.num_inputs).addmm_(patches(g_t.flatten(0, 1)), self._turned(weights[0]))
+        found.view(-1, self.num_inputs).addmm_(patches(g_t.flatten(0, 1)), self._turned(passed.weights[0]))
         by_input: Tensor = found.view(*g_t.shape[:4], -1)
         return by_input
 
@@ -206,7 +203,7 @@ def patches(x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class InstanceNorm:
+class InstanceNorm(Layer):
     """Each image's channels to mean 0 and variance 1, then scaled and shifted."""
 
     num_channels: int
@@ -249,24 +246,14 @@ class InstanceNorm:
         return found, (size * _total(along_h), size * _total(g_mean)), (g, g_mean, along_h)
 
     def backward_tangent(
-        self,
-        weights: Parts,
-        moved: Parts,
-        kept: Kept,
-        kept_t: Kept,
-        left: Kept,
-        g_t: Tensor,
-        *,
-        into: Parts,
-        inwards: bool,
+        self, passed: Passed, moved: Parts, kept_t: Kept, g_t: Tensor, *, into: Parts, inwards: bool
     ) -> Tensor | None:
         """r (u_t - mean(u_t) - h_t mean(h u) - h mean(h_t u + h u_t)) - (sigma_t / sigma) of the gradient itself.
 
         Multiplied out: a sum of g_t, g, h, x_t and a constant, with factors for each image's channels.
         """
-        (h, r), (x_t, mean, growth) = kept, kept_t
-        scale, (scale_t, _) = weights[0], (_per_direction(each) for each in moved)
-        (g, g_mean, gh_mean), size = left, g_t.shape[-3] * g_t.shape[-2]
+        (scale, _), (h, r), (g, g_mean, gh_mean) = passed
+        (x_t, mean, growth), scale_t, size = kept_t, _per_direction(moved[0]), g_t.shape[-3] * g_t.shape[-2]
         g_t_mean, along_h = _mean(g_t), _mean(g_t * h)
         along_h = along_h.add_(_mean(g * x_t).addcmul_(mean, g_mean, value=-1).addcmul_(growth, gh_mean, value=-1) * r)
         into[0].add_(_total(along_h), alpha=size)
@@ -296,53 +283,7 @@ def _per_direction(weights: Tensor) -> Tensor:
     return weights[:, None, None, None, :]
 
 
-class _Plain:
-    """A layer without weights that is linear around its input, so that tangents go through it as values do."""
-
-    __slots__ = ()
-
-    @property
-    def shapes(self) -> tuple[Shape, ...]:
-        """None."""
-        return ()
-
-    def begin(self, generator: torch.Generator) -> Parts:
-        """None."""
-        return ()
-
-    def through(self, kept: Kept, x: Tensor) -> Tensor:
-        """The derivative applied to x, [..., n, ...]."""
-        raise NotImplementedError
-
-    def back(self, kept: Kept, g: Tensor) -> Tensor:
-        """Its adjoint applied to g."""
-        raise NotImplementedError
-
-    def forward_tangent(self, weights: Parts, moved: Parts, kept: Kept, x_t: Tensor) -> tuple[Tensor, Kept]:
-        """Through the derivative."""
-        return self.through(kept, x_t), None
-
-    def backward(self, weights: Parts, kept: Kept, g: Tensor, *, inwards: bool) -> tuple[Tensor | None, Parts, Kept]:
-        """Through its adjoint."""
-        return self.back(kept, g) if inwards else None, (), None
-
-    def backward_tangent(
-        self,
-        weights: Parts,
-        moved: Parts,
-        kept: Kept,
-        kept_t: Kept,
-        left: Kept,
-        g_t: Tensor,
-        *,
-        into: Parts,
-        inwards: bool,
-    ) -> Tensor | None:
-        """Through its adjoint: the derivative is constant around the input."""
-        return self.back(kept, g_t) if inwards else None
-
-
-class Relu(_Plain):
+class Relu(Layer):
     """The positive part."""
 
     __slots__ = ()
@@ -365,7 +306,7 @@ class Relu(_Plain):
         return g.mul_(kept)
 
 
-class AveragePool(_Plain):
+class AveragePool(Layer):
     """Means of 2x2; an odd row or column at the end is left out."""
 
     __slots__ = ()
@@ -396,7 +337,7 @@ class AveragePool(_Plain):
         return functional.pad(wide, (0, 0, 0, missing[1], 0, missing[0])) if any(missing) else wide
 
 
-class Flatten(_Plain):
+class Flatten(Layer):
     """[n, h, w, c] -> [n, h w c]."""
 
     __slots__ = ()

@@ -3,7 +3,6 @@
 import base64
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,56 +23,35 @@ _LARGEST_WIDTH = 1200  # of a sheet
 _FAINT = 245
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Condensed:
-    """What a condensation left: images [k, c, h, w] before and after, a line for each step, and facts as (name, value, remark)."""
+def write_condensation(
+    folder: Path,
+    *,
+    class_names: Sequence[str],
+    labels: Sequence[int],
+    before: NDArray[Any],
+    after: NDArray[Any],
+    lines: Sequence[Mapping[str, Any]],
+    **told: Any,
+) -> list[Path]:
+    """Write the page, and the images [k, c, h, w] as sheets of PNG, a column for each class.
 
-    name: str
-    headline: tuple[str, str, str]
-    facts: Sequence[tuple[str, str, str]]
-    class_names: Sequence[str]
-    labels: Sequence[int]
-    before: NDArray[Any]
-    after: NDArray[Any]
-    lines: Sequence[Mapping[str, Any]]
-    config_toml: str
-    environment: Mapping[str, str]
-
-
-def write_condensation(found: Condensed, folder: Path) -> list[Path]:
-    """Write the page, and the images as sheets of PNG, a column for each class.
+    `lines` has one for each step; what else is `told` goes into the page as it is.
 
     Raises:
         ResultsError: the folder cannot be written.
     """
-    sheets = {"images": found.after, "start": found.before}
     written = [folder / "condensation.html"]
-    for name, images in sheets.items():
-        path = folder / f"{name}.png"
-        drawn = sheet(images, num_classes=len(found.class_names))
-        replace_file(path, lambda partial, drawn=drawn: drawn.save(partial, format="PNG"))  # type: ignore[misc]
-        written.append(path)
-    write_text(written[0], html(found))
-    return written
-
-
-def html(found: Condensed) -> str:
-    """The page as text."""
+    for name, images in (("images", after), ("start", before)):
+        written.append(folder / f"{name}.png")
+        drawn = sheet(images, num_classes=len(class_names))
+        replace_file(written[-1], lambda partial, drawn=drawn: drawn.save(partial, format="PNG"))  # type: ignore[misc]
     rows = []
-    for label, name in enumerate(found.class_names):
-        chosen = [index for index, each in enumerate(found.labels) if each == label]
-        rows.append((name, [(picture(found.before[index]), picture(found.after[index])) for index in chosen]))
-    return render(
-        "condensation.html.jinja",
-        package=__package__,
-        name=found.name,
-        headline=found.headline,
-        facts=found.facts,
-        rows=rows,
-        charts=charts(found.lines),
-        config_toml=found.config_toml,
-        environment=found.environment,
-    )
+    for label, name in enumerate(class_names):
+        chosen = [index for index, each in enumerate(labels) if each == label]
+        rows.append((name, [(picture(before[index]), picture(after[index])) for index in chosen]))
+    page = render("condensation.html.jinja", package=__package__, rows=rows, charts=charts(lines), **told)
+    write_text(written[0], page)
+    return written
 
 
 def charts(lines: Sequence[Mapping[str, Any]]) -> list[Chart]:

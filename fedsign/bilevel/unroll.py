@@ -13,6 +13,7 @@ see the same initial weights and the same batches, or they would be directional 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -99,52 +100,46 @@ def pushed(problem: Problem, meta: Tree, directions: Tree) -> tuple[Tree, Tree]:
     What is held at any time is one state and b tangents, whatever the depth.
     """
     inner = problem.inner
-    state, tangents = _initial(inner, meta, directions)
+    state, tangents = _jvps(inner.initial, (meta,), (directions,))
     tangents = {  # a push may write into them, and these may be the directions themselves, or one 0 seen b times
         key: each.clone(memory_format=torch.contiguous_format) for key, each in tangents.items()
     }
+    push = inner.push if isinstance(inner, Pushing) else partial(pushed_by_func, inner)
     for data in problem.data:
-        state, tangents = push(inner, state, tangents, meta, directions, data)
+        state, tangents = push(state, tangents, meta, directions, data)
     return state, tangents
-
-
-def push(inner: Inner, state: Tree, tangents: Tree, meta: Tree, directions: Tree, data: Any) -> tuple[Tree, Tree]:
-    """One step with tangents: the problem's own way, or `torch.func`'s."""
-    if isinstance(inner, Pushing):
-        return inner.push(state, tangents, meta, directions, data)
-    return pushed_by_func(inner, state, tangents, meta, directions, data)
 
 
 def pushed_by_func(
     inner: Inner, state: Tree, tangents: Tree, meta: Tree, directions: Tree, data: Any
 ) -> tuple[Tree, Tree]:
     """One step with tangents of any inner problem: a jvp, mapped over the directions."""
-
-    def along(tangent: Tree, direction: Tree) -> tuple[Tree, Tree]:
-        moved = torch.func.jvp(lambda at, given: inner.step(at, given, data), (state, meta), (tangent, direction))
-        return moved[0], moved[1]
-
-    return _mapped(along, tangents, directions)
+    return _jvps(lambda at, given: inner.step(at, given, data), (state, meta), (tangents, directions))
 
 
-def _initial(inner: Inner, meta: Tree, directions: Tree) -> tuple[Tree, Tree]:
-    def along(direction: Tree) -> tuple[Tree, Tree]:
-        begun = torch.func.jvp(inner.initial, (meta,), (direction,))
-        return begun[0], begun[1]
+def _jvps(function: Callable[..., Tree], at: tuple[Tree, ...], tangents: tuple[Tree, ...]) -> tuple[Tree, Tree]:
+    """What a function gives, which is the same for all directions, and its tangents, one for each."""
 
-    return _mapped(along, directions)
+    def along(*directions: Tree) -> Any:
+        return torch.func.jvp(function, at, directions)
 
-
-def _mapped(along: Callable[..., tuple[Tree, Tree]], *trees: Tree) -> tuple[Tree, Tree]:
-    """A state, which is the same for all directions, and its tangents, one for each."""
     once_and_each: Any = (None, 0)  # torch's annotation knows no None here, its documentation does
-    mapped: tuple[Tree, Tree] = torch.func.vmap(along, out_dims=once_and_each)(*trees)
+    mapped: tuple[Tree, Tree] = torch.func.vmap(along, out_dims=once_and_each)(*tangents)
     return mapped
 
 
 def size_of(tree: Tree) -> int:
     """The number of elements."""
     return sum(each.numel() for each in tree.values())
+
+
+def unflattened(flat: Tensor, like: Tree) -> Tree:
+    """The tree whose elements, all together, are the last dimension of `flat`, [..., N]."""
+    parts = flat.split([each.numel() for each in like.values()], dim=-1)
+    return {
+        key: part.reshape((*flat.shape[:-1], *each.shape)).to(each)
+        for (key, each), part in zip(like.items(), parts, strict=True)
+    }
 
 
 def bytes_of(tree: Tree) -> int:

@@ -5,7 +5,7 @@ numbers, tested against it.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -14,17 +14,9 @@ Slots = tuple[Tensor, ...]
 
 
 class Update(Protocol):
-    """An optimiser's step on one tensor of parameters."""
+    """An optimiser's step on one tensor of parameters; `slots` are the names of what it remembers."""
 
-    @property
-    def slots(self) -> tuple[str, ...]:
-        """The names of what it remembers."""
-        ...
-
-    @property
-    def is_linear(self) -> bool:
-        """Whether a step is linear in all that it takes but the rate, and so the step of its own tangents."""
-        ...
+    slots: ClassVar[tuple[str, ...]]
 
     def begin(self, parameters: Tensor) -> Slots:
         """The memory before the first step."""
@@ -37,19 +29,10 @@ class Update(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sgd:
-    """m <- momentum m + g; theta <- theta - rate m."""
+    """m <- momentum m + g; theta <- theta - rate m: linear in all but the rate, and so the step of its own tangents."""
 
+    slots: ClassVar[tuple[str, ...]] = ("momentum",)
     momentum: float = 0.9
-
-    @property
-    def slots(self) -> tuple[str, ...]:
-        """The velocity."""
-        return ("momentum",)
-
-    @property
-    def is_linear(self) -> bool:
-        """It is."""
-        return True
 
     def begin(self, parameters: Tensor) -> Slots:
         """No velocity."""
@@ -68,19 +51,10 @@ class Adam:
     Where a gradient has been 0 since the start, the root of the mean square has no derivative: its tangent is not a number.
     """
 
+    slots: ClassVar[tuple[str, ...]] = ("mean", "mean_square", "count")
     first: float = 0.9
     second: float = 0.999
     epsilon: float = 1e-8
-
-    @property
-    def slots(self) -> tuple[str, ...]:
-        """Both means, and the number of steps."""
-        return ("mean", "mean_square", "count")
-
-    @property
-    def is_linear(self) -> bool:
-        """It is not."""
-        return False
 
     def begin(self, parameters: Tensor) -> Slots:
         """Nothing remembered."""

@@ -21,12 +21,12 @@ CAPABILITY = Capability(
             table={
                 "none": ("fedsign.parameterisation.schemes:none", "the model's own start, one learning rate for all"),
                 "sp": (
-                    "fedsign.parameterisation.schemes:sp",
+                    "fedsign.parameterisation.schemes:Scheme",
                     "standard: one start and one rate at every width and density",
                 ),
-                "mup": ("fedsign.parameterisation.schemes:mup", "maximal update: start and rates follow the width"),
+                "mup": ("fedsign.parameterisation.schemes:MuP", "maximal update: start and rates follow the width"),
                 "smupar": (
-                    "fedsign.parameterisation.schemes:smupar",
+                    "fedsign.parameterisation.schemes:SmuPar",
                     "sparse maximal update: start and rates follow width and density",
                 ),
             },
@@ -37,11 +37,11 @@ CAPABILITY = Capability(
             table={
                 "static": ("fedsign.parameterisation.sparsity.static:static", "masks stay as they were drawn"),
                 "rigl": (
-                    "fedsign.parameterisation.sparsity.rigl:rigl",
+                    "fedsign.parameterisation.sparsity.rigl:RigL",
                     "RigL: the smallest weights make way for those with the largest gradients; in one place",
                 ),
                 "gmp": (
-                    "fedsign.parameterisation.sparsity.gmp:gmp",
+                    "fedsign.parameterisation.sparsity.gmp:GMP",
                     "gradual magnitude pruning: from dense to sparse; in one place",
                 ),
             },
@@ -64,7 +64,7 @@ CAPABILITY = Capability(
     },
     extends={
         "rules": "fedsign.parameterisation.rules:RULES",
-        "model_transform": "fedsign.parameterisation.experiment:parameterise_as",
+        "model_transform": "fedsign.parameterisation.apply:parameterise_as",
     },
     moved={"fedsign.optim.packed": "fedsign.parameterisation.packed"},
     commands={

@@ -6,10 +6,13 @@ model: who takes them elsewhere has to multiply as well.
 """
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from fedsign.config import ExperimentConfig
+from fedsign.errors import ConfigError
 from fedsign.models.transform import Packing, Transform, attach, transforms_of
 from fedsign.parameterisation.groups import grouped_optimizer
 from fedsign.parameterisation.masks import Mask, hold, mask_of
@@ -18,11 +21,12 @@ from fedsign.parameterisation.packing import rows_of
 from fedsign.parameterisation.plan import Plan, plan_of
 from fedsign.parameterisation.products import Products, multiply_sparsely
 from fedsign.parameterisation.schemes import Scheme
-from fedsign.parameterisation.section import MaskDraw
+from fedsign.parameterisation.section import MaskDraw, ParameterisationPart, SparseKeys, SparsityPart
 from fedsign.parameterisation.sparsity.base import MaskRule
 from fedsign.sections import OptimizerPart
 
 _PRODUCTS = Products()
+PartT = TypeVar("PartT")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +96,30 @@ def parameterise(
     hold(model, masks)
     multiply(model, plan)
     attach(model, Parameterised(plan=plan, masks=masks, rule=rule, products=products))
+
+
+def parameterise_as(config: ExperimentConfig, model: nn.Module) -> None:
+    """Make a new model what [parameterisation] says, by torch's global generator; nothing for `none`.
+
+    Raises:
+        ConfigError: it cannot be.
+    """
+    sparsity, engine = SparsityPart.of(config), config.engine
+    scheme, rule = _built(ParameterisationPart.of(config), Scheme), _built(sparsity, MaskRule)
+    if scheme is not None:
+        products = Products(
+            kind=SparseKeys.of(config).sparse_products, precision=engine.precision, compile=engine.compile
+        )
+        parameterise(model, scheme, seed=config.seed, rule=rule, draw=sparsity.draw, products=products)
+
+
+def _built(part: ParameterisationPart | SparsityPart, kind: type[PartT]) -> PartT | None:
+    made = part.build()
+    if made is None or isinstance(made, kind):
+        return made
+    raise ConfigError(
+        f"{part.kind}.name={part.name} gives a {type(made).__name__}; expected is a {kind.__name__} of {kind.__module__}."
+    )
 
 
 @torch.no_grad()

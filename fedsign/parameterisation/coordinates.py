@@ -10,6 +10,7 @@ One batch, which is the first one trained on, is looked at throughout, so that w
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -88,21 +89,12 @@ def _activations(model: nn.Module, modules: Sequence[str], features: Tensor) -> 
 def _recorded(model: nn.Module, modules: Sequence[str]) -> Iterator[dict[str, Tensor]]:
     seen: dict[str, Tensor] = {}
 
-    def recorder(name: str) -> "_Recorder":
-        return _Recorder(name=name, seen=seen)
+    def record(name: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        seen[name] = output
 
-    handles = [model.get_submodule(name).register_forward_hook(recorder(name)) for name in modules]
+    handles = [model.get_submodule(name).register_forward_hook(partial(record, name)) for name in modules]
     try:
         yield seen
     finally:
         for handle in handles:
             handle.remove()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Recorder:
-    name: str
-    seen: dict[str, Tensor]
-
-    def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        self.seen[self.name] = output

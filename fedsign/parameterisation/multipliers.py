@@ -28,9 +28,10 @@ def multiply(model: nn.Module, plan: Plan) -> None:
         ConfigError: an attention has no scale.
     """
     for name in plan.roles.inputs:
-        _multiply_pass(model, name, plan.input, of_output=isinstance(model.get_submodule(name), nn.Embedding))
+        module = model.get_submodule(name)
+        _multiply_pass(module, plan.input, of_output=isinstance(module, nn.Embedding))
     for name in plan.roles.outputs:
-        _multiply_pass(model, name, plan.output, of_output=plan.roles.output_is_a_norm)
+        _multiply_pass(model.get_submodule(name), plan.output, of_output=plan.roles.output_is_a_norm)
     for name, scale in plan.attention.items():
         module = model.get_submodule(name)
         if not isinstance(getattr(module, "scale", None), float):
@@ -41,36 +42,21 @@ def multiply(model: nn.Module, plan: Plan) -> None:
         vars(module)["scale"] = scale
 
 
-def _multiply_pass(model: nn.Module, name: str, factor: float, *, of_output: bool) -> None:
-    if factor == 1:
-        return
-    module = model.get_submodule(name)
-    if of_output:
-        module.register_forward_hook(OutputTimes(factor=factor))
-    else:
-        module.register_forward_pre_hook(InputTimes(factor=factor))
+def _multiply_pass(module: nn.Module, factor: float, *, of_output: bool) -> None:
+    if factor != 1:
+        register = module.register_forward_hook if of_output else module.register_forward_pre_hook
+        register(Times(factor=factor))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class InputTimes:
-    """A hook that multiplies what enters a module, so that its bias is not multiplied; a plain value, as models are copied."""
+class Times:
+    """A hook that multiplies what enters a module, whose bias is then not multiplied, or what leaves it; a plain value, as models are copied."""
 
     factor: float
 
-    def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The inputs, the first one multiplied."""
-        return (inputs[0] * self.factor, *inputs[1:])
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OutputTimes:
-    """The same for what leaves a module."""
-
-    factor: float
-
-    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-        """The output, multiplied."""
-        return output * self.factor
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor | None = None) -> Any:
+        """The inputs, the first one multiplied, or the output, if there is one yet."""
+        return (inputs[0] * self.factor, *inputs[1:]) if output is None else output * self.factor
 
 
 def folded(model: nn.Module, plan: Plan) -> nn.Module:
@@ -88,7 +74,7 @@ def folded(model: nn.Module, plan: Plan) -> nn.Module:
     plain = copy.deepcopy(model)
     for module in plain.modules():
         for hooks in (module._forward_hooks, module._forward_pre_hooks):
-            for key in [key for key, hook in hooks.items() if isinstance(hook, InputTimes | OutputTimes)]:
+            for key in [key for key, hook in hooks.items() if isinstance(hook, Times)]:
                 del hooks[key]
     is_tied = not any(matches(name, roles.unembedding) for name, _ in plain.named_parameters())
     with torch.no_grad():

@@ -8,8 +8,8 @@ counted in Python.  Besides it, the places of the weights take 4 bytes for each,
 Memory in another order than the shape's (convolutions on images with channels last) costs a copy of the tensor in each step.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Annotated, Any, Final, Protocol
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, Final
 
 import torch
 from pydantic import Field
@@ -18,23 +18,15 @@ from torch import Tensor
 from fedsign.errors import ConfigError
 from fedsign.optim.adamw import Decay
 from fedsign.optim.lean import made_lean
-from fedsign.parameterisation.masks import Mask, gathered, put_back
+from fedsign.parameterisation.masks import gathered, put_back
 
 State = dict[str, Any]  # of one parameter: rows as long as there are weights, and a count of steps
-
-
-class Stepping(Protocol):
-    """What takes an optimiser's steps in its place, such as one that changes masks between them."""
-
-    def step(self, optimizer: "Packed") -> None:
-        """One step; `optimizer.move()` is the optimiser's own part."""
-        ...
 
 
 class Packed(torch.optim.Optimizer):
     """The walk over the parameters; `_move` is one rule for a row of weights."""
 
-    stepping: Stepping | None = None
+    take_step: "Callable[[Packed], None] | None" = None  # in place of `move`, such as one that changes masks too
 
     @property
     def element_rule(self) -> type["Packed"]:
@@ -46,15 +38,15 @@ class Packed(torch.optim.Optimizer):
         """Move every parameter that has a gradient; where masks change, see `fedsign.parameterisation.sparsity`."""
         if closure is not None:
             raise ConfigError("a packed optimiser takes no closure; call step() after backward().")
-        if self.stepping is None:
+        if self.take_step is None:
             self.move()
         else:
-            self.stepping.step(self)
+            self.take_step(self)
 
     def move(self) -> None:
         """The rule alone."""
         for group in self.param_groups:
-            for parameter, mask in _with_masks(group):
+            for parameter, mask in zip(group["params"], group["masks"], strict=True):
                 if parameter.grad is None:
                     continue
                 state = self.state[parameter]
@@ -116,10 +108,6 @@ class PackedAdamW(Packed):
         correction1, correction2 = 1 - beta1 ** state["step"], 1 - beta2 ** state["step"]
         roots = (square.sqrt() / correction2**0.5).add_(group["eps"])
         weights.addcdiv_(mean, roots, value=-(lr / correction1))
-
-
-def _with_masks(group: dict[str, Any]) -> Iterator[tuple[Tensor, Mask | None]]:
-    return zip(group["params"], group["masks"], strict=True)
 
 
 def packed_sgd(

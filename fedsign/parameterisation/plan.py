@@ -22,7 +22,6 @@ Weight decay is for all but vectors.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import nn
 
@@ -30,32 +29,25 @@ from fedsign.errors import ConfigError
 from fedsign.parameterisation.roles import ModelRoles, Role, matches, roles_of_model
 from fedsign.parameterisation.schemes import Scheme
 
-Rule = Literal["adam", "sgd"]
+_WHY = {Role.EMBEDDING: "reads in", Role.UNEMBEDDING: "reads off", Role.VECTOR: "bias or norm"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorPlan:
     """Of one parameter; the rates are multiples of client.lr, `init_std` is None for what is no random matrix."""
 
-    name: str
     shape: tuple[int, ...]
     role: Role
     density: float
     init_std: float | None
     adam_rate: float
     sgd_rate: float
-    decays: bool
     why: str
 
-    def rate(self, rule: Rule) -> float:
-        """How many times client.lr."""
-        match rule:
-            case "adam":
-                return self.adam_rate
-            case "sgd":
-                return self.sgd_rate
-            case _:
-                raise ValueError(f"rule={rule!r}; expected 'adam' or 'sgd'.")
+    @property
+    def decays(self) -> bool:
+        """Whether there is weight decay for it."""
+        return self.role is not Role.VECTOR
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +69,7 @@ def plan_of(model: nn.Module, scheme: Scheme) -> Plan:
         ConfigError: the model's roles are not known, or a pattern names no hidden tensor.
     """
     roles = roles_of_model(model)
-    m_d = scheme.width_factor(roles.width)
+    m_d, (alpha_input, alpha_output) = scheme.width_factor(roles.width), scheme.multipliers
     tensors = {
         name: _tensor(name, tuple(parameter.shape), roles, scheme, m_d) for name, parameter in model.named_parameters()
     }
@@ -87,47 +79,38 @@ def plan_of(model: nn.Module, scheme: Scheme) -> Plan:
         scheme=scheme,
         roles=roles,
         tensors=tensors,
-        input=scheme.alpha_input,
-        output=scheme.alpha_output / m_d,
+        input=alpha_input,
+        output=alpha_output / m_d,
         attention={name: scale for name, scale in scales.items() if scale is not None},
     )
 
 
 def _tensor(name: str, shape: tuple[int, ...], roles: ModelRoles, scheme: Scheme, m_d: float) -> TensorPlan:
     role = roles.role(name, len(shape))
-    density = scheme.density_of(name) if role is Role.HIDDEN else 1.0
-    adam_rate, sgd_rate, init_std, why = 1.0, m_d, None, "bias or norm"
-    match role:
-        case Role.HIDDEN:
-            for_init, for_rate = (scheme.density_factor(density, of) for of in ("init", "rate"))
-            adam_rate, sgd_rate = 1 / (m_d * for_rate), 1 / for_rate
-            init_std = scheme.init_std / (m_d * for_init) ** 0.5
-            why = f"hidden, m_d {m_d:g}, m_rho {density / scheme.base_density:g}"
-            if matches(name, roles.residual):
-                init_std /= (2 * roles.depth) ** 0.5
-                why += f", adds to the stream of {roles.depth} blocks"
-        case Role.EMBEDDING | Role.UNEMBEDDING:
-            init_std = scheme.init_std
-            why = "reads in" if role is Role.EMBEDDING else "reads off"
-        case Role.VECTOR:
-            pass
-        case _:
-            raise ValueError(f"role={role!r} is not known.")
+    density, adam_rate, sgd_rate, why = 1.0, 1.0, m_d, _WHY.get(role, "")
+    init_std = None if role is Role.VECTOR else scheme.init_std
+    if role is Role.HIDDEN:
+        density = scheme.density_of(name)
+        for_init, for_rate = (scheme.density_factor(density, of) for of in ("init", "rate"))
+        adam_rate, sgd_rate = 1 / (m_d * for_rate), 1 / for_rate
+        init_std = scheme.init_std / (m_d * for_init) ** 0.5
+        why = f"hidden, m_d {m_d:g}, m_rho {scheme.density_ratio(density):g}"
+        if matches(name, roles.residual):
+            init_std /= (2 * roles.depth) ** 0.5
+            why += f", adds to the stream of {roles.depth} blocks"
     return TensorPlan(
-        name=name,
         shape=shape,
         role=role,
         density=density,
         init_std=init_std,
         adam_rate=adam_rate,
         sgd_rate=sgd_rate,
-        decays=role is not Role.VECTOR,
         why=why,
     )
 
 
 def _check_patterns(scheme: Scheme, hidden: list[str]) -> None:
-    for pattern in scheme.densities:
+    for pattern in scheme.densities or ():
         if not any(matches(name, (pattern,)) for name in hidden):
             shown = ", ".join(hidden[:6]) + (", ..." if len(hidden) > 6 else "")
             raise ConfigError(
@@ -143,5 +126,5 @@ def forward_rows(plan: Plan) -> Iterator[tuple[str, float, str]]:
     for name in plan.roles.outputs:
         yield name, plan.output, "alpha_output / m_d, before the outputs are read off"
     for name, scale in plan.attention.items():
-        based = plan.scheme.base_head_width
-        yield name, scale, "logits: sqrt(base_head_width) / head width" if based else "logits: 1 / head width"
+        is_usual = scale == 1 / plan.roles.attention[name]
+        yield name, scale, "logits: 1 / head width" if is_usual else "logits: sqrt(base_head_width) / head width"

@@ -132,23 +132,17 @@ class Columns:
 def columns_of(mask: Mask) -> Columns:
     """Of a matrix's mask."""
     num_out, num_in = mask.is_there.shape
-    places = mask.places.long()
-    rows, columns = places // num_in, places % num_in
+    rows, columns = mask.is_there.nonzero(as_tuple=True)
     turned = columns.argsort(stable=True)
     return Columns(
         shape=(num_out, num_in),
         places=mask.places,
-        starts=_starts(rows, num_out),
+        starts=torch.searchsorted(rows, torch.arange(num_out + 1), out_int32=True),
         columns=columns.int(),
         turned=turned.int(),
-        turned_starts=_starts(columns, num_in),
+        turned_starts=torch.searchsorted(columns[turned], torch.arange(num_in + 1), out_int32=True),
         turned_columns=rows[turned].int(),
     )
-
-
-def _starts(rows: Tensor, num: int) -> Tensor:
-    counts = torch.bincount(rows, minlength=num)
-    return torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()
 
 
 def _compressed(starts: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -12,9 +12,8 @@ with `base` by the base's, so that sparse layers are pulled to zero as fast as a
 `corrects` of smupar is for ablations: with `init` or `rate` alone the density does not enter the other one.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -23,112 +22,86 @@ from fedsign.parameterisation.roles import matches
 
 Density = Annotated[float, Field(gt=0, le=1)]
 Factor = Annotated[float, Field(gt=0)]
-Decay = Literal["rate", "base"]
-Corrects = Literal["both", "init", "rate"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Scheme:
-    """What a section [parameterisation] says; `sp` has no base."""
+    """The standard parameterisation: the same start and the same rate at every width and density."""
 
-    name: Literal["sp", "mup", "smupar"]
-    init_std: float
-    density: float
-    densities: Mapping[str, float] = field(default_factory=dict)
-    decay: Decay = "rate"
-    base_width: int = 0
-    base_head_width: int = 0
-    base_density: float = 1.0
-    alpha_input: float = 1.0
-    alpha_output: float = 1.0
-    corrects: Corrects = "both"
+    name: ClassVar[str] = "sp"
+    init_std: Factor = 0.02
+    density: Density = 1.0
+    densities: dict[str, Density] | None = None
+    decay: Literal["rate", "base"] = "rate"
 
     def density_of(self, name: str) -> float:
         """Of a hidden tensor."""
-        return next((value for pattern, value in self.densities.items() if matches(name, (pattern,))), self.density)
+        fitting = (value for pattern, value in (self.densities or {}).items() if matches(name, (pattern,)))
+        return next(fitting, self.density)
 
     def width_factor(self, width: int) -> float:
         """m_d."""
-        return 1.0 if self.name == "sp" else width / self.base_width
+        return 1.0
+
+    def density_ratio(self, density: float) -> float:
+        """m_rho."""
+        return density
 
     def density_factor(self, density: float, of: Literal["init", "rate"]) -> float:
         """m_rho, or 1 where the scheme does not know of it."""
-        if self.name != "smupar" or self.corrects not in ("both", of):
-            return 1.0
-        return density / self.base_density
+        return 1.0
+
+    @property
+    def multipliers(self) -> tuple[float, float]:
+        """alpha_input and alpha_output."""
+        return 1.0, 1.0
 
     def attention_scale(self, head_width: int) -> float | None:
         """What the logits of attention are multiplied with; None leaves it as it is."""
-        if self.name == "sp":
-            return None
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MuP(Scheme):
+    """Maximal update parameterisation: corrected for the width."""
+
+    name: ClassVar[str] = "mup"
+    base_width: Width = 256
+    base_head_width: Annotated[int, Field(ge=0)] = 0
+    alpha_input: Factor = 1.0
+    alpha_output: Factor = 1.0
+
+    def width_factor(self, width: int) -> float:
+        """To the base's."""
+        return width / self.base_width
+
+    @property
+    def multipliers(self) -> tuple[float, float]:
+        """As they were tuned on the base."""
+        return self.alpha_input, self.alpha_output
+
+    def attention_scale(self, head_width: int) -> float:
+        """See the module."""
         return self.base_head_width**0.5 / head_width if self.base_head_width else 1 / head_width
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmuPar(MuP):
+    """Sparse maximal update parameterisation: corrected for width and density."""
+
+    name: ClassVar[str] = "smupar"
+    base_density: Density = 1.0
+    corrects: Literal["both", "init", "rate"] = "both"
+
+    def density_ratio(self, density: float) -> float:
+        """To the base's."""
+        return density / self.base_density
+
+    def density_factor(self, density: float, of: Literal["init", "rate"]) -> float:
+        """The ratio, if this is to be corrected."""
+        return self.density_ratio(density) if self.corrects in ("both", of) else 1.0
 
 
 def none() -> Scheme | None:
     """The model's own start, one learning rate for all."""
     return None
-
-
-def sp(
-    *,
-    init_std: Factor = 0.02,
-    density: Density = 1.0,
-    densities: dict[str, Density] | None = None,
-    decay: Decay = "rate",
-) -> Scheme:
-    """The standard parameterisation: the same start and the same rate at every width and density."""
-    return Scheme(name="sp", init_std=init_std, density=density, densities=densities or {}, decay=decay)
-
-
-def mup(
-    *,
-    base_width: Width = 256,
-    base_head_width: Annotated[int, Field(ge=0)] = 0,
-    init_std: Factor = 0.02,
-    alpha_input: Factor = 1.0,
-    alpha_output: Factor = 1.0,
-    density: Density = 1.0,
-    densities: dict[str, Density] | None = None,
-    decay: Decay = "rate",
-) -> Scheme:
-    """Maximal update parameterisation: corrected for the width."""
-    return Scheme(
-        name="mup",
-        base_width=base_width,
-        base_head_width=base_head_width,
-        init_std=init_std,
-        alpha_input=alpha_input,
-        alpha_output=alpha_output,
-        density=density,
-        densities=densities or {},
-        decay=decay,
-    )
-
-
-def smupar(
-    *,
-    base_width: Width = 256,
-    base_density: Density = 1.0,
-    base_head_width: Annotated[int, Field(ge=0)] = 0,
-    init_std: Factor = 0.02,
-    alpha_input: Factor = 1.0,
-    alpha_output: Factor = 1.0,
-    density: Density = 1.0,
-    densities: dict[str, Density] | None = None,
-    decay: Decay = "rate",
-    corrects: Corrects = "both",
-) -> Scheme:
-    """Sparse maximal update parameterisation: corrected for width and density."""
-    return Scheme(
-        name="smupar",
-        base_width=base_width,
-        base_density=base_density,
-        base_head_width=base_head_width,
-        init_std=init_std,
-        alpha_input=alpha_input,
-        alpha_output=alpha_output,
-        density=density,
-        densities=densities or {},
-        decay=decay,
-        corrects=corrects,
-    )

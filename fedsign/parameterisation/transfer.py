@@ -9,7 +9,7 @@ A loss that is not finite is a training that diverged: its value is never the be
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log2
+from math import log2, nan
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,14 +25,14 @@ class Reading:
     single seeds' own moves.  NaN where every value diverged.
     """
 
-    best: float
-    best_loss: float
-    is_at_edge: bool  # of the values that were tried: the optimum may lie beyond
-    moved: float  # factors of two from the base's best value
-    moved_low: float
-    moved_high: float
-    kept_loss: float
-    excess: float
+    best: float = nan
+    best_loss: float = nan
+    is_at_edge: bool = False  # of the values that were tried: the optimum may lie beyond
+    moved: float = nan  # factors of two from the base's best value
+    moved_low: float = nan
+    moved_high: float = nan
+    kept_loss: float = nan
+    excess: float = nan
 
 
 def read_off(losses: Losses, values: Sequence[float]) -> list[Reading]:
@@ -52,29 +52,15 @@ def _read(losses: Losses, values: Sequence[float], best_of_base: int, of_seeds: 
     means = losses.mean(-1)
     best = int(means.argmin())
     if not np.isfinite(means[best]):
-        lost = float("nan")
-        return Reading(
-            best=lost,
-            best_loss=lost,
-            is_at_edge=False,
-            moved=lost,
-            moved_low=lost,
-            moved_high=lost,
-            kept_loss=lost,
-            excess=lost,
-        )
-    moves = [_moved(values, int(own), int(theirs)) for own, theirs in zip(losses.argmin(0), of_seeds, strict=True)]
+        return Reading()
+    moves = [log2(values[own] / values[theirs]) for own, theirs in zip(losses.argmin(0), of_seeds, strict=True)]
     return Reading(
         best=float(values[best]),
         best_loss=float(means[best]),
         is_at_edge=best in (0, len(values) - 1),
-        moved=_moved(values, best, best_of_base),
+        moved=log2(values[best] / values[best_of_base]),
         moved_low=min(moves),
         moved_high=max(moves),
         kept_loss=float(means[best_of_base]),
         excess=float((losses[best_of_base] / losses[best]).mean() - 1),
     )
-
-
-def _moved(values: Sequence[float], index: int, base: int) -> float:
-    return log2(values[index] / values[base])

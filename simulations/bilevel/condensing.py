@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from fedsign.bilevel.condensation import IMAGES, LABELS
 from fedsign.bilevel.condense import Condensation, Progress
-from fedsign.bilevel.report import Condensed, write_condensation
+from fedsign.bilevel.report import write_condensation
 from fedsign.bilevel.settings import CondensationConfig, load
 from fedsign.errors import ResultsError
 from fedsign.storage.checkpoints import save_model
@@ -120,12 +120,8 @@ def _save(folder: Path, condensation: Condensation, progress: Progress, lines: l
 
 
 def _with_classes(condensation: Condensation, progress: Progress) -> dict[str, torch.Tensor]:
-    shares = (
-        {CLASSES: torch.softmax(progress.meta[LABELS], dim=-1)}
-        if LABELS in progress.meta
-        else {CLASSES: condensation.labels}
-    )
-    return {**progress.as_tensors(), **shares}
+    soft = progress.meta.get(LABELS)
+    return {**progress.as_tensors(), CLASSES: condensation.labels if soft is None else torch.softmax(soft, dim=-1)}
 
 
 def _read(path: Path, step: int) -> list[Line]:
@@ -158,7 +154,8 @@ def _page(condensation: Condensation, folder: Path, lines: list[Line]) -> list[P
     if first.steps:
         facts.append(("first phase", first.method.name, f"{first.steps} steps at {first.lr:g}"))
     begun, ended = lines[0]["accuracy"], lines[-1]["accuracy"]
-    found = Condensed(
+    written = write_condensation(
+        folder,
         name=config.name,
         headline=("accuracy", f"{100 * ended:.1f} %", f"{100 * begun:.1f} % at the start"),
         facts=facts,
@@ -170,4 +167,4 @@ def _page(condensation: Condensation, folder: Path, lines: list[Line]) -> list[P
         config_toml=config.to_toml(),
         environment={key: str(value) for key, value in environment().items()},
     )
-    return [folder / _IMAGES, *write_condensation(found, folder)]
+    return [folder / _IMAGES, *written]

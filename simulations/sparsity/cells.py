@@ -20,9 +20,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fedsign.config import ExperimentConfig
 from fedsign.errors import ConfigError, EngineError, ResultsError
 from fedsign.storage.disk import disk_errors, exclusive, remove_partials, write_text
+from fedsign.transport.connection import Message
 from simulations.jobs import Job, Watcher, digest_of, play_all
 
-_WORKER = "simulations.sparsity.worker"
+_WORKER = "simulations.sparsity.training"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +42,11 @@ class Cell:
     def id(self) -> str:
         """The hash."""
         return digest_of(self.config, steps=self.steps, samples=self.samples)
+
+    def asked(self, path: Path) -> Message:
+        """What a worker is told, which writes the loss there."""
+        told = {"steps": self.steps, "samples": self.samples, "words": dict(self.words)}
+        return {"config": self.config.to_toml(), "path": str(path.absolute()), **told}
 
 
 def loss_in(path: Path) -> float | None:
@@ -77,51 +83,29 @@ def losses_of(cells: Sequence[Cell], folder: Path, *, workers: int | None = None
         remove_partials(folder / "cells")
         pending = {path: cell for path, cell in zip(paths, cells, strict=True) if loss_in(path) is None}
         if pending:
-            _play(pending, folder, workers or _cores(cells))
-    found = [loss_in(path) for path in paths]
-    return [loss for loss in found if loss is not None]
+            threads = max(cell.config.engine.threads for cell in cells)
+            _play(pending, folder, workers or max(1, len(os.sched_getaffinity(0)) // threads))
+    return [loss for loss in map(loss_in, paths) if loss is not None]
 
 
 def _play(pending: Mapping[Path, Cell], folder: Path, workers: int) -> None:
-    jobs = [
-        Job(
-            id=cell.id,
-            asked={
-                "config": cell.config.to_toml(),
-                "steps": cell.steps,
-                "samples": cell.samples,
-                "words": dict(cell.words),
-                "path": str(path.absolute()),
-            },
-        )
-        for path, cell in pending.items()
-    ]
+    jobs = [Job(id=cell.id, asked=cell.asked(path)) for path, cell in pending.items()]
     console = Console(stderr=True)
     columns = (TextColumn("cells"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"))
     # in a notebook Rich would ask for ipywidgets
     with Progress(*columns, TimeRemainingColumn(), console=console, disable=console.is_jupyter) as bar:
-        ended = _Ended(bar, len(jobs))
-        play_all(jobs, lambda left: left[0], workers=workers, logs=folder / "logs", watchers=(ended,), module=_WORKER)
-    if ended.failures:
+        task, failures = bar.add_task("", total=len(jobs)), list[str]()
+
+        class Ended(Watcher):
+            """Shows how many cells have ended, on standard error, and keeps the sentences of those that failed."""
+
+            def on_end(self, worker: int, job: Job, error: str | None) -> None:
+                bar.advance(task)
+                failures.extend([] if error is None else [error])
+
+        play_all(jobs, lambda left: left[0], workers=workers, logs=folder / "logs", watchers=(Ended(),), module=_WORKER)
+    if failures:
         raise EngineError(
-            f"{len(ended.failures)} of {len(jobs)} cells could not be played; the same command plays them once more. The "
-            f"first: {ended.failures[0]}"
+            f"{len(failures)} of {len(jobs)} cells could not be played; the same command plays them once more. The "
+            f"first: {failures[0]}"
         )
-
-
-class _Ended(Watcher):
-    """Shows how many cells have ended, on standard error, and keeps the sentences of those that failed."""
-
-    def __init__(self, bar: Progress, total: int) -> None:
-        self._bar, self._all = bar, bar.add_task("", total=total)
-        self.failures: list[str] = []
-
-    def on_end(self, worker: int, job: Job, error: str | None) -> None:
-        self._bar.advance(self._all)
-        if error is not None:
-            self.failures.append(error)
-
-
-def _cores(cells: Sequence[Cell]) -> int:
-    threads = max(cell.config.engine.threads for cell in cells)
-    return max(1, len(os.sched_getaffinity(0)) // threads)

@@ -192,29 +192,25 @@ def values_of(text: str) -> list[float]:
         ConfigError: it says no numbers.
     """
     first, dots, last = text.partition("..")
-    if not dots:
-        return [_number(word, text) for word in words(text)]
-    low, high = _number(first, text), _number(last, text)
-    if not 0 < low < high:
-        raise _no_values(text)
-    return [low * 2.0**power for power in range(int(math.log2(high / low) + 1e-9) + 1)]
-
-
-def _number(word: str, text: str) -> float:
-    power = re.fullmatch(r"2\^(-?\d{1,3})", word.strip())
     try:
-        value = 2.0 ** int(power[1]) if power else float(word)
-    except ValueError:
-        raise _no_values(text) from None
+        if not dots:
+            return [_number(word) for word in words(text)]
+        low, high = _number(first), _number(last)
+        if not 0 < low < high:
+            raise ValueError(text)
+        return [low * 2.0**power for power in range(int(math.log2(high / low) + 1e-9) + 1)]
+    except ValueError as error:
+        raise ConfigError(
+            f"--values {text} was given, but expected are numbers with commas between them, or A..B with 0 < A < B, such as 2^-9..2^-3."
+        ) from error
+
+
+def _number(word: str) -> float:
+    power = re.fullmatch(r"2\^(-?\d{1,3})", word.strip())
+    value = 2.0 ** int(power[1]) if power else float(word)
     if not math.isfinite(value):
-        raise _no_values(text)
+        raise ValueError(word)
     return value
-
-
-def _no_values(text: str) -> ConfigError:
-    return ConfigError(
-        f"--values {text} was given, but expected are numbers with commas between them, or A..B with 0 < A < B, such as 2^-9..2^-3."
-    )
 
 
 def _widths(text: str) -> list[int]:

@@ -1,7 +1,8 @@
 """`fedsign analyse coordinates`: do activations keep their size when a model gets sparser?"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,17 @@ def variant(config: ExperimentConfig, scheme: str, density: float, **changes: An
     return from_dict(data | {"parameterisation": settings | own | {"name": name, "density": density}})
 
 
+def facts_of(config: ExperimentConfig) -> dict[str, Any]:
+    """What a finding says of the experiment."""
+    return {
+        "model": config.model.name,
+        "data": config.data.name,
+        "optimizer": config.client.optimizer.name,
+        "parameterisation": ParameterisationPart.of(config).model_dump(mode="json"),
+        "sparsity": SparsityPart.of(config).model_dump(mode="json"),
+    }
+
+
 def look(config: ExperimentConfig, asked: Asked) -> Found:
     """Train each scheme at each density from each seed, and look at its activations.
 
@@ -83,46 +95,33 @@ def look(config: ExperimentConfig, asked: Asked) -> Found:
         FedSignError: the model cannot be looked at.
     """
     check(asked)
-    seen: dict[tuple[str, float, int], Coordinates] = {}
+    seen: list[Coordinates] = []
     for seed in range(config.seed, config.seed + asked.seeds):
         first: Workload | None = None
-        for scheme in asked.schemes:
-            for density in asked.densities:
-                workload = Workload(variant(config, scheme, density, seed=seed))
-                if first is not None:
-                    workload.take_data(first)
-                first = first or workload
-                seen[scheme, density, seed] = coordinates(workload, steps=asked.steps)
-    modules = next(iter(seen.values())).modules
-    shape = (len(asked.schemes), len(asked.densities), asked.seeds, asked.steps + 1, len(modules))
-    ordered = [
-        seen[scheme, density, seed]
-        for scheme in asked.schemes
-        for density in asked.densities
-        for seed in range(config.seed, config.seed + asked.seeds)
-    ]
-    size, change = (np.stack([getattr(each, what) for each in ordered]).reshape(shape) for what in ("size", "change"))
+        for scheme, density in product(asked.schemes, asked.densities):
+            workload = Workload(variant(config, scheme, density, seed=seed))
+            if first is not None:
+                workload.take_data(first)
+            first = first or workload
+            seen.append(coordinates(workload, steps=asked.steps))
+    modules = seen[0].modules
+    shape = (asked.seeds, len(asked.schemes), len(asked.densities), asked.steps + 1, len(modules))
+    size, change = (
+        np.moveaxis(np.reshape([getattr(each, what) for each in seen], shape), 0, 2) for what in ("size", "change")
+    )
     rows = [
         {"scheme": scheme, "density": density, "step": step, "size": float(size[i, j, :, step].mean())}
-        for i, scheme in enumerate(asked.schemes)
-        for j, density in enumerate(asked.densities)
+        for (i, scheme), (j, density) in product(enumerate(asked.schemes), enumerate(asked.densities))
         for step in range(asked.steps + 1)
     ]
     return Found(
         kind="coordinates",
         name=config.name,
         facts={
-            "model": config.model.name,
-            "data": config.data.name,
+            **asdict(asked),
+            **facts_of(config),
             "lr": config.client.lr,
-            "optimizer": config.client.optimizer.name,
-            "modules": list(modules),
-            "schemes": list(asked.schemes),
-            "densities": list(asked.densities),
-            "seeds": asked.seeds,
-            "steps": asked.steps,
-            "parameterisation": ParameterisationPart.of(config).model_dump(mode="json"),
-            "sparsity": SparsityPart.of(config).model_dump(mode="json"),
+            "modules": modules,
         },
         rows=rows,
         summary=_summary(asked, size, change),
@@ -133,16 +132,12 @@ def look(config: ExperimentConfig, asked: Asked) -> Found:
 def _summary(asked: Asked, size: NDArray[Any], change: NDArray[Any]) -> list[dict[str, Any]]:
     """Ratios to the first density, paired by seed and module: their range at both ends, and of the first step's change."""
     rows = []
-    for i, scheme in enumerate(asked.schemes):
-        for j, density in enumerate(asked.densities):
-            row: dict[str, Any] = {"scheme": scheme, "density": density}
-            for what, ratios in (
-                ("start", _ratios(size[i, j, :, 0], size[i, 0, :, 0])),
-                ("end", _ratios(size[i, j, :, -1], size[i, 0, :, -1])),
-                ("change", _ratios(change[i, j, :, 1], change[i, 0, :, 1])),
-            ):
-                row |= {f"{what}_low": float(ratios.min()), f"{what}_high": float(ratios.max())}
-            rows.append(row | {"size_at_end": float(size[i, j, :, -1].mean())})
+    for (i, scheme), (j, density) in product(enumerate(asked.schemes), enumerate(asked.densities)):
+        row: dict[str, Any] = {"scheme": scheme, "density": density}
+        for what, values, step in (("start", size, 0), ("end", size, -1), ("change", change, 1)):
+            ratios = _ratios(values[i, j, :, step], values[i, 0, :, step])
+            row |= {f"{what}_low": float(ratios.min()), f"{what}_high": float(ratios.max())}
+        rows.append(row | {"size_at_end": float(size[i, j, :, -1].mean())})
     return rows
 
 

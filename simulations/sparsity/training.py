@@ -15,16 +15,19 @@ from torch import nn
 
 from clients.state.store import ClientStore
 from clients.trainer import SequentialTrainer, check_training
-from fedsign.config import ExperimentConfig, from_dict
+from fedsign.config import ExperimentConfig, from_dict, from_toml
 from fedsign.data.client_data import client_data_of
 from fedsign.errors import ConfigError, RoundError
 from fedsign.models.transform import packing_of
 from fedsign.records import ObjectiveSpec, TrainRequest, tensors_of
 from fedsign.storage.results import final_value
 from fedsign.traits import EngineTraits
+from fedsign.transport.connection import Connection, Message
 from fedsign.workload import Workload
 from simulations import api
 from simulations.backends.base import intra_op_threads
+from simulations.jobs import answer_all
+from simulations.sparsity.cells import write_loss
 
 VALIDATION_FRACTION = 0.1
 _METRIC = "validation_loss"
@@ -48,14 +51,8 @@ def alone(config: ExperimentConfig, steps: int) -> ExperimentConfig:
         raise ConfigError(
             f"partition.name={config.partition.name} was given with --steps, which trains in one place; drop --steps to play the experiment's rounds."
         )
+    kept = {"local_steps": steps, "local_epochs": 0, "path": "sequential", "chunk": 0, "sharding": {}}
     data = config.model_dump(mode="json")
-    client = data["client"] | {
-        "local_steps": steps,
-        "local_epochs": 0,
-        "path": "sequential",
-        "chunk": 0,
-        "sharding": {},
-    }
     return from_dict(
         {key: value for key, value in data.items() if key not in ("faults", "attack", "privacy", "server")}
         | {
@@ -63,7 +60,7 @@ def alone(config: ExperimentConfig, steps: int) -> ExperimentConfig:
             "strategy": {"name": "fedavg"},
             "partition": {"name": "iid", "num_clients": 1},
             "server": {"cohort_size": 1},
-            "client": client,
+            "client": data["client"] | kept,
         }
     )
 
@@ -96,15 +93,25 @@ class Trainings:
 
     def loss(self, config: ExperimentConfig, *, steps: int, samples: int) -> float:
         """What one ends with; NaN or infinite if it diverged."""
-        return self._alone(config, steps, samples) if steps else _federated(config)
-
-    def _alone(self, config: ExperimentConfig, steps: int, samples: int) -> float:
+        if not steps:
+            return _federated(config)
         workload = Workload(alone(config, steps))
         if self._last is not None:
             workload.take_data(self._last)
         self._last = workload
         with intra_op_threads(config.engine.threads):
             return _validated(workload, _trained(workload), samples)
+
+
+def main(parent: Connection) -> None:
+    """Of a process that plays cells of a sweep: a cell's file is whole, or not there."""
+    trainings = Trainings()
+
+    def play(asked: Message) -> None:
+        loss = trainings.loss(from_toml(asked["config"]), steps=asked["steps"], samples=asked["samples"])
+        write_loss(Path(asked["path"]), loss, asked["words"])
+
+    answer_all(parent, play)
 
 
 def _trained(workload: Workload) -> nn.Module:

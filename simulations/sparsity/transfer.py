@@ -7,8 +7,9 @@ every width and density from the same seeds; the first width at the first densit
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise, product
+from math import prod
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -19,13 +20,13 @@ from numpy.typing import NDArray
 from fedsign.config import ExperimentConfig
 from fedsign.errors import ConfigError
 from fedsign.parameterisation.apply import parameterised
-from fedsign.parameterisation.section import ParameterisationPart, SparsityPart
+from fedsign.parameterisation.section import ParameterisationPart
 from fedsign.parameterisation.transfer import read_off
 from fedsign.registry import nearest
 from fedsign.report.analysis import Found
 from fedsign.workload import Workload
 from simulations.sparsity.cells import Cell, losses_of
-from simulations.sparsity.coordinates import check_sweep, variant
+from simulations.sparsity.coordinates import check_sweep, facts_of, variant
 from simulations.sparsity.training import check as check_cell
 from simulations.sparsity.training import held_out
 
@@ -104,17 +105,17 @@ def widened(config: ExperimentConfig, width: int) -> ExperimentConfig:
     settings, current = config.model.settings, width_of(config)
     changed: dict[str, Any] = {}
     for name in _SCALED:
-        if not settings.get(name):
+        value = settings.get(name)
+        if not value:
             continue  # 0 is the usual one
-        value = settings[name]
-        scaled = [each * width / current for each in (value if isinstance(value, list | tuple) else [value])]
+        is_list = isinstance(value, list | tuple)
+        scaled = [each * width / current for each in (value if is_list else [value])]
         if any(each != int(each) or each < 1 for each in scaled):
             raise ConfigError(
                 f"--widths has {width}, which is {width / current:g} times the experiment's, but model.{name}={value} times that is no "
                 f"whole number; expected is a multiple of {current}, or a part of it that divides all layers."
             )
-        whole = [int(each) for each in scaled]
-        changed[f"model.{name}"] = whole if isinstance(value, list | tuple) else whole[0]
+        changed[f"model.{name}"] = [int(each) for each in scaled] if is_list else int(scaled[0])
     return config.replace(**changed)
 
 
@@ -142,27 +143,17 @@ def _own_width(config: ExperimentConfig) -> int:
 
 def _completed(config: ExperimentConfig, asked: Asked, own_width: int) -> Asked:
     """With values and widths."""
-    settings = asdict(asked)
-    if not asked.values:
-        own = (
-            config.client.lr
-            if asked.setting == "rate"
-            else ParameterisationPart.of(config).settings.get("init_std", 0.02)
-        )
-        settings["values"] = [own * factor for factor in _AROUND]
-    settings["widths"] = list(asked.widths) or [own_width]
-    thin = [
-        (width, density)
-        for width, density in product(settings["widths"], asked.densities)
-        if width * density < _FEWEST_INPUTS
-    ]
+    init_std = ParameterisationPart.of(config).settings.get("init_std", 0.02)
+    own = config.client.lr if asked.setting == "rate" else init_std
+    widths = list(asked.widths) or [own_width]
+    thin = [pair for pair in product(widths, asked.densities) if prod(pair) < _FEWEST_INPUTS]
     if thin:
         _log.warning(
             "width %d at density %g leaves a unit %g inputs; rules for widths and densities are rules for many of them.",
             *thin[-1],
-            thin[-1][0] * thin[-1][1],
+            prod(thin[-1]),
         )
-    return Asked(**settings)
+    return replace(asked, values=asked.values or [own * factor for factor in _AROUND], widths=widths)
 
 
 def _cells(config: ExperimentConfig, asked: Asked, own_width: int) -> Iterator[Cell]:
@@ -195,34 +186,21 @@ def _found(config: ExperimentConfig, asked: Asked, losses: NDArray[np.float64]) 
     rows, summary = [], []
     for scheme, of_scheme in zip(asked.schemes, losses, strict=True):
         flat = of_scheme.reshape(len(conditions), len(asked.values), asked.seeds)
-        for (width, density), reading in zip(conditions, read_off(flat, asked.values), strict=True):
-            summary.append({"scheme": scheme, "width": width, "density": density, **asdict(reading)})
-        for (width, density), of_condition in zip(conditions, flat, strict=True):
+        for (width, density), of_condition, reading in zip(conditions, flat, read_off(flat, asked.values), strict=True):
+            condition = {"scheme": scheme, "width": width, "density": density}
+            summary.append(condition | asdict(reading))
             for value, over_seeds in zip(asked.values, of_condition, strict=True):
+                diverged = int((~np.isfinite(over_seeds)).sum())
                 finite = over_seeds[np.isfinite(over_seeds)].tolist()
-                diverged = asked.seeds - len(finite)
-                rows.append(
-                    {
-                        "scheme": scheme,
-                        "width": width,
-                        "density": density,
-                        "value": value,
-                        "loss": None if diverged else fmean(finite),
-                        "std": stdev(finite) if len(finite) > 1 else None,
-                        "diverged": diverged,
-                    }
-                )
+                loss, std = None if diverged else fmean(finite), stdev(finite) if len(finite) > 1 else None
+                rows.append(condition | {"value": value, "loss": loss, "std": std, "diverged": diverged})
     return Found(
         kind="transfer",
         name=config.name,
         facts={
             **asdict(asked),
+            **facts_of(config),
             "setting": SETTINGS[asked.setting],
-            "model": config.model.name,
-            "data": config.data.name,
-            "optimizer": config.client.optimizer.name,
-            "parameterisation": ParameterisationPart.of(config).model_dump(mode="json"),
-            "sparsity": SparsityPart.of(config).model_dump(mode="json"),
         },
         rows=rows,
         summary=summary,

@@ -16,10 +16,10 @@ from fedsign.models.gpt import gpt
 from fedsign.optim.base import optimizer_of
 from fedsign.parameterisation.apply import Parameterised, parameterise, parameterised
 from fedsign.parameterisation.masks import Mask
-from fedsign.parameterisation.schemes import smupar
+from fedsign.parameterisation.schemes import SmuPar
 from fedsign.parameterisation.sparsity.base import MaskRule, Sparse, largest
-from fedsign.parameterisation.sparsity.gmp import GMP, gmp
-from fedsign.parameterisation.sparsity.rigl import RigL, rigl
+from fedsign.parameterisation.sparsity.gmp import GMP
+from fedsign.parameterisation.sparsity.rigl import RigL
 from fedsign.sections import OptimizerPart
 from fedsign.workload import Workload
 from simulations.api import run
@@ -35,14 +35,14 @@ GRADUAL = GMP(initial_density=1.0, every=2, first_step=1, last_step=9)
 def text_model(rule: MaskRule | None) -> nn.Module:
     torch.manual_seed(0)
     model = gpt((LENGTH,), VOCABULARY, depth=2, width=32, num_heads=2)
-    parameterise(model, smupar(base_width=16, density=DENSITY, init_std=0.1), seed=3, rule=rule)
+    parameterise(model, SmuPar(base_width=16, density=DENSITY, init_std=0.1), seed=3, rule=rule)
     return model
 
 
 def image_model(rule: MaskRule | None) -> nn.Module:
     torch.manual_seed(0)
     model = cnn((3, 8, 8), 5, channels=(16, 32))
-    parameterise(model, smupar(base_width=16, density=DENSITY, init_std=0.1), seed=3, rule=rule)
+    parameterise(model, SmuPar(base_width=16, density=DENSITY, init_std=0.1), seed=3, rule=rule)
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
 
@@ -342,10 +342,10 @@ def test_a_configuration_names_the_rule() -> None:
     settings = {"name": "gmp", "every": 2, "last_step": 10}
     made = made_of(Workload(from_dict({**BASE, "sparsity": settings})).make_model())
     assert made.rule == GMP(initial_density=1.0, every=2, first_step=0, last_step=10)
-    assert rigl(last_step=109) == RigL(drop_fraction=0.3, every=100, last_step=109)
+    assert RigL(last_step=109) == RigL(drop_fraction=0.3, every=100, last_step=109)
 
 
-@pytest.mark.parametrize("rule", [rigl, gmp])
+@pytest.mark.parametrize("rule", [RigL, GMP])
 def test_a_rule_that_would_never_change_a_mask_is_refused(rule: Any) -> None:
     with pytest.raises(ConfigError, match=r"sparsity\.last_step=9 leaves no step"):
         rule(last_step=9, every=10)
@@ -400,7 +400,7 @@ def test_a_federation_refuses_masks_that_change(changes: dict[str, Any], tmp_pat
         run({**ALONE, **changes, "results": {"root": str(tmp_path)}})
     assert not list(tmp_path.iterdir())
     with pytest.raises(ConfigError, match="leaves no step"):
-        gmp(last_step=10, every=20)
+        GMP(last_step=10, every=20)
 
 
 @pytest.mark.parametrize("name", ["rigl", "gmp"])

@@ -12,7 +12,7 @@ from fedsign.models.cnn import cnn
 from fedsign.models.gpt import gpt
 from fedsign.optim.base import optimizer_of
 from fedsign.parameterisation.apply import parameterise, parameterised
-from fedsign.parameterisation.schemes import smupar
+from fedsign.parameterisation.schemes import SmuPar
 from fedsign.sections import OptimizerPart
 from fedsign.workload import Workload
 from simulations.api import run
@@ -22,7 +22,7 @@ STEPS = 5
 
 
 def sparse(model: nn.Module, density: float = 1 / 16) -> nn.Module:
-    parameterise(model, smupar(base_width=16, density=density, init_std=0.1), seed=3)
+    parameterise(model, SmuPar(base_width=16, density=density, init_std=0.1), seed=3)
     return model
 
 

@@ -11,7 +11,7 @@ from fedsign.numerics import Numerics
 from fedsign.parameterisation.apply import parameterise, parameterised
 from fedsign.parameterisation.masks import Mask, mask_of
 from fedsign.parameterisation.packing import RowPacking
-from fedsign.parameterisation.schemes import sp
+from fedsign.parameterisation.schemes import Scheme
 from fedsign.records import Tensors
 
 CPU = Numerics(device=torch.device("cpu"))
@@ -75,7 +75,7 @@ class Tied(nn.Module):
 def sparse() -> nn.Module:
     torch.manual_seed(0)
     model = Tied()
-    parameterise(model, sp(density=0.25, init_std=0.1), seed=2)
+    parameterise(model, Scheme(density=0.25, init_std=0.1), seed=2)
     return model
 
 

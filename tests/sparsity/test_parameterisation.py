@@ -17,7 +17,7 @@ from fedsign.parameterisation.apply import parameterise, parameterised
 from fedsign.parameterisation.masks import mask_of
 from fedsign.parameterisation.plan import Plan, plan_of
 from fedsign.parameterisation.roles import ModelRoles, Role
-from fedsign.parameterisation.schemes import Scheme, mup, smupar, sp
+from fedsign.parameterisation.schemes import MuP, Scheme, SmuPar
 from fedsign.records import roles_of
 from fedsign.sections import OptimizerPart
 
@@ -49,12 +49,12 @@ def part(name: str = "adamw", **settings: Any) -> OptimizerPart:
 @pytest.mark.parametrize(
     ("scheme", "init", "adam", "sgd", "others_sgd"),
     [
-        (sp(init_std=STD, density=RHO), 1, 1, 1, 1),
-        (mup(base_width=16, init_std=STD, density=RHO), M_D, 1 / M_D, 1, M_D),
-        (smupar(base_width=16, init_std=STD, density=RHO), M_D * RHO, 1 / (M_D * RHO), 1 / RHO, M_D),
-        (smupar(base_width=16, base_density=0.5, init_std=STD, density=RHO), M_D / 2, 2 / M_D, 2, M_D),
-        (smupar(base_width=16, init_std=STD, density=RHO, corrects="init"), M_D * RHO, 1 / M_D, 1, M_D),
-        (smupar(base_width=16, init_std=STD, density=RHO, corrects="rate"), M_D, 1 / (M_D * RHO), 1 / RHO, M_D),
+        (Scheme(init_std=STD, density=RHO), 1, 1, 1, 1),
+        (MuP(base_width=16, init_std=STD, density=RHO), M_D, 1 / M_D, 1, M_D),
+        (SmuPar(base_width=16, init_std=STD, density=RHO), M_D * RHO, 1 / (M_D * RHO), 1 / RHO, M_D),
+        (SmuPar(base_width=16, base_density=0.5, init_std=STD, density=RHO), M_D / 2, 2 / M_D, 2, M_D),
+        (SmuPar(base_width=16, init_std=STD, density=RHO, corrects="init"), M_D * RHO, 1 / M_D, 1, M_D),
+        (SmuPar(base_width=16, init_std=STD, density=RHO, corrects="rate"), M_D, 1 / (M_D * RHO), 1 / RHO, M_D),
     ],
 )
 def test_start_and_rates_of_every_tensor_are_those_of_table_1(
@@ -82,20 +82,20 @@ def test_start_and_rates_of_every_tensor_are_those_of_table_1(
 
 
 def test_multipliers_of_the_passes_are_those_of_table_1() -> None:
-    for scheme in (mup, smupar):
+    for scheme in (MuP, SmuPar):
         plan = plan_of(small_gpt(), scheme(base_width=16, alpha_input=3.0, alpha_output=2.0))
         assert (plan.input, plan.output) == (3.0, 2.0 / M_D)
         assert plan.attention == {f"blocks.{index}.attention": 1 / HEAD for index in range(DEPTH)}
         based = plan_of(small_gpt(), scheme(base_width=16, base_head_width=9))
         assert set(based.attention.values()) == {3 / HEAD}
-    plan = plan_of(small_gpt(), sp())
+    plan = plan_of(small_gpt(), Scheme())
     assert (plan.input, plan.output, plan.attention) == (1, 1, {})
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_passes_are_multiplied_where_the_table_says(tied: bool) -> None:
     """A network whose blocks add nothing is norm(alpha_in (E + P)) alpha_out / m_d, read off."""
-    model = made(smupar(base_width=16, alpha_input=3.0, alpha_output=2.0), small_gpt(tied=tied))
+    model = made(SmuPar(base_width=16, alpha_input=3.0, alpha_output=2.0), small_gpt(tied=tied))
     assert isinstance(model, GPT)
     with torch.no_grad():
         for block in model.blocks:
@@ -112,7 +112,7 @@ def test_the_passes_are_multiplied_where_the_table_says(tied: bool) -> None:
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
 def test_a_folded_model_computes_the_same_without_multipliers(tied: bool, norm: str) -> None:
-    scheme = smupar(base_width=16, init_std=0.3, density=RHO, alpha_input=3.0, alpha_output=2.0)
+    scheme = SmuPar(base_width=16, init_std=0.3, density=RHO, alpha_input=3.0, alpha_output=2.0)
     model = made(scheme, small_gpt(tied=tied, norm=norm))
     plain = plain_model(model)
     assert isinstance(plain, GPT) and parameterised(plain) is None and parameterised(model) is not None
@@ -126,21 +126,21 @@ def test_a_folded_model_computes_the_same_without_multipliers(tied: bool, norm: 
 
 
 def test_mup_is_smupar_at_density_1() -> None:
-    one, other = (made(scheme(base_width=16, init_std=STD, alpha_input=2.0)) for scheme in (mup, smupar))
+    one, other = (made(scheme(base_width=16, init_std=STD, alpha_input=2.0)) for scheme in (MuP, SmuPar))
     assert same_training(one, other)
 
 
 def test_all_are_standard_at_the_bases_width_and_density() -> None:
     """Bit for bit, through three steps of AdamW with weight decay."""
     base = {"base_width": WIDTH, "base_head_width": HEAD, "init_std": STD}
-    for scheme in (mup(**base), smupar(**base)):  # type: ignore[arg-type]
-        assert same_training(made(sp(init_std=STD)), made(scheme))
+    for scheme in (MuP(**base), SmuPar(**base)):  # type: ignore[arg-type]
+        assert same_training(made(Scheme(init_std=STD)), made(scheme))
 
 
 def test_with_the_papers_scale_of_attention_only_the_logits_differ_from_standard() -> None:
-    standard, paper = made(sp(init_std=STD)), made(smupar(base_width=WIDTH, init_std=STD))
+    standard, paper = made(Scheme(init_std=STD)), made(SmuPar(base_width=WIDTH, init_std=STD))
     assert same(standard, paper)
-    plans = [plan_of(model, scheme) for model, scheme in ((standard, sp()), (paper, smupar(base_width=WIDTH)))]
+    plans = [plan_of(model, scheme) for model, scheme in ((standard, Scheme()), (paper, SmuPar(base_width=WIDTH)))]
     assert rates(plans[0]) == rates(plans[1]) and (plans[1].input, plans[1].output) == (1, 1)
     assert not torch.equal(standard(tokens()), paper(tokens()))
     assert isinstance(paper, GPT)
@@ -179,7 +179,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3, cl
 
 def test_weights_are_drawn_with_the_planned_deviation_where_they_are() -> None:
     """The deviation of n normal numbers is within 5 / sqrt(2 n) of what it is drawn with."""
-    model = made(smupar(base_width=16, init_std=STD, density=RHO), small_gpt(width=128, num_heads=8))
+    model = made(SmuPar(base_width=16, init_std=STD, density=RHO), small_gpt(width=128, num_heads=8))
     found = parameterised(model)
     assert found is not None
     for name, tensor in found.plan.tensors.items():
@@ -208,7 +208,7 @@ def test_a_mask_follows_from_seed_and_name_and_has_its_density() -> None:
 
 
 def test_masks_and_multipliers_add_no_tensor() -> None:
-    plain, sparse = small_gpt(), made(smupar(base_width=16, density=RHO, alpha_input=2.0))
+    plain, sparse = small_gpt(), made(SmuPar(base_width=16, density=RHO, alpha_input=2.0))
     assert roles_of(plain) == roles_of(sparse)
     assert {name: tensor.shape for name, tensor in plain.state_dict().items()} == {
         name: tensor.shape for name, tensor in sparse.state_dict().items()
@@ -216,19 +216,19 @@ def test_masks_and_multipliers_add_no_tensor() -> None:
 
 
 def test_densities_of_layers_stand_before_the_density_of_all_and_correct_each_by_its_own() -> None:
-    scheme = smupar(base_width=WIDTH, density=0.5, densities={"blocks.0.*": 1.0, "*.up.weight": 0.125})
+    scheme = SmuPar(base_width=WIDTH, density=0.5, densities={"blocks.0.*": 1.0, "*.up.weight": 0.125})
     plan = plan_of(small_gpt(), scheme)
     expected = {"blocks.0.ffn.up.weight": 1.0, "blocks.1.ffn.up.weight": 0.125, "blocks.1.attention.key.weight": 0.5}
     for name, density in expected.items():
         assert (plan.tensors[name].density, plan.tensors[name].adam_rate) == (density, 1 / density)
     with pytest.raises(ConfigError, match="names no hidden tensor"):
-        plan_of(small_gpt(), smupar(densities={"embedding.*": 0.5}))
+        plan_of(small_gpt(), SmuPar(densities={"embedding.*": 0.5}))
 
 
 def test_roles_follow_from_the_order_of_the_layers() -> None:
     found = {
-        "mlp": plan_of(mlp((8, 8), 10, hidden=(32, 48)), mup(base_width=24)),
-        "cnn": plan_of(cnn((1, 8, 8), 10, channels=(8, 16)), mup(base_width=24)),
+        "mlp": plan_of(mlp((8, 8), 10, hidden=(32, 48)), MuP(base_width=24)),
+        "cnn": plan_of(cnn((1, 8, 8), 10, channels=(8, 16)), MuP(base_width=24)),
     }
     roles = {name: {key: tensor.role for key, tensor in plan.tensors.items()} for name, plan in found.items()}
     weights = {
@@ -240,7 +240,7 @@ def test_roles_follow_from_the_order_of_the_layers() -> None:
 
 
 def test_a_bias_behind_a_multiplied_input_is_not_multiplied() -> None:
-    model = made(mup(base_width=16, alpha_input=3.0, alpha_output=2.0), mlp((5,), 2, hidden=(32,)))
+    model = made(MuP(base_width=16, alpha_input=3.0, alpha_output=2.0), mlp((5,), 2, hidden=(32,)))
     first, last = model[0], model[2]  # type: ignore[index]
     with torch.no_grad():
         first.bias.fill_(0.5)  # type: ignore[union-attr,operator]
@@ -273,24 +273,24 @@ def test_a_model_of_the_users_own_says_its_roles() -> None:
         inputs=("tokens",),
         outputs=("read_off",),
     )
-    plan = plan_of(Mine(said), mup(base_width=8))
+    plan = plan_of(Mine(said), MuP(base_width=8))
     assert {name: tensor.role for name, tensor in plan.tensors.items()} == {
         "mix": Role.HIDDEN,
         "read_off.weight": Role.UNEMBEDDING,
         "tokens.weight": Role.EMBEDDING,
     }
     with pytest.raises(ConfigError, match="'mix' in a Mine are not known"):
-        plan_of(Mine(None), mup())
+        plan_of(Mine(None), MuP())
     with pytest.raises(ConfigError, match="of type dict"):
-        plan_of(Mine({}), mup())
+        plan_of(Mine({}), MuP())
     with pytest.raises(ConfigError, match="no layer between"):
-        plan_of(linear((4,), 2), mup())
+        plan_of(linear((4,), 2), MuP())
 
 
 @pytest.mark.parametrize(("decay", "factor"), [("rate", 1 / (M_D * RHO)), ("base", 1.0)])
 def test_weight_decay_follows_the_groups_rate_or_the_bases(decay: Any, factor: float) -> None:
     """A step with a gradient of 0 is the decay alone: theta (1 - lr x factor x weight_decay)."""
-    model = made(smupar(base_width=16, init_std=STD, density=RHO, decay=decay))
+    model = made(SmuPar(base_width=16, init_std=STD, density=RHO, decay=decay))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     optimizer = optimizer_of(part(), model, 0.25, 0.5)
     for parameter in model.parameters():
@@ -311,9 +311,9 @@ def test_groups_have_the_plans_rates_for_the_optimisers_rule() -> None:
         ("packed_sgd", "sgd"),
         ("packed_adamw", "adam"),
     ):
-        model = made(smupar(base_width=16, density=RHO))
-        plan = plan_of(model, smupar(base_width=16, density=RHO))
-        rate = {id(model.get_parameter(key)): tensor.rate(rule) for key, tensor in plan.tensors.items()}  # type: ignore[arg-type]
+        model = made(SmuPar(base_width=16, density=RHO))
+        plan = plan_of(model, SmuPar(base_width=16, density=RHO))
+        rate = {id(model.get_parameter(key)): getattr(tensor, f"{rule}_rate") for key, tensor in plan.tensors.items()}  # type: ignore[arg-type]
         optimizer = optimizer_of(part(name), model, 0.5, 0.0)
         seen = {id(each): group["lr"] / 0.5 for group in optimizer.param_groups for each in group["params"]}
         assert seen == pytest.approx(rate)
@@ -321,17 +321,17 @@ def test_groups_have_the_plans_rates_for_the_optimisers_rule() -> None:
 
 def test_what_there_is_no_rule_for_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"rescales; use adamw"):
-        optimizer_of(part("adam"), made(smupar(decay="base")), 0.1, 0.1)
+        optimizer_of(part("adam"), made(SmuPar(decay="base")), 0.1, 0.1)
     with pytest.raises(ConfigError, match=r"has no density"):
         optimizer_of(part("packed_adamw"), small_gpt(), 0.1, 0.0)
 
 
-@pytest.mark.parametrize("scheme", [sp, mup])
+@pytest.mark.parametrize("scheme", [Scheme, MuP])
 def test_with_sgd_a_step_changes_activations_alike_at_every_width_under_mup_alone(scheme: Any) -> None:
-    """The change of the last hidden activations after one step, at 16 times the width: about 1 under mup, far from it under sp."""
+    """The change of the last hidden activations after one step, at 16 times the width: about 1 under MuP, far from it under sp."""
     changes = []
     for width in (64, 1024):
-        base = {} if scheme is sp else {"base_width": 64}
+        base = {} if scheme is Scheme else {"base_width": 64}
         model = made(scheme(init_std=0.125, **base), mlp((8,), 4, hidden=(width, width)))
         x = torch.randn(32, 8, generator=torch.Generator().manual_seed(0))
         y = torch.randint(4, (32,), generator=torch.Generator().manual_seed(1))
@@ -342,4 +342,4 @@ def test_with_sgd_a_step_changes_activations_alike_at_every_width_under_mup_alon
         optimizer.step()
         changes.append((hidden(x).detach() - before).abs().mean().item())
     ratio = changes[1] / changes[0]
-    assert 0.5 < ratio < 2 if scheme is mup else not 0.25 < ratio < 4
+    assert 0.5 < ratio < 2 if scheme is MuP else not 0.25 < ratio < 4

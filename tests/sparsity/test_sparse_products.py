@@ -23,7 +23,7 @@ from fedsign.parameterisation.products import (
     columns_of,
     pays,
 )
-from fedsign.parameterisation.schemes import smupar
+from fedsign.parameterisation.schemes import SmuPar
 from fedsign.records import ObjectiveSpec
 from fedsign.workload import Workload
 from simulations.api import run
@@ -98,7 +98,7 @@ def test_the_rule_is_for_large_products_with_few_weights() -> None:
 def model(products: Any = "csr", density: float = 1 / 16, **settings: Any) -> nn.Module:
     torch.manual_seed(0)
     made = gpt((12,), 40, depth=1, width=256, num_heads=8)
-    scheme, kind = smupar(base_width=64, density=density), Products(kind=products, **settings)
+    scheme, kind = SmuPar(base_width=64, density=density), Products(kind=products, **settings)
     parameterise(made, scheme, seed=0, products=kind)
     return made
 

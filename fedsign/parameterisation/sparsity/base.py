@@ -5,7 +5,7 @@ optimiser's own move (`replaces_step`) or after it.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Protocol, runtime_checkable
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -25,36 +25,24 @@ class Sparse:
     gradient: Tensor | None
 
 
-@runtime_checkable
-class MaskRule(Protocol):
+class MaskRule:
     """One row of the table; a pure function of what it is given."""
 
-    @property
-    def name(self) -> str:
-        """As in `[sparsity]`."""
-        ...
-
-    @property
-    def replaces_step(self) -> bool:
-        """Whether a step that changes masks moves no weight."""
-        ...
-
-    @property
-    def wants_gradient(self) -> bool:
-        """Whether it looks at the gradients of weights that are not there."""
-        ...
+    name: ClassVar[str]  # as in `[sparsity]`
+    replaces_step: ClassVar[bool] = False  # whether a step that changes masks moves no weight
+    wants_gradient: ClassVar[bool] = False  # whether it looks at the gradients of weights that are not there
 
     def first_density(self, density: float) -> float:
         """With which density a tensor starts whose density is to be `density`."""
-        ...
+        return density
 
     def changes_at(self, step: int) -> bool:
         """Whether masks change in this step."""
-        ...
+        raise NotImplementedError
 
     def new_mask(self, tensor: Sparse) -> Tensor:
         """Which weights there are from now on, of the tensor's shape."""
-        ...
+        raise NotImplementedError
 
 
 def largest(scores: Tensor, num: int) -> Tensor:

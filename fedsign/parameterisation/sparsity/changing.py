@@ -4,7 +4,7 @@ What a change leaves of a tensor: weights that stay keep their bits and their op
 state, those that come are 0 with a state of 0.  The state is as large as the weights that there are, at every step.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,7 @@ from fedsign.parameterisation.packed import Packed, State
 from fedsign.parameterisation.sparsity.base import MaskRule, Sparse
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Masked:
+class Masked(NamedTuple):
     """A parameter, its mask, and the density that its plan gives it."""
 
     parameter: nn.Parameter

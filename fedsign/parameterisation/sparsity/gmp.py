@@ -12,7 +12,7 @@ comes back if those that are there shrink below it.
 """
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 from torch import Tensor
@@ -21,17 +21,26 @@ from fedsign.errors import ConfigError
 from fedsign.parameterisation.sparsity.base import MaskRule, Sparse, Steps, largest
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GMP:
-    """See the module."""
+@dataclass(frozen=True, kw_only=True)
+class GMP(MaskRule):
+    """See the module.
 
-    initial_density: float
-    every: int
-    first_step: int
-    last_step: int
-    name: str = "gmp"
-    replaces_step: bool = False
-    wants_gradient: bool = False
+    Raises:
+        ConfigError: no step is left at which masks change.
+    """
+
+    name: ClassVar[str] = "gmp"
+    last_step: Steps
+    every: Steps = 100
+    first_step: Annotated[int, Field(ge=0)] = 0
+    initial_density: Annotated[float, Field(gt=0, le=1)] = 1.0
+
+    def __post_init__(self) -> None:
+        if self.span < 1:
+            raise ConfigError(
+                f"sparsity.last_step={self.last_step} leaves no step at which masks change, with sparsity.first_step={self.first_step} "
+                f"and sparsity.every={self.every}; raise it, or lower sparsity.every."
+            )
 
     @property
     def span(self) -> int:
@@ -71,19 +80,3 @@ class GMP:
         num = round(self.density(tensor.step, tensor.density) * there.numel())
         kept = largest(tensor.weights.abs().flatten().masked_fill(~there, -1), num)
         return (kept & there).view_as(tensor.is_there)
-
-
-def gmp(
-    *,
-    last_step: Steps,
-    every: Steps = 100,
-    first_step: Annotated[int, Field(ge=0)] = 0,
-    initial_density: Annotated[float, Field(gt=0, le=1)] = 1.0,
-) -> MaskRule | None:
-    """From dense to sparse."""
-    if last_step - first_step < every:
-        raise ConfigError(
-            f"sparsity.last_step={last_step} leaves no step at which masks change, with sparsity.first_step={first_step} and "
-            f"sparsity.every={every}; raise it, or lower sparsity.every."
-        )
-    return GMP(initial_density=initial_density, every=every, first_step=first_step, last_step=last_step)

@@ -17,7 +17,7 @@ that the moments of a new weight, which start at 0, are corrected like those of 
 
 from dataclasses import dataclass
 from math import cos, pi
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 from torch import Tensor
@@ -26,20 +26,27 @@ from fedsign.errors import ConfigError
 from fedsign.parameterisation.sparsity.base import MaskRule, Sparse, Steps, largest
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RigL:
-    """See the module."""
+@dataclass(frozen=True, kw_only=True)
+class RigL(MaskRule):
+    """See the module.
 
-    drop_fraction: float
-    every: int
-    last_step: int
-    name: str = "rigl"
-    replaces_step: bool = True
-    wants_gradient: bool = True
+    Raises:
+        ConfigError: no step is left at which masks change.
+    """
 
-    def first_density(self, density: float) -> float:
-        """All that there will ever be."""
-        return density
+    name: ClassVar[str] = "rigl"
+    replaces_step: ClassVar[bool] = True
+    wants_gradient: ClassVar[bool] = True
+    last_step: Steps
+    drop_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.3
+    every: Steps = 100
+
+    def __post_init__(self) -> None:
+        if self.last_step <= self.every:
+            raise ConfigError(
+                f"sparsity.last_step={self.last_step} leaves no step at which masks change, with sparsity.every={self.every}; raise it, "
+                "or lower sparsity.every."
+            )
 
     def changes_at(self, step: int) -> bool:
         """Algorithm 1: t mod Delta T = 0 and t < T_end."""
@@ -63,22 +70,3 @@ class RigL:
         kept = largest(tensor.weights.abs().flatten().masked_fill(~there, -1), num - k)
         grown = largest(tensor.gradient.abs().flatten().masked_fill(kept, -1), k)
         return (kept | grown).view_as(tensor.is_there)
-
-
-def rigl(
-    *,
-    last_step: Steps,
-    drop_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.3,
-    every: Steps = 100,
-) -> MaskRule | None:
-    """Drop by magnitude, grow by gradient.
-
-    Raises:
-        ConfigError: no step is left at which masks change.
-    """
-    if last_step <= every:
-        raise ConfigError(
-            f"sparsity.last_step={last_step} leaves no step at which masks change, with sparsity.every={every}; raise it, or lower "
-            "sparsity.every."
-        )
-    return RigL(drop_fraction=drop_fraction, every=every, last_step=last_step)
