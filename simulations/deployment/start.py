@@ -19,7 +19,7 @@ from simulations.deployment.authority import ends_at, validity
 from simulations.deployment.federation import Federation, with_port
 from simulations.deployment.kits import Kit
 from simulations.deployment.membership import home_of, state_of
-from simulations.deployment.programs import flower_environment, free_port
+from simulations.deployment.programs import flower_environment, free_port, write_connection
 from simulations.deployment.running import record_this_process, recorded
 from simulations.deployment.tls import ServerError, look_at_server
 
@@ -37,8 +37,10 @@ def start_server(federation: Federation, say: Say) -> NoReturn:
         ConfigError: the certificate is over, or a key is readable for others.
     """
     _check_not_running(federation.server)
-    state = state_of(federation)
-    state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    state_of(federation).mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_connection(
+        home_of(federation), federation.local_address, authority=None if federation.insecure else federation.authority
+    )
     _become(
         [
             sys.executable,

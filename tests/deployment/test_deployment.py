@@ -24,6 +24,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 from flwr.common.config import parse_config_args
+from flwr.proto.control_pb2 import ListNodesRequest, ListNodesResponse, RegisterNodeRequest, UnregisterNodeRequest
+from flwr.proto.node_pb2 import NodeInfo
 
 from fedsign.errors import ConfigError
 from simulations.deployment import check, keys, membership, provision
@@ -139,33 +141,40 @@ def test_a_revoked_sites_partition_goes_to_the_next_and_its_key_and_name_to_nobo
         provision.add_site(grown, Newcomer(name="bonn", public_key=federation.kit("berlin") / "key.pub"))
 
 
-_FLWR = """#!{python}
-import json, pathlib, sys
-table = pathlib.Path(__file__).with_name("nodes.json")
-nodes = json.loads(table.read_text()) if table.exists() else {{}}
-answer = {{"success": True}}
-match sys.argv[2:4]:
-    case ["register", key]:
-        answer["node-id"] = node = str(100 + len(nodes))
-        nodes[node] = "registered"
-    case ["unregister", node]:
-        nodes[node] = "unregistered"
-    case ["list", _]:
-        answer["nodes"] = [{{"node-id": node, "status": status}} for node, status in nodes.items()]
-table.write_text(json.dumps(nodes))
-print(json.dumps(answer))
-"""
+class KeyTable:
+    """The part of a SuperLink's Control API that keeps keys."""
+
+    def __init__(self) -> None:
+        self.nodes: list[NodeInfo] = []
+
+    def __enter__(self) -> "KeyTable":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Keep the table."""
+
+    def RegisterNode(self, request: RegisterNodeRequest) -> None:
+        assert request.public_key.startswith(b"-----BEGIN PUBLIC KEY-----")  # as Flower's handler asks for
+        assert request.public_key not in [node.public_key for node in self.nodes]
+        node_id = 100 + len(self.nodes)
+        self.nodes.append(
+            NodeInfo(node_id=node_id, name=request.name, public_key=request.public_key, status="registered")
+        )
+
+    def UnregisterNode(self, request: UnregisterNodeRequest) -> None:
+        (node,) = (node for node in self.nodes if node.node_id == request.node_id)
+        assert node.status == "registered"
+        node.status = "unregistered"
+
+    def ListNodes(self, request: ListNodesRequest) -> ListNodesResponse:
+        return ListNodesResponse(nodes_info=self.nodes)
 
 
 def test_the_superlink_takes_the_keys_of_active_sites_and_not_that_of_a_revoked_one(
-    federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program in the place of `flwr` keeps the SuperLink's table."""
-    program = tmp_path / "bin" / "flwr"
-    program.parent.mkdir()
-    program.write_text(_FLWR.format(python=sys.executable), encoding="utf-8")
-    program.chmod(0o755)
-    monkeypatch.setattr(flower_programs, "find_program", lambda name: str(program))
+    table = KeyTable()
+    monkeypatch.setattr(flower_programs, "ControlHttpClient", lambda *given, **settings: table)
     membership.register_sites(federation)
     assert membership.statuses(federation) == {"berlin": "registered", "hamburg": "registered"}
     left = provision.revoke(federation, "berlin")
@@ -317,7 +326,8 @@ def test_what_flower_does_not_answer_is_one_row_of_the_check(
     assert rows["sites"] == {
         "what": "sites",
         "state": "broken",
-        "detail": "'flwr supernode list' gave no answer within 0.1 s; see whether the SuperLink still answers, or start it again.",
+        "detail": f"the SuperLink gave no answer at {silent.local_address} (ConnectTimeout); see whether it still runs, or start it "
+        "again.",
     }
     assert rows["certificate"]["state"] == "ok"
 
