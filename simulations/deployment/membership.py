@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, UnregisterNodeRequest
 from flwr.proto.node_pb2 import NodeInfo
@@ -15,7 +16,7 @@ from flwr.supercore.control import ControlHttpClient
 
 from simulations.deployment.federation import Federation
 from simulations.deployment.programs import answers_at, control
-from simulations.deployment.running import Process, recorded
+from simulations.deployment.running import recorded
 
 _GONE = ("unregistered", "deleted")
 
@@ -30,7 +31,7 @@ def state_of(federation: Federation) -> Path:
     return federation.server / "state"
 
 
-def process_of(federation: Federation) -> Process | None:
+def process_of(federation: Federation) -> psutil.Process | None:
     """The SuperLink's process, if it was started here and is alive."""
     return recorded(federation.server / "pid")
 

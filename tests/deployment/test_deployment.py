@@ -19,6 +19,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
@@ -35,7 +36,7 @@ from simulations.deployment.federation import Federation, open_federation
 from simulations.deployment.gate import may_pass
 from simulations.deployment.kits import open_kit
 from simulations.deployment.provision import Newcomer
-from simulations.deployment.running import Process, end, find, record_this_process, recorded, with_descendants
+from simulations.deployment.running import end, is_alive, record_this_process, recorded, with_descendants
 from simulations.deployment.tls import ServerError, look_at_server
 
 YEAR = dt.timedelta(days=365)
@@ -359,21 +360,24 @@ def test_a_process_is_found_by_its_record_until_it_ends_and_nobody_else_is_ended
     child = subprocess.Popen(["sh", "-c", "sleep 100 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     child.stdout.readline()
-    process = find(child.pid)
+    record = tmp_path / "pid"
+    record.write_text(str(child.pid))
+    process = recorded(record)
     assert process is not None
     assert len(with_descendants([process])) == 2
-    end([Process(child.pid, process.began + 1)])  # another process that had this id
-    assert process.is_alive
+    before = process.create_time() - 60
+    os.utime(record, (before, before))  # of another process that had this id
+    assert recorded(record) is None
     threading.Thread(target=child.wait).start()  # its parent has to take note, as init does
     family = with_descendants([process])
     end([process], patience_s=0.5)
-    assert not any(each.is_alive for each in family)
+    assert not any(map(is_alive, family))
     child.stdout.close()
 
 
 def test_a_record_is_of_this_process_and_forgotten_with_it(tmp_path: Path) -> None:
     record_this_process(tmp_path / "pid")
-    assert recorded(tmp_path / "pid") == find(os.getpid())
+    assert recorded(tmp_path / "pid") == psutil.Process()
     code = (
         "import sys, pathlib; from simulations.deployment.running import record_this_process as r; "
         "r(pathlib.Path(sys.argv[1]))"

@@ -8,7 +8,6 @@ import contextlib
 import getpass
 import logging
 import os
-import pwd
 from pathlib import Path
 
 import httpx
@@ -93,8 +92,8 @@ def check_is_up(federation: Federation) -> None:
             f"the federation {federation.name} is not up on this machine: start {federation.server / 'start.sh'}, or try it out with "
             "'fedsign deploy up'; a run is started on the SuperLink's own machine."
         )
-    if process.owner != os.getuid():
-        other = pwd.getpwuid(process.owner).pw_name
+    if process.uids().real != os.getuid():
+        other = process.username()
         raise EngineError(
             f"the SuperLink runs as user {other}, who writes the run's folder, but this is {getpass.getuser()}; run this command "
             f"as {other} too: sudo -u {other} fedsign run ..."
