@@ -42,9 +42,9 @@ class Kit:
         return self.folder / KEY_FILE
 
     @property
-    def authority(self) -> Path:
-        """The CA that vouches for the server."""
-        return self.folder / AUTHORITY_FILE
+    def trusted(self) -> Path | None:
+        """The CA that vouches for the server; None without TLS."""
+        return None if self.facts["insecure"] else self.folder / AUTHORITY_FILE
 
     @property
     def address(self) -> str:

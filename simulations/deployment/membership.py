@@ -44,7 +44,7 @@ def answers(federation: Federation) -> bool:
 @contextmanager
 def asking(federation: Federation) -> Iterator[ControlHttpClient]:
     """The SuperLink, to be asked from its own machine; see `control`."""
-    with control(federation.local_address, authority=None if federation.insecure else federation.authority) as client:
+    with control(federation.local_address, authority=federation.trusted) as client:
         yield client
 
 

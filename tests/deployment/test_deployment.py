@@ -115,7 +115,11 @@ def test_keys_are_for_their_owner_alone_also_in_the_archive(federation: Federati
 def test_flower_reads_a_sites_key_and_its_public_half_is_the_one_on_record(federation: Federation) -> None:
     path = federation.kit("berlin") / "key"
     load_ssh_private_key(path.read_bytes(), password=None)
-    assert keys.public_half(path) == federation.site("berlin").public_key == keys.read_public(path.with_name("key.pub"))
+    assert (
+        keys.public_line(keys.load_private(path).public_key())
+        == federation.site("berlin").public_key
+        == keys.read_public(path.with_name("key.pub"))
+    )
 
 
 def test_ssh_keygen_prints_the_same_fingerprint(federation: Federation) -> None:
@@ -308,11 +312,12 @@ def test_a_kit_without_the_cas_certificate_is_not_taken_for_a_server_that_is_awa
     federation: Federation, content: str | None
 ) -> None:
     kit = open_kit(federation.kit("berlin"))
-    kit.authority.unlink() if content is None else kit.authority.write_text(content)
+    ca = kit.folder / "ca.pem"
+    ca.unlink() if content is None else ca.write_text(content)
     with pytest.raises(
         ServerError, match=r"ca\.pem is no CA's certificate that can be read .* unpack the kit again"
     ) as caught:
-        look_at_server("127.0.0.1", 1, authority=kit.authority)
+        look_at_server("127.0.0.1", 1, authority=kit.trusted)
     assert caught.value.is_final
 
 

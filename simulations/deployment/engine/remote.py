@@ -19,7 +19,7 @@ from fedsign.workload import Workload
 from simulations.deployment.engine.submission import check_server_app, follow, submit, write_submission
 from simulations.deployment.federation import Federation, open_federation
 from simulations.deployment.membership import asking, process_of
-from simulations.deployment.start import UNSAFE, check_certificate
+from simulations.deployment.start import check_trust
 from simulations.deployment.tls import ServerError, look_at_server
 from simulations.rounds import OnRound
 
@@ -82,10 +82,7 @@ def check_fits(federation: Federation, num_clients: int) -> None:
 
 def check_is_up(federation: Federation) -> None:
     """Raise unless the SuperLink is a process of this machine and this user, and the one that the CA vouches for."""
-    if federation.insecure:
-        _log.warning(UNSAFE)
-    else:
-        check_certificate(federation, _log.warning)
+    check_trust(federation, _log.warning)
     process = process_of(federation)
     if process is None:
         raise EngineError(
@@ -99,8 +96,6 @@ def check_is_up(federation: Federation) -> None:
             f"as {other} too: sudo -u {other} fedsign run ..."
         )
     try:
-        look_at_server(
-            federation.local_host, federation.port, authority=None if federation.insecure else federation.authority
-        )
+        look_at_server(federation.local_host, federation.port, authority=federation.trusted)
     except ServerError as error:
         raise EngineError(str(error)) from error
