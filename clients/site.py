@@ -6,6 +6,7 @@ takes the arguments of `flower-supernode`, all but `--isolation`.  It ends with 
 a training process that dies is started again.
 """
 
+import argparse
 import logging
 import os
 import signal
@@ -13,13 +14,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
 from fedsign.errors import EngineError, FedSignError
 from fedsign.flower.programs import find_program
 
-_LOOPBACK, _DEFAULT_PORT = "127.0.0.1", "9094"  # Flower's
 _LOOKS_EVERY_S = 0.2
 _PATIENCE_S = 5.0
 _PAUSE_S, _LONG_PAUSE_S, _YOUNG_S = 0.5, 10.0, 5.0  # before a process that died is started again
@@ -46,21 +47,21 @@ def main(arguments: Sequence[str]) -> int:
         raise EngineError("--isolation was given, which a site sets by itself; drop it, or start flower-supernode.")
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave)
-    host, port = _value(arguments, "--host", _LOOPBACK), _value(arguments, "--port", _DEFAULT_PORT)
     node = _start([find_program("flower-supernode"), *arguments, "--isolation", "process"])
-    executor: subprocess.Popen[bytes] | None = None
-    began_at = 0.0
+    train = [sys.executable, "-P", "-m", "clients.deployment.executor", _runtime_address(arguments)]
+    executor, began_at = _start(train), time.monotonic()
     try:
         while node.poll() is None:
-            if executor is None or executor.poll() is not None:
-                if executor is not None:
-                    _mourn(executor, time.monotonic() - began_at)
-                executor = _start([sys.executable, "-P", "-m", "clients.deployment.executor", f"{host}:{port}"])
-                began_at = time.monotonic()
+            if executor.poll() is not None:
+                _mourn(executor, time.monotonic() - began_at)
+                executor, began_at = _start(train), time.monotonic()
             time.sleep(_LOOKS_EVERY_S)
         return node.returncode
     finally:
-        _end([each for each in (node, executor) if each is not None])
+        node.terminate()
+        executor.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            node.wait(_PATIENCE_S)  # to say that it leaves; what is still there ends with this process
 
 
 def _start(command: Sequence[str]) -> "subprocess.Popen[bytes]":
@@ -77,27 +78,13 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
     sys.exit(128 + number)
 
 
-def _end(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
-    """Ask them to end, then insist."""
-    for process in processes:
-        process.terminate()
-    deadline = time.monotonic() + _PATIENCE_S
-    for process in processes:
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _value(arguments: Sequence[str], name: str, default: str) -> str:
-    """What an option was given, in either form, the last time."""
-    found = default
-    for place, argument in enumerate(arguments):
-        key, separator, value = argument.partition("=")
-        if key == name:
-            found = value if separator else arguments[place + 1] if place + 1 < len(arguments) else default
-    return found
+def _runtime_address(arguments: Sequence[str]) -> str:
+    """Where a SuperNode with these arguments hands out its tasks."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name, default in (("--host", "127.0.0.1"), ("--port", "9094")):  # Flower's
+        parser.add_argument(name, nargs="?", default=default, const=default)
+    known, _ = parser.parse_known_args(arguments)
+    return f"{known.host}:{known.port}"
 
 
 if __name__ == "__main__":

@@ -160,13 +160,15 @@ def _floor_ray(app: Path, facts: dict[str, Any], root: Path) -> None:
 def _floor_superlink(app: Path, facts: dict[str, Any], root: Path) -> None:
     from fedsign.flower.programs import find_program
     from simulations.deployment.engine import submission, superlink
+    from simulations.deployment.programs import control
 
     local, out = superlink.LocalDeployment(root / "flower", root / "logs"), Path(facts["out"])
     try:
         local.start_link(timeout_s=60.0)
         for index in range(NUM_CLIENTS):
             local.start_node(f"supernode-{index}", [find_program("flower-supernode")], {"partition-id": index})
-        submission.submit(app, local.environment, logs=local.programs.logs)
+        with control(local.address, authority=None) as link:
+            submission.submit(app, link)
         deadline = time.monotonic() + _MOST_S
         while not out.exists():
             if time.monotonic() > deadline:

@@ -6,7 +6,7 @@ halves of their keys (`keys`).  So the CA's key is needed to make the server's c
 
 import datetime as dt
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -42,12 +42,12 @@ class Certified:
 def make_authority(name: str) -> Certified:
     """A CA of ten years, which may sign servers' certificates and no other CA's."""
     key = ec.generate_private_key(ec.SECP384R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"FedSign federation {name}"[:64])])
-    began = _now() - _CLOCKS_MAY_DIFFER
-    builder = _builder(subject, subject, key.public_key(), began, began + dt.timedelta(days=_AUTHORITY_DAYS))
-    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
-    return _signed(builder, key, by=key)
+    subject = _name(f"FedSign federation {name}")
+    extensions = [
+        (x509.BasicConstraints(ca=True, path_length=0), True),
+        (_usage(signs_certificates=True), True),
+    ]
+    return _signed(key, subject, _now() + dt.timedelta(days=_AUTHORITY_DAYS), extensions, by=key, issuer=subject)
 
 
 def issue(authority: Certified, hosts: Sequence[str], *, lifetime: dt.timedelta) -> Certified:
@@ -57,17 +57,16 @@ def issue(authority: Certified, hosts: Sequence[str], *, lifetime: dt.timedelta)
         raise ConfigError("the key of the CA is no elliptic-curve key; restore the ca folder that 'deploy init' made.")
     issuer = x509.load_pem_x509_certificate(authority.certificate)
     key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
-    began = _now() - _CLOCKS_MAY_DIFFER
     until = min(_now() + lifetime, issuer.not_valid_after_utc)
-    builder = _builder(subject, issuer.subject, key.public_key(), min(began, until - _CLOCKS_MAY_DIFFER), until)
-    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
-    builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
     names = [general_name(host) for host in dict.fromkeys((*hosts, *ALWAYS))]
-    builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-    public = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
-    return _signed(builder.add_extension(public, critical=False), key, by=signer)
+    extensions = [
+        (x509.BasicConstraints(ca=False, path_length=None), True),
+        (_usage(signs_certificates=False), True),
+        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
+        (x509.SubjectAlternativeName(names), False),
+        (x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), False),
+    ]
+    return _signed(key, _name(hosts[0]), until, extensions, by=signer, issuer=issuer.subject)
 
 
 def general_name(host: str) -> x509.GeneralName:
@@ -106,17 +105,8 @@ def validity(end: dt.datetime) -> tuple[State, str]:
     return "ok", f"until {end:%Y-%m-%d}, {left:.0f} days"
 
 
-def _builder(
-    subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, began: dt.datetime, until: dt.datetime
-) -> x509.CertificateBuilder:
-    return x509.CertificateBuilder(
-        issuer_name=issuer,
-        subject_name=subject,
-        public_key=public,
-        serial_number=x509.random_serial_number(),
-        not_valid_before=began,
-        not_valid_after=until,
-    ).add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common[:64])])
 
 
 def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
@@ -134,13 +124,30 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 
 def _signed(
-    builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey, *, by: ec.EllipticCurvePrivateKey
+    key: ec.EllipticCurvePrivateKey,
+    subject: x509.Name,
+    until: dt.datetime,
+    extensions: Iterable[tuple[x509.ExtensionType, bool]],
+    *,
+    by: ec.EllipticCurvePrivateKey,
+    issuer: x509.Name,
 ) -> Certified:
+    """A certificate for `key`; of an extension it is said whether it is critical."""
+    builder = x509.CertificateBuilder(
+        issuer_name=issuer,
+        subject_name=subject,
+        public_key=key.public_key(),
+        serial_number=x509.random_serial_number(),
+        not_valid_before=min(_now(), until) - _CLOCKS_MAY_DIFFER,
+        not_valid_after=until,
+    ).add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    for extension, critical in extensions:
+        builder = builder.add_extension(extension, critical)
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
     return Certified(
-        certificate=builder.sign(by, hashes.SHA256()).public_bytes(serialization.Encoding.PEM),
-        key=key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        ),
+        certificate=builder.sign(by, hashes.SHA256()).public_bytes(serialization.Encoding.PEM), key=private
     )
 
 

@@ -77,6 +77,11 @@ class Federation:
         return self.folder / "ca" / "ca.pem"
 
     @property
+    def trusted(self) -> Path | None:
+        """The CA that vouches for the server; None without TLS."""
+        return None if self.insecure else self.authority
+
+    @property
     def authority_key(self) -> Path:
         """The CA's key, which is in no kit."""
         return self.folder / "ca" / "ca.key"

@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import os
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -10,6 +9,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedsign.errors import ConfigError
+from fedsign.storage.disk import is_private, replace_file
 
 _OPENSSH = serialization.PublicFormat.OpenSSH
 
@@ -27,24 +27,28 @@ def make_key(private: Path, *, comment: str) -> str:
         serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     )
     write_secret(private, private_bytes)
-    return f"{_public_line(key.public_key())} {comment}"
+    return f"{public_line(key.public_key())} {comment}"
 
 
-def public_half(private: Path) -> str:
-    """Of a private key on disk.
+def load_private(private: Path) -> ec.EllipticCurvePrivateKey:
+    """A site's key from the disk.
 
     Raises:
-        ConfigError: the file is missing or holds no such key.
+        ConfigError: the file is missing, can be read by others, or holds no such key.
     """
     try:
         key = serialization.load_ssh_private_key(private.read_bytes(), password=None)
+        if not is_private(private):
+            raise ConfigError(f"{private} can be read by others; make it private with 'chmod 600 {private}'.")
         if isinstance(key, ec.EllipticCurvePrivateKey):
-            return _public_line(key.public_key())
+            return key
+        problem = "it is no elliptic-curve key"
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
-        raise ConfigError(
-            f"{private} is no private key that can be read ({error}); make one with 'fedsign deploy key'."
-        ) from error
-    raise ConfigError(f"{private} is no elliptic-curve key; make one with 'fedsign deploy key'.")
+        problem = str(error)
+    raise ConfigError(
+        f"{private} is no private key that can be used ({problem}); put the site's there, or make one with "
+        "'fedsign deploy key' and send its public half."
+    )
 
 
 def read_public(path: Path) -> str:
@@ -69,7 +73,7 @@ def read_public(path: Path) -> str:
         ) from error
     if not isinstance(key, ec.EllipticCurvePublicKey) or not key.curve.name.startswith("secp"):
         raise ConfigError(f"{path} is no key of a NIST curve, which Flower asks for; 'fedsign deploy key' makes one.")
-    return _public_line(key)
+    return public_line(key)
 
 
 def fingerprint(public: str) -> str:
@@ -80,15 +84,15 @@ def fingerprint(public: str) -> str:
 
 def write_secret(path: Path, content: bytes) -> None:
     """Whole or not at all, and never readable by others."""
-    partial = path.with_name(path.name + ".partial")
-    partial.unlink(missing_ok=True)
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+
+    def write(partial: Path) -> None:
+        partial.unlink(missing_ok=True)
+        partial.touch(mode=0o600)
+        partial.write_bytes(content)
+
+    replace_file(path, write)
 
 
-def _public_line(key: ec.EllipticCurvePublicKey) -> str:
+def public_line(key: ec.EllipticCurvePublicKey) -> str:
+    """A public half without its comment."""
     return key.public_bytes(serialization.Encoding.OpenSSH, _OPENSSH).decode("ascii")

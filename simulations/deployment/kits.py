@@ -19,6 +19,12 @@ from simulations.deployment.federation import Federation, Site, site_facts, with
 
 SITE_FILE = "site.toml"
 _FACTS = frozenset({"name", "site", "partition", "host", "port", "insecure", "versions"})
+_EXPECTED: dict[str, tuple[type, str]] = {
+    "data_root": (str, "a text in quotes"),
+    "device": (str, "a text in quotes"),
+    "share_details": (bool, "true or false"),
+    "federation": (dict, "the table [federation] that the kit came with"),
+}
 KEY_FILE, PUBLIC_FILE, AUTHORITY_FILE = "key", "key.pub", "ca.pem"
 
 
@@ -30,9 +36,9 @@ class Kit:
     """
 
     folder: Path
-    data_root: str
-    device: str
     facts: Mapping[str, Any]
+    data_root: str = ""
+    device: str = ""
     share_details: bool = False
     tables: Mapping[str, Mapping[str, str | int]] = field(default_factory=dict)
 
@@ -42,9 +48,9 @@ class Kit:
         return self.folder / KEY_FILE
 
     @property
-    def authority(self) -> Path:
-        """The CA that vouches for the server."""
-        return self.folder / AUTHORITY_FILE
+    def trusted(self) -> Path | None:
+        """The CA that vouches for the server; None without TLS."""
+        return None if self.facts["insecure"] else self.folder / AUTHORITY_FILE
 
     @property
     def address(self) -> str:
@@ -86,43 +92,34 @@ def open_kit(folder: Path) -> Kit:
         raise ConfigError(
             f'{path} is no TOML ({error}); texts stand in quotes there, such as data_root = "/data".'
         ) from error
-    tables = site_tables()
-    unknown = set(tree) - {"data_root", "device", "share_details", "federation", *tables}
-    if unknown or not isinstance(tree.get("federation"), dict):
-        what = f"has the unknown key '{min(unknown)}'" if unknown else "has no table [federation]"
-        expected = ", ".join(["data_root", "device", "share_details", *(f"[{name}]" for name in tables)])
-        raise ConfigError(f"{path} {what}; expected are {expected} and [federation].")
-    missing = _FACTS - set(tree["federation"])
+    own = site_tables()
+    expected = _EXPECTED | dict.fromkeys(own, (dict, "a table"))
+    for key in [*tree, "federation"]:
+        if key not in expected:
+            raise ConfigError(f"{path} has the unknown key '{key}'; expected are {', '.join(expected)}.")
+        kind, what = expected[key]
+        if not isinstance(tree.get(key), kind):
+            raise ConfigError(f"{path} has {key} = {tree.get(key)!r}; expected is {what}.")
+    facts = tree.pop("federation")
+    missing = _FACTS - set(facts)
     if missing:
         raise ConfigError(
             f"{path} has no {min(missing)} in [federation]; unpack the kit again, and edit the two lines above only."
         )
-    for key in ("data_root", "device"):
-        if not isinstance(tree.get(key, ""), str):
-            raise ConfigError(f"{path} has {key} = {tree[key]!r}; expected is a text in quotes.")
-    shares = tree.get("share_details", False)
-    if not isinstance(shares, bool):
-        raise ConfigError(f"{path} has share_details = {shares!r}; expected is true or false.")
-    return Kit(
-        folder=folder.resolve(),
-        share_details=shares,
-        data_root=tree.get("data_root", ""),
-        device=tree.get("device", ""),
-        facts=tree["federation"],
-        tables={name: _table_of(table, tree[name], path) for name, table in tables.items() if name in tree},
-    )
+    tables = {name: _table_of(own[name], tree.pop(name), path) for name in own if name in tree}
+    return Kit(folder=folder.resolve(), facts=facts, tables=tables, **tree)
 
 
-def _table_of(table: SiteTable, given: Any, path: Path) -> dict[str, str | int]:
+def _table_of(table: SiteTable, given: Mapping[str, Any], path: Path) -> dict[str, str | int]:
     """A table of settings; a relative path is meant from the kit.
 
     Raises:
         ConfigError: there is something else in it.
     """
-    if not isinstance(given, dict) or not given.keys() <= {*table.keys}:
+    if not given.keys() <= {*table.keys}:
         raise ConfigError(f"{path} has {table.name} = {given!r}; expected is a table of {', '.join(table.keys)}.")
     files = {key: Path(given[key]).expanduser() for key in table.files if given.get(key)}
-    return given | {key: str((path.parent / file).resolve()) for key, file in files.items()}
+    return {**given, **{key: str((path.parent / file).resolve()) for key, file in files.items()}}
 
 
 def write_kit(federation: Federation, site: Site, *, data_root: str, device: str) -> Path:
@@ -137,10 +134,8 @@ def write_kit(federation: Federation, site: Site, *, data_root: str, device: str
         (kit / PUBLIC_FILE).write_text(f"{site.public_key} {site.name}\n", encoding="utf-8")
     what = f"SuperNode of {site.name} in the federation {federation.name}"
     _write_programs(kit, what, unit=f"fedsign-{site.name}", folder_there=site.name)
-    has_key, versions = (
-        (kit / KEY_FILE).exists(),
-        {name: said.partition("+")[0] for name, said in federation.versions.items()},
-    )
+    versions = {name: said.partition("+")[0] for name, said in federation.versions.items()}
+    has_key = (kit / KEY_FILE).exists()
     _write(kit / "README.md", "site.md", site=site.name, federation=federation, has_key=has_key, versions=versions)
     return _pack(kit)
 
@@ -185,6 +180,4 @@ def _pack(kit: Path) -> Path:
 
 
 def _nobodys(info: tarfile.TarInfo) -> tarfile.TarInfo:
-    info.uid = info.gid = 0
-    info.uname = info.gname = ""
-    return info
+    return info.replace(uid=0, gid=0, uname="", gname="", deep=False)

@@ -8,46 +8,42 @@ site says first that the former one is gone.
 import contextlib
 
 import httpx
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedsign.errors import ConfigError
+from fedsign.errors import EngineError
 from simulations.deployment.federation import with_port
-from simulations.deployment.kits import Kit
-
-NOT_TAKEN = (
-    "the SuperLink does not take this site's key: it is revoked, was never registered, or is in use on another machine; ask the "
-    "server's people for a new kit."
-)
+from simulations.deployment.keys import load_private
+from simulations.deployment.kits import AUTHORITY_FILE, Kit
 
 
-def is_known(kit: Kit, *, host: str) -> bool | None:
-    """True or False as the SuperLink says; None if it could not say.
+def check_is_known(kit: Kit, *, host: str) -> bool:
+    """Whether the SuperLink says that it takes the site's key; False if it could not say.
 
     Raises:
-        ConfigError: the key cannot be read.
+        ConfigError: the key cannot be used.
+        EngineError: the SuperLink refuses it.
     """
-    key = load_ssh_private_key(kit.key.read_bytes(), password=None)
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ConfigError(f"{kit.key} is no elliptic-curve key; make one with 'fedsign deploy key'.")
+    key = load_private(kit.key)
     client = FleetHttpClient.from_server_address(
         with_port(host, kit.facts["port"]),
         False,
-        kit.authority.read_bytes(),
+        (kit.folder / AUTHORITY_FILE).read_bytes(),
         interceptors=[NodeAuthHttpInterceptor(key, key.public_key())],
     )
     try:
         with client:
             _knock(client, kit, public_key_to_bytes(key.public_key()))
-    except httpx.HTTPStatusError as error:
-        return None if error.response.status_code in (502, 503, 504) else False
-    except httpx.HTTPError:
-        return None
+    except httpx.HTTPError as error:
+        if isinstance(error, httpx.HTTPStatusError) and error.response.status_code not in (502, 503, 504):
+            raise EngineError(
+                "the SuperLink does not take this site's key: it is revoked, was never registered, or is in use on another machine; "
+                "ask the server's people for a new kit."
+            ) from error
+        return False
     return True
 
 

@@ -1,22 +1,23 @@
-"""Flower's programs: where they are, how their speed is set, and what `flwr` answers."""
+"""Flower's programs: how their speed is set, and how the SuperLink is asked."""
 
-import json
 import os
 import random
 import socket
-import subprocess
+import ssl
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
+import httpx
 import tomli_w
+from flwr.cli.cli_client_interceptor import CliClientHttpInterceptor
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.protobuf.client import ProtobufClientInterceptor
 
 from fedsign.errors import EngineError
-from fedsign.flower.programs import find_program
 
-CONNECTION = "fedsign"  # the name of the connection in Flower's configuration
 _LOOPBACK = "localhost,127.0.0.1,::1"
 _PATIENCE_S = 120.0
 _PORTS = (20_000, 32_000)
@@ -40,34 +41,35 @@ def flower_environment(home: Path) -> dict[str, str]:
 
 
 def write_connection(home: Path, address: str, *, authority: Path | None) -> None:
-    """Flower's configuration: the SuperLink's address, and the CA that vouches for it; None: without TLS."""
+    """The configuration of `flwr`, for those who ask it: the SuperLink's address, and the CA that vouches for it; None: without TLS."""
     home.mkdir(parents=True, exist_ok=True)
     trust = {"insecure": True} if authority is None else {"root-certificates": str(authority.resolve())}
-    tree = {"superlink": {"default": CONNECTION, CONNECTION: {"address": address, **trust}}}
+    tree = {"superlink": {"default": "fedsign", "fedsign": {"address": address, **trust}}}
     (home / "config.toml").write_text(tomli_w.dumps(tree), encoding="utf-8")
 
 
-def call_flwr(arguments: Sequence[str], environment: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
-    """`flwr ARGUMENTS`.
+@contextmanager
+def control(address: str, *, authority: Path | None) -> Iterator[ControlHttpClient]:
+    """The SuperLink's Control API, as `flwr` speaks to it; `authority`: the CA that vouches for it, None: without TLS.
 
     Raises:
-        EngineError: it gives no answer, as when the SuperLink has stopped.
+        EngineError: it refuses what it is asked for, or gives no answer.
     """
-    try:
-        return subprocess.run(
-            [find_program("flwr"), *arguments],
-            capture_output=True,
-            text=True,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            timeout=_PATIENCE_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise EngineError(
-            f"'flwr {' '.join(arguments[:2])}' gave no answer within {_PATIENCE_S:g} s; see whether the SuperLink still answers, or "
-            "start it again."
-        ) from error
+    interceptors: list[ProtobufClientInterceptor] = [
+        CliClientHttpInterceptor(),
+        RuntimeVersionHttpInterceptor(component_name="flwr CLI"),
+    ]
+    with ControlHttpClient(f"{'https' if authority else 'http'}://{address}", interceptors=interceptors) as client:
+        trust = ssl.create_default_context(cafile=authority) if authority else False
+        client._client = httpx.Client(verify=trust, timeout=_PATIENCE_S, trust_env=False)  # past any proxy
+        try:
+            yield client
+        except httpx.HTTPStatusError as error:
+            raise EngineError(f"the SuperLink refused: {error.response.text[-500:]}") from error
+        except httpx.HTTPError as error:
+            raise EngineError(
+                f"the SuperLink gave no answer at {address} ({type(error).__name__}); see whether it still runs, or start it again."
+            ) from error
 
 
 def free_port() -> int:
@@ -90,17 +92,3 @@ def answers_at(host: str, port: int) -> bool:
             return True
     except OSError:
         return False
-
-
-def answer_of(done: "subprocess.CompletedProcess[str]") -> dict[str, Any]:
-    """The JSON in what `flwr --format json` printed, among other lines; {} without one."""
-    try:
-        answer = json.loads(done.stdout[done.stdout.index("{") :])
-    except ValueError:
-        return {}
-    return answer if isinstance(answer, dict) else {}
-
-
-def complaint_of(done: "subprocess.CompletedProcess[str]") -> str:
-    """What `flwr` said that it did not do, shortened."""
-    return str(answer_of(done).get("error-message") or done.stderr.strip() or done.stdout.strip())[-500:]

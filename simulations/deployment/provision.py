@@ -12,7 +12,6 @@ from simulations.deployment.authority import Certified, issue, make_authority
 from simulations.deployment.federation import FILE, Federation, check_bind, check_host, check_site_name
 from simulations.deployment.keys import make_key, read_public
 from simulations.deployment.kits import KEY_FILE, write_kit, write_server
-from simulations.deployment.programs import write_connection
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,8 +110,6 @@ def _make(federation: Federation, newcomers: Sequence[Newcomer], lifetime: dt.ti
         federation.authority.parent.mkdir(mode=0o700)
         authority.write(federation.authority, federation.authority_key)
         _issue(federation, authority, lifetime)
-    authority_file = None if federation.insecure else federation.authority
-    write_connection(membership.home_of(federation), federation.local_address, authority=authority_file)
     write_server(federation)
     federation.write()
     for newcomer in newcomers:

@@ -7,7 +7,7 @@ read are refused before anything listens, and in a sentence.
 import datetime as dt
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,9 +17,11 @@ from fedsign.errors import ConfigError, EngineError
 from fedsign.storage.disk import is_private
 from simulations.deployment.authority import ends_at, validity
 from simulations.deployment.federation import Federation, with_port
+from simulations.deployment.keys import load_private
 from simulations.deployment.kits import Kit
+from simulations.deployment.knock import check_is_known
 from simulations.deployment.membership import home_of, state_of
-from simulations.deployment.programs import flower_environment, free_port
+from simulations.deployment.programs import flower_environment, free_port, write_connection
 from simulations.deployment.running import record_this_process, recorded
 from simulations.deployment.tls import ServerError, look_at_server
 
@@ -37,38 +39,25 @@ def start_server(federation: Federation, say: Say) -> NoReturn:
         ConfigError: the certificate is over, or a key is readable for others.
     """
     _check_not_running(federation.server)
-    state = state_of(federation)
-    state.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _become(
-        [
-            sys.executable,
-            "-P",
-            "-m",
-            "simulations.deployment.gate",
-            str(federation.folder),
-            *server_arguments(federation, say),
-        ],
-        flower_environment(home_of(federation)),
-        record=federation.server / "pid",
-    )
-
-
-def server_arguments(federation: Federation, say: Say) -> list[str]:
-    """Of flower-superlink."""
+    state, key = state_of(federation), federation.server / "server.key"
     arguments = [
-        "--host", federation.bind, "--port", str(federation.port), "--database", str(state_of(federation) / "superlink.sqlite"),
+        "--host", federation.bind, "--port", str(federation.port), "--database", str(state / "superlink.sqlite"),
         "--disable-runtime-dependency-installation",
     ]  # fmt: skip
+    check_trust(federation, say)
     if federation.insecure:
-        say(UNSAFE)
-        return [*arguments, "--insecure"]
-    check_certificate(federation, say)
-    key = federation.server / "server.key"
-    check_key(key)
-    return [
-        *arguments, "--ssl-certfile", str(federation.certificate), "--ssl-keyfile", str(key),
-        "--ssl-ca-certfile", str(federation.authority), "--enable-supernode-auth",
-    ]  # fmt: skip
+        arguments.append("--insecure")
+    elif not key.exists() or not is_private(key):
+        raise ConfigError(f"{key} is missing or can be read by others; restore it, or make it private with chmod 600.")
+    else:
+        arguments += [
+            "--ssl-certfile", str(federation.certificate), "--ssl-keyfile", str(key),
+            "--ssl-ca-certfile", str(federation.authority), "--enable-supernode-auth",
+        ]  # fmt: skip
+    state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_connection(home_of(federation), federation.local_address, authority=federation.trusted)
+    gate = ["simulations.deployment.gate", str(federation.folder)]
+    _become(federation.server, home_of(federation), [*gate, *arguments])
 
 
 def start_site(kit: Kit, say: Say, *, host: str | None = None) -> NoReturn:
@@ -79,50 +68,40 @@ def start_site(kit: Kit, say: Say, *, host: str | None = None) -> NoReturn:
         ServerError: the server is not the one that the CA vouches for.
     """
     _check_not_running(kit.folder)
-    arguments = site_arguments(kit, say, host=host or kit.facts["host"])
-    config = kit.folder / "node.toml"
-    config.write_text(tomli_w.dumps(kit.node_config()), encoding="utf-8")
-    _become(
-        [sys.executable, "-P", "-m", "clients.site", *arguments, "--node-config", str(config)],
-        flower_environment(kit.folder / "flower"),
-        record=kit.folder / "pid",
-    )
-
-
-def site_arguments(kit: Kit, say: Say, *, host: str) -> list[str]:
-    """Of flower-supernode, but for its node configuration."""
-    insecure, port = kit.facts["insecure"], kit.facts["port"]
-    arguments = ["--superlink", with_port(host, port), "--host", "127.0.0.1", "--port", str(free_port())]
-    if insecure:
+    host = host or kit.facts["host"]
+    trust = ["--insecure"]
+    if kit.trusted is None:
         say(UNSAFE)
     else:
-        check_key(kit.key)
+        load_private(kit.key)
+        trust = ["--root-certificates", str(kit.trusted), "--auth-supernode-private-key", str(kit.key)]
     _greet(kit, say, host)
-    if insecure:
-        return [*arguments, "--insecure"]
-    return [*arguments, "--root-certificates", str(kit.authority), "--auth-supernode-private-key", str(kit.key)]
+    config = kit.folder / "node.toml"
+    config.write_text(tomli_w.dumps(kit.node_config()), encoding="utf-8")
+    address = ["--superlink", with_port(host, kit.facts["port"]), "--host", "127.0.0.1", "--port", str(free_port())]
+    arguments = ["clients.site", *address, *trust, "--node-config", str(config)]
+    _become(kit.folder, kit.folder / "flower", arguments)
 
 
 def _greet(kit: Kit, say: Say, host: str) -> None:
     """Look at the server before Flower does; one that is not there yet is waited for by Flower."""
-    insecure = kit.facts["insecure"]
     try:
-        seen = look_at_server(host, kit.facts["port"], authority=None if insecure else kit.authority)
+        seen = look_at_server(host, kit.facts["port"], authority=kit.trusted)
     except ServerError as error:
         if error.is_final:
             raise
         say(f"{str(error).rstrip('.')}. Trying on until it does.")
         return
     if seen.certificate_ends is not None:
-        from simulations.deployment.knock import NOT_TAKEN, is_known  # Flower, which takes seconds
-
         _judge(seen.certificate_ends, "the server's certificate", say)
-        if is_known(kit, host=host) is False:
-            raise EngineError(NOT_TAKEN)
+        check_is_known(kit, host=host)
 
 
-def check_certificate(federation: Federation, say: Say) -> None:
-    """Refuse what is over, and warn of what ends soon."""
+def check_trust(federation: Federation, say: Say) -> None:
+    """Refuse certificates that are over, warn of what ends soon and of a federation that has none."""
+    if federation.insecure:
+        say(UNSAFE)
+        return
     for path, what in (
         (federation.certificate, "the server's certificate"),
         (federation.authority, "the CA's certificate"),
@@ -138,24 +117,15 @@ def _judge(end: dt.datetime, what: str, say: Say) -> None:
         say(f"{what} {how}.")
 
 
-def check_key(key: Path) -> None:
-    """Raise ConfigError unless it is there, and for its owner alone."""
-    if not key.exists():
-        raise ConfigError(
-            f"{key} is missing; put the site's private key there, or make one with 'fedsign deploy key' and send its public half."
-        )
-    if not is_private(key):
-        raise ConfigError(f"{key} can be read by others; make it private with 'chmod 600 {key}'.")
-
-
 def _check_not_running(folder: Path) -> None:
     process = recorded(folder / "pid")
     if process is not None and process.pid != os.getpid():
         raise EngineError(f"{folder} is running already, as process {process.pid}; stop that one first.")
 
 
-def _become(command: list[str], environment: Mapping[str, str], *, record: Path) -> NoReturn:
-    record_this_process(record)
+def _become(folder: Path, home: Path, command: list[str]) -> NoReturn:
+    """Let a module take this process's place, which is recorded in the folder; `home`: Flower's."""
+    record_this_process(folder / "pid")
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(command[0], command, dict(environment))
+    os.execve(sys.executable, [sys.executable, "-P", "-m", *command], flower_environment(home))

@@ -19,11 +19,14 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 from flwr.common.config import parse_config_args
+from flwr.proto.control_pb2 import ListNodesRequest, ListNodesResponse, RegisterNodeRequest, UnregisterNodeRequest
+from flwr.proto.node_pb2 import NodeInfo
 
 from fedsign.errors import ConfigError
 from simulations.deployment import check, keys, membership, provision
@@ -33,7 +36,7 @@ from simulations.deployment.federation import Federation, open_federation
 from simulations.deployment.gate import may_pass
 from simulations.deployment.kits import open_kit
 from simulations.deployment.provision import Newcomer
-from simulations.deployment.running import Process, end, find, record_this_process, recorded, with_descendants
+from simulations.deployment.running import end, is_alive, record_this_process, recorded, with_descendants
 from simulations.deployment.tls import ServerError, look_at_server
 
 YEAR = dt.timedelta(days=365)
@@ -112,7 +115,11 @@ def test_keys_are_for_their_owner_alone_also_in_the_archive(federation: Federati
 def test_flower_reads_a_sites_key_and_its_public_half_is_the_one_on_record(federation: Federation) -> None:
     path = federation.kit("berlin") / "key"
     load_ssh_private_key(path.read_bytes(), password=None)
-    assert keys.public_half(path) == federation.site("berlin").public_key == keys.read_public(path.with_name("key.pub"))
+    assert (
+        keys.public_line(keys.load_private(path).public_key())
+        == federation.site("berlin").public_key
+        == keys.read_public(path.with_name("key.pub"))
+    )
 
 
 def test_ssh_keygen_prints_the_same_fingerprint(federation: Federation) -> None:
@@ -139,33 +146,40 @@ def test_a_revoked_sites_partition_goes_to_the_next_and_its_key_and_name_to_nobo
         provision.add_site(grown, Newcomer(name="bonn", public_key=federation.kit("berlin") / "key.pub"))
 
 
-_FLWR = """#!{python}
-import json, pathlib, sys
-table = pathlib.Path(__file__).with_name("nodes.json")
-nodes = json.loads(table.read_text()) if table.exists() else {{}}
-answer = {{"success": True}}
-match sys.argv[2:4]:
-    case ["register", key]:
-        answer["node-id"] = node = str(100 + len(nodes))
-        nodes[node] = "registered"
-    case ["unregister", node]:
-        nodes[node] = "unregistered"
-    case ["list", _]:
-        answer["nodes"] = [{{"node-id": node, "status": status}} for node, status in nodes.items()]
-table.write_text(json.dumps(nodes))
-print(json.dumps(answer))
-"""
+class KeyTable:
+    """The part of a SuperLink's Control API that keeps keys."""
+
+    def __init__(self) -> None:
+        self.nodes: list[NodeInfo] = []
+
+    def __enter__(self) -> "KeyTable":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Keep the table."""
+
+    def RegisterNode(self, request: RegisterNodeRequest) -> None:
+        assert request.public_key.startswith(b"-----BEGIN PUBLIC KEY-----")  # as Flower's handler asks for
+        assert request.public_key not in [node.public_key for node in self.nodes]
+        node_id = 100 + len(self.nodes)
+        self.nodes.append(
+            NodeInfo(node_id=node_id, name=request.name, public_key=request.public_key, status="registered")
+        )
+
+    def UnregisterNode(self, request: UnregisterNodeRequest) -> None:
+        (node,) = (node for node in self.nodes if node.node_id == request.node_id)
+        assert node.status == "registered"
+        node.status = "unregistered"
+
+    def ListNodes(self, request: ListNodesRequest) -> ListNodesResponse:
+        return ListNodesResponse(nodes_info=self.nodes)
 
 
 def test_the_superlink_takes_the_keys_of_active_sites_and_not_that_of_a_revoked_one(
-    federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program in the place of `flwr` keeps the SuperLink's table."""
-    program = tmp_path / "bin" / "flwr"
-    program.parent.mkdir()
-    program.write_text(_FLWR.format(python=sys.executable), encoding="utf-8")
-    program.chmod(0o755)
-    monkeypatch.setattr(flower_programs, "find_program", lambda name: str(program))
+    table = KeyTable()
+    monkeypatch.setattr(flower_programs, "ControlHttpClient", lambda *given, **settings: table)
     membership.register_sites(federation)
     assert membership.statuses(federation) == {"berlin": "registered", "hamburg": "registered"}
     left = provision.revoke(federation, "berlin")
@@ -298,11 +312,12 @@ def test_a_kit_without_the_cas_certificate_is_not_taken_for_a_server_that_is_awa
     federation: Federation, content: str | None
 ) -> None:
     kit = open_kit(federation.kit("berlin"))
-    kit.authority.unlink() if content is None else kit.authority.write_text(content)
+    ca = kit.folder / "ca.pem"
+    ca.unlink() if content is None else ca.write_text(content)
     with pytest.raises(
         ServerError, match=r"ca\.pem is no CA's certificate that can be read .* unpack the kit again"
     ) as caught:
-        look_at_server("127.0.0.1", 1, authority=kit.authority)
+        look_at_server("127.0.0.1", 1, authority=kit.trusted)
     assert caught.value.is_final
 
 
@@ -317,7 +332,8 @@ def test_what_flower_does_not_answer_is_one_row_of_the_check(
     assert rows["sites"] == {
         "what": "sites",
         "state": "broken",
-        "detail": "'flwr supernode list' gave no answer within 0.1 s; see whether the SuperLink still answers, or start it again.",
+        "detail": f"the SuperLink gave no answer at {silent.local_address} (ConnectTimeout); see whether it still runs, or start it "
+        "again.",
     }
     assert rows["certificate"]["state"] == "ok"
 
@@ -349,21 +365,24 @@ def test_a_process_is_found_by_its_record_until_it_ends_and_nobody_else_is_ended
     child = subprocess.Popen(["sh", "-c", "sleep 100 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     child.stdout.readline()
-    process = find(child.pid)
+    record = tmp_path / "pid"
+    record.write_text(str(child.pid))
+    process = recorded(record)
     assert process is not None
     assert len(with_descendants([process])) == 2
-    end([Process(child.pid, process.began + 1)])  # another process that had this id
-    assert process.is_alive
+    before = process.create_time() - 60
+    os.utime(record, (before, before))  # of another process that had this id
+    assert recorded(record) is None
     threading.Thread(target=child.wait).start()  # its parent has to take note, as init does
     family = with_descendants([process])
     end([process], patience_s=0.5)
-    assert not any(each.is_alive for each in family)
+    assert not any(map(is_alive, family))
     child.stdout.close()
 
 
 def test_a_record_is_of_this_process_and_forgotten_with_it(tmp_path: Path) -> None:
     record_this_process(tmp_path / "pid")
-    assert recorded(tmp_path / "pid") == find(os.getpid())
+    assert recorded(tmp_path / "pid") == psutil.Process()
     code = (
         "import sys, pathlib; from simulations.deployment.running import record_this_process as r; "
         "r(pathlib.Path(sys.argv[1]))"

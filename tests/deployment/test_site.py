@@ -5,11 +5,12 @@ import sys
 import time
 from collections.abc import Callable
 
+import psutil
 import pytest
 
-from clients.site import _value
+from clients.site import _runtime_address
 from clients.watchdog import EXIT_CODE, ended_after
-from simulations.deployment.running import find, with_descendants
+from simulations.deployment.running import is_alive, with_descendants
 
 
 @pytest.mark.parametrize(
@@ -24,7 +25,7 @@ from simulations.deployment.running import find, with_descendants
     ],
 )
 def test_the_training_process_listens_where_the_supernode_speaks(arguments: list[str], expected: str) -> None:
-    assert _value(arguments, "--port", "9094") == expected
+    assert _runtime_address(arguments) == f"127.0.0.1:{expected}"
 
 
 def test_a_site_sets_the_isolation_itself() -> None:
@@ -51,8 +52,7 @@ def test_nothing_outlives_a_site_that_is_killed(lived_s: float) -> None:
     """Its SuperNode would stay online at the server, which would wait for it in vain."""
     command = [sys.executable, "-P", "-m", "clients.site", "--insecure", "--superlink", "127.0.0.1:1"]
     site = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    process = find(site.pid)
-    assert process is not None
+    process = psutil.Process(site.pid)
     try:
         wait_for(lambda: len(with_descendants([process])) >= 3)
         time.sleep(lived_s)  # to have become other programs, or not yet
@@ -60,7 +60,7 @@ def test_nothing_outlives_a_site_that_is_killed(lived_s: float) -> None:
     finally:
         site.kill()
         site.wait()
-    wait_for(lambda: not any(each.is_alive for each in family))
+    wait_for(lambda: not any(map(is_alive, family)))
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

@@ -8,17 +8,18 @@ import contextlib
 import getpass
 import logging
 import os
-import pwd
 from pathlib import Path
+
+import httpx
+from flwr.proto.control_pb2 import StopRunRequest
 
 from fedsign.errors import ConfigError, EngineError
 from fedsign.storage.results import RunFolder
 from fedsign.workload import Workload
 from simulations.deployment.engine.submission import check_server_app, follow, submit, write_submission
 from simulations.deployment.federation import Federation, open_federation
-from simulations.deployment.membership import environment_of, process_of
-from simulations.deployment.programs import CONNECTION, call_flwr
-from simulations.deployment.start import UNSAFE, check_certificate
+from simulations.deployment.membership import asking, process_of
+from simulations.deployment.start import check_trust
 from simulations.deployment.tls import ServerError, look_at_server
 from simulations.rounds import OnRound
 
@@ -44,15 +45,23 @@ def execute(path: Path, workload: Workload, folder: RunFolder, on_round: OnRound
         EngineError: it refuses, or ends in the middle of the run.
     """
     federation = open_federation(path)
-    environment = environment_of(federation)
     app = write_submission(workload.config, folder, followed_by=os.getpid())
-    run_id = submit(app, environment, logs=federation.folder / "logs")
-    try:
-        follow(folder, on_round, lambda: _check_alive(federation, run_id, environment, folder))
-    except BaseException:
-        with contextlib.suppress(EngineError):  # without this process, the ServerApp ends anyway
-            call_flwr(["stop", run_id, CONNECTION], environment)
-        raise
+    with asking(federation) as link:
+        run_id = submit(app, link)
+
+        def check_alive() -> None:
+            if process_of(federation) is None:
+                raise EngineError(
+                    "the SuperLink ended in the middle of the run; start it again, and go on with --resume."
+                )
+            check_server_app(run_id, link, folder, where="what it printed is with the SuperLink's output")
+
+        try:
+            follow(folder, on_round, check_alive)
+        except BaseException:
+            with contextlib.suppress(httpx.HTTPError):  # without this process, the ServerApp ends anyway
+                link.StopRun(StopRunRequest(run_id=run_id))
+            raise
 
 
 def check_fits(federation: Federation, num_clients: int) -> None:
@@ -73,31 +82,20 @@ def check_fits(federation: Federation, num_clients: int) -> None:
 
 def check_is_up(federation: Federation) -> None:
     """Raise unless the SuperLink is a process of this machine and this user, and the one that the CA vouches for."""
-    if federation.insecure:
-        _log.warning(UNSAFE)
-    else:
-        check_certificate(federation, _log.warning)
+    check_trust(federation, _log.warning)
     process = process_of(federation)
     if process is None:
         raise EngineError(
             f"the federation {federation.name} is not up on this machine: start {federation.server / 'start.sh'}, or try it out with "
             "'fedsign deploy up'; a run is started on the SuperLink's own machine."
         )
-    if process.owner != os.getuid():
-        other = pwd.getpwuid(process.owner).pw_name
+    if process.uids().real != os.getuid():
+        other = process.username()
         raise EngineError(
             f"the SuperLink runs as user {other}, who writes the run's folder, but this is {getpass.getuser()}; run this command "
             f"as {other} too: sudo -u {other} fedsign run ..."
         )
     try:
-        look_at_server(
-            federation.local_host, federation.port, authority=None if federation.insecure else federation.authority
-        )
+        look_at_server(federation.local_host, federation.port, authority=federation.trusted)
     except ServerError as error:
         raise EngineError(str(error)) from error
-
-
-def _check_alive(federation: Federation, run_id: str, environment: dict[str, str], folder: RunFolder) -> None:
-    if process_of(federation) is None:
-        raise EngineError("the SuperLink ended in the middle of the run; start it again, and go on with --resume.")
-    check_server_app(run_id, environment, folder, where="what it printed is with the SuperLink's output")

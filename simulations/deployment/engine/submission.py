@@ -1,10 +1,18 @@
-"""Runs that a SuperLink plays: submitted by `flwr run`, followed by the lines that the ServerApp writes into the run's folder."""
+"""Runs that a SuperLink plays: submitted as by `flwr run`, followed by the lines that the ServerApp writes into the run's folder."""
 
+import hashlib
 import json
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
+
+from flwr.cli.build import build_fab_from_disk
+from flwr.common.constant import Status
+from flwr.common.serde import fab_to_proto
+from flwr.proto.control_pb2 import ListRunsRequest, StartRunRequest
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.fab import Fab
 
 from clients.deployment.node import RUN_KEY, SuperNode
 from fedsign import errors
@@ -14,7 +22,6 @@ from fedsign.errors import EngineError, FedSignError
 from fedsign.storage.disk import write_text
 from fedsign.storage.results import Line, RunFolder
 from simulations.deployment.engine.server_app import FOLDER_KEY, FOLLOWER_KEY, OUTCOME, WORKING_KEY
-from simulations.deployment.programs import CONNECTION, answer_of, call_flwr, complaint_of
 from simulations.flower_app import write_app
 from simulations.rounds import OnRound
 
@@ -42,26 +49,20 @@ def _name_of(folder: RunFolder) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def submit(app: Path, environment: Mapping[str, str], *, logs: Path) -> str:
-    """`flwr run`; returns the run's id."""
-    done = call_flwr(["run", str(app), CONNECTION, "--format", "json"], environment)
-    run_id = answer_of(done).get("run-id")
-    if run_id is None:
-        raise EngineError(f"Flower did not take the run: {complaint_of(done)} (logs are in {logs})")
-    return str(run_id)
+def submit(app: Path, link: ControlHttpClient) -> int:
+    """As `flwr run` does; returns the run's id."""
+    content = build_fab_from_disk(app)
+    fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
+    return link.StartRun(StartRunRequest(fab=fab_to_proto(fab))).run_id
 
 
-def run_status(run_id: str, environment: Mapping[str, str]) -> str:
-    """Flower's word for how the run is, such as `running` or `finished:failed`."""
-    runs = answer_of(call_flwr(["list", "--run-id", run_id, "--format", "json"], environment)).get("runs")
-    return str(runs[0]["status"]) if runs else "unknown"
-
-
-def check_server_app(run_id: str, environment: Mapping[str, str], folder: RunFolder, *, where: str) -> None:
+def check_server_app(run_id: int, link: ControlHttpClient, folder: RunFolder, *, where: str) -> None:
     """Raise EngineError when the ServerApp has ended without saying how; `where` is what may be read about it."""
-    word = run_status(run_id, environment)
-    if word.startswith("finished") and not (folder.path / OUTCOME).exists():
-        raise EngineError(f"the ServerApp ended without a result (Flower says '{word}'); {where}.")
+    status = link.ListRuns(ListRunsRequest(run_id=run_id)).run_dict[run_id].status
+    if status.status == Status.FINISHED and not (folder.path / OUTCOME).exists():
+        raise EngineError(
+            f"the ServerApp ended without a result (Flower says '{status.status}:{status.sub_status}'); {where}."
+        )
 
 
 def follow(folder: RunFolder, on_round: OnRound, check_alive: Callable[[], None]) -> None:

@@ -26,7 +26,7 @@ from fedsign.storage.results import RunFolder
 from fedsign.workload import Workload
 from simulations.deployment.engine import remote
 from simulations.deployment.engine.submission import check_server_app, follow, submit, write_submission
-from simulations.deployment.programs import answers_at, flower_environment, free_port, write_connection
+from simulations.deployment.programs import answers_at, control, flower_environment, free_port
 from simulations.deployment.running import Programs
 from simulations.rounds import OnRound
 
@@ -66,8 +66,7 @@ class LocalDeployment:
             path.mkdir()
         self.programs, self.environment = Programs(logs), flower_environment(home)
         self._home, self._port = home, free_port()
-        self._address = f"{_LOOPBACK}:{self._port}"
-        write_connection(home, self._address, authority=None)
+        self.address = f"{_LOOPBACK}:{self._port}"
 
     def start_link(self, *, timeout_s: float) -> None:
         """Start the SuperLink, and wait until it answers."""
@@ -83,7 +82,7 @@ class LocalDeployment:
         """Start a SuperNode; `own` is its configuration."""
         config = self._home / f"{name}.toml"  # a path may hold any character
         config.write_text(tomli_w.dumps(own), encoding="utf-8")
-        node = ["--insecure", "--superlink", self._address, "--host", _LOOPBACK, "--port", str(free_port())]
+        node = ["--insecure", "--superlink", self.address, "--host", _LOOPBACK, "--port", str(free_port())]
         self._start(name, [*program, *node, "--node-config", str(config)])
 
     def _start(self, name: str, command: Sequence[str]) -> None:
@@ -146,14 +145,15 @@ class SuperLink:
 
         def check_alive() -> None:
             local.programs.check_alive("in the middle of the run")
-            check_server_app(run_id, local.environment, folder, where=f"see {local.programs.logs}")
+            check_server_app(run_id, link, folder, where=f"see {local.programs.logs}")
 
         try:
             local.start_link(timeout_s=self.start_timeout_s)
             for index, own in enumerate(self._node_configs(workload.config, folder)):
                 local.start_node(f"supernode-{index}", [sys.executable, "-P", "-m", "clients.site"], own)
-            run_id = submit(app, local.environment, logs=local.programs.logs)
-            follow(folder, on_round, check_alive)
+            with control(local.address, authority=None) as link:
+                run_id = submit(app, link)
+                follow(folder, on_round, check_alive)
         finally:
             local.programs.end()
 
