@@ -1,4 +1,4 @@
-"""The gradient of many clients' task losses, written out by hand for chains of linear layers.
+"""Chains of linear layers and elementwise functions over stacks of clients, and the gradient of their task losses written out by hand.
 
 What autograd would do for `clients.cohort.loss`, without its bookkeeping: for networks so small that starting an
 operation costs more than carrying it out.  `loss.py` is the general way, and what this is tested against.
@@ -7,7 +7,8 @@ The derivatives of the elementwise functions are torch's own.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,49 +21,88 @@ from fedsign.tasks.regression import Regression
 # K = clients, B = samples of a batch, C = classes, n_l = width of layer l
 
 _aten = torch.ops.aten
-# An elementwise function's value, and its gradient from (the gradient of its value, its input, its value).
-_Function = tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor, Tensor], Tensor]]
-_FUNCTIONS: dict[type[nn.Module], Callable[[Any], _Function]] = {
-    nn.ReLU: lambda _: (torch.relu, lambda g, x, y: _aten.threshold_backward(g, y, 0)),
-    nn.Tanh: lambda _: (torch.tanh, lambda g, x, y: _aten.tanh_backward(g, y)),
-    nn.Sigmoid: lambda _: (torch.sigmoid, lambda g, x, y: _aten.sigmoid_backward(g, y)),
-    nn.GELU: lambda module: (
-        module.forward,
-        lambda g, x, y: _aten.gelu_backward(g, x, approximate=module.approximate),
+# Of outputs [K, B, C], targets and weights [K, B]: each sample's loss [K, B], and the gradient of their weighted sum by the outputs.
+_Loss = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A linear layer of each client; its parameters by name."""
+
+    weight: str
+    bias: str | None
+    width: int
+
+    def __call__(self, theta: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """[K, ..., inputs] -> [K, ..., width]."""
+        if x.dim() > 3:
+            return self(theta, x.flatten(1, -2)).unflatten(1, x.shape[1:-1])
+        weight = theta[self.weight].transpose(1, 2)
+        return torch.bmm(x, weight) if self.bias is None else torch.baddbmm(theta[self.bias].unsqueeze(1), x, weight)
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function, and its gradient from (the gradient of its value, its input, its value)."""
+
+    value: Callable[[Tensor], Tensor]
+    gradient: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+    def __call__(self, theta: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """Of stacked inputs."""
+        return self.value(x)
+
+
+Layer = Linear | Function
+_FLATTEN = Function(lambda x: x.flatten(2), lambda g, x, y: g.view_as(x))
+_FUNCTIONS: dict[type[nn.Module], Callable[[Any], Function]] = {
+    nn.ReLU: lambda _: Function(torch.relu, lambda g, x, y: _aten.threshold_backward(g, y, 0)),
+    nn.ReLU6: lambda _: Function(nn.functional.relu6, lambda g, x, y: _aten.hardtanh_backward(g, x, 0, 6)),
+    nn.Tanh: lambda _: Function(torch.tanh, lambda g, x, y: _aten.tanh_backward(g, y)),
+    nn.Sigmoid: lambda _: Function(torch.sigmoid, lambda g, x, y: _aten.sigmoid_backward(g, y)),
+    nn.GELU: lambda module: Function(
+        module.forward, lambda g, x, y: _aten.gelu_backward(g, x, approximate=module.approximate)
     ),
-    nn.SiLU: lambda _: (nn.functional.silu, lambda g, x, y: _aten.silu_backward(g, x)),
-    nn.LeakyReLU: lambda module: (
-        lambda x: nn.functional.leaky_relu(x, module.negative_slope),
+    nn.SiLU: lambda _: Function(nn.functional.silu, lambda g, x, y: _aten.silu_backward(g, x)),
+    nn.LeakyReLU: lambda module: Function(
+        partial(nn.functional.leaky_relu, negative_slope=module.negative_slope),
         lambda g, x, y: _aten.leaky_relu_backward(g, x, module.negative_slope, False),
     ),
-    nn.ELU: lambda module: (
-        lambda x: nn.functional.elu(x, module.alpha),
+    nn.ELU: lambda module: Function(
+        partial(nn.functional.elu, alpha=module.alpha),
         lambda g, x, y: _aten.elu_backward(g, module.alpha, 1, 1, False, x),
     ),
-    nn.Softplus: lambda module: (
-        module.forward,
-        lambda g, x, y: _aten.softplus_backward(g, x, module.beta, module.threshold),
+    nn.Softplus: lambda module: Function(
+        module.forward, lambda g, x, y: _aten.softplus_backward(g, x, module.beta, module.threshold)
     ),
 }
 
 
-class _Loss(Protocol):
-    """Each sample's loss [K, B], and the gradient of their sum with `weights` [K, B] by the outputs [K, B, C]."""
-
-    def __call__(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Linear:
-    weight: str
-    bias: str | None
+def stacked_layers(model: nn.Module) -> list[Layer] | None:
+    """The layers of a chain of linear ones and elementwise functions, over stacks; None for any other model."""
+    layers: list[Layer] = []
+    for name, module in model.named_modules(remove_duplicate=False):  # one ReLU may stand in many places
+        kind, prefix = type(module), f"{name}." if name else ""
+        if module._forward_hooks or module._forward_pre_hooks:
+            return None
+        if isinstance(module, nn.Linear) and kind is nn.Linear:
+            bias = None if module.bias is None else f"{prefix}bias"
+            layers.append(Linear(f"{prefix}weight", bias, module.out_features))
+        elif isinstance(module, nn.Flatten) and kind is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
+            layers.append(_FLATTEN)
+        elif kind in _FUNCTIONS:
+            layers.append(_FUNCTIONS[kind](module))
+        elif kind not in (nn.Sequential, nn.Identity):  # whose children come next, in the order in which it calls them
+            return None
+    return layers
 
 
 class ChainGradient:
     """The gradients of a chain, by `chain_gradient`."""
 
-    def __init__(self, layers: "Sequence[_Linear | _Function]", loss: _Loss) -> None:
+    def __init__(self, layers: Sequence[Layer], loss: _Loss) -> None:
         self._layers, self._loss = layers, loss
+        self._first = next(place for place, layer in enumerate(layers) if isinstance(layer, Linear))
         self._ones = torch.ones(())
 
     def add(
@@ -81,21 +121,23 @@ class ChainGradient:
         theta and into [K, ...]; into may be theta itself, which makes it a step of gradient descent.  features
         [K, B, ...]; targets and weights [K, B].
         """
-        x = features.flatten(2)
+        x = features
         passed: list[tuple[Tensor, Tensor]] = []
         for layer in self._layers:
-            y = _forward(layer, theta, x) if isinstance(layer, _Linear) else layer[0](x)
+            y = layer(theta, x)
             passed.append((x, y))
             x = y
         losses, gradient = self._loss(x, targets, weights)
         if self._ones.shape != (len(x), 1, x.shape[1]) or self._ones.dtype != x.dtype:
             self._ones = x.new_ones(len(x), 1, x.shape[1])
-        for place in range(len(passed) - 1, -1, -1):
+        for place in reversed(range(self._first, len(passed))):  # no gradient of the features
             layer, (x, y) = self._layers[place], passed[place]
-            if not isinstance(layer, _Linear):
-                gradient = layer[1](gradient, x, y)
+            if not isinstance(layer, Linear):
+                gradient = layer.gradient(gradient, x, y)
                 continue
-            later = torch.bmm(gradient, theta[layer.weight]) if place else gradient  # before the weight may move
+            later = (
+                torch.bmm(gradient, theta[layer.weight]) if place > self._first else gradient
+            )  # before the weight may move
             into[layer.weight].baddbmm_(gradient.transpose(1, 2), x, beta=beta, alpha=alpha)
             if layer.bias is not None:
                 into[layer.bias].unsqueeze(1).baddbmm_(self._ones, gradient, beta=beta, alpha=alpha)
@@ -103,60 +145,38 @@ class ChainGradient:
         return losses
 
 
-def chain_gradient(model: nn.Module, task: Task, sample_shape: Sequence[int]) -> ChainGradient | None:
-    """None for a model that is no chain of linear layers and functions known here, and for a task of another kind."""
-    if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
+def chain_gradient(layers: Sequence[Layer] | None, task: Task, sample_shape: Sequence[int]) -> ChainGradient | None:
+    """None where there are no linear layers, or ones over samples that are not flat, and for a task of another kind."""
+    linear = [layer for layer in layers or () if isinstance(layer, Linear)]
+    if not layers or not linear:
         return None
-    layers: list[_Linear | _Function] = []
-    is_flat, width = len(sample_shape) == 1, 0
-    for name, module in model.named_modules(remove_duplicate=False):  # one ReLU may stand in many places
-        kind = type(module)
-        if kind is nn.Linear and is_flat:
-            prefix, width = f"{name}." if name else "", module.out_features
-            layers.append(_Linear(f"{prefix}weight", f"{prefix}bias" if module.bias is not None else None))
-        elif isinstance(module, nn.Flatten) and kind is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
-            is_flat = True
-        elif kind in _FUNCTIONS:
-            layers.append(_FUNCTIONS[kind](module))
-        elif kind not in (nn.Sequential, nn.Identity):
-            return None
-    loss = _loss_of(task, width)
-    return (
-        None if loss is None or not any(isinstance(layer, _Linear) for layer in layers) else ChainGradient(layers, loss)
-    )
-
-
-def _forward(layer: _Linear, theta: Tensors, x: Tensor) -> Tensor:
-    weight = theta[layer.weight].transpose(1, 2)
-    return torch.bmm(x, weight) if layer.bias is None else torch.baddbmm(theta[layer.bias].unsqueeze(1), x, weight)
+    is_flat = len(sample_shape) == 1 or _FLATTEN in layers[: layers.index(linear[0])]
+    loss = _loss_of(task, linear[-1].width)
+    return ChainGradient(layers, loss) if loss and is_flat else None
 
 
 def _loss_of(task: Task, num_outputs: int) -> _Loss | None:
     if type(task) is Classification:
-        return _cross_entropy(task.label_smoothing)
+        return partial(_cross_entropy, smoothing=task.label_smoothing)
     if type(task) is Regression and num_outputs == 1:
         return _squared_error
     return None
 
 
-def _cross_entropy(smoothing: float) -> _Loss:
+def _cross_entropy(outputs: Tensor, targets: Tensor, weights: Tensor, *, smoothing: float) -> tuple[Tensor, Tensor]:
     """Classification's: -sum_c q_c log p_c with q = (1 - s) [c is right] + s / C, whose gradient is p - q."""
-
-    def loss(outputs: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        logits = outputs.transpose(1, 2).contiguous()  # [K, C, B]: torch's softmax is slow over a short last dimension
-        log_p = torch.log_softmax(logits, 1)
-        right = targets.unsqueeze(1)
-        losses = log_p.gather(1, right).squeeze(1).neg_()
-        if smoothing:
-            losses.mul_(1 - smoothing).sub_(log_p.mean(1), alpha=smoothing)
-        weights = weights.unsqueeze(1)
-        gradient = log_p.exp_()
-        if smoothing:
-            gradient.sub_(smoothing / gradient.shape[1])
-        gradient.mul_(weights).scatter_add_(1, right, weights * (smoothing - 1))
-        return losses, gradient.transpose(1, 2)
-
-    return loss
+    logits = outputs.transpose(1, 2).contiguous()  # [K, C, B]: torch's softmax is slow over a short last dimension
+    log_p = torch.log_softmax(logits, 1)
+    right = targets.unsqueeze(1)
+    losses = log_p.gather(1, right).squeeze(1).neg_()
+    if smoothing:
+        losses.mul_(1 - smoothing).sub_(log_p.mean(1), alpha=smoothing)
+    weights = weights.unsqueeze(1)
+    gradient = log_p.exp_()
+    if smoothing:
+        gradient.sub_(smoothing / gradient.shape[1])
+    gradient.mul_(weights).scatter_add_(1, right, weights * (smoothing - 1))
+    return losses, gradient.transpose(1, 2)
 
 
 def _squared_error(outputs: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

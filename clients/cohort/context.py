@@ -74,7 +74,7 @@ def stacked_context(contexts: Sequence[LocalContext]) -> StackedContext:
     first = contexts[0]
     others = [context for context in contexts if context is not first]
     received_differs = any(context.received is not first.received for context in others)
-    shared_differs = any(not _same(context.shared, first.shared) for context in others)
+    shared_differs = any(not same_tensors(context.shared, first.shared) for context in others)
     displacements = [context.unit_displacement for context in contexts if context.unit_displacement is not None]
     return StackedContext(
         received=stacked_tensors([context.received for context in contexts])
@@ -94,5 +94,6 @@ def stacked_tensors(trees: Sequence[Mapping[str, Tensor]]) -> Tensors:
     return {name: torch.stack([tree[name] for tree in trees]) for name in trees[0]}
 
 
-def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+def same_tensors(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    """Whether these are the same tensors, not merely equal ones."""
     return one is other or (one.keys() == other.keys() and all(one[name] is other[name] for name in one))

@@ -12,8 +12,9 @@ generator that is in the state in which the sequential path lends torch's own; a
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import Final
@@ -40,20 +41,25 @@ class Draw:
     is_torchs: bool
 
 
-@dataclass(kw_only=True, slots=True)
 class Batch:
-    """A client's batch, as its layers see it.  Without `masks` dropout passes everything and notes what it would draw."""
+    """A client's batch, as its layers see it."""
 
-    weights: Tensor = field(default_factory=lambda: torch.ones(1))  # [B], 1/n for true samples
-    count: Tensor = field(default_factory=lambda: torch.ones(()))  # n
-    masks: Iterator[Tensor] | None = None  # [B, ...] each, in the order of the calls
-    draws: list[Draw] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.weights, self.count = torch.ones(1), torch.ones(())  # [B], 1/n for true samples; n
+        self.masks: Iterator[Tensor] = iter(())  # [B, ...] each, in the order of the calls
+        self.draws: list[Draw] | None = None  # what is noted
 
-    def begin(self, weights: Tensor, masks: Sequence[Tensor] | None) -> None:
+    def begin(self, weights: Tensor, masks: Sequence[Tensor]) -> None:
         """Another batch."""
         self.weights, self.count = weights, 1 / weights[0]  # the first sample is a true one
-        self.masks = None if masks is None else iter(masks)
-        self.draws = []
+        self.masks = iter(masks)
+
+    @contextmanager
+    def noting_draws(self) -> Iterator[list[Draw]]:
+        """Let dropout pass everything in this block, and note what it would draw."""
+        self.draws = draws = []
+        yield draws
+        self.draws = None
 
 
 class StackedModel:
@@ -65,13 +71,10 @@ class StackedModel:
         self.draws: Final = any(type(module) in STACKED_DROPOUTS and _rate(module) > 0 for module in model.modules())
         self.module: Final = copy.deepcopy(model) if self.has_norm or self.draws else model
         for module in self.module.modules():
-            function: Callable[..., Tensor] | None = None
             if type(module) in STACKED_NORMS:
-                function = _batch_norm
+                vars(module)["forward"] = partial(_batch_norm, module, self.batch)  # of this instance alone
             elif type(module) in STACKED_DROPOUTS and _rate(module) > 0:
-                function = _dropout
-            if function is not None:
-                module.__dict__["forward"] = partial(function, module, self.batch)  # of this instance alone
+                vars(module)["forward"] = partial(_dropout, module, self.batch)
 
 
 def _rate(module: nn.Module) -> float:
@@ -105,7 +108,7 @@ def _drawn(draw: Draw, num: int, like: Tensor, generator: torch.Generator) -> Te
 def _dropout(module: nn.Dropout, batch: Batch, x: Tensor) -> Tensor:
     if not module.training:
         return x
-    if batch.masks is None:
+    if batch.draws is not None:
         shape = tuple(x.shape[1:])
         if isinstance(module, nn.Dropout2d):
             if x.dim() != 4:

@@ -13,7 +13,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from clients.cohort.loss import stacked_layers
+from clients.cohort.chain import stacked_layers
 from clients.cohort.rules import COHORT
 from clients.cohort.section import CohortKeys
 from clients.cohort.trial import two_samples

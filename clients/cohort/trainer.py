@@ -11,27 +11,28 @@ diverges fills its own slice with NaN and nobody else's.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clients.batches import Batching
-from clients.cohort.context import stacked_context, stacked_tensors
+from clients.cohort.context import same_tensors, stacked_context, stacked_tensors
 from clients.cohort.optim import StackedOptimizer, stacked_optimizer
-from clients.cohort.plan import StackedPlan, stacked_plan
+from clients.cohort.plan import stacked_plan
 from clients.cohort.training import StackedTensors, StackedTraining
 from clients.local_trainers import chunks_of
 from clients.state.store import ClientStore
-from clients.trainer import load_state, make_optimizer, to_device
+from clients.trainer import learning_rate, load_state, to_device
 from fedsign import plugins
 from fedsign.errors import ConfigError, DiskFullError
 from fedsign.models.batch_norm import has_batch_norm
 from fedsign.models.transform import Packing, packing_of
 from fedsign.objectives.base import LocalContext, Objective
+from fedsign.optim.base import optimizer_of
 from fedsign.optim.displacement import unit_displacement
-from fedsign.records import Failure, ObjectiveSpec, ReplyStack, Tensors, TrainReply, TrainRequest, failure_of, roles_of
+from fedsign.records import Failure, ReplyStack, Tensors, TrainReply, TrainRequest, failure_of, roles_of
 from fedsign.seeding import Purpose, generator, torch_generator
 from fedsign.workload import Workload
 
@@ -45,6 +46,7 @@ class _Client:
     """A client that is ready to train."""
 
     request: TrainRequest
+    round: "_Round"
     context: LocalContext
     buffers: Tensors  # as they came
     frozen_norms: bool  # see [Note: batches of one] in clients.batches
@@ -71,10 +73,16 @@ class CohortTrainer:
     """Trains `chunk` clients at a time; the results do not depend on `chunk` beyond rounding."""
 
     def __init__(self, workload: Workload, *, chunk: int) -> None:
+        client = workload.config.client
         self._workload, self._chunk = workload, chunk
         self._model = workload.make_model().train()
         self._roles, self._packing = roles_of(self._model), packing_of(self._model)
-        self._round = _Round(workload, self._model, self._packing)
+        self._batching = Batching.of(client, join_last=has_batch_norm(self._model))
+        self._learning_rate = learning_rate(workload)
+        self._optimizer_at = lru_cache(maxsize=1)(
+            lambda lr: optimizer_of(client.optimizer, self._model, lr, client.weight_decay)
+        )
+        self._round: _Round | None = None
         self._training = StackedTraining(workload, self._model)
 
     def train_many(
@@ -82,67 +90,77 @@ class CohortTrainer:
     ) -> Iterator[TrainReply | ReplyStack | Failure]:
         """The replies of a chunk as one stack, and its failures; requests that differ in what to do are not stacked."""
         for chunk in chunks_of(requests, self._chunk):
-            yield from self._train_chunk(chunk, states)
+            begun = [_attempted(partial(self._begun, request, states), request) for request in chunk]
+            yield from (client for client in begun if isinstance(client, Failure))
+            for trained in self._train([client for client in begun if isinstance(client, _Client)]):
+                if isinstance(trained, Failure):
+                    yield trained
+                else:
+                    yield from self._replies(trained, states)
 
-    def _train_chunk(
-        self, requests: Sequence[TrainRequest], states: ClientStore
-    ) -> Iterator[TrainReply | ReplyStack | Failure]:
-        round = self._round
-        begun = [_attempted(partial(round.begin, request, states), request) for request in requests]
-        yield from (client for client in begun if isinstance(client, Failure))
-        for trained in self._train([client for client in begun if isinstance(client, _Client)], round):
-            if isinstance(trained, Failure):
-                yield trained
-            else:
-                yield from self._replies(trained, round.objective, states)
+    def _begun(self, request: TrainRequest, states: ClientStore) -> _Client:
+        """A client, in the round's what all have in common: made when the first of them needs it, so that each of them meets its errors."""
+        if self._round is None or not self._round.is_of(request):
+            optimizer = self._optimizer_at(self._learning_rate(request.round))
+            self._round = _Round(request, self._workload, self._model, optimizer)
+        num_samples = len(self._workload.partition[request.partition])
+        received = self._round.received(request.tensors)
+        return _Client(
+            request=request,
+            round=self._round,
+            context=self._round.context(request, received, states, self._batching.num_steps(num_samples)),
+            buffers=received.buffers,
+            frozen_norms=self._batching.freezes_norms(num_samples),
+        )
 
-    def _train(self, clients: Sequence[_Client], round: "_Round") -> "list[_Stack | Failure]":
+    def _train(self, clients: Sequence[_Client]) -> list[_Stack | Failure]:
         """All of them in one stack, or each in one of its own if that raises."""
         if not clients:
             return []
         try:
-            return [self._train_stack(clients, round)]
+            return [self._train_stack(clients)]
         except Exception as error:  # noqa: BLE001 - a client's error is an answer, on every engine
             if len(clients) == 1:
                 return [failure_of(clients[0].request.partition, error)]
-            return [result for client in clients for result in self._train([client], round)]
+            return [result for client in clients for result in self._train([client])]
 
-    def _train_stack(self, clients: Sequence[_Client], round: "_Round") -> _Stack:
-        frozen = [client.frozen_norms for client in clients]
-        if len(set(frozen)) > 1:
-            return _joined(
-                [
-                    self._train_stack(
-                        [c for c, is_frozen in zip(clients, frozen, strict=True) if is_frozen == kind], round
-                    )
-                    for kind in (False, True)
-                ],
-                clients,
-            )
-        plan = round.plan(clients)
+    def _train_stack(self, clients: Sequence[_Client]) -> _Stack:
+        frozen = clients[0].frozen_norms
+        if others := [client for client in clients if client.frozen_norms != frozen]:
+            alike = [client for client in clients if client.frozen_norms == frozen]
+            return _joined([self._train_stack(alike), self._train_stack(others)], clients)
+        seed, round, objective = self._workload.config.seed, clients[0].request.round, clients[0].round.objective
+        partitions = [client.request.partition for client in clients]
+        plan = stacked_plan(
+            [self._workload.partition[partition] for partition in partitions],
+            (generator(seed, Purpose.BATCHES, round=round, partition=partition) for partition in partitions),
+            self._batching,
+        )
         ordered = [clients[index] for index in plan.order]
-        context = stacked_context([client.context for client in ordered])
         tensors = StackedTensors(
             theta=_copies([client.context.received for client in ordered]),
             buffers=_copies([client.buffers for client in ordered]),
         )
+        streams = [
+            torch_generator(seed, Purpose.TRAINING, round=round, partition=client.request.partition)
+            for client in ordered
+            if self._training.needs_streams
+        ]
         losses = self._training.minimise(
             tensors,
-            round.objective,
-            round.make_optimizer(),
+            objective,
+            clients[0].round.make_optimizer(),
             plan,
-            context,
-            round.streams(ordered) if self._training.needs_streams else (),
-            frozen_norms=frozen[0],
+            stacked_context([client.context for client in ordered]),
+            streams,
+            frozen_norms=frozen,
         )
         trained = _Stack(clients=ordered, theta=tensors.theta, buffers=tensors.buffers, train_losses=losses)
         return trained if plan.order == sorted(plan.order) else _joined([trained], clients)
 
-    def _replies(
-        self, stack: _Stack, objective: Objective, states: ClientStore
-    ) -> Iterator[TrainReply | ReplyStack | Failure]:
+    def _replies(self, stack: _Stack, states: ClientStore) -> Iterator[TrainReply | ReplyStack | Failure]:
         """The clients' states are saved, then they answer as one."""
-        partitions = [client.request.partition for client in stack.clients]
+        objective, partitions = stack.clients[0].round.objective, [each.request.partition for each in stack.clients]
         tensors = self._packing.packed({**stack.theta, **stack.buffers})
         replies = ReplyStack(
             round=stack.clients[0].request.round,
@@ -173,67 +191,23 @@ class CohortTrainer:
 
 
 class _Round:
-    """What the clients of a round have in common, made when the first of them needs it; each of them meets its errors.
+    """What the clients of a round have in common: the objective, and what they receive, which is converted once."""
 
-    It serves one round after another, and keeps what the next one has in common with it.
-    """
-
-    def __init__(self, workload: Workload, model: torch.nn.Module, packing: Packing) -> None:
-        self._workload, self._model, self._packing = workload, model, packing
-        self._partition = workload.partition
-        self._batching = Batching.of(workload.config.client, join_last=has_batch_norm(model))
+    def __init__(
+        self, request: TrainRequest, workload: Workload, model: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> None:
+        self._number, self._spec = request.round, request.objective
+        self._workload, self._model, self._optimizer = workload, model, optimizer
+        self._packing = packing_of(model)
         self._sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-        self._spec: ObjectiveSpec | None = None
-        self._rate: tuple[int, float] = (0, 0.0)  # a round, and what its learning rate is multiplied with
-        self._optimizer: torch.optim.Optimizer | None = None
-        self._received: tuple[Tensors, Tensors] = ({}, {})  # as it came; its parameters on the device
-        self._buffers: Tensors = {}
-        self._shared: tuple[Tensors, Tensors] = ({}, {})
-        self._displacements: dict[int, float | None] = {}
         self._contexts: dict[int, LocalContext] = {}
-        self.objective = Objective()
+        self.objective = plugins.build("objective", self._spec.name, self._spec.settings)
+        self.received = _once(self._received)
+        self._shared = _once(lambda came: dict(self._packing.whole(to_device(came, workload.device))))
 
-    def begin(self, request: TrainRequest, states: ClientStore) -> _Client:
-        """What a client's objective may read."""
-        self._make(request)
-        num_samples = len(self._partition[request.partition])
-        context = self._context(request, states, self._batching.num_steps(num_samples))
-        is_frozen = self._batching.freezes_norms(num_samples)
-        return _Client(request=request, context=context, buffers=self._buffers, frozen_norms=is_frozen)
-
-    def _make(self, request: TrainRequest) -> None:
-        """The objective and the optimiser, unless they are there already."""
-        if self._spec is not request.objective and self._spec != request.objective:
-            self.objective = plugins.build("objective", request.objective.name, request.objective.settings)
-            self._spec = request.objective
-            self._contexts = {}
-        if self._rate[0] != request.round:
-            config = self._workload.config
-            factor = config.client.schedule.build(request.round, config.rounds)
-            if self._optimizer is None or factor != self._rate[1]:
-                self._optimizer = make_optimizer(self._workload, self._model, round=request.round)
-                self._displacements = {}
-            self._rate = (request.round, factor)
-            self._received, self._shared = ({}, {}), ({}, {})  # the next round's may be in the same memory
-            self._contexts = {}
-
-    def plan(self, clients: Sequence[_Client]) -> StackedPlan:
-        """The steps of clients that have begun."""
-        partitions = [client.request.partition for client in clients]
-        seed, round = self._workload.config.seed, clients[0].request.round
-        return stacked_plan(
-            [self._partition[partition] for partition in partitions],
-            (generator(seed, Purpose.BATCHES, round=round, partition=partition) for partition in partitions),
-            self._batching,
-        )
-
-    def streams(self, clients: Sequence[_Client]) -> list[torch.Generator]:
-        """What dropout and augmentation draw from, of each."""
-        seed, round = self._workload.config.seed, clients[0].request.round
-        return [
-            torch_generator(seed, Purpose.TRAINING, round=round, partition=client.request.partition)
-            for client in clients
-        ]
+    def is_of(self, request: TrainRequest) -> bool:
+        """Whether it is this round, with the same objective."""
+        return self._number == request.round and self._spec == request.objective
 
     def make_optimizer(self) -> StackedOptimizer:
         """A fresh one.
@@ -241,7 +215,7 @@ class _Round:
         Raises:
             ConfigError: its rule is not known for stacks.
         """
-        found = None if self._optimizer is None else stacked_optimizer(self._optimizer, self._model.parameters())
+        found = stacked_optimizer(self._optimizer, self._model.parameters())
         if found is None:
             raise ConfigError(
                 f"client.optimizer.name={self._workload.config.client.optimizer.name} was given, but client.path=cohort knows "
@@ -249,53 +223,47 @@ class _Round:
             )
         return found
 
-    def _context(self, request: TrainRequest, states: ClientStore, steps: int) -> LocalContext:
+    def context(
+        self, request: TrainRequest, received: "StackedTensors", states: ClientStore, num_steps: int
+    ) -> LocalContext:
         """The same one for clients that differ in nothing an objective may read."""
-        received, shared = self._received_of(request), self._shared_of(request)
-        if not self.objective.has_state:
-            context = self._contexts.get(steps)
-            if context is not None and context.received is received and context.shared is shared:
-                return context
-        self._contexts[steps] = context = LocalContext(
-            received=received,
-            state=dict(
-                self._packing.whole(load_state(self.objective, received, request, states, self._workload.device))
-            ),
+        shared, known = self._shared(request.shared), self._contexts.get(num_steps)
+        is_same = known is not None and known.received is received.theta and known.shared is shared
+        if known is not None and is_same and not self.objective.has_state:
+            return known
+        state = load_state(self.objective, received.theta, request, states, self._workload.device)
+        self._contexts[num_steps] = context = LocalContext(
+            received=received.theta,
+            state=dict(self._packing.whole(state)),
             shared=shared,
-            unit_displacement=self._displacement(steps),
+            unit_displacement=unit_displacement(self._optimizer, num_steps),
             sizes=self._sizes,
         )
         return context
 
-    def _shared_of(self, request: TrainRequest) -> Tensors:
-        """What the strategy sent, on the device; the same tensors for requests that carry the same ones."""
-        came, _ = self._shared
-        if request.shared is not came and not _same(request.shared, came):
-            shared = self._packing.whole(to_device(request.shared, self._workload.device))
-            self._shared = (request.shared, dict(shared))
-        return self._shared[1]
-
-    def _displacement(self, num_steps: int) -> float | None:
-        if num_steps not in self._displacements and self._optimizer is not None:
-            self._displacements[num_steps] = unit_displacement(self._optimizer, num_steps)
-        return self._displacements[num_steps]
-
-    def _received_of(self, request: TrainRequest) -> Tensors:
-        """The parameters on the device, in the model's types; the same tensors for requests that carry the same ones."""
-        came, _ = self._received
-        if request.tensors is came or (came and _same(request.tensors, came)):
-            return self._received[1]
+    def _received(self, came: Tensors) -> StackedTensors:
+        """A client's parameters and buffers on the device, in the model's types."""
         own, packing = self._model.state_dict(), self._packing
-        whole = packing.whole(request.tensors)
-        if {name: tensor.shape for name, tensor in request.tensors.items()} != {
+        whole = packing.whole(came)
+        if {name: tensor.shape for name, tensor in came.items()} != {
             name: packing.shape(name, tensor.shape) for name, tensor in own.items()
         }:
             self._model.load_state_dict(dict(whole))  # says what does not fit, as on the sequential path
         found = {name: whole[name].to(tensor.device, tensor.dtype) for name, tensor in own.items()}
-        received = {name: found.pop(name) for name, _ in self._model.named_parameters()}
-        self._buffers = found
-        self._received = (request.tensors, received)
-        return received
+        parameters = {name: found.pop(name) for name, _ in self._model.named_parameters()}
+        return StackedTensors(theta=parameters, buffers=found)
+
+
+def _once(convert: Callable[[Tensors], T]) -> Callable[[Tensors], T]:
+    """The conversion, which gives the same result for the same tensors as the last ones."""
+    last: list[tuple[Tensors, T]] = []
+
+    def converted(came: Tensors) -> T:
+        if not last or not same_tensors(came, last[0][0]):
+            last[:] = [(came, convert(came))]
+        return last[0][1]
+
+    return converted
 
 
 def _attempted(work: Callable[[], T], request: TrainRequest) -> T | Failure:
@@ -320,10 +288,6 @@ def _keep(client: _Client, parameters: Tensors, objective: Objective, states: Cl
 
 def _shapes(tensors: Tensors) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in tensors.items()}
-
-
-def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(one[name] is other[name] for name in one)
 
 
 def _copies(trees: Sequence[Mapping[str, Tensor]]) -> Tensors:

@@ -11,9 +11,9 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from clients.cohort.chain import ChainGradient, chain_gradient
+from clients.cohort.chain import ChainGradient, chain_gradient, stacked_layers
 from clients.cohort.context import StackedContext
-from clients.cohort.loss import StackedLoss, stacked_layers
+from clients.cohort.loss import StackedLoss
 from clients.cohort.modules import Draw, StackedModel, drawn_masks
 from clients.cohort.optim import StackedOptimizer, clip_each
 from clients.cohort.penalty import penalty_gradient
@@ -49,7 +49,7 @@ class StackedTraining:
         self._workload = workload
         self._model = StackedModel(model)
         self._layers = stacked_layers(model)
-        self._chain = chain_gradient(model, self._task, self._samples.shape)
+        self._chain = chain_gradient(self._layers, self._task, self._samples.shape)
         self._masks = packing_of(model).masks
 
     @property

@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor, nn
 
+from clients.cohort.chain import stacked_layers
 from clients.cohort.context import StackedContext
-from clients.cohort.loss import StackedLoss, stacked_layers
+from clients.cohort.loss import StackedLoss
 from clients.cohort.modules import STACKED_DROPOUTS, STACKED_NORMS, StackedModel
 from clients.cohort.optim import stacked_optimizer
 from clients.cohort.penalty import by_autograd, penalty_gradient

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from clients.batches import Batching
+from clients.cohort.chain import stacked_layers
 from clients.cohort.context import StackedContext
-from clients.cohort.loss import StackedLoss, stacked_layers
+from clients.cohort.loss import StackedLoss
 from clients.cohort.modules import StackedModel
 from clients.cohort.paths import chunk_of, on_path
 from clients.cohort.plan import stacked_plan

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from clients.cohort.chain import chain_gradient
+from clients.cohort.chain import chain_gradient, stacked_layers
 from clients.cohort.context import StackedContext
-from clients.cohort.loss import StackedLoss, stacked_layers
+from clients.cohort.loss import StackedLoss
 from clients.cohort.modules import StackedModel
-from clients.cohort.optim import StackedSGD
+from clients.cohort.optim import stacked_optimizer
 from clients.cohort.penalty import penalty_gradient
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.objectives.fedprox import FedProxObjective
@@ -33,6 +33,7 @@ FUNCTIONS: dict[str, Callable[[], nn.Module]] = {
     "leaky relu": lambda: nn.LeakyReLU(0.2),
     "elu": lambda: nn.ELU(0.7),
     "softplus": lambda: nn.Softplus(beta=2.0, threshold=1.0),
+    "relu6": nn.ReLU6,
     "identity": nn.Identity,
 }
 TASKS: dict[str, tuple[SampleTask, int]] = {
@@ -87,7 +88,7 @@ def test_the_gradient_of_a_chain_is_that_of_autograd(function: str, task_name: s
     loss = StackedLoss(StackedModel(model), task, Objective(), stacked_layers(model))
     total, expected_losses = loss(free, features, targets, weights, nothing_to_read())
     expected = dict(zip(free, torch.autograd.grad(total, list(free.values())), strict=True))
-    chain = chain_gradient(model, task, (2, 3))
+    chain = chain_gradient(stacked_layers(model), task, (2, 3))
     assert chain is not None
     before = {name: tensor.clone() for name, tensor in theta.items()}
     into = {name: torch.full_like(tensor, 2.0) for name, tensor in theta.items()}
@@ -122,14 +123,14 @@ class _OwnTask(Classification):
     ids=["own layer", "own task", "not flat", "two outputs", "layer norm", "other flatten"],
 )
 def test_what_is_not_known_by_hand_is_left_to_autograd(model: nn.Module, task: Any, shape: tuple[int, ...]) -> None:
-    assert chain_gradient(model, task, shape) is None
+    assert chain_gradient(stacked_layers(model), task, shape) is None
 
 
 def test_a_model_with_hooks_is_left_to_autograd() -> None:
     model = nn.Sequential(nn.Linear(6, 4))
-    assert chain_gradient(model, Classification(), (6,)) is not None
+    assert chain_gradient(stacked_layers(model), Classification(), (6,)) is not None
     model[0].register_forward_hook(lambda module, inputs, output: 2 * output)
-    assert chain_gradient(model, Classification(), (6,)) is None
+    assert chain_gradient(stacked_layers(model), Classification(), (6,)) is None
 
 
 class _Constant(Objective):
@@ -169,5 +170,6 @@ def test_a_penalty_of_the_users_own_is_differentiated_and_a_constant_has_no_grad
     [({}, 0.1), ({"momentum": 0.9}, None), ({"weight_decay": 0.1}, None), ({"momentum": 0.9, "nesterov": True}, None)],
 )
 def test_plain_gradient_descent_is_known_as_such(settings: dict[str, Any], descent: float | None) -> None:
-    group = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1, **settings).param_groups[0]
-    assert StackedSGD(group).descent == descent
+    parameters = [torch.zeros(1, requires_grad=True)]
+    stacked = stacked_optimizer(torch.optim.SGD(parameters, lr=0.1, **settings), parameters)
+    assert stacked is not None and stacked.descent == descent
