@@ -3,7 +3,7 @@
 A class or factory declares a trait by an attribute of that name.  The default holds for whatever declares nothing, such as
 a class of a user's own or one of Flower's, and is the safe one: a combination is then refused rather than wrong.
 
->>> EngineTraits.of("in_process").trains_here, EngineTraits.of("ray").trains_here
+>>> StrategyTraits.of("fedavg").takes_parts, StrategyTraits.of("scaffold").takes_parts
 (True, False)
 """
 

@@ -18,7 +18,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 import pytest
 
 import fedsign.flower  # noqa: F401 - sets FLWR_TELEMETRY_ENABLED, once for all tests
-from fedsign.capabilities import CAPABILITIES
+from fedsign.capabilities import CAPABILITIES, absent
 
 os.fsync = lambda descriptor: None  # no test pulls the plug, and a run waits for the disk a dozen times
 
@@ -38,7 +38,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
-    needs = {item: {name for mark in item.iter_markers("needs") for name in mark.args} for item in items}
+    needs = {
+        item: {name for mark in item.iter_markers("needs") for name in mark.args} | _owners_of_parameters(item)
+        for item in items
+    }
     deleted = {*os.environ.get("FEDSIGN_WITHOUT", "").split(",")}  # set by tests.without
     if unknown := set().union(*needs.values()) - deleted - {*CAPABILITIES}:
         raise pytest.UsageError(f"needs({', '.join(map(repr, unknown))}): no such capability in fedsign/capabilities.")
@@ -48,6 +51,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         cost[item.path] += 3 * bool(item.get_closest_marker("engines")) or bool(item.get_closest_marker("slow"))
     items.sort(key=lambda item: -cost[item.path])  # stable
+
+
+def _owners_of_parameters(item: pytest.Item) -> set[str]:
+    """The deleted capabilities whose registry rows a test's parameters name."""
+    rows = {name: owner for owner, kinds in absent("names").items() for names in kinds.values() for name in names}
+    return {rows[word] for word in _words(getattr(item, "callspec", None) and item.callspec.params) if word in rows}
+
+
+def _words(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value.rpartition("=")[2]  # of `--set data.name=mnist` too
+    elif isinstance(value, dict | list | tuple):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _words(each)
 
 
 # pytest names the test in the environment; scikit-learn, torch, gRPC and Ray set variables when they are first imported.

@@ -13,6 +13,7 @@ from fedsign.config import load
 from fedsign.registry import KINDS
 from simulations.api import run
 from tests.e2e.command import fedsign, settings
+from tests.without.deletion import anchors
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
@@ -59,12 +60,6 @@ def test_links_between_the_documents_lead_somewhere(page: str) -> None:
         path = (ROOT / page).parent / name if name else ROOT / page
         assert path.exists(), target
         assert not anchor or anchor in anchors(path), target
-
-
-def anchors(page: Path) -> set[str]:
-    """What GitHub makes of the headings: lower case, spaces as hyphens, other punctuation dropped."""
-    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
 
 
 def test_the_index_names_every_page() -> None:

@@ -19,6 +19,7 @@ ENGINES: dict[str, dict[str, object]] = {
     "ray": {"engine__name": "ray", "engine__init_args__num_cpus": 2},
     "superlink": {"engine__name": "superlink", "engine__num_supernodes": 2},
 }
+NEEDS = {"in_process": [], "workers": ["workers"], "ray": ["ray"], "superlink": ["deployment"]}
 OWN = """
 import math
 from pathlib import Path
@@ -141,9 +142,13 @@ def lines(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
+def engines(suffix: str = "", *marks: pytest.MarkDecorator) -> list[Any]:
+    return [pytest.param(f"{name}{suffix}", marks=[pytest.mark.needs(*NEEDS[name]), *marks]) for name in ENGINES]
+
+
 @pytest.fixture(
     scope="module",
-    params=[*ENGINES, *(pytest.param(f"{engine}-restarted", marks=pytest.mark.slow) for engine in ENGINES)],
+    params=[*engines(), *engines("-restarted", pytest.mark.slow)],
 )
 def run_on(request: pytest.FixtureRequest, user_folder: Path) -> tuple[Path, int]:
     """The run's folder, and how many rounds it has."""
@@ -188,7 +193,7 @@ def test_lines_and_model_are_those_of_the_run_in_process(run_on: tuple[Path, int
 
 @pytest.mark.engines
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", engines())
 def test_a_client_that_is_not_there_is_refused_in_a_sentence(user_folder: Path, engine: str) -> None:
     name = f"unknown-{engine}"
     done = fedsign("run", *experiment(user_folder, name, "Unknown", rounds=1, **ENGINES[engine]), folder=user_folder)

@@ -25,7 +25,7 @@ def drawn() -> list[Mutant]:
 
 def test_each_fault_is_found_once_and_every_capability_has_two(seeded: list[Mutant]) -> None:
     found = Counter(fault.capability for fault in seeded)
-    assert sum(found.values()) >= 36
+    assert found["core"] >= 30
     assert {name: num for name, num in found.items() if num < 2} == {}
     assert CAPABILITIES.keys() <= found.keys()
 

@@ -1,6 +1,7 @@
 """Deletes a capability, and what requires it, in a scratch clone of the last commit, and checks the rest.
 
 python -m tests.without privacy            # lint, types, contracts, the fast tests (links and commands of the documents among them)
+python -m tests.without privacy ray        # both at once
 python -m tests.without privacy --static   # without the tests
 python -m tests.without --each --static    # for all capabilities, one after another
 python -m tests.without --of-commit        # for one: a capability that the last commit touches, or else any, chosen by its hash
@@ -35,26 +36,26 @@ TESTS = ("pytest", ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short"
 def main() -> int:
     """Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("capability", nargs="?", choices=CAPABILITIES, metavar="CAPABILITY")
+    parser.add_argument("capabilities", nargs="*", metavar="CAPABILITY", help="deleted together")
     parser.add_argument("--static", action="store_true", help="lint, types and contracts only")
     parser.add_argument("--each", action="store_true", help="every capability")
     parser.add_argument("--of-commit", action="store_true", help="one that the last commit touches, chosen by its hash")
     asked = parser.parse_args()
-    names = [*CAPABILITIES] if asked.each else [of_commit()] if asked.of_commit else [asked.capability]
-    if names == [None]:
-        parser.error("name a capability, or give --each or --of-commit.")
-    failed = [name for name in names if not holds(name, is_static=asked.static)]
+    names: list[str] = [of_commit()] if asked.of_commit else asked.capabilities
+    if not asked.each and not (names and CAPABILITIES.keys() >= {*names}):
+        parser.error(f"name some of {', '.join(CAPABILITIES)}, or give --each or --of-commit.")
+    groups = [[name] for name in CAPABILITIES] if asked.each else [names]
+    failed = [" and ".join(group) for group in groups if not holds(group, is_static=asked.static)]
     if failed:
         print(f"without {', '.join(failed)}: the rest does not hold.")
     return bool(failed)
 
 
-def holds(name: str, *, is_static: bool) -> bool:
-    """Whether all checks pass without a capability."""
-    names = closure(name)
-    others = "".join(f", {each}" for each in sorted(names - {name}))
-    print(f"=== without {name}{others}", flush=True)
-    with tempfile.TemporaryDirectory(prefix=f"fedsign-without-{name}-") as folder:
+def holds(group: Iterable[str], *, is_static: bool) -> bool:
+    """Whether all checks pass without these capabilities."""
+    names = closure(*group)
+    print(f"=== without {', '.join([*group, *sorted(names.difference(group))])}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="fedsign-without-") as folder:
         copy = Path(folder) / "fedsign"
         subprocess.run(["git", "clone", "-q", "--shared", str(ROOT), str(copy)], check=True)
         deleted = delete(copy, names)

@@ -2,9 +2,10 @@
 
 Nothing is listed by hand but the `files` of the capability's row, beside its page in docs/capabilities and its
 tests in tests/<name>.  A test or benchmark that imports a deleted module goes with
-it; a test that only configures the capability is marked `needs`.  In Markdown a line of a list or a table that links to a
-deleted page goes, so does a block between `<!-- capability: NAME -->` and `<!-- end -->`, and a command that is gone; any other
-link to a deleted page becomes its text.
+it; a test that only configures the capability is marked `needs`.  In Markdown a line of a list or a table goes that links to a
+deleted page or section, or begins with the name of a registry row that is gone; so does a block between
+`<!-- capability: NAME -->` and `<!-- end -->`, and a command that is gone or names such a row; any other link to a deleted page
+becomes its text.
 """
 
 import ast
@@ -19,13 +20,12 @@ from fedsign.capabilities import CAPABILITIES, owners
 CHECKED = ("tests", "benchmarks")
 _BLOCK = re.compile(r"<!-- capability: (\w+) -->\n(.*?)<!-- end -->\n", flags=re.DOTALL)
 _COMMAND = re.compile(r"^fedsign (?:.*\\\n)*.*\n", flags=re.MULTILINE)
-_LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
-_ANY_LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?:)([^)#]+)(#[^)]*)?\)")
+_LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?:)([^)#]*)(#[^)]*)?\)")
 
 
-def closure(name: str) -> frozenset[str]:
-    """A capability, and all that cannot do without it."""
-    found = {name}
+def closure(*names: str) -> frozenset[str]:
+    """Capabilities, and all that cannot do without them."""
+    found = {*names}
     while more := {each for each, row in CAPABILITIES.items() if found & row.requires.keys()} - found:
         found |= more
     return frozenset(found)
@@ -51,8 +51,7 @@ def delete(root: Path, names: Iterable[str]) -> list[str]:
         for path in matching:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
             deleted.append(path)
-    for page in [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("benchmarks/*.md")]:
-        _edit_page(page, names)
+    _edit_pages([*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("benchmarks/*.md")], names)
     _delete_faults(root / "tests/mutants/faults.toml", names)
     _delete_from_project(root / "pyproject.toml", names, gone)
     for folder in sorted(root.rglob("*/"), reverse=True):
@@ -93,28 +92,47 @@ def imported(source: str) -> set[str]:
     return found
 
 
-def _edit_page(page: Path, names: frozenset[str]) -> None:
-    text = page.read_text("utf-8")
-    edited = _BLOCK.sub(lambda block: "" if block[1] in names else block[0], text)
-    lines = edited.splitlines(keepends=True)
-    kept = [line for line in lines if not (line.lstrip().startswith(("- ", "| ", "* ")) and _is_dead(page, line))]
-    edited = _ANY_LINK.sub(lambda link: link[0] if (page.parent / link[2]).exists() else link[1], "".join(kept))
-    edited = _COMMAND.sub(lambda command: "" if _is_of(names, command[0]) else command[0], edited)
-    edited = re.sub(r"```bash\n\s*```\n", "", edited)
-    if edited != text:
-        page.write_text(edited, "utf-8")
+def _edit_pages(pages: list[Path], names: frozenset[str]) -> None:
+    for page in pages:  # all of them first, since other pages link to the headings in them
+        _write(page, _BLOCK.sub(lambda block: "" if block[1] in names else block[0], page.read_text("utf-8")))
+    for page in pages:
+        _write(page, _edited(page, names))
 
 
-def _is_of(names: frozenset[str], command: str) -> bool:
-    """Whether a command is one of these capabilities, or sets a table of theirs."""
-    commands = [f"fedsign {each}" for name in names for each in CAPABILITIES[name].commands]
-    settings = [f" {path}.name=" for name in names for path in CAPABILITIES[name].sections]
-    return any(re.match(rf"{each}\b", command) for each in commands) or any(each in command for each in settings)
+def _write(page: Path, text: str) -> None:
+    if text != page.read_text("utf-8"):
+        page.write_text(text, "utf-8")
 
 
-def _is_dead(page: Path, line: str) -> bool:
-    """Whether a line links to a file that is gone."""
-    return any(not (page.parent / target).exists() for target in _LINK.findall(line))
+def _edited(page: Path, names: frozenset[str]) -> str:
+    """A page without what links to something deleted, and without its commands and registry rows."""
+    rows = "|".join(row for name in names for table in CAPABILITIES[name].rows.values() for row in table) or "^"
+    commands = "|".join(command for name in names for command in CAPABILITIES[name].commands) or "^"
+    tables = "|".join(path for name in names for path in CAPABILITIES[name].sections) or "^"
+    text = re.sub(rf"(?m)^\| `({rows})`.*\n", "", page.read_text("utf-8"))
+    lines = text.splitlines(keepends=True)
+    text = "".join(
+        line
+        for line in lines
+        if not line.lstrip().startswith(("- ", "| ", "* "))
+        or not any(_is_dead(page, link) for link in _LINK.finditer(line))
+    )
+    text = _LINK.sub(lambda link: link[1] if _is_dead(page, link) else link[0], text)
+    is_gone = re.compile(rf"""^fedsign ({commands})\b| ({tables})\.name=|[="]({rows})\b""")
+    text = _COMMAND.sub(lambda command: "" if is_gone.search(command[0]) else command[0], text)
+    return re.sub(r"```bash\n\s*```\n", "", text)
+
+
+def _is_dead(page: Path, link: re.Match[str]) -> bool:
+    """Whether a page that is linked to, or the section in it, is gone."""
+    target = page.parent / link[2] if link[2] else page
+    return not target.exists() or (bool(link[3]) and target.suffix == ".md" and link[3][1:] not in anchors(target))
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub makes of the headings: lower case, spaces as hyphens, other punctuation dropped."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
 
 
 def _delete_faults(path: Path, names: frozenset[str]) -> None:

@@ -28,6 +28,7 @@ def test_what_is_left_requires_nothing_that_is_deleted(name: str) -> None:
     assert not [each for each, row in CAPABILITIES.items() if each not in gone and gone & row.requires.keys()]
 
 
+@pytest.mark.needs("robustness")
 def test_modules_of_the_capability_go_and_all_others_stay(tmp_path: Path) -> None:
     copy = copy_of_the_sources(tmp_path)
     gone = closure("robustness")
@@ -37,16 +38,19 @@ def test_modules_of_the_capability_go_and_all_others_stay(tmp_path: Path) -> Non
     assert "tests/robustness/test_attack.py" in deleted  # it imports the attack
 
 
-def test_a_page_loses_the_block_of_the_capability_and_lines_that_link_to_its_pages(tmp_path: Path) -> None:
+@pytest.mark.needs("robustness")
+def test_a_page_loses_what_is_of_the_capability_and_lines_that_link_to_it(tmp_path: Path) -> None:
     copy = copy_of_the_sources(tmp_path)
     (copy / "docs/new.md").write_text(
         "Prose.\n<!-- capability: robustness -->\nOf attacks.\n<!-- end -->\n"
-        "<!-- capability: privacy -->\nOf privacy.\n<!-- end -->\n- [gone](gone.md)\n- [here](README.md)\n",
+        "<!-- capability: privacy -->\nOf privacy.\n<!-- end -->\n- [gone](gone.md)\n- [here](README.md)\n"
+        "| `flower_krum` | a rule |\n| `flower_fedavg` | another |\n",
         encoding="utf-8",
     )
     delete(copy, {"robustness"})
     assert (copy / "docs/new.md").read_text("utf-8") == (
         "Prose.\n<!-- capability: privacy -->\nOf privacy.\n<!-- end -->\n- [here](README.md)\n"
+        "| `flower_fedavg` | another |\n"
     )
 
 
