@@ -1,11 +1,10 @@
 """Networks for the recipes of valleys: trained on digits as a federation of one client, by the same engine as any run."""
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from clients.state.store import ClientStore
@@ -18,6 +17,7 @@ from fedsign.landscape.scaling import Scaling, scaled
 from fedsign.landscape.valley import Sides, curves
 from fedsign.records import ObjectiveSpec, Tensors, TrainReply, TrainRequest
 from fedsign.workload import Workload
+from simulations.api import run
 from simulations.landscape.subject import Subject, subject_of
 
 EPOCHS = 40
@@ -42,8 +42,6 @@ _CENTRAL: dict[str, Any] = {
 
 def network(seed: int, changes: Mapping[str, Any] | None = None) -> Subject:
     """A network with its initial parameters, its data and its task: the default MLP, 40 epochs (a round is one)."""
-    from simulations.api import run
-
     with tempfile.TemporaryDirectory() as root:
         own = {"seed": seed, "results": {"root": root, "checkpoint_every": EPOCHS}}
         done = run(merged(merged(_CENTRAL, changes or {}), own))
@@ -52,11 +50,17 @@ def network(seed: int, changes: Mapping[str, Any] | None = None) -> Subject:
     return subject
 
 
-def landscape_of(subject: Subject, *, statistics: int = 500) -> Landscape:
-    """On all test samples."""
-    return Landscape(
-        subject.model, subject.workload.task, subject.test_samples(None), statistics=subject.statistics(statistics)
-    )
+def landscapes(num_networks: int, changes: Mapping[str, Any] | None = None) -> Iterator[tuple[Subject, Landscape]]:
+    """Networks of the seeds 0, 1, ..., each with its landscape on all test samples."""
+    for seed in range(num_networks):
+        subject = network(seed, changes)
+        yield subject, landscape_of(subject)
+
+
+def landscape_of(subject: Subject) -> Landscape:
+    """On all test samples, BatchNorm's statistics of 500 training samples."""
+    test = subject.test_samples(None)
+    return Landscape(subject.model, subject.workload.task, test, statistics=subject.statistics(500))
 
 
 def sides_along(
@@ -102,10 +106,4 @@ def trained_on_share(workload: Workload, start: Tensors, share: int, *, epochs: 
 
 def workload_in_shares(seed: int, num_shares: int) -> Workload:
     """Digits in equal random shares."""
-    own = {"seed": seed, "partition": {"name": "iid", "num_clients": num_shares}}
-    return Workload(from_dict(merged(_CENTRAL, own)))
-
-
-def mean(values: list[float]) -> float:
-    """NaN of none."""
-    return float(torch.tensor(values, dtype=torch.float64).mean())
+    return Workload(from_dict(merged(_CENTRAL, {"seed": seed, "partition": {"num_clients": num_shares}})))
