@@ -9,13 +9,14 @@ import numpy as np
 import torch
 
 from fedsign.data.base import Samples
-from fedsign.landscape.interpolation import between, soup_gap
+from fedsign.landscape.interpolation import soup_gap
 from fedsign.landscape.landscape import Landscape
 from fedsign.landscape.sign_ratios import same_sign_ratio
 from fedsign.records import tensors_of
+from simulations.landscape.interpolate import look
 from simulations.recipes.base import Figures, at_least, recipe
 from simulations.recipes.cells import averages
-from simulations.recipes.valleys.networks import landscape_of, network, trained_on_share, workload_in_shares
+from simulations.recipes.valleys.networks import network, trained_on_share, workload_in_shares
 
 
 @recipe(
@@ -34,20 +35,18 @@ def valley_interpolation_batch_size(quick: bool) -> Figures:
     for seed in range(2 if quick else 5):
         small = network(seed, {"client": {"batch_size": 32}})
         large = network(seed, {"client": {"batch_size": 512, "local_epochs": 8}})
-        landscape = landscape_of(small)
-        one, other = (landscape.layout.vector(each.tensors) for each in (small, large))
-        path = between(landscape, one, other)
-        found["barrier"].append(path.barrier)
-        found["midpoint_gap"].append(path.midpoint_gap)
-        found["same_sign_ratio"].append(same_sign_ratio(one, other))
+        line = look(small, large)
+        for name in ("barrier", "midpoint_gap", "same_sign_ratio"):
+            found[name].append(line.facts[name])
+        lambdas, errors = line.arrays["lambda"], line.arrays["error"]
         for name, low, end in (
-            ("small_outside", -0.5, 0),
-            ("small_inside", 0.0, 0),
-            ("large_inside", 0.5, 1),
-            ("large_outside", 1.0, 1),
+            ("small_outside", -0.5, "first"),
+            ("small_inside", 0.0, "first"),
+            ("large_inside", 0.5, "second"),
+            ("large_outside", 1.0, "second"),
         ):
-            inside = (path.curve.lambdas >= low - 1e-9) & (path.curve.lambdas <= low + 0.5 + 1e-9)
-            found[name].append(float(np.mean(path.values[inside])) - path.ends[end])
+            inside = (lambdas >= low - 1e-9) & (lambdas <= low + 0.5 + 1e-9)
+            found[name].append(float(np.mean(errors[inside])) - line.facts[end])
     figures = averages(found)
     small_asymmetry, large_asymmetry = (
         abs(figures[f"{name}_outside"] - figures[f"{name}_inside"]) for name in ("small", "large")

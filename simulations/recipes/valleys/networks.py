@@ -5,20 +5,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from clients.state.store import ClientStore
 from clients.trainer import SequentialTrainer
 from fedsign.config import from_dict, merged
-from fedsign.errors import RoundError
-from fedsign.landscape.landscape import Landscape
-from fedsign.landscape.noise import noise, with_signs
-from fedsign.landscape.scaling import Scaling, scaled
-from fedsign.landscape.valley import Sides, curves
-from fedsign.records import ObjectiveSpec, Tensors, TrainReply, TrainRequest
+from fedsign.records import ObjectiveSpec, Tensors, TrainRequest
 from fedsign.workload import Workload
 from simulations.api import run
 from simulations.landscape.subject import Subject, subject_of
+from simulations.landscape.valley import Asked, look
 
 EPOCHS = 40
 _CENTRAL: dict[str, Any] = {
@@ -50,40 +44,17 @@ def network(seed: int, changes: Mapping[str, Any] | None = None) -> Subject:
     return subject
 
 
-def landscapes(num_networks: int, changes: Mapping[str, Any] | None = None) -> Iterator[tuple[Subject, Landscape]]:
-    """Networks of the seeds 0, 1, ..., each with its landscape on all test samples."""
-    for seed in range(num_networks):
-        subject = network(seed, changes)
-        yield subject, landscape_of(subject)
+def networks(count: int, changes: Mapping[str, Any] | None = None) -> Iterator[Subject]:
+    """Those of the seeds 0, 1, ..."""
+    return (network(seed, changes) for seed in range(count))
 
 
-def landscape_of(subject: Subject) -> Landscape:
-    """On all test samples, BatchNorm's statistics of 500 training samples."""
-    test = subject.test_samples(None)
-    return Landscape(subject.model, subject.workload.task, test, statistics=subject.statistics(500))
-
-
-def sides_along(
-    landscape: Landscape,
-    name: str,
-    *,
-    draw: int,
-    scale: float,
-    signs: float | None = None,
-    where: Tensor | None = None,
-    scaling: Scaling = Scaling.NORM,
-) -> Sides:
-    """The sides of the error along one draw of a noise; `signs`: the fraction that gets the model's."""
-    layout, theta = landscape.layout, landscape.centre
-    eps = noise(name, layout.size, seed=draw)
-    if signs is not None:
-        eps = with_signs(eps, theta, fraction=signs, seed=draw)
-    return sides_of_direction(landscape, scaled(layout, eps, theta, scaling, where=where), scale=scale)
-
-
-def sides_of_direction(landscape: Landscape, direction: Tensor, *, scale: float) -> Sides:
-    """The sides of the error along a direction that is scaled already."""
-    return curves(landscape, [direction], scales=[scale])[0][0].sides("error")
+def errors_along(
+    subject: Subject, *names: str, scale: float, draw: int = 0, **asked: Any
+) -> dict[str, Mapping[str, float]]:
+    """The error's means on both sides, and its asymmetry, along a draw of each noise, or special directions, by their names."""
+    found = look(subject, Asked(directions=names, draws=1, seed=draw, scales=(scale,), **asked))
+    return {row["direction"]: row["error"] for row in found.rows}
 
 
 def trained_on_share(workload: Workload, start: Tensors, share: int, *, epochs: int) -> Tensors:
@@ -98,10 +69,7 @@ def trained_on_share(workload: Workload, start: Tensors, share: int, *, epochs: 
         needed_versions=frozenset(),
     )
     with tempfile.TemporaryDirectory() as states:
-        (reply,) = SequentialTrainer(longer).train_many([request], ClientStore(Path(states)))
-    if not isinstance(reply, TrainReply):
-        raise RoundError(f"a network could not be trained: {reply.reason}")
-    return reply.tensors
+        return SequentialTrainer(longer).train(request, ClientStore(Path(states))).tensors
 
 
 def workload_in_shares(seed: int, num_shares: int) -> Workload:

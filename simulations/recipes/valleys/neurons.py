@@ -13,9 +13,10 @@ from fedsign.landscape.activations import relu_demo as relu_inputs
 from fedsign.landscape.noise import noise, with_signs
 from fedsign.landscape.scaling import Scaling, scaled
 from fedsign.landscape.softmax_demo import softmax_curve
+from fedsign.landscape.vector import Layout
 from simulations.recipes.base import Figures, at_least, at_most, recipe
 from simulations.recipes.cells import averages
-from simulations.recipes.valleys.networks import landscapes
+from simulations.recipes.valleys.networks import networks
 
 
 @recipe(
@@ -91,8 +92,9 @@ def activation_confusion(quick: bool) -> Figures:
     """
     steps = (0.2, 0.4, 0.6, 0.8, 1.0)
     found = defaultdict[float, list[float]](list)
-    for subject, landscape in landscapes(2 if quick else 5):
-        layout, theta = landscape.layout, landscape.centre
+    for subject in networks(2 if quick else 5):
+        layout = Layout.of(subject.model)
+        theta = layout.vector(dict(subject.model.named_parameters()))
         features = subject.test_samples(None).features
         for draw in range(2 if quick else 5):
             eps = with_signs(noise("gaussian", layout.size, seed=draw), theta)

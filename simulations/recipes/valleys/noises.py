@@ -7,6 +7,7 @@ otherwise the networks are MLPs 64-128-128-10 without BatchNorm on digits, and d
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from statistics import fmean
 from typing import Any
 
@@ -14,15 +15,15 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 from fedsign.intervals import mean_and_std
-from fedsign.landscape.directions import SPECIAL, special
-from fedsign.landscape.groups import GROUPS, mask_of
+from fedsign.landscape.directions import SPECIAL
+from fedsign.landscape.groups import GROUPS
 from fedsign.landscape.noise import NOISES
-from fedsign.landscape.scaling import Scaling, scaled
+from fedsign.landscape.scaling import Scaling
 from fedsign.models.batch_norm import BATCH_NORMS
 from fedsign.models.cnn import cnn
 from simulations.recipes.base import Figures, Verdict, at_least, at_most, recipe
 from simulations.recipes.cells import averages, paired_difference
-from simulations.recipes.valleys.networks import landscapes, sides_along, sides_of_direction
+from simulations.recipes.valleys.networks import errors_along, networks
 
 
 @recipe(
@@ -38,11 +39,11 @@ def valley_seven_noises(quick: bool) -> Figures:
     """
     num_networks, num_noises = (4, 1) if quick else (10, 3)
     found = defaultdict[str, list[float]](list)
-    for _, landscape in landscapes(num_networks):
+    for subject in networks(num_networks):
         for kind, signs in (("raw", None), ("signs", 1.0)):
+            drawn = [errors_along(subject, *NOISES, scale=1.0, draw=draw, signs=signs) for draw in range(num_noises)]
             for name in NOISES:
-                sides = [sides_along(landscape, name, draw=draw, scale=1.0, signs=signs) for draw in range(num_noises)]
-                found[f"{kind}_{name}"].append(fmean(side.asymmetry for side in sides))
+                found[f"{kind}_{name}"].append(fmean(errors[name]["asymmetry"] for errors in drawn))
     with_signs = [values for name, values in found.items() if name.startswith("signs_")]
     lows = [paired_difference(values, [0.0] * num_networks)["difference_low"] for values in with_signs]
     return averages(found) | {
@@ -65,13 +66,15 @@ def valley_sign_ratio(quick: bool) -> Figures:
     ratios = [step / 10 for step in range(0, 11, 2 if quick else 1)]
     ends = defaultdict[str, list[float]](list)
     gaps, correlations = [], []
-    for _, landscape in landscapes(2 if quick else 5):
-        sides = [
-            [sides_along(landscape, "gaussian", draw=draw, scale=2.0, signs=ratio) for draw in range(5)]
+    for subject in networks(2 if quick else 5):
+        drawn = [
+            [errors_along(subject, "gaussian", scale=2.0, draw=draw, signs=ratio)["gaussian"] for draw in range(5)]
             for ratio in ratios
         ]
-        right = [fmean(side.mean_positive for side in of_ratio) for of_ratio in sides]
-        left = [fmean(side.mean_negative for side in of_ratio) for of_ratio in sides]
+        right, left = (
+            [fmean(errors[f"mean_{side}"] for errors in of_ratio) for of_ratio in drawn]
+            for side in ("positive", "negative")
+        )
         for name, means in (("positive", right), ("negative", left)):
             ends[f"{name}_at_0"].append(means[0])
             ends[f"{name}_at_1"].append(means[-1])
@@ -94,12 +97,9 @@ def valley_special_directions(quick: bool) -> Figures:
     theta_0 by BatchNorm's weights, which start at 1: without BatchNorm, symmetric.
     """
     found = defaultdict[str, list[float]](list)
-    for subject, landscape in landscapes(3 if quick else 10):
-        layout, theta = landscape.layout, landscape.centre
-        initial = subject.initial_vector(layout)
-        for name in SPECIAL:
-            direction = scaled(layout, special(name, layout, theta, initial), theta, Scaling.NORM)
-            found[name].append(sides_of_direction(landscape, direction, scale=1.0).asymmetry)
+    for subject in networks(3 if quick else 10):
+        for name, errors in errors_along(subject, *SPECIAL, scale=1.0).items():
+            found[name].append(errors["asymmetry"])
     figures = averages(found)
     _, std = mean_and_std(found["initial"])
     return figures | {
@@ -132,11 +132,11 @@ def valley_hyperparameters(quick: bool) -> Figures:
     """
     found = defaultdict[str, list[float]](list)
     for name, client in _SETTINGS.items():
-        for _, landscape in landscapes(1 if quick else 5, {"client": client}):
-            for draw in range(2 if quick else 3):
-                sides = sides_along(landscape, "gaussian", draw=draw, scale=1.0, signs=1.0)
-                found[f"{name}_asymmetry"].append(sides.asymmetry)
-                found[f"{name}_rise"].append((sides.mean_positive + sides.mean_negative) / 2 - sides.centre)
+        for subject, draw in product(networks(1 if quick else 5, {"client": client}), range(2 if quick else 3)):
+            errors = errors_along(subject, "gaussian", scale=1.0, draw=draw, signs=1.0)["gaussian"]
+            found[f"{name}_asymmetry"].append(errors["asymmetry"])
+            rise = (errors["mean_positive"] + errors["mean_negative"]) / 2 - errors["centre"]
+            found[f"{name}_rise"].append(rise)
     figures = averages(found)
     return figures | {"smallest_asymmetry": min(figures[f"{name}_asymmetry"] for name in _SETTINGS)}
 
@@ -153,12 +153,10 @@ def valley_parameter_groups(quick: bool) -> Figures:
     CNN with BatchNorm on digits, the noise scaled by the group's own norm.
     """
     found = defaultdict[str, list[float]](list)
-    for subject, landscape in landscapes(1 if quick else 5, {"model": {"name": "cnn"}, "rounds": 15}):
-        for group in GROUPS:
-            mask = mask_of(group, subject.model, landscape.layout)
-            for draw in range(1 if quick else 3):
-                sides = sides_along(landscape, "gaussian", draw=draw, scale=1.0, signs=1.0, where=mask)
-                found[group].append(sides.asymmetry)
+    trained = networks(1 if quick else 5, {"model": {"name": "cnn"}, "rounds": 15})
+    for subject, group, draw in product(trained, GROUPS, range(1 if quick else 3)):
+        errors = errors_along(subject, "gaussian", scale=1.0, draw=draw, signs=1.0, group=group)
+        found[group].append(errors["gaussian"]["asymmetry"])
     figures = averages(found)
     return figures | {"smallest": min(figures.values()), "largest": max(figures.values())}
 
@@ -193,15 +191,14 @@ def valley_bn_init(quick: bool) -> Figures:
     from G(0, 0.1) they have both signs, and it is nearly symmetric.  Here the CNN with BatchNorm, noise on its weights alone.
     """
     found = defaultdict[str, list[float]](list)
+    scalings = {"norms": Scaling.NORM, "filter": Scaling.FILTER}
     for begin, model in {"ones": "cnn", "uniform": f"{__name__}:uniform", "gaussian": f"{__name__}:gaussian"}.items():
-        for subject, landscape in landscapes(1 if quick else 5, {"model": {"name": model}, "rounds": 15}):
+        for subject in networks(1 if quick else 5, {"model": {"name": model}, "rounds": 15}):
             named = subject.model.named_modules()
-            names = [f"{path}.weight" for path, module in named if isinstance(module, BATCH_NORMS)]
-            mask = mask_of("|".join(names), subject.model, landscape.layout)
-            for draw in range(2 if quick else 3):
-                for name, scaling in (("norms", Scaling.NORM), ("filter", Scaling.FILTER)):
-                    sides = sides_along(landscape, "binary", draw=draw, scale=2.0, where=mask, scaling=scaling)
-                    found[f"{begin}_{name}"].append(sides.asymmetry)
+            group = "|".join(f"{path}.weight" for path, module in named if isinstance(module, BATCH_NORMS))
+            for draw, (name, scaling) in product(range(2 if quick else 3), scalings.items()):
+                errors = errors_along(subject, "binary", scale=2.0, draw=draw, group=group, scaling=scaling)
+                found[f"{begin}_{name}"].append(errors["binary"]["asymmetry"])
     figures = averages(found)
     return figures | {
         "smallest_of_positive": min(figures["ones_norms"], figures["uniform_norms"]),
