@@ -19,13 +19,9 @@ CAPABILITY = Capability(
         "comparison": "a recipe plays its runs as a comparison and tests over seeds",
     },
     moved={
-        f"simulations.recipes.{name}": f"simulations.recipes.{folder}.{name}"
-        for folder, names in {
-            "algorithms": ("feddyn_faster_digits", "feddyn_fixed_point"),
-            "language": ("docstrings", "small_llama"),
-            "valleys": ("networks", "valley_bn_init"),
-        }.items()
-        for name in names
+        "simulations.recipes.feddyn_faster_digits": "simulations.recipes.algorithms.digits",
+        "simulations.recipes.feddyn_fixed_point": "simulations.recipes.algorithms.feddyn_fixed_point",
+        "simulations.recipes.valley_bn_init": "simulations.recipes.valleys.noises",
     },
     commands={
         "reproduce": "simulations.recipes.command:reproduce",

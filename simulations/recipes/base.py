@@ -5,13 +5,25 @@ the figures cannot be measured on this machine.  Each recipe records the verdict
 give; a claim of a paper that fails honestly is expected to `not hold`.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
 Figures = Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shown:
+    """Figures with a page or a picture of them."""
+
+    figures: Figures
+    page: Path
+
+
+Measure = Callable[..., Figures | Shown]
+"""Takes `quick`; that of a recipe with several data sets also `data`, and the folder `root` of its files."""
 
 
 class Verdict(StrEnum):
@@ -54,6 +66,21 @@ class Threshold:
         return f"{self.bound} {self.value:g}"
 
 
+def at_least(figure: str, value: float) -> Threshold:
+    """figure >= value."""
+    return Threshold(figure=figure, bound="at least", value=value)
+
+
+def at_most(figure: str, value: float) -> Threshold:
+    """figure <= value."""
+    return Threshold(figure=figure, bound="at most", value=value)
+
+
+def within(figure: str, value: float, tolerance: float) -> Threshold:
+    """|figure - value| <= tolerance."""
+    return Threshold(figure=figure, bound="within", value=value, tolerance=tolerance)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
     """What a recipe found."""
@@ -62,7 +89,7 @@ class Finding:
     claim: str
     quick: bool
     figures: Figures
-    thresholds: tuple[Threshold, ...]
+    thresholds: Sequence[Threshold]
     verdict: Verdict
     expected: Verdict
     reason: str = ""
@@ -84,39 +111,29 @@ class Finding:
 
     def as_json(self) -> dict[str, Any]:
         """All of it, for programs."""
-        return {
-            "name": self.name,
-            "claim": self.claim,
-            "quick": self.quick,
-            "figures": dict(self.figures),
-            "thresholds": [
-                {"figure": item.figure, "condition": str(item), "met": item.is_met(self.figures)}
-                for item in self.thresholds
-                if item.figure in self.figures
-            ],
-            "verdict": str(self.verdict),
-            "expected": str(self.expected),
-            "reason": self.reason,
-            "page": None if self.page is None else str(self.page),
-        }
+        thresholds = [
+            {"figure": each.figure, "condition": str(each), "met": each.is_met(self.figures)}
+            for each in self.thresholds
+            if each.figure in self.figures
+        ]
+        return asdict(self) | {"thresholds": thresholds, "page": None if self.page is None else str(self.page)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """A claim and how to check it.  `quick_thresholds` are for fewer seeds; without them, the same.
+    """A claim and how to check it.
 
-    `data` are the data sets that it can be checked on, the first one if nothing is said; empty for a recipe
-    that has no choice.  `page`: where what it plays can be seen.
+    `quick_thresholds` are for fewer seeds; without them, the same.  `data`: the data sets it can be checked on, the default
+    first, with the verdict expected on each; empty for a recipe without a choice.
     """
 
     name: str
     claim: str
-    measure: Callable[[bool], Figures]
-    thresholds: tuple[Threshold, ...]
-    quick_thresholds: tuple[Threshold, ...] | None = None
+    measure: Measure
+    thresholds: Sequence[Threshold]
+    quick_thresholds: Sequence[Threshold] | None = None
     expected: Verdict = Verdict.HOLDS
-    data: tuple[str, ...] = ()
-    page: Callable[[bool], Path] | None = None
+    data: Mapping[str, Verdict] = field(default_factory=dict)
 
     def check(self, *, quick: bool = False) -> Finding:
         """Measure and judge."""
@@ -124,9 +141,10 @@ class Recipe:
         if quick and self.quick_thresholds is not None:  # these say that nothing is broken, whatever the claim's fate
             thresholds, expected = self.quick_thresholds, Verdict.HOLDS
         figures: Figures = {}
-        reason = ""
+        page, reason = None, ""
         try:
-            figures = self.measure(quick)
+            measured = self.measure(quick)
+            figures, page = (measured.figures, measured.page) if isinstance(measured, Shown) else (measured, None)
             met = all(threshold.is_met(figures) for threshold in thresholds)
             verdict = Verdict.HOLDS if met else Verdict.DOES_NOT_HOLD
         except NotDecidableHere as lacking:
@@ -140,5 +158,17 @@ class Recipe:
             verdict=verdict,
             expected=expected,
             reason=reason,
-            page=self.page(quick) if self.page is not None and verdict is not Verdict.NOT_DECIDABLE else None,
+            page=page,
         )
+
+
+def recipe(
+    claim: str, *thresholds: Threshold, quick: Sequence[Threshold] | None = None, **options: Any
+) -> Callable[[Measure], Recipe]:
+    """Make a function that measures a recipe, called like the function: `valley_bn_init` is `valley-bn-init`."""
+
+    def made(measure: Measure) -> Recipe:
+        name = measure.__name__.replace("_", "-")
+        return Recipe(name=name, claim=claim, measure=measure, thresholds=thresholds, quick_thresholds=quick, **options)
+
+    return made

@@ -1,27 +1,40 @@
-"""Many runs side by side, for recipes: one process per core, results in a folder that is thrown away."""
+"""Many runs or trainings side by side, one process per core, each under a key of its own; and what is read off them.
+
+A key is (name, seed) or (name, setting): means are over the seeds of a name, the best setting is that of a name.
+"""
 
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from math import inf, isfinite, nan
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, TypeVar
 
-from fedsign import intervals
+import torch
+
 from fedsign.config import from_dict
 from fedsign.errors import RoundError
+from fedsign.intervals import paired_difference as interval_of
 from fedsign.storage.results import Line, final_value, find_runs
 from simulations.jobs import Job, Watcher, play_all
 
+Key = TypeVar("Key", bound=Hashable)
+Result = TypeVar("Result")
 
-def all_rounds(cells: Sequence[Mapping[str, Any]]) -> list[list[Line]]:
-    """The lines of rounds.jsonl of each run, in order.
+
+def all_rounds(cells: Mapping[Key, Mapping[str, Any]]) -> dict[Key, list[Line]]:
+    """The lines of rounds.jsonl of each experiment's run, whose folder is thrown away.
 
     Raises:
         RoundError: a run failed.
     """
     with tempfile.TemporaryDirectory() as root:
         roots = [Path(root) / str(index) for index in range(len(cells))]
-        jobs = [_job(cell, root) for cell, root in zip(cells, roots, strict=True)]
+        jobs = [_job(cell, root) for cell, root in zip(cells.values(), roots, strict=True)]
         play_all(
             jobs,
             lambda left: left[0],
@@ -30,24 +43,64 @@ def all_rounds(cells: Sequence[Mapping[str, Any]]) -> list[list[Line]]:
             watchers=[_Strict()],
             module="simulations.comparison.worker",
         )
-        return [find_runs(root)[0].rounds() for root in roots]
+        return {key: find_runs(root)[0].rounds() for key, root in zip(cells, roots, strict=True)}
 
 
-def final_values(cells: Sequence[Mapping[str, Any]], metric: str = "accuracy") -> list[float]:
-    """The mean of a metric over the last 5 rounds of each run, in order; NaN for one that diverged."""
-    values = [final_value(lines, metric) for lines in all_rounds(cells)]
-    return [float("nan") if value is None else value for value in values]
+def final_values(runs: Mapping[Key, list[Line]], metric: str, *, last: int = 5) -> dict[Key, float]:
+    """The mean of a metric over the last rounds of each run; NaN for one that diverged."""
+    found = {key: final_value(lines, metric, last=last) for key, lines in runs.items()}
+    return {key: nan if value is None else value for key, value in found.items()}
+
+
+def on_all_cores(jobs: Mapping[Key, Callable[[], Result]]) -> dict[Key, Result]:
+    """The result of each job, in processes with one thread; they begin in the order given."""
+    with ProcessPoolExecutor(
+        os.cpu_count(), mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
+    ) as pool:
+        results = {key: pool.submit(job) for key, job in jobs.items()}
+        return {key: result.result() for key, result in results.items()}
+
+
+def best_settings(losses: Mapping[tuple[str, float], float]) -> dict[str, float]:
+    """The setting with the lowest loss of each name, the lower of two equals; one that diverged is never it."""
+    best: dict[str, tuple[float, float]] = {}
+    for (name, setting), loss in losses.items():
+        found = (loss if isfinite(loss) else inf, setting)
+        best[name] = min(found, best.get(name, found))
+    return {name: setting for name, (_, setting) in best.items()}
+
+
+def by_name(values: Mapping[tuple[str, int], Result]) -> dict[str, list[Result]]:
+    """The values of all seeds of each name."""
+    found = defaultdict[str, list[Result]](list)
+    for (name, _), value in values.items():
+        found[name].append(value)
+    return found
+
+
+def averages(values: Mapping[Key, Sequence[float]]) -> dict[Key, float]:
+    """The mean of each."""
+    return {name: fmean(found) for name, found in values.items()}
+
+
+def means(values: Mapping[tuple[str, int], float]) -> dict[str, float]:
+    """Of each name, over seeds."""
+    return averages(by_name(values))
+
+
+def mean_ratio(first: Sequence[float], second: Sequence[float]) -> float:
+    """The mean of first / second over pairs."""
+    return fmean(mine / its for mine, its in zip(first, second, strict=True))
 
 
 def paired_difference(first: Sequence[float], second: Sequence[float]) -> dict[str, float]:
     """Mean of first - second over pairs, with its 95 % interval and the share of wins; NaN if one of them diverged."""
-    names = ("difference", "difference_low", "difference_high", "wins")
-    interval = intervals.paired_difference(dict(enumerate(first)), dict(enumerate(second)), higher_is_better=True)
-    if interval is None or interval.low is None or interval.high is None or interval.num_pairs < len(first):
-        return dict.fromkeys(names, float("nan"))
-    return dict(
-        zip(names, (interval.mean, interval.low, interval.high, interval.wins / interval.num_pairs), strict=True)
-    )
+    interval = interval_of(dict(enumerate(first)), dict(enumerate(second)), higher_is_better=True)
+    if interval is None or interval.num_pairs < len(first):
+        return dict.fromkeys(("difference", "difference_low", "difference_high", "wins"), nan)
+    low, high = (nan if end is None else end for end in (interval.low, interval.high))
+    wins = interval.wins / interval.num_pairs
+    return {"difference": interval.mean, "difference_low": low, "difference_high": high, "wins": wins}
 
 
 class _Strict(Watcher):

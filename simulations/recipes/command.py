@@ -25,8 +25,8 @@ def reproduce(
 
     if list_all or not name:
         rows = [
-            {"name": key, "data": ", ".join(recipes.data_of(key)) or "its own", "claim": what}
-            for key, what in recipes.claims().items()
+            {"name": key, "data": ", ".join(each.data) or "its own", "claim": each.claim}
+            for key, each in recipes.all_recipes().items()
         ]
         print_json(rows) if json else print_table(rows)
         return

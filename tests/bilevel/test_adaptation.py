@@ -131,9 +131,9 @@ def test_an_answer_is_a_word_that_was_read() -> None:
     network = gpt((reading.LENGTH,), reading.texts().tokenizer.vocabulary_size, depth=1, width=4, num_heads=1)
     reader = Reader(network)
     (found,) = reading.excerpts([text], reader, reader.parameters())
-    assert len(found.passages) == reading.PASSAGES_OF_EXCERPT == len(found.questions.targets)
+    assert len(found.passages) == reading.PASSAGES_OF_EXCERPT == len(found.targets)
     assert found.passages[0].features.shape == (1, reading.LENGTH, reading.NUM_FEATURES)
-    asked = found.questions.targets[found.questions.is_answer].tolist()
+    asked = found.targets[found.is_answer].tolist()
     assert reading.texts().tokenizer.decode(asked) == "alphabeta"
 
 

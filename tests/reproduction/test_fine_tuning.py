@@ -4,17 +4,17 @@ from math import nan
 
 import pytest
 
-from simulations.recipes.lisa import lisa_convergence
-from simulations.recipes.lisa.fine_tuning import best_rates
+from simulations.recipes.cells import best_settings
+from simulations.recipes.lisa import lisa_losses
 
 
 def test_the_best_rate_has_the_lowest_loss_and_one_that_diverged_is_never_it() -> None:
     losses = {("full", 0.1): 2.0, ("full", 0.2): 1.5, ("full", 0.4): nan, ("lora", 0.1): nan, ("lora", 0.2): 3.0}
-    assert best_rates(losses) == {"full": 0.2, "lora": 0.2}
+    assert best_settings(losses) == {"full": 0.2, "lora": 0.2}
 
 
 def test_ratios_are_means_over_pairs_of_the_same_seed() -> None:
-    figures = lisa_convergence._figures({"full": [1.0, 4.0], "lora": [4.0, 2.0], "lisa": [2.0, 2.0]})
+    figures = lisa_losses._figures({"full": [1.0, 4.0], "lora": [4.0, 2.0], "lisa": [2.0, 2.0]})
     assert figures["lisa_over_full"] == pytest.approx((2.0 + 0.5) / 2)
     assert figures["lisa_over_lora"] == pytest.approx((0.5 + 1.0) / 2)
     assert figures["lisa"] == 2.0

@@ -16,7 +16,8 @@ from fedsign.parameterisation.apply import parameterised
 from fedsign.parameterisation.transfer import read_off
 from fedsign.workload import Workload
 from simulations import api
-from simulations.recipes.smupar import smupar_ablation, smupar_init_transfer, smupar_lr_transfer
+from simulations.recipes.base import Figures, Recipe, Shown
+from simulations.recipes.smupar import smupar_transfer
 from simulations.recipes.smupar.smupar_gpt import INIT_STD
 from simulations.sparsity import cells, training, transfer
 from simulations.sparsity.command import values_of
@@ -308,14 +309,20 @@ def valley_shaped(best_of: Callable[[str, float], float]) -> Callable[..., Any]:
     return pretend
 
 
+def figures_of(recipe: Recipe, *, quick: bool) -> Figures:
+    shown = recipe.measure(quick)
+    assert isinstance(shown, Shown)
+    return shown.figures
+
+
 def test_a_recipes_figures_are_those_of_hand_made_losses(monkeypatch: pytest.MonkeyPatch) -> None:
     """The best rate is 2^-9, or where nothing is corrected 2^-9 / density: at 1/32 and 2^-9 the loss is 2.5.
 
     The proxy's best is 2^-9 as well, so that SmuPar loses nothing by it and the others 2.5 / 2 - 1.
     """
     pretend = valley_shaped(lambda scheme, density: 2.0**-9 / (1 if scheme == "smupar" else density))
-    monkeypatch.setattr(smupar_lr_transfer, "swept", pretend)
-    figures = smupar_lr_transfer.RECIPE.measure(False)
+    monkeypatch.setattr(smupar_transfer, "swept", pretend)
+    figures = figures_of(smupar_transfer.smupar_lr_transfer, quick=False)
     assert (figures["smupar_moved"], figures["sp_moved"], figures["mup_moved"]) == (0, 5, 5)
     assert figures["kept_to_sp"] == figures["kept_to_mup"] == pytest.approx(2 / 2.5)
     assert figures["best_to_sp"] == figures["best_to_mup_low"] == 1 and figures["smupar_excess"] == 0
@@ -329,8 +336,8 @@ def test_the_figures_of_starts_too(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend = valley_shaped(
         lambda scheme, density: INIT_STD * (8 if (scheme, density) in (("sp", 1 / 32), ("mup", 1 / 32)) else 1)
     )
-    monkeypatch.setattr(smupar_init_transfer, "swept", pretend)
-    figures = smupar_init_transfer.RECIPE.measure(False)
+    monkeypatch.setattr(smupar_transfer, "swept", pretend)
+    figures = figures_of(smupar_transfer.smupar_init_transfer, quick=False)
     assert (figures["smupar_moved"], figures["sp_raised"], figures["mup_raised"]) == (0, 3, 3)
     assert figures["smupar_excess"] == 0 and figures["sp_excess"] == figures["mup_excess"] == pytest.approx(0.15)
     assert figures["kept_to_sp"] == figures["kept_to_mup"] == pytest.approx(2 / 2.3)
@@ -345,12 +352,12 @@ def test_the_figures_of_half_of_the_corrections(monkeypatch: pytest.MonkeyPatch)
         half = valley_shaped(lambda scheme, density: base * (4 if scheme != "smupar" and density < 1 else 1))
         return half(name, asked, quick=quick)
 
-    monkeypatch.setattr(smupar_ablation, "swept", pretend)
-    figures = smupar_ablation.RECIPE.measure(False)
+    monkeypatch.setattr(smupar_transfer, "swept", pretend)
+    figures = figures_of(smupar_transfer.smupar_ablation, quick=False)
     for half in ("init_only", "rate_only"):
         assert figures[f"{half}_moved"] == figures[f"{half}_start_raised"] == 2
         assert figures[f"{half}_excess"] == figures[f"{half}_start_excess"] == pytest.approx(0.1)
         assert figures[f"both_to_{half}"] == pytest.approx(2 / 2.2) and figures[f"best_start_both_to_{half}"] == 1
     assert figures["both_moved"] == figures["both_start_raised"] == figures["both_start_excess"] == 0
-    quick = smupar_ablation.RECIPE.measure(True)
+    quick = figures_of(smupar_transfer.smupar_ablation, quick=True)
     assert not any("start" in name for name in quick)

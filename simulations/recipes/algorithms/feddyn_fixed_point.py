@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from fedsign.data.base import Dataset, Samples
-from simulations.recipes.base import Figures, Recipe, Threshold
+from simulations.api import run
+from simulations.recipes.base import Figures, recipe, within
 
 _ROUNDS = {0.1: 160, 0.5: 40, 1.0: 30}  # exact local solves need 137, 30 and 15 rounds
-_OPTIMUM, _MEAN_OF_MINIMISERS = -2.2, -1.0
 
 
 def two_parabolas(seed: int) -> Dataset:
@@ -36,7 +36,12 @@ class HalfSquaredError:
         return 0.5 * (outputs.squeeze(-1) - targets).square().mean()
 
 
-def measure(quick: bool) -> Figures:
+@recipe(
+    "With many local steps FedDyn ends at the optimum of the sum, FedAvg at the mean of the minimisers.",
+    within("fedavg", -1.0, 1e-3),
+    *(within(f"feddyn_alpha_{alpha:g}", -2.2, 1e-3) for alpha in _ROUNDS),
+)
+def feddyn_fixed_point(quick: bool) -> Figures:
     """Where each algorithm ends."""
     figures = {"fedavg": final_weight({"name": "fedavg"}, rounds=3)}
     for alpha, rounds in _ROUNDS.items():
@@ -46,18 +51,15 @@ def measure(quick: bool) -> Figures:
 
 def final_weight(strategy: dict[str, Any], *, rounds: int) -> float:
     """The one weight of the evaluated model after `rounds` rounds of 100 local steps."""
-    from simulations.api import run
-
-    here = __name__
     with tempfile.TemporaryDirectory() as root:
         done = run(
             {
                 "name": "two-parabolas",
                 "rounds": rounds,
-                "task": f"{here}:HalfSquaredError",
+                "task": f"{__name__}:HalfSquaredError",
                 "metrics": [],
                 "callbacks": [],
-                "data": {"name": f"{here}:two_parabolas"},
+                "data": {"name": f"{__name__}:two_parabolas"},
                 "partition": {"name": "iid", "num_clients": 2},
                 "model": {"name": "linear", "bias": False},
                 "client": {"local_epochs": 100, "lr": 0.1, "optimizer": {"momentum": 0.0}},
@@ -68,17 +70,3 @@ def final_weight(strategy: dict[str, Any], *, rounds: int) -> float:
         )
         (weight,) = done.model().parameters()
     return weight.item()
-
-
-RECIPE = Recipe(
-    name="feddyn-fixed-point",
-    claim="With many local steps FedDyn ends at the optimum of the sum, FedAvg at the mean of the minimisers.",
-    measure=measure,
-    thresholds=(
-        Threshold(figure="fedavg", bound="within", value=_MEAN_OF_MINIMISERS, tolerance=1e-3),
-        *(
-            Threshold(figure=f"feddyn_alpha_{alpha:g}", bound="within", value=_OPTIMUM, tolerance=1e-3)
-            for alpha in _ROUNDS
-        ),
-    ),
-)

@@ -9,7 +9,7 @@ Beyond the claim: the depth from which on (FG)²U is the smaller one.
 
 import time
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from fedsign.bilevel.settings import from_dict
 from fedsign.memory.live import LiveBytes
 from fedsign.report.figures import save, style
 from fedsign.seeding import Purpose, torch_generator
-from simulations.recipes.base import Figures, Recipe, Threshold
+from simulations.recipes.base import Shown, at_least, recipe, within
 from simulations.recipes.fg2u.figures import draw_depths
 
 METHODS: dict[str, Mapping[str, Any]] = {
@@ -62,56 +62,33 @@ def peak_bytes(take: Callable[[], object]) -> int:
     return total
 
 
-@lru_cache
-def _measured(quick: bool) -> dict[str, dict[int, tuple[int, float]]]:
-    """Method -> depth -> bytes and seconds."""
-    found: dict[str, dict[int, tuple[int, float]]] = {method: {} for method in METHODS}
-    for method, by_depth in found.items():
-        for depth in _QUICK_DEPTHS if quick else DEPTHS:
-            take = hypergradient(method, depth)
-            began = time.perf_counter()
-            take()
-            by_depth[depth] = peak_bytes(take), time.perf_counter() - began
-    return found
-
-
-def measure(quick: bool) -> Figures:
-    """Bytes at each depth, their growth from 10 to 200, and where reverse unrolling and (FG)²U cross (quick: four depths)."""
-    found = _measured(quick)
-    figures: dict[str, float] = {}
-    for method, by_depth in found.items():
-        figures |= {f"{method}_{depth}_bytes": size for depth, (size, _) in by_depth.items()}
-    for method in METHODS:
-        figures[f"{method}_growth"] = found[method][200][0] / found[method][10][0]
-    return {**figures, "crossing_depth": _crossing(found["rgu"], found["fg2u"])}
-
-
-def _crossing(reverse: Mapping[int, tuple[int, float]], forward: Mapping[int, tuple[int, float]]) -> float:
-    """Reverse unrolling's bytes are a line in the depth."""
-    (low, (least, _)), *_, (high, (most, _)) = reverse.items()
-    return low + (forward[low][0] - least) * (high - low) / (most - least)
-
-
-def _picture(quick: bool) -> Path:
-    found = _measured(quick)
-    depths = list(found["rgu"])
-    with style():
-        drawn = draw_depths(
-            depths,
-            {method: [by_depth[depth][0] / 1e6 for depth in depths] for method, by_depth in found.items()},
-            {method: [by_depth[depth][1] for depth in depths] for method, by_depth in found.items()},
-        )
-        save(drawn, PICTURE, "svg")
-    return PICTURE
-
-
-RECIPE = Recipe(
-    name="fg2u-memory",
-    claim="The memory of (FG)²U is the same at depth 10 and 200; that of reverse unrolling grows at least eightfold.",
-    measure=measure,
-    thresholds=(
-        Threshold(figure="fg2u_growth", bound="within", value=1.0, tolerance=0.01),
-        Threshold(figure="rgu_growth", bound="at least", value=8.0),
-    ),
-    page=_picture,
+@recipe(
+    "The memory of (FG)²U is the same at depth 10 and 200; that of reverse unrolling grows at least eightfold.",
+    within("fg2u_growth", 1.0, 0.01),
+    at_least("rgu_growth", 8.0),
 )
+def fg2u_memory(quick: bool) -> Shown:
+    """Bytes at each depth, their growth from 10 to 200, and where reverse unrolling and (FG)²U cross (quick: four depths)."""
+    depths = _QUICK_DEPTHS if quick else DEPTHS
+    sizes: dict[str, dict[int, int]] = {method: {} for method in METHODS}
+    seconds: dict[str, list[float]] = {method: [] for method in METHODS}
+    for method, depth in product(METHODS, depths):
+        take = hypergradient(method, depth)
+        began = time.perf_counter()
+        take()
+        sizes[method][depth] = peak_bytes(take)
+        seconds[method].append(time.perf_counter() - began)
+    with style():
+        megabytes = {method: [size / 1e6 for size in by_depth.values()] for method, by_depth in sizes.items()}
+        save(draw_depths(depths, megabytes, seconds), PICTURE, "svg")
+    figures: dict[str, float] = {
+        f"{method}_{depth}_bytes": size for method, by_depth in sizes.items() for depth, size in by_depth.items()
+    }
+    figures |= {f"{method}_growth": by_depth[200] / by_depth[10] for method, by_depth in sizes.items()}
+    return Shown(figures=figures | {"crossing_depth": _crossing(sizes["rgu"], sizes["fg2u"])}, page=PICTURE)
+
+
+def _crossing(reverse: Mapping[int, int], forward: Mapping[int, int]) -> float:
+    """Reverse unrolling's bytes are a line in the depth."""
+    low, high = min(reverse), max(reverse)
+    return low + (forward[low] - reverse[low]) * (high - low) / (reverse[high] - reverse[low])

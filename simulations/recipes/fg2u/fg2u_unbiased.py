@@ -16,9 +16,45 @@ from fedsign.bilevel.forward_gradient import forward_exact, slopes_along
 from fedsign.bilevel.hypergradients import rgu
 from fedsign.bilevel.unroll import Problem, Tree
 from fedsign.bilevel.updates import Sgd
-from simulations.recipes.base import Figures, Recipe, Threshold
+from simulations.recipes.base import Figures, at_most, recipe, within
 
 _MEMORY = 2**28
+
+
+_EXACT = (
+    at_most("forward_error", 1e-10),
+    at_most("rademacher_mean_error", 1e-10),
+    within("rademacher_second_moment", 1.0, 1e-10),
+)
+_GAUSSIAN = [f"gaussian_second_moment_{num_directions}" for num_directions in (1, 4)]
+
+
+@recipe(
+    "(FG)²U's mean is the gradient, and its second moment ((N + b ∓ 1) / b) times that of the gradient.",
+    *_EXACT,
+    *(within(name, 1.0, 0.04) for name in _GAUSSIAN),
+    quick=[*_EXACT, *(within(name, 1.0, 0.15) for name in _GAUSSIAN)],
+)
+def fg2u_unbiased(quick: bool) -> Figures:
+    """Relative errors of the mean, and second moments over those of the formulas."""
+    inner, meta = problem()
+    generator = torch.Generator().manual_seed(1)
+    gradient = _flat(rgu()(inner, meta, generator=generator).gradient)
+    size, squared = gradient.numel(), float(gradient.square().sum())
+    signs = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=size)), dtype=torch.float64)
+    exact = _flat(forward_exact(memory_bytes=_MEMORY)(inner, meta, generator=generator).gradient)
+    figures = {"forward_error": float((exact - gradient).norm() / gradient.norm())}
+    every = _estimates(inner, meta, signs)
+    figures["rademacher_mean_error"] = float((every.mean(0) - gradient).norm() / gradient.norm())
+    figures["rademacher_second_moment"] = float(every.square().sum(1).mean()) / (size * squared)
+    count = 2_000 if quick else 20_000
+    for num_directions in (1, 4):
+        drawn = torch.randn(count * num_directions, size, generator=generator, dtype=torch.float64)
+        means = _estimates(inner, meta, drawn).reshape(count, num_directions, size).mean(1)
+        expected = 1 + directions.relative_variance("gaussian", size=size, count=num_directions)
+        measured = float(means.square().sum(1).mean()) / squared
+        figures[f"gaussian_second_moment_{num_directions}"] = measured / expected
+    return figures
 
 
 def problem() -> tuple[Problem, Tree]:
@@ -47,28 +83,6 @@ def problem() -> tuple[Problem, Tree]:
     return found, {"start": 0.1 * normal(3, 2), **scalars}
 
 
-def measure(quick: bool) -> Figures:
-    """Relative errors of the mean, and second moments over those of the formulas."""
-    inner, meta = problem()
-    generator = torch.Generator().manual_seed(1)
-    gradient = _flat(rgu()(inner, meta, generator=generator).gradient)
-    size, squared = gradient.numel(), float(gradient.square().sum())
-    signs = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=size)), dtype=torch.float64)
-    exact = _flat(forward_exact(memory_bytes=_MEMORY)(inner, meta, generator=generator).gradient)
-    figures = {"forward_error": float((exact - gradient).norm() / gradient.norm())}
-    every = _estimates(inner, meta, signs)
-    figures["rademacher_mean_error"] = float((every.mean(0) - gradient).norm() / gradient.norm())
-    figures["rademacher_second_moment"] = float(every.square().sum(1).mean()) / (size * squared)
-    count = 2_000 if quick else 20_000
-    for num_directions in (1, 4):
-        drawn = torch.randn(count * num_directions, size, generator=generator, dtype=torch.float64)
-        means = _estimates(inner, meta, drawn).reshape(count, num_directions, size).mean(1)
-        expected = 1 + directions.relative_variance("gaussian", size=size, count=num_directions)
-        measured = float(means.square().sum(1).mean()) / squared
-        figures[f"gaussian_second_moment_{num_directions}"] = measured / expected
-    return figures
-
-
 def _estimates(inner: Problem, meta: Tree, vectors: Tensor) -> Tensor:
     parts = vectors.split([each.numel() for each in meta.values()], dim=1)
     named = {key: part.reshape(-1, *meta[key].shape) for key, part in zip(meta, parts, strict=True)}
@@ -77,24 +91,3 @@ def _estimates(inner: Problem, meta: Tree, vectors: Tensor) -> Tensor:
 
 def _flat(tree: Tree) -> Tensor:
     return torch.cat([each.flatten() for each in tree.values()])
-
-
-_EXACT = (
-    Threshold(figure="forward_error", bound="at most", value=1e-10),
-    Threshold(figure="rademacher_mean_error", bound="at most", value=1e-10),
-    Threshold(figure="rademacher_second_moment", bound="within", value=1.0, tolerance=1e-10),
-)
-
-
-def _gaussian(tolerance: float) -> tuple[Threshold, ...]:
-    names = ("gaussian_second_moment_1", "gaussian_second_moment_4")
-    return tuple(Threshold(figure=name, bound="within", value=1.0, tolerance=tolerance) for name in names)
-
-
-RECIPE = Recipe(
-    name="fg2u-unbiased",
-    claim="(FG)²U's mean is the gradient, and its second moment ((N + b ∓ 1) / b) times that of the gradient.",
-    measure=measure,
-    thresholds=(*_EXACT, *_gaussian(0.04)),
-    quick_thresholds=(*_EXACT, *_gaussian(0.15)),
-)

@@ -16,7 +16,6 @@ the error at which the better network ends than that network is at its end.  Sec
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
 
@@ -24,15 +23,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsign.bilevel.estimate import Hypergradient
+from fedsign.bilevel.estimate import Hypergradient, Method
 from fedsign.bilevel.forward_gradient import fg2u_zo
 from fedsign.bilevel.hypergradients import rgu
 from fedsign.bilevel.unroll import Inner, Problem, Tree
-from fedsign.bilevel.updates import Adam
 from fedsign.report.figures import save, style
-from simulations.recipes.base import Figures, Recipe, Threshold
+from simulations.recipes.base import Shown, at_most, recipe
 from simulations.recipes.fg2u.burgers import Spectral, exact, grid, network, physics_informed, values
 from simulations.recipes.fg2u.figures import draw_discovery
+from simulations.recipes.fg2u.outer import adam
 
 PICTURE = Path("pde-coefficients.svg")
 SOLVERS, NETWORKS = ("quadrature", "random"), ("fresh", "continued")
@@ -45,34 +44,61 @@ _RATE, _WIDTHS, _POINTS, _NETWORK_RATE, _FIRST_WEIGHT = 0.03, (32, 32), 128, 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Size:
-    """How much is measured."""
-
-    seeds: tuple[int, ...]
-    steps: int
-    nodes: int
-    depth: int
-
-
-FULL, QUICK = Size(seeds=(0, 1, 2), steps=120, nodes=5, depth=50), Size(seeds=(1,), steps=40, nodes=4, depth=20)
-
-Take = Callable[[Tree], Hypergradient]
-"""The hypergradient at some coefficients."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Discovery:
-    """Seconds and error of the coefficients after each step, and the last solution, [times, points]."""
+    """Seconds and error of the coefficients after each step, the last coefficients, and the last solution, [times, points]."""
 
     seconds: list[float]
     errors: list[float]
-    coefficients: tuple[float, float]
+    meta: Tree
     u: Tensor
 
-    @property
-    def error_of_u(self) -> float:
-        """|u - true| / |true|."""
-        return float((self.u - _TRUE).norm() / _TRUE.norm())
+
+@recipe(
+    "With a numerical solver for the inner problem, coefficients of Burgers' equation are found more exactly and sooner than with a network.",
+    at_most("eps_phi_ratio", 1.0),
+    at_most("eps_u_ratio", 1.0),
+    at_most("quadrature_time_ratio", 1.0),
+    quick=[at_most("quadrature_eps_phi", 0.1), at_most("random_eps_phi", 0.1)],
+)
+def pde_coefficients(quick: bool) -> Shown:
+    """Errors, seconds, and the solver's over the better network's (quick: one seed, 40 steps, 4 x 4 nodes, 20 steps of the network)."""
+    seeds, steps, nodes, depth = ((1,), 40, 4, 20) if quick else ((0, 1, 2), 120, 5, 50)
+    found: dict[str, list[Discovery]] = {name: [] for name in (*SOLVERS, *NETWORKS)}
+    for seed in seeds:
+        found["quadrature"].append(by_solver(seed, steps, fg2u_zo(num_directions=nodes**2, directions="quadrature")))
+        found["random"].append(by_solver(seed, steps, fg2u_zo(num_directions=4)))
+        for name in NETWORKS:
+            found[name].append(by_network(seed, steps, depth=depth, goes_on=name == "continued"))
+    figures = {"start_eps_phi": fmean(error_of(start(seed)) for seed in seeds)}
+    for name, of_seeds in found.items():
+        figures[f"{name}_eps_phi"] = fmean(each.errors[-1] for each in of_seeds)
+        figures[f"{name}_eps_nu"] = fmean(abs(float(each.meta["root"]) ** 2 / _VISCOSITY - 1) for each in of_seeds)
+        figures[f"{name}_eps_u"] = fmean(float((each.u - _TRUE).norm() / _TRUE.norm()) for each in of_seeds)
+        figures[f"{name}_s"] = fmean(each.seconds[-1] for each in of_seeds)
+    for what in ("eps_phi", "eps_u"):
+        figures[f"{what}_ratio"] = figures[f"quadrature_{what}"] / min(figures[f"{name}_{what}"] for name in NETWORKS)
+    best = min(NETWORKS, key=lambda name: figures[f"{name}_eps_phi"])
+    figures["quadrature_time_ratio"] = fmean(map(_time_ratio, found["quadrature"], found[best]))
+    _draw({name: of_seeds[0] for name, of_seeds in found.items()})
+    return Shown(figures=figures, page=PICTURE)
+
+
+def _time_ratio(solver: Discovery, other: Discovery) -> float:
+    """When the solver's error is below the other's last one for good, over the other's time; infinite where it never is."""
+    above = [step for step, error in enumerate(solver.errors) if error > other.errors[-1]]
+    at = above[-1] + 1 if above else 0
+    return solver.seconds[at] / other.seconds[-1] if at < len(solver.seconds) else float("inf")
+
+
+def _draw(found: dict[str, Discovery]) -> None:
+    longest = max(each.seconds[-1] for each in found.values())
+    with style():
+        drawn = draw_discovery(
+            {name: ([second / longest for second in each.seconds], each.errors) for name, each in found.items()},
+            _X.tolist(),
+            {"true": _TRUE[-1].tolist(), **{name: each.u[-1].tolist() for name, each in found.items()}},
+        )
+        save(drawn, PICTURE, "svg")
 
 
 def start(seed: int) -> Tree:
@@ -81,54 +107,33 @@ def start(seed: int) -> Tree:
     return {"advection": 0.5 + a, "root": 0.1 + 0.3 * root}
 
 
-def discover(take: Take, predicted: Callable[[Tree], Tensor], *, begun: Tree, steps: int) -> Discovery:
-    """Adam on the coefficients; `predicted` is the solution that a final state stands for."""
-    update, meta = Adam(), dict(begun)
-    slots = {name: update.begin(each) for name, each in meta.items()}
-    seconds, errors, state, at = [], [], Tree(), time.perf_counter()
-    for step in range(steps):
-        found = take(meta)
-        for name, gradient in found.gradient.items():
-            meta[name], slots[name] = update.apply(meta[name], slots[name], gradient, _RATE * (1 - step / steps))
-        seconds.append(time.perf_counter() - at)
-        errors.append(error_of(*coefficients(meta)))
-        state = found.state
-    return Discovery(seconds=seconds, errors=errors, coefficients=coefficients(meta), u=predicted(state))
-
-
-def coefficients(meta: Tree) -> tuple[float, float]:
-    """a and nu."""
-    return float(meta["advection"]), float(meta["root"]) ** 2
-
-
-def error_of(advection: float, viscosity: float) -> float:
-    """|phi - true| / |true|."""
-    away = np.hypot(advection - _ADVECTION, viscosity - _VISCOSITY)
+def error_of(meta: Tree) -> float:
+    """|phi - true| / |true|, phi = (a, nu)."""
+    away = np.hypot(float(meta["advection"]) - _ADVECTION, float(meta["root"]) ** 2 - _VISCOSITY)
     return float(away / np.hypot(_ADVECTION, _VISCOSITY))
 
 
-def by_solver(name: str, seed: int, size: Size) -> Discovery:
-    """With scipy's solver inside."""
-    method = (
-        fg2u_zo(num_directions=size.nodes**2, directions="quadrature")
-        if name == "quadrature"
-        else fg2u_zo(num_directions=4)
+def discover(
+    take: Callable[[Tree], Hypergradient], predicted: Callable[[Tree], Tensor], *, seed: int, steps: int
+) -> Discovery:
+    """Adam on the coefficients; `predicted` is the solution that a final state stands for."""
+    at, seconds, errors = time.perf_counter(), [], []
+    for last in adam(lambda _, meta: take(meta), start(seed), steps=steps, lr=_RATE):
+        seconds.append(time.perf_counter() - at)
+        errors.append(error_of(last[0]))
+    meta, found = last
+    return Discovery(seconds=seconds, errors=errors, meta=meta, u=predicted(found.state))
+
+
+def by_solver(seed: int, steps: int, method: Method) -> Discovery:
+    """With scipy's solver inside: a black box, judged at the points that are observed."""
+    seen = _TRUE[_SEEN_T][:, _SEEN_X]
+    problem = Problem(
+        inner=Spectral(x=_X), data=[_T], outer=lambda state, _: (state["u"][_SEEN_T][:, _SEEN_X] - seen).square().mean()
     )
-    problem = solver_problem()
     generator = torch.Generator().manual_seed(seed)
     return discover(
-        lambda meta: method(problem, meta, generator=generator),
-        lambda state: state["u"],
-        begun=start(seed),
-        steps=size.steps,
-    )
-
-
-def solver_problem() -> Problem:
-    """The black box, judged at the points that are observed."""
-    seen = _TRUE[_SEEN_T][:, _SEEN_X]
-    return Problem(
-        inner=Spectral(x=_X), data=[_T], outer=lambda state, _: (state["u"][_SEEN_T][:, _SEEN_X] - seen).square().mean()
+        lambda meta: method(problem, meta, generator=generator), lambda state: state["u"], seed=seed, steps=steps
     )
 
 
@@ -148,12 +153,12 @@ class From:
         return self.inner.step(state, meta, data)
 
 
-def by_network(name: str, seed: int, size: Size) -> Discovery:
-    """With a network inside."""
+def by_network(seed: int, steps: int, *, depth: int, goes_on: bool) -> Discovery:
+    """With a network inside, which is trained afresh at each step or goes on from where it ended."""
     generator = torch.Generator().manual_seed(seed)
     training = physics_informed(network(_WIDTHS, generator), rate=_NETWORK_RATE, first_weight=_FIRST_WEIGHT)
     method, t, x = rgu(), torch.from_numpy(_T), torch.from_numpy(_X)
-    seen_t, seen_x = (each.flatten() for each in torch.meshgrid(t[_SEEN_T], x[_SEEN_X], indexing="ij"))
+    seen_t, seen_x = _points(t[_SEEN_T], x[_SEEN_X])
     seen = _TRUE[_SEEN_T][:, _SEEN_X].flatten()
     inner: Inner = training
 
@@ -161,88 +166,27 @@ def by_network(name: str, seed: int, size: Size) -> Discovery:
         nonlocal inner
         problem = Problem(
             inner=inner,
-            data=[_drawn(generator) for _ in range(size.depth)],
+            data=[_drawn(generator) for _ in range(depth)],
             outer=lambda state, _: (values(state, seen_x, seen_t) - seen).square().mean(),
         )
         found = method(problem, meta, generator=generator)
-        if name == "continued":
+        if goes_on:
             inner = From(inner=training, state=found.state)
         return found
 
     def predicted(state: Tree) -> Tensor:
-        all_t, all_x = (each.flatten() for each in torch.meshgrid(t, x, indexing="ij"))
+        all_t, all_x = _points(t, x)
         return values(state, all_x, all_t).reshape(_TRUE.shape)
 
-    return discover(take, predicted, begun=start(seed), steps=size.steps)
+    return discover(take, predicted, seed=seed, steps=steps)
+
+
+def _points(t: Tensor, x: Tensor) -> list[Tensor]:
+    """Times and points of a grid, one after another."""
+    return [each.flatten() for each in torch.meshgrid(t, x, indexing="ij")]
 
 
 def _drawn(generator: torch.Generator) -> Tensor:
     """Points (x, t) for a step of the network."""
     drawn = torch.rand(_POINTS, 2, generator=generator, dtype=torch.float64)
     return torch.stack([2 * drawn[:, 0] - 1, drawn[:, 1]], 1)
-
-
-@lru_cache
-def _measured(quick: bool) -> dict[str, list[Discovery]]:
-    """One for each seed, by name."""
-    size = QUICK if quick else FULL
-    found: dict[str, list[Discovery]] = {name: [] for name in (*SOLVERS, *NETWORKS)}
-    for seed in size.seeds:
-        for name, of_seeds in found.items():
-            of_seeds.append((by_solver if name in SOLVERS else by_network)(name, seed, size))
-    return found
-
-
-def measure(quick: bool) -> Figures:
-    """Errors, seconds, and the solver's over the better network's (quick: one seed, 40 steps, 4 x 4 nodes, 20 steps of the network)."""
-    found = _measured(quick)
-    figures = {
-        "start_eps_phi": fmean(error_of(*coefficients(start(seed))) for seed in (QUICK if quick else FULL).seeds)
-    }
-    for name, of_seeds in found.items():
-        figures[f"{name}_eps_phi"] = fmean(each.errors[-1] for each in of_seeds)
-        figures[f"{name}_eps_nu"] = fmean(abs(each.coefficients[1] / _VISCOSITY - 1) for each in of_seeds)
-        figures[f"{name}_eps_u"] = fmean(each.error_of_u for each in of_seeds)
-        figures[f"{name}_s"] = fmean(each.seconds[-1] for each in of_seeds)
-    for what in ("eps_phi", "eps_u"):
-        figures[f"{what}_ratio"] = figures[f"quadrature_{what}"] / min(figures[f"{name}_{what}"] for name in NETWORKS)
-    best = min(NETWORKS, key=lambda name: figures[f"{name}_eps_phi"])
-    figures["quadrature_time_ratio"] = fmean(map(_time_ratio, found["quadrature"], found[best]))
-    return figures
-
-
-def _time_ratio(solver: Discovery, other: Discovery) -> float:
-    """When the solver's error is below the other's last one for good, over the other's time; infinite where it never is."""
-    above = [step for step, error in enumerate(solver.errors) if error > other.errors[-1]]
-    at = above[-1] + 1 if above else 0
-    return solver.seconds[at] / other.seconds[-1] if at < len(solver.seconds) else float("inf")
-
-
-def _picture(quick: bool) -> Path:
-    found = {name: of_seeds[0] for name, of_seeds in _measured(quick).items()}
-    longest = max(each.seconds[-1] for each in found.values())
-    with style():
-        drawn = draw_discovery(
-            {name: ([second / longest for second in each.seconds], each.errors) for name, each in found.items()},
-            _X.tolist(),
-            {"true": _TRUE[-1].tolist(), **{name: each.u[-1].tolist() for name, each in found.items()}},
-        )
-        save(drawn, PICTURE, "svg")
-    return PICTURE
-
-
-RECIPE = Recipe(
-    name="pde-coefficients",
-    claim="With a numerical solver for the inner problem, coefficients of Burgers' equation are found more exactly and sooner than with a network.",
-    measure=measure,
-    thresholds=(
-        Threshold(figure="eps_phi_ratio", bound="at most", value=1.0),
-        Threshold(figure="eps_u_ratio", bound="at most", value=1.0),
-        Threshold(figure="quadrature_time_ratio", bound="at most", value=1.0),
-    ),
-    quick_thresholds=(
-        Threshold(figure="quadrature_eps_phi", bound="at most", value=0.1),
-        Threshold(figure="random_eps_phi", bound="at most", value=0.1),
-    ),
-    page=_picture,
-)

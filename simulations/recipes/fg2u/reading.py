@@ -38,20 +38,13 @@ class Texts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Questions:
-    """Tokens and the tokens that follow them [p, LENGTH], and which of the latter are answers."""
+class Excerpt:
+    """What is read, a step each, and the questions afterwards: tokens and those that follow them [p, LENGTH], and which of the latter are answers."""
 
+    passages: Sequence[Passage]
     tokens: Tensor
     targets: Tensor
     is_answer: Tensor
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Excerpt:
-    """What is read, a step each, and what is asked afterwards."""
-
-    passages: Sequence[Passage]
-    questions: Questions
 
 
 @lru_cache
@@ -88,14 +81,11 @@ def windows(text: str) -> tuple[Tensor, Tensor]:
 
 def stream(excerpts: Sequence[Excerpt]) -> Excerpt:
     """Excerpts one after another; all questions come at the end."""
-    asked = [each.questions for each in excerpts]
     return Excerpt(
         passages=[passage for each in excerpts for passage in each.passages],
-        questions=Questions(
-            tokens=torch.cat([each.tokens for each in asked]),
-            targets=torch.cat([each.targets for each in asked]),
-            is_answer=torch.cat([each.is_answer for each in asked]),
-        ),
+        tokens=torch.cat([each.tokens for each in excerpts]),
+        targets=torch.cat([each.targets for each in excerpts]),
+        is_answer=torch.cat([each.is_answer for each in excerpts]),
     )
 
 
@@ -121,7 +111,9 @@ def _of_document(text: str, reader: Reader, theta: Tensor) -> Iterator[Excerpt]:
         ]
         yield Excerpt(
             passages=[Passage(*(each[window : window + 1] for each in (tokens, targets, features))) for window in read],
-            questions=Questions(tokens=tokens[asked], targets=targets[asked], is_answer=torch.tensor(is_answer)),
+            tokens=tokens[asked],
+            targets=targets[asked],
+            is_answer=torch.tensor(is_answer),
         )
 
 

@@ -15,54 +15,64 @@ LISA at most 0.98 of the best single silo's.  The learning rates were tried on a
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import mean
+from statistics import fmean
 from typing import Any
 
 import torch
 
-from fedsign.config import from_dict
+from fedsign.config import from_dict, merged
 from fedsign.data.text import libraries as llm
 from fedsign.errors import ConfigError
 from fedsign.storage.results import Line
 from fedsign.workload import Workload
 from simulations.api import Run, run
 from simulations.language.export import export
-from simulations.recipes.base import Figures, NotDecidableHere, Recipe, Threshold
+from simulations.recipes.base import Figures, NotDecidableHere, at_least, at_most, recipe
 from simulations.recipes.cells import all_rounds
 from simulations.recipes.language import docstrings, small_llama
 
-_STEPS, _ROUNDS, _BATCH_SIZE, _SEEDS = 10, 10, 8, (0, 1, 2)
-_PRETRAINING_STEPS = 800
+_STEPS, _NEW_TOKENS = 10, 24
 _METHODS: dict[str, tuple[float, Mapping[str, Any]]] = {
     "lisa": (2e-3, {"name": "lisa", "num_sampled_layers": 1, "period": _STEPS, "draws": "per_round"}),
     "lora": (8e-3, {"name": "lora", "rank": 8}),
 }
-_CELLS = [*((name, "") for name in _METHODS), *(("lisa", silo) for silo in docstrings.SILOS)]
 _Which = tuple[str, str, int]  # method, silo (none: all of them), seed
 _SHOWN: _Which = ("lisa", "", 0)
-_NEW_TOKENS = 24
+_EXPORT = (at_most("export_logits_error", 1e-3), at_least("export_same_tokens", 1.0))
 
 
-def measure(quick: bool) -> Figures:
+@recipe(
+    "Four silos fine-tune a language model better together than the best of them alone, and transformers loads what comes of it.",
+    at_most("lisa_over_pretrained", 0.85),
+    at_most("lora_over_pretrained", 0.85),
+    at_most("lisa_over_best_alone", 0.98),
+    *_EXPORT,
+    quick=[at_most("lisa_over_pretrained", 1.0), *_EXPORT],
+)
+def federated_llm(quick: bool) -> Figures:
     """Losses in nats a token (quick: a shorter pretraining, 3 rounds, one seed)."""
-    seeds, rounds = (_SEEDS[:1], 3) if quick else (_SEEDS, _ROUNDS)
+    try:
+        llm.transformers("this recipe")
+    except ConfigError as error:
+        raise NotDecidableHere(str(error)) from error
+    seeds, rounds, pretraining_steps = ((0,), 3, 100) if quick else ((0, 1, 2), 10, 800)
+    kinds = [*((name, "") for name in _METHODS), *(("lisa", silo) for silo in docstrings.SILOS)]
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         docstrings.write(folder / "lines")
-        small_llama.write(folder / "base", steps=100 if quick else _PRETRAINING_STEPS)
-        shown = _played(folder, rounds)
-        cells = [(name, silo, seed) for seed in seeds for name, silo in _CELLS if (name, silo, seed) != _SHOWN]
-        found = all_rounds([cell(folder, name, seed, rounds, silo=silo) for name, silo, seed in cells])
-        figures = _figures({_SHOWN: shown.rounds, **dict(zip(cells, found, strict=True))}, _loss_of_pretrained(folder))
-        return {**figures, **_of_export(shown, folder / "tuned")}
+        small_llama.write(folder / "base", steps=pretraining_steps)
+        cells = {(*kind, seed): cell(folder, *kind, seed, rounds) for seed in seeds for kind in kinds}
+        shown = run({**cells.pop(_SHOWN), "callbacks": [], "results": {"root": str(folder / "runs")}})
+        work = Workload(from_dict(cell(folder, *_SHOWN, 1)))
+        pretrained = work.evaluate(work.make_model())["loss"]
+        figures = _figures({_SHOWN: shown.rounds, **all_rounds(cells)}, seeds, pretrained)
+        return figures | _of_export(shown, folder / "tuned")
 
 
-def _figures(lines: Mapping[_Which, Sequence[Line]], pretrained: float) -> dict[str, float]:
+def _figures(lines: Mapping[_Which, Sequence[Line]], seeds: Sequence[int], pretrained: float) -> dict[str, float]:
     losses = {which: float(of[-1]["loss"]) for which, of in lines.items()}
-    seeds = sorted({seed for _, _, seed in lines})
-    lisa, lora = (mean(losses[name, "", seed] for seed in seeds) for name in ("lisa", "lora"))
-    alone = mean(min(losses["lisa", silo, seed] for silo in docstrings.SILOS) for seed in seeds)
-    sent = {name: float(lines[name, "", 0][-1]["bytes_up"]) / len(docstrings.SILOS) / 1e6 for name in _METHODS}
+    lisa, lora = (fmean(losses[name, "", seed] for seed in seeds) for name in ("lisa", "lora"))
+    alone = fmean(min(losses["lisa", silo, seed] for silo in docstrings.SILOS) for seed in seeds)
     return {
         "pretrained_loss": pretrained,
         "best_alone_loss": alone,
@@ -71,23 +81,24 @@ def _figures(lines: Mapping[_Which, Sequence[Line]], pretrained: float) -> dict[
         "lisa_over_pretrained": lisa / pretrained,
         "lora_over_pretrained": lora / pretrained,
         "lisa_over_best_alone": lisa / alone,
-        **{f"{name}_mb_up": megabytes for name, megabytes in sent.items()},
+        **{
+            f"{name}_mb_up": float(lines[name, "", 0][-1]["bytes_up"]) / len(docstrings.SILOS) / 1e6
+            for name in _METHODS
+        },
     }
 
 
-def cell(folder: Path, method: str, seed: int, rounds: int, *, silo: str = "") -> dict[str, Any]:
-    """An experiment of all silos, or of one."""
+def cell(folder: Path, method: str, silo: str, seed: int, rounds: int) -> dict[str, Any]:
+    """An experiment of one silo or, without one, of all."""
     lr, optimizer = _METHODS[method]
-    lines, num = folder / "lines", 1 if silo else len(docstrings.SILOS)
-    return {
+    num = 1 if silo else len(docstrings.SILOS)
+    changes = {
         "seed": seed,
         "rounds": rounds,
-        "task": "language",
-        "metrics": ["perplexity"],
         "data": {
             "name": "jsonl",
-            "path": str(lines / f"{silo or 'train'}.jsonl"),
-            "test_path": str(lines / "test.jsonl"),
+            "path": str(folder / "lines" / f"{silo or 'train'}.jsonl"),
+            "test_path": str(folder / "lines" / "test.jsonl"),
             "tokenizer": str(folder / "base"),
             "block_length": small_llama.BLOCK_LENGTH,
             "prompt": "short",
@@ -95,29 +106,10 @@ def cell(folder: Path, method: str, seed: int, rounds: int, *, silo: str = "") -
         },
         "partition": {"name": "iid" if silo else "natural", "num_clients": num},
         "server": {"cohort_size": num},
-        "strategy": {"name": "fedavg", "weighting": "examples"},
+        "strategy": {"weighting": "examples"},
         "model": {"name": "transformers", "path": str(folder / "base")},
-        "client": {
-            "local_steps": _STEPS,
-            "batch_size": _BATCH_SIZE,
-            "lr": lr,
-            "clip_norm": 1.0,
-            "optimizer": dict(optimizer),
-            "schedule": {"name": "warmup_cosine", "per": "step"},
-        },
     }
-
-
-def _played(folder: Path, rounds: int) -> Run:
-    """The run whose model is exported."""
-    method, silo, seed = _SHOWN
-    settings = cell(folder, method, seed, rounds, silo=silo)
-    return run(from_dict({**settings, "callbacks": [], "results": {"root": str(folder / "runs")}}))
-
-
-def _loss_of_pretrained(folder: Path) -> float:
-    work = Workload(from_dict(cell(folder, "lisa", 0, 1)))
-    return work.evaluate(work.make_model())["loss"]
+    return merged(small_llama.experiment(steps=_STEPS, lr=lr, optimizer=optimizer), changes)
 
 
 def _of_export(done: Run, folder: Path) -> dict[str, float]:
@@ -135,29 +127,3 @@ def _of_export(done: Run, folder: Path) -> dict[str, float]:
             logits = ours(tokens)[:, -1].index_fill(1, torch.tensor([tokenizer.eos_token_id]), -torch.inf)
             tokens = torch.cat([tokens, logits.argmax(dim=1, keepdim=True)], dim=1)
     return {"export_logits_error": error, "export_same_tokens": (said == tokens).float().mean().item()}
-
-
-def _measure(quick: bool) -> Figures:
-    try:
-        llm.transformers("this recipe")
-    except ConfigError as error:
-        raise NotDecidableHere(str(error)) from error
-    return measure(quick)
-
-
-_EXPORT = (
-    Threshold(figure="export_logits_error", bound="at most", value=1e-3),
-    Threshold(figure="export_same_tokens", bound="at least", value=1.0),
-)
-RECIPE = Recipe(
-    name="federated-llm",
-    claim="Four silos fine-tune a language model better together than the best of them alone, and transformers loads what comes of it.",
-    measure=_measure,
-    thresholds=(
-        Threshold(figure="lisa_over_pretrained", bound="at most", value=0.85),
-        Threshold(figure="lora_over_pretrained", bound="at most", value=0.85),
-        Threshold(figure="lisa_over_best_alone", bound="at most", value=0.98),
-        *_EXPORT,
-    ),
-    quick_thresholds=(Threshold(figure="lisa_over_pretrained", bound="at most", value=1.0), *_EXPORT),
-)

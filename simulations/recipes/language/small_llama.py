@@ -5,10 +5,11 @@ round, and written by the export that any run has: config.json, model.safetensor
 """
 
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedsign.config import from_dict
+from fedsign.config import merged
 from fedsign.data.text import libraries as llm
 from simulations.api import run
 from simulations.language.export import export
@@ -38,32 +39,40 @@ def write(folder: Path, *, steps: int, seed: int = 0) -> None:
         texts, tokenizer = Path(room) / "texts", Path(room) / "tokenizer"
         write_texts(texts)
         write_tokenizer(texts, tokenizer)
-        done = run(
-            from_dict(
-                {
-                    "seed": seed,
-                    "rounds": 1,
-                    "callbacks": [],
-                    "task": "language",
-                    "metrics": ["perplexity"],
-                    "data": {"name": "text_folder", "root": str(texts), "tokenizer": str(tokenizer), "block_length": BLOCK_LENGTH},
-                    "partition": {"name": "iid", "num_clients": 1},
-                    "server": {"cohort_size": 1},
-                    "strategy": {"name": "fedavg"},
-                    "model": SHAPE,
-                    "client": {
-                        "local_steps": steps,
-                        "batch_size": 8,
-                        "lr": 3e-3,
-                        "clip_norm": 1.0,
-                        "optimizer": {"name": "adamw"},
-                        "schedule": {"name": "warmup_cosine", "per": "step"},
-                    },
-                    "results": {"root": str(Path(room) / "runs")},
-                }
-            )
-        )  # fmt: skip
+        pretraining = {
+            "seed": seed,
+            "callbacks": [],
+            "data": {
+                "name": "text_folder",
+                "root": str(texts),
+                "tokenizer": str(tokenizer),
+                "block_length": BLOCK_LENGTH,
+            },
+            "model": SHAPE,
+            "results": {"root": str(Path(room) / "runs")},
+        }
+        done = run(merged(experiment(steps=steps, lr=3e-3, optimizer={"name": "adamw"}), pretraining))
         export(done.path, folder)
+
+
+def experiment(*, steps: int, lr: float, optimizer: Mapping[str, Any]) -> dict[str, Any]:
+    """One round of one client, batches of 8 blocks, each round's rate warmed up and brought down along a cosine."""
+    return {
+        "rounds": 1,
+        "task": "language",
+        "metrics": ["perplexity"],
+        "partition": {"name": "iid", "num_clients": 1},
+        "server": {"cohort_size": 1},
+        "strategy": {"name": "fedavg"},
+        "client": {
+            "local_steps": steps,
+            "batch_size": 8,
+            "lr": lr,
+            "clip_norm": 1.0,
+            "optimizer": dict(optimizer),
+            "schedule": {"name": "warmup_cosine", "per": "step"},
+        },
+    }
 
 
 def write_texts(folder: Path) -> None:

@@ -6,13 +6,8 @@ is drawn belongs to the seed: initial weights, order of the batches, layers.  Ba
 steps and then a cosine, gradients clipped to norm 1, no weight decay.
 """
 
-import os
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import lru_cache
-from math import inf, isfinite
-from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -27,14 +22,13 @@ from fedsign.registry import resolve
 from fedsign.schedules.warmup import warmup_cosine
 from fedsign.sections import OptimizerPart
 from fedsign.seeding import Purpose, generator, torch_stream
-from fedsign.tasks.base import IGNORED
 from fedsign.workload import Workload
 
 Settings = Mapping[str, Any]
 OnStep = Callable[[int, nn.Module], None]
 
-NUM_BLOCKS, WIDTH, BLOCK_LENGTH, BATCH_SIZE = 6, 96, 128, 8
-PRETRAINING_STEPS, PRETRAINING_LR = 600, 2e-3
+BATCH_SIZE = 8
+PRETRAINING_STEPS, _PRETRAINING_LR = 600, 2e-3
 METHODS: dict[str, Settings] = {
     "full": {"name": "adamw"},
     "lora": {"name": "lora", "rank": 8},
@@ -43,43 +37,28 @@ METHODS: dict[str, Settings] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
-    """One fine-tuning."""
-
-    method: Settings  # of client.optimizer
-    lr: float
-    steps: int
-    seed: int = 0
-    pretraining_steps: int = PRETRAINING_STEPS
-    tied: bool = True  # the head is the embedding
-
-
-def fine_tune_all(jobs: Sequence[Job]) -> list[float]:
-    """The last validation loss of each, in nats a character; a process for each core, in the order of the jobs."""
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn"), initializer=_one_thread) as pool:
-        return list(pool.map(fine_tune, jobs))
-
-
-def fine_tune(job: Job, on_step: OnStep = lambda step, model: None) -> float:
-    """Train from the base; `on_step` sees the model before the first step, as step 0, and after each."""
-    work, model = workload(job.seed, job.method), _start(job)
-    train, test = _halves(work)[1]
+def fine_tune(
+    method: Settings,
+    *,
+    lr: float,
+    steps: int,
+    seed: int = 0,
+    pretraining_steps: int = PRETRAINING_STEPS,
+    tied: bool = True,
+    on_step: OnStep = lambda step, model: None,
+) -> float:
+    """Train from the base; the last validation loss in nats a character.  `on_step` sees the model before the first step, as step 0, and after each."""
+    work = workload(seed, method, tied=tied)
+    model = workload(seed, METHODS["full"], tied=tied).make_model()
+    model.load_state_dict(base(seed, pretraining_steps, tied=tied))
+    adapt = getattr(resolve("optimizer", str(method["name"])), "adapt_model", None)
+    if adapt is not None:
+        with torch_stream(seed, Purpose.ADAPTERS):
+            adapt(model, work.config.client.optimizer.settings)
+    train, test = _half(work, 1)
     on_step(0, model)
-    optimizer = made(job.method, model, job.lr)
-    minimise(
-        work, model, optimizer, train, steps=job.steps, lr=job.lr, round=2, note=lambda step, _: on_step(step, model)
-    )
-    return _loss_on(work, model, test)
-
-
-def best_rates(losses: Mapping[tuple[str, float], float]) -> dict[str, float]:
-    """The rate with the lowest loss of each method, of "(method, rate) -> loss"; one that diverged is never it."""
-    best: dict[str, tuple[float, float]] = {}
-    for (name, rate), loss in losses.items():
-        found = (loss if isfinite(loss) else inf, rate)
-        best[name] = min(found, best.get(name, found))
-    return {name: rate for name, (_, rate) in best.items()}
+    minimise(work, model, made(method, model, lr), train, steps=steps, lr=lr, round=2, on_step=on_step)
+    return work.evaluate(model, (test, None))["loss"]
 
 
 def moment_bytes(method: Settings) -> int:
@@ -97,8 +76,9 @@ def base(seed: int, steps: int, *, tied: bool = True) -> Tensors:
     """The pretrained weights."""
     work = workload(seed, METHODS["full"], tied=tied)
     model = work.make_model()
-    train, _ = _halves(work)[0]
-    minimise(work, model, made(METHODS["full"], model, PRETRAINING_LR), train, steps=steps, lr=PRETRAINING_LR, round=1)
+    train, _ = _half(work, 0)
+    optimizer = made(METHODS["full"], model, _PRETRAINING_LR)
+    minimise(work, model, optimizer, train, steps=steps, lr=_PRETRAINING_LR, round=1)
     return tensors_of(model)
 
 
@@ -111,7 +91,7 @@ def minimise(
     steps: int,
     lr: float,
     round: int,
-    note: Callable[[int, float], None] = lambda step, loss: None,
+    on_step: OnStep = lambda step, model: None,
 ) -> None:
     """Steps on shuffled batches; the round is part of the seed of their order."""
     model.train()
@@ -127,11 +107,10 @@ def minimise(
             group["lr"] = lr * warmup_cosine(step, steps)
         optimizer.zero_grad(set_to_none=True)
         features, targets = samples.batch(torch.tensor(chosen))
-        loss = work.task.loss(model(features), targets)
-        loss.backward()
+        work.task.loss(model(features), targets).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        note(step, loss.item())
+        on_step(step, model)
 
 
 def made(method: Settings, model: nn.Module, lr: float) -> torch.optim.Optimizer:
@@ -141,58 +120,31 @@ def made(method: Settings, model: nn.Module, lr: float) -> torch.optim.Optimizer
     return optimizer
 
 
-def workload(seed: int, method: Settings, *, tied: bool = True) -> Workload:
+def workload(seed: int, method: Settings, **model: Any) -> Workload:
     """Data, task and model."""
-    return Workload(
-        from_dict(
-            {
-                "seed": seed,
-                "task": "language",
-                "metrics": ["perplexity"],
-                "data": {"name": "pytext", "block_length": BLOCK_LENGTH},
-                "partition": {"name": "iid", "num_clients": 1},
-                "server": {"cohort_size": 1},
-                "model": {"name": "gpt", "depth": NUM_BLOCKS, "width": WIDTH, "num_heads": 3, "tied": tied},
-                "client": {"optimizer": dict(method)},
-            }
-        )
-    )
+    return Workload(from_dict(experiment(seed, method, **model)))
 
 
-def _start(job: Job) -> nn.Module:
-    """The base, with the method's adapters if it has any."""
-    model = workload(job.seed, METHODS["full"], tied=job.tied).make_model()
-    model.load_state_dict(base(job.seed, job.pretraining_steps, tied=job.tied))
-    adapt = getattr(resolve("optimizer", str(job.method["name"])), "adapt_model", None)
-    if adapt is not None:
-        with torch_stream(job.seed, Purpose.ADAPTERS):
-            adapt(model, workload(job.seed, job.method).config.client.optimizer.settings)
-    return model
+def experiment(seed: int, method: Settings, **model: Any) -> dict[str, Any]:
+    """One client with all data; `model` are settings of its own."""
+    return {
+        "seed": seed,
+        "task": "language",
+        "metrics": ["perplexity"],
+        "data": {"name": "pytext", "block_length": 128},
+        "partition": {"name": "iid", "num_clients": 1},
+        "server": {"cohort_size": 1},
+        "model": {"name": "gpt", "depth": 6, "width": 96, "num_heads": 3, **model},
+        "client": {"batch_size": BATCH_SIZE, "clip_norm": 1.0, "optimizer": dict(method)},
+    }
 
 
-def _halves(work: Workload) -> list[tuple[AnySamples, AnySamples]]:
-    """Training and test samples of the documents with an even number, and of the others."""
-    train, test = work.dataset.train, work.dataset.test
-    return [(_of_documents(train, half), _of_documents(test, half)) for half in (0, 1)]
+def _half(work: Workload, half: int) -> tuple[AnySamples, AnySamples]:
+    """Training and test samples of the documents with an even number, or of the others."""
+    return _of_documents(work.dataset.train, half), _of_documents(work.dataset.test, half)
 
 
 def _of_documents(samples: AnySamples, half: int) -> AnySamples:
     if samples.owners is None:
         raise ValueError("the text has no documents; expected is a data set whose samples have owners.")
     return samples[np.flatnonzero(samples.owners.numpy() % 2 == half)]
-
-
-@torch.no_grad()
-def _loss_on(work: Workload, model: nn.Module, samples: AnySamples) -> float:
-    """Mean over all characters."""
-    model.eval()
-    found: list[tuple[Tensor, int]] = [
-        (work.task.loss(model(features), targets), int((targets != IGNORED).sum()))
-        for features, targets in samples.batches(32)
-    ]
-    model.train()
-    return float(sum(float(loss) * num for loss, num in found) / sum(num for _, num in found))
-
-
-def _one_thread() -> None:
-    torch.set_num_threads(1)

@@ -19,19 +19,22 @@ from statistics import median
 import torch
 from torch import nn
 
-from fedsign.config import from_dict
 from fedsign.optim.base import PartTrainer
-from fedsign.workload import Workload
-from simulations.recipes.base import Figures, Recipe, Threshold
-from simulations.recipes.lisa.fine_tuning import METHODS, made
+from simulations.recipes.base import Figures, at_least, recipe
+from simulations.recipes.lisa.fine_tuning import BATCH_SIZE, METHODS, made, workload
 
-_BATCH, _LENGTH, _ROUNDS = 8, 128, 25
 _WARM_UP = 2  # steps of each, which are not counted
 
 
-def measure(quick: bool) -> Figures:
+@recipe(
+    "An iteration of LISA with 2 of 12 blocks is at least 1.2 times as fast as one of full fine-tuning, and not slower than LoRA's.",
+    at_least("full_over_lisa", 1.2),
+    at_least("lora_over_lisa", 1.0),
+    quick=[at_least("full_over_lisa", 0.5)],
+)
+def lisa_speed(quick: bool) -> Figures:
     """Seconds of an iteration (median), and how many times as fast LISA is (quick: 4 blocks, 3 rounds)."""
-    rounds, steps = (3 if quick else _ROUNDS), {name: _stepper(name, quick) for name in ("full", "lora", "lisa")}
+    rounds, steps = (3 if quick else 25), {name: _stepper(name, quick) for name in ("full", "lora", "lisa")}
     times: dict[str, list[float]] = {name: [] for name in steps}
     for at in range(rounds + _WARM_UP):
         for name in islice(cycle(steps), at % len(steps), at % len(steps) + len(steps)):
@@ -48,24 +51,12 @@ def measure(quick: bool) -> Figures:
 
 def _stepper(name: str, quick: bool) -> Callable[[], None]:
     method = {**METHODS[name], "period": 5} if name == "lisa" else METHODS[name]
-    work = Workload(
-        from_dict(
-            {
-                "task": "language",
-                "metrics": ["perplexity"],
-                "data": {"name": "pytext", "block_length": _LENGTH},
-                "partition": {"name": "iid", "num_clients": 1},
-                "server": {"cohort_size": 1},
-                "model": {"name": "gpt", "depth": 4 if quick else 12, "width": 256, "num_heads": 8},
-                "client": {"optimizer": method},
-            }
-        )
-    )
+    work = workload(0, method, depth=4 if quick else 12, width=256, num_heads=8)
     model = work.make_model().train()
     optimizer = made(method, model, 1e-4)
     if isinstance(optimizer, PartTrainer):
         optimizer.begin(seed=0, client=0, round=1, first_step=0)
-    features, targets = work.dataset.train.batch(torch.arange(_BATCH))
+    features, targets = work.dataset.train.batch(torch.arange(BATCH_SIZE))
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
@@ -74,15 +65,3 @@ def _stepper(name: str, quick: bool) -> Callable[[], None]:
         optimizer.step()
 
     return step
-
-
-RECIPE = Recipe(
-    name="lisa-speed",
-    claim="An iteration of LISA with 2 of 12 blocks is at least 1.2 times as fast as one of full fine-tuning, and not slower than LoRA's.",
-    measure=measure,
-    thresholds=(
-        Threshold(figure="full_over_lisa", bound="at least", value=1.2),
-        Threshold(figure="lora_over_lisa", bound="at least", value=1.0),
-    ),
-    quick_thresholds=(Threshold(figure="full_over_lisa", bound="at least", value=0.5),),
-)

@@ -14,59 +14,62 @@ The hypothesis was fixed before anything was run: the head's share of the change
 (`lora_over_full` above 1), and a factor of hundreds is not reached (`lora_change_ratio` below 100) in so small a model.
 """
 
-from collections.abc import Iterator, Mapping
-from functools import partial
-from statistics import mean
+from collections import defaultdict
+from collections.abc import Iterator
+from statistics import fmean
 
 import torch
 from torch import Tensor, nn
 
-from fedsign.records import Tensors
 from simulations.backends.base import intra_op_threads
-from simulations.recipes.base import Figures, Recipe, Threshold
-from simulations.recipes.lisa.fine_tuning import METHODS, PRETRAINING_STEPS, Job, fine_tune
+from simulations.recipes.base import Figures, at_least, at_most, recipe
+from simulations.recipes.lisa.fine_tuning import METHODS, PRETRAINING_STEPS, fine_tune
 
 _RATES = {"full": 1e-3, "lora": 4e-3}
 _ADAPTED = {"query", "key", "value", "out", "up", "down", "head"}
 
 
-def measure(quick: bool) -> Figures:
+@recipe(
+    "LoRA's changes lie in the head rather than in the blocks, more so than those of full fine-tuning.",
+    at_least("lora_over_full", 1.0),
+    at_most("lora_change_ratio", 100.0),
+    quick=[at_most("lora_change_ratio", 100.0)],
+)
+def lisa_weight_norms(quick: bool) -> Figures:
     """Ratios of norms that are means over all steps (quick: 30 steps after 60)."""
     with intra_op_threads(1):  # products this small are no faster with more, and much slower beside other work
-        ratios = {name: _ratios(name, quick) for name in _RATES}
-    return {
-        **{f"{name}_{what}_ratio": ratio for name, found in ratios.items() for what, ratio in found.items()},
-        "lora_over_full": ratios["lora"]["change"] / ratios["full"]["change"],
-    }
+        figures = {f"{name}_{what}_ratio": ratio for name in _RATES for what, ratio in _ratios(name, quick).items()}
+    return figures | {"lora_over_full": figures["lora_change_ratio"] / figures["full_change_ratio"]}
 
 
 def _ratios(name: str, quick: bool) -> dict[str, float]:
+    """The head's mean norm over that of the blocks, of the weights and of their change."""
     method = {**METHODS[name], "targets": sorted(_ADAPTED)} if name == "lora" else METHODS[name]
     steps, pretraining_steps = (30, 60) if quick else (300, PRETRAINING_STEPS)
-    norms: dict[str, dict[str, list[float]]] = {"weights": {}, "change": {}}
-    job = Job(method=method, lr=_RATES[name], steps=steps, pretraining_steps=pretraining_steps, tied=False)
-    fine_tune(job, on_step=partial(_record, norms, {}))
+    start: dict[str, Tensor] = {}
+    norms = {what: defaultdict[str, list[float]](list) for what in ("weights", "change")}
+
+    def record(step: int, model: nn.Module) -> None:
+        weights = dict(effective(model))
+        if not step:
+            start.update({name: tensor.clone() for name, tensor in weights.items()})
+            return
+        layers = defaultdict[str, list[str]](list)
+        for name in weights:
+            layers[name if name == "head" else ".".join(name.split(".")[:2])].append(name)
+        for layer, names in layers.items():
+            norms["weights"][layer].append(_norm([weights[name] for name in names]))
+            norms["change"][layer].append(_norm([weights[name] - start[name] for name in names]))
+
+    fine_tune(method, lr=_RATES[name], steps=steps, pretraining_steps=pretraining_steps, tied=False, on_step=record)
     return {
-        what: mean(of["head"]) / mean(mean(of[layer]) for layer in of if layer != "head") for what, of in norms.items()
+        what: fmean(of["head"]) / fmean(fmean(of[layer]) for layer in of if layer != "head")
+        for what, of in norms.items()
     }
 
 
-def _record(norms: Mapping[str, dict[str, list[float]]], start: Tensors, step: int, model: nn.Module) -> None:
-    """Add the norms of each layer after a step; before the first step they are taken as the start."""
-    layers: dict[str, list[str]] = {}
-    weights = dict(effective(model))
-    if not step:
-        start.update({name: tensor.clone() for name, tensor in weights.items()})
-        return
-    for name in weights:
-        layers.setdefault(name if name == "head" else ".".join(name.split(".")[:2]), []).append(name)
-    for layer, names in layers.items():
-        for what, tensors in (
-            ("weights", [weights[name] for name in names]),
-            ("change", [weights[name] - start[name] for name in names]),
-        ):
-            norm = torch.stack([tensor.norm() for tensor in tensors]).norm().item()
-            norms[what].setdefault(layer, []).append(norm)
+def _norm(tensors: list[Tensor]) -> float:
+    return float(torch.stack([tensor.norm() for tensor in tensors]).norm())
 
 
 @torch.no_grad()
@@ -77,15 +80,3 @@ def effective(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield name, module.get_base_layer().weight + module.get_delta_weight("default")
         elif isinstance(module, nn.Linear) and name.rpartition(".")[2] in _ADAPTED:
             yield name, module.weight.detach()
-
-
-RECIPE = Recipe(
-    name="lisa-weight-norms",
-    claim="LoRA's changes lie in the head rather than in the blocks, more so than those of full fine-tuning.",
-    measure=measure,
-    thresholds=(
-        Threshold(figure="lora_over_full", bound="at least", value=1.0),
-        Threshold(figure="lora_change_ratio", bound="at most", value=100.0),
-    ),
-    quick_thresholds=(Threshold(figure="lora_change_ratio", bound="at most", value=100.0),),
-)

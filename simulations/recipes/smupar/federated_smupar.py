@@ -12,8 +12,9 @@ parameterisation and of muP, after equal rounds and so for equal bytes.  Bytes a
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from math import prod
-from statistics import mean
+from statistics import fmean
 from typing import Any
 
 from fedsign.config import from_dict, merged
@@ -22,66 +23,69 @@ from fedsign.parameterisation.roles import Role
 from fedsign.parameterisation.section import ParameterisationPart
 from fedsign.storage.results import Line
 from fedsign.workload import Workload
-from simulations.recipes.base import Figures, Recipe, Threshold, Verdict
-from simulations.recipes.cells import all_rounds
-from simulations.recipes.smupar.smupar_gpt import BASE_WIDTH, HEAD_WIDTH, INIT_STD
+from simulations.recipes.base import Figures, Verdict, at_most, recipe
+from simulations.recipes.cells import all_rounds, best_settings
+from simulations.recipes.smupar.smupar_gpt import BASE_WIDTH, HEAD_WIDTH, experiment
+from simulations.sparsity.coordinates import variant
 
-_SILOS, _STEPS, _ROUNDS, _WIDTH, _SEEDS = 3, 10, 8, 256, (1,)
-_SCHEMES = ("sp", "mup", "smupar")
-_SHARES = (1, 4, 16, 64)  # one weight in so many
-_EXPONENTS = range(-10, -3)  # of the rates that are tried on the proxy, powers of 2
-_FOUND = 2**-8  # by the full form, for the quick one
+_SILOS, _STEPS, _ROUNDS, _WIDTH, _SEED = 3, 10, 8, 256, 1
 _FLOAT_BYTES = 4
+_EXACT = (at_most("bytes_error", 0.0), at_most("hidden_over_density", 1.01))
 
 
-def measure(quick: bool) -> Figures:
-    """Losses, perplexities and megabytes (quick: density 1/64 for two rounds, with the rate that was found)."""
+@recipe(
+    "Sparse clients send density times the hidden part and no more of it; at densities 1/16 and 1/64, with the dense proxy's rate, SmuPar's loss is at least 5 % below the others'.",
+    *_EXACT,
+    *(at_most(f"smupar_over_{scheme}_{share}", 0.95) for share in (16, 64) for scheme in ("sp", "mup")),
+    expected=Verdict.DOES_NOT_HOLD,
+    quick=[*_EXACT, at_most("smupar_over_sp_64", 1.0), at_most("smupar_over_mup_64", 1.0)],
+)
+def federated_smupar(quick: bool) -> Figures:
+    """Losses, perplexities and megabytes (quick: density 1/64 for two rounds, with the rate that the full form found)."""
     if quick:
-        return _figures((64,), seeds=_SEEDS, lr=_FOUND, width=_WIDTH, rounds=2)
-    losses = all_rounds([_proxy(exponent) for exponent in _EXPONENTS])
-    found = {
-        2.0**exponent: float(lines[-1]["validation_loss"]) for exponent, lines in zip(_EXPONENTS, losses, strict=True)
+        return _figures((64,), lr=2**-8, rounds=2)
+    held_out = {"data": {"validation_fraction": 0.1}}
+    proxies = {
+        ("proxy", 2.0**power): merged(
+            _cell("smupar", 1.0, 0, lr=2.0**power, width=BASE_WIDTH, rounds=_ROUNDS), held_out
+        )
+        for power in range(-10, -3)
     }
-    rate = min(found, key=lambda lr: found[lr])
-    return {"rate": rate} | dict(_figures(_SHARES, seeds=_SEEDS, lr=rate, width=_WIDTH, rounds=_ROUNDS))
+    lines = all_rounds(proxies)
+    rate = best_settings({key: float(of[-1]["validation_loss"]) for key, of in lines.items()})["proxy"]
+    return {"rate": rate, **_figures((1, 4, 16, 64), lr=rate, rounds=_ROUNDS)}
 
 
-def _figures(shares: Sequence[int], *, seeds: Sequence[int], lr: float, width: int, rounds: int) -> Figures:
+def _figures(shares: Sequence[int], *, lr: float, rounds: int) -> Figures:
+    """One weight in so many is there."""
     cells = {
-        (scheme, share, seed): _cell(scheme, 1 / share, seed, lr=lr, width=width, rounds=rounds)
-        for scheme in _SCHEMES
-        for share in shares
-        for seed in seeds
+        (scheme, share): _cell(scheme, 1 / share, _SEED, lr=lr, width=_WIDTH, rounds=rounds)
+        for scheme, share in product(("sp", "mup", "smupar"), shares)
         if (scheme, share) != ("mup", 1)  # which is smupar's
     }
-    runs = dict(zip(cells, all_rounds(list(cells.values())), strict=True))
+    runs = all_rounds(cells)
     figures: dict[str, float] = {}
-    for scheme, share in dict.fromkeys((scheme, share) for scheme, share, _ in cells):
-        last = [runs[scheme, share, seed][-1] for seed in seeds]
-        figures[f"{scheme}_{share}_loss"] = mean(float(line["loss"]) for line in last)
-        figures[f"{scheme}_{share}_perplexity"] = mean(float(line["perplexity"]) for line in last)
+    for (scheme, share), lines in runs.items():
+        figures[f"{scheme}_{share}_loss"] = float(lines[-1]["loss"])
+        figures[f"{scheme}_{share}_perplexity"] = float(lines[-1]["perplexity"])
     for share in shares:
-        up = [float(line["bytes_up"]) / _SILOS for seed in seeds for line in runs["smupar", share, seed]]
-        figures[f"megabytes_{share}"] = mean(up) / 1e6
-    for share in sorted({16, 64} & {*shares}):
-        for other in ("sp", "mup"):
-            pairs = [(runs["smupar", share, seed][-1]["loss"], runs[other, share, seed][-1]["loss"]) for seed in seeds]
-            figures[f"smupar_over_{other}_{share}"] = mean(float(mine) / float(its) for mine, its in pairs)
-    return figures | dict(_account(cells, runs))
+        figures[f"megabytes_{share}"] = fmean(float(line["bytes_up"]) / _SILOS for line in runs["smupar", share]) / 1e6
+    for share, other in product(sorted({16, 64} & {*shares}), ("sp", "mup")):
+        figures[f"smupar_over_{other}_{share}"] = figures[f"smupar_{share}_loss"] / figures[f"{other}_{share}_loss"]
+    return figures | _account(cells, runs)
 
 
 def _account(
-    cells: Mapping[tuple[str, int, int], Mapping[str, Any]], runs: Mapping[tuple[str, int, int], Sequence[Line]]
-) -> Figures:
+    cells: Mapping[tuple[str, int], Mapping[str, Any]], runs: Mapping[tuple[str, int], Sequence[Line]]
+) -> dict[str, float]:
     """Of any round of any cell: how far its bytes are from (dense part + density x hidden part) x width; the hidden part by its formula."""
     errors, shares = [], []
     for key, cell in cells.items():
         dense, hidden = (_SILOS * _FLOAT_BYTES * size for size in _sizes(cell))
         thinned = hidden / key[1]
-        for line in runs[key]:
-            for way in ("bytes_up", "bytes_down"):
-                errors.append(abs(float(line[way]) - (dense + thinned)))
-                shares.append((float(line[way]) - dense) / thinned)
+        for line, way in product(runs[key], ("bytes_up", "bytes_down")):
+            errors.append(abs(float(line[way]) - (dense + thinned)))
+            shares.append((float(line[way]) - dense) / thinned)
     return {"bytes_error": max(errors), "hidden_over_density": max(shares)}
 
 
@@ -94,58 +98,16 @@ def _sizes(cell: Mapping[str, Any]) -> tuple[int, int]:
     return sum(parameter.numel() for parameter in model.parameters()) - hidden, hidden
 
 
-def _proxy(exponent: int) -> dict[str, Any]:
-    """The base: dense and narrow, the same under all three."""
-    held_out = {"data": {"validation_fraction": 0.1}}
-    return merged(_cell("smupar", 1.0, 0, lr=2.0**exponent, width=BASE_WIDTH, rounds=_ROUNDS), held_out)
-
-
 def _cell(scheme: str, density: float, seed: int, *, lr: float, width: int, rounds: int) -> dict[str, Any]:
-    of_base = {} if scheme == "sp" else {"base_width": BASE_WIDTH, "base_head_width": HEAD_WIDTH}
-    return {
-        "seed": seed,
+    changes = {
         "rounds": rounds,
-        "task": "language",
-        "metrics": ["perplexity"],
-        "data": {"name": "pytext", "block_length": 64, "test_fraction": 0.03},
+        "data": {"block_length": 64, "test_fraction": 0.03},
         "partition": {"name": "natural", "num_clients": _SILOS},
-        "model": {"name": "gpt", "depth": 2, "width": width, "num_heads": width // HEAD_WIDTH, "bias": False},
-        "parameterisation": {"name": scheme, "init_std": INIT_STD, "density": density, **of_base},
+        "parameterisation": {"base_head_width": HEAD_WIDTH},
         "sparsity": {"draw": "exact"},
-        "client": {
-            "local_steps": _STEPS,
-            "batch_size": 4,
-            "lr": lr,
-            "weight_decay": 0.1,
-            "clip_norm": 1.0,
-            "optimizer": {"name": "packed_adamw", "beta1": 0.9, "beta2": 0.95},
-        },
-        "strategy": {"name": "fedavg"},
+        "client": {"local_steps": _STEPS, "batch_size": 4, "optimizer": {"name": "packed_adamw"}},
         "server": {"cohort_size": _SILOS},
         "engine": {"sparse_products": "dense"},  # the same arithmetic at every density
     }
-
-
-_EXACT = (
-    Threshold(figure="bytes_error", bound="at most", value=0.0),
-    Threshold(figure="hidden_over_density", bound="at most", value=1.01),
-)
-RECIPE = Recipe(
-    name="federated-smupar",
-    claim="Sparse clients send density times the hidden part and no more of it; at densities 1/16 and 1/64, with the dense proxy's rate, SmuPar's loss is at least 5 % below the others'.",
-    measure=measure,
-    thresholds=(
-        *_EXACT,
-        *(
-            Threshold(figure=f"smupar_over_{scheme}_{share}", bound="at most", value=0.95)
-            for share in (16, 64)
-            for scheme in ("sp", "mup")
-        ),
-    ),
-    expected=Verdict.DOES_NOT_HOLD,
-    quick_thresholds=(
-        *_EXACT,
-        Threshold(figure="smupar_over_sp_64", bound="at most", value=1.0),
-        Threshold(figure="smupar_over_mup_64", bound="at most", value=1.0),
-    ),
-)
+    config = variant(experiment(width=width, lr=lr, changes=changes), scheme, density, seed=seed)
+    return config.model_dump(mode="json")

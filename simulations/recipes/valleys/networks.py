@@ -1,24 +1,18 @@
 """Networks for the recipes of valleys: trained on digits as a federation of one client, by the same engine as any run."""
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from clients.state.store import ClientStore
 from clients.trainer import SequentialTrainer
 from fedsign.config import from_dict, merged
-from fedsign.errors import RoundError
-from fedsign.landscape.landscape import Landscape
-from fedsign.landscape.noise import noise, with_signs
-from fedsign.landscape.scaling import Scaling, scaled
-from fedsign.landscape.valley import Sides, curves
-from fedsign.records import ObjectiveSpec, Tensors, TrainReply, TrainRequest
+from fedsign.records import ObjectiveSpec, Tensors, TrainRequest
 from fedsign.workload import Workload
+from simulations.api import run
 from simulations.landscape.subject import Subject, subject_of
+from simulations.landscape.valley import Asked, look
 
 EPOCHS = 40
 _CENTRAL: dict[str, Any] = {
@@ -42,8 +36,6 @@ _CENTRAL: dict[str, Any] = {
 
 def network(seed: int, changes: Mapping[str, Any] | None = None) -> Subject:
     """A network with its initial parameters, its data and its task: the default MLP, 40 epochs (a round is one)."""
-    from simulations.api import run
-
     with tempfile.TemporaryDirectory() as root:
         own = {"seed": seed, "results": {"root": root, "checkpoint_every": EPOCHS}}
         done = run(merged(merged(_CENTRAL, changes or {}), own))
@@ -52,34 +44,17 @@ def network(seed: int, changes: Mapping[str, Any] | None = None) -> Subject:
     return subject
 
 
-def landscape_of(subject: Subject, *, statistics: int = 500) -> Landscape:
-    """On all test samples."""
-    return Landscape(
-        subject.model, subject.workload.task, subject.test_samples(None), statistics=subject.statistics(statistics)
-    )
+def networks(count: int, changes: Mapping[str, Any] | None = None) -> Iterator[Subject]:
+    """Those of the seeds 0, 1, ..."""
+    return (network(seed, changes) for seed in range(count))
 
 
-def sides_along(
-    landscape: Landscape,
-    name: str,
-    *,
-    draw: int,
-    scale: float,
-    signs: float | None = None,
-    where: Tensor | None = None,
-    scaling: Scaling = Scaling.NORM,
-) -> Sides:
-    """The sides of the error along one draw of a noise; `signs`: the fraction that gets the model's."""
-    layout, theta = landscape.layout, landscape.centre
-    eps = noise(name, layout.size, seed=draw)
-    if signs is not None:
-        eps = with_signs(eps, theta, fraction=signs, seed=draw)
-    return sides_of_direction(landscape, scaled(layout, eps, theta, scaling, where=where), scale=scale)
-
-
-def sides_of_direction(landscape: Landscape, direction: Tensor, *, scale: float) -> Sides:
-    """The sides of the error along a direction that is scaled already."""
-    return curves(landscape, [direction], scales=[scale])[0][0].sides("error")
+def errors_along(
+    subject: Subject, *names: str, scale: float, draw: int = 0, **asked: Any
+) -> dict[str, Mapping[str, float]]:
+    """The error's means on both sides, and its asymmetry, along a draw of each noise, or special directions, by their names."""
+    found = look(subject, Asked(directions=names, draws=1, seed=draw, scales=(scale,), **asked))
+    return {row["direction"]: row["error"] for row in found.rows}
 
 
 def trained_on_share(workload: Workload, start: Tensors, share: int, *, epochs: int) -> Tensors:
@@ -94,18 +69,9 @@ def trained_on_share(workload: Workload, start: Tensors, share: int, *, epochs: 
         needed_versions=frozenset(),
     )
     with tempfile.TemporaryDirectory() as states:
-        (reply,) = SequentialTrainer(longer).train_many([request], ClientStore(Path(states)))
-    if not isinstance(reply, TrainReply):
-        raise RoundError(f"a network could not be trained: {reply.reason}")
-    return reply.tensors
+        return SequentialTrainer(longer).train(request, ClientStore(Path(states))).tensors
 
 
 def workload_in_shares(seed: int, num_shares: int) -> Workload:
     """Digits in equal random shares."""
-    own = {"seed": seed, "partition": {"name": "iid", "num_clients": num_shares}}
-    return Workload(from_dict(merged(_CENTRAL, own)))
-
-
-def mean(values: list[float]) -> float:
-    """NaN of none."""
-    return float(torch.tensor(values, dtype=torch.float64).mean())
+    return Workload(from_dict(merged(_CENTRAL, {"seed": seed, "partition": {"num_clients": num_shares}})))

@@ -1,0 +1,107 @@
+"""What a step along the signs of the weights does to hidden units and to a classifier.
+
+Paper: arXiv 2405.12489, section 5 and Figure 29.
+"""
+
+from collections import defaultdict
+
+import numpy as np
+from scipy.stats import spearmanr
+
+from fedsign.landscape.activations import activation_confusion as confusion
+from fedsign.landscape.activations import relu_demo as relu_inputs
+from fedsign.landscape.noise import noise, with_signs
+from fedsign.landscape.scaling import Scaling, scaled
+from fedsign.landscape.softmax_demo import softmax_curve
+from fedsign.landscape.vector import Layout
+from simulations.recipes.base import Figures, at_least, at_most, recipe
+from simulations.recipes.cells import averages
+from simulations.recipes.valleys.networks import networks
+
+
+@recipe(
+    "Along the signs of a softmax classifier's weights the Hessian's trace and the error are smaller than against them.",
+    at_least("signs_error_gap", 0.2),
+    at_most("signs_trace_ratio", 1.0),
+    at_most("raw_error_gap", 0.1),
+)
+def softmax_demo(quick: bool) -> Figures:
+    """Over 10 noises (quick: 3).
+
+    Paper: Figure 29: logistic regression on scikit-learn's digits (500 iterations, no intercept, fitted and evaluated on all of them);
+    noise G(0, 1), or |G(0, 1)| sign(W), raw; 21 lambdas from -1 to 1.
+    """
+    from sklearn.datasets import load_digits
+    from sklearn.linear_model import LogisticRegression
+
+    features, labels = load_digits(return_X_y=True)
+    weights = LogisticRegression(max_iter=500, fit_intercept=False).fit(features, labels).coef_
+    lambdas = np.linspace(-1, 1, 21)
+    noises = [np.random.default_rng(seed).standard_normal(weights.shape) for seed in range(3 if quick else 10)]
+    directions = {"raw": noises, "signs": [np.abs(each) * np.sign(weights) for each in noises]}
+    means = {}
+    for name, drawn in directions.items():
+        curves = [softmax_curve(weights, each, features, labels, lambdas) for each in drawn]
+        for what in ("error", "loss", "spread", "trace", "curvature"):
+            means[name, what] = np.mean([getattr(curve, what) for curve in curves], axis=0)
+    figures: dict[str, float] = {}
+    for (name, what), values in means.items():
+        figures[f"{name}_{what}_positive"] = float(values[lambdas > 0].mean())
+        figures[f"{name}_{what}_negative"] = float(values[lambdas < 0].mean())
+    return figures | {
+        "signs_error_at_1": float(means["signs", "error"][-1]),
+        "signs_error_at_minus_1": float(means["signs", "error"][0]),
+        "signs_error_gap": figures["signs_error_negative"] - figures["signs_error_positive"],
+        "signs_trace_ratio": figures["signs_trace_positive"] / figures["signs_trace_negative"],
+        "signs_trace_spearman": float(spearmanr(lambdas, means["signs", "trace"])[0]),
+        "raw_error_gap": abs(figures["raw_error_negative"] - figures["raw_error_positive"]),
+    }
+
+
+@recipe(
+    "The input of a neuron grows with each step along the signs of its weights.",
+    at_least("smallest_step", 0.0),
+)
+def relu_demo(quick: bool) -> Figures:
+    """Over 10,000 draws for each of 20 h (quick: 5): means before the ReLU, and the share that passes it.
+
+    Paper: section 5 (ReLU demonstration): h in R^d from G(0, 1), w = 0.1 h + delta, 10,000 draws of delta; (w + lambda sign(w))^T h for
+    lambda in {-1, -0.5, 0, 0.5, 1}.  The paper's d is not known; here 64.
+    """
+    lambdas = np.array([-1.0, -0.5, 0.0, 0.5, 1.0])
+    drawn = [relu_inputs(lambdas, seed=seed) for seed in range(5 if quick else 20)]
+    inputs = np.array([before.mean(1) for before, _ in drawn])
+    passed = np.array([(after > 0).mean(1) for _, after in drawn])
+    return {
+        **{f"mean_at_{at:g}": float(value) for at, value in zip(lambdas, inputs.mean(0), strict=True)},
+        **{f"open_at_{at:g}": float(value) for at, value in zip(lambdas, passed.mean(0), strict=True)},
+        "smallest_step": float(np.diff(inputs).min()),
+    }
+
+
+@recipe(
+    "More hidden units stay active or inactive after a step along the model's signs than after one against them.",
+    at_least("smallest_difference", 0.0),
+)
+def activation_confusion(quick: bool) -> Figures:
+    """Shares of features that stay what they are, over 5 networks and 5 noises each (quick: 2 and 2).
+
+    Paper: section 5: the confusion matrix of active and inactive hidden features of theta_f and theta_f + lambda |eps| sign(theta_f) has
+    a larger trace at lambda = a than at -a, for a in {0.2, 0.4, 0.6, 0.8, 1}.  Here the last hidden layer of an MLP 64-128-128-10 on
+    digits, norm-scaled.
+    """
+    steps = (0.2, 0.4, 0.6, 0.8, 1.0)
+    found = defaultdict[float, list[float]](list)
+    for subject in networks(2 if quick else 5):
+        layout = Layout.of(subject.model)
+        theta = layout.vector(dict(subject.model.named_parameters()))
+        features = subject.test_samples(None).features
+        for draw in range(2 if quick else 5):
+            eps = with_signs(noise("gaussian", layout.size, seed=draw), theta)
+            direction = scaled(layout, eps, theta, Scaling.NORM)
+            for at in (sign * step for step in steps for sign in (1, -1)):
+                moved = confusion(subject.model, layout, theta, theta + at * direction, features)
+                found[at].append(moved.trace_fraction)
+    same = averages(found)
+    figures = {f"same_at_{at:g}": value for at, value in same.items()}
+    return figures | {"smallest_difference": min(same[step] - same[-step] for step in steps)}
