@@ -88,11 +88,10 @@ def kind_of(shape: Shape) -> str:
 def _of_gpt(model: GPT, end_id: int) -> Any:
     kind = kind_of(model.shape)
     library = llm.transformers(_WHAT)
-    config = (_llama_config if kind == "llama" else _gpt2_config)(library, model.shape, end_id)
+    config = _config(library, model.shape, kind, end_id)
     network = library.AutoModelForCausalLM.from_config(config, dtype=model.embedding.weight.dtype)
-    tensors = dict(_renamed(model, kind))
-    if kind == "gpt2":
-        tensors = {**_zeros(network), **tensors}
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in network.state_dict().items() if name.endswith(".bias")}
+    tensors = (zeros if kind == "gpt2" else {}) | dict(_renamed(model, kind))
     with torch.no_grad():
         found = network.load_state_dict(tensors, strict=False)
     missing = [name for name in found.missing_keys if not (model.shape.tied and name == "lm_head.weight")]
@@ -104,29 +103,29 @@ def _of_gpt(model: GPT, end_id: int) -> Any:
     return network.eval()
 
 
-def _llama_config(library: Any, shape: Shape, end_id: int) -> Any:
-    return library.LlamaConfig(
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.width,
-        intermediate_size=shape.ffn_width,
-        num_hidden_layers=shape.depth,
-        num_attention_heads=shape.num_heads,
-        num_key_value_heads=shape.num_kv_heads,
-        max_position_embeddings=shape.num_positions,
-        rms_norm_eps=shape.norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": shape.rotary_base},
-        attention_bias=shape.bias,
-        mlp_bias=shape.bias,
-        initializer_range=shape.init_std,
-        tie_word_embeddings=shape.tied,
-        bos_token_id=end_id,
-        eos_token_id=end_id,
-    )
-
-
-def _gpt2_config(library: Any, shape: Shape, end_id: int) -> Any:
+def _config(library: Any, shape: Shape, kind: str, end_id: int) -> Any:
+    shared = {
+        "vocab_size": shape.vocabulary,
+        "initializer_range": shape.init_std,
+        "tie_word_embeddings": shape.tied,
+        "bos_token_id": end_id,
+        "eos_token_id": end_id,
+    }
+    if kind == "llama":
+        return library.LlamaConfig(
+            hidden_size=shape.width,
+            intermediate_size=shape.ffn_width,
+            num_hidden_layers=shape.depth,
+            num_attention_heads=shape.num_heads,
+            num_key_value_heads=shape.num_kv_heads,
+            max_position_embeddings=shape.num_positions,
+            rms_norm_eps=shape.norm_eps,
+            rope_parameters={"rope_type": "default", "rope_theta": shape.rotary_base},
+            attention_bias=shape.bias,
+            mlp_bias=shape.bias,
+            **shared,
+        )
     return library.GPT2Config(
-        vocab_size=shape.vocabulary,
         n_positions=shape.num_positions,
         n_embd=shape.width,
         n_layer=shape.depth,
@@ -137,10 +136,7 @@ def _gpt2_config(library: Any, shape: Shape, end_id: int) -> Any:
         embd_pdrop=shape.dropout,
         attn_pdrop=0.0,
         layer_norm_epsilon=shape.norm_eps,
-        initializer_range=shape.init_std,
-        tie_word_embeddings=shape.tied,
-        bos_token_id=end_id,
-        eos_token_id=end_id,
+        **shared,
     )
 
 
@@ -164,9 +160,3 @@ def _tensors(layer: nn.Module, name: str, *, transposed: bool) -> Iterator[tuple
     for part, parameter in layer.named_parameters():
         tensor = parameter.detach()
         yield f"{name}.{part}", tensor.T if transposed and part == "weight" else tensor
-
-
-def _zeros(network: nn.Module) -> dict[str, Tensor]:
-    """Biases of 0."""
-    biases = {name: tensor for name, tensor in network.state_dict().items() if name.endswith(".bias")}
-    return {name: torch.zeros_like(tensor) for name, tensor in biases.items()}
