@@ -40,11 +40,9 @@ class PartModel(WorkingModel):
         self._of_name = dict(module.named_parameters(remove_duplicate=False))
         self._shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
         self._borrows = self._is_plain and not self._channels_last
-        self._borrowed: set[nn.Parameter] = set()  # are received tensors
-        self._copied: set[nn.Parameter] = set()  # were, until they were drawn
-        self._moved: list[OnDevice] = []
-        if numerics.device.type == "cpu":
-            self._borrowed = set(self.parameters.values()) if self._borrows else set()
+        self._forget()
+        if numerics.device.type == "cpu" and self._borrows:
+            self._borrowed = set(self.parameters.values())
             self.release()
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -122,11 +120,16 @@ class PartModel(WorkingModel):
         for parameter in self._borrowed | self._copied:
             parameter.data = parameter.new_empty(0)
             parameter.grad = None
-        self._borrowed, self._copied, self._moved = set(), set(), []
+        self._forget()
+
+    def _forget(self) -> None:
+        self._borrowed: set[nn.Parameter] = set()  # are received tensors
+        self._copied: set[nn.Parameter] = set()  # were, until they were drawn
+        self._moved: list[OnDevice] = []
 
     def _fill(self) -> None:
         """Memory of its own for every parameter."""
-        self._borrowed, self._copied, self._moved = set(), set(), []
+        self._forget()
         for name, parameter in self._of_name.items():
             if parameter.shape != self._shapes[name]:
                 parameter.data = parameter.new_empty(self._shapes[name])
