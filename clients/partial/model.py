@@ -33,6 +33,10 @@ from fedsign.workload import Workload
 class PartModel(WorkingModel):
     """A working model for optimisers that train a part of it; see the note."""
 
+    _borrowed: set[nn.Parameter]  # are received tensors
+    _copied: set[nn.Parameter]  # were, until they were drawn
+    _moved: list[OnDevice]
+
     def __init__(self, module: nn.Module, numerics: Numerics) -> None:
         super().__init__(module, numerics)
         self.home = torch.device("cpu")  # where tensors come
@@ -123,9 +127,7 @@ class PartModel(WorkingModel):
         self._forget()
 
     def _forget(self) -> None:
-        self._borrowed: set[nn.Parameter] = set()  # are received tensors
-        self._copied: set[nn.Parameter] = set()  # were, until they were drawn
-        self._moved: list[OnDevice] = []
+        self._borrowed, self._copied, self._moved = set(), set(), []
 
     def _fill(self) -> None:
         """Memory of its own for every parameter."""
