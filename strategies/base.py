@@ -73,13 +73,7 @@ class Strategy(FlowerStrategy):
         """A reply's weight in the mean: 1, the client's number of samples, or its own of `weights`."""
         if self.weights:
             return self.weights[reply.partition]
-        match self.weighting:
-            case "uniform":
-                return 1.0
-            case "examples":
-                return float(reply.num_examples)
-            case _:
-                raise ValueError(f"weighting={self.weighting!r}; expected uniform or examples.")
+        return 1.0 if self.weighting == "uniform" else float(reply.num_examples)
 
     def move(self, round: Aggregate) -> Tensors:
         """The target: the model to serve next, unless a server optimiser goes its own way towards it."""

@@ -33,6 +33,10 @@ from fedsign.workload import Workload
 class PartModel(WorkingModel):
     """A working model for optimisers that train a part of it; see the note."""
 
+    _borrowed: set[nn.Parameter]  # are received tensors
+    _copied: set[nn.Parameter]  # were, until they were drawn
+    _moved: list[OnDevice]
+
     def __init__(self, module: nn.Module, numerics: Numerics) -> None:
         super().__init__(module, numerics)
         self.home = torch.device("cpu")  # where tensors come
@@ -40,11 +44,9 @@ class PartModel(WorkingModel):
         self._of_name = dict(module.named_parameters(remove_duplicate=False))
         self._shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
         self._borrows = self._is_plain and not self._channels_last
-        self._borrowed: set[nn.Parameter] = set()  # are received tensors
-        self._copied: set[nn.Parameter] = set()  # were, until they were drawn
-        self._moved: list[OnDevice] = []
-        if numerics.device.type == "cpu":
-            self._borrowed = set(self.parameters.values()) if self._borrows else set()
+        self._forget()
+        if numerics.device.type == "cpu" and self._borrows:
+            self._borrowed = set(self.parameters.values())
             self.release()
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -122,11 +124,14 @@ class PartModel(WorkingModel):
         for parameter in self._borrowed | self._copied:
             parameter.data = parameter.new_empty(0)
             parameter.grad = None
+        self._forget()
+
+    def _forget(self) -> None:
         self._borrowed, self._copied, self._moved = set(), set(), []
 
     def _fill(self) -> None:
         """Memory of its own for every parameter."""
-        self._borrowed, self._copied, self._moved = set(), set(), []
+        self._forget()
         for name, parameter in self._of_name.items():
             if parameter.shape != self._shapes[name]:
                 parameter.data = parameter.new_empty(self._shapes[name])

@@ -21,8 +21,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from clients.middleware import ClientMiddleware
 from fedsign.errors import FedSignError, IncompleteModelError
-from fedsign.records import TrainReply, TrainRequest
+from fedsign.records import TrainRequest
 from fedsign.storage.checkpoints import save_tensors
 from fedsign.storage.disk import PARTIAL, disk_errors, sync
 from fedsign.traits import OptimizerTraits
@@ -33,10 +34,8 @@ _ABANDONED_S = 3600.0  # nobody writes to one file for so long
 _log = logging.getLogger("fedsign")
 
 
-class ReceivedTensors:
-    """A ClientMiddleware (`clients.middleware`) of the clients whose states lie in `folder`."""
-
-    replaces_others = False
+class ReceivedTensors(ClientMiddleware):
+    """Middleware of the clients whose states lie in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "received"
@@ -44,10 +43,6 @@ class ReceivedTensors:
     def concerns(self, request: TrainRequest) -> bool:
         """Requests that may leave something out."""
         return bool(request.digests)
-
-    def after(self, request: TrainRequest, reply: TrainReply) -> TrainReply:
-        """As it is."""
-        return reply
 
     def before(self, request: TrainRequest) -> TrainRequest:
         """The request with the whole model.
@@ -58,15 +53,14 @@ class ReceivedTensors:
             IncompleteModelError: something that was left out is not here.
         """
         digests = request.digests
-        left_out = {name: self._read(digest) for name, digest in digests.items() if name not in request.tensors}
-        lacking = [name for name, tensor in left_out.items() if tensor is None]
-        if lacking:
+        left_out = [name for name in digests if name not in request.tensors]
+        here = {name: tensor for name in left_out if (tensor := self._read(digests[name])) is not None}
+        if lacking := [name for name in left_out if name not in here]:
             raise IncompleteModelError(
                 f"client {request.partition} lacks {len(lacking)} of the {len(left_out)} tensors that the request of round "
                 f"{request.round} leaves out (first: '{lacking[0]}'): its disk was cleared, or another node served it before; it "
                 "is sent the whole model."
             )
-        here = {name: tensor for name, tensor in left_out.items() if tensor is not None}
         try:
             for name, tensor in request.tensors.items():
                 self._write(digests[name], tensor)
@@ -115,7 +109,7 @@ class ReceivedTensors:
                     path.unlink()
 
 
-def middleware_of(workload: Workload, *, in_process: bool, folder: Path) -> list[ReceivedTensors]:
+def middleware_of(workload: Workload, *, in_process: bool, folder: Path) -> list[ClientMiddleware]:
     """At the extension point `client_middleware`: nothing is left out in process, or where clients train all of the model."""
     leaves_out = not in_process and OptimizerTraits.of(workload.config.client.optimizer.name).trains_part
     return [ReceivedTensors(folder)] if leaves_out else []

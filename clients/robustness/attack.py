@@ -10,10 +10,8 @@ A server that clips updates clips theirs as well.
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
 from typing import Annotated
 
-import numpy as np
 from pydantic import Field
 
 from clients.middleware import ClientMiddleware
@@ -65,10 +63,7 @@ class Attack(ClientMiddleware):
 
 def malicious(part: AttackPart, *, seed: int, num_clients: int) -> frozenset[int]:
     """The clients that attack; none without an attack."""
-    return _drawn(seed, num_clients, round(part.fraction * num_clients)) if part.is_chosen else frozenset()
-
-
-@lru_cache(maxsize=4)
-def _drawn(seed: int, num_clients: int, count: int) -> frozenset[int]:
-    order = generator(seed, Purpose.ATTACK).permutation(np.arange(num_clients))
-    return frozenset(order[:count].tolist())
+    if not part.is_chosen:
+        return frozenset()
+    order = generator(seed, Purpose.ATTACK).permutation(num_clients)
+    return frozenset(order[: round(part.fraction * num_clients)].tolist())

@@ -5,7 +5,6 @@ sgp(theta_f - mu), where mu is the mean of each parameter tensor and sgp(x) = 1 
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -14,16 +13,14 @@ from fedsign.errors import ConfigError
 from fedsign.landscape.vector import Layout
 from fedsign.registry import nearest
 
-SPECIAL: Mapping[str, str] = MappingProxyType(
-    {
-        "initial": "θ₀",
-        "final": "θf",
-        "sign": "sign(θf)",
-        "sign_centred": "sign(θf - μ)",
-        "sgp": "sgp(θf)",
-        "sgp_centred": "sgp(θf - μ)",
-    }
-)
+SPECIAL: Mapping[str, str] = {
+    "initial": "θ₀",
+    "final": "θf",
+    "sign": "sign(θf)",
+    "sign_centred": "sign(θf - μ)",
+    "sgp": "sgp(θf)",
+    "sgp_centred": "sgp(θf - μ)",
+}
 """Name -> the paper's formula."""
 
 

@@ -2,12 +2,11 @@
 
 Paper: arXiv 2405.12489, section 3.2: ALL; CLF, the weights of the final classifier; FEAT, all but the final classifier;
 LAYER1, the first several blocks; CONV; BN.  The paper names no rule for "the first several": here they are
-the stage called `layer1`, or else the first quarter of the layers that have parameters.
+the stage called `layer1`, or else the first quarter of the layers that have parameters.  CONV and BN are all parameters of
+convolutions and of BatchNorm.
 """
 
-from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +16,7 @@ from fedsign.landscape.vector import Layout
 from fedsign.models.batch_norm import BATCH_NORMS
 from fedsign.models.features import classifier_of
 
-GROUPS: Mapping[str, str] = MappingProxyType(
-    {
-        "ALL": "all parameters",
-        "CLF": "the weights of the final classifier",
-        "FEAT": "all but the final classifier",
-        "LAYER1": "the first several blocks",
-        "CONV": "all parameters of convolutions",
-        "BN": "all parameters of BatchNorm",
-    }
-)
+GROUPS = ("ALL", "CLF", "FEAT", "LAYER1", "CONV", "BN")
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 

@@ -7,7 +7,6 @@ A direction's numbers come from the stream of (seed, its index); so direction 3 
 """
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 
 import torch
 from torch import Generator, Tensor
@@ -31,30 +30,16 @@ def _integers(low: int) -> Draw:
     return lambda size, rng, dtype: torch.randint(low, 2, (size,), generator=rng).to(dtype)
 
 
-NOISES: Mapping[str, Draw] = MappingProxyType(
-    {
-        "gaussian": _gaussian(0.0),
-        "uniform": _uniform(-1.0),
-        "ternary": _integers(-1),
-        "gaussian_1": _gaussian(1.0),
-        "uniform_01": _uniform(0.0),
-        "binary": _integers(0),
-        "ones": lambda size, rng, dtype: torch.ones(size, dtype=dtype),
-    }
-)
-"""Name -> what draws it; in the paper's order."""
-
-LABELS: Mapping[str, str] = MappingProxyType(
-    {
-        "gaussian": "G(0, 1)",
-        "uniform": "U(-1, 1)",
-        "ternary": "{-1, 0, 1}",
-        "gaussian_1": "G(1, 1)",
-        "uniform_01": "U(0, 1)",
-        "binary": "{0, 1}",
-        "ones": "{1}",
-    }
-)
+NOISES: Mapping[str, tuple[str, Draw]] = {
+    "gaussian": ("G(0, 1)", _gaussian(0.0)),
+    "uniform": ("U(-1, 1)", _uniform(-1.0)),
+    "ternary": ("{-1, 0, 1}", _integers(-1)),
+    "gaussian_1": ("G(1, 1)", _gaussian(1.0)),
+    "uniform_01": ("U(0, 1)", _uniform(0.0)),
+    "binary": ("{0, 1}", _integers(0)),
+    "ones": ("{1}", lambda size, rng, dtype: torch.ones(size, dtype=dtype)),
+}
+"""Name -> the paper's formula, and what draws it; in the paper's order."""
 
 
 def noise(name: str, size: int, *, seed: int, index: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -67,7 +52,8 @@ def noise(name: str, size: int, *, seed: int, index: int = 0, dtype: torch.dtype
         raise ConfigError(
             f"noise '{name}' is not known.{nearest(name, NOISES)} Expected is one of {', '.join(NOISES)}."
         )
-    return NOISES[name](size, torch_generator(seed, Purpose.ANALYSIS, partition=index), dtype)
+    _, draw = NOISES[name]
+    return draw(size, torch_generator(seed, Purpose.ANALYSIS, partition=index), dtype)
 
 
 def with_signs(eps: Tensor, theta: Tensor, *, fraction: float = 1.0, seed: int = 0, index: int = 0) -> Tensor:

@@ -36,8 +36,6 @@ def scaled(layout: Layout, eps: Tensor, theta: Tensor, scaling: Scaling, *, wher
         case Scaling.FILTER:
             parts = zip(layout.tensors(eps).values(), layout.tensors(theta).values(), strict=True)
             return torch.cat([_by_filter(noise, own).reshape(-1) for noise, own in parts])
-        case _:
-            raise ValueError(f"scaling={scaling!r}; expected is a Scaling.")
 
 
 def _by_filter(eps: Tensor, theta: Tensor) -> Tensor:

@@ -26,9 +26,9 @@ def prepare(model: nn.Module) -> None:
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     for module in model.modules():
         if type(module) is nn.Flatten:
-            module.register_forward_pre_hook(_keep_layout_of_input)
+            module.register_forward_pre_hook(_keep_layout)
         elif type(module) is nn.MaxPool2d:
-            module.register_forward_hook(_keep_layout_of_output)
+            module.register_forward_hook(_keep_layout)
 
 
 def _pool_first(model: nn.Module) -> None:
@@ -52,26 +52,13 @@ def _pool_first(model: nn.Module) -> None:
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    return any(
-        (
-            module._forward_hooks,
-            module._forward_pre_hooks,
-            module._backward_hooks,
-            module._backward_pre_hooks,
-        )
-    )
+    forward = module._forward_hooks or module._forward_pre_hooks
+    return bool(forward or module._backward_hooks or module._backward_pre_hooks)
 
 
-def _keep_layout_of_input(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-    _keep_layout(inputs[0])
-
-
-def _keep_layout_of_output(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-    _keep_layout(output)
-
-
-def _keep_layout(images: Any) -> None:
-    """Lay the gradient of images out as they are themselves."""
+def _keep_layout(module: nn.Module, inputs: tuple[Any, ...], output: Any = None) -> None:
+    """A hook that lays the gradient of a module's output, or before it of its input, out as these images are themselves."""
+    images = inputs[0] if output is None else output
     if isinstance(images, Tensor) and images.requires_grad and is_channels_last(images):
         images.register_hook(laid_out)
 

@@ -11,7 +11,7 @@ that is `training=False`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -98,12 +98,9 @@ def forward_with_features(
     if not moves_buffers:
         buffers = {name: tensors.get(name, buffer).clone() for name, buffer in model.named_buffers()}
         tensors = {**tensors, **buffers}
-    with _mode(model, training), recorded_features(model) as features:
-        if moves_buffers:
-            outputs: Tensor = functional_call(model, dict(tensors), (inputs,))
-        else:
-            with _statistics_left_alone(model):
-                outputs = functional_call(model, dict(tensors), (inputs,))
+    statistics = nullcontext() if moves_buffers else _statistics_left_alone(model)
+    with _mode(model, training), statistics, recorded_features(model) as features:
+        outputs: Tensor = functional_call(model, dict(tensors), (inputs,))
         return outputs, features()
 
 

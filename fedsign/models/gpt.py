@@ -18,7 +18,8 @@ sqrt(2 depth) (GPT-2, section 2.3); biases are 0.  Dropout stands after the embe
 not dropped.  A tied head is no module and has no tensor: the state_dict holds the embedding once.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import torch
@@ -34,34 +35,6 @@ Activation = Literal["gelu", "swiglu"]
 Norm = Literal["layer_norm", "rms_norm"]
 Positions = Literal["learned", "rotary"]
 _LLAMA_MULTIPLE = 256  # of which LLaMA's feed-forward widths are multiples
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shape:
-    """All that decides a network of this family."""
-
-    vocabulary: int
-    depth: int
-    width: int
-    num_heads: int
-    num_kv_heads: int
-    ffn_width: int
-    activation: Activation
-    norm: Norm
-    norm_eps: float
-    tied: bool
-    positions: Positions
-    num_positions: int
-    rotary_base: float
-    bias: bool
-    dropout: float
-    init_std: float
-    checkpoint_activations: bool
-
-    @property
-    def head_width(self) -> int:
-        """Coordinates of a head."""
-        return self.width // self.num_heads
 
 
 class Linear(nn.Linear):
@@ -81,15 +54,15 @@ class Embedding(nn.Embedding):
 class Attention(nn.Module):
     """Causal self-attention, in groups of heads that share keys and values."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, width: int, num_heads: int, num_kv_heads: int, *, bias: bool) -> None:
         super().__init__()
-        of_heads, of_kv = shape.num_heads * shape.head_width, shape.num_kv_heads * shape.head_width
-        self.query = Linear(shape.width, of_heads, bias=shape.bias)
-        self.key = Linear(shape.width, of_kv, bias=shape.bias)
-        self.value = Linear(shape.width, of_kv, bias=shape.bias)
-        self.out = Linear(of_heads, shape.width, bias=shape.bias)
-        self.scale = shape.head_width**-0.5  # of the logits of attention
-        self.num_heads, self.num_kv_heads = shape.num_heads, shape.num_kv_heads
+        head_width = width // num_heads
+        self.query = Linear(width, width, bias=bias)
+        self.key = Linear(width, num_kv_heads * head_width, bias=bias)
+        self.value = Linear(width, num_kv_heads * head_width, bias=bias)
+        self.out = Linear(width, width, bias=bias)
+        self.scale = head_width**-0.5  # of the logits of attention
+        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
         """[B, T, width] -> [B, T, width]."""
@@ -110,11 +83,11 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """What every position does by itself."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, width: int, ffn_width: int, activation: Activation, *, bias: bool) -> None:
         super().__init__()
-        self.gate = Linear(shape.width, shape.ffn_width, bias=shape.bias) if shape.activation == "swiglu" else None
-        self.up = Linear(shape.width, shape.ffn_width, bias=shape.bias)
-        self.down = Linear(shape.ffn_width, shape.width, bias=shape.bias)
+        self.gate = Linear(width, ffn_width, bias=bias) if activation == "swiglu" else None
+        self.up = Linear(width, ffn_width, bias=bias)
+        self.down = Linear(ffn_width, width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, width] -> [B, T, width]."""
@@ -127,13 +100,13 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """Attention and feed-forward, each added to the stream."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, attention: Attention, ffn: FeedForward, norm: Callable[[], nn.Module], dropout: float) -> None:
         super().__init__()
-        self.attention_norm = norm_of(shape)
-        self.attention = Attention(shape)
-        self.ffn_norm = norm_of(shape)
-        self.ffn = FeedForward(shape)
-        self.dropout = dropout_of(shape)
+        self.attention_norm = norm()
+        self.attention = attention
+        self.ffn_norm = norm()
+        self.ffn = ffn
+        self.dropout = dropout_of(dropout)
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
         """[B, T, width] -> [B, T, width]."""
@@ -143,17 +116,62 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """The network; `shape` says which."""
+    """A GPT over `num_outputs` tokens; `num_kv_heads`, `ffn_width` and `num_positions` of 0 are all heads, the usual width, the samples' length.
 
-    def __init__(self, shape: Shape) -> None:
+    `checkpoint_activations` keeps only what flows between blocks for the backward pass, and computes the rest again.
+
+    Raises:
+        ConfigError: the samples are no rows of tokens, or the widths do not divide.
+    """
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        num_outputs: int,
+        *,
+        depth: Width = 4,
+        width: Width = 128,
+        num_heads: Width = 4,
+        num_kv_heads: Annotated[int, Field(ge=0)] = 0,
+        ffn_width: Annotated[int, Field(ge=0)] = 0,
+        activation: Activation = "gelu",
+        norm: Norm = "layer_norm",
+        norm_eps: Annotated[float, Field(gt=0)] = 1e-5,
+        tied: bool = True,
+        positions: Positions = "learned",
+        num_positions: Annotated[int, Field(ge=0)] = 0,
+        rotary_base: Annotated[float, Field(gt=1)] = 10_000.0,
+        bias: bool = True,
+        dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0,
+        init_std: Annotated[float, Field(gt=0)] = 0.02,
+        checkpoint_activations: bool = False,
+    ) -> None:
+        if len(input_shape) != 1:
+            raise ConfigError(
+                f"model.name=gpt takes rows of tokens, but a sample has the shape {tuple(input_shape)}; use it with data of text."
+            )
+        num_kv_heads, ffn_width = num_kv_heads or num_heads, ffn_width or ffn_width_of(width, activation)
+        _check_heads(width, num_heads, num_kv_heads, positions)
         super().__init__()
-        self.shape = shape
-        self.embedding = Embedding(shape.vocabulary, shape.width)
-        self.positions = Embedding(shape.num_positions, shape.width) if shape.positions == "learned" else None
-        self.dropout = dropout_of(shape)
-        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.depth))
-        self.norm = norm_of(shape)
-        self.head = None if shape.tied else Linear(shape.width, shape.vocabulary, bias=False)
+        self.design = (positions, norm, activation)
+        self.head_width, self.num_positions = width // num_heads, num_positions or input_shape[0]
+        self.rotary_base, self.init_std, self.checkpoint_activations = rotary_base, init_std, checkpoint_activations
+        rms, layer = partial(nn.RMSNorm, width, eps=norm_eps), partial(nn.LayerNorm, width, eps=norm_eps, bias=bias)
+        norm_of: Callable[[], nn.Module] = rms if norm == "rms_norm" else layer
+        self.embedding = Embedding(num_outputs, width)
+        self.positions = Embedding(self.num_positions, width) if positions == "learned" else None
+        self.dropout = dropout_of(dropout)
+        self.blocks = nn.ModuleList(
+            Block(
+                Attention(width, num_heads, num_kv_heads, bias=bias),
+                FeedForward(width, ffn_width, activation, bias=bias),
+                norm_of,
+                dropout,
+            )
+            for _ in range(depth)
+        )
+        self.norm = norm_of()
+        self.head = None if tied else Linear(width, num_outputs, bias=False)
         self.initialise()
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -165,7 +183,7 @@ class GPT(nn.Module):
         x, rotation = self.embedding(tokens), None
         places = torch.arange(tokens.shape[1], device=tokens.device)
         if self.positions is None:
-            rotation = rotations(places, self.shape.head_width, self.shape.rotary_base)
+            rotation = rotations(places, self.head_width, self.rotary_base)
         else:
             self._check_length(len(places))
             x = x + self.positions(places)
@@ -184,59 +202,55 @@ class GPT(nn.Module):
     @property
     def model_roles(self) -> dict[str, Any]:
         """What the tensors and modules are for, by patterns of their names, as rules for width and density ask for it."""
-        blocks = [f"blocks.{index}" for index in range(self.shape.depth)]
+        blocks = [f"blocks.{index}" for index in range(len(self.blocks))]
         return {
-            "width": self.shape.width,
+            "width": self.embedding.embedding_dim,
             "embedding": ("embedding.weight", "positions.weight"),
             "unembedding": ("head.weight",),
             "residual": ("*.out.weight", "*.down.weight"),
-            "depth": self.shape.depth,
+            "depth": len(self.blocks),
             "inputs": ("embedding",) if self.positions is None else ("embedding", "positions"),
             "outputs": ("norm",),
             "output_is_a_norm": True,  # a tied head is no module
-            "attention": {f"{block}.attention": self.shape.head_width for block in blocks},
+            "attention": {f"{block}.attention": self.head_width for block in blocks},
             "watched": tuple(f"{block}.{part}" for block in blocks for part in ("attention", "ffn")),
         }
 
     def _passed(self, block: nn.Module, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
-        if self.shape.checkpoint_activations and self.training and torch.is_grad_enabled():
+        if self.checkpoint_activations and self.training and torch.is_grad_enabled():
             passed: Tensor = checkpoint(block, x, rotation, use_reentrant=False)
         else:
             passed = block(x, rotation)
         return passed
 
     def _check_length(self, length: int) -> None:
-        if length > self.shape.num_positions:
+        if length > self.num_positions:
             raise ConfigError(
-                f"a sample of {length} tokens was given to model.name=gpt with {self.shape.num_positions} learned positions; give "
+                f"a sample of {length} tokens was given to model.name=gpt with {self.num_positions} learned positions; give "
                 "shorter samples, raise model.num_positions, or use model.positions=rotary, which has no end."
             )
 
     @torch.no_grad()
     def initialise(self) -> None:
         """The random start of all tensors, by torch's global generator; see the module."""
-        std, shape = self.shape.init_std, self.shape
+        std = self.init_std
         for name, module in self.named_modules():
             match module:
                 case nn.Linear() | nn.Embedding():
                     adds = name.endswith((".out", ".down"))
-                    nn.init.normal_(module.weight, std=std / (2 * shape.depth) ** 0.5 if adds else std)
+                    nn.init.normal_(module.weight, std=std / (2 * len(self.blocks)) ** 0.5 if adds else std)
                     if isinstance(module, nn.Linear) and module.bias is not None:
                         nn.init.zeros_(module.bias)
                 case nn.LayerNorm() | nn.RMSNorm():
                     module.reset_parameters()
 
 
-def norm_of(shape: Shape) -> nn.Module:
-    """A norm over the stream's width."""
-    if shape.norm == "rms_norm":
-        return nn.RMSNorm(shape.width, eps=shape.norm_eps)
-    return nn.LayerNorm(shape.width, eps=shape.norm_eps, bias=shape.bias)
+gpt = GPT
 
 
-def dropout_of(shape: Shape) -> nn.Module:
+def dropout_of(rate: float) -> nn.Module:
     """Dropout; a rate of 0 is none."""
-    return nn.Dropout(shape.dropout) if shape.dropout else nn.Identity()
+    return nn.Dropout(rate) if rate else nn.Identity()
 
 
 def rotations(places: Tensor, head_width: int, base: float) -> tuple[Tensor, Tensor]:
@@ -263,61 +277,6 @@ def ffn_width_of(width: int, activation: Activation) -> int:
         return 4 * width
     multiple = min(_LLAMA_MULTIPLE, width)
     return -(-(8 * width // 3) // multiple) * multiple
-
-
-def gpt(
-    input_shape: tuple[int, ...],
-    num_outputs: int,
-    *,
-    depth: Width = 4,
-    width: Width = 128,
-    num_heads: Width = 4,
-    num_kv_heads: Annotated[int, Field(ge=0)] = 0,
-    ffn_width: Annotated[int, Field(ge=0)] = 0,
-    activation: Activation = "gelu",
-    norm: Norm = "layer_norm",
-    norm_eps: Annotated[float, Field(gt=0)] = 1e-5,
-    tied: bool = True,
-    positions: Positions = "learned",
-    num_positions: Annotated[int, Field(ge=0)] = 0,
-    rotary_base: Annotated[float, Field(gt=1)] = 10_000.0,
-    bias: bool = True,
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0,
-    init_std: Annotated[float, Field(gt=0)] = 0.02,
-    checkpoint_activations: bool = False,
-) -> GPT:
-    """A GPT over `num_outputs` tokens; `num_kv_heads`, `ffn_width` and `num_positions` of 0 are all heads, the usual width, the samples' length.
-
-    `checkpoint_activations` keeps only what flows between blocks for the backward pass, and computes the rest again.
-
-    Raises:
-        ConfigError: the samples are no rows of tokens, or the widths do not divide.
-    """
-    if len(input_shape) != 1:
-        raise ConfigError(
-            f"model.name=gpt takes rows of tokens, but a sample has the shape {tuple(input_shape)}; use it with data of text."
-        )
-    _check_heads(width, num_heads, num_kv_heads or num_heads, positions)
-    shape = Shape(
-        vocabulary=num_outputs,
-        depth=depth,
-        width=width,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads or num_heads,
-        ffn_width=ffn_width or ffn_width_of(width, activation),
-        activation=activation,
-        norm=norm,
-        norm_eps=norm_eps,
-        tied=tied,
-        positions=positions,
-        num_positions=num_positions or input_shape[0],
-        rotary_base=rotary_base,
-        bias=bias,
-        dropout=dropout,
-        init_std=init_std,
-        checkpoint_activations=checkpoint_activations,
-    )
-    return GPT(shape)
 
 
 def _check_heads(width: int, num_heads: int, num_kv_heads: int, positions: Positions) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedsign.data.text import libraries as llm
 from fedsign.errors import ConfigError
 from fedsign.models.causal_lm import CausalLM
-from fedsign.models.gpt import GPT, Shape
+from fedsign.models.gpt import GPT
 
 _WHAT = "an export for `transformers`"
 _OF_BLOCK = {
@@ -66,36 +66,36 @@ def network_of(model: nn.Module, *, end_id: int) -> Any:
             )
 
 
-def kind_of(shape: Shape) -> str:
+def kind_of(model: GPT) -> str:
     """`llama` or `gpt2`.
 
     Raises:
         ConfigError: neither is like it.
     """
-    match shape.positions, shape.norm, shape.activation:
+    attention: Any = model.blocks[0].attention
+    match model.design:
         case "rotary", "rms_norm", "swiglu":
             return "llama"
-        case "learned", "layer_norm", "gelu" if shape.num_kv_heads == shape.num_heads:
+        case "learned", "layer_norm", "gelu" if attention.num_kv_heads == attention.num_heads:
             return "gpt2"
-        case _:
+        case positions, norm, activation:
             raise ConfigError(
-                f"{_WHAT} knows no decoder with model.positions={shape.positions}, model.norm={shape.norm}, "
-                f"model.activation={shape.activation} and model.num_kv_heads={shape.num_kv_heads}; expected is rotary, rms_norm and "
-                "swiglu (LLaMA), or learned, layer_norm, gelu and all heads (GPT-2)."
+                f"{_WHAT} knows no decoder with model.positions={positions}, model.norm={norm}, model.activation={activation} and "
+                f"model.num_kv_heads={attention.num_kv_heads}; expected is rotary, rms_norm and swiglu (LLaMA), or learned, "
+                "layer_norm, gelu and all heads (GPT-2)."
             )
 
 
 def _of_gpt(model: GPT, end_id: int) -> Any:
-    kind = kind_of(model.shape)
+    kind = kind_of(model)
     library = llm.transformers(_WHAT)
-    config = (_llama_config if kind == "llama" else _gpt2_config)(library, model.shape, end_id)
+    config = _config(library, model, kind, end_id)
     network = library.AutoModelForCausalLM.from_config(config, dtype=model.embedding.weight.dtype)
-    tensors = dict(_renamed(model, kind))
-    if kind == "gpt2":
-        tensors = {**_zeros(network), **tensors}
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in network.state_dict().items() if name.endswith(".bias")}
+    tensors = (zeros if kind == "gpt2" else {}) | dict(_renamed(model, kind))
     with torch.no_grad():
         found = network.load_state_dict(tensors, strict=False)
-    missing = [name for name in found.missing_keys if not (model.shape.tied and name == "lm_head.weight")]
+    missing = [name for name in found.missing_keys if not (model.head is None and name == "lm_head.weight")]
     if missing or found.unexpected_keys:
         raise ConfigError(
             f"{_WHAT}: {type(network).__name__} of this version of `transformers` has other tensors, such as "
@@ -104,43 +104,45 @@ def _of_gpt(model: GPT, end_id: int) -> Any:
     return network.eval()
 
 
-def _llama_config(library: Any, shape: Shape, end_id: int) -> Any:
-    return library.LlamaConfig(
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.width,
-        intermediate_size=shape.ffn_width,
-        num_hidden_layers=shape.depth,
-        num_attention_heads=shape.num_heads,
-        num_key_value_heads=shape.num_kv_heads,
-        max_position_embeddings=shape.num_positions,
-        rms_norm_eps=shape.norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": shape.rotary_base},
-        attention_bias=shape.bias,
-        mlp_bias=shape.bias,
-        initializer_range=shape.init_std,
-        tie_word_embeddings=shape.tied,
-        bos_token_id=end_id,
-        eos_token_id=end_id,
-    )
-
-
-def _gpt2_config(library: Any, shape: Shape, end_id: int) -> Any:
+def _config(library: Any, model: GPT, kind: str, end_id: int) -> Any:
+    block: Any = model.blocks[0]
+    norm: Any = model.norm
+    width, num_heads, ffn_width = model.embedding.embedding_dim, block.attention.num_heads, block.ffn.up.out_features
+    shared = {
+        "vocab_size": model.embedding.num_embeddings,
+        "initializer_range": model.init_std,
+        "tie_word_embeddings": model.head is None,
+        "bos_token_id": end_id,
+        "eos_token_id": end_id,
+    }
+    if kind == "llama":
+        has_bias = block.attention.query.bias is not None
+        return library.LlamaConfig(
+            hidden_size=width,
+            intermediate_size=ffn_width,
+            num_hidden_layers=len(model.blocks),
+            num_attention_heads=num_heads,
+            num_key_value_heads=block.attention.num_kv_heads,
+            max_position_embeddings=model.num_positions,
+            rms_norm_eps=norm.eps,
+            rope_parameters={"rope_type": "default", "rope_theta": model.rotary_base},
+            attention_bias=has_bias,
+            mlp_bias=has_bias,
+            **shared,
+        )
+    rate = getattr(model.dropout, "p", 0.0)
     return library.GPT2Config(
-        vocab_size=shape.vocabulary,
-        n_positions=shape.num_positions,
-        n_embd=shape.width,
-        n_layer=shape.depth,
-        n_head=shape.num_heads,
-        n_inner=shape.ffn_width,
+        n_positions=model.num_positions,
+        n_embd=width,
+        n_layer=len(model.blocks),
+        n_head=num_heads,
+        n_inner=ffn_width,
         activation_function="gelu_new",
-        resid_pdrop=shape.dropout,
-        embd_pdrop=shape.dropout,
+        resid_pdrop=rate,
+        embd_pdrop=rate,
         attn_pdrop=0.0,
-        layer_norm_epsilon=shape.norm_eps,
-        initializer_range=shape.init_std,
-        tie_word_embeddings=shape.tied,
-        bos_token_id=end_id,
-        eos_token_id=end_id,
+        layer_norm_epsilon=norm.eps,
+        **shared,
     )
 
 
@@ -164,9 +166,3 @@ def _tensors(layer: nn.Module, name: str, *, transposed: bool) -> Iterator[tuple
     for part, parameter in layer.named_parameters():
         tensor = parameter.detach()
         yield f"{name}.{part}", tensor.T if transposed and part == "weight" else tensor
-
-
-def _zeros(network: nn.Module) -> dict[str, Tensor]:
-    """Biases of 0."""
-    biases = {name: tensor for name, tensor in network.state_dict().items() if name.endswith(".bias")}
-    return {name: torch.zeros_like(tensor) for name, tensor in biases.items()}

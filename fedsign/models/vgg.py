@@ -10,6 +10,7 @@ their FedPAN networks.  Initialisation as there and in torchvision: He normal (f
 N(0, 0.01^2) for linear layers, biases 0; torch's default does not start the deep ones without BatchNorm.
 """
 
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -21,76 +22,41 @@ from fedsign.models.initial import he_normal
 
 Dropout = Annotated[float, Field(ge=0, lt=1)]
 
-_PLANS: dict[str, tuple[int | Literal["M"], ...]] = {
-    "vgg8": (64, "M", 128, "M", 256, "M", 512, "M", 512, "M"),
-    "vgg11": (64, "M", 128, "M", 256, 256, "M", 512, 512, "M", 512, 512, "M"),
-    "vgg16": (64, 64, "M", 128, 128, "M", 256, 256, 256, "M", 512, 512, 512, "M", 512, 512, 512, "M"),
-}
+
+def _vgg(name: str, *plan: int | Literal["M"]) -> Callable[..., nn.Module]:
+    """The factory of a network with these widths and poolings."""
+
+    def build(
+        input_shape: tuple[int, ...],
+        num_outputs: int,
+        *,
+        batch_norm: bool = False,
+        hidden: tuple[Width, ...] = (512, 512),
+        dropout: Dropout = 0.5,
+        projection_dim: ProjectionDim = 0,
+    ) -> nn.Module:
+        (width_in, height, width), layers = image_layers(input_shape, model=name, smallest=32)
+        for step in plan:
+            if step == "M":
+                layers.append(nn.MaxPool2d(2))
+                continue
+            layers.append(nn.Conv2d(width_in, step, 3, padding=1))
+            layers += [nn.BatchNorm2d(step)] if batch_norm else []
+            layers.append(nn.ReLU())
+            width_in = step
+        layers.append(nn.Flatten())
+        num_features = width_in * (height // 32) * (width // 32)
+        for each in hidden:
+            layers += [nn.Linear(num_features, each), nn.ReLU()]
+            layers += [nn.Dropout(dropout)] if dropout else []
+            num_features = each
+        model = nn.Sequential(*layers, *head(num_features, num_outputs, projection_dim))
+        he_normal(model, linear_std=0.01)
+        return model
+
+    return build
 
 
-def vgg8(
-    input_shape: tuple[int, ...],
-    num_outputs: int,
-    *,
-    batch_norm: bool = False,
-    hidden: tuple[Width, ...] = (512, 512),
-    dropout: Dropout = 0.5,
-    projection_dim: ProjectionDim = 0,
-) -> nn.Module:
-    """64 M 128 M 256 M 512 M 512 M; from 32x32 on."""
-    return _vgg("vgg8", input_shape, num_outputs, batch_norm, hidden, dropout, projection_dim)
-
-
-def vgg11(
-    input_shape: tuple[int, ...],
-    num_outputs: int,
-    *,
-    batch_norm: bool = False,
-    hidden: tuple[Width, ...] = (512, 512),
-    dropout: Dropout = 0.5,
-    projection_dim: ProjectionDim = 0,
-) -> nn.Module:
-    """64 M 128 M 256 256 M 512 512 M 512 512 M; from 32x32 on."""
-    return _vgg("vgg11", input_shape, num_outputs, batch_norm, hidden, dropout, projection_dim)
-
-
-def vgg16(
-    input_shape: tuple[int, ...],
-    num_outputs: int,
-    *,
-    batch_norm: bool = False,
-    hidden: tuple[Width, ...] = (512, 512),
-    dropout: Dropout = 0.5,
-    projection_dim: ProjectionDim = 0,
-) -> nn.Module:
-    """64 64 M 128 128 M 256 256 256 M 512 512 512 M 512 512 512 M; from 32x32 on."""
-    return _vgg("vgg16", input_shape, num_outputs, batch_norm, hidden, dropout, projection_dim)
-
-
-def _vgg(
-    name: str,
-    input_shape: tuple[int, ...],
-    num_outputs: int,
-    batch_norm: bool,
-    hidden: tuple[int, ...],
-    dropout: float,
-    projection_dim: int,
-) -> nn.Module:
-    (width_in, height, width), layers = image_layers(input_shape, model=name, smallest=32)
-    for step in _PLANS[name]:
-        if step == "M":
-            layers.append(nn.MaxPool2d(2))
-            continue
-        layers.append(nn.Conv2d(width_in, step, 3, padding=1))
-        layers += [nn.BatchNorm2d(step)] if batch_norm else []
-        layers.append(nn.ReLU())
-        width_in = step
-    layers.append(nn.Flatten())
-    num_features = width_in * (height // 32) * (width // 32)
-    for each in hidden:
-        layers += [nn.Linear(num_features, each), nn.ReLU()]
-        layers += [nn.Dropout(dropout)] if dropout else []
-        num_features = each
-    model = nn.Sequential(*layers, *head(num_features, num_outputs, projection_dim))
-    he_normal(model, linear_std=0.01)
-    return model
+vgg8 = _vgg("vgg8", 64, "M", 128, "M", 256, "M", 512, "M", 512, "M")
+vgg11 = _vgg("vgg11", 64, "M", 128, "M", 256, 256, "M", 512, 512, "M", 512, 512, "M")
+vgg16 = _vgg("vgg16", 64, 64, "M", 128, 128, "M", 256, 256, 256, "M", 512, 512, 512, "M", 512, 512, 512, "M")

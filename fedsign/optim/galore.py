@@ -132,13 +132,10 @@ def galore(
     eps: Annotated[float, Field(ge=0)] = 1e-6,
 ) -> torch.optim.Optimizer:
     """Adam in `rank` dimensions of each matrix in the model's blocks, or of each linear layer; of the rest AdamW."""
-    match projected:
-        case "blocks":
-            layers = [module for block in find_blocks(model, blocks).values() for module in block.modules()]
-        case "linear":
-            layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
-        case _:
-            raise ValueError(f"projected={projected!r}; expected blocks or linear.")
+    if projected == "blocks":
+        layers = [module for block in find_blocks(model, blocks).values() for module in block.modules()]
+    else:
+        layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
     inside = {parameter for layer in layers for parameter in layer.parameters(recurse=False) if parameter.dim() == 2}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return made_lean(

@@ -225,17 +225,14 @@ class ClientLISA(LISA):
 
     def begin(self, *, seed: int, client: int, round: int, first_step: int) -> None:
         """A client's round: periods go on over a client's rounds, or begin with each round and are the same for all its clients."""
-        match self._draws:
-            case "per_client":
-                self.restart(
-                    lambda index: self.sampler.draw(generator(seed, Purpose.LAYERS, round=index, partition=client)),
-                    first_step=first_step,
-                )
-            case "per_round":
-                of_round = generator(seed, Purpose.LAYERS, round=round if self._redraws else 0)
-                self.restart(lambda index: self.sampler.draw(child(of_round, index)))
-            case _:
-                raise ValueError(f"draws={self._draws!r}; expected per_client or per_round.")
+        if self._draws == "per_client":
+            self.restart(
+                lambda index: self.sampler.draw(generator(seed, Purpose.LAYERS, round=index, partition=client)),
+                first_step=first_step,
+            )
+        else:
+            of_round = generator(seed, Purpose.LAYERS, round=round if self._redraws else 0)
+            self.restart(lambda index: self.sampler.draw(child(of_round, index)))
 
     def end(self) -> None:
         """The round is over: its moments and gradients are gone, and nothing is frozen."""

@@ -15,6 +15,8 @@ took part; with `public` from the experiment's seed, as without privacy, and the
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -23,22 +25,17 @@ from fedsign.privacy.settings import ClipNorm, Delta, NoiseMultiplier, Sampling
 from fedsign.records import Tensors
 
 
+@dataclass(kw_only=True, eq=False)
 class Central:
     """The rule; `clip_norm` is that of the next round."""
 
-    trusts_server = True
+    trusts_server: ClassVar = True
 
-    def __init__(
-        self,
-        *,
-        clip_norm: ClipNorm,
-        noise_multiplier: NoiseMultiplier,
-        delta: Delta,
-        sampling: Sampling = "secret",
-        secret_file: str = "",
-    ) -> None:
-        self.clip_norm, self.noise_multiplier, self.delta = clip_norm, noise_multiplier, delta
-        self.sampling, self.secret_file = sampling, secret_file
+    clip_norm: ClipNorm
+    noise_multiplier: NoiseMultiplier
+    delta: Delta
+    sampling: Sampling = "secret"
+    secret_file: str = ""
 
     def check(self, *, cohort_size: int) -> None:
         """Raise ConfigError where the settings do not suit the cohort."""

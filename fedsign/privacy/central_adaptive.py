@@ -14,6 +14,7 @@ Without a value, s is a twentieth of the cohort, as in the paper, or z if that i
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import torch
@@ -23,35 +24,24 @@ from torch import Tensor
 from fedsign.errors import ConfigError
 from fedsign.privacy.central import Central
 from fedsign.privacy.secret import Secret
-from fedsign.privacy.settings import ClipNorm, Delta, NoiseMultiplier, Sampling, Share
+from fedsign.privacy.settings import ClipNorm, Share
 from fedsign.records import Tensors
 
 _CLIP_NORM = "clip_norm"
 
 
+@dataclass(kw_only=True, eq=False)
 class CentralAdaptive(Central):
     """The rule; `clip_norm` is that of the next round."""
 
-    def __init__(
-        self,
-        *,
-        noise_multiplier: NoiseMultiplier,
-        delta: Delta,
-        initial_clip_norm: ClipNorm = 0.1,
-        target_quantile: Share = 0.5,
-        clip_lr: Annotated[float, Field(gt=0)] = 0.2,
-        count_noise_stddev: Annotated[float, Field(ge=0)] | None = None,
-        sampling: Sampling = "secret",
-        secret_file: str = "",
-    ) -> None:
-        super().__init__(
-            clip_norm=initial_clip_norm,
-            noise_multiplier=noise_multiplier,
-            delta=delta,
-            sampling=sampling,
-            secret_file=secret_file,
-        )
-        self.target_quantile, self.clip_lr, self.count_noise_stddev = target_quantile, clip_lr, count_noise_stddev
+    clip_norm: float = field(init=False)
+    initial_clip_norm: ClipNorm = 0.1
+    target_quantile: Share = 0.5
+    clip_lr: Annotated[float, Field(gt=0)] = 0.2
+    count_noise_stddev: Annotated[float, Field(ge=0)] | None = None
+
+    def __post_init__(self) -> None:
+        self.clip_norm = self.initial_clip_norm
 
     def check(self, *, cohort_size: int) -> None:
         """Raise ConfigError unless the count leaves some of the budget to the updates."""

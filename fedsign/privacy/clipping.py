@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsign.errors import ReplyError
-from fedsign.records import Tensors
+from fedsign.records import Tensors, TrainReply
 
 Vector = NDArray[np.float64]
 _BLOCK = 2**16  # values that are squared at once
@@ -26,8 +26,18 @@ class Layout:
     """
 
     def __init__(self, model: Mapping[str, Tensor], extra: Mapping[str, Tensor]) -> None:
+        """Like a served model, and what a reply carries besides."""
         self._model = {name: (tensor.shape, tensor.dtype) for name, tensor in sorted(model.items())}
         self._extra = {name: (tensor.shape, tensor.dtype) for name, tensor in sorted(extra.items())}
+        self.served = self.vector(model, {name: torch.zeros_like(tensor) for name, tensor in extra.items()})
+
+    def update(self, reply: TrainReply) -> Vector:
+        """What a reply differs by from what was served.
+
+        Raises:
+            ReplyError: something else travels besides than the layout knows.
+        """
+        return self.vector(reply.tensors, reply.extra) - self.served
 
     def vector(self, model: Mapping[str, Tensor], extra: Mapping[str, Tensor]) -> Vector:
         """All values in float64.
@@ -46,16 +56,13 @@ class Layout:
 
     def tensors(self, vector: Vector) -> tuple[Tensors, Tensors]:
         """The model and what travels besides, in their own types."""
-        values = torch.from_numpy(vector)
-        start, found = 0, []
-        for table in (self._model, self._extra):
-            group = {}
-            for name, (shape, dtype) in table.items():
-                count = shape.numel()
-                group[name] = values[start : start + count].reshape(shape).to(dtype)
-                start += count
-            found.append(group)
-        return found[0], found[1]
+        sizes = [shape.numel() for shape, _ in (*self._model.values(), *self._extra.values())]
+        parts = iter(torch.from_numpy(vector).split(sizes))
+        model, extra = (
+            {name: next(parts).reshape(shape).to(dtype) for name, (shape, dtype) in table.items()}
+            for table in (self._model, self._extra)
+        )
+        return model, extra
 
 
 def clipped(update: Vector, clip_norm: float) -> tuple[Vector, bool]:

@@ -12,10 +12,9 @@ A client's numbers come from its node's own secret, which lies in the folder of 
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-import torch
+from typing import ClassVar
 
 from fedsign.federation.aggregation import Aggregate, Aggregator, Weigh, weighted_mean
 from fedsign.privacy.clipping import Layout, clipped
@@ -24,16 +23,16 @@ from fedsign.privacy.settings import ClipNorm, Delta, NoiseMultiplier
 from fedsign.records import Reply, Tensors, TrainReply, one_by_one
 
 
+@dataclass(frozen=True, kw_only=True)
 class Local:
     """The rule, the same for all clients."""
 
-    trusts_server = False
+    trusts_server: ClassVar = False
 
-    def __init__(
-        self, *, clip_norm: ClipNorm, noise_multiplier: NoiseMultiplier, delta: Delta, secret_file: str = ""
-    ) -> None:
-        self.clip_norm, self.noise_multiplier, self.delta = clip_norm, noise_multiplier, delta
-        self.secret_file = secret_file
+    clip_norm: ClipNorm
+    noise_multiplier: NoiseMultiplier
+    delta: Delta
+    secret_file: str = ""
 
     def secret_in(self, folder: Path) -> Secret:
         """A node's secret, made on first use."""
@@ -42,13 +41,11 @@ class Local:
     def applied(self, reply: TrainReply, received: Tensors, secret: Secret) -> TrainReply:
         """The reply as it may leave the client."""
         layout = Layout(received, reply.extra)
-        nothing = {name: torch.zeros_like(tensor) for name, tensor in reply.extra.items()}
-        before = layout.vector(received, nothing)
-        update, _ = clipped(layout.vector(reply.tensors, reply.extra) - before, self.clip_norm)
+        update, _ = clipped(layout.update(reply), self.clip_norm)
         if std := self.noise_multiplier * self.clip_norm:
-            labels = (reply.partition, reply.round, digest_of([before, update]))
+            labels = (reply.partition, reply.round, digest_of([layout.served, update]))
             update = update + std * secret.normal(len(update), "reply", *labels)
-        tensors, extra = layout.tensors(before + update)
+        tensors, extra = layout.tensors(layout.served + update)
         return replace(reply, tensors=tensors, extra=extra, num_examples=1, metrics={})
 
 

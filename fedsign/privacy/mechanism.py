@@ -3,19 +3,17 @@
 It is a strategy's `Aggregator`: the strategy sees served + noisy mean update, and nothing else of the clients.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fedsign.errors import FedSignError
 from fedsign.federation.aggregation import Aggregate, Aggregator, Weigh
 from fedsign.privacy.central import Central
 from fedsign.privacy.clipping import Layout, Vector, clipped
 from fedsign.privacy.secret import Secret, digest_of, open_secret
-from fedsign.records import Reply, Role, Tensors, TrainReply, one_by_one
+from fedsign.records import Reply, Tensors, TrainReply, one_by_one
 
 MODEL = "model"  # what a round with central privacy releases; with local privacy, each client's reply
 
@@ -57,12 +55,13 @@ class CentralPrivacy(Aggregator):
     ) -> Aggregate | None:
         """The replies as served + noisy mean update; weights are uniform, and missing replies count as zero updates."""
         self._released = {}
-        total = _ClippedSum(served, self.rule.clip_norm)
-        for reply in one_by_one(replies):
-            total.add(reply)
-        if not total.partitions:
-            return None
         rule, size, secret = self.rule, self.cohort_size, self.secret
+        total: _ClippedSum | None = None
+        for reply in one_by_one(replies):
+            total = total or _ClippedSum(served, reply)
+            total.add(reply, rule.clip_norm)
+        if total is None:
+            return None
         labels = (round, total.digest(rule.clip_norm))
         self._released = {MODEL: secret.tag("released", *labels)}
         std = rule.update_multiplier(size) * rule.clip_norm
@@ -96,41 +95,29 @@ class CentralPrivacy(Aggregator):
 class _ClippedSum:
     """One round's updates, clipped and added up as they come."""
 
-    def __init__(self, served: Tensors, clip_norm: float) -> None:
-        self._served, self._clip_norm = served, clip_norm
-        self._layout = Layout(served, {})
-        self._before: Vector = np.zeros(0)
-        self.sum: Vector = np.zeros(0)
-        self.roles: Mapping[str, Role] = {}
+    def __init__(self, served: Tensors, first: TrainReply) -> None:
+        self._layout = Layout(served, first.extra)
+        self.sum: Vector = np.zeros_like(self._layout.served)
+        self.roles = first.roles
         self.partitions: list[int] = []
         self.num_below = 0  # updates that were not clipped
 
-    def add(self, reply: TrainReply) -> None:
+    def add(self, reply: TrainReply, clip_norm: float) -> None:
         """Take one client's in.
 
         Raises:
             ReplyError: something else travels besides than with the first.
         """
-        if not self.partitions:
-            self._begin(reply.extra)
-            self.roles = reply.roles
-        update, is_below = clipped(self._layout.vector(reply.tensors, reply.extra) - self._before, self._clip_norm)
+        update, is_below = clipped(self._layout.update(reply), clip_norm)
         self.sum += update
         self.num_below += is_below
         self.partitions.append(reply.partition)
 
-    def _begin(self, extra: Mapping[str, Tensor]) -> None:
-        self._layout = Layout(self._served, extra)
-        self._before = self._layout.vector(
-            self._served, {name: torch.zeros_like(tensor) for name, tensor in extra.items()}
-        )
-        self.sum = np.zeros_like(self._before)
-
     def digest(self, clip_norm: float) -> str:
         """Of all that the release depends on."""
-        return digest_of([self._before, self.sum], clip_norm, self.num_below, *self.partitions)
+        return digest_of([self._layout.served, self.sum], clip_norm, self.num_below, *self.partitions)
 
     def mean(self, size: int, *, noise: Vector | None) -> tuple[Tensors, Tensors]:
         """Served + (sum + noise) / size: the model, and what travels besides."""
         total = self.sum if noise is None else self.sum + noise
-        return self._layout.tensors(self._before + total / size)
+        return self._layout.tensors(self._layout.served + total / size)

@@ -74,7 +74,7 @@ def exclusive(path: Path, *, what: str) -> Iterator[None]:
         yield
 
 
-def replace_file(path: Path, write: Callable[[Path], None]) -> None:
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a file beside `path`, then put it in its place in one step."""
     partial = path.with_name(path.name + PARTIAL)
     with disk_errors(path):
@@ -105,7 +105,7 @@ def replaced_folder(path: Path) -> Iterator[Path]:
 
 def write_text(path: Path, text: str) -> None:
     """`replace_file` for a text."""
-    replace_file(path, lambda partial: _write(partial, text))
+    replace_file(path, lambda partial: partial.write_text(text, encoding="utf-8"))
 
 
 def remove_partials(folder: Path) -> None:
@@ -144,7 +144,3 @@ def _concerns(error: OSError, path: Path) -> bool:
         return False
     culprit, target = Path(error.filename).absolute(), path.absolute()
     return culprit.is_relative_to(target.parent) or target.is_relative_to(culprit)
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")

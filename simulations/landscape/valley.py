@@ -12,7 +12,7 @@ from fedsign.errors import ConfigError
 from fedsign.landscape.directions import SPECIAL, special
 from fedsign.landscape.groups import mask_of
 from fedsign.landscape.landscape import Array, Landscape
-from fedsign.landscape.noise import LABELS, NOISES, noise, with_signs
+from fedsign.landscape.noise import NOISES, noise, with_signs
 from fedsign.landscape.scaling import Scaling, scaled
 from fedsign.landscape.valley import Curve, asymmetry, curves, lambdas_of, surface
 from fedsign.registry import nearest
@@ -151,7 +151,7 @@ def _rays(subject: Subject, landscape: Landscape, asked: Asked) -> list[_Ray]:
 
 
 def _label(name: str, signs: float | None) -> str:
-    label = LABELS.get(name) or SPECIAL[name]
+    label = NOISES[name][0] if name in NOISES else SPECIAL[name]
     if signs is None:
         return label
     return f"|{label}| sign(θf)" if signs == 1 else f"{label}, {100 * signs:g} % of signs"

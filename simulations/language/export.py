@@ -14,17 +14,7 @@ from fedsign.models.transform import plain_model
 from fedsign.workload import Workload
 from simulations.api import load_run
 
-_OF_TOKENIZERS = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "tokenizer.model",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-)
+_OF_TOKENIZERS = ("tokenizer*", "*tokens*.json", "chat_template.jinja", "vocab.*", "merges.txt")
 
 
 def export(run: Path, out: Path) -> dict[str, Any]:
@@ -68,7 +58,7 @@ def _copy_tokenizer(config: ExperimentConfig, out: Path) -> list[str]:
     if not given:
         return []
     folder = Path(given).expanduser()
-    found = [folder / name for name in _OF_TOKENIZERS if (folder / name).is_file()]
+    found = [file for pattern in _OF_TOKENIZERS for file in sorted(folder.glob(pattern)) if file.is_file()]
     for file in found:
         shutil.copy2(file, out / file.name)
     return [file.name for file in found]

@@ -16,6 +16,7 @@ while updates were clipped by the one before.  The rows are here for comparison 
 The mean is uniform here: the noise is computed for it, and with weights by samples one client could count for more.
 """
 
+from collections.abc import Callable
 from typing import Annotated
 
 from flwr.serverapp import strategy as flower
@@ -30,75 +31,52 @@ Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-def server_fixed(*, noise_multiplier: NonNegative, clipping_norm: Positive) -> Deferred:
-    """Updates are clipped at the server."""
-    return _fixed(flower.DifferentialPrivacyServerSideFixedClipping, noise_multiplier, clipping_norm)
-
-
-def client_fixed(*, noise_multiplier: NonNegative, clipping_norm: Positive) -> Deferred:
-    """Updates are clipped by the clients; the noise is still the server's."""
-    return _fixed(flower.DifferentialPrivacyClientSideFixedClipping, noise_multiplier, clipping_norm)
-
-
-def server_adaptive(
-    *,
-    noise_multiplier: NonNegative,
-    initial_clipping_norm: Positive = 0.1,
-    target_clipped_quantile: Share = 0.5,
-    clip_norm_lr: Positive = 0.2,
-    clipped_count_stddev: NonNegative | None = None,
-) -> Deferred:
-    """Updates are clipped at the server by a norm that changes; its noise takes a twentieth of the cohort by default."""
-    return _adaptive(
-        flower.DifferentialPrivacyServerSideAdaptiveClipping,
-        noise_multiplier,
-        (initial_clipping_norm, target_clipped_quantile, clip_norm_lr, clipped_count_stddev),
-    )
-
-
-def client_adaptive(
-    *,
-    noise_multiplier: NonNegative,
-    initial_clipping_norm: Positive = 0.1,
-    target_clipped_quantile: Share = 0.5,
-    clip_norm_lr: Positive = 0.2,
-    clipped_count_stddev: NonNegative | None = None,
-) -> Deferred:
-    """Updates are clipped by the clients, which tell the server whether they clipped."""
-    return _adaptive(
-        flower.DifferentialPrivacyClientSideAdaptiveClipping,
-        noise_multiplier,
-        (initial_clipping_norm, target_clipped_quantile, clip_norm_lr, clipped_count_stddev),
-    )
-
-
 def _fixed(
     wrapper: type[flower.DifferentialPrivacyServerSideFixedClipping]
     | type[flower.DifferentialPrivacyClientSideFixedClipping],
-    noise_multiplier: float,
-    clipping_norm: float,
-) -> Deferred:
-    def make(
-        config: ExperimentConfig,
-    ) -> flower.DifferentialPrivacyServerSideFixedClipping | flower.DifferentialPrivacyClientSideFixedClipping:
-        inner = flower.FedAvg(**arguments("uniform"))
-        return wrapper(inner, noise_multiplier, clipping_norm, config.server.cohort_size)
+) -> Callable[..., Deferred]:
+    def strategy(*, noise_multiplier: NonNegative, clipping_norm: Positive) -> Deferred:
+        def make(config: ExperimentConfig) -> flower.Strategy:
+            inner = flower.FedAvg(**arguments("uniform"))
+            return wrapper(inner, noise_multiplier, clipping_norm, config.server.cohort_size)
 
-    return Deferred(make=make)
+        return Deferred(make=make)
+
+    return strategy
 
 
 def _adaptive(
     wrapper: type[flower.DifferentialPrivacyServerSideAdaptiveClipping]
     | type[flower.DifferentialPrivacyClientSideAdaptiveClipping],
-    noise_multiplier: float,
-    clipping: tuple[float, float, float, float | None],
-) -> Deferred:
-    """`clipping` as the wrappers take it after the cohort's size."""
+) -> Callable[..., Deferred]:
+    def strategy(
+        *,
+        noise_multiplier: NonNegative,
+        initial_clipping_norm: Positive = 0.1,
+        target_clipped_quantile: Share = 0.5,
+        clip_norm_lr: Positive = 0.2,
+        clipped_count_stddev: NonNegative | None = None,
+    ) -> Deferred:
+        def make(config: ExperimentConfig) -> flower.Strategy:
+            inner = flower.FedAvg(**arguments("uniform"))
+            return wrapper(
+                inner,
+                noise_multiplier,
+                config.server.cohort_size,
+                initial_clipping_norm,
+                target_clipped_quantile,
+                clip_norm_lr,
+                clipped_count_stddev,
+            )
 
-    def make(
-        config: ExperimentConfig,
-    ) -> flower.DifferentialPrivacyServerSideAdaptiveClipping | flower.DifferentialPrivacyClientSideAdaptiveClipping:
-        inner = flower.FedAvg(**arguments("uniform"))
-        return wrapper(inner, noise_multiplier, config.server.cohort_size, *clipping)
+        return Deferred(make=make)
 
-    return Deferred(make=make)
+    return strategy
+
+
+# Updates are clipped at the server, or by the clients, where the noise is still the server's; those with an adaptive norm tell
+# the server whether they clipped, and its noise takes a twentieth of the cohort by default.
+server_fixed = _fixed(flower.DifferentialPrivacyServerSideFixedClipping)
+client_fixed = _fixed(flower.DifferentialPrivacyClientSideFixedClipping)
+server_adaptive = _adaptive(flower.DifferentialPrivacyServerSideAdaptiveClipping)
+client_adaptive = _adaptive(flower.DifferentialPrivacyClientSideAdaptiveClipping)

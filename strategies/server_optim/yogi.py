@@ -2,15 +2,11 @@
 
 from torch import Tensor
 
-from strategies.server_optim.adaptive import AdaptiveOptimizer, Decay, Rate
+from strategies.server_optim.adam import ServerAdam
 
 
-class ServerYogi(AdaptiveOptimizer):
+class ServerYogi(ServerAdam):
     """Yogi on the pseudo-gradient."""
-
-    def __init__(self, *, lr: Rate = 0.03, beta1: Decay = 0.9, beta2: Decay = 0.99, tau: Rate = 0.001) -> None:
-        super().__init__(lr=lr, beta1=beta1, tau=tau)
-        self.beta2 = beta2
 
     def second_moment(self, before: Tensor, square: Tensor) -> Tensor:
         """v <- v - (1 - beta2) Delta^2 sign(v - Delta^2)."""

@@ -11,18 +11,7 @@ from fedsign.errors import DataError
 from fedsign.storage.disk import replace_file
 from fedsign.torchvision_shim import torchvision
 
-_FASHION = (
-    "t-shirt",
-    "trouser",
-    "pullover",
-    "dress",
-    "coat",
-    "sandal",
-    "shirt",
-    "sneaker",
-    "bag",
-    "boot",
-)
+_FASHION = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
 _FILES = (
     "train-images-idx3-ubyte",
     "train-labels-idx1-ubyte",
@@ -70,8 +59,4 @@ def _unpack(path: Path, name: str, folder: Path) -> None:
         content = gzip.decompress(packed.read_bytes())
     except (EOFError, OSError, zlib.error) as error:
         raise DataError(f"{packed} is damaged ({error}); remove it and fetch it again.") from error
-    replace_file(path, lambda partial: _write(partial, content))
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
+    replace_file(path, lambda partial: partial.write_bytes(content))

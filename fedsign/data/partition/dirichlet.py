@@ -13,6 +13,7 @@ samples dealt after, so that a rejected draw is cheap.
 """
 
 import heapq
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -38,11 +39,24 @@ def dirichlet(
         DataError: too few samples for that many clients, or targets that are not classes.
     """
     labels = class_labels(train, name="dirichlet")
-    need(len(train), num_clients=num_clients, each=min_partition_size, setting="min_partition_size")
     by_class = [np.flatnonzero(labels == label) for label in np.unique(labels)]
-    drawn = draw_counts(np.array([len(index) for index in by_class]), num_clients, alpha, min_partition_size, rng)
+    return deal(by_class, num_clients, alpha, min_partition_size, rng)
+
+
+def deal(
+    by_class: Sequence[IntArray], num_clients: int, alpha: float, min_partition_size: int, rng: np.random.Generator
+) -> Split:
+    """Deal the samples of each class out; see the module.
+
+    Raises:
+        DataError: too few samples for that many clients.
+    """
+    class_sizes = np.array([len(index) for index in by_class])
+    num_samples = int(class_sizes.sum())
+    need(num_samples, num_clients=num_clients, each=min_partition_size, setting="min_partition_size")
+    drawn = draw_counts(class_sizes, num_clients, alpha, min_partition_size, rng)
     counts = fill_up(drawn, min_partition_size)
-    owner_of = np.empty(len(train), dtype=np.int64)
+    owner_of = np.empty(num_samples, dtype=np.int64)
     for index, row in zip(by_class, counts, strict=True):
         owner_of[rng.permutation(index)] = np.repeat(np.arange(num_clients), row)
     return Split(

@@ -6,11 +6,13 @@ nearly everything.  `min_partition_size` is met as in the Dirichlet partition, o
 of a single class.  Labels play no part, so a regression can be split as well.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from fedsign.data.base import AnySamples
-from fedsign.data.partition.base import AtLeastOne, Concentration, Split, group, need
-from fedsign.data.partition.dirichlet import draw_counts, fill_up, num_moved
+from fedsign.data.partition.base import AtLeastOne, Concentration, Split
+from fedsign.data.partition.dirichlet import deal
 
 
 def quantity(
@@ -26,9 +28,5 @@ def quantity(
     Raises:
         DataError: too few samples for that many clients.
     """
-    need(len(train), num_clients=num_clients, each=min_partition_size, setting="min_partition_size")
-    drawn = draw_counts(np.array([len(train)]), num_clients, alpha, min_partition_size, rng)  # [1, K]
-    sizes = fill_up(drawn, min_partition_size)
-    owner_of = np.empty(len(train), dtype=np.int64)
-    owner_of[rng.permutation(len(train))] = np.repeat(np.arange(num_clients), sizes[0])
-    return Split(indices=group(owner_of, num_clients), num_moved=num_moved(drawn, sizes), moved_label_distance=None)
+    split = deal([np.arange(len(train))], num_clients, alpha, min_partition_size, rng)
+    return replace(split, moved_label_distance=None)

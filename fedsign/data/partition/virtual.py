@@ -58,13 +58,7 @@ def virtual(
             f"partition.{setting}={largest} was given, but there are {len(train)} training samples, and no client holds one "
             "twice; lower it."
         )
-    match labels:
-        case "dirichlet":
-            pick = _by_label(train, alpha)
-        case "iid":
-            pick = _from_all(len(train))
-        case _:
-            raise ValueError(f"labels={labels!r}; expected dirichlet or iid.")
+    pick = _by_label(train, alpha) if labels == "dirichlet" else _from_all(len(train))
 
     def draw(client: int) -> IntArray:
         own = child(rng, client)

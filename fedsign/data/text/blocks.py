@@ -55,6 +55,12 @@ def cut(document: Document, test_fraction: float) -> tuple[Document, Document]:
     return parts[0], parts[1]
 
 
+def numbers_of(owners: Sequence[str]) -> list[int]:
+    """The number of each text's owner, in the sorted order of their names."""
+    number_of = {owner: number for number, owner in enumerate(sorted(set(owners)))}
+    return [number_of[owner] for owner in owners]
+
+
 def stream_of(document: Document, tokenizer: Tokenizer) -> Stream:
     """A document's tokens, the start before it, and the end after it if it is whole; all but the first are scored."""
     inner, end = tokenizer.encode(document.text), [tokenizer.end_id] * document.is_whole

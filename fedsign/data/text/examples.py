@@ -12,8 +12,7 @@ encoded apart, as they are when the model is asked.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -31,12 +30,11 @@ _FIRST = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """A part of an example's text; `ends`: the end token follows."""
 
     text: str
-    is_answer: bool
+    is_answer: bool = False
     ends: bool = False
 
 
@@ -64,7 +62,7 @@ def _alpaca(line: Mapping[str, Any], prompt: Prompt) -> list[Piece]:
     first = _FIRST[bool(given)] if prompt == "alpaca" else ""
     context = f"### Input:\n{given}\n\n" if given else ""
     text = f"{first}### Instruction:\n{asked}\n\n{context}### Response:\n"
-    return [Piece(text=text, is_answer=False), Piece(text=answer, is_answer=True, ends=True)]
+    return [Piece(text), Piece(answer, is_answer=True, ends=True)]
 
 
 def _text(line: Mapping[str, Any], key: str) -> str:
@@ -79,8 +77,7 @@ def _messages(given: Any) -> Sequence[Mapping[str, str]]:
     if not isinstance(given, list):
         raise DataError(f"has messages of type {type(given).__name__}; expected is a list of messages.")
     for each in given:
-        is_message = isinstance(each, dict) and isinstance(each.get("content"), str) and each.get("role") in ROLES
-        if not is_message:
+        if not (isinstance(each, dict) and isinstance(each.get("content"), str) and each.get("role") in ROLES):
             raise DataError(
                 f"has the message {str(each)[:80]}; expected is a role ({', '.join(ROLES)}) and a content, which is a text."
             )
@@ -90,20 +87,16 @@ def _messages(given: Any) -> Sequence[Mapping[str, str]]:
 
 
 def _chat(messages: Sequence[Mapping[str, str]], tokenizer: Tokenizer) -> Iterator[Piece]:
-    from fedsign.data.text.hugging_face import HuggingFace
-
-    if isinstance(tokenizer, HuggingFace) and tokenizer.has_chat_template:
-        return _templated(messages, tokenizer)
-    return _plain(messages)
+    has_template = getattr(tokenizer, "has_chat_template", False)  # of Hugging Face's
+    return _templated(messages, tokenizer) if has_template else _plain(messages)
 
 
 def _plain(messages: Sequence[Mapping[str, str]]) -> Iterator[Piece]:
     for place, message in enumerate(messages):
         gap = "\n\n" if place else ""
         is_answer = message["role"] == "assistant"
-        heading = f"{gap}### {message['role'].capitalize()}:\n"
-        yield Piece(text=heading, is_answer=False)
-        yield Piece(text=message["content"], is_answer=is_answer, ends=is_answer)
+        yield Piece(f"{gap}### {message['role'].capitalize()}:\n")
+        yield Piece(message["content"], is_answer=is_answer, ends=is_answer)
 
 
 def _templated(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> Iterator[Piece]:
@@ -119,13 +112,13 @@ def _templated(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> Iterato
                 "has a conversation that the tokenizer's chat template writes anew with every message, so that its answers cannot "
                 "be told apart; make a line of each answer, or use data.tokenizer=byte."
             )
-        yield Piece(text=asked.removeprefix(written), is_answer=False)
+        yield Piece(asked.removeprefix(written))
         answer, is_last = answered.removeprefix(asked), place == len(messages) - 1
         ends = is_last and tokenizer.end_id not in tokenizer.encode(answer)  # unless the template has written it
-        yield Piece(text=answer, is_answer=True, ends=ends)
+        yield Piece(answer, is_answer=True, ends=ends)
         written = answered
     rest = tokenizer.chat(messages, asks=False)
-    yield Piece(text=rest.removeprefix(written) if rest.startswith(written) else "", is_answer=False)
+    yield Piece(rest.removeprefix(written) if rest.startswith(written) else "")
 
 
 def _stream(pieces: Sequence[Piece], tokenizer: Tokenizer, *, scores_all: bool, owner: int) -> Stream:

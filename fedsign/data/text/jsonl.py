@@ -10,7 +10,7 @@ from pydantic import Field
 
 from fedsign.data.base import Dataset, Samples, Tokenizer
 from fedsign.data.splitting import train_test
-from fedsign.data.text.blocks import Stream
+from fedsign.data.text.blocks import Stream, numbers_of
 from fedsign.data.text.examples import Prompt, Score, example_of
 from fedsign.data.text.packing import pack
 from fedsign.data.text.tokenizers import CHARACTER, reads_text, tokenizer_of
@@ -59,11 +59,11 @@ def jsonl(
     else:
         parts = [lines, _lines(test_path, "data.test_path")]
     made = tokenizer_of(tokenizer, ())
-    owners = [_owners(parts[0], owner), [0] * len(parts[1])]
     found: list[Samples] = []
     notes = [_repeated(*parts)]
-    for which, part, whose in zip(("training", "test"), parts, owners, strict=True):
-        examples = [_example(line, made, prompt, score, each) for line, each in zip(part, whose, strict=True)]
+    for which, part, key in zip(("training", "test"), parts, (owner, None), strict=True):
+        owners = _owners(part, key)
+        examples = [_example(line, made, prompt, score, each) for line, each in zip(part, owners, strict=True)]
         samples, cut = pack(examples, block_length, pad_id=made.pad_id, packing=packing)
         notes.append(cut.sentence(which, block_length))
         if not len(samples):
@@ -71,8 +71,7 @@ def jsonl(
                 f"nothing that is scored is left of the {len(part)} {which} lines, since their prompts fill "
                 f"data.block_length={block_length} tokens; raise it."
             )
-        has_owners = owner is not None and which == "training"
-        found.append(samples if has_owners else replace(samples, owners=None))
+        found.append(samples if key else replace(samples, owners=None))
     return Dataset(train=found[0], test=found[1], class_names=(), text=made, notes=tuple(filter(None, notes)))
 
 
@@ -115,9 +114,7 @@ def _owners(lines: Sequence[_Line], key: str | None) -> list[int]:
                 f"{line.where} has no owner under the key '{key}'; give every line one, a text or a number, or leave data.owner "
                 "out."
             )
-    names = [str(line.said[key]) for line in lines]
-    number_of = {name: number for number, name in enumerate(sorted(set(names)))}
-    return [number_of[name] for name in names]
+    return numbers_of([str(line.said[key]) for line in lines])
 
 
 def _example(line: _Line, tokenizer: Tokenizer, prompt: Prompt, score: Score, owner: int) -> Stream:

@@ -8,8 +8,9 @@ a block loses its end; one that loses all that is scored is left out.  Both are 
 own in the block, and its position is that in the block.  No target leads from one example to the next.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -17,8 +18,6 @@ import torch
 from fedsign.data.base import IntArray, Samples
 from fedsign.data.text.blocks import Stream
 from fedsign.tasks.base import IGNORED
-
-_Pair = tuple[IntArray, IntArray]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,61 +43,29 @@ class Cut:
 
 def pack(examples: Iterable[Stream], block_length: int, *, pad_id: int, packing: bool) -> tuple[Samples, Cut]:
     """The blocks of examples, those of an owner together, and what was cut."""
-    by_owner: dict[int, list[Stream]] = {}
-    for example in examples:
-        by_owner.setdefault(example.owner, []).append(example)
-    rows: list[_Pair] = []
+    features: list[IntArray] = []
+    targets: list[IntArray] = []
     owners: list[int] = []
-    num_cut = num_lost = 0
-    for owner, own in sorted(by_owner.items()):
-        pairs = [_pair(example, block_length) for example in own]
-        num_cut += sum(len(example.tokens) - 1 > block_length for example in own)
-        kept = [pair for pair in pairs if (pair[1] != IGNORED).any()]
-        num_lost += len(pairs) - len(kept)
-        groups = (
-            _together([len(targets) for _, targets in kept], block_length)
-            if packing
-            else [[i] for i in range(len(kept))]
-        )
-        rows += [_row([kept[place] for place in group], block_length, pad_id) for group in groups]
-        owners += [owner] * len(groups)
+    num_examples = num_cut = num_lost = end = 0
+    for example in sorted(examples, key=attrgetter("owner")):
+        inner = example.tokens[:-1][:block_length]
+        scored = np.where(example.is_scored, example.tokens, IGNORED)[1:][:block_length]
+        num_examples += 1
+        num_cut += len(example.tokens) - 1 > block_length
+        if not (scored != IGNORED).any():
+            num_lost += 1
+            continue
+        if not (packing and owners and owners[-1] == example.owner and end + len(scored) <= block_length):
+            features.append(np.full(block_length, pad_id))
+            targets.append(np.full(block_length, IGNORED))
+            owners.append(example.owner)
+            end = 0
+        place = slice(end, end + len(scored))
+        features[-1][place], targets[-1][place], end = inner, scored, place.stop
+    shape = (len(owners), block_length)
     samples = Samples(
-        features=_stacked([features for features, _ in rows], block_length),
-        targets=_stacked([targets for _, targets in rows], block_length),
+        features=torch.from_numpy(np.array(features, dtype=np.int64).reshape(shape)),
+        targets=torch.from_numpy(np.array(targets, dtype=np.int64).reshape(shape)),
         owners=torch.tensor(owners, dtype=torch.int64),
     )
-    return samples, Cut(num_examples=sum(map(len, by_owner.values())), num_cut=num_cut, num_lost=num_lost)
-
-
-def _pair(example: Stream, block_length: int) -> _Pair:
-    """Inputs and targets of an example, at most a block of them."""
-    targets = np.where(example.is_scored, example.tokens, IGNORED)
-    return example.tokens[:-1][:block_length], targets[1:][:block_length]
-
-
-def _together(lengths: Sequence[int], block_length: int) -> list[list[int]]:
-    """Which examples share a block.
-
-    >>> _together([3, 4, 2, 8], 8)
-    [[0, 1], [2], [3]]
-    """
-    groups: list[list[int]] = []
-    room = 0
-    for place, length in enumerate(lengths):
-        if length > room:
-            groups.append([])
-            room = block_length
-        groups[-1].append(place)
-        room -= length
-    return groups
-
-
-def _row(pairs: Sequence[_Pair], block_length: int, pad_id: int) -> _Pair:
-    features = np.concatenate([features for features, _ in pairs])
-    targets = np.concatenate([targets for _, targets in pairs])
-    padding = (0, block_length - len(features))
-    return np.pad(features, padding, constant_values=pad_id), np.pad(targets, padding, constant_values=IGNORED)
-
-
-def _stacked(rows: Sequence[IntArray], block_length: int) -> torch.Tensor:
-    return torch.from_numpy(np.stack(rows)) if rows else torch.zeros(0, block_length, dtype=torch.int64)
+    return samples, Cut(num_examples=num_examples, num_cut=num_cut, num_lost=num_lost)

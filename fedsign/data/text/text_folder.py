@@ -13,7 +13,7 @@ from pydantic import Field
 
 from fedsign.data.base import Dataset
 from fedsign.data.files import folder_of
-from fedsign.data.text.blocks import Document, cut, dataset_of
+from fedsign.data.text.blocks import Document, cut, dataset_of, numbers_of
 from fedsign.data.text.tokenizers import reads_text, tokenizer_of
 from fedsign.errors import DataError
 
@@ -39,18 +39,11 @@ def text_folder(
         DataError: there is no text, or a file is empty or not UTF-8.
     """
     folder = folder_of(root)
-    notes: tuple[str, ...] = ()
-    if all((folder / part).is_dir() for part in _PARTS):
-        found = [_files(folder / part) for part in _PARTS]
-        numbers = _numbers([owner for part in found for owner, _ in part])
-        train, test = ([_document(file, numbers[owner]) for owner, file in part] for part in found)
-        notes = _beside(folder)
-    else:
-        notes = _alone(folder)
-        files = _files(folder)
-        numbers = _numbers([owner for owner, _ in files])
-        pairs = [cut(_document(file, numbers[owner]), test_fraction) for owner, file in files]
-        train, test = [first for first, _ in pairs], [second for _, second in pairs]
+    is_split = all((folder / part).is_dir() for part in _PARTS)
+    files = [_files(folder / part) for part in _PARTS] if is_split else [_files(folder)]
+    numbers = iter(numbers_of([owner for part in files for owner, _ in part]))
+    documents = [[_document(file, next(numbers)) for _, file in part] for part in files]
+    train, test = documents if is_split else zip(*(cut(each, test_fraction) for each in documents[0]), strict=True)
     made = dataset_of(
         train,
         test,
@@ -58,7 +51,7 @@ def text_folder(
         block_length=block_length,
         where=str(folder.absolute()),
     )
-    return replace(made, notes=notes)
+    return replace(made, notes=_beside(folder) if is_split else _alone(folder))
 
 
 def _files(folder: Path) -> list[tuple[str, Path]]:
@@ -85,10 +78,6 @@ def _alone(folder: Path) -> tuple[str, ...]:
         f"{folder / part} is one owner's folder like any other, since there is no folder '{missing[0]}' beside it."
         for part in there
     )
-
-
-def _numbers(owners: list[str]) -> dict[str, int]:
-    return {owner: number for number, owner in enumerate(sorted(set(owners)))}
 
 
 def _document(file: Path, owner: int) -> Document:
