@@ -24,7 +24,6 @@ def all_rounds(cells: Sequence[Mapping[str, Any]]) -> list[list[Line]]:
         jobs = [_job(cell, root) for cell, root in zip(cells, roots, strict=True)]
         play_all(
             jobs,
-            lambda left: left[0],
             workers=os.cpu_count() or 1,
             logs=Path(root) / "logs",
             watchers=[_Strict()],

@@ -101,7 +101,7 @@ def _play(pending: Mapping[Path, Cell], folder: Path, workers: int) -> None:
     # in a notebook Rich would ask for ipywidgets
     with Progress(*columns, TimeRemainingColumn(), console=console, disable=console.is_jupyter) as bar:
         ended = _Ended(bar, len(jobs))
-        play_all(jobs, lambda left: left[0], workers=workers, logs=folder / "logs", watchers=(ended,), module=_WORKER)
+        play_all(jobs, workers=workers, logs=folder / "logs", watchers=(ended,), module=_WORKER)
     if ended.failures:
         raise EngineError(
             f"{len(ended.failures)} of {len(jobs)} cells could not be played; the same command plays them once more. The "
