@@ -59,14 +59,13 @@ class _Worker:
 
 def play_all(
     jobs: Sequence[Job],
-    take: Callable[[list[Job]], Job],
     *,
     workers: int,
     logs: Path,
     watchers: Sequence[Watcher],
     module: str,
 ) -> None:
-    """Play all jobs, some at a time; `take` says which of those that are left is next.
+    """Play all jobs, some at a time, in their order.
 
     Raises:
         DiskFullError: nothing more can be written.
@@ -76,8 +75,7 @@ def play_all(
 
     def hand_out(worker: _Worker) -> None:
         if left:
-            job = take(left)
-            left.remove(job)
+            job = left.pop(0)
             for watcher in watchers:
                 watcher.on_begin(worker.index, job)
             worker.job = job

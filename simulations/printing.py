@@ -87,9 +87,16 @@ def print_table(rows: list[dict[str, Any]]) -> None:
         table.add_row(*(escaped(_cell(value)) for value in row.values()))
     console = Console(soft_wrap=True, highlight=False)
     if "run" in rows[0] or not console.is_terminal:
-        needed = Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
-        console = Console(soft_wrap=True, highlight=False, width=max(console.width, needed))
-    console.print(table)
+        print_wide(table)
+    else:
+        console.print(table)
+
+
+def print_wide(table: Table) -> None:
+    """In columns as wide as their content, however narrow the terminal is."""
+    console = Console(soft_wrap=True, highlight=False)
+    needed = Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
+    Console(soft_wrap=True, highlight=False, width=max(console.width, needed)).print(table)
 
 
 def _cell(value: Any) -> str:

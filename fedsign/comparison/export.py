@@ -13,17 +13,13 @@ DIR/
 Each file is put in its place in one step, and the same summary gives the same bytes.
 """
 
-import csv
-import io
 import json
-import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fedsign.comparison import latex
 from fedsign.comparison.figures import all_figures
-from fedsign.comparison.rows import names, table_rows
+from fedsign.comparison.rows import frame_of, names, table_rows
 from fedsign.comparison.summary import Summary
 from fedsign.errors import ResultsError
 from fedsign.report import figures
@@ -96,45 +92,26 @@ def _trial_rows(summary: Summary) -> list[Line]:
 def _round_rows(summary: Summary) -> list[Line]:
     rows: list[Line] = []
     for entry in summary.entries:
-        by_round: dict[int, Line] = {}
-        for name, curve in entry.curves.items():
-            for round, mean, std in zip(curve.rounds, curve.mean, curve.std, strict=True):
-                by_round.setdefault(round, {}).update({f"{name}_mean": mean, f"{name}_std": std})
-        rows += [{**names(entry), "round": round, **by_round[round]} for round in sorted(by_round)]
+        rounds = next((curve.rounds for curve in entry.curves.values()), ())  # of all curves
+        for position, round in enumerate(rounds):
+            row = {**names(entry), "round": round}
+            for name, curve in entry.curves.items():
+                row |= {f"{name}_mean": curve.mean[position], f"{name}_std": curve.std[position]}
+            rows.append(row)
     return rows
 
 
 def _cell_rows(summary: Summary) -> list[Line]:
     rows: list[Line] = []
     for entry in summary.entries:
-        for path in entry.folders:
-            run = RunFolder(path)
-            seed = _seed(run)
-            for line in run.rounds():
+        for seed, path in zip(entry.seeds, entry.folders, strict=True):
+            for line in RunFolder(path).rounds():
                 figures_of_round = {key: value for key, value in line.items() if not isinstance(value, list)}
                 num_failures = len(line.get("failures") or ())
                 rows.append({**names(entry), "seed": seed, **figures_of_round, "num_failures": num_failures})
     return rows
 
 
-def _seed(run: RunFolder) -> int | None:
-    try:
-        seed = tomllib.loads(run.config_toml).get("seed")
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise ResultsError(f"{run.path / 'config.toml'} cannot be read ({error}).") from error
-    return seed if isinstance(seed, int) else None
-
-
 def _csv(rows: Sequence[Line]) -> str:
-    """Columns in the order in which they first appear; floats in full, None as nothing."""
-    file = io.StringIO()
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(_fields(row, columns) for row in rows)
-    return file.getvalue()
-
-
-def _fields(row: Mapping[str, Any], columns: Iterable[str]) -> list[Any]:
-    values = [row.get(column) for column in columns]
-    return [json.dumps(value) if isinstance(value, list | dict | tuple) else value for value in values]
+    """Floats in full, None as nothing."""
+    return str(frame_of(rows).to_csv(index=False, lineterminator="\n"))

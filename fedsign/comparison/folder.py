@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedsign.comparison.card import render_comparison_card
 from fedsign.comparison.rows import to_frame
@@ -69,8 +69,7 @@ class Comparison:
     @property
     def failures(self) -> Mapping[str, str]:
         """Id -> why it failed, of the cells that have failed."""
-        said = {cell.id: self.failure_of(cell) for cell in self.plan.cells if self.state_of(cell) is CellState.FAILED}
-        return {id: why for id, why in said.items() if why is not None}
+        return self.summary().failed
 
     def summary(self) -> Summary:
         """Means, paired differences, rounds and bytes to the target, of what has finished so far."""
@@ -145,7 +144,7 @@ class Comparison:
             folder=run.path,
             lines=run.rounds(),
             population=run.partition,
-            seconds=seconds_of(run),
+            seconds=sum(value or 0.0 for line in run.timings() for key, value in line.items() if key.endswith("_s")),
         )
 
 
@@ -164,14 +163,5 @@ def load_comparison(path: str | Path) -> Comparison:
     return Comparison(folder)
 
 
-def seconds_of(run: RunFolder) -> float:
-    """What a run has taken so far."""
-    return sum(_seconds(value) for line in run.timings() for key, value in line.items() if key.endswith("_s"))
-
-
 def _is_finished(run: RunFolder | None) -> bool:
     return run is not None and run.outcome["status"] == CellState.FINISHED
-
-
-def _seconds(value: Any) -> float:
-    return float(value or 0.0)

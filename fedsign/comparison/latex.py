@@ -7,7 +7,6 @@ Names are a user's.  What LaTeX gives a meaning is escaped, Greek letters become
 pdflatex does not know becomes a question mark.
 """
 
-import unicodedata
 from collections.abc import Mapping, Sequence
 
 from fedsign.comparison.labels import (
@@ -23,6 +22,9 @@ from fedsign.comparison.labels import (
 from fedsign.comparison.summary import Summary
 from fedsign.comparison.tables import ResultRow, results, seed_troubles
 from fedsign.report.wording import NARROW_SPACE
+
+_GREEK = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi omega"
+_GREEK_CAPITALS = "Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega"  # those that do not look like Latin ones
 
 _SPECIAL = {
     "\\": r"\textbackslash{}",
@@ -43,6 +45,9 @@ _SPECIAL = {
     "…": r"\dots{}",
     "[": "{[}",  # after \\ a bracket would be taken for a length
     "]": "{]}",
+    "ο": "o",
+    **{letter: rf"$\{name}$" for letter, name in zip("αβγδεζηθικλμνξπρστυφχψω", _GREEK.split(), strict=True)},
+    **{letter: rf"$\{name}$" for letter, name in zip("ΓΔΘΛΞΠΣΥΦΨΩ", _GREEK_CAPITALS.split(), strict=True)},
 }
 
 _NOTE = "% Written by FedSign (fedsign compare --export); needs \\usepackage{booktabs}.\n"
@@ -185,30 +190,8 @@ def _bold(text: str, is_bold: bool) -> str:
 
 
 def _character(character: str) -> str:
-    if character in _SPECIAL:
-        return _SPECIAL[character]
     if character.isascii():
-        return character if character.isprintable() else " "
-    name = unicodedata.name(character, "")
-    if name.startswith(("GREEK SMALL LETTER ", "GREEK CAPITAL LETTER ")):
-        return _greek(character, name)
-    return character if "À" <= character <= "ÿ" and character not in "×÷ðþÐÞ" else "?"
-
-
-def _greek(character: str, name: str) -> str:
-    """A plain Greek letter as mathematics; capitals that look like Latin ones have no command."""
-    letter = name.rsplit(" ", 1)[-1].lower().replace("lamda", "lambda")
-    if len(name.split()) != 4 or letter not in _GREEK:
+        character = character if character.isprintable() else " "
+    elif character not in _SPECIAL and not ("À" <= character <= "ÿ" and character not in "×÷ðþÐÞ"):
         return "?"
-    if character.islower():
-        return "o" if letter == "omicron" else rf"$\{letter}$"
-    return rf"$\{letter.capitalize()}$" if letter in _CAPITALS else "?"
-
-
-_GREEK = frozenset(
-    [
-        *("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu"),
-        *("nu", "xi", "omicron", "pi", "rho", "sigma", "tau", "upsilon", "phi", "chi", "psi", "omega"),
-    ]
-)
-_CAPITALS = frozenset(["gamma", "delta", "theta", "lambda", "xi", "pi", "sigma", "upsilon", "phi", "psi", "omega"])
+    return _SPECIAL.get(character, character)

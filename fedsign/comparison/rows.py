@@ -2,7 +2,8 @@
 
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from fedsign.comparison.labels import entries_of
 from fedsign.comparison.summary import Entry, Summary
@@ -33,23 +34,21 @@ def names(entry: Entry) -> Line:
     }
 
 
-def to_frame(summary: Summary) -> "pd.DataFrame":
-    """The rows as a DataFrame: no number is NaN, and a condition that is a whole table of settings is its JSON."""
+def frame_of(rows: Sequence[Line]) -> "pd.DataFrame":
+    """Rows as they are, columns in the order in which they first appear; a list or a whole table of settings is its JSON."""
     import pandas
 
-    rows = table_rows(summary)
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    return pandas.DataFrame({column: [_plain(row.get(column)) for row in rows] for column in columns})
+    plain = [
+        {key: json.dumps(value) if isinstance(value, list | dict | tuple) else value for key, value in row.items()}
+        for row in rows
+    ]
+    return pandas.DataFrame(plain, dtype=object)
 
 
-def _plain(value: Any) -> Any:
-    match value:
-        case None:
-            return math.nan
-        case dict() | list():
-            return json.dumps(value)
-        case _:
-            return value
+def to_frame(summary: Summary) -> "pd.DataFrame":
+    """The rows of `table_rows` with columns of numbers, where no number is NaN."""
+    frame = frame_of(table_rows(summary))
+    return frame.where(frame.notna(), math.nan).infer_objects()
 
 
 def _table_row(summary: Summary, entry: Entry, is_best: bool) -> Line:

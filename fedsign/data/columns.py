@@ -21,12 +21,15 @@ out), and nothing is learnt: features have to be named, texts to have levels, an
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial, wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from fedsign.data.base import Dataset, Frame, Samples
@@ -44,21 +47,58 @@ _MAX_TEXTS = 1000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Columns:
-    """What the columns of a table are for."""
+    """What every format's tables are read with, and what their columns are for."""
 
-    target: str
-    features: tuple[str, ...]  # empty: all others
-    categorical: tuple[str, ...]  # one-hot although they hold numbers
-    owner: str | None
-    target_type: TargetType
-    scale_target: bool
-    class_names: tuple[str, ...]  # empty: as the training rows have them
-    levels: Mapping[str, tuple[str, ...]]  # the texts of a column; of others, as the training rows have them
-    unused: tuple[str, ...]
-    strict: bool
+    path: str
+    test_path: str | None = None
+    target: str = "target"
+    features: tuple[str, ...] = ()  # empty: all others
+    categorical: tuple[str, ...] = ()  # one-hot although they hold numbers
+    owner: str | None = None
+    target_type: TargetType = "auto"
+    scale_target: bool = False
+    class_names: tuple[str, ...] = ()  # empty: as the training rows have them
+    levels: Mapping[str, tuple[str, ...]] | None = None  # texts of a column; of others, as the training rows have them
+    unused: tuple[str, ...] = ()
+    strict: bool = False
+    test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
+
+    @property
+    def files(self) -> tuple[str, str]:
+        """Of training and test rows."""
+        return self.path, self.test_path or self.path
+
+    def levels_of(self, name: str) -> tuple[str, ...] | None:
+        """The texts of a column that were agreed on."""
+        return (self.levels or {}).get(name)
 
 
-def frame_of_table(settings: Mapping[str, Any]) -> Frame:
+def tabular(read: Callable[..., "pd.DataFrame"]) -> Callable[..., Dataset]:
+    """Makes a data set of what reads a file: its settings are those of `Columns` and the reader's own.
+
+    See [Note: columns] for what becomes of a table.
+    """
+    own = [each for each in signature(read).parameters.values() if each.kind is Parameter.KEYWORD_ONLY]
+    path = f"data.{read.__name__}"
+
+    @wraps(read)
+    def dataset(seed: int, **settings: Any) -> Dataset:
+        of_reader = {each.name: settings.pop(each.name) for each in own if each.name in settings}
+        return from_tables(partial(read, **of_reader), Columns(**{"path": path, **settings}), seed)
+
+    _, *others = signature(Columns).parameters.values()
+    given = [
+        Parameter("seed", Parameter.POSITIONAL_ONLY),
+        Parameter("path", Parameter.KEYWORD_ONLY, default=path, annotation=str),
+    ]
+    parameters = [*given, *others, *own]
+    hints = {each.name: each.annotation for each in parameters[1:]}
+    vars(dataset).update(__signature__=Signature(parameters), frame=_frame)
+    dataset.__annotations__ = hints
+    return dataset
+
+
+def _frame(settings: Mapping[str, Any]) -> Frame:
     """See Frame; the features of agreed columns."""
     levels = settings["levels"] or {}
     num_features = sum(len(levels[name]) if name in levels else 1 for name in settings["features"])
@@ -69,38 +109,30 @@ def frame_of_table(settings: Mapping[str, Any]) -> Frame:
     )
 
 
-def from_tables(
-    read: Callable[[Path], "pd.DataFrame"],
-    path: str,
-    test_path: str | None,
-    columns: Columns,
-    *,
-    test_fraction: float,
-    seed: int,
-) -> Dataset:
+def from_tables(read: Callable[[Path], "pd.DataFrame"], columns: Columns, seed: int) -> Dataset:
     """The data set of one file, split by the seed, or of a file for training and another for the test.
 
     Raises:
         DataError: a file or a column is not there, or holds what cannot be trained on.
     """
-    table = _table(read, path, "data.path")
-    if test_path is None:
-        first, second = train_test(len(table), seed, test_fraction)
-        train, test = table.iloc[first], table.iloc[second]
+    train = test = _table(read, columns.path, "data.path")
+    if columns.test_path is None:
+        first, second = train_test(len(train), seed, columns.test_fraction)
+        train, test = train.iloc[first], train.iloc[second]
     else:
-        train, test = table, _table(read, test_path, "data.test_path")
+        test = _table(read, columns.test_path, "data.test_path")
+    parts = list(zip((train, test), columns.files, strict=True))
     if columns.strict:
-        for part, file in ((train, path), (test, test_path or path)):
+        for part, file in parts:
             _check_agreed(part, columns, file)
-    names = _feature_names(train, columns, path)
-    owners = [] if columns.owner is None else [columns.owner]
-    for part, file in ((train, path), (test, test_path or path)):
-        _check_complete(part, [*names, columns.target, *(owners if part is train else [])], file)
-    files = (path, test_path or path)
-    encoded = [_encode(train, test, name, columns, files) for name in names]
+    names = _feature_names(train, columns)
+    for part, file in parts:
+        owners = [columns.owner] if columns.owner is not None and part is train else []
+        _check_complete(part, [*names, columns.target, *owners], file)
+    encoded = [_encode(train, test, name, columns) for name in names]
     features = [np.concatenate([each[part] for each in encoded], axis=1) for part in (0, 1)]
     scaled = np.concatenate([np.full(each[0].shape[1], each[2]) for each in encoded])
-    targets, class_names = _targets(train[columns.target], test[columns.target], columns, files)
+    targets, class_names = _targets(train[columns.target], test[columns.target], columns)
     return Dataset(
         train=Samples(
             features=torch.from_numpy(features[0]),
@@ -141,7 +173,7 @@ def _check_agreed(table: "pd.DataFrame", columns: Columns, path: str) -> None:
             "data.scale_target=true was given, but tables that lie apart have no scale in common; scale the column at every site "
             "by the same numbers, and set data.scale_target=false."
         )
-    unlevelled = next((name for name in columns.categorical if name not in columns.levels), None)
+    unlevelled = next((name for name in columns.categorical if columns.levels_of(name) is None), None)
     if unlevelled is not None:
         raise DataError(
             f"data.categorical names the column '{unlevelled}' without its levels; give them with "
@@ -156,21 +188,17 @@ def _check_agreed(table: "pd.DataFrame", columns: Columns, path: str) -> None:
         )
 
 
-def _feature_names(table: "pd.DataFrame", columns: Columns, path: str) -> list[str]:
+def _feature_names(table: "pd.DataFrame", columns: Columns) -> list[str]:
     """The columns to use, in the order given or the file's own."""
     known = [str(name) for name in table.columns]
-    wanted = {
-        "target": [columns.target],
-        "features": columns.features,
-        "categorical": columns.categorical,
-        "levels": columns.levels,
-    }
-    for key, names in {**wanted, "owner": [] if columns.owner is None else [columns.owner]}.items():
+    owners = [] if columns.owner is None else [columns.owner]
+    wanted = {"target": [columns.target], "features": columns.features, "categorical": columns.categorical}
+    for key, names in {**wanted, "levels": columns.levels or {}, "owner": owners}.items():
         for name in names:
             if name not in known:
                 shown = ", ".join(known[:20]) + (", ..." if len(known) > 20 else "")
                 raise DataError(
-                    f"data.{key} names the column '{name}', but the columns of {path} are {shown}.{nearest(name, known)}"
+                    f"data.{key} names the column '{name}', but the columns of {columns.path} are {shown}.{nearest(name, known)}"
                 )
     if columns.owner == columns.target:
         raise DataError(
@@ -208,7 +236,7 @@ def _check_complete(table: "pd.DataFrame", names: list[str], path: str) -> None:
 
 
 def _encode(
-    train: "pd.DataFrame", test: "pd.DataFrame", name: str, columns: Columns, files: tuple[str, str]
+    train: "pd.DataFrame", test: "pd.DataFrame", name: str, columns: Columns
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], bool]:
     """One column as features [rows, ...] of training and test rows, and whether they are to be scaled."""
     kind = _kind(train[name])
@@ -217,7 +245,8 @@ def _encode(
             f"column '{name}' is of type {train[name].dtype}; expected are numbers, texts or truth values: turn it into "
             "numbers, or list the columns to use in data.features."
         )
-    if kind != "text" and name not in columns.categorical and name not in columns.levels:
+    levels = columns.levels_of(name)
+    if kind != "text" and name not in columns.categorical and levels is None:
         if _kind(test[name]) in ("text", "other"):
             raise DataError(
                 f"column '{name}' holds numbers in the training rows, but {test[name].dtype} in the test rows."
@@ -225,21 +254,22 @@ def _encode(
         numbers = [part[name].to_numpy(np.float32)[:, None] for part in (train, test)]
         return numbers[0], numbers[1], kind != "bool"
     texts = [part[name].astype(str).to_numpy(str) for part in (train, test)]
-    if columns.strict and name not in columns.levels:
+    if columns.strict and levels is None:
         raise DataError(
-            f"column '{name}' of {files[0]} holds texts, whose levels tables that lie apart have to agree on; give them with "
+            f"column '{name}' of {columns.path} holds texts, whose levels tables that lie apart have to agree on; give them with "
             f"--set 'data.levels.{name}=[\"...\"]', or correct the column."
         )
-    known = np.array(columns.levels[name]) if name in columns.levels else np.unique(texts[0])
-    if name in columns.levels:
-        for part, file in zip(texts, files, strict=True):
-            _check_levels(part, name, columns.levels[name], file)
+    known = np.array(levels) if levels is not None else np.unique(texts[0])
+    if levels is not None:
+        for part, file in zip(texts, columns.files, strict=True):
+            _check_levels(part, name, levels, file)
     if len(known) > _MAX_TEXTS:
         raise DataError(
             f"column '{name}' has {len(known)} different values, which would be as many features; list the columns to use in "
             "data.features."
         )
-    return (texts[0][:, None] == known).astype(np.float32), (texts[1][:, None] == known).astype(np.float32), False
+    one_hot = [(part[:, None] == known).astype(np.float32) for part in texts]
+    return one_hot[0], one_hot[1], False
 
 
 def _check_levels(texts: npt.NDArray[np.str_], name: str, levels: tuple[str, ...], path: str) -> None:
@@ -252,7 +282,7 @@ def _check_levels(texts: npt.NDArray[np.str_], name: str, levels: tuple[str, ...
 
 
 def _targets(
-    train: "pd.Series[Any]", test: "pd.Series[Any]", columns: Columns, files: tuple[str, str]
+    train: "pd.Series[Any]", test: "pd.Series[Any]", columns: Columns
 ) -> tuple[tuple[Tensor, Tensor], tuple[str, ...]]:
     """Labels with their names, or real numbers without; see [Note: columns]."""
     kind = _kind(train)
@@ -262,7 +292,9 @@ def _targets(
                 "data.class_names was given with data.target_type=number or data.scale_target=true, and a number has no classes; "
                 "leave the one or the other out."
             )
-        agreed = [_among(part, columns.class_names, file) for part, file in zip((train, test), files, strict=True)]
+        agreed = [
+            _among(part, columns.class_names, file) for part, file in zip((train, test), columns.files, strict=True)
+        ]
         return (agreed[0], agreed[1]), columns.class_names
     is_number = columns.target_type == "auto" and (kind == "real" or columns.strict)
     if columns.target_type == "number" or is_number:

@@ -5,6 +5,7 @@ What would not fit into what is free is not begun.
 """
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -83,26 +84,18 @@ def real_optimizer(model: nn.Module, method: Method, adam: AdamKind) -> torch.op
 
 def free_bytes(device: torch.device) -> int:
     """What can be had: of a GPU, of the machine, or of the container that the process is in."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_available(), *_of_container()]
-    return min(found)
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else min(_limits())
 
 
-def _available() -> Iterator[int]:
-    path = Path("/proc/meminfo")
-    if path.exists():
-        for line in path.read_text(encoding="utf-8").splitlines():
-            if line.startswith("MemAvailable:"):
-                yield 1024 * int(line.split()[1])
-
-
-def _of_container() -> Iterator[int]:
+def _limits() -> Iterator[int]:
+    yield os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    machine = Path("/proc/meminfo")
+    available = re.search(r"MemAvailable:\s+(\d+)", machine.read_text(encoding="utf-8")) if machine.exists() else None
+    if available is not None:
+        yield 1024 * int(available[1])
     limit, used = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current"))
-    if limit.exists() and used.exists():
-        text = limit.read_text(encoding="utf-8").strip()
-        if text != "max":
-            yield max(0, int(text) - int(used.read_text(encoding="utf-8")))
+    if limit.exists() and used.exists() and limit.read_text(encoding="utf-8").strip() != "max":
+        yield max(0, int(limit.read_text(encoding="utf-8")) - int(used.read_text(encoding="utf-8")))
 
 
 @contextmanager

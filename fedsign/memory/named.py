@@ -18,14 +18,6 @@ from fedsign.models.causal_lm import CausalLM
 from fedsign.models.gpt import gpt
 from fedsign.registry import nearest
 
-_LLAMA: dict[str, Any] = {
-    "activation": "swiglu",
-    "norm": "rms_norm",
-    "positions": "rotary",
-    "tied": False,
-    "bias": False,
-}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
@@ -37,40 +29,26 @@ class Subject:
     longest: int | None = None  # tokens in a row, where there is an end
 
 
-def _llama(
-    title: str, *, depth: int, width: int, num_heads: int, num_kv_heads: int, ffn_width: int, vocabulary: int = 32_000
-) -> Subject:
-    settings = _LLAMA | {
-        "depth": depth,
-        "width": width,
-        "num_heads": num_heads,
-        "num_kv_heads": num_kv_heads,
-        "ffn_width": ffn_width,
+def _llama(depth: int, width: int, num_heads: int, num_kv_heads: int, ffn_width: int) -> dict[str, Any]:
+    return {
+        "model_type": "llama",
+        "num_hidden_layers": depth,
+        "hidden_size": width,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": num_kv_heads,
+        "intermediate_size": ffn_width,
+        "vocab_size": 32_000,
     }
-    return of_settings(title, settings, vocabulary=vocabulary)
 
 
-def of_settings(title: str, settings: Mapping[str, Any], *, vocabulary: int) -> Subject:
-    """A network of our `gpt` family."""
-    longest = settings.get("num_positions") if settings["positions"] == "learned" else None
-    return Subject(
-        title=title,
-        vocabulary=vocabulary,
-        make=lambda tokens, checkpoint: gpt((tokens,), vocabulary, checkpoint_activations=checkpoint, **settings),
-        longest=longest,
-    )
+_GPT2 = {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "n_positions": 1024, "vocab_size": 50_257}
 
-
-NAMED: dict[str, Callable[[], Subject]] = {
-    "llama-2-7b": lambda: _llama("LLaMA-2-7B", depth=32, width=4096, num_heads=32, num_kv_heads=32, ffn_width=11_008),
-    "llama-2-70b": lambda: _llama("LLaMA-2-70B", depth=80, width=8192, num_heads=64, num_kv_heads=8, ffn_width=28_672),
-    "mistral-7b": lambda: _llama("Mistral-7B", depth=32, width=4096, num_heads=32, num_kv_heads=8, ffn_width=14_336),
-    "tinyllama": lambda: _llama("TinyLlama", depth=22, width=2048, num_heads=32, num_kv_heads=4, ffn_width=5632),
-    "gpt2-small": lambda: of_settings(
-        "GPT-2 small",
-        {"depth": 12, "width": 768, "num_heads": 12, "positions": "learned", "num_positions": 1024},
-        vocabulary=50_257,
-    ),
+NAMED: dict[str, tuple[str, dict[str, Any]]] = {  # title, and what its config.json says (of LLaMA in the order above)
+    "llama-2-7b": ("LLaMA-2-7B", _llama(32, 4096, 32, 32, 11_008)),
+    "llama-2-70b": ("LLaMA-2-70B", _llama(80, 8192, 64, 8, 28_672)),
+    "mistral-7b": ("Mistral-7B", _llama(32, 4096, 32, 8, 14_336)),
+    "tinyllama": ("TinyLlama", _llama(22, 2048, 32, 4, 5632)),
+    "gpt2-small": ("GPT-2 small", _GPT2),
 }
 
 
@@ -81,7 +59,7 @@ def subject_of(name: str) -> Subject:
         ConfigError: there is none of that name, or the file says nothing that can be made.
     """
     if name.lower() in NAMED:
-        return NAMED[name.lower()]()
+        return _of_config(*NAMED[name.lower()], name=name)
     path = Path(name)
     path = path / "config.json" if path.is_dir() else path
     if path.suffix == ".json" or path.exists():
@@ -106,17 +84,30 @@ def _of_file(path: Path) -> Subject:
         raise ConfigError(
             f"--model {path} has no 'model_type'; expected is a config.json of Hugging Face's, which names the family."
         )
-    title = path.parent.resolve().name if path.name == "config.json" else path.stem
+    return _of_config(path.parent.resolve().name if path.name == "config.json" else path.stem, found, name=str(path))
+
+
+def _of_config(title: str, found: dict[str, Any], *, name: str) -> Subject:
+    """Of our `gpt` where that has all that the family has, or else of `transformers`."""
+    family = found["model_type"]
     try:
         if family in ("llama", "mistral") and _is_plain_llama(found):
-            return of_settings(title, _of_llama(found), vocabulary=int(found["vocab_size"]))
-        if family == "gpt2":
-            return of_settings(title, _of_gpt2(found), vocabulary=int(found["vocab_size"]))
+            settings = _of_llama(found)
+        elif family == "gpt2":
+            settings = _of_gpt2(found)
+        else:
+            return _of_transformers(title, found, name)
+        vocabulary = int(found["vocab_size"])
     except KeyError as error:
         raise ConfigError(
-            f"--model {path} is of the family {family}, but has no {error}; expected is a whole config.json."
+            f"--model {name} is of the family {family}, but has no {error}; expected is a whole config.json."
         ) from error
-    return _of_transformers(title, found, path)
+    return Subject(
+        title=title,
+        vocabulary=vocabulary,
+        make=lambda tokens, checkpoint: gpt((tokens,), vocabulary, checkpoint_activations=checkpoint, **settings),
+        longest=settings.get("num_positions"),
+    )
 
 
 def _is_plain_llama(found: Mapping[str, Any]) -> bool:
@@ -127,7 +118,11 @@ def _is_plain_llama(found: Mapping[str, Any]) -> bool:
 
 
 def _of_llama(found: Mapping[str, Any]) -> dict[str, Any]:
-    return _LLAMA | {
+    return {
+        "activation": "swiglu",
+        "norm": "rms_norm",
+        "positions": "rotary",
+        "bias": False,
         "depth": found["num_hidden_layers"],
         "width": found["hidden_size"],
         "num_heads": found["num_attention_heads"],
@@ -148,15 +143,15 @@ def _of_gpt2(found: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _of_transformers(title: str, found: dict[str, Any], path: Path) -> Subject:
+def _of_transformers(title: str, found: dict[str, Any], name: str) -> Subject:
     """Whatever else `transformers` knows, made without weights."""
-    library: Any = transformers(f"--model {path} of the family {found['model_type']}")
+    library: Any = transformers(f"--model {name} of the family {found['model_type']}")
     try:
         config = library.AutoConfig.for_model(**found)
         library.AutoModelForCausalLM._model_mapping[type(config)]
     except (ValueError, KeyError) as error:
         raise ConfigError(
-            f"--model {path} is of the family {found['model_type']}, of which transformers {library.__version__} knows no causal "
+            f"--model {name} is of the family {found['model_type']}, of which transformers {library.__version__} knows no causal "
             "language model; expected is one such as llama, mistral, gpt2 or qwen2."
         ) from error
 

@@ -6,48 +6,55 @@ The command line gives the right types by itself; a script may give anything.
 import json
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, StrictFloat, StrictInt, TypeAdapter, ValidationError
 
 from fedsign.errors import ConfigError
 
 MAX_SEEDS = 10_000
 
 
-def strategies_of(given: Any) -> tuple[str, ...]:
-    """The strategies' names.
+def _integer(value: Any) -> int:
+    """Of any library's integer type; True is none."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise ValueError(value)
+    return operator.index(value)
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping) else value
+
+
+Whole = Annotated[int, BeforeValidator(_integer)]
+Number = StrictInt | StrictFloat  # neither True nor "0.5"
+Names = Annotated[list[str], BeforeValidator(_listed)]
+_Seeds = Whole | Annotated[list[Whole], BeforeValidator(_listed)]
+
+
+def checked(what: str, given: Any, kind: Any, expected: str) -> Any:
+    """An argument as a type that pydantic knows.
 
     Raises:
-        ConfigError: it is no list of names; a single name without a list is a mistake too.
+        ConfigError: it is something else.
     """
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        raise _unlike("strategies", given, 'a list of names, such as ["fedavg", "fedsign"]')
-    names = tuple(given)
-    for name in names:
-        if not isinstance(name, str):
-            raise _unlike("strategies", list(names), "a list of names; an algorithm of your own is named 'module:Name'")
-    return names
+    try:
+        return TypeAdapter(kind).validate_python(given)
+    except ValidationError as error:
+        raise ConfigError(f"{what}={given!r} was given, but expected is {expected}.") from error
 
 
-def seeds_of(given: Any, *, first: int) -> tuple[int, ...]:
+def seeds_of(given: Any, *, first: int) -> Sequence[int]:
     """A number of seeds, or the seeds themselves.
 
     Raises:
         ConfigError: neither, or more than `MAX_SEEDS`.
     """
-    number = _integer(given)
-    if number is not None:
-        _check_number(number)
-        return tuple(range(first, first + number))
-    expected = "how many, such as 5, or which, such as [0, 3, 7]"
-    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
-        raise _unlike("seeds", given, expected)
-    listed = list(given)
-    seeds = [seed for seed in map(_integer, listed) if seed is not None]
-    if len(seeds) < len(listed):
-        raise _unlike("seeds", listed, expected)
-    _check_number(len(seeds))
-    return tuple(seeds)
+    seeds = checked("seeds", given, _Seeds, "how many, such as 5, or which, such as [0, 3, 7]")
+    number = seeds if isinstance(seeds, int) else len(seeds)
+    if number > MAX_SEEDS:
+        raise ConfigError(f"{number} seeds were given, but expected are {MAX_SEEDS} at most; five to ten are usual.")
+    return list(range(first, first + number)) if isinstance(seeds, int) else seeds
 
 
 def axes_of(what: str, given: Any) -> dict[str, Any]:
@@ -61,8 +68,7 @@ def axes_of(what: str, given: Any) -> dict[str, Any]:
     for key, values in axes.items():
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
             raise ConfigError(f"{what}: '{key}' has no values; expected is a list of one or more.")
-    _check_plain(what, axes)
-    return axes
+    return _plain(what, axes)
 
 
 def settings_of(given: Any) -> dict[str, Any]:
@@ -71,33 +77,16 @@ def settings_of(given: Any) -> dict[str, Any]:
     Raises:
         ConfigError: it is something else.
     """
-    table = _table("settings", given, 'settings={"rounds": 60}')
-    _check_plain("settings", table)
-    return table
-
-
-def check_others(*, target: Any, validation_fraction: Any, workers: Any, reference: Any, out: Any) -> None:
-    """Raise ConfigError for a number that is none, and for a name or a path that is none."""
-    for what, number in (("target", target), ("validation_fraction", validation_fraction)):
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int | float)):
-            raise _unlike(what, number, "a number, such as 0.5")
-    if workers is not None and _integer(workers) is None:
-        raise _unlike("workers", workers, "a whole number, 1 or more")
-    if reference is not None and not isinstance(reference, str):
-        raise _unlike("reference", reference, "the name of one of the strategies")
-    if out is not None and not isinstance(out, str | Path):
-        raise _unlike("out", out, "the path of a folder")
+    return _plain("settings", _table("settings", given, 'settings={"rounds": 60}'))
 
 
 def _table(what: str, given: Any, example: str) -> dict[str, Any]:
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
-        raise _unlike(what, given, f"a dictionary with the keys of a configuration, such as {example}")
-    return dict(given)
+    expected = f"a dictionary with the keys of a configuration, such as {example}"
+    table: dict[str, Any] = checked(what, given or {}, dict[str, Any], expected)
+    return table
 
 
-def _check_plain(what: str, table: Mapping[str, Any]) -> None:
+def _plain(what: str, table: dict[str, Any]) -> dict[str, Any]:
     """The plan is written as JSON, and a configuration as TOML."""
     for key, value in table.items():
         try:
@@ -106,20 +95,4 @@ def _check_plain(what: str, table: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"{what}: '{key}' was given {value!r}; expected are plain numbers, strings, lists and dictionaries."
             ) from error
-
-
-def _integer(value: Any) -> int | None:
-    """A whole number of any library's integer type; True is none."""
-    try:
-        return None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        return None
-
-
-def _check_number(number: int) -> None:
-    if number > MAX_SEEDS:
-        raise ConfigError(f"{number} seeds were given, but expected are {MAX_SEEDS} at most; five to ten are usual.")
-
-
-def _unlike(what: str, given: Any, expected: str) -> ConfigError:
-    return ConfigError(f"{what}={given!r} was given, but expected is {expected}.")
+    return table

@@ -5,14 +5,13 @@ noted with its sentence and left alone afterwards; the comparison goes on withou
 """
 
 import dataclasses
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedsign import config as configs
-from fedsign.comparison.folder import PLAN, CellState, Comparison, load_comparison, seconds_of
+from fedsign.comparison.folder import PLAN, CellState, Comparison, load_comparison
 from fedsign.comparison.report import write_comparison
 from fedsign.comparison.summary import Cell, Plan
 from fedsign.config import ExperimentConfig
@@ -24,9 +23,10 @@ from simulations import api
 from simulations.comparison import arguments
 from simulations.comparison.board import Board
 from simulations.comparison.plan import NUM_SEEDS, STRATEGIES, Request, for_folder, make_plan
-from simulations.jobs import Job, Watcher, play_all
+from simulations.jobs import Job, Watcher, digest_of, play_all
 
 Configs = Mapping[str, ExperimentConfig]
+_NAMES = 'a list of names, such as ["fedavg", "fedsign"]; an algorithm of your own is named \'module:Name\''
 
 
 def compare(
@@ -70,25 +70,29 @@ def compare(
     Raises:
         FedSignError: the plan cannot be made, or the comparison cannot be played.
     """
-    arguments.check_others(
-        target=target, validation_fraction=validation_fraction, workers=workers, reference=reference, out=out
-    )
+    checked = arguments.checked
+    target = checked("target", target, arguments.Number | None, "a number, such as 0.5")
+    workers = checked("workers", workers, arguments.Whole | None, "a whole number, 1 or more")
+    reference = checked("reference", reference, str | None, "the name of one of the strategies")
+    out = checked("out", out, Path | None, "the path of a folder")
     given = arguments.settings_of(settings)
     shared = {key: value for key, value in given.items() if is_for_all(key)}
     base = api.config_of(experiment).replace(**shared)
     request = Request(
-        strategies=arguments.strategies_of(strategies),
+        strategies=checked("strategies", strategies, arguments.Names, _NAMES),
         seeds=arguments.seeds_of(seeds, first=base.seed),
         grid=arguments.axes_of("grid", grid),
         by=arguments.axes_of("by", by),
         settings={key: value for key, value in given.items() if key not in shared},
-        validation_fraction=validation_fraction,
+        validation_fraction=checked(
+            "validation_fraction", validation_fraction, arguments.Number | None, "a number, such as 0.1"
+        ),
     )
     chosen_name = base.replace(name=name).name if name is not None else base.name
     plan, cell_configs = make_plan(
         base, request, name=chosen_name, reference=reference, target=target, environment=api.environment()
     )
-    comparison = Comparison(Path(out) if out is not None else folder_of(chosen_name))
+    comparison = Comparison(Path(out or folder_of(chosen_name)))
     return _play(comparison, plan, cell_configs, workers=workers, extend=extend, retry_failed=retry_failed)
 
 
@@ -162,55 +166,25 @@ def _pending(comparison: Comparison, plan: Plan, retry_failed: bool) -> list[Cel
 def _play_cells(
     comparison: Comparison, plan: Plan, pending: Sequence[Cell], cell_configs: Configs, workers: int
 ) -> None:
-    cells = {cell.id: cell for cell in pending}
-    jobs = [_job(comparison, cell, cell_configs[cell.id]) for cell in pending]
-    order = _Order(comparison, plan)
+    """Seed by seed, so that there is soon something to compare."""
+    cells = {cell.id: cell for cell in sorted(pending, key=lambda cell: plan.seeds.index(cell.seed))}
+    jobs = [_job(comparison, cell, cell_configs[id]) for id, cell in cells.items()]
 
     class Notes(Watcher):
-        """Writes down what failed, and how long what finished took."""
+        """Writes down what failed."""
 
         def on_end(self, worker: int, job: Job, error: str | None) -> None:
             if error is not None:
                 comparison.write_failure(cells[job.id], error)
-            order.learn(cells[job.id])
 
     with Board(plan, pending, workers=min(workers, len(jobs))) as board:
         play_all(
             jobs,
-            lambda left: min(left, key=lambda job: order.key(cells[job.id])),
             workers=workers,
             logs=comparison.path / "logs",
             watchers=(Notes(), board),
             module="simulations.comparison.worker",
         )
-
-
-class _Order:
-    """Seed by seed, so that there is soon something to compare; within a seed what takes longest first."""
-
-    def __init__(self, comparison: Comparison, plan: Plan) -> None:
-        self._comparison = comparison
-        self._position = {cell.id: position for position, cell in enumerate(plan.cells)}
-        self._seeds = {seed: position for position, seed in enumerate(plan.seeds)}
-        self._seconds: dict[str, float] = {}
-        for cell in plan.cells:
-            self.learn(cell)
-
-    def learn(self, cell: Cell) -> None:
-        """How long a cell took, if it has finished."""
-        run = self._comparison.run_of(cell)
-        if run is not None and run.outcome["status"] == CellState.FINISHED:
-            self._seconds[_kind(cell)] = seconds_of(run)
-
-    def key(self, cell: Cell) -> tuple[int, float, int]:
-        """What has the smallest key is next; unknown times come first, to become known."""
-        known = self._seconds.get(_kind(cell), float("inf"))
-        return self._seeds[cell.seed], -known, self._position[cell.id]
-
-
-def _kind(cell: Cell) -> str:
-    """What cells that differ by the seed alone have in common."""
-    return f"{cell.strategy} {dict(cell.condition)} {dict(cell.choice)}"
 
 
 def _job(comparison: Comparison, cell: Cell, config: ExperimentConfig) -> Job:
@@ -254,16 +228,10 @@ def _difference(plan: Plan, there: Plan) -> str:
     """What the user changed, in a few words; nothing if the cells are the same."""
     if plan.cells == there.cells:
         return ""
-    for what, new, old in (
-        ("strategies", list(plan.labels), list(there.labels)),
-        ("seeds", list(plan.seeds), list(there.seeds)),
-        *(
-            (what, plan.request[what], there.request.get(what) or empty)
-            for what, empty in (("grid", {}), ("by", {}), ("settings", {}), ("validation_fraction", None))
-        ),
-    ):
-        if new != old:
-            return f"{what} were {old} there and are {new} now"
+    recorded = dataclasses.asdict(Request()) | dict(there.request)
+    for what, new in plan.request.items():
+        if new != recorded[what]:
+            return f"{what} were {recorded[what]} there and are {new} now"
     return "the experiment's configuration is another one"
 
 
@@ -272,10 +240,6 @@ def _check_parts(cell_configs: Sequence[ExperimentConfig]) -> None:
 
     Seeds change no part.  Cells that follow each other mostly have the same data, which are made once for them.
     """
-    seen: set[str] = set()
     last: Workload | None = None
-    for config in cell_configs:
-        whole = json.dumps(config.model_dump(mode="json", exclude={"seed"}), sort_keys=True)
-        if whole not in seen:
-            seen.add(whole)
-            last = api.check(config, like=last)
+    for config in {digest_of(config.replace(seed=0)): config for config in cell_configs}.values():
+        last = api.check(config, like=last)

@@ -8,13 +8,14 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 
+from fedsign.errors import ConfigError
 from simulations.options import NumbersOption, words
-from simulations.printing import escaped, print_json
+from simulations.printing import escaped, print_json, print_wide
+from simulations.sharding.quantities import bytes_of
 
-_WIDEST = 100_000  # columns
+DEFAULT_MODEL = "llama-2-7b"
 
 
 def memory(
@@ -82,81 +83,95 @@ def memory(
     json: NumbersOption = False,
 ) -> None:
     """Estimate a training step's memory from shapes alone: weights, gradients, optimiser, activations, under each method."""
+    import torch
+
+    from fedsign.config import load
     from simulations.memory import estimate as estimates
 
-    asked = estimates.Asked(
-        model=model,
-        config=config,
-        overrides=overrides or [],
-        methods=None if methods is None else words(methods),
-        batch=batch,
-        tokens=tokens,
+    is_named = config is None and not overrides
+    if model is not None and not is_named:
+        raise ConfigError(
+            "--model was given beside --config or --set; an experiment has a model of its own: give one of the two."
+        )
+    if measure and devices > 1:
+        raise ConfigError(
+            f"--measure was given with --devices {devices}, but a step is measured on one device; leave one of the two out."
+        )
+    if out is not None and out.suffix != ".svg":
+        raise ConfigError(f"--out {out} was given; expected is a file that ends in .svg.")
+    card_bytes = None if card is None else bytes_of(card, option="--card")
+    here = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if is_named:
+        dtype = dtype or "bf16"
+        work = estimates.of_named(model or DEFAULT_MODEL, batch=batch, tokens=tokens, checkpoint=checkpoint)
+    else:
+        experiment = load(config, overrides or [])
+        dtype = dtype or str(experiment.model.settings.get("dtype", "float32"))
+        work = estimates.of_experiment(experiment, batch=batch, tokens=tokens, checkpoint=checkpoint)
+    setting = estimates.setting_of(
         dtype=dtype,
         gradient_dtype=gradient_dtype,
         state_dtype=state_dtype,
         masters=masters,
-        rank=rank,
-        lora_dropout=lora_dropout,
         attention=attention,
         adamw=adamw,
-        checkpoint=checkpoint,
-        card=card,
+        kernels=kernels or (here.type if measure else "cuda"),
         devices=devices,
-        kernels=kernels,
-        measure=measure,
-        out=out,
     )
-    found = estimates.look(asked)
+    rows = estimates.rows_of(
+        work,
+        setting,
+        None if methods is None else words(methods),
+        rank=rank,
+        dropout=lora_dropout,
+        card_bytes=card_bytes,
+        measure_on=here if measure else None,
+    )
+    title = f"{work.title}, {dtype}{' with float32 masters' if masters else ''}"
+    num_parameters = rows[0].estimate.num_parameters
     if out is not None:
-        estimates.draw(found, out)
+        estimates.draw(rows, title, card_bytes, out)
     if json:
-        print_json(found.as_json())
+        found = [row.as_json() for row in rows]
+        print_json({"title": title, "num_parameters": num_parameters, "card_bytes": card_bytes, "methods": found})
         return
-    _print(found)
-    if out is not None:
-        Console(soft_wrap=True, highlight=False).print(f"svg     {escaped(str(out))}")
-
-
-def _print(found: Any) -> None:
-    from fedsign.report.wording import byte_count
-
     console = Console(soft_wrap=True, highlight=False)
-    console.print(f"[bold]{escaped(found.title)}[/], {found.num_parameters:,} parameters")
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    columns = ["method", "trained", "weights", "gradients", "optimiser", "activations", "peak", "in"]
-    columns += ["a device"] * found.has_devices + [escaped(found.card_name)] * bool(found.card_name)
-    columns += ["measured static", "measured peak"] * found.is_measured
-    for column in columns:
-        table.add_column(column, justify="left" if column in ("method", "in") else "right", no_wrap=True)
-    for row in found.rows:
-        each = row.estimate
-        sizes = (
-            each.static.weights,
-            each.static.gradients,
-            each.static.states,
-            each.activations,
-            each.peak.total_bytes,
-        )
-        cells = [escaped(each.method), _count(each.num_trained), *map(byte_count, sizes), each.peak.phase]
-        cells += [byte_count(each.largest.total_bytes)] * found.has_devices
-        cells += [("fits" if row.fits else "[red]does not fit[/]")] * bool(found.card_name)
-        cells += _measured(row.measured) if found.is_measured else []
-        table.add_row(*cells)
-    needed = Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
-    Console(soft_wrap=True, highlight=False, width=max(console.width, needed)).print(table)
-    for row in found.rows:
+    console.print(f"[bold]{escaped(title)}[/], {num_parameters:,} parameters")
+    print_wide(_table(rows, card))
+    for row in rows:
         if row.measured is not None and row.measured.refused:
             console.print(f"{escaped(row.estimate.method)} was not measured: {escaped(row.measured.refused)}.")
-    console.print(escaped(found.note), style="dim")
+    where = f"measured on {'the GPU' if here.type == 'cuda' else 'the CPU'}; " if measure else ""
+    console.print(
+        f"{where}{setting.device} kernels, {attention} attention, {adamw} AdamW. The peak is below the sum: gradients come "
+        "while activations go. A device's context and libraries are not in it.",
+        style="dim",
+    )
+    if out is not None:
+        console.print(f"svg     {escaped(str(out))}")
+
+
+def _table(rows: list[Any], card: str | None) -> Table:
+    from fedsign.report.wording import byte_count
+
+    has_devices, is_measured = bool(rows[0].estimate.of_devices), rows[0].measured is not None
+    columns = ["method", "trained", "weights", "gradients", "optimiser", "activations", "peak", "in"]
+    columns += ["a device"] * has_devices + [escaped(card or "")] * bool(card)
+    columns += ["measured static", "measured peak"] * is_measured
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("method", "in") else "right", no_wrap=True)
+    for row in rows:
+        each, static, measured = row.estimate, row.estimate.static, row.measured
+        sizes = (static.weights, static.gradients, static.states, each.activations, each.peak.total_bytes)
+        cells = [escaped(each.method), _count(each.num_trained), *map(byte_count, sizes), each.peak.phase]
+        cells += [byte_count(each.largest.total_bytes)] * has_devices
+        cells += [("fits" if row.fits else "[red]does not fit[/]")] * bool(card)
+        if is_measured:
+            cells += ["-", "-"] if measured.refused else map(byte_count, (measured.static, measured.peak))
+        table.add_row(*cells)
+    return table
 
 
 def _count(number: int) -> str:
     return f"{number / 1e6:,.1f} M" if number >= 1_000_000 else f"{number:,}"
-
-
-def _measured(measured: Any) -> list[str]:
-    from fedsign.report.wording import byte_count
-
-    if measured is None or measured.refused:
-        return ["-", "-"]
-    return [byte_count(measured.static), byte_count(measured.peak)]

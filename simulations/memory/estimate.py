@@ -1,13 +1,15 @@
-"""`fedsign estimate memory`: from what was asked to a work and a setting, and from estimates to a table and a picture."""
+"""`fedsign estimate memory`: from the command's options to a work and a setting, and from estimates to a picture."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import torch
 from torch import nn
 
+from fedsign.config import ExperimentConfig
 from fedsign.errors import ConfigError
 from fedsign.memory.chart import Stack, draw_stacks
 from fedsign.memory.estimate import CATEGORIES, Estimate, Setting, Work, estimate
@@ -19,12 +21,8 @@ from fedsign.registry import nearest
 from fedsign.report.template import standalone
 from fedsign.report.wording import byte_count
 from fedsign.storage.disk import write_text
-from simulations.sharding.quantities import bytes_of
+from fedsign.workload import Workload
 
-if TYPE_CHECKING:
-    from fedsign.config import ExperimentConfig
-
-DEFAULT_MODEL = "llama-2-7b"
 DEFAULT_TOKENS = 1024
 
 _DTYPES = {"bf16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -32,111 +30,50 @@ _NAMES = {"optimizer": "optimiser"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
-    """The command's options, as they were given."""
-
-    methods: list[str] | None = None
-    model: str | None = None
-    config: Path | None = None
-    overrides: list[str] = field(default_factory=list)
-    batch: int | None = None
-    tokens: int | None = None
-    dtype: str | None = None
-    gradient_dtype: str | None = None
-    state_dtype: str | None = None
-    masters: bool = False
-    rank: int = 128
-    lora_dropout: float = 0.0
-    attention: str = "fused"
-    adamw: str = "fused"
-    checkpoint: bool = False
-    card: str | None = None
-    devices: int = 1
-    kernels: str | None = None
-    measure: bool = False
-    out: Path | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One method."""
+    """One method; without a card nothing fits or does not, and a real step is taken if that was asked for."""
 
     estimate: Estimate
     fits: bool | None
     measured: Measured | None
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
-    """All methods of one model."""
-
-    title: str
-    note: str
-    card_name: str
-    card_bytes: int | None
-    rows: tuple[Row, ...]
-
-    @property
-    def num_parameters(self) -> int:
-        """Of the model, without adapters."""
-        return self.rows[0].estimate.num_parameters
-
-    @property
-    def has_devices(self) -> bool:
-        """Whether the model lies on several."""
-        return bool(self.rows[0].estimate.of_devices)
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether real steps were asked for."""
-        return self.rows[0].measured is not None
-
     def as_json(self) -> dict[str, Any]:
         """All of it, for programs."""
-        return {
-            "title": self.title,
-            "num_parameters": self.num_parameters,
-            "card_bytes": self.card_bytes,
-            "methods": [
-                row.estimate.as_json()
-                | ({} if row.fits is None else {"fits": row.fits})
-                | ({} if row.measured is None else {"measured": row.measured.as_json()})
-                for row in self.rows
-            ],
-        }
+        found = self.estimate.as_json()
+        if self.fits is not None:
+            found["fits"] = self.fits
+        if self.measured is not None:
+            found["measured"] = self.measured.as_json()
+        return found
 
 
-def look(asked: Asked) -> Found:
-    """Estimate all methods, and measure them if that was asked for.
+def rows_of(
+    work: Work,
+    setting: Setting,
+    methods: Sequence[str] | None,
+    *,
+    rank: int,
+    dropout: float,
+    card_bytes: int | None,
+    measure_on: torch.device | None,
+) -> list[Row]:
+    """Estimate all methods, and measure them if there is a device for it; without names, those that the model can take.
 
     Raises:
-        ConfigError: an option cannot be used.
+        ConfigError: a method is unknown, or does not fit the model.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    card = None if asked.card is None else bytes_of(asked.card, option="--card")
-    _check_picture(asked.out)
-    setting = setting_of(asked, device)
-    work = work_of(asked)
-    names = possible_methods(work) if asked.methods is None else asked.methods
-    methods = methods_of(names, rank=asked.rank, dropout=asked.lora_dropout)
-    if not methods:
-        raise ConfigError("--methods names none; expected are names such as full,lora,E+H+2L.")
     rows = []
-    for method in methods:
+    for method in methods_of(possible_methods(work) if methods is None else methods, rank=rank, dropout=dropout):
         found = estimate(work, method, setting)
-        measured = measure(work, method, setting, found, device) if asked.measure else None
-        fits = None if card is None else found.largest.total_bytes <= card
+        measured = None if measure_on is None else measure(work, method, setting, found, measure_on)
+        fits = None if card_bytes is None else found.largest.total_bytes <= card_bytes
         rows.append(Row(estimate=found, fits=fits, measured=measured))
-    return Found(
-        title=f"{work.title}, {_named(asked.dtype, asked)}",
-        note=_note(setting, asked, device),
-        card_name=asked.card or "",
-        card_bytes=card,
-        rows=tuple(rows),
-    )
+    if not rows:
+        raise ConfigError("--methods names none; expected are names such as full,lora,E+H+2L.")
+    return rows
 
 
-def draw(found: Found, path: Path) -> None:
+def draw(rows: Sequence[Row], title: str, card_bytes: int | None, path: Path) -> None:
     """Stacked bars of what is there at each method's peak; of several devices, on the fullest one."""
     stacks = [
         Stack(
@@ -144,11 +81,11 @@ def draw(found: Found, path: Path) -> None:
             parts=[row.estimate.largest.by_category[category] for category in CATEGORIES],
             measured=None if row.measured is None or row.measured.refused else row.measured.peak,
         )
-        for row in found.rows
+        for row in rows
     ]
-    limit = None if found.card_bytes is None else (f"card of {byte_count(found.card_bytes)}", found.card_bytes)
+    limit = None if card_bytes is None else (f"card of {byte_count(card_bytes)}", card_bytes)
     names = [_NAMES.get(category, category) for category in CATEGORIES]
-    title = found.title + (", the fullest device" if found.has_devices else "")
+    title += ", the fullest device" if rows[0].estimate.of_devices else ""
     write_text(path, standalone(draw_stacks(stacks, names, title=title, limit=limit)) + "\n")
 
 
@@ -164,68 +101,65 @@ def possible_methods(work: Work) -> list[str]:
     return [name for name in DEFAULT if name not in impossible]
 
 
-def setting_of(asked: Asked, device: torch.device) -> Setting:
+def setting_of(
+    *,
+    dtype: str,
+    gradient_dtype: str | None,
+    state_dtype: str | None,
+    masters: bool,
+    attention: str,
+    adamw: str,
+    kernels: str,
+    devices: int,
+) -> Setting:
     """Types and kernels.
 
     Raises:
         ConfigError: there is none of that name.
     """
-    weights = _dtype("--dtype", asked.dtype or _own_dtype(asked))
-    states = _dtype("--state-dtype", asked.state_dtype) if asked.state_dtype else weights
-    if asked.masters and asked.state_dtype not in (None, "float32"):
+    if masters and state_dtype not in (None, "float32"):
         raise ConfigError(
-            f"--masters was given with --state-dtype {asked.state_dtype}; copies for the optimiser are float32, and so are their "
+            f"--masters was given with --state-dtype {state_dtype}; copies for the optimiser are float32, and so are their "
             "moments: leave one of the two out."
         )
-    if asked.measure and asked.devices > 1:
-        raise ConfigError(
-            f"--measure was given with --devices {asked.devices}, but a step is measured on one device; leave one of the two out."
-        )
-    here = device.type if asked.measure else "cuda"
     return Setting(
         precision=Precision(
-            weights=weights,
-            gradients=_dtype("--gradient-dtype", asked.gradient_dtype) if asked.gradient_dtype else weights,
-            states=torch.float32 if asked.masters else states,
-            masters=asked.masters,
+            weights=_dtype("--dtype", dtype),
+            gradients=_dtype("--gradient-dtype", gradient_dtype or dtype),
+            states=_dtype("--state-dtype", "float32" if masters else state_dtype or dtype),
+            masters=masters,
         ),
-        device=_one_of("--kernels", asked.kernels or here, get_args(Device)),
-        attention=_one_of("--attention", asked.attention, get_args(AttentionKind)),
-        adam=_one_of("--adamw", asked.adamw, get_args(AdamKind)),
-        devices=asked.devices,
+        device=_one_of("--kernels", kernels, get_args(Device)),
+        attention=_one_of("--attention", attention, get_args(AttentionKind)),
+        adam=_one_of("--adamw", adamw, get_args(AdamKind)),
+        devices=devices,
     )
 
 
-def work_of(asked: Asked) -> Work:
-    """A model by name, or an experiment's.
+def of_named(model: str, *, batch: int | None, tokens: int | None, checkpoint: bool) -> Work:
+    """A model by name.
 
     Raises:
-        ConfigError: both were given, or there is no such model.
+        ConfigError: there is no such model, or its rows are shorter.
     """
-    if not _is_named(asked):
-        if asked.model is not None:
-            raise ConfigError(
-                "--model was given beside --config or --set; an experiment has a model of its own: give one of the two."
-            )
-        return _of_experiment(asked)
-    subject, tokens = subject_of(asked.model or DEFAULT_MODEL), asked.tokens or DEFAULT_TOKENS
+    subject, tokens, batch = subject_of(model), tokens or DEFAULT_TOKENS, batch or 1
     if subject.longest is not None and tokens > subject.longest:
         raise ConfigError(
             f"--tokens {tokens} was given, but {subject.title} has {subject.longest} positions; expected is at most that."
         )
-    num = asked.batch or 1
     return Work(
-        title=f"{subject.title}, {num} x {tokens:,} tokens",
-        make=partial(subject.make, tokens, asked.checkpoint),
-        batch=lambda dtype: next_tokens(num, tokens, subject.vocabulary),
+        title=f"{subject.title}, {batch} x {tokens:,} tokens",
+        make=partial(subject.make, tokens, checkpoint),
+        batch=lambda dtype: next_tokens(batch, tokens, subject.vocabulary),
     )
 
 
-def _of_experiment(asked: Asked) -> Work:
-    """The model of a configuration, on a batch of its own data's shape and type."""
-    from fedsign.workload import Workload
+def of_experiment(config: ExperimentConfig, *, batch: int | None, tokens: int | None, checkpoint: bool) -> Work:
+    """The model of a configuration, on a batch of its own data's shape and type.
 
-    config = _experiment(asked)
+    Raises:
+        ConfigError: its memory is not that of a plain model, or an option is for a model by name.
+    """
     if config.get("parameterisation.density", 1.0) != 1 or config.get("parameterisation.densities", None):
         raise ConfigError(
             "parameterisation.density below 1 was given, but memory is estimated of models with all their weights; set "
@@ -236,25 +170,25 @@ def _of_experiment(asked: Asked) -> Work:
             f"engine.precision={config.engine.precision} is estimated with all weights in it by --dtype {config.engine.precision}; "
             "autocast, which keeps float32 weights beside it, is not: set engine.precision=float32 here."
         )
-    if asked.checkpoint:
+    if checkpoint:
         raise ConfigError(
             "--checkpoint is for a model by name; an experiment says it itself: --set model.checkpoint_activations=true."
         )
-    if asked.tokens is not None:
+    if tokens is not None:
         raise ConfigError(
-            f"--tokens {asked.tokens} was given beside --config or --set; an experiment's rows are as long as its data says: "
-            f"--set data.block_length={asked.tokens}."
+            f"--tokens {tokens} was given beside --config or --set; an experiment's rows are as long as its data says: "
+            f"--set data.block_length={tokens}."
         )
     workload, client = Workload(config), config.client
     dataset, task = workload.dataset, workload.task
-    num = asked.batch or min(client.batch_size, client.micro_batch or client.batch_size)
+    num = batch or min(client.batch_size, client.micro_batch or client.batch_size)
     features, targets = dataset.train.batch(torch.arange(min(num, len(dataset.train))))
 
     def make() -> nn.Module:
         model: nn.Module = config.model.build(dataset.input_shape, dataset.num_outputs)
         return model
 
-    def batch(dtype: torch.dtype) -> Batch:
+    def batch_of(dtype: torch.dtype) -> Batch:
         kind = dtype if features.is_floating_point() else features.dtype
         return Batch(
             features=torch.zeros((num, *features.shape[1:]), dtype=kind),
@@ -262,22 +196,7 @@ def _of_experiment(asked: Asked) -> Work:
             loss=lambda outputs, wanted: task.loss(outputs.float(), wanted),
         )
 
-    return Work(title=f"{config.model.name} on {config.data.name}, batches of {num}", make=make, batch=batch)
-
-
-def _experiment(asked: Asked) -> "ExperimentConfig":
-    from fedsign.config import load
-
-    return load(asked.config, asked.overrides)
-
-
-def _own_dtype(asked: Asked) -> str:
-    """What the weights are held in where --dtype does not say it: bf16 for models by name, else what the experiment says."""
-    return "bf16" if _is_named(asked) else str(_experiment(asked).model.settings.get("dtype", "float32"))
-
-
-def _is_named(asked: Asked) -> bool:
-    return asked.config is None and not asked.overrides
+    return Work(title=f"{config.model.name} on {config.data.name}, batches of {num}", make=make, batch=batch_of)
 
 
 def _dtype(option: str, name: str) -> torch.dtype:
@@ -290,21 +209,3 @@ def _one_of(option: str, name: str, expected: Any) -> Any:
             f"{option} {name} was given.{nearest(name, expected)} Expected is one of {', '.join(expected)}."
         )
     return name
-
-
-def _named(dtype: str | None, asked: Asked) -> str:
-    name = dtype or _own_dtype(asked)
-    return name + (" with float32 masters" if asked.masters else "")
-
-
-def _note(setting: Setting, asked: Asked, device: torch.device) -> str:
-    where = f"measured on {'the GPU' if device.type == 'cuda' else 'the CPU'}; " if asked.measure else ""
-    return (
-        f"{where}{setting.device} kernels, {setting.attention} attention, {setting.adam} AdamW. The peak is below the sum: gradients come "
-        "while activations go. A device's context and libraries are not in it."
-    )
-
-
-def _check_picture(path: Path | None) -> None:
-    if path is not None and path.suffix != ".svg":
-        raise ConfigError(f"--out {path} was given; expected is a file that ends in .svg.")

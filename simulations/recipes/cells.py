@@ -37,7 +37,6 @@ def all_rounds(cells: Mapping[Key, Mapping[str, Any]]) -> dict[Key, list[Line]]:
         jobs = [_job(cell, root) for cell, root in zip(cells.values(), roots, strict=True)]
         play_all(
             jobs,
-            lambda left: left[0],
             workers=os.cpu_count() or 1,
             logs=Path(root) / "logs",
             watchers=[_Strict()],

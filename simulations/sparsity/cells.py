@@ -103,7 +103,7 @@ def _play(pending: Mapping[Path, Cell], folder: Path, workers: int) -> None:
                 bar.advance(task)
                 failures.extend([] if error is None else [error])
 
-        play_all(jobs, lambda left: left[0], workers=workers, logs=folder / "logs", watchers=(Ended(),), module=_WORKER)
+        play_all(jobs, workers=workers, logs=folder / "logs", watchers=(Ended(),), module=_WORKER)
     if failures:
         raise EngineError(
             f"{len(failures)} of {len(jobs)} cells could not be played; the same command plays them once more. The "

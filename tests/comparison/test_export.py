@@ -145,8 +145,8 @@ def test_cells_are_the_lines_of_the_runs(tmp_path: Path) -> None:
 
 def test_a_run_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     summary = a_comparison(tmp_path / "cells", rounds=2, seeds=1)
-    (summary.entries[0].folders[0] / "config.toml").write_text("seed = ")
-    with pytest.raises(ResultsError, match=r"config\.toml"):
+    (summary.entries[0].folders[0] / "rounds.jsonl").write_text("{\n")
+    with pytest.raises(ResultsError, match=r"rounds\.jsonl"):
         export(summary, tmp_path / "out")
 
 
