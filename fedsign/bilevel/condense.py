@@ -46,12 +46,12 @@ class Progress:
     @classmethod
     def of_tensors(cls, tensors: Mapping[str, Tensor]) -> "Progress":
         """What `as_tensors` gave."""
-        meta = {key: each for key, each in tensors.items() if key in (IMAGES, LABELS)}
-        slots = {}
-        for key in meta:
-            count = sum(name.startswith(f"{key}/") for name in tensors)
-            if count:
-                slots[key] = tuple(tensors[f"{key}/{index}"] for index in range(count))
+        meta = {key: tensors[key] for key in (IMAGES, LABELS) if key in tensors}
+        slots = {
+            key: tuple(tensors[f"{key}/{index}"] for index in range(len(Adam.slots)))
+            for key in meta
+            if f"{key}/0" in tensors
+        }
         return cls(meta=meta, slots=slots, step=int(tensors["step"]))
 
 
@@ -73,9 +73,7 @@ class Condensation:
             DataError: they are no images of classes, or not fractions.
         """
         part = self.config.data
-        if self.share is not None:
-            return image_dataset(self.share, name=part.name, size=self.config.image_size)
-        dataset = checked_dataset(part.build(self.config.seed), name=part.name)
+        dataset = self.share or checked_dataset(part.build(self.config.seed), name=part.name)
         return image_dataset(dataset, name=part.name, size=self.config.image_size)
 
     @cached_property
@@ -195,14 +193,9 @@ class Condensation:
             generator = torch_generator(self.config.seed, Purpose.CONDENSED, round=index)
             inner, data = self.training(meta, generator, labels=labels)
             state = final_state(Problem(inner=inner, data=data, outer=lambda state, _: state["parameters"]), meta)
-            test = self.dataset.test
-            outputs = torch.cat(
-                [
-                    self.network.outputs(state["parameters"], features.to(self.device)).cpu()
-                    for features, _ in test.batches(_EVALUATION_BATCH)
-                ]
-            )
-            found.append(accuracy(outputs, test.targets))
+            batches = (features.to(self.device) for features, _ in self.dataset.test.batches(_EVALUATION_BATCH))
+            outputs = torch.cat([self.network.outputs(state["parameters"], features).cpu() for features in batches])
+            found.append(accuracy(outputs, self.dataset.test.targets))
         return sum(found) / len(found)
 
     @cached_property
