@@ -226,7 +226,7 @@ def image_dataset(dataset: Dataset, *, name: str, size: int = 0) -> Dataset:
         raise DataError(
             f"data '{name}' has no classes, but condensation makes images of each class; take another data set."
         )
-    train, test = (_embedded(_images(each, name), size, name) for each in (dataset.train, dataset.test))
+    train, test = (_images(each, name, size) for each in (dataset.train, dataset.test))
     found = Dataset(train=train, test=test, class_names=dataset.class_names)
     low, high = found.train.features.aminmax()
     if low < 0 or high > 1:
@@ -236,7 +236,15 @@ def image_dataset(dataset: Dataset, *, name: str, size: int = 0) -> Dataset:
     return found
 
 
-def _embedded(samples: AnySamples, size: int, name: str) -> AnySamples:
+def _images(samples: AnySamples, name: str, size: int) -> AnySamples:
+    shape = samples.shape
+    if len(shape) != 3:
+        side = isqrt(shape[0]) if len(shape) == 1 else 0
+        if not side or side * side != shape[0] or not isinstance(samples, Samples):
+            raise DataError(
+                f"data '{name}' has features of the shape {list(shape)}; expected are images, [channels, height, width]."
+            )
+        samples = replace(samples, features=samples.features.reshape(-1, 1, side, side))
     if not size:
         return samples
     height, width = samples.shape[1:]
@@ -248,18 +256,6 @@ def _embedded(samples: AnySamples, size: int, name: str) -> AnySamples:
     left, top = (size - width) // 2, (size - height) // 2
     frame = (left, size - width - left, top, size - height - top)
     return replace(samples, features=functional.pad(samples.features, frame))
-
-
-def _images(samples: AnySamples, name: str) -> AnySamples:
-    shape = samples.shape
-    if len(shape) == 3:
-        return samples
-    side = isqrt(shape[0]) if len(shape) == 1 else 0
-    if not side or side * side != shape[0] or not isinstance(samples, Samples):
-        raise DataError(
-            f"data '{name}' has features of the shape {list(shape)}; expected are images, [channels, height, width]."
-        )
-    return replace(samples, features=samples.features.reshape(-1, 1, side, side))
 
 
 def _image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
