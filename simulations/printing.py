@@ -4,6 +4,7 @@ Like the command line itself, importing this imports neither torch nor Flower no
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,18 @@ def print_json(value: Any) -> None:
 def escaped(text: str) -> str:
     """Without a meaning to rich."""
     return escape(text)
+
+
+def print_found(
+    found: Any, written: list[Path], row: Callable[[Any], dict[str, Any]], remark: str, *, as_json: bool
+) -> None:
+    """What an analysis found: as JSON, or its summary as a table, a remark on it, and the files."""
+    if as_json:
+        print_json(found.as_json() | {"files": [str(file) for file in written]})
+        return
+    print_table([row(each) for each in found.summary])
+    Console(soft_wrap=True, highlight=False).print(remark, style="dim")
+    print_files(written, None)
 
 
 def print_files(written: list[Path], page: Path | None) -> None:

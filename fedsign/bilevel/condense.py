@@ -46,12 +46,12 @@ class Progress:
     @classmethod
     def of_tensors(cls, tensors: Mapping[str, Tensor]) -> "Progress":
         """What `as_tensors` gave."""
-        meta = {key: each for key, each in tensors.items() if key in (IMAGES, LABELS)}
-        slots = {}
-        for key in meta:
-            count = sum(name.startswith(f"{key}/") for name in tensors)
-            if count:
-                slots[key] = tuple(tensors[f"{key}/{index}"] for index in range(count))
+        meta = {key: tensors[key] for key in (IMAGES, LABELS) if key in tensors}
+        slots = {
+            key: tuple(tensors[f"{key}/{index}"] for index in range(len(Adam.slots)))
+            for key in meta
+            if f"{key}/0" in tensors
+        }
         return cls(meta=meta, slots=slots, step=int(tensors["step"]))
 
 
@@ -73,9 +73,7 @@ class Condensation:
             DataError: they are no images of classes, or not fractions.
         """
         part = self.config.data
-        if self.share is not None:
-            return image_dataset(self.share, name=part.name, size=self.config.image_size)
-        dataset = checked_dataset(part.build(self.config.seed), name=part.name)
+        dataset = self.share or checked_dataset(part.build(self.config.seed), name=part.name)
         return image_dataset(dataset, name=part.name, size=self.config.image_size)
 
     @cached_property
@@ -195,14 +193,9 @@ class Condensation:
             generator = torch_generator(self.config.seed, Purpose.CONDENSED, round=index)
             inner, data = self.training(meta, generator, labels=labels)
             state = final_state(Problem(inner=inner, data=data, outer=lambda state, _: state["parameters"]), meta)
-            test = self.dataset.test
-            outputs = torch.cat(
-                [
-                    self.network.outputs(state["parameters"], features.to(self.device)).cpu()
-                    for features, _ in test.batches(_EVALUATION_BATCH)
-                ]
-            )
-            found.append(accuracy(outputs, test.targets))
+            batches = (features.to(self.device) for features, _ in self.dataset.test.batches(_EVALUATION_BATCH))
+            outputs = torch.cat([self.network.outputs(state["parameters"], features).cpu() for features in batches])
+            found.append(accuracy(outputs, self.dataset.test.targets))
         return sum(found) / len(found)
 
     @cached_property
@@ -233,7 +226,7 @@ def image_dataset(dataset: Dataset, *, name: str, size: int = 0) -> Dataset:
         raise DataError(
             f"data '{name}' has no classes, but condensation makes images of each class; take another data set."
         )
-    train, test = (_embedded(_images(each, name), size, name) for each in (dataset.train, dataset.test))
+    train, test = (_images(each, name, size) for each in (dataset.train, dataset.test))
     found = Dataset(train=train, test=test, class_names=dataset.class_names)
     low, high = found.train.features.aminmax()
     if low < 0 or high > 1:
@@ -243,7 +236,15 @@ def image_dataset(dataset: Dataset, *, name: str, size: int = 0) -> Dataset:
     return found
 
 
-def _embedded(samples: AnySamples, size: int, name: str) -> AnySamples:
+def _images(samples: AnySamples, name: str, size: int) -> AnySamples:
+    shape = samples.shape
+    if len(shape) != 3:
+        side = isqrt(shape[0]) if len(shape) == 1 else 0
+        if not side or side * side != shape[0] or not isinstance(samples, Samples):
+            raise DataError(
+                f"data '{name}' has features of the shape {list(shape)}; expected are images, [channels, height, width]."
+            )
+        samples = replace(samples, features=samples.features.reshape(-1, 1, side, side))
     if not size:
         return samples
     height, width = samples.shape[1:]
@@ -255,18 +256,6 @@ def _embedded(samples: AnySamples, size: int, name: str) -> AnySamples:
     left, top = (size - width) // 2, (size - height) // 2
     frame = (left, size - width - left, top, size - height - top)
     return replace(samples, features=functional.pad(samples.features, frame))
-
-
-def _images(samples: AnySamples, name: str) -> AnySamples:
-    shape = samples.shape
-    if len(shape) == 3:
-        return samples
-    side = isqrt(shape[0]) if len(shape) == 1 else 0
-    if not side or side * side != shape[0] or not isinstance(samples, Samples):
-        raise DataError(
-            f"data '{name}' has features of the shape {list(shape)}; expected are images, [channels, height, width]."
-        )
-    return replace(samples, features=samples.features.reshape(-1, 1, side, side))
 
 
 def _image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:

@@ -12,7 +12,6 @@ import math
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from fedsign.bilevel.unroll import Tree, size_of, unflattened
 from fedsign.errors import ConfigError
@@ -22,19 +21,15 @@ Kind = Literal["rademacher", "gaussian"]
 
 def draw(kind: Kind, meta: Tree, *, count: int, generator: torch.Generator) -> Tree:
     """`count` directions of all meta-parameters together, [count, ...] each; drawn on the CPU, the same on every device."""
-    return {key: _draw(kind, value, count, generator) for key, value in meta.items()}
-
-
-def _draw(kind: Kind, like: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    shape = (count, *like.shape)
-    match kind:
-        case "rademacher":
+    found = {}
+    for key, like in meta.items():
+        shape = (count, *like.shape)
+        if kind == "rademacher":
             drawn = torch.randint(0, 2, shape, generator=generator).mul_(2).sub_(1)
-        case "gaussian":
+        else:
             drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
-        case _:
-            raise ConfigError(f"directions={kind!r} was given; expected is rademacher or gaussian.")
-    return drawn.to(like)
+        found[key] = drawn.to(like)
+    return found
 
 
 def relative_variance(kind: Kind, *, size: int, count: int) -> float:

@@ -16,7 +16,6 @@ from torch import Tensor
 from fedsign.bilevel import directions as ways
 from fedsign.bilevel.estimate import Hypergradient, Method, judged
 from fedsign.bilevel.unroll import Problem, Pushing, Tree, along, bytes_of, final_state, pushed, size_of, unflattened
-from fedsign.errors import ConfigError
 
 _MIB = 2**20
 _TANGENTS_OF_A_STEP = (
@@ -24,16 +23,14 @@ _TANGENTS_OF_A_STEP = (
 )
 
 Count = Annotated[int, Field(ge=1)]
-Target = Annotated[float, Field(ge=0)]
-Bytes = Annotated[int, Field(ge=1)]
 
 
 def fg2u(
     *,
     num_directions: Count = 32,
     directions: ways.Kind = "rademacher",
-    target_variance: Target = 0.0,
-    memory_bytes: Bytes = 512 * _MIB,
+    target_variance: Annotated[float, Field(ge=0)] = 0.0,
+    memory_bytes: Count = 512 * _MIB,
 ) -> Method:
     """Tangents along random directions; with `target_variance` above 0 as many of them as that needs, relative to |g|^2."""
 
@@ -78,7 +75,7 @@ def fg2u_zo(
     return estimate
 
 
-def forward_exact(*, memory_bytes: Bytes = 512 * _MIB) -> Method:
+def forward_exact(*, memory_bytes: Count = 512 * _MIB) -> Method:
     """The whole Jacobian d theta_T / d phi, a column for each meta-parameter: exact, in N / chunk trainings."""
 
     def exact(problem: Problem, meta: Tree, *, generator: torch.Generator) -> Hypergradient:
@@ -104,16 +101,13 @@ def slopes_along(problem: Problem, meta: Tree, vectors: Tree, *, memory_bytes: i
     size = chunk_size(problem, meta, memory_bytes=memory_bytes)
     count = len(next(iter(vectors.values())))
     found: list[Tensor] = []
-    judgement: tuple[float, Tree, Tree] | None = None
     for start in range(0, count, size):
         part = {key: each[start : start + size] for key, each in vectors.items()}
         state, tangents = pushed(problem, meta, part)
-        judgement = judgement or judged(problem, state, meta)  # every chunk ends in the same state
-        _, by_state, direct = judgement
+        if not found:  # every chunk ends in the same state
+            value, by_state, direct = judged(problem, state, meta)
         found.append(along(by_state, tangents) + along(direct, part))
-    if judgement is None:
-        raise ConfigError("no direction was given; expected is at least one.")
-    return Slopes(value=judgement[0], state=state, slopes=torch.cat(found))
+    return Slopes(value=value, state=state, slopes=torch.cat(found))
 
 
 def chunk_size(problem: Problem, meta: Tree, *, memory_bytes: int) -> int:

@@ -8,7 +8,7 @@ One batch, which is the first one trained on, is looked at throughout, so that w
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -80,21 +80,13 @@ def _means(activations: Sequence[Tensor]) -> NDArray[np.float64]:
 
 
 def _activations(model: nn.Module, modules: Sequence[str], features: Tensor) -> list[Tensor]:
-    with torch.no_grad(), _recorded(model, modules) as seen:
-        model(features)
-    return [seen[name] for name in modules]
-
-
-@contextmanager
-def _recorded(model: nn.Module, modules: Sequence[str]) -> Iterator[dict[str, Tensor]]:
     seen: dict[str, Tensor] = {}
 
     def record(name: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         seen[name] = output
 
-    handles = [model.get_submodule(name).register_forward_hook(partial(record, name)) for name in modules]
-    try:
-        yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
+    with torch.no_grad(), ExitStack() as hooks:
+        for name in modules:
+            hooks.enter_context(model.get_submodule(name).register_forward_hook(partial(record, name)))
+        model(features)
+    return [seen[name] for name in modules]

@@ -28,6 +28,9 @@ class Packed(torch.optim.Optimizer):
 
     take_step: "Callable[[Packed], None] | None" = None  # in place of `move`, such as one that changes masks too
 
+    def __init__(self, params: Iterable[Any], **settings: Any) -> None:
+        super().__init__(params, settings)
+
     @property
     def element_rule(self) -> type["Packed"]:
         """The optimizer for pieces of parameters, whose groups hold the pieces' masks."""
@@ -66,11 +69,6 @@ class PackedSGD(Packed):
 
     is_linear: Final = True  # see fedsign.optim.displacement
 
-    def __init__(
-        self, params: Iterable[Any], *, lr: float, weight_decay: float, momentum: float, nesterov: bool
-    ) -> None:
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov})
-
     def _move(self, weights: Tensor, gradient: Tensor, state: State, group: dict[str, Any]) -> None:
         """m <- momentum m + g + wd theta;  theta <- theta - lr m."""
         momentum = group["momentum"]
@@ -88,11 +86,6 @@ class PackedSGD(Packed):
 
 class PackedAdamW(Packed):
     """torch.optim.AdamW."""
-
-    def __init__(
-        self, params: Iterable[Any], *, lr: float, weight_decay: float, betas: tuple[float, float], eps: float
-    ) -> None:
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "betas": betas, "eps": eps})
 
     def _move(self, weights: Tensor, gradient: Tensor, state: State, group: dict[str, Any]) -> None:
         """theta <- (1 - lr wd) theta - lr m / (sqrt(v) + eps), with m and v freed of their start at zero."""

@@ -14,7 +14,6 @@ Parameters that no pattern names are vectors where they have one dimension, else
 """
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -85,15 +84,13 @@ def roles_of_model(model: nn.Module) -> ModelRoles:
     said = getattr(model, "model_roles", None)
     if said is None:
         return _known(model)
-    if not isinstance(said, ModelRoles):
-        with suppress(TypeError):
-            said = ModelRoles(**said)
-    if not isinstance(said, ModelRoles):
+    try:
+        return said if isinstance(said, ModelRoles) else ModelRoles(**said)
+    except TypeError as error:
         raise ConfigError(
             f"the model ({type(model).__name__}) has model_roles of type {type(said).__name__}; expected is a ModelRoles of "
             "fedsign.parameterisation.roles, or its fields by name."
-        )
-    return said
+        ) from error
 
 
 def _known(model: nn.Module) -> ModelRoles:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from fedsign.errors import ConfigError
 from simulations.options import JsonOption, NumbersOption, SetOption, ShowConfigOption
-from simulations.printing import print_files, print_json, print_table
+from simulations.printing import print_found, print_json, print_table
 
 
 def condense(
@@ -97,21 +97,17 @@ def learn(
     found = learning.learn(experiment, asked, on_step=say)
     written = write_found(found, folder, learning_figures(found))
     learnt = learning.learnt_config(experiment, found).to_toml()
-    write_text(folder / "learnt.toml", learnt)
+    file = folder / "learnt.toml"
+    write_text(file, learnt)
     if toml:
         typer.echo(learnt, nl=False)
         return
-    if json:
-        print_json(found.as_json() | {"files": [str(file) for file in (*written, folder / "learnt.toml")]})
-        return
-    print_table([{key: _shown(value) for key, value in row.items()} for row in found.summary])
-    Console(soft_wrap=True, highlight=False).print(
-        f"validation loss {found.facts['loss_before']:.4f} before, {found.facts['loss']:.4f} after\ntoml    {folder / 'learnt.toml'}"
-    )
-    print_files(written, None)
+    remark = f"validation loss {found.facts['loss_before']:.4f} before, {found.facts['loss']:.4f} after\ntoml    {file}"
+    print_found(found, [*written, file], _row, remark, as_json=json)
 
 
-def _shown(value: Any) -> str:
-    if isinstance(value, list):
-        return " ".join(f"{each:.4g}" for each in value)
-    return value if isinstance(value, str) else f"{value:.4g}"
+def _row(row: Any) -> dict[str, str]:
+    def shown(value: Any) -> str:
+        return " ".join(f"{each:.4g}" for each in (value if isinstance(value, list) else [value]))
+
+    return {"setting": row["setting"], "before": shown(row["before"]), "learnt": shown(row["learnt"])}

@@ -28,13 +28,8 @@ from fedsign.storage.disk import exclusive, write_text
 
 Line = dict[str, Any]
 CLASSES = "classes"
-_CONFIG, _STEPS, _TIMINGS, _START, _IMAGES = (
-    "config.toml",
-    "steps.jsonl",
-    "timings.jsonl",
-    "start.safetensors",
-    "images.safetensors",
-)
+_CONFIG, _STEPS, _TIMINGS = "config.toml", "steps.jsonl", "timings.jsonl"
+_START, _IMAGES = "start.safetensors", "images.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

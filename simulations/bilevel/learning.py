@@ -7,7 +7,7 @@ cohorts and batches.
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -21,21 +21,11 @@ from clients.batches import Batching
 from clients.model_probes import dropouts
 from fedsign import plugins
 from fedsign.bilevel.estimate import Method
-from fedsign.bilevel.federated import (
-    LR,
-    WEIGHT_DECAY,
-    WEIGHTS,
-    Client,
-    Federation,
-    Round,
-    raw_of,
-    values_of,
-)
+from fedsign.bilevel.federated import LR, WEIGHT_DECAY, WEIGHTS, Client, Federation, Round, raw_of, values_of
 from fedsign.bilevel.unroll import Problem, Tree
 from fedsign.bilevel.updates import Adam
 from fedsign.compatibility import WEIGHTS_FOR_ALL, Experiment, Unless
 from fedsign.config import ExperimentConfig
-from fedsign.data.base import AnySamples
 from fedsign.errors import ConfigError, RoundError
 from fedsign.models.batch_norm import has_batch_norm
 from fedsign.objectives.base import LocalContext, Objective
@@ -83,13 +73,20 @@ class Learning:
     def __init__(self, config: ExperimentConfig, asked: Asked, *, dtype: torch.dtype = torch.float32) -> None:
         self.asked, self._dtype = asked, dtype
         self._workload, self._config = Workload(config), config
-        self._held_out = _held_out(self._workload)
+        validation = self._workload.dataset.validation
+        if validation is None:
+            raise ConfigError(
+                "data.validation_fraction=0 was given, but what is learnt is judged by samples that are held out of training; "
+                "set data.validation_fraction=0.2."
+            )
+        self._held_out = validation
         strategy = config.strategy.build()
         spec = strategy.objective(1) if isinstance(strategy, Strategy) else ObjectiveSpec()
-        check(_RULES, Experiment(workload=self._workload, spec=spec, strategy=strategy))
+        experiment = Experiment(workload=self._workload, spec=spec, strategy=strategy)
+        check(_RULES, experiment)
         self._strategy: Strategy = strategy
-        self._objective: Objective = plugins.build("objective", *_spec(strategy))
-        self._model = self._workload.make_model().to(dtype).train()
+        self._objective = experiment.objective
+        self._model = experiment.model.to(dtype)
         self._method: Method = plugins.build("hypergradient", asked.method, dict(asked.settings or {}))
         self.num_rounds = asked.rounds or config.rounds
 
@@ -158,21 +155,19 @@ class Learning:
 
     def _round(self, number: int, place: int) -> Round:
         """As the engine plays round `number`: the same cohort, the same batches; at the rate of round `place`."""
-        config, client, seed = self._config, self._config.client, self._config.seed
-        rng = generator(seed, Purpose.SAMPLING, round=number)
+        config = self._config
+        rng = generator(config.seed, Purpose.SAMPLING, round=number)
         cohort = self._strategy.sample(number, range(config.partition.num_clients), config.server.cohort_size, rng)
-        factor = client.schedule.build(min(place, config.rounds), config.rounds)
+        factor = config.client.schedule.build(min(place, config.rounds), config.rounds)
         return Round(clients=[Client(each, self._batches(each, number)) for each in cohort], factor=float(factor))
 
     def _batches(self, client: int, number: int) -> list[tuple[Tensor, Tensor]]:
         index = self._workload.share_of(client)
         rng = generator(self._config.seed, Purpose.BATCHES, round=number, partition=client)
         plan = Batching.of(self._config.client).schedule(len(index), rng)
-        found = []
-        for chosen in (chosen for epoch in plan for chosen in epoch):
-            features, targets = self._workload.training_samples.batch(torch.from_numpy(index[chosen.numpy()]))
-            found.append((self._in_dtype(features), targets))
-        return found
+        places = (torch.from_numpy(index[chosen.numpy()]) for epoch in plan for chosen in epoch)
+        batches = map(self._workload.training_samples.batch, places)
+        return [(self._in_dtype(features), targets) for features, targets in batches]
 
     def _in_dtype(self, features: Tensor) -> Tensor:
         return features.to(self._dtype) if features.is_floating_point() else features
@@ -196,13 +191,10 @@ class Learning:
     def _weights(self) -> Tensor:
         """Of all clients, with the sum 1."""
         strategy, clients = self._strategy, range(self._config.partition.num_clients)
-        if strategy.weights:
-            found = [float(each) for each in strategy.weights]
-        elif strategy.weighting == "uniform":
+        found: Sequence[float] = strategy.weights
+        if not found and strategy.weighting == "uniform":
             found = [1.0 for _ in clients]
-        else:
-            found = [float(len(self._workload.share_of(each))) for each in clients]
-        weights = torch.tensor(found, dtype=self._dtype)
+        weights = torch.tensor(found or [len(self._workload.share_of(each)) for each in clients], dtype=self._dtype)
         return weights / weights.sum()
 
 
@@ -215,22 +207,6 @@ def _penalty(objective: Objective, own: Tree, received: Tree, values: Mapping[st
     sizes = {name: tensor.numel() for name, tensor in received.items()}
     context = LocalContext(received=received, state={}, shared={}, unit_displacement=None, sizes=sizes)
     return objective.penalty(own, context)
-
-
-def _spec(strategy: Strategy) -> tuple[str, dict[str, Any]]:
-    spec = strategy.objective(1)
-    return spec.name, dict(spec.settings)
-
-
-def _held_out(workload: Workload) -> AnySamples:
-    """What settings are judged by."""
-    validation = workload.dataset.validation
-    if validation is None:
-        raise ConfigError(
-            "data.validation_fraction=0 was given, but what is learnt is judged by samples that are held out of training; "
-            "set data.validation_fraction=0.2."
-        )
-    return validation
 
 
 def _is_plain(experiment: Experiment) -> bool:

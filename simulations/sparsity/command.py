@@ -13,12 +13,13 @@ from rich.console import Console
 
 from fedsign.errors import ConfigError, RoundError
 from simulations.options import ConfigArgument, NumbersOption, SetOption, numbers, words
-from simulations.printing import escaped, print_files, print_json, print_table
+from simulations.printing import escaped, print_found, print_json, print_table
 
 SchemesOption = Annotated[
     str,
     typer.Option(metavar="NAME,NAME,...", help="sp, mup, smupar; smupar-init and smupar-rate correct one of the two."),
 ]
+SeedsOption = Annotated[int, typer.Option(help="How many, from the experiment's on.")]
 
 
 def parameterisation(config: ConfigArgument = None, overrides: SetOption = None, json: NumbersOption = False) -> None:
@@ -53,7 +54,7 @@ def coordinates(
     config: ConfigArgument = None,
     schemes: SchemesOption = "sp,mup,smupar",
     densities: Annotated[str, typer.Option(metavar="D,D,...", help="Ratios are to the first.")] = "1,0.25,0.0625",
-    seeds: Annotated[int, typer.Option(help="How many, from the experiment's on.")] = 3,
+    seeds: SeedsOption = 3,
     steps: Annotated[int, typer.Option(help="Of training, on all clients' samples.")] = 10,
     overrides: SetOption = None,
     out: Annotated[Path | None, typer.Option(help="Where to write; without it, ./analysis/NAME.")] = None,
@@ -68,16 +69,8 @@ def coordinates(
     asked = looking.Asked(schemes=words(schemes), densities=numbers("--densities", densities), seeds=seeds, steps=steps)
     found = looking.look(configs.load(config, overrides or []), asked)
     written = write_found(found, out or Path("analysis") / found.name, coordinate_figures(found))
-    if json:
-        print_json(found.as_json() | {"files": [str(file) for file in written]})
-        return
-    print_table([_scheme_row(row) for row in found.summary])
-    console = Console(soft_wrap=True, highlight=False)
-    console.print(
-        "ratio: to the first density, smallest and largest over seeds and modules; change: of the activations by the first step.",
-        style="dim",
-    )
-    print_files(written, None)
+    remark = "ratio: to the first density, smallest and largest over seeds and modules; change: of the activations by the first step."
+    print_found(found, written, _scheme_row, remark, as_json=json)
 
 
 def _scheme_row(row: Any) -> dict[str, Any]:
@@ -113,7 +106,7 @@ def transfer(
             metavar="W,W,...", help="The first one is the proxy's; without it, the experiment's.", show_default=False
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option(help="How many, from the experiment's on.")] = 3,
+    seeds: SeedsOption = 3,
     steps: Annotated[
         int,
         typer.Option(
@@ -170,16 +163,11 @@ def transfer(
     if toml:
         typer.echo(_best_as_toml(found.summary, found.facts["setting"], scheme), nl=False)
         return
-    if json:
-        print_json(found.as_json() | {"files": [str(file) for file in written]})
-        return
-    print_table([_row(row) for row in found.summary])
-    Console(soft_wrap=True, highlight=False).print(
+    remark = (
         "moved: factors of two from the proxy's best (of single seeds); kept: the proxy's best used here, and how much more "
-        "than the own best that is; *: the best is the first or last of the values, so that it may lie beyond.",
-        style="dim",
+        "than the own best that is; *: the best is the first or last of the values, so that it may lie beyond."
     )
-    print_files(written, None)
+    print_found(found, written, _row, remark, as_json=json)
 
 
 def values_of(text: str) -> list[float]:

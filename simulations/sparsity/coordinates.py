@@ -36,16 +36,6 @@ class Asked:
     steps: int = 10
 
 
-def check(asked: Asked) -> None:
-    """Raise ConfigError unless it can be looked at, whatever the model."""
-    check_sweep(asked.schemes, asked.densities)
-    if not asked.schemes or not asked.densities or min(asked.seeds, asked.steps) < 1:
-        raise ConfigError(
-            f"{len(asked.schemes)} schemes, {len(asked.densities)} densities, --seeds={asked.seeds} and --steps={asked.steps} were "
-            "given, but expected is one of each at least."
-        )
-
-
 def check_sweep(schemes: Sequence[str], densities: Sequence[float]) -> None:
     """Raise ConfigError for a scheme that is not known, or a density that is none."""
     for name in schemes:
@@ -94,7 +84,12 @@ def look(config: ExperimentConfig, asked: Asked) -> Found:
     Raises:
         FedSignError: the model cannot be looked at.
     """
-    check(asked)
+    check_sweep(asked.schemes, asked.densities)
+    if not asked.schemes or not asked.densities or min(asked.seeds, asked.steps) < 1:
+        raise ConfigError(
+            f"{len(asked.schemes)} schemes, {len(asked.densities)} densities, --seeds={asked.seeds} and --steps={asked.steps} were "
+            "given, but expected is one of each at least."
+        )
     seen: list[Coordinates] = []
     for seed in range(config.seed, config.seed + asked.seeds):
         first: Workload | None = None

@@ -290,7 +290,11 @@ class Asks(FedAvg):
 def test_a_gradient_that_is_not_the_penaltys_is_refused_before_the_run(
     objective: str, said: str | None, path: str, tiny: dict[str, Any]
 ) -> None:
-    tree = {**tiny, "strategy": {"name": f"{__name__}:Asks", "objective": objective}, "client": {"path": path, "lr": 1e-3}}
+    tree = {
+        **tiny,
+        "strategy": {"name": f"{__name__}:Asks", "objective": objective},
+        "client": {"path": path, "lr": 1e-3},
+    }
     if said is None:
         assert len(run(tree).rounds) == 2
     else:
