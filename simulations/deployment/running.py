@@ -84,7 +84,7 @@ class Programs:
             )
         return self._started[name].pid
 
-    def check_alive(self, when: str) -> None:
+    def check_alive(self, when: str = "in the middle of the run") -> None:
         """Raise EngineError if one of them has ended."""
         for name, process in self._started.items():
             if process.poll() is not None:

@@ -4,19 +4,15 @@ The SuperLink starts the ServerApp on its own machine, where the run's folder ha
 under the same user.  The ServerApp ends when this process does, so that a run that was killed can be resumed.
 """
 
-import contextlib
 import getpass
 import logging
 import os
 from pathlib import Path
 
-import httpx
-from flwr.proto.control_pb2 import StopRunRequest
-
 from fedsign.errors import ConfigError, EngineError
 from fedsign.storage.results import RunFolder
 from fedsign.workload import Workload
-from simulations.deployment.engine.submission import check_server_app, follow, submit, write_submission
+from simulations.deployment.engine.submission import play
 from simulations.deployment.federation import Federation, open_federation
 from simulations.deployment.membership import asking, process_of
 from simulations.deployment.start import check_trust
@@ -45,23 +41,14 @@ def execute(path: Path, workload: Workload, folder: RunFolder, on_round: OnRound
         EngineError: it refuses, or ends in the middle of the run.
     """
     federation = open_federation(path)
-    app = write_submission(workload.config, folder, followed_by=os.getpid())
+
+    def check_alive() -> None:
+        if process_of(federation) is None:
+            raise EngineError("the SuperLink ended in the middle of the run; start it again, and go on with --resume.")
+
     with asking(federation) as link:
-        run_id = submit(app, link)
-
-        def check_alive() -> None:
-            if process_of(federation) is None:
-                raise EngineError(
-                    "the SuperLink ended in the middle of the run; start it again, and go on with --resume."
-                )
-            check_server_app(run_id, link, folder, where="what it printed is with the SuperLink's output")
-
-        try:
-            follow(folder, on_round, check_alive)
-        except BaseException:
-            with contextlib.suppress(httpx.HTTPError):  # without this process, the ServerApp ends anyway
-                link.StopRun(StopRunRequest(run_id=run_id))
-            raise
+        output = "what it printed is with the SuperLink's output"
+        play(workload.config, folder, on_round, link=link, check_alive=check_alive, output=output)
 
 
 def check_fits(federation: Federation, num_clients: int) -> None:

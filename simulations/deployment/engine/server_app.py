@@ -38,21 +38,19 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Play all rounds of the experiment in the run configuration."""
-    follower = context.run_config.get(FOLLOWER_KEY)
+    told = {key: str(value) for key, value in context.run_config.items()}
     end_with(os.getppid())
-    if follower is not None:
-        end_with(int(str(follower)))
-    if WORKING_KEY in context.run_config:
-        os.chdir(str(context.run_config[WORKING_KEY]))
-    folder = RunFolder(Path(str(context.run_config[FOLDER_KEY])))
+    end_with(int(told[FOLLOWER_KEY]))
+    os.chdir(told[WORKING_KEY])
+    folder = RunFolder(Path(told[FOLDER_KEY]))
     try:
         with quiet_flower():
-            _play(grid, str(context.run_config[EXPERIMENT_KEY]), folder)
-    except FedSignError as error:
-        folder.write_json(OUTCOME, {"status": "failed", "kind": type(error).__name__, "error": str(error)})
-        raise
+            _play(grid, told[EXPERIMENT_KEY], folder)
     except Exception as error:
-        folder.write_json(OUTCOME, {"status": "failed", "kind": "", "error": f"{type(error).__name__}: {error}"})
+        kind = type(error).__name__
+        is_ours = isinstance(error, FedSignError)
+        said = str(error) if is_ours else f"{kind}: {error}"
+        folder.write_json(OUTCOME, {"status": "failed", "kind": kind if is_ours else "", "error": said})
         raise
     folder.write_json(OUTCOME, {"status": "finished"})
 

@@ -25,7 +25,7 @@ from fedsign.rules import Rule
 from fedsign.storage.results import RunFolder
 from fedsign.workload import Workload
 from simulations.deployment.engine import remote
-from simulations.deployment.engine.submission import check_server_app, follow, submit, write_submission
+from simulations.deployment.engine.submission import play
 from simulations.deployment.programs import answers_at, control, flower_environment, free_port
 from simulations.deployment.running import Programs
 from simulations.rounds import OnRound
@@ -141,19 +141,16 @@ class SuperLink:
             remote.execute(Path(self.federation), workload, folder, on_round)
             return
         local = LocalDeployment((folder.path / "flower").resolve(), folder.path / "logs")
-        app = write_submission(workload.config, folder)
-
-        def check_alive() -> None:
-            local.programs.check_alive("in the middle of the run")
-            check_server_app(run_id, link, folder, where=f"see {local.programs.logs}")
-
+        logs = local.programs.logs
         try:
             local.start_link(timeout_s=self.start_timeout_s)
             for index, own in enumerate(self._node_configs(workload.config, folder)):
                 local.start_node(f"supernode-{index}", [sys.executable, "-P", "-m", "clients.site"], own)
             with control(local.address, authority=None) as link:
-                run_id = submit(app, link)
-                follow(folder, on_round, check_alive)
+                play(
+                    workload.config, folder, on_round,
+                    link=link, check_alive=local.programs.check_alive, output=f"see {logs}",
+                )  # fmt: skip
         finally:
             local.programs.end()
 
