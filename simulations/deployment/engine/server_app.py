@@ -18,11 +18,11 @@ from clients.local_trainers import provider_of
 from clients.node import EXPERIMENT_KEY
 from fedsign.data.base import fingerprint
 from fedsign.errors import FedSignError
-from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.flower.shims import quiet_flower
 from fedsign.storage.results import RunFolder
 from fedsign.transport.process import end_with
 from fedsign.workload import workload_of
+from simulations.backends.base import called
 from simulations.rounds import RoundLoop
 
 FOLDER_KEY = "run-folder"  # in the run configuration
@@ -59,14 +59,10 @@ def _play(grid: Grid, config_toml: str, folder: RunFolder) -> None:
     workload = workload_of(config_toml)
     config = workload.config
     torch.set_num_threads(config.engine.threads)
-    partitions = PartitionGrid(
-        grid,
-        num_partitions=config.partition.num_clients,
-        roles=workload.roles,
-        leaves_process=True,
-    )
     timeout_s = float(config.engine.settings.get("start_timeout_s", 300.0))
-    partitions.roll_call(timeout_s=timeout_s, question={TOKENIZER_KEY: fingerprint(workload.dataset.text)})
+    partitions = called(
+        grid, workload, timeout_s=timeout_s, question={TOKENIZER_KEY: fingerprint(workload.dataset.text)}
+    )
     complete_partition(folder, label_counts(partitions.answers), num_clients=config.partition.num_clients)
     try:
         RoundLoop(workload, partitions, folder).run()
