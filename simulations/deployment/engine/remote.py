@@ -47,8 +47,7 @@ def execute(path: Path, workload: Workload, folder: RunFolder, on_round: OnRound
             raise EngineError("the SuperLink ended in the middle of the run; start it again, and go on with --resume.")
 
     with asking(federation) as link:
-        output = "what it printed is with the SuperLink's output"
-        play(workload.config, folder, on_round, link=link, check_alive=check_alive, output=output)
+        play(workload.config, folder, on_round, link=link, check_alive=check_alive)
 
 
 def check_fits(federation: Federation, num_clients: int) -> None:

@@ -40,9 +40,8 @@ def play(
     *,
     link: ControlHttpClient,
     check_alive: Callable[[], None],
-    output: str,
 ) -> None:
-    """Submit a run to a SuperLink, and follow it to its end; `output`: where to read what the ServerApp printed.
+    """Submit a run to a SuperLink, and follow it to its end.
 
     Raises:
         EngineError: the SuperLink refuses, or ends in the middle of the run, as `check_alive` says.
@@ -62,8 +61,10 @@ def play(
                 heard_at = time.monotonic()
                 status = link.ListRuns(ListRunsRequest(run_id=run_id)).run_dict[run_id].status
                 if status.status == Status.FINISHED and not outcome.exists():
-                    how = f"{status.status}:{status.sub_status}"
-                    raise EngineError(f"the ServerApp ended without a result (Flower says '{how}'); {output}.")
+                    raise EngineError(
+                        f"the ServerApp ended without a result (Flower says '{status.status}:{status.sub_status}'); what it printed is "
+                        "with the SuperLink's output."
+                    )
             time.sleep(_POLL_S)
     except BaseException:
         with suppress(httpx.HTTPError):  # without this process, the ServerApp ends anyway

@@ -57,36 +57,31 @@ if os.getppid() == int(sys.argv[1]):
 """
 
 
-class LocalDeployment:
+class LocalDeployment(Programs):
     """A SuperLink and SuperNodes on this machine, which end with this process; `home`, Flower's, and `logs` are theirs alone."""
 
     def __init__(self, home: Path, logs: Path) -> None:
         for path in (home, logs):
             shutil.rmtree(path, ignore_errors=True)
             path.mkdir()
-        self.programs, self.environment = Programs(logs), flower_environment(home)
+        leader = [sys.executable, "-c", _LEADER, str(os.getpid())]
+        super().__init__(logs, launcher=leader, environment=flower_environment(home))
         self._home, self._port = home, free_port()
         self.address = f"{_LOOPBACK}:{self._port}"
 
     def start_link(self, *, timeout_s: float) -> None:
         """Start the SuperLink, and wait until it answers."""
         link = [find_program("flower-superlink"), "--insecure", "--host", _LOOPBACK, "--port", str(self._port)]
-        self._start("superlink", [*link, "--disable-runtime-dependency-installation"])
-        self.programs.wait_until(
-            lambda: answers_at(_LOOPBACK, self._port),
-            timeout_s=timeout_s,
-            complaint="the SuperLink does not answer",
-        )
+        self.start("superlink", [*link, "--disable-runtime-dependency-installation"])
+        complaint = "the SuperLink does not answer"
+        self.wait_until(lambda: answers_at(_LOOPBACK, self._port), timeout_s=timeout_s, complaint=complaint)
 
     def start_node(self, name: str, program: Sequence[str], own: Mapping[str, Any]) -> None:
         """Start a SuperNode; `own` is its configuration."""
         config = self._home / f"{name}.toml"  # a path may hold any character
         config.write_text(tomli_w.dumps(own), encoding="utf-8")
         node = ["--insecure", "--superlink", self.address, "--host", _LOOPBACK, "--port", str(free_port())]
-        self._start(name, [*program, *node, "--node-config", str(config)])
-
-    def _start(self, name: str, command: Sequence[str]) -> None:
-        self.programs.start(name, [sys.executable, "-c", _LEADER, str(os.getpid()), *command], self.environment)
+        self.start(name, [*program, *node, "--node-config", str(config)])
 
 
 class SuperLink:
@@ -141,18 +136,14 @@ class SuperLink:
             remote.execute(Path(self.federation), workload, folder, on_round)
             return
         local = LocalDeployment((folder.path / "flower").resolve(), folder.path / "logs")
-        logs = local.programs.logs
         try:
             local.start_link(timeout_s=self.start_timeout_s)
             for index, own in enumerate(self._node_configs(workload.config, folder)):
                 local.start_node(f"supernode-{index}", [sys.executable, "-P", "-m", "clients.site"], own)
             with control(local.address, authority=None) as link:
-                play(
-                    workload.config, folder, on_round,
-                    link=link, check_alive=local.programs.check_alive, output=f"see {logs}",
-                )  # fmt: skip
+                play(workload.config, folder, on_round, link=link, check_alive=local.check_alive)
         finally:
-            local.programs.end()
+            local.end()
 
     def _node_configs(self, config: ExperimentConfig, folder: RunFolder) -> Iterator[dict[str, Any]]:
         """What each SuperNode is told beside the experiment; a site's folder is told to its own alone."""
