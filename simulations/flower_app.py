@@ -9,7 +9,6 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import tomli_w
 
@@ -55,7 +54,15 @@ def write_app(
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, copy)
     components = {"serverapp": server_app, "clientapp": f"{CLIENT_STUB}:app"}
-    tree = _pyproject(components, {EXPERIMENT_KEY: config.to_toml(), **run_config})
+    run_config = {EXPERIMENT_KEY: config.to_toml(), **run_config}
+    project = {
+        "name": "fedsign-experiment",
+        "version": fedsign.__version__,
+        "license": "Apache-2.0",
+        "dependencies": [],
+    }
+    app = {"publisher": "fedsign", "components": components, "config": run_config}
+    tree = {"project": {**project, "description": "A FedSign experiment"}, "tool": {"flwr": {"app": app}}}
     (target / "pyproject.toml").write_text(tomli_w.dumps(tree), encoding="utf-8")
     return target
 
@@ -81,24 +88,3 @@ def _is_installed(path: Path, folder: Path) -> bool:
     """Whether a file belongs to an environment (.venv) that lies in the user's folder."""
     parents = [folder / part for part in path.relative_to(folder).parents]
     return "site-packages" in path.parts or any((parent / "pyvenv.cfg").exists() for parent in parents)
-
-
-def _pyproject(components: dict[str, str], run_config: dict[str, str]) -> dict[str, Any]:
-    return {
-        "project": {
-            "name": "fedsign-experiment",
-            "version": fedsign.__version__,
-            "description": "A FedSign experiment",
-            "license": "Apache-2.0",
-            "dependencies": [],
-        },
-        "tool": {
-            "flwr": {
-                "app": {
-                    "publisher": "fedsign",
-                    "components": components,
-                    "config": run_config,
-                }
-            }
-        },
-    }

@@ -175,7 +175,7 @@ def _floor_superlink(app: Path, facts: dict[str, Any], root: Path) -> None:
                 raise TimeoutError(f"Flower did not play {ROUNDS} rounds within {_MOST_S:g} s.")
             time.sleep(0.2)
     finally:
-        local.programs.end()
+        local.end()
 
 
 def loopback_bytes() -> int:

@@ -70,11 +70,6 @@ class SuperNode(Node):
         return self.context.node_config
 
     @property
-    def _shares_details(self) -> bool:
-        """Whether tracebacks and label counts may travel."""
-        return bool(self._own.get(SHARE_KEY))
-
-    @property
     def partitions(self) -> tuple[int, ...]:
         """See Node.
 
@@ -122,13 +117,13 @@ class SuperNode(Node):
         sites.check_tokenizer(workload.config, workload.dataset.text, str(question.get(TOKENIZER_KEY, "")))
         for note in workload.dataset.notes:
             _log.warning("%s", note)  # a node's data are its own: it is told here, not at the server
-        if not self._shares_details:
+        if not self._own.get(SHARE_KEY):
             return {}
         return {COUNTS_KEY: json.dumps({site: workload.counts_of(site) for site in self.partitions})}
 
     def told(self, failure: Failure) -> Failure:
         """See [Note: what stays at a node]; what the server does not get is logged here."""
-        if self._shares_details:
+        if self._own.get(SHARE_KEY):
             return failure
         _log.error("client %d failed: %s\n%s", failure.partition, failure.reason, failure.details)
         return replace(failure, details="")

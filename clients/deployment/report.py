@@ -1,9 +1,7 @@
 """The sites of a run's page: what each said of the model on test samples of its own."""
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from fedsign.metrics import is_higher_better
 from fedsign.report import wording
@@ -13,6 +11,9 @@ from fedsign.report.sections import Section, Table
 from fedsign.report.summary import Run
 from fedsign.storage.results import read_lines
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 LEAD = (
     "Every site tested the model on samples of its own; the run’s figures are the means of the sites’, weighted by their "
     "numbers of samples. For a metric that is no mean over samples, such as AUC, that is not the figure of all samples together."
@@ -21,88 +22,67 @@ _MAX_ROWS = 200
 _MAX_CURVES = 40
 
 
-@dataclass(slots=True)
-class _Site:
-    """One site's lines by round."""
-
-    name: str
-    client: int
-    num_train: int = 0
-    num_test: int = 0
-    lines: dict[int, Mapping[str, Any]] = field(default_factory=dict)
-
-    def values(self, key: str) -> dict[int, float]:
-        """The finite figures of a name, by round."""
-        found = {round: line.get(key) for round, line in self.lines.items()}
-        return {round: float(value) for round, value in found.items() if value is not None and math.isfinite(value)}
-
-
 def section(run: Run) -> Section | None:
     """A chart and a table of the sites; None where they did not evaluate."""
-    found = sorted(_read(read_lines(run.path / "sites.jsonl")).values(), key=lambda site: site.client)
-    if not found:
+    lines = read_lines(run.path / "sites.jsonl")
+    if not any(line["sites"] for line in lines):
         return None
+    import pandas as pd
+
+    sites = [site for _, site in pd.json_normalize(lines, "sites", "round").set_index("round").groupby("client")]
     keys = [*run.metrics, "loss"]
     heads = [f"{which} {key.replace('_', ' ')}" for key in keys for which in ("last", "best, in round")]
     return Section(
         title="Sites",
         lead=LEAD,
-        charts=[_chart(run, found, key) for key in dict.fromkeys((keys[0], "loss"))],
+        charts=[_chart(run, sites, key) for key in dict.fromkeys((keys[0], "loss"))],
         table=Table(
             heads=["site", "client", "training samples", "test samples", *heads],
-            rows=[_row(site, keys) for site in found[:_MAX_ROWS]],
-            total=len(found),
+            rows=[_row(site, keys) for site in sites[:_MAX_ROWS]],
+            total=len(sites),
             file="sites.jsonl",
         ),
     )
 
 
-def _read(lines: Sequence[Mapping[str, Any]]) -> dict[int, _Site]:
-    found: dict[int, _Site] = {}
-    for line in lines:
-        for said in line["sites"]:
-            site = found.setdefault(said["client"], _Site(name=str(said["name"]), client=said["client"]))
-            site.num_train, site.num_test = said["num_train"], said["num_test"]
-            site.lines[line["round"]] = said
-    return found
-
-
-def _row(site: _Site, keys: Sequence[str]) -> tuple[str, list[str]]:
-    """A site's name, and the cells beside it."""
-    cells = [str(site.client), f"{site.num_train:,}", f"{site.num_test:,}"]
+def _row(site: "pd.DataFrame", keys: Sequence[str]) -> tuple[str, list[str]]:
+    """A site's name, and the cells beside it; `site` holds its lines by round."""
+    last = site.iloc[-1]
+    cells = [str(last["client"]), f"{last['num_train']:,}", f"{last['num_test']:,}"]
     for key in keys:
-        values, percent = site.values(key), wording.is_share(key)
+        values, percent = _values(site, key), wording.is_share(key)
         if not values:
             cells += [wording.MISSING] * 2
             continue
         choose = max if is_higher_better(key) else min
         best = choose(values, key=lambda round, of=values: of[round])  # type: ignore[misc]
-        last = values.get(max(site.lines))
         cells += [
-            wording.figure(last, percent=percent),
+            wording.figure(values.get(last.name), percent=percent),
             f"{wording.figure(values[best], percent=percent)}, {best:,}",
         ]
-    return site.name, cells
+    return str(site["name"].iloc[0]), cells
 
 
-def _chart(run: Run, found: Sequence[_Site], key: str) -> Chart:
-    rounds = run.round_numbers
+def _values(site: "pd.DataFrame", key: str) -> dict[int, float]:
+    """The finite figures of a name, by round."""
+    found: dict[int, float] = site[key].dropna().astype(float).to_dict() if key in site else {}
+    return found
+
+
+def _chart(run: Run, sites: Sequence["pd.DataFrame"], key: str) -> Chart:
+    rounds, percent = run.round_numbers, wording.is_share(key)
+    values = [_values(site, key) for site in sites]
     curves = [
-        Curve(name=site.name, values=_over(rounds, site.values(key)), style="faint", is_labelled=False)
-        for site in found[:_MAX_CURVES]
+        Curve(name=site["name"].iloc[0], values=[own.get(n) for n in rounds], style="faint", is_labelled=False)
+        for site, own in zip(sites[:_MAX_CURVES], values, strict=False)
     ]
     curves.append(Curve(name="mean", values=run.values(key), style="first"))
-    last = [value for site in found if (value := site.values(key).get(max(site.lines))) is not None]
-    said = [wording.figure(value, percent=wording.is_share(key)) for value in (min(last), max(last))] if last else []
-    label = f"test {key} of {wording.plural(len(found), 'site')}" + (
-        f", in the end from {said[0]} to {said[1]}" if said else ""
-    )
+    label = f"test {key} of {wording.plural(len(sites), 'site')}"
+    last = [own[site.index[-1]] for site, own in zip(sites, values, strict=True) if site.index[-1] in own]
+    if last:
+        label += ", in the end from {} to {}".format(*(wording.figure(f(last), percent=percent) for f in (min, max)))
     return Chart(
         title=f"Test {key} at the sites",
-        svg=chart(rounds, curves, label=label, percent=wording.is_share(key)),
+        svg=chart(rounds, curves, label=label, percent=percent),
         key=[("mean by samples", "first"), ("a site", "faint")],
     )
-
-
-def _over(rounds: Sequence[int], values: Mapping[int, float]) -> list[float | None]:
-    return [values.get(round) for round in rounds]

@@ -12,13 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import ConcatDataset
+from torch.utils.data import Dataset as TorchDataset
 
 from fedsign import plugins
 from fedsign.config import ExperimentConfig
-from fedsign.data.base import AnySamples, Dataset, Frame, LazySamples, Samples, features_of
+from fedsign.data.base import AnySamples, Dataset, Frame, LazySamples, Samples
 from fedsign.data.checks import checked_dataset
 from fedsign.data.client_data import rooted
 from fedsign.data.normalise import IDENTITY, Normalisation
@@ -165,39 +166,32 @@ def _naming(whose: str) -> Iterator[None]:
         raise type(error)(f"{whose}: {error}") from error
 
 
-class _Joined:
-    """The samples of several sites as one torch Dataset."""
-
-    def __init__(self, parts: list[AnySamples]) -> None:
-        self._parts = parts
-        self._starts = np.cumsum([0, *map(len, parts)])
-
-    def __len__(self) -> int:
-        return int(self._starts[-1])
-
-    def __getitem__(self, index: int) -> Tensor:
-        part = int(np.searchsorted(self._starts, index, side="right")) - 1
-        features, _ = self._parts[part].batch(torch.tensor([index - int(self._starts[part])]))
-        return features_of(features[0])
-
-
 def _joined(parts: Mapping[int, AnySamples], frame: Frame) -> AnySamples:
     """Samples one after another; each is owned by the number of its part."""
-    owners = torch.cat([torch.full((len(part),), site, dtype=torch.int64) for site, part in parts.items()] or [_none()])
+    nothing = torch.zeros(0, dtype=torch.int64)
+    owners = torch.cat([torch.full((len(part),), site, dtype=torch.int64) for site, part in parts.items()] or [nothing])
     if not parts and frame.text is not None:
-        nothing = torch.zeros(0, *frame.input_shape, dtype=torch.int64)
-        return Samples(features=nothing, targets=nothing, owners=owners)
+        tokens = torch.zeros(0, *frame.input_shape, dtype=torch.int64)
+        return Samples(features=tokens, targets=tokens, owners=owners)
     if not parts:
-        targets = _none() if frame.class_names else _none().float()
+        targets = nothing if frame.class_names else nothing.float()
         return Samples(features=torch.zeros(0, *frame.input_shape), targets=targets, owners=owners)
+    if len(parts) == 1 and isinstance(part := next(iter(parts.values())), Samples):
+        return replace(part, owners=owners)
     targets = torch.cat([part.targets for part in parts.values()])
-    in_memory = [part for part in parts.values() if isinstance(part, Samples)]
-    if len(in_memory) == len(parts):
-        if len(parts) == 1:
-            return replace(in_memory[0], owners=owners)
-        return Samples(features=torch.cat([part.features for part in in_memory]), targets=targets, owners=owners)
-    return LazySamples(source=_Joined(list(parts.values())), targets=targets, owners=owners)
+    if all(isinstance(part, Samples) for part in parts.values()):
+        return Samples(features=torch.cat([part.features for part in parts.values()]), targets=targets, owners=owners)
+    return LazySamples(source=ConcatDataset([_Items(part) for part in parts.values()]), targets=targets, owners=owners)
 
 
-def _none() -> Tensor:
-    return torch.zeros(0, dtype=torch.int64)
+class _Items(TorchDataset[Tensor]):
+    """Samples as a torch Dataset of features."""
+
+    def __init__(self, samples: AnySamples) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self._samples.batch(torch.tensor([index]))[0][0]

@@ -2,14 +2,11 @@
 
 [Note: memory of foreign strategies] Flower's strategies have no interface for what they keep between rounds, so
 the table `MEMORY` names, for every class of Flower's that was looked at, the attributes that a next
-round reads (`kept`) and those that it sets anew before it reads them (`renewed`); all others are
-settings.  A subclass may keep more, so only exactly these classes are remembered.  A strategy of a
+round reads; all others are settings, but for `current_arrays`, which most set anew before they read it.  A subclass may keep more, so only exactly these classes are remembered.  A strategy of a
 user's own is, if it has `state_dict` and `load_state_dict`, as ours have.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -24,45 +21,37 @@ from fedsign.flower.array import to_record, to_tensors
 from fedsign.records import Tensors
 
 
-class Form(Enum):
-    """What an attribute holds; None is allowed for each."""
-
-    NAMED = "arrays by name"
-    LISTED = "a list of arrays"
-    RECORD = "an ArrayRecord"
-    NUMBER = "a number"
+def _by_name(arrays: Tensors) -> Any:
+    return {name: array.numpy() for name, array in arrays.items()}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Memory:
-    """The attributes of a class that change from round to round; see the module's note."""
-
-    kept: Mapping[str, Form] = field(default_factory=dict)
-    renewed: frozenset[str] = frozenset()
+def _listed(arrays: Tensors) -> Any:
+    return [array.numpy() for array in arrays.values()]
 
 
-_ADAPTIVE = Memory(kept={"m_t": Form.NAMED, "v_t": Form.NAMED}, renewed=frozenset({"current_arrays"}))
-_CLIPPING_NORM = {"clipping_norm": Form.NUMBER}
+_Kept = Mapping[
+    str, Callable[[Tensors], Any]
+]  # attribute -> how its arrays are given back; a number, or None, is any attribute's
+_ADAPTIVE: _Kept = {"m_t": _by_name, "v_t": _by_name}
+_CLIPPING_NORM: _Kept = {"clipping_norm": _by_name}
 
-MEMORY: Mapping[type[Strategy], Memory] = {
-    flower.FedAvg: Memory(),
-    flower.FedProx: Memory(),
+MEMORY: Mapping[type[Strategy], _Kept] = {
+    flower.FedAvg: {},
+    flower.FedProx: {},
     flower.FedAdam: _ADAPTIVE,
     flower.FedYogi: _ADAPTIVE,
     flower.FedAdagrad: _ADAPTIVE,
-    flower.FedAvgM: Memory(kept={"current_arrays": Form.RECORD, "momentum_vector": Form.LISTED}),
-    flower.FedMedian: Memory(),
-    flower.FedTrimmedAvg: Memory(),
-    flower.Krum: Memory(),
-    flower.MultiKrum: Memory(),
-    flower.Bulyan: Memory(),
-    flower.QFedAvg: Memory(renewed=frozenset({"current_arrays"})),
-    flower.DifferentialPrivacyServerSideFixedClipping: Memory(renewed=frozenset({"current_arrays"})),
-    flower.DifferentialPrivacyClientSideFixedClipping: Memory(),
-    flower.DifferentialPrivacyServerSideAdaptiveClipping: Memory(
-        kept=_CLIPPING_NORM, renewed=frozenset({"current_arrays"})
-    ),
-    flower.DifferentialPrivacyClientSideAdaptiveClipping: Memory(kept=_CLIPPING_NORM),
+    flower.FedAvgM: {"current_arrays": to_record, "momentum_vector": _listed},
+    flower.FedMedian: {},
+    flower.FedTrimmedAvg: {},
+    flower.Krum: {},
+    flower.MultiKrum: {},
+    flower.Bulyan: {},
+    flower.QFedAvg: {},
+    flower.DifferentialPrivacyServerSideFixedClipping: {},
+    flower.DifferentialPrivacyClientSideFixedClipping: {},
+    flower.DifferentialPrivacyServerSideAdaptiveClipping: _CLIPPING_NORM,
+    flower.DifferentialPrivacyClientSideAdaptiveClipping: _CLIPPING_NORM,
 }
 
 
@@ -104,7 +93,7 @@ def snapshot(strategy: Strategy) -> Tensors:
     return {
         f"{depth}.{attribute}{place}": tensor
         for depth, layer in enumerate(layers(strategy))
-        for attribute in MEMORY[type(layer)].kept
+        for attribute in MEMORY[type(layer)]
         for place, tensor in _packed(getattr(layer, attribute)).items()
     }
 
@@ -124,7 +113,7 @@ def restore(strategy: Strategy, state: Tensors) -> None:
             "again, or give the class state_dict() and load_state_dict()."
         )
     for depth, layer in enumerate(layers(strategy)):
-        for attribute, form in MEMORY[type(layer)].kept.items():
+        for attribute, given_back in MEMORY[type(layer)].items():
             whole = f"{depth}.{attribute}"
             places = {
                 name.removeprefix(whole): tensor
@@ -136,7 +125,7 @@ def restore(strategy: Strategy, state: Tensors) -> None:
                     f"the checkpoint lacks '{attribute}' of {type(layer).__name__}, which another version of fedsign did "
                     "not write; start the run again."
                 )
-            setattr(layer, attribute, _unpacked(form, places))
+            setattr(layer, attribute, _unpacked(places, given_back))
 
 
 def _packed(value: Any) -> Tensors:
@@ -155,21 +144,10 @@ def _packed(value: Any) -> Tensors:
     return {f"/{index:06d}/{name}": tensor for index, (name, tensor) in enumerate(named.items())}
 
 
-def _unpacked(form: Form, places: Tensors) -> Any:
-    if "" in places and places[""].dim():
-        return None
-    if form is Form.NUMBER:
-        return places[""].item()
-    named = {place.split("/", 2)[2]: tensor for place, tensor in sorted(places.items())}
-    match form:
-        case Form.NAMED:
-            return {name: tensor.numpy() for name, tensor in named.items()}
-        case Form.LISTED:
-            return [tensor.numpy() for tensor in named.values()]
-        case Form.RECORD:
-            return to_record(named)
-        case _:
-            raise ValueError(f"form={form!r}; expected is a member of Form.")
+def _unpacked(places: Tensors, given_back: Callable[[Tensors], Any]) -> Any:
+    if "" in places:
+        return None if places[""].dim() else places[""].item()
+    return given_back({place.split("/", 2)[2]: tensor for place, tensor in sorted(places.items())})
 
 
 def _tensor(array: Any) -> Tensor:

@@ -5,12 +5,10 @@ Replies are made when they are pulled: a cohort of thousands holds one reply at 
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from flwr.app import Context, Message
-from flwr.clientapp import ClientApp
+from flwr.app import Message
 from flwr.supercore.run import Run
 
 from fedsign.flower.shims import MessageGrid, empty_run, ensure_task_identity, set_message_id
-from fedsign.flower.wire import failure_reply
 
 Handler = Callable[[Sequence[Message]], Iterator[Message]]
 
@@ -74,16 +72,3 @@ class InProcessGrid(MessageGrid):
                 return True
             self._batches.pop(0)
         return False
-
-
-def message_by_message(client_app: ClientApp, contexts: Callable[[int], Context]) -> Handler:
-    """The handler for any ClientApp, with its mods: every message for itself, as Flower's engines do it."""
-
-    def handle(messages: Sequence[Message]) -> Iterator[Message]:
-        for message in messages:
-            try:
-                yield client_app(message, contexts(message.metadata.dst_node_id))
-            except Exception as error:  # noqa: BLE001 - a client's error is an answer, on every engine
-                yield failure_reply(error, message)
-
-    return handle

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 
 from fedsign.errors import EngineError
 from fedsign.flower import wire
-from fedsign.flower.pulling import pauses
+from fedsign.flower.pulling import arrivals, pauses
 
 _REJOIN_S = 15.0  # to be waited for when somebody has gone and somebody else has come
 _ASKS_AGAIN_S = 60.0
@@ -92,12 +92,9 @@ class Nodes:
         """Tell every node that serves a partition that the run is over; those that do not answer in time are not waited for."""
         nodes = sorted({*(self._node_of or {}).values()} & {*self._grid.get_node_ids()})
         messages = [Message(RecordDict({wire.CONFIG: ConfigRecord({})}), node_id, wire.SHUTDOWN) for node_id in nodes]
-        waiting = {message_id for message_id in self._grid.push_messages(messages) if message_id}
-        deadline = time.monotonic() + timeout_s
-        for _ in pauses():
-            waiting -= {reply.metadata.reply_to_message_id for reply in self._grid.pull_messages(list(waiting))}
-            if not waiting or time.monotonic() > deadline:
-                return
+        pushed: list[str | None] = list(self._grid.push_messages(messages))
+        for _ in arrivals(self._grid, pushed, len(messages), deadline=time.monotonic() + timeout_s):
+            """Nothing is asked of them but that they have heard it."""
 
     def _hand_over(self, partition: int, node_id: int, online: set[int]) -> None:
         """To a node that has come, unless the one that serves the partition is still there."""

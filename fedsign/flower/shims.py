@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
@@ -19,8 +19,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedsign.seeding import Purpose, integer
 
 IN_PROCESS_RUN_ID = 1
-PARTITION_KEY = "partition-id"  # Flower's names in a node's configuration
-NUM_PARTITIONS_KEY = "num-partitions"
+PARTITION_KEY = "partition-id"  # Flower's name in a node's configuration
 
 RecordT = TypeVar("RecordT", ArrayRecord, ConfigRecord, MetricRecord)
 
@@ -74,17 +73,6 @@ def empty_run() -> Run:
     return Run.create_empty(run_id=IN_PROCESS_RUN_ID)
 
 
-def make_context(node_id: int, *, node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Context:
-    """A context as Flower gives one to a ClientApp."""
-    return Context(
-        run_id=IN_PROCESS_RUN_ID,
-        node_id=node_id,
-        node_config=dict(node_config),
-        state=RecordDict(),
-        run_config=dict(run_config),
-    )
-
-
 @contextmanager
 def quiet_flower(level: int = logging.WARNING) -> Iterator[None]:
     """Keep Flower's log off the terminal; warnings and errors still show."""
@@ -121,19 +109,3 @@ def seeded_globals(seed: int, round: int) -> Iterator[None]:
     finally:
         random.setstate(python_state)
         np.random.set_state(numpy_state)  # noqa: NPY002
-
-
-__all__ = [
-    "NUM_PARTITIONS_KEY",
-    "PARTITION_KEY",
-    "cheap_collections",
-    "client_error",
-    "empty_run",
-    "ensure_task_identity",
-    "filled",
-    "make_context",
-    "quiet_flower",
-    "seeded_globals",
-    "set_message_id",
-    "set_source",
-]

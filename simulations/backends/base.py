@@ -1,11 +1,13 @@
 """The contract of an engine."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
 import torch
+from flwr.serverapp import Grid
 
+from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.storage.results import RunFolder
 from fedsign.workload import Workload
 from simulations.rounds import OnRound
@@ -32,3 +34,13 @@ def intra_op_threads(num_threads: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def called(
+    grid: Grid, workload: Workload, *, timeout_s: float, question: Mapping[str, str] | None = None
+) -> PartitionGrid:
+    """An engine's grid of nodes in other processes, after a roll call (see `fedsign.flower.nodes`)."""
+    num_partitions = workload.config.partition.num_clients
+    partitions = PartitionGrid(grid, num_partitions=num_partitions, roles=workload.roles, leaves_process=True)
+    partitions.roll_call(timeout_s=timeout_s, question=question)
+    return partitions

@@ -20,13 +20,12 @@ from pydantic import Field
 
 from clients.node import STATE_KEY
 from fedsign.errors import ConfigError
-from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.flower.shims import quiet_flower
 from fedsign.registry import nearest
 from fedsign.rules import Rule
 from fedsign.storage.results import RunFolder
 from fedsign.workload import Workload
-from simulations.backends.base import intra_op_threads
+from simulations.backends.base import called, intra_op_threads
 from simulations.flower_app import CLIENT_STUB, write_app
 from simulations.rounds import OnRound, RoundLoop
 
@@ -98,7 +97,9 @@ class Ray:
 
         def serve(grid: Grid, context: Context) -> None:
             try:
-                self._play(grid, workload, folder, on_round)
+                with intra_op_threads(config.engine.threads):
+                    partitions = called(grid, workload, timeout_s=self.start_timeout_s)
+                    RoundLoop(workload, partitions, folder, on_round).run()
             except BaseException as error:  # noqa: BLE001 - carried over to the calling thread
                 raised.append(error)
 
@@ -124,28 +125,16 @@ class Ray:
             found["runtime_env"] = {"working_dir": str(app), **found.get("runtime_env", {})}
         return found
 
-    def _play(self, grid: Grid, workload: Workload, folder: RunFolder, on_round: OnRound) -> None:
-        config = workload.config
-        with intra_op_threads(config.engine.threads):
-            partitions = PartitionGrid(
-                grid,
-                num_partitions=config.partition.num_clients,
-                roles=workload.roles,
-                leaves_process=True,
-            )
-            partitions.roll_call(timeout_s=self.start_timeout_s)
-            RoundLoop(workload, partitions, folder, on_round).run()
-
 
 def _check_resources(client_resources: Mapping[str, float]) -> None:
     """Those that have settings of their own are not to be given twice; Ray has to know the others."""
+    import ray
+
     for name, setting in (("num_cpus", "cpus_per_client"), ("num_gpus", "gpus_per_client")):
         if name in client_resources:
             raise ConfigError(
                 f"engine.client_resources.{name} was given; expected is engine.{setting}={client_resources[name]:g}."
             )
-    import ray
-
     try:
         ray.remote(object).options(**client_resources)  # needs no cluster, and knows all options
     except (TypeError, ValueError) as error:

@@ -6,14 +6,15 @@ halves of their keys (`keys`).  So the CA's key is needed to make the server's c
 
 import datetime as dt
 import ipaddress
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedsign.errors import ConfigError
@@ -21,6 +22,7 @@ from simulations.deployment.keys import write_secret
 
 ALWAYS = ("localhost", "127.0.0.1", "::1")  # the server's own processes come this way
 State = Literal["ok", "warn", "broken"]
+_Key = ec.EllipticCurvePrivateKey
 _WARN_DAYS = 30
 _AUTHORITY_DAYS = 3650
 _CLOCKS_MAY_DIFFER = dt.timedelta(minutes=5)
@@ -41,32 +43,27 @@ class Certified:
 
 def make_authority(name: str) -> Certified:
     """A CA of ten years, which may sign servers' certificates and no other CA's."""
-    key = ec.generate_private_key(ec.SECP384R1())
-    subject = _name(f"FedSign federation {name}")
-    extensions = [
-        (x509.BasicConstraints(ca=True, path_length=0), True),
-        (_usage(signs_certificates=True), True),
-    ]
-    return _signed(key, subject, _now() + dt.timedelta(days=_AUTHORITY_DAYS), extensions, by=key, issuer=subject)
+    key, subject = ec.generate_private_key(ec.SECP384R1()), _name(f"FedSign federation {name}")
+    builder = _builder(key, subject, issuer=subject, until=_now() + dt.timedelta(days=_AUTHORITY_DAYS))
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    return _signed(builder.add_extension(_usage(signs_certificates=True), critical=True), key, by=key)
 
 
 def issue(authority: Certified, hosts: Sequence[str], *, lifetime: dt.timedelta) -> Certified:
     """A server's certificate for names and addresses, and for this machine's loopback."""
-    signer = serialization.load_pem_private_key(authority.key, password=None)
+    signer = load_pem_private_key(authority.key, password=None)
     if not isinstance(signer, ec.EllipticCurvePrivateKey):
         raise ConfigError("the key of the CA is no elliptic-curve key; restore the ca folder that 'deploy init' made.")
-    issuer = x509.load_pem_x509_certificate(authority.certificate)
-    key = ec.generate_private_key(ec.SECP256R1())
-    until = min(_now() + lifetime, issuer.not_valid_after_utc)
+    ca, key = x509.load_pem_x509_certificate(authority.certificate), ec.generate_private_key(ec.SECP256R1())
+    until = min(_now() + lifetime, ca.not_valid_after_utc)
+    builder = _builder(key, _name(hosts[0]), issuer=ca.subject, until=until)
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
     names = [general_name(host) for host in dict.fromkeys((*hosts, *ALWAYS))]
-    extensions = [
-        (x509.BasicConstraints(ca=False, path_length=None), True),
-        (_usage(signs_certificates=False), True),
-        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
-        (x509.SubjectAlternativeName(names), False),
-        (x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), False),
-    ]
-    return _signed(key, _name(hosts[0]), until, extensions, by=signer, issuer=issuer.subject)
+    builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    public = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
+    return _signed(builder.add_extension(public, critical=False), key, by=signer)
 
 
 def general_name(host: str) -> x509.GeneralName:
@@ -123,17 +120,8 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
     )
 
 
-def _signed(
-    key: ec.EllipticCurvePrivateKey,
-    subject: x509.Name,
-    until: dt.datetime,
-    extensions: Iterable[tuple[x509.ExtensionType, bool]],
-    *,
-    by: ec.EllipticCurvePrivateKey,
-    issuer: x509.Name,
-) -> Certified:
-    """A certificate for `key`; of an extension it is said whether it is critical."""
-    builder = x509.CertificateBuilder(
+def _builder(key: _Key, subject: x509.Name, *, issuer: x509.Name, until: dt.datetime) -> x509.CertificateBuilder:
+    return x509.CertificateBuilder(
         issuer_name=issuer,
         subject_name=subject,
         public_key=key.public_key(),
@@ -141,13 +129,12 @@ def _signed(
         not_valid_before=min(_now(), until) - _CLOCKS_MAY_DIFFER,
         not_valid_after=until,
     ).add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-    for extension, critical in extensions:
-        builder = builder.add_extension(extension, critical)
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+
+
+def _signed(builder: x509.CertificateBuilder, key: _Key, *, by: _Key) -> Certified:
     return Certified(
-        certificate=builder.sign(by, hashes.SHA256()).public_bytes(serialization.Encoding.PEM), key=private
+        certificate=builder.sign(by, hashes.SHA256()).public_bytes(Encoding.PEM),
+        key=key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
     )
 
 

@@ -5,13 +5,18 @@ import hashlib
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
 
 from fedsign.errors import ConfigError
 from fedsign.storage.disk import is_private, replace_file
-
-_OPENSSH = serialization.PublicFormat.OpenSSH
 
 
 def make_key(private: Path, *, comment: str) -> str:
@@ -23,9 +28,7 @@ def make_key(private: Path, *, comment: str) -> str:
     if private.exists():
         raise ConfigError(f"{private} is there already and would be lost; move it away, or name another file.")
     key = ec.generate_private_key(ec.SECP384R1())
-    private_bytes = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-    )
+    private_bytes = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     write_secret(private, private_bytes)
     return f"{public_line(key.public_key())} {comment}"
 
@@ -37,7 +40,7 @@ def load_private(private: Path) -> ec.EllipticCurvePrivateKey:
         ConfigError: the file is missing, can be read by others, or holds no such key.
     """
     try:
-        key = serialization.load_ssh_private_key(private.read_bytes(), password=None)
+        key = load_ssh_private_key(private.read_bytes(), password=None)
         if not is_private(private):
             raise ConfigError(f"{private} can be read by others; make it private with 'chmod 600 {private}'.")
         if isinstance(key, ec.EllipticCurvePrivateKey):
@@ -59,17 +62,14 @@ def read_public(path: Path) -> str:
     """
     try:
         content = path.read_bytes()
-    except OSError as error:
+        if b"PRIVATE KEY" in content:
+            raise ConfigError(
+                f"{path} is a private key, which must stay at its site; ask for the file that ends in .pub."
+            )
+        key = load_ssh_public_key(content)
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise ConfigError(
-            f"the public key {path} cannot be read: {error.strerror}; name the file that the site sent."
-        ) from error
-    if b"PRIVATE KEY" in content:
-        raise ConfigError(f"{path} is a private key, which must stay at its site; ask for the file that ends in .pub.")
-    try:
-        key = serialization.load_ssh_public_key(content)
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise ConfigError(
-            f"{path} is no public key ({error}); expected is the .pub file that 'fedsign deploy key' writes."
+            f"{path} is no public key that can be read ({error}); name the .pub file that 'fedsign deploy key' wrote."
         ) from error
     if not isinstance(key, ec.EllipticCurvePublicKey) or not key.curve.name.startswith("secp"):
         raise ConfigError(f"{path} is no key of a NIST curve, which Flower asks for; 'fedsign deploy key' makes one.")
@@ -95,4 +95,4 @@ def write_secret(path: Path, content: bytes) -> None:
 
 def public_line(key: ec.EllipticCurvePublicKey) -> str:
     """A public half without its comment."""
-    return key.public_bytes(serialization.Encoding.OpenSSH, _OPENSSH).decode("ascii")
+    return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode("ascii")

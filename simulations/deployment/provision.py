@@ -9,7 +9,7 @@ from pathlib import Path
 from fedsign.errors import ConfigError
 from simulations.deployment import membership
 from simulations.deployment.authority import Certified, issue, make_authority
-from simulations.deployment.federation import FILE, Federation, check_bind, check_host, check_site_name
+from simulations.deployment.federation import FILE, Federation, check_bind, check_host
 from simulations.deployment.keys import make_key, read_public
 from simulations.deployment.kits import KEY_FILE, write_kit, write_server
 
@@ -40,9 +40,6 @@ def init(federation: Federation, newcomers: Sequence[Newcomer], *, lifetime: dt.
     for host in federation.hosts:
         check_host(host)
     check_bind(federation.bind)
-    for newcomer in newcomers:
-        check_site_name(newcomer.name)
-        _check_key(federation, newcomer)
     try:
         return _make(federation, newcomers, lifetime)
     except BaseException:
@@ -52,7 +49,6 @@ def init(federation: Federation, newcomers: Sequence[Newcomer], *, lifetime: dt.
 
 def add_site(federation: Federation, newcomer: Newcomer) -> tuple[Federation, Path]:
     """One site more; returns the federation and the kit's archive."""
-    _check_key(federation, newcomer)
     federation.with_site(newcomer.name, public_key="")  # refuses a name in use before a key is made
     public = _public_key(federation, newcomer)
     grown = federation.with_site(newcomer.name, public_key=public)
@@ -87,8 +83,7 @@ def renew(federation: Federation, hosts: Sequence[str], *, lifetime: dt.timedelt
             f"{federation.authority_key} is missing; put the CA's key back for as long as this command takes."
         )
     grown = replace(federation, hosts=tuple(dict.fromkeys((*federation.hosts, *hosts))))
-    authority = Certified(certificate=federation.authority.read_bytes(), key=federation.authority_key.read_bytes())
-    _issue(grown, authority, lifetime)
+    _issue(grown, lifetime)
     grown.write()
     return grown
 
@@ -106,10 +101,9 @@ def _make(federation: Federation, newcomers: Sequence[Newcomer], lifetime: dt.ti
     federation.folder.chmod(0o700)
     federation.server.mkdir(mode=0o700)
     if not federation.insecure:
-        authority = make_authority(federation.name)
         federation.authority.parent.mkdir(mode=0o700)
-        authority.write(federation.authority, federation.authority_key)
-        _issue(federation, authority, lifetime)
+        make_authority(federation.name).write(federation.authority, federation.authority_key)
+        _issue(federation, lifetime)
     write_server(federation)
     federation.write()
     for newcomer in newcomers:
@@ -117,21 +111,18 @@ def _make(federation: Federation, newcomers: Sequence[Newcomer], lifetime: dt.ti
     return federation
 
 
-def _issue(federation: Federation, authority: Certified, lifetime: dt.timedelta) -> None:
+def _issue(federation: Federation, lifetime: dt.timedelta) -> None:
+    authority = Certified(certificate=federation.authority.read_bytes(), key=federation.authority_key.read_bytes())
     hosts = dict.fromkeys((*federation.hosts, federation.local_host))
     issue(authority, list(hosts), lifetime=lifetime).write(federation.certificate, federation.server / "server.key")
 
 
-def _check_key(federation: Federation, newcomer: Newcomer) -> None:
-    if newcomer.public_key is not None:
-        if federation.insecure:
-            raise ConfigError(
-                f"a public key was given for '{newcomer.name}', but an insecure federation asks for none; drop it."
-            )
-        read_public(newcomer.public_key)
-
-
 def _public_key(federation: Federation, newcomer: Newcomer) -> str:
+    """The key that a site has sent, or else that of a new one in its kit; "" without keys."""
+    if federation.insecure and newcomer.public_key is not None:
+        raise ConfigError(
+            f"a public key was given for '{newcomer.name}', but an insecure federation asks for none; drop it."
+        )
     if federation.insecure:
         return ""
     if newcomer.public_key is not None:

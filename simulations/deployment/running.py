@@ -67,24 +67,27 @@ def end(processes: Iterable[psutil.Process], *, patience_s: float = 15.0) -> Non
 class Programs:
     """Programs that this process starts, each with a log of its own and at the head of a process group."""
 
-    def __init__(self, logs: Path) -> None:
+    def __init__(
+        self, logs: Path, *, launcher: Sequence[str] = (), environment: Mapping[str, str] | None = None
+    ) -> None:
         self.logs = logs
+        self._launcher, self._environment = launcher, environment
         self._started: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
+    def start(self, name: str, command: Sequence[str]) -> int:
         """Start one; returns its process id."""
         with (self.logs / f"{name}.log").open("wb") as log:
             self._started[name] = subprocess.Popen(
-                command,
+                [*self._launcher, *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=None if environment is None else dict(environment),
+                env=self._environment,
                 start_new_session=True,
             )
         return self._started[name].pid
 
-    def check_alive(self, when: str) -> None:
+    def check_alive(self, when: str = "in the middle of the run") -> None:
         """Raise EngineError if one of them has ended."""
         for name, process in self._started.items():
             if process.poll() is not None:

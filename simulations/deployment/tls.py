@@ -13,6 +13,17 @@ from pathlib import Path
 from fedsign.errors import FedSignError
 
 _EXPIRED, _NAME_MISMATCH, _ADDRESS_MISMATCH = 10, 62, 64  # of OpenSSL's X509_V_ERR_...
+_OTHER_NAME = "the certificate of the server is not made out to {host}; its people make one that is with 'fedsign deploy renew --host {host}'."
+_UNTRUSTED = {
+    _EXPIRED: "the certificate of {host} has expired; its people make a new one with 'fedsign deploy renew' and start the SuperLink "
+    "again (if it has not, this machine's clock is wrong).",
+    _NAME_MISMATCH: _OTHER_NAME,
+    _ADDRESS_MISMATCH: _OTHER_NAME,
+}
+_FOREIGN = (
+    "the certificate of {host} is not signed by this federation's CA ({why}); it is another server, or the federation was made anew: "
+    "ask for a new kit."
+)
 _TIMEOUT_S = 5.0
 
 
@@ -38,15 +49,19 @@ def look_at_server(host: str, port: int, *, authority: Path | None) -> Seen:
     Raises:
         ServerError: there is no answer, or its certificate is not to be trusted.
     """
+    connection, ends = HTTPConnection(host, port, timeout=_TIMEOUT_S), None
+    if authority is not None:
+        connection = HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=_trusting(authority))
     try:
-        connection, ends = _connect(host, port, authority)
         connection.request("GET", "/health")
-        response = connection.getresponse()
+        if isinstance(connection.sock, ssl.SSLSocket):
+            ends_s = ssl.cert_time_to_seconds(str((connection.sock.getpeercert() or {})["notAfter"]))
+            ends = dt.datetime.fromtimestamp(ends_s, dt.UTC)
+        date = connection.getresponse().headers["date"]
         seen_at = dt.datetime.now(dt.UTC)
-        response.read()
-        connection.close()
     except ssl.SSLCertVerificationError as error:
-        raise ServerError(_untrusted(error, host), is_final=True) from error
+        sentence = _UNTRUSTED.get(error.verify_code, _FOREIGN)
+        raise ServerError(sentence.format(host=host, why=error.verify_message), is_final=True) from error
     except ssl.SSLError as error:
         raise ServerError(
             f"what answers at {host}, port {port}, does not speak TLS ({error.reason}); is it another program, or a federation "
@@ -58,17 +73,11 @@ def look_at_server(host: str, port: int, *, authority: Path | None) -> Seen:
             f"nothing answers at {host}, port {port} ({error}); start the SuperLink there, and let the firewall pass this port.",
             is_final=False,
         ) from error
-    return Seen(certificate_ends=ends, ahead_s=_ahead_s(response.headers["date"], seen_at))
-
-
-def _connect(host: str, port: int, authority: Path | None) -> tuple[HTTPConnection, dt.datetime | None]:
-    if authority is None:
-        return HTTPConnection(host, port, timeout=_TIMEOUT_S), None
-    connection = HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=_trusting(authority))
-    connection.connect()
-    certificate = connection.sock.getpeercert() if isinstance(connection.sock, ssl.SSLSocket) else None
-    ends_s = ssl.cert_time_to_seconds(str((certificate or {})["notAfter"]))
-    return connection, dt.datetime.fromtimestamp(ends_s, dt.UTC)
+    finally:
+        connection.close()
+    # the header counts whole seconds, cut off: half a second is added on average
+    ahead = seen_at - email.utils.parsedate_to_datetime(date) if date else dt.timedelta(seconds=0.5)
+    return Seen(certificate_ends=ends, ahead_s=ahead.total_seconds() - 0.5)
 
 
 def _trusting(authority: Path) -> ssl.SSLContext:
@@ -79,29 +88,3 @@ def _trusting(authority: Path) -> ssl.SSLContext:
             f"{authority} is no CA's certificate that can be read ({error.strerror or error}); unpack the kit again.",
             is_final=True,
         ) from error
-
-
-def _ahead_s(date: str | None, seen_at: dt.datetime) -> float:
-    """The header counts whole seconds, cut off: half a second is added on average."""
-    if date is None:
-        return 0.0
-    return (seen_at - email.utils.parsedate_to_datetime(date)).total_seconds() - 0.5
-
-
-def _untrusted(error: ssl.SSLCertVerificationError, host: str) -> str:
-    match error.verify_code:
-        case code if code == _EXPIRED:
-            return (
-                f"the certificate of {host} has expired; its people make a new one with 'fedsign deploy renew' and start the "
-                "SuperLink again (if it has not, this machine's clock is wrong)."
-            )
-        case code if code in (_NAME_MISMATCH, _ADDRESS_MISMATCH):
-            return (
-                f"the certificate of the server is not made out to {host}; its people make one that is with 'fedsign deploy "
-                f"renew --host {host}'."
-            )
-        case _:
-            return (
-                f"the certificate of {host} is not signed by this federation's CA ({error.verify_message}); it is another server, or "
-                "the federation was made anew: ask for a new kit."
-            )

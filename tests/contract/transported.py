@@ -10,12 +10,13 @@ from clients.app import client_app
 from clients.node import EXPERIMENT_KEY, STATE_KEY
 from fedsign.config import ExperimentConfig, from_dict
 from fedsign.flower.partition_grid import PartitionGrid
-from fedsign.flower.shims import PARTITION_KEY, make_context
+from fedsign.flower.shims import PARTITION_KEY
 from fedsign.records import roles_of
 from fedsign.storage.results import RunFolder
 from fedsign.workload import Workload
 from simulations.backends.base import intra_op_threads
 from simulations.rounds import RoundLoop
+from tests.contract.contexts import make_context
 from tests.unit.test_flower_room import Deployment
 
 APP = client_app()

@@ -24,7 +24,7 @@ from fedsign.config import ExperimentConfig, from_dict
 from fedsign.errors import ConfigError, EngineError, ReplyError
 from fedsign.flower import evaluation
 from fedsign.flower.partition_grid import PartitionGrid
-from fedsign.flower.shims import ensure_task_identity, make_context, set_message_id
+from fedsign.flower.shims import ensure_task_identity, set_message_id
 from fedsign.records import LATE, EvaluateReply, EvaluateRequest, Failure, roles_of
 from fedsign.storage.results import RunFolder
 from fedsign.workload import Workload
@@ -33,6 +33,7 @@ from simulations.backends.base import intra_op_threads
 from simulations.deployment.engine.server_app import label_counts
 from simulations.deployment.engine.submission import write_submission
 from simulations.deployment.kits import open_kit
+from tests.contract.contexts import make_context
 from tests.contract.transported import grid_of, play
 from tests.deployment.test_sites import NUM_SITES, tree, write_site
 from tests.unit.test_flower_room import Deployment
@@ -298,7 +299,8 @@ def test_a_node_that_answers_nonsense_is_its_own_failure(roots: list[str], tmp_p
     def lying(message: Message) -> Message:
         reply = answers[1](message)
         if message.metadata.message_type == "evaluate":
-            reply.content["reply"] = ConfigRecord({"codec": 1, "round": 9, "partition": 1, "name": "x"})
+            said = json.loads(str(reply.content["reply"]["answer"]))
+            reply.content["reply"] = ConfigRecord({"answer": json.dumps({**said, "round": 9})})
         return reply
 
     grid = grid_of(config, [answers[0], lying, answers[2]])

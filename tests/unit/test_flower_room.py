@@ -19,11 +19,12 @@ from fedsign.errors import CodecError, EngineError, ReplyError
 from fedsign.federation import codec
 from fedsign.flower import array, nodes, wire
 from fedsign.flower.array import PlainArrays, TensorArray, plain_array, to_record, to_tensors
-from fedsign.flower.in_process import InProcessGrid, message_by_message
+from fedsign.flower.in_process import InProcessGrid
 from fedsign.flower.partition_grid import ClientLedger, PartitionGrid
 from fedsign.flower.reply_checks import GoodReply, ReplyChecks
-from fedsign.flower.shims import empty_run, ensure_task_identity, make_context, set_message_id
+from fedsign.flower.shims import empty_run, ensure_task_identity, set_message_id
 from fedsign.records import Failure, Role, Tensors, TrainReply
+from tests.contract.contexts import make_context, message_by_message
 
 MODEL: Tensors = {
     "weight": torch.tensor([[0.5, -1.5, 2.0], [0.0, -0.0, 1e-40]]),

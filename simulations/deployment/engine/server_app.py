@@ -18,11 +18,11 @@ from clients.local_trainers import provider_of
 from clients.node import EXPERIMENT_KEY
 from fedsign.data.base import fingerprint
 from fedsign.errors import FedSignError
-from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.flower.shims import quiet_flower
 from fedsign.storage.results import RunFolder
 from fedsign.transport.process import end_with
 from fedsign.workload import workload_of
+from simulations.backends.base import called
 from simulations.rounds import RoundLoop
 
 FOLDER_KEY = "run-folder"  # in the run configuration
@@ -38,21 +38,19 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Play all rounds of the experiment in the run configuration."""
-    follower = context.run_config.get(FOLLOWER_KEY)
+    told = {key: str(value) for key, value in context.run_config.items()}
     end_with(os.getppid())
-    if follower is not None:
-        end_with(int(str(follower)))
-    if WORKING_KEY in context.run_config:
-        os.chdir(str(context.run_config[WORKING_KEY]))
-    folder = RunFolder(Path(str(context.run_config[FOLDER_KEY])))
+    end_with(int(told[FOLLOWER_KEY]))
+    os.chdir(told[WORKING_KEY])
+    folder = RunFolder(Path(told[FOLDER_KEY]))
     try:
         with quiet_flower():
-            _play(grid, str(context.run_config[EXPERIMENT_KEY]), folder)
-    except FedSignError as error:
-        folder.write_json(OUTCOME, {"status": "failed", "kind": type(error).__name__, "error": str(error)})
-        raise
+            _play(grid, told[EXPERIMENT_KEY], folder)
     except Exception as error:
-        folder.write_json(OUTCOME, {"status": "failed", "kind": "", "error": f"{type(error).__name__}: {error}"})
+        kind = type(error).__name__
+        is_ours = isinstance(error, FedSignError)
+        said = str(error) if is_ours else f"{kind}: {error}"
+        folder.write_json(OUTCOME, {"status": "failed", "kind": kind if is_ours else "", "error": said})
         raise
     folder.write_json(OUTCOME, {"status": "finished"})
 
@@ -61,14 +59,10 @@ def _play(grid: Grid, config_toml: str, folder: RunFolder) -> None:
     workload = workload_of(config_toml)
     config = workload.config
     torch.set_num_threads(config.engine.threads)
-    partitions = PartitionGrid(
-        grid,
-        num_partitions=config.partition.num_clients,
-        roles=workload.roles,
-        leaves_process=True,
-    )
     timeout_s = float(config.engine.settings.get("start_timeout_s", 300.0))
-    partitions.roll_call(timeout_s=timeout_s, question={TOKENIZER_KEY: fingerprint(workload.dataset.text)})
+    partitions = called(
+        grid, workload, timeout_s=timeout_s, question={TOKENIZER_KEY: fingerprint(workload.dataset.text)}
+    )
     complete_partition(folder, label_counts(partitions.answers), num_clients=config.partition.num_clients)
     try:
         RoundLoop(workload, partitions, folder).run()

@@ -3,8 +3,14 @@
 Starts one SuperLink and some SuperNodes, each serving a share of the partitions, submits the generated
 app, follows the lines that the ServerApp writes into the run's folder, and ends every process that it
 started.  Flower's own home is a folder of the run: nothing of the user's is read or changed.
+
+Or a federation that is up: `engine.federation` names its folder (`fedsign deploy`).  The SuperLink starts the ServerApp on its own
+machine, where the run's folder has to lie; so this runs there too, and under the same user.  The ServerApp ends when this process
+does, so that a run that was killed can be resumed.
 """
 
+import getpass
+import logging
 import os
 import shutil
 import sys
@@ -19,19 +25,23 @@ from clients.deployment.settings import PARTITIONS_KEY, ROOT_KEY, SHARE_KEY, SIT
 from clients.node import STATE_KEY
 from fedsign.config import ExperimentConfig
 from fedsign.data import sites
-from fedsign.errors import EngineError
+from fedsign.errors import ConfigError, EngineError
 from fedsign.flower.programs import find_program
 from fedsign.rules import Rule
 from fedsign.storage.results import RunFolder
 from fedsign.workload import Workload
-from simulations.deployment.engine import remote
-from simulations.deployment.engine.submission import check_server_app, follow, submit, write_submission
+from simulations.deployment.engine.submission import play
+from simulations.deployment.federation import Federation, open_federation
+from simulations.deployment.membership import asking, process_of
 from simulations.deployment.programs import answers_at, control, flower_environment, free_port
 from simulations.deployment.running import Programs
+from simulations.deployment.start import check_trust
+from simulations.deployment.tls import ServerError, look_at_server
 from simulations.rounds import OnRound
 
 _LOOPBACK = "127.0.0.1"
 _NUM_SUPERNODES = 3
+_log = logging.getLogger("fedsign")
 
 # Leads a program's process group and ends all of it, when asked or when this process dies (Linux tells it): Flower's
 # programs wait for ever for a SuperLink that is gone when they are struck while sending.
@@ -57,36 +67,31 @@ if os.getppid() == int(sys.argv[1]):
 """
 
 
-class LocalDeployment:
+class LocalDeployment(Programs):
     """A SuperLink and SuperNodes on this machine, which end with this process; `home`, Flower's, and `logs` are theirs alone."""
 
     def __init__(self, home: Path, logs: Path) -> None:
         for path in (home, logs):
             shutil.rmtree(path, ignore_errors=True)
             path.mkdir()
-        self.programs, self.environment = Programs(logs), flower_environment(home)
+        leader = [sys.executable, "-c", _LEADER, str(os.getpid())]
+        super().__init__(logs, launcher=leader, environment=flower_environment(home))
         self._home, self._port = home, free_port()
         self.address = f"{_LOOPBACK}:{self._port}"
 
     def start_link(self, *, timeout_s: float) -> None:
         """Start the SuperLink, and wait until it answers."""
         link = [find_program("flower-superlink"), "--insecure", "--host", _LOOPBACK, "--port", str(self._port)]
-        self._start("superlink", [*link, "--disable-runtime-dependency-installation"])
-        self.programs.wait_until(
-            lambda: answers_at(_LOOPBACK, self._port),
-            timeout_s=timeout_s,
-            complaint="the SuperLink does not answer",
-        )
+        self.start("superlink", [*link, "--disable-runtime-dependency-installation"])
+        complaint = "the SuperLink does not answer"
+        self.wait_until(lambda: answers_at(_LOOPBACK, self._port), timeout_s=timeout_s, complaint=complaint)
 
     def start_node(self, name: str, program: Sequence[str], own: Mapping[str, Any]) -> None:
         """Start a SuperNode; `own` is its configuration."""
         config = self._home / f"{name}.toml"  # a path may hold any character
         config.write_text(tomli_w.dumps(own), encoding="utf-8")
         node = ["--insecure", "--superlink", self.address, "--host", _LOOPBACK, "--port", str(free_port())]
-        self._start(name, [*program, *node, "--node-config", str(config)])
-
-    def _start(self, name: str, command: Sequence[str]) -> None:
-        self.programs.start(name, [sys.executable, "-c", _LEADER, str(os.getpid()), *command], self.environment)
+        self.start(name, [*program, *node, "--node-config", str(config)])
 
 
 class SuperLink:
@@ -106,6 +111,12 @@ class SuperLink:
             lambda its: its.engine.federation and its.engine.share_details,
             "engine.share_details=true was given with engine.federation={engine.federation}, whose sites decide that",
             "start those that share with --node-config 'share-details=true', and leave engine.share_details out",
+        ),
+        Rule(
+            lambda its: its.engine.federation and any(its.partition.settings.get("roots", ())),
+            "partition.roots={partition.roots} was given with engine.federation={engine.federation}, whose sites know where their data lie "
+            "(data_root in site.toml)",
+            "leave it out",
         ),
     )
 
@@ -133,29 +144,24 @@ class SuperLink:
     def check(self, workload: Workload) -> None:
         """See Engine."""
         if self.federation:
-            remote.check(Path(self.federation), workload.config.partition.num_clients)
+            federation = open_federation(Path(self.federation))
+            _check_fits(federation, workload.config.partition.num_clients)
+            _check_is_up(federation)
 
     def execute(self, workload: Workload, folder: RunFolder, on_round: OnRound) -> None:
         """See Engine."""
         if self.federation:
-            remote.execute(Path(self.federation), workload, folder, on_round)
+            _play_on(open_federation(Path(self.federation)), workload, folder, on_round)
             return
         local = LocalDeployment((folder.path / "flower").resolve(), folder.path / "logs")
-        app = write_submission(workload.config, folder)
-
-        def check_alive() -> None:
-            local.programs.check_alive("in the middle of the run")
-            check_server_app(run_id, link, folder, where=f"see {local.programs.logs}")
-
         try:
             local.start_link(timeout_s=self.start_timeout_s)
             for index, own in enumerate(self._node_configs(workload.config, folder)):
                 local.start_node(f"supernode-{index}", [sys.executable, "-P", "-m", "clients.site"], own)
             with control(local.address, authority=None) as link:
-                run_id = submit(app, link)
-                follow(folder, on_round, check_alive)
+                play(workload.config, folder, on_round, link=link, check_alive=local.check_alive)
         finally:
-            local.programs.end()
+            local.end()
 
     def _node_configs(self, config: ExperimentConfig, folder: RunFolder) -> Iterator[dict[str, Any]]:
         """What each SuperNode is told beside the experiment; a site's folder is told to its own alone."""
@@ -172,3 +178,51 @@ class SuperLink:
                 own[ROOT_KEY] = str(Path(root).expanduser().resolve()) if root else ""
                 own[SITE_KEY] = sites.name_of(config, node)
             yield own
+
+
+def _play_on(federation: Federation, workload: Workload, folder: RunFolder, on_round: OnRound) -> None:
+    """On a federation that is up; this process is on the SuperLink's own machine."""
+
+    def check_alive() -> None:
+        if process_of(federation) is None:
+            raise EngineError("the SuperLink ended in the middle of the run; start it again, and go on with --resume.")
+
+    with asking(federation) as link:
+        play(workload.config, folder, on_round, link=link, check_alive=check_alive)
+
+
+def _check_fits(federation: Federation, num_clients: int) -> None:
+    """Raise ConfigError unless each client is an active site's."""
+    served = {site.partition for site in federation.active}
+    without = [partition for partition in range(num_clients) if partition not in served]
+    if without:
+        raise ConfigError(
+            f"partition.num_clients={num_clients} was given, but {without[:5]} are no partitions of an active site of the federation "
+            f"{federation.name}, which has {sorted(served)}; add sites with 'fedsign deploy add-site', or set partition.num_clients."
+        )
+    if len(served) > num_clients:
+        _log.warning(
+            "partition.num_clients=%d: %d of the federation's %d sites take no part in this run.",
+            num_clients, len(served) - num_clients, len(served),
+        )  # fmt: skip
+
+
+def _check_is_up(federation: Federation) -> None:
+    """Raise unless the SuperLink is a process of this machine and this user, and the one that the CA vouches for."""
+    check_trust(federation, _log.warning)
+    process = process_of(federation)
+    if process is None:
+        raise EngineError(
+            f"the federation {federation.name} is not up on this machine: start {federation.server / 'start.sh'}, or try it out with "
+            "'fedsign deploy up'; a run is started on the SuperLink's own machine."
+        )
+    if process.uids().real != os.getuid():
+        other = process.username()
+        raise EngineError(
+            f"the SuperLink runs as user {other}, who writes the run's folder, but this is {getpass.getuser()}; run this command "
+            f"as {other} too: sudo -u {other} fedsign run ..."
+        )
+    try:
+        look_at_server(federation.local_host, federation.port, authority=federation.trusted)
+    except ServerError as error:
+        raise EngineError(str(error)) from error
