@@ -36,7 +36,8 @@ class Linear:
     def __call__(self, theta: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """[K, ..., inputs] -> [K, ..., width]."""
         if x.dim() > 3:
-            return self(theta, x.flatten(1, -2)).unflatten(1, x.shape[1:-1])
+            flat: Tensor = self(theta, x.flatten(1, -2))
+            return flat.reshape(*x.shape[:-1], self.width)
         weight = theta[self.weight].transpose(1, 2)
         return torch.bmm(x, weight) if self.bias is None else torch.baddbmm(theta[self.bias].unsqueeze(1), x, weight)
 

@@ -25,7 +25,7 @@ from clients.trainer import make_optimizer
 from fedsign.models.transform import packing_of
 from fedsign.optim.base import BlockTrainer, PartTrainer, drawing
 from fedsign.optim.lean import made_lean
-from fedsign.records import ObjectiveSpec, Role, Tensors
+from fedsign.records import Role, TrainRequest
 from fedsign.seeding import Purpose, generator, integer, torch_seeded
 from fedsign.sharding.layout import Grouping
 from fedsign.sharding.paro import Sharded
@@ -73,11 +73,11 @@ class ShardedTraining:
         self._needs_targets = getattr(task, "num_terms", None) is not None
         self._varies = workload.config.data.augment != "none"
 
-    def train(self, tensors: Tensors, *, partition: int, round: int, objective: ObjectiveSpec) -> Trained:
+    def train(self, request: TrainRequest) -> Trained:
         """A client's round."""
-        workload = self._workload
-        self._sharded.load(self._packing.whole(tensors))
-        self._penalty = ShardedPenalty(objective, self._sharded.pieces, sizes=self._sizes)
+        workload, round, partition = self._workload, request.round, request.partition
+        self._sharded.load(self._packing.whole(request.tensors))
+        self._penalty = ShardedPenalty(request.objective, self._sharded.pieces, sizes=self._sizes)
         index = workload.share_of(partition)
         batching = Batching.of(workload.config.client)
         steps = batching.num_steps(len(index))

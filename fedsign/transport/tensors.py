@@ -8,15 +8,16 @@ memory back when the last process that has it dies, however it dies.  A page tak
 Python: an exception that a signal handler raises in a callback, such as Ctrl-C's, is printed and lost.
 """
 
+import json
 import mmap
 import os
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,15 +51,18 @@ class Layout:
             offset += aligned(tensor.numel() * tensor.element_size())
         return cls(tuple(places), offset)
 
-    @classmethod
-    def from_json(cls, found: Sequence[Any]) -> "Layout":
-        """What `as_json` gave, after its travel."""
-        places, num_bytes = found
-        return cls(tuple((name, dtype, tuple(a), tuple(b), offset) for name, dtype, a, b, offset in places), num_bytes)
+    @staticmethod
+    @lru_cache  # the same few come with every message
+    def from_json(text: str) -> "Layout":
+        """What `as_json` gave."""
+        places, num_bytes = json.loads(text)
+        return Layout(
+            tuple((name, dtype, tuple(a), tuple(b), offset) for name, dtype, a, b, offset in places), num_bytes
+        )
 
-    def as_json(self) -> list[Any]:
-        """In lists."""
-        return [self.places, self.num_bytes]
+    def as_json(self) -> str:
+        """For a message."""
+        return json.dumps([self.places, self.num_bytes])
 
     def read(self, memory: Tensor) -> Tensors:
         """The tensors that lie in a memory [bytes], uncopied."""
@@ -98,6 +102,10 @@ class SharedFile:
         self.descriptor, self.slot_bytes = descriptor, aligned(max(slot_bytes, 1))
         self._slots_per_block = max(1, _BLOCK_BYTES // self.slot_bytes)
         self._blocks: dict[int, mmap.mmap] = {}
+
+    def as_json(self) -> tuple[int, int]:
+        """For a process that has inherited the descriptor: what makes the same file there."""
+        return self.descriptor, self.slot_bytes
 
     def memory(self, slot: int) -> Tensor:
         """A slot as a tensor [bytes]."""

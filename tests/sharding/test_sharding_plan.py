@@ -4,6 +4,7 @@ import json
 import math
 from itertools import combinations, product
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from fedsign.sharding.layout import Cut, Granularity, Grouping
 from fedsign.sharding.plan import Estimate, Ranking, Task, estimate, rank
 from fedsign.sharding.strategy import PAPER, STRATEGIES, Collective, Operation, Scope, strategy_of
 from fedsign.sharding.traffic import Link, Network, Payload, Rings, payload, seconds
-from simulations.sharding.estimate import Asked, Ranks, Said, look, network_of
+from simulations.sharding.estimate import Asked, look, with_network
 from tests.e2e.command import fedsign
 
 GB = 1e9
@@ -253,6 +254,20 @@ def test_a_link_that_a_group_shares_takes_as_many_times_longer_as_ranks_share_it
     assert seconds(gather, tensor_bytes=1e9, grouping=PAPER_GROUPING, network=shared) == pytest.approx(8 * own)
 
 
+def asked(**changed: Any) -> Asked:
+    given = {
+        "params": 7e9,
+        "trainable": "1",
+        "ranks": 32,
+        "per_group": 8,
+        "intra": "2000Gbps",
+        "inter": "80Gbps",
+        "memory": "80GB",
+    }
+    given |= {"accumulate": 10, "compute_s": 0.0, "link": "rank", "collectives": "flat", "candidates": "all"}
+    return Asked(**given | changed)
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
@@ -269,50 +284,34 @@ def test_a_link_that_a_group_shares_takes_as_many_times_longer_as_ranks_share_it
         ({"candidates": "best"}, "--candidates best was given; expected is one of all, paper"),
     ],
 )
-def test_an_option_without_meaning_is_an_error_that_says_what_is_expected(
-    changed: dict[str, object], said: str
-) -> None:
-    given_ = {
-        "params": 7e9,
-        "trainable": "1",
-        "ranks": 32,
-        "per_group": 8,
-        "intra": "2000Gbps",
-        "inter": "80Gbps",
-        "memory": "80GB",
-    }
-    given_ |= {"accumulate": 10, "compute_s": 0.0, "link": "rank", "collectives": "flat", "candidates": "all"}
+def test_an_option_without_meaning_is_an_error_that_says_what_is_expected(changed: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        look(Asked(**(given_ | changed)), None)  # type: ignore[arg-type]
+        look(asked(**changed), None)
     assert said in str(raised.value)
 
 
-NOTHING = Said(ranks=None, intra=None, inter=None, link=None)
+NOTHING: dict[str, Any] = {"ranks": None, "intra": None, "inter": None, "link": None}
 
 
 def test_a_network_that_was_said_needs_no_ranks_to_run() -> None:
-    said = Said(ranks=4, intra="2Gbps", inter="1Gbps", link=None)
-    expected = Ranks(ranks=4, intra="2Gbps", inter="1Gbps", link="rank")
-    assert network_of(said, per_group=2, measure=False) == expected
+    assert with_network(asked(link=None), measure=False) == asked(link="rank")
 
 
 @pytest.mark.parametrize(
-    ("said", "measure", "why"),
+    ("changed", "measure", "why"),
     [
         (NOTHING, False, "--ranks, --intra, --inter were not given"),
-        (Said(ranks=4, intra="2Gbps", inter=None, link="group"), False, "--inter was not given"),
-        (
-            Said(ranks=4, intra=None, inter=None, link="group"),
-            True,
-            "--measure was given with --ranks, --link, which it measures",
-        ),
+        ({"inter": None}, False, "--inter was not given"),
+        ({"intra": None, "inter": None}, True, "--measure was given with --ranks, --link, which it measures"),
         (NOTHING, True, "--measure was given without ranks to measure between"),
     ],
 )
-def test_a_network_is_said_or_measured(said: Said, measure: bool, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_is_said_or_measured(
+    changed: dict[str, Any], measure: bool, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(ConfigError) as raised:
-        network_of(said, per_group=2, measure=measure)
+        with_network(asked(**changed), measure=measure)
     assert why in str(raised.value)
 
 
