@@ -247,7 +247,8 @@ class Workers:
 
     def _give(self, worker: _Worker, call: _Call, units: list[Unit]) -> None:
         """Hand a job over."""
-        job, units_asked = _Job(call), []
+        job = _Job(call)
+        units_asked: list[tuple[int, int, list[Message]]] = []
         for unit in units:
             slot = self._replies.take()
             memory, start, clients = self._replies.lent(slot), 0, []
@@ -270,7 +271,7 @@ class Workers:
                 clients.append(client)
             if clients:
                 job.shares[len(units_asked)] = _Share(unit, memory, len(clients))
-                units_asked.append([slot, start, clients])
+                units_asked.append((slot, start, clients))
         if not units_asked:
             return
         if not worker.jobs:

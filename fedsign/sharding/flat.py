@@ -22,7 +22,7 @@ from fedsign.sharding.account import Flat
 from fedsign.sharding.collectives import Collectives, own
 from fedsign.sharding.lanes import Ticket
 from fedsign.sharding.layout import Cut, Granularity
-from fedsign.sharding.strategy import Collective, Scope, Strategy, gather_all
+from fedsign.sharding.strategy import Operation, Strategy, gather_all
 
 Named = Sequence[tuple[str, nn.Parameter]]
 
@@ -211,8 +211,8 @@ class FlatParameter:
         summed, at = self.gradient_sum, self.strategy.gradients
         for collective in self.strategy.sync_gradients:
             self._collectives.run(collective, summed)
-            reached = _reached(collective, at)
-            summed, at = self._own(summed, at, reached), reached
+            if collective.operation is Operation.REDUCE_SCATTER:
+                summed, at = self._own(summed, at, collective.scope.part), collective.scope.part
         mean = summed.to(self._master.dtype).div_(self.grouping.ranks)
         for piece, (_, _, _, where) in zip(self.pieces, self._parts(self.strategy.states), strict=True):
             piece.tensor.grad = mean[where]
@@ -287,10 +287,3 @@ class FlatParameter:
 
 def _add(total: Tensor, part: Tensor) -> None:
     total += part
-
-
-def _reached(collective: Collective, at: Granularity) -> Granularity:
-    """How finely a sum is sharded after a collective."""
-    if collective.operation == "all_reduce":
-        return at
-    return Granularity.GROUP if collective.scope is Scope.INTRA else Granularity.GLOBAL

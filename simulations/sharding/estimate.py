@@ -71,8 +71,8 @@ def with_network(asked: Asked, *, measure: bool) -> Asked | None:
     if found is None:
         return None
     network, ranks = found
-    rates = {"intra": f"{network.intra_bps / 1e9:.4g}Gbps", "inter": f"{network.inter_bps / 1e9:.4g}Gbps"}
-    return replace(asked, ranks=ranks, link=network.link, **rates)
+    intra, inter = (f"{bps / 1e9:.4g}Gbps" for bps in (network.intra_bps, network.inter_bps))
+    return replace(asked, ranks=ranks, intra=intra, inter=inter, link=network.link)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
