@@ -1,10 +1,12 @@
 """What a stack of clients could not train exactly, by rules and by a trial of two clients."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
 from clients.cohort.chain import stacked_layers
-from clients.cohort.context import StackedContext
+from clients.cohort.context import StackedContext, stacked_context
 from clients.cohort.loss import StackedLoss
 from clients.cohort.modules import STACKED_DROPOUTS, STACKED_NORMS, StackedModel
 from clients.cohort.optim import stacked_optimizer
@@ -14,7 +16,7 @@ from clients.model_probes import dropouts, mixes_samples, moved_buffer, shares_t
 from fedsign.compatibility import Experiment, Unless
 from fedsign.errors import FedSignError
 from fedsign.models.batch_norm import BATCH_NORMS
-from fedsign.objectives.base import Objective
+from fedsign.objectives.base import LocalContext, Objective
 from fedsign.records import Tensors, failure_of
 from fedsign.rules import Rule
 from fedsign.workload import Workload
@@ -53,15 +55,9 @@ def _found_by_trying(workload: Workload, model: nn.Module, objective: Objective)
     received = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     theta = {name: torch.stack([tensor, tensor + 0.5]).requires_grad_() for name, tensor in received.items()}
     state = objective.initial_state(received) if objective.has_state else {}
-    context = StackedContext(
-        received=received,
-        received_is_stacked=False,
-        state={name: torch.stack([tensor, tensor]) for name, tensor in state.items()},
-        shared={},
-        shared_is_stacked=False,
-        unit_displacement=[1.0, 2.0],
-        sizes={name: tensor.numel() for name, tensor in received.items()},
-    )
+    sizes = {name: tensor.numel() for name, tensor in received.items()}
+    alone = LocalContext(received=received, state=state, shared={}, unit_displacement=1.0, sizes=sizes)
+    context = stacked_context([alone, replace(alone, unit_displacement=2.0)])
     targets = samples.targets[:1].expand(2, 2).contiguous()
     weights = torch.full((2, 2), 0.5, device=pair.device, dtype=next(iter(received.values())).dtype)
     stacked, features = StackedModel(model), torch.stack([pair, pair])

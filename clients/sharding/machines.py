@@ -128,9 +128,9 @@ class Rendezvous:
         now = time.monotonic()
         until = min(deadline, now + wait_s)
         with self._changed:
-            if not self._wait_for(num, min(until, now + _QUIET_S)):
+            if not self._changed.wait_for(lambda: self._num_waiting() >= num, min(until - now, _QUIET_S)):
                 _log.warning("a client waits for machines: start '%s' on those that are missing", self._command)
-                if not self._wait_for(num, until):
+                if not self._changed.wait_for(lambda: self._num_waiting() >= num, until - time.monotonic()):
                     raise EngineError(self._missing(num, wait_s))
             taken, self._waiting = self._waiting[:num], self._waiting[num:]
         return taken
@@ -152,17 +152,14 @@ class Rendezvous:
         for connection, is_authenticated in arriving.items():
             connection.finish({"over": True}) if is_over and is_authenticated else connection.close()
 
-    def _wait_for(self, num: int, until: float) -> bool:
-        """Whether so many hosts wait in time; those that are gone are dropped."""
-        while True:
-            gone = [host for host in self._waiting if not host.still_waits()]
-            for host in gone:
+    def _num_waiting(self) -> int:
+        """How many hosts wait; those that are gone are dropped."""
+        found = [(host, host.still_waits()) for host in self._waiting]
+        self._waiting = [host for host, waits in found if waits]
+        for host, waits in found:
+            if not waits:
                 host.connection.close()
-            self._waiting = [host for host in self._waiting if host not in gone]
-            left_s = until - time.monotonic()
-            if len(self._waiting) >= num or left_s <= 0:
-                return len(self._waiting) >= num
-            self._changed.wait(left_s)
+        return len(self._waiting)
 
     def _missing(self, num: int, wait_s: float) -> str:
         loading = sum(self._arriving.values())

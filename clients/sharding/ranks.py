@@ -110,6 +110,11 @@ class LocalRanks:
         return {"died": [who, child.exit_reason(), f"What it had to say is in {child.log}"]}
 
 
+def interface_at(address: str) -> str:
+    """That of the ranks here, where this host has an address; empty if it is not known."""
+    return os.environ.get(INTERFACE) or interface_of(address)
+
+
 def store_for(hosts: Collection[str]) -> StoreAddress:
     """Of ranks on this host and others, which have joined by `hosts`, addresses of this one; the caller closes the listener once rank 0 has it.
 
@@ -123,7 +128,7 @@ def store_for(hosts: Collection[str]) -> StoreAddress:
         )
     host, interface = LOOPBACK, "lo" if sys.platform == "linux" else ""
     for host in hosts:
-        interface = os.environ.get(INTERFACE) or interface_of(host)
+        interface = interface_at(host)
         if not interface:
             raise EngineError(
                 f"machines have joined this one by {host}, which no network interface here has as its first address; name the interface in "

@@ -6,7 +6,6 @@ The ranks end when the first machine says so, or when the connection to it is lo
 may be started anew, until it says that the run is over.
 """
 
-import os
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clients.sharding.machines import FACTS
-from clients.sharding.ranks import INTERFACE, LocalRanks, RankMessage, StoreAddress
+from clients.sharding.ranks import LocalRanks, RankMessage, StoreAddress, interface_at
 from clients.workers.messages import result_message
 from clients.workers.shared_data import digest_of
 from fedsign.config import from_toml
@@ -23,7 +22,7 @@ from fedsign.data.client_data import at_root
 from fedsign.errors import ConfigError, EngineError, FedSignError, JoinError
 from fedsign.records import failure_of
 from fedsign.transport import handshake
-from fedsign.transport.addresses import Address, interface_of
+from fedsign.transport.addresses import Address
 from fedsign.transport.connection import Connection, Message, poll
 from fedsign.workload import Workload
 
@@ -181,7 +180,7 @@ class _Worker:
         self._group, ranks = request["group"], range(*request["start"])
         self._say(f"holds {_listed(ranks)} of {self._ranks.num_ranks}")
         try:
-            interface = self._asked.interface or os.environ.get(INTERFACE) or interface_of(first.local_host)
+            interface = self._asked.interface or interface_at(first.local_host)
             if not interface:
                 raise EngineError(
                     f"no network interface of the machine at {first.local_host} has this as its first address; give its worker --interface NAME."

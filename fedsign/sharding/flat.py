@@ -237,22 +237,18 @@ class FlatParameter:
         """What stays between steps; some may share memory."""
         return [self._shard, self.gradient_sum, *([] if self._master is None else [self._master])]
 
-    def gather_owned(self, owned: Tensor) -> Mapping[str, Tensor]:
-        """A tensor like the master, of each rank, as tensors like the parameters, on all ranks."""
-        whole = owned.new_zeros(self.cut.padded)
-        self._own(whole, Granularity.NONE, self.strategy.states).copy_(owned)
+    def values(self) -> Mapping[str, Tensor]:
+        """The parameters, from the masters where there are any, on all ranks."""
+        if self._master is None:
+            self.gather()
+            copies = {name: view.clone() for name, view in zip(self.names, self._views(self._whole), strict=True)}
+            self.free()
+            return copies
+        whole = self._master.new_zeros(self.cut.padded)
+        self._own(whole, Granularity.NONE, self.strategy.states).copy_(self._master)
         for collective in gather_all(self.strategy.states):
             self._collectives.run(collective, whole)
         return dict(zip(self.names, self._views(whole), strict=True))
-
-    def values(self) -> Mapping[str, Tensor]:
-        """The parameters, from the masters where there are any, on all ranks."""
-        if self._master is not None:
-            return self.gather_owned(self._master)
-        self.gather()
-        copies = {name: view.clone() for name, view in zip(self.names, self._views(self._whole), strict=True)}
-        self.free()
-        return copies
 
     def _make_master(self, exact: Tensor) -> Tensor:
         wanted = torch.promote_types(exact.dtype, torch.float32)

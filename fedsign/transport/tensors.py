@@ -136,7 +136,6 @@ class Slots(SharedFile):
 
     def __init__(self, name: str, slot_bytes: int) -> None:
         super().__init__(os.memfd_create(f"fedsign-{name}"), slot_bytes)
-        self._free: deque[int] = deque()
         self._loans: dict[int, _Loan] = {}  # slot -> the last one of it
         self._ended: deque[_Loan] = deque()
         self.num_slots = 0  # that were ever in use at once
@@ -145,17 +144,11 @@ class Slots(SharedFile):
         """A slot that nobody uses."""
         if self._ended:
             return self._ended.pop().slot  # the one used last, whose pages are there
-        if self._free:
-            return self._free.pop()
         number, place = divmod(self.num_slots, self._slots_per_block)
         if place == 0:
             os.ftruncate(self.descriptor, (number + 1) * self._block_bytes())
         self.num_slots += 1
         return self.num_slots - 1
-
-    def give_back(self, slot: int) -> None:
-        """Nobody uses it any more."""
-        self._free.append(slot)
 
     def lent(self, slot: int) -> Tensor:
         """A slot as a tensor [bytes]; it is given back when the last tensor that lies in it is gone."""
