@@ -11,6 +11,7 @@ from clients.cohort.loss import StackedLoss
 from clients.cohort.modules import STACKED_DROPOUTS, STACKED_NORMS, StackedModel
 from clients.cohort.optim import stacked_optimizer
 from clients.cohort.penalty import by_autograd, penalty_gradient
+from clients.cohort.plan import StackedBatch
 from clients.cohort.training import trainable
 from clients.model_probes import dropouts, mixes_samples, moved_buffer, shares_tensors
 from fedsign.compatibility import Experiment, Unless
@@ -63,11 +64,11 @@ def _found_by_trying(workload: Workload, model: nn.Module, objective: Objective)
     stacked, features = StackedModel(model), torch.stack([pair, pair])
     buffers = {name: torch.stack([buffer, buffer]) for name, buffer in model.named_buffers()}
     loss = StackedLoss(stacked, task, objective, stacked_layers(model))
-    masks: list[Tensor] = []
+    batch = StackedBatch(features, targets, weights)
     if stacked.draws:
-        drawn = loss.draws(theta, features, weights, context, buffers=buffers)
-        masks = [weights.new_ones(2, 2, *draw.shape) for draw in drawn]
-    total, _ = loss(theta, features, targets, weights, context, buffers=buffers, masks=masks)
+        drawn = loss.draws(theta, batch, context, buffers=buffers)
+        batch = batch._replace(masks=tuple(weights.new_ones(2, 2, *draw.shape) for draw in drawn))
+    total, _ = loss(theta, batch, context, buffers=buffers)
     if not _pulls_each_by_itself(objective, theta, context):
         return "the objective's penalty_gradient is not the gradient of its penalty for each client by itself, in new tensors"
     gradients = torch.autograd.grad(total, list(theta.values()), allow_unused=True)
