@@ -11,7 +11,6 @@ import hashlib
 import json
 import logging
 import signal
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -128,7 +127,6 @@ def _workers(module: str, count: int, logs: Path) -> Iterator[list[_Worker]]:
 def answer_all(parent: Connection, play: Callable[[Message], None]) -> None:
     """Play what is asked for, and say of each how it ended."""
     signal.signal(signal.SIGTERM, _stop)
-    logging.basicConfig(format="%(levelname)s: %(message)s", stream=sys.stderr)
     parent.send({"ready": True})
     for request in parent:
         parent.send(_outcome(request, play))

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clients.cohort.plan import StackedBatch
 from fedsign.records import Tensors
 from fedsign.tasks.base import Task
 from fedsign.tasks.classification import Classification
@@ -36,7 +37,8 @@ class Linear:
     def __call__(self, theta: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """[K, ..., inputs] -> [K, ..., width]."""
         if x.dim() > 3:
-            return self(theta, x.flatten(1, -2)).unflatten(1, x.shape[1:-1])
+            flat: Tensor = self(theta, x.flatten(1, -2))
+            return flat.reshape(*x.shape[:-1], self.width)
         weight = theta[self.weight].transpose(1, 2)
         return torch.bmm(x, weight) if self.bias is None else torch.baddbmm(theta[self.bias].unsqueeze(1), x, weight)
 
@@ -106,28 +108,19 @@ class ChainGradient:
         self._ones = torch.ones(())
 
     def add(
-        self,
-        theta: Tensors,
-        features: Tensor,
-        targets: Tensor,
-        weights: Tensor,
-        into: Mapping[str, Tensor],
-        *,
-        beta: float,
-        alpha: float,
+        self, theta: Tensors, batch: StackedBatch, into: Mapping[str, Tensor], *, beta: float, alpha: float
     ) -> Tensor:
         """into <- beta into + alpha gradient, in place; returns the samples' losses [K, B].
 
-        theta and into [K, ...]; into may be theta itself, which makes it a step of gradient descent.  features
-        [K, B, ...]; targets and weights [K, B].
+        theta and into [K, ...]; into may be theta itself, which makes it a step of gradient descent.
         """
-        x = features
+        x = batch.features
         passed: list[tuple[Tensor, Tensor]] = []
         for layer in self._layers:
             y = layer(theta, x)
             passed.append((x, y))
             x = y
-        losses, gradient = self._loss(x, targets, weights)
+        losses, gradient = self._loss(x, batch.targets, batch.weights)
         if self._ones.shape != (len(x), 1, x.shape[1]) or self._ones.dtype != x.dtype:
             self._ones = x.new_ones(len(x), 1, x.shape[1])
         for place in reversed(range(self._first, len(passed))):  # no gradient of the features

@@ -10,8 +10,7 @@ asked for sample by sample (`Task.losses`) and summed with the weights; so is an
 the batch (`Objective.contrast_is_mean`) is rebuilt from its samples' contrasts.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -20,22 +19,13 @@ from torch.func import functional_call
 from clients.cohort.chain import Layer
 from clients.cohort.context import StackedContext
 from clients.cohort.modules import Draw, StackedModel
+from clients.cohort.plan import StackedBatch
 from fedsign.models.features import forward_with_features
 from fedsign.objectives.base import LocalContext, Objective, Representation
 from fedsign.records import Tensors
 from fedsign.tasks.base import SampleTask
 
 # K = clients of the stack, B = samples of a batch
-
-
-class _Pass(NamedTuple):
-    """What clients' passes through the model take, of one [...] or of all [K, ...]."""
-
-    theta: Tensors
-    buffers: Tensors
-    features: Tensor
-    weights: Tensor
-    masks: Sequence[Tensor]
 
 
 class StackedLoss:
@@ -48,70 +38,61 @@ class StackedLoss:
         self._model, self._task, self._objective, self._layers = model, task, objective, layers
 
     def __call__(
-        self,
-        theta: Tensors,
-        features: Tensor,
-        targets: Tensor,
-        weights: Tensor,
-        context: StackedContext,
-        *,
-        buffers: Tensors | None = None,
-        masks: Sequence[Tensor] = (),
+        self, theta: Tensors, batch: StackedBatch, context: StackedContext, *, buffers: Tensors | None = None
     ) -> tuple[Tensor, Tensor]:
         """The sum over the clients of what they minimise, penalties aside, and each sample's task loss [K, B], detached.
 
-        theta [K, ...], features [K, B, ...], targets and weights [K, B].  `buffers` [K, ...] are moved in place by
-        BatchNorm; `masks` [K, B, ...] are dropout's, as many as `draws` says.
+        theta [K, ...].  `buffers` [K, ...] are moved in place by BatchNorm.  The batch has as many masks as `draws` says.
         """
-        outputs, contrast = self._passed(_Pass(theta, buffers or {}, features, weights, tuple(masks)), context)
-        losses = self._task.losses(outputs.flatten(0, 1), targets.flatten()).view_as(weights)
-        total = (losses * weights).sum()
+        outputs, contrast = self._passed(theta, buffers or {}, batch, context)
+        losses = self._task.losses(outputs.flatten(0, 1), batch.targets.flatten()).view_as(batch.weights)
+        total = (losses * batch.weights).sum()
         if contrast is not None:
             total = total + contrast.sum()
         return total, losses.detach()
 
-    def draws(
-        self, theta: Tensors, features: Tensor, weights: Tensor, context: StackedContext, *, buffers: Tensors
-    ) -> list[Draw]:
+    def draws(self, theta: Tensors, batch: StackedBatch, context: StackedContext, *, buffers: Tensors) -> list[Draw]:
         """What dropout draws in such a step, call by call; moves `buffers`."""
         with self._model.batch.noting_draws() as draws:
-            self._passed(_Pass(theta, buffers, features, weights, ()), context)
+            self._passed(theta, buffers, batch, context)
         return draws
 
-    def _passed(self, given: _Pass, context: StackedContext) -> tuple[Tensor, Tensor | None]:
+    def _passed(
+        self, theta: Tensors, buffers: Tensors, batch: StackedBatch, context: StackedContext
+    ) -> tuple[Tensor, Tensor | None]:
         """Outputs [K, B, outputs] and contrasts [K]."""
         if self._objective.contrasts:
-            outputs, contrast = context.mapped(self._contrasted, given)
+            outputs, contrast = context.mapped(self._contrasted, theta, buffers, batch)
             return outputs, contrast
         if self._layers is None:
-            outputs = torch.vmap(self._outputs)(given)
+            outputs = torch.vmap(self._outputs)(theta, buffers, batch)
             return outputs, None
-        x = given.features
+        x = batch.features
         for layer in self._layers:
-            x = layer(given.theta, x)
+            x = layer(theta, x)
         return x, None
 
-    def _outputs(self, own: _Pass) -> Tensor:
+    def _outputs(self, theta: Tensors, buffers: Tensors, batch: StackedBatch) -> Tensor:
         """One client's [B, outputs]."""
-        self._model.batch.begin(own.weights, own.masks)
-        outputs: Tensor = functional_call(self._model.module, {**own.theta, **own.buffers}, (own.features,))
+        self._model.batch.begin(batch.weights, batch.masks)
+        outputs: Tensor = functional_call(self._model.module, {**theta, **buffers}, (batch.features,))
         return outputs
 
-    def _contrasted(self, context: LocalContext, own: _Pass) -> tuple[Tensor, Tensor]:
+    def _contrasted(
+        self, context: LocalContext, theta: Tensors, buffers: Tensors, batch: StackedBatch
+    ) -> tuple[Tensor, Tensor]:
         """One client's outputs [B, outputs] and contrast; see [Note: means over true samples]."""
-        module, features = self._model.module, own.features
-        self._model.batch.begin(own.weights, own.masks)
-        outputs, z = forward_with_features(module, {**own.theta, **own.buffers}, features, moves_buffers=True)
+        module, features = self._model.module, batch.features
+        self._model.batch.begin(batch.weights, batch.masks)
+        outputs, z = forward_with_features(module, {**theta, **buffers}, features, moves_buffers=True)
 
         def of_sample(present: Tensor, place: Tensor) -> Tensor:
             def of(others: Mapping[str, Tensor]) -> Tensor:
                 """The batch's, since samples may be normalised together; of it this sample's."""
-                return forward_with_features(module, {**own.buffers, **others}, features)[1].index_select(
-                    0, place[None]
-                )
+                return forward_with_features(module, {**buffers, **others}, features)[1].index_select(0, place[None])
 
             term = self._objective.contrast(Representation(present=present[None], of=of), context)
             return z.new_zeros(()) if term is None else term
 
         places = torch.arange(len(features), device=features.device)
-        return outputs, (torch.vmap(of_sample)(z, places) * own.weights).sum()
+        return outputs, (torch.vmap(of_sample)(z, places) * batch.weights).sum()

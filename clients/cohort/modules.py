@@ -30,6 +30,7 @@ from fedsign.models import dropout
 
 STACKED_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 STACKED_DROPOUTS = (nn.Dropout, nn.Dropout2d)
+_Norm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,8 +58,8 @@ class Batch:
     @contextmanager
     def noting_draws(self) -> Iterator[list[Draw]]:
         """Let dropout pass everything in this block, and note what it would draw."""
-        self.draws = draws = []
-        yield draws
+        self.draws = []
+        yield self.draws
         self.draws = None
 
 
@@ -71,9 +72,9 @@ class StackedModel:
         self.draws: Final = any(type(module) in STACKED_DROPOUTS and _rate(module) > 0 for module in model.modules())
         self.module: Final = copy.deepcopy(model) if self.has_norm or self.draws else model
         for module in self.module.modules():
-            if type(module) in STACKED_NORMS:
+            if isinstance(module, STACKED_NORMS) and type(module) in STACKED_NORMS:
                 vars(module)["forward"] = partial(_batch_norm, module, self.batch)  # of this instance alone
-            elif type(module) in STACKED_DROPOUTS and _rate(module) > 0:
+            elif isinstance(module, STACKED_DROPOUTS) and type(module) in STACKED_DROPOUTS and module.p > 0:
                 vars(module)["forward"] = partial(_dropout, module, self.batch)
 
 
@@ -105,7 +106,7 @@ def _drawn(draw: Draw, num: int, like: Tensor, generator: torch.Generator) -> Te
     return like.new_empty(shape).bernoulli_(draw.keep, generator=generator).div_(draw.keep)
 
 
-def _dropout(module: nn.Dropout, batch: Batch, x: Tensor) -> Tensor:
+def _dropout(module: nn.Dropout | nn.Dropout2d, batch: Batch, x: Tensor) -> Tensor:
     if not module.training:
         return x
     if batch.draws is not None:
@@ -120,7 +121,7 @@ def _dropout(module: nn.Dropout, batch: Batch, x: Tensor) -> Tensor:
     return x.mul_(mask) if module.inplace else x * mask
 
 
-def _batch_norm(module: nn.BatchNorm2d, batch: Batch, x: Tensor) -> Tensor:
+def _batch_norm(module: _Norm, batch: Batch, x: Tensor) -> Tensor:
     """x [B, C, ...]; see [Note: BatchNorm]."""
     if not module.training and module.running_mean is not None:
         return functional.batch_norm(
@@ -141,7 +142,7 @@ def _batch_norm(module: nn.BatchNorm2d, batch: Batch, x: Tensor) -> Tensor:
     return torch.addcmul(module.bias.view(-1, *ones), normal, module.weight.view(-1, *ones))
 
 
-def _move(module: nn.BatchNorm2d, num: Tensor, mean: Tensor, variance: Tensor) -> None:
+def _move(module: _Norm, num: Tensor, mean: Tensor, variance: Tensor) -> None:
     """The running statistics after one more batch of `num` values per channel."""
     running, tracked = (module.running_mean, module.running_var), module.num_batches_tracked
     if tracked is not None:

@@ -10,6 +10,7 @@ in that place would carry its NaN into this client (0 x NaN is NaN); the batch's
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +20,15 @@ from clients.batches import Batching
 from fedsign.data.base import IntArray
 
 # K = clients of the stack, S = steps of the client that takes most, B = samples of the largest batch
+
+
+class StackedBatch(NamedTuple):
+    """One step's batches, of all clients [K, ...]; within vmap of one."""
+
+    features: Tensor  # [K, B, ...]
+    targets: Tensor  # [K, B]
+    weights: Tensor  # [K, B]
+    masks: Sequence[Tensor] = ()  # [K, B, ...], dropout's
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

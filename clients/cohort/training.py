@@ -11,13 +11,13 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from clients.cohort.chain import ChainGradient, chain_gradient, stacked_layers
+from clients.cohort.chain import chain_gradient, stacked_layers
 from clients.cohort.context import StackedContext
 from clients.cohort.loss import StackedLoss
 from clients.cohort.modules import Draw, StackedModel, drawn_masks
 from clients.cohort.optim import StackedOptimizer, clip_each
 from clients.cohort.penalty import penalty_gradient
-from clients.cohort.plan import StackedPlan
+from clients.cohort.plan import StackedBatch, StackedPlan
 from fedsign.data.base import IntArray, Samples
 from fedsign.errors import ConfigError
 from fedsign.models.batch_norm import freeze_batch_norm
@@ -45,17 +45,17 @@ class StackedTraining:
     """Local training for one workload; what it needs is looked up once for all rounds."""
 
     def __init__(self, workload: Workload, model: nn.Module) -> None:
-        self._samples, self._task = trainable(workload)
-        self._workload = workload
-        self._model = StackedModel(model)
-        self._layers = stacked_layers(model)
-        self._chain = chain_gradient(self._layers, self._task, self._samples.shape)
-        self._masks = packing_of(model).masks
+        self._samples, self.task = trainable(workload)
+        self.workload = workload
+        self.model = StackedModel(model)
+        self.layers = stacked_layers(model)
+        self.chain = chain_gradient(self.layers, self.task, self._samples.shape)
+        self.masks = packing_of(model).masks
 
     @property
     def needs_streams(self) -> bool:
         """Whether clients draw numbers while they train."""
-        return self._model.draws or self._workload.config.data.augment != "none"
+        return self.model.draws or self.workload.config.data.augment != "none"
 
     def minimise(
         self,
@@ -76,28 +76,25 @@ class StackedTraining:
         some = next(iter(tensors.theta.values()))
         weights = plan.weights.to(some)
         losses = torch.zeros_like(weights)
-        loss = StackedLoss(self._model, self._task, objective, self._layers)
-        clip_norm = self._workload.config.client.clip_norm
-        step = _Step(self._chain, loss, objective, optimizer, clip_norm=clip_norm, masks=self._masks)
-        if self._model.has_norm:
-            self._model.module.train()
+        step = _Step(self, objective, optimizer)
+        if self.model.has_norm:
+            self.model.module.train()
             if frozen_norms:
-                freeze_batch_norm(self._model.module)
+                freeze_batch_norm(self.model.module)
         with torch.no_grad():
             for place, (features, targets) in enumerate(self._batches(plan.samples.to(some.device))):
-                num, weight, kept = plan.active[place], weights[place], losses[place]
+                num, batch, kept = plan.active[place], StackedBatch(features, targets, weights[place]), losses[place]
                 step.take_part(num, tensors, context)
                 if num < len(kept):
-                    features, targets, weight, kept = features[:num], targets[:num], weight[:num], kept[:num]
-                masks: Sequence[Tensor] = ()
+                    batch, kept = StackedBatch(*(tensor[:num] for tensor in batch[:3])), kept[:num]
                 if streams:
                     lengths = plan.lengths[place, :num]
-                    features = self._augmented(features, lengths, streams)
-                    if self._model.draws:
+                    batch = batch._replace(features=self._augmented(batch.features, lengths, streams))
+                    if self.model.draws:
                         if place == 0:
-                            draws = step.draws(features, weight)
-                        masks = drawn_masks(draws, lengths, streams, features)
-                kept.copy_(step(features, targets, weight, masks))
+                            draws = step.draws(batch)
+                        batch = batch._replace(masks=tuple(drawn_masks(draws, lengths, streams, batch.features)))
+                kept.copy_(step(batch))
             counted = plan.loss_weights.to(some)
             # Not a plain product: a loss of an earlier epoch may have been infinite, and 0 x inf is NaN.
             means: list[float] = torch.where(counted > 0, counted * (losses * weights).sum(2), 0.0).sum(0).tolist()
@@ -105,12 +102,12 @@ class StackedTraining:
 
     def _augmented(self, features: Tensor, lengths: IntArray, streams: Sequence[torch.Generator]) -> Tensor:
         """Every client's true samples varied by its own stream, which `Workload.augment` asks torch's generator for."""
-        if self._workload.config.data.augment == "none":
+        if self.workload.config.data.augment == "none":
             return features
         features = features.clone()
         for own, num, stream in zip(features, lengths.tolist(), streams, strict=False):
             with lent(stream):
-                own[:num] = self._workload.augment(own[:num])
+                own[:num] = self.workload.augment(own[:num])
         return features
 
     def _batches(self, chosen: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -129,20 +126,11 @@ class StackedTraining:
 class _Step:
     """One local step of the clients that still take part."""
 
-    def __init__(
-        self,
-        chain: ChainGradient | None,
-        loss: StackedLoss,
-        objective: Objective,
-        optimizer: StackedOptimizer,
-        *,
-        clip_norm: float,
-        masks: Mapping[str, Tensor],
-    ) -> None:
-        """`masks`: which weights of sparse parameters there are; gradients of the others are 0."""
-        self._chain = None if objective.contrasts else chain
-        self._loss, self._objective, self._optimizer = loss, objective, optimizer
-        self._clip_norm, self._masks = clip_norm, masks
+    def __init__(self, training: StackedTraining, objective: Objective, optimizer: StackedOptimizer) -> None:
+        self._chain = None if objective.contrasts else training.chain
+        self._loss = StackedLoss(training.model, training.task, objective, training.layers)
+        self._objective, self._optimizer = objective, optimizer
+        self._clip_norm, self._masks = training.workload.config.client.clip_norm, training.masks
         self._reads_context = self._chain is None or objective.has_penalty
         self._num = 0
         self._theta: Tensors = {}
@@ -163,38 +151,37 @@ class _Step:
             self._penalty = penalty_gradient(self._objective, self._theta, self._context)
         self._gradient = {name: tensor[:num] for name, tensor in self._gradient.items()}
 
-    def draws(self, features: Tensor, weights: Tensor) -> list[Draw]:
+    def draws(self, batch: StackedBatch) -> list[Draw]:
         """What dropout draws in a step, found by a pass of the first client that leaves no trace."""
-        first = [{name: tensor[:1].clone() for name, tensor in each.items()} for each in (self._theta, self._buffers)]
-        return self._loss.draws(first[0], features[:1], weights[:1], self._context.first(1), buffers=first[1])
+        theta, buffers = (
+            {name: tensor[:1].clone() for name, tensor in each.items()} for each in (self._theta, self._buffers)
+        )
+        first = StackedBatch(*(tensor[:1] for tensor in batch[:3]))
+        return self._loss.draws(theta, first, self._context.first(1), buffers=buffers)
 
-    def __call__(self, features: Tensor, targets: Tensor, weights: Tensor, masks: Sequence[Tensor]) -> Tensor:
+    def __call__(self, batch: StackedBatch) -> Tensor:
         """Move the parameters; returns the samples' task losses [n, B]."""
         descent = self._optimizer.descent
         pull = None if self._penalty is None else self._penalty()
         is_plain = pull is None and not self._clip_norm and not self._masks
         if self._chain is not None and is_plain and descent is not None:
-            return self._chain.add(self._theta, features, targets, weights, self._theta, beta=1, alpha=-descent)
-        losses, gradient = self._gradient_of(pull, features, targets, weights, masks)
+            return self._chain.add(self._theta, batch, self._theta, beta=1, alpha=-descent)
+        losses, gradient = self._gradient_of(pull, batch)
         gradients = [each * self._masks[name] if name in self._masks else each for name, each in gradient.items()]
         if self._clip_norm:
             gradients = clip_each(gradients, self._clip_norm)
         self._optimizer.step(list(self._theta.values()), gradients)
         return losses
 
-    def _gradient_of(
-        self, pull: Tensors | None, features: Tensor, targets: Tensor, weights: Tensor, masks: Sequence[Tensor]
-    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def _gradient_of(self, pull: Tensors | None, batch: StackedBatch) -> tuple[Tensor, Mapping[str, Tensor]]:
         if self._chain is not None:
             if pull is None and not self._gradient:
                 self._gradient = {name: torch.empty_like(tensor) for name, tensor in self._theta.items()}
             into, beta = (self._gradient, 0) if pull is None else (pull, 1)
-            return self._chain.add(self._theta, features, targets, weights, into, beta=beta, alpha=1), into
+            return self._chain.add(self._theta, batch, into, beta=beta, alpha=1), into
         with torch.enable_grad():
             free = {name: tensor.detach().requires_grad_() for name, tensor in self._theta.items()}  # the same memory
-            total, losses = self._loss(
-                free, features, targets, weights, self._context, buffers=self._buffers, masks=masks
-            )
+            total, losses = self._loss(free, batch, self._context, buffers=self._buffers)
         found = torch.autograd.grad(total, list(free.values()))
         if pull is not None:
             found = torch._foreach_add(found, list(pull.values()))

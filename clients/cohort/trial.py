@@ -1,20 +1,23 @@
 """What a stack of clients could not train exactly, by rules and by a trial of two clients."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
 from clients.cohort.chain import stacked_layers
-from clients.cohort.context import StackedContext
+from clients.cohort.context import StackedContext, stacked_context
 from clients.cohort.loss import StackedLoss
 from clients.cohort.modules import STACKED_DROPOUTS, STACKED_NORMS, StackedModel
 from clients.cohort.optim import stacked_optimizer
 from clients.cohort.penalty import by_autograd, penalty_gradient
+from clients.cohort.plan import StackedBatch
 from clients.cohort.training import trainable
 from clients.model_probes import dropouts, mixes_samples, moved_buffer, shares_tensors
 from fedsign.compatibility import Experiment, Unless
 from fedsign.errors import FedSignError
 from fedsign.models.batch_norm import BATCH_NORMS
-from fedsign.objectives.base import Objective
+from fedsign.objectives.base import LocalContext, Objective
 from fedsign.records import Tensors, failure_of
 from fedsign.rules import Rule
 from fedsign.workload import Workload
@@ -53,25 +56,19 @@ def _found_by_trying(workload: Workload, model: nn.Module, objective: Objective)
     received = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     theta = {name: torch.stack([tensor, tensor + 0.5]).requires_grad_() for name, tensor in received.items()}
     state = objective.initial_state(received) if objective.has_state else {}
-    context = StackedContext(
-        received=received,
-        received_is_stacked=False,
-        state={name: torch.stack([tensor, tensor]) for name, tensor in state.items()},
-        shared={},
-        shared_is_stacked=False,
-        unit_displacement=[1.0, 2.0],
-        sizes={name: tensor.numel() for name, tensor in received.items()},
-    )
+    sizes = {name: tensor.numel() for name, tensor in received.items()}
+    alone = LocalContext(received=received, state=state, shared={}, unit_displacement=1.0, sizes=sizes)
+    context = stacked_context([alone, replace(alone, unit_displacement=2.0)])
     targets = samples.targets[:1].expand(2, 2).contiguous()
     weights = torch.full((2, 2), 0.5, device=pair.device, dtype=next(iter(received.values())).dtype)
     stacked, features = StackedModel(model), torch.stack([pair, pair])
     buffers = {name: torch.stack([buffer, buffer]) for name, buffer in model.named_buffers()}
     loss = StackedLoss(stacked, task, objective, stacked_layers(model))
-    masks: list[Tensor] = []
+    batch = StackedBatch(features, targets, weights)
     if stacked.draws:
-        drawn = loss.draws(theta, features, weights, context, buffers=buffers)
-        masks = [weights.new_ones(2, 2, *draw.shape) for draw in drawn]
-    total, _ = loss(theta, features, targets, weights, context, buffers=buffers, masks=masks)
+        drawn = loss.draws(theta, batch, context, buffers=buffers)
+        batch = batch._replace(masks=tuple(weights.new_ones(2, 2, *draw.shape) for draw in drawn))
+    total, _ = loss(theta, batch, context, buffers=buffers)
     if not _pulls_each_by_itself(objective, theta, context):
         return "the objective's penalty_gradient is not the gradient of its penalty for each client by itself, in new tensors"
     gradients = torch.autograd.grad(total, list(theta.values()), allow_unused=True)

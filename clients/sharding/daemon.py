@@ -8,16 +8,16 @@ while (`idle_s`): a server that was killed shuts nothing down, and the node may 
 
 import logging
 import socket
-import sys
 from contextlib import closing
 from pathlib import Path
 
 from clients.sharding.group import ShardGroup
 from clients.state.store import ClientStore
+from clients.workers.messages import request_from, result_message
 from fedsign.config import from_toml
 from fedsign.errors import EngineError
-from fedsign.records import Failure, ObjectiveSpec, Tensors, TrainRequest
-from fedsign.transport.connection import Connection, Message
+from fedsign.records import Failure
+from fedsign.transport.connection import Connection
 from fedsign.transport.tensors import receive_tensors, send_tensors
 from fedsign.workload import Workload
 
@@ -28,7 +28,6 @@ _log = logging.getLogger(__name__)
 
 def main(parent: Connection) -> None:
     """Answer until there is nobody left to answer to; nothing if another one was quicker."""
-    logging.basicConfig(format="%(levelname)s: %(message)s", stream=sys.stderr)
     given = next(iter(parent))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         try:
@@ -64,21 +63,6 @@ def _answer(connection: Connection, group: ShardGroup, server: socket.socket) ->
             server.close()  # before the asker is let go, which may be followed by another run
             group.part(is_over=True)  # and before this process ends with the asker
             return False
-        (result,) = group.train_many([_request(*found)], ClientStore(Path()))
-        if isinstance(result, Failure):
-            send_tensors(connection, {"failed": result.reason, "details": result.details}, {})
-        else:
-            message = {"num_examples": result.num_examples, "metrics": result.metrics}
-            send_tensors(connection, message, result.tensors)
+        (result,) = group.train_many([request_from(*found)], ClientStore(Path()))
+        send_tensors(connection, result_message(result), {} if isinstance(result, Failure) else result.tensors)
     return True
-
-
-def _request(said: Message, tensors: Tensors) -> TrainRequest:
-    return TrainRequest(
-        round=said["round"],
-        partition=said["partition"],
-        tensors=tensors,
-        objective=ObjectiveSpec(name=said["objective"], settings=said["settings"]),
-        state_version=0,
-        needed_versions=frozenset({0}),
-    )

@@ -11,16 +11,17 @@ the process that started them, however it ends (`fedsign.transport.process`).
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from math import inf
 from pathlib import Path
 
 from clients.sharding.decide import where_machines_join
 from clients.sharding.machines import RemoteRanks, Rendezvous
-from clients.sharding.ranks import RENDEZVOUS_S, Host, LocalRanks, RankMessage, WorkerFailure, store_for
+from clients.sharding.ranks import RENDEZVOUS_S, LocalRanks, RankMessage, store_for
 from clients.sharding.training import mean_loss
 from clients.sharding.trial import OBJECTIVE
 from clients.state.store import ClientStore
+from clients.workers.messages import request_message
 from clients.workers.shared_data import described, digest_of
 from fedsign.compatibility import Experiment
 from fedsign.errors import EngineError, FedSignError, LateError, RankError
@@ -35,7 +36,7 @@ _LAST_WORDS_S = 1.0  # a rank that has lost another one complains, perhaps befor
 
 
 class _ToldError(FedSignError):
-    """What a rank says of its own failure; the second argument is its traceback."""
+    """What a rank says of its own failure: the fields of that."""
 
 
 class ShardGroup:
@@ -63,17 +64,14 @@ class ShardGroup:
     def train_many(self, requests: Iterable[TrainRequest], states: ClientStore) -> Iterator[TrainReply | Failure]:
         """See LocalTrainer; a reply's tensors lie in shared memory, which is used again when they are gone."""
         for request in requests:
+            result: TrainReply | Failure
             try:
-                yield self._train(request)
-            except LateError:
-                self._end()
-                yield Failure(partition=request.partition, reason=LATE)
-            except _ToldError as error:
-                self._end()
-                yield Failure(partition=request.partition, reason=str(error.args[0]), details=str(error.args[1]))
+                result = self._train(request)
             except Exception as error:  # noqa: BLE001 - a client's error is an answer, on every engine
                 self._end()
-                yield failure_of(request.partition, error)
+                result = _failure(request.partition, error)
+            yield result
+            del result  # its memory may be used again as soon as the caller is done with it
 
     def close(self) -> None:
         """End the processes; for the workers of other machines the run is over, unless they were parted with."""
@@ -96,25 +94,21 @@ class ShardGroup:
         came.write(request.tensors, memory)
         slot = self._here.replies.take()
         lent = self._here.replies.lent(slot)
-        asked = {"train": request.partition, "round": request.round, "layout": came.as_json(), "slot": slot}
-        objective = {"name": request.objective.name, "settings": dict(request.objective.settings)}
+        asked = {**request_message(request), "layout": came.as_json(), "slot": slot}
         for host in self._hosts:
-            host.ask({**asked, "objective": objective}, memory[: came.num_bytes])
+            host.ask(asked, memory[: came.num_bytes])
         answers = self._answers(deadline)
-        trained = [each["trained"] for each in answers]
         return TrainReply(
             round=request.round,
             partition=request.partition,
             tensors=Layout.from_json(answers[0]["layout"]).read(lent),
             roles=self._roles,
             num_examples=len(self._workload.share_of(request.partition)),
-            metrics={"train-loss": mean_loss(trained[0]["nums"], [each["losses"] for each in trained])},
-            has_state=False,
-            extra={},
+            metrics={"train-loss": mean_loss(answers[0]["nums"], [each["losses"] for each in answers])},
         )
 
     @property
-    def _hosts(self) -> Sequence[Host]:
+    def _hosts(self) -> list[LocalRanks | RemoteRanks]:
         return [self._here, *self._joined]
 
     def _start(self, deadline: float) -> None:
@@ -162,23 +156,21 @@ class ShardGroup:
             LateError: not all have answered in time.
         """
         found: dict[int, Message] = {}
-        failures: dict[int, Message | WorkerFailure] = {}
-        while len(found) < self._settings.ranks:
+        failures: dict[int, Message] = {}
+        while len(found) < self._settings.ranks and not any("died" in failure for failure in failures.values()):
             messages = self._messages(deadline)
             if not messages and failures:
                 break
             if messages is None:
                 raise LateError(LATE)
             for rank, message in messages:
-                if isinstance(message, WorkerFailure) or "failed" in message:
+                if "died" in message or "failed" in message:
                     deadline = min(deadline, time.monotonic() + _LAST_WORDS_S)
                     failures[rank] = message
                 else:
                     found[rank] = message
-            if any(isinstance(failure, WorkerFailure) for failure in failures.values()):
-                break
         if failures:
-            raise _first_cause(failures)
+            raise _first_cause(failures.values())
         return [found[rank] for rank in range(self._settings.ranks)]
 
     def _messages(self, deadline: float) -> list[RankMessage] | None:
@@ -196,12 +188,16 @@ class ShardGroup:
         self._joined, self._is_started = [], False
 
 
-def _first_cause(failures: dict[int, Message | WorkerFailure]) -> FedSignError:
+def _first_cause(failures: Collection[Message]) -> FedSignError:
     """The failure that caused the others: the end of a process before complaints about it."""
-    for failure in failures.values():
-        if isinstance(failure, WorkerFailure):
-            return RankError(
-                f"{failure.who} {failure.how}; the others were ended, and the next client gets new ones. {failure.remedy}."
-            )
-    first = next(failure for failure in failures.values() if not isinstance(failure, WorkerFailure))
-    return _ToldError(first["failed"], first["details"])
+    for failure in failures:
+        if "died" in failure:
+            who, how, remedy = failure["died"]
+            return RankError(f"{who} {how}; the others were ended, and the next client gets new ones. {remedy}.")
+    return _ToldError(next(iter(failures))["failed"])
+
+
+def _failure(partition: int, error: Exception) -> Failure:
+    if isinstance(error, _ToldError):
+        return Failure(**error.args[0] | {"partition": partition})
+    return Failure(partition=partition, reason=LATE) if isinstance(error, LateError) else failure_of(partition, error)

@@ -12,7 +12,7 @@ To the worker:     {"config": toml, "sites": [...] or null} once, and after its 
                    {"end": true}                                              the group, at once
                    {"over": true}                                             the run; so the worker ends
 To the first host: {"data": digest} or {"failed": sentence} once
-                   {"group": n, "rank": n, "message": message} or, in place of `message`, "failure": [who, how, remedy]
+                   {"group": n, "rank": n, "message": message}, see RankMessage
 """
 
 import errno
@@ -28,13 +28,13 @@ import torch
 from torch import Tensor
 
 import fedsign
-from clients.sharding.ranks import RankMessage, StoreAddress, WorkerFailure
+from clients.sharding.ranks import RankMessage, StoreAddress
 from fedsign.errors import EngineError, JoinError
 from fedsign.transport import handshake
 from fedsign.transport.addresses import Address
 from fedsign.transport.connection import Connection, Message, poll
 
-FACTS = {"protocol": 2, "fedsign": fedsign.__version__, "torch": torch.__version__.partition("+")[0]}
+FACTS = {"protocol": 3, "fedsign": fedsign.__version__, "torch": torch.__version__.partition("+")[0]}
 _REMEDY = "give its --secret-file the same content as client.sharding.secret_file, or the node's sharding-secret-file, has on the other"
 _BACKLOG = 64
 _PATIENCE_S = 10.0  # for the port, which the run before may still hold
@@ -44,7 +44,7 @@ _log = logging.getLogger("fedsign")
 
 
 class RemoteRanks:
-    """A Host: one that has joined."""
+    """Those of a host that has joined."""
 
     def __init__(self, connection: Connection, *, command: str) -> None:
         """`command` is the one that joins."""
@@ -64,43 +64,41 @@ class RemoteRanks:
         return True
 
     def start(self, ranks: range, store: StoreAddress) -> None:
-        """See Host; its ranks find the store where it has joined."""
+        """See LocalRanks; its ranks find the store where it has joined."""
         self._ranks, self._group = ranks, self._group + 1
         self.connection.send({"start": [ranks.start, ranks.stop], "group": self._group, "port": store.port})
 
     def ask(self, request: Message, tensors: Tensor) -> None:
-        """See Host; the tensors are sent once, however many ranks it has."""
+        """See LocalRanks; the tensors are sent once, however many ranks it has."""
         self.connection.send({"ask": request}, tensors.numpy().data)
 
     def connections(self) -> Sequence[Connection]:
-        """See Host."""
+        """See LocalRanks."""
         return [self.connection]
 
     def drain(self, connection: Connection) -> list[RankMessage]:
-        """See Host; messages of a former group's ranks are dropped."""
+        """See LocalRanks; messages of a former group's ranks are dropped."""
         messages = []
         for found in connection.drain():
             if found is None:
                 messages.append(RankMessage(self._ranks.start, self._lost()))
             elif found["group"] == self._group:
-                failed = found.get("failure")
-                messages.append(RankMessage(found["rank"], self._failure(*failed) if failed else found["message"]))
+                message = found["message"]
+                if "died" in message:
+                    who, how, remedy = message["died"]
+                    message = {"died": [f"{who}, on {self._name},", how, f"{remedy} there"]}
+                messages.append(RankMessage(found["rank"], message))
         return messages
 
     def end(self) -> None:
-        """See Host."""
+        """See LocalRanks."""
         self.connection.send({"end": True})
 
-    def _failure(self, who: str, how: str, remedy: str) -> WorkerFailure:
-        return WorkerFailure(f"{who}, on {self._name},", how, f"{remedy} there")
-
-    def _lost(self) -> WorkerFailure:
+    def _lost(self) -> Message:
         ranks = f"{self._ranks.start} to {self._ranks.stop - 1}" if len(self._ranks) > 1 else f"{self._ranks.start}"
-        return WorkerFailure(
-            f"{self._name}, which holds rank {ranks} of the {self._num_ranks} processes that train this client together,",
-            "is lost: its worker has ended, or the network to it is broken",
-            f"Start '{self._command}' there again, or on another machine",
-        )
+        who = f"{self._name}, which holds rank {ranks} of the {self._num_ranks} processes that train this client together,"
+        how = "is lost: its worker has ended, or the network to it is broken"
+        return {"died": [who, how, f"Start '{self._command}' there again, or on another machine"]}
 
 
 class Rendezvous:
@@ -130,9 +128,9 @@ class Rendezvous:
         now = time.monotonic()
         until = min(deadline, now + wait_s)
         with self._changed:
-            if not self._wait_for(num, min(until, now + _QUIET_S)):
+            if not self._changed.wait_for(lambda: self._num_waiting() >= num, min(until - now, _QUIET_S)):
                 _log.warning("a client waits for machines: start '%s' on those that are missing", self._command)
-                if not self._wait_for(num, until):
+                if not self._changed.wait_for(lambda: self._num_waiting() >= num, until - time.monotonic()):
                     raise EngineError(self._missing(num, wait_s))
             taken, self._waiting = self._waiting[:num], self._waiting[num:]
         return taken
@@ -154,17 +152,14 @@ class Rendezvous:
         for connection, is_authenticated in arriving.items():
             connection.finish({"over": True}) if is_over and is_authenticated else connection.close()
 
-    def _wait_for(self, num: int, until: float) -> bool:
-        """Whether so many hosts wait in time; those that are gone are dropped."""
-        while True:
-            gone = [host for host in self._waiting if not host.still_waits()]
-            for host in gone:
+    def _num_waiting(self) -> int:
+        """How many hosts wait; those that are gone are dropped."""
+        found = [(host, host.still_waits()) for host in self._waiting]
+        self._waiting = [host for host, waits in found if waits]
+        for host, waits in found:
+            if not waits:
                 host.connection.close()
-            self._waiting = [host for host in self._waiting if host not in gone]
-            left_s = until - time.monotonic()
-            if len(self._waiting) >= num or left_s <= 0:
-                return len(self._waiting) >= num
-            self._changed.wait(left_s)
+        return len(self._waiting)
 
     def _missing(self, num: int, wait_s: float) -> str:
         loading = sum(self._arriving.values())

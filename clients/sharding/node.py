@@ -22,9 +22,10 @@ from pathlib import Path
 
 from clients.sharding.decide import check_machines
 from clients.state.store import ClientStore
+from clients.workers.messages import Result, request_message, result_from
 from clients.workers.shared_data import described
 from fedsign.errors import EngineError, RankError
-from fedsign.records import Failure, TrainReply, TrainRequest, failure_of
+from fedsign.records import TrainRequest, failure_of
 from fedsign.transport.connection import Connection
 from fedsign.transport.process import ChildProcess
 from fedsign.transport.tensors import receive_tensors, send_tensors, slot_bytes_of
@@ -53,7 +54,7 @@ class AtDaemon:
         self._workload = workload
         self._given = json.dumps({**described(workload), "node": _node(), "logs": str(logs), "idle_s": idle_s})
 
-    def train_many(self, requests: Iterable[TrainRequest], states: ClientStore) -> Iterator[TrainReply | Failure]:
+    def train_many(self, requests: Iterable[TrainRequest], states: ClientStore) -> Iterator[Result]:
         """See LocalTrainer."""
         for request in requests:
             try:
@@ -70,30 +71,16 @@ class AtDaemon:
                 daemon.receive()  # it ends with the connection
         let_go()
 
-    def _asked(self, request: TrainRequest) -> TrainReply | Failure:
+    def _asked(self, request: TrainRequest) -> Result:
         with closing(_connected(self._given)) as daemon:
-            objective = {"objective": request.objective.name, "settings": dict(request.objective.settings)}
-            asked = {"round": request.round, "partition": request.partition, **objective}
-            send_tensors(daemon, asked, request.tensors)
+            send_tensors(daemon, request_message(request), request.tensors)
             found = receive_tensors(daemon, max_bytes=slot_bytes_of(request.tensors))
         if found is None:
             raise RankError(
                 "the process that keeps the ranks of this node's clients ended before it answered; the next client gets another one. "
                 f"What it had to say is in {json.loads(self._given)['logs']}."
             )
-        said, tensors = found
-        if "failed" in said:
-            return Failure(partition=request.partition, reason=said["failed"], details=said["details"])
-        return TrainReply(
-            round=request.round,
-            partition=request.partition,
-            tensors=tensors,
-            roles=self._workload.roles,
-            num_examples=said["num_examples"],
-            metrics=said["metrics"],
-            has_state=False,
-            extra={},
-        )
+        return result_from(found[0], self._workload.roles, found[1], {})
 
 
 def _node() -> int | None:

@@ -25,7 +25,7 @@ from clients.trainer import make_optimizer
 from fedsign.models.transform import packing_of
 from fedsign.optim.base import BlockTrainer, PartTrainer, drawing
 from fedsign.optim.lean import made_lean
-from fedsign.records import ObjectiveSpec, Role, Tensors
+from fedsign.records import Role, TrainRequest
 from fedsign.seeding import Purpose, generator, integer, torch_seeded
 from fedsign.sharding.layout import Grouping
 from fedsign.sharding.paro import Sharded
@@ -56,7 +56,7 @@ class ShardedTraining:
         settings = ShardingSection.of(workload.config)
         self._workload, self._rank, self._num_ranks = workload, rank, settings.ranks
         self._model = workload.make_model().train()
-        self._aliases, self._packing = _aliases(self._model), packing_of(self._model)
+        self._packing = packing_of(self._model)
         self._sharded = Sharded(
             self._model,
             lambda named: made_lean(
@@ -73,11 +73,11 @@ class ShardedTraining:
         self._needs_targets = getattr(task, "num_terms", None) is not None
         self._varies = workload.config.data.augment != "none"
 
-    def train(self, tensors: Tensors, *, partition: int, round: int, objective: ObjectiveSpec) -> Trained:
+    def train(self, request: TrainRequest) -> Trained:
         """A client's round."""
-        workload = self._workload
-        self._sharded.load(self._packing.whole(tensors))
-        self._penalty = ShardedPenalty(objective, self._sharded.pieces, sizes=self._sizes)
+        workload, round, partition = self._workload, request.round, request.partition
+        self._sharded.load(self._packing.whole(request.tensors))
+        self._penalty = ShardedPenalty(request.objective, self._sharded.pieces, sizes=self._sizes)
         index = workload.share_of(partition)
         batching = Batching.of(workload.config.client)
         steps = batching.num_steps(len(index))
@@ -107,9 +107,8 @@ class ShardedTraining:
 
     def values(self, names: Collection[str] | None) -> Iterator[tuple[str, Tensor]]:
         """What a reply holds, as it travels: these parameters, all without names, and all buffers; all ranks ask for the same."""
-        for first, value in self._sharded.values(names):
-            for name in self._aliases[first]:
-                yield from self._packing.packed({name: value}).items()
+        for name, value in self._sharded.values(names):
+            yield from self._packing.packed({name: value}).items()
         yield from ((name, tensor) for name, tensor in self._model.state_dict().items() if self._is_buffer(name))
 
     def layout_of(self, names: Collection[str] | None) -> Layout:
@@ -201,12 +200,3 @@ def mean_loss(nums: Sequence[int], losses: Sequence[Sequence[float]]) -> float:
 def _scale(optimizer: torch.optim.Optimizer, full: Sequence[float], factor: float) -> None:
     for group, rate in zip(optimizer.param_groups, full, strict=True):
         group["lr"] = rate * factor
-
-
-def _aliases(model: nn.Module) -> dict[str, list[str]]:
-    """All names of each parameter by its first one."""
-    first = {parameter: name for name, parameter in model.named_parameters()}
-    found: dict[str, list[str]] = {name: [] for name in first.values()}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        found[first[parameter]].append(name)
-    return found

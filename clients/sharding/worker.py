@@ -6,23 +6,23 @@ The ranks end when the first machine says so, or when the connection to it is lo
 may be started anew, until it says that the run is over.
 """
 
-import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from clients.sharding.machines import FACTS
-from clients.sharding.ranks import INTERFACE, LocalRanks, RankMessage, StoreAddress, WorkerFailure
+from clients.sharding.ranks import LocalRanks, RankMessage, StoreAddress, interface_at
+from clients.workers.messages import result_message
 from clients.workers.shared_data import digest_of
 from fedsign.config import from_toml
 from fedsign.data.client_data import at_root
 from fedsign.errors import ConfigError, EngineError, FedSignError, JoinError
 from fedsign.records import failure_of
 from fedsign.transport import handshake
-from fedsign.transport.addresses import Address, interface_of
+from fedsign.transport.addresses import Address
 from fedsign.transport.connection import Connection, Message, poll
 from fedsign.workload import Workload
 
@@ -53,8 +53,8 @@ def work(asked: Asked, say: Say) -> None:
     """
     check_interface(asked.interface)
     say(f"looking for the first machine at {asked.address}")
-    with closing(_Ranks(asked, say)) as ranks:
-        while not _served(_connected(asked, say), ranks):
+    with closing(_Worker(asked, say)) as worker:
+        while not worker.serve(_connected(asked, say)):
             say(f"the connection to {asked.address} has ended; looking for it again")
     say("the run is over")
 
@@ -89,44 +89,6 @@ def _connected(asked: Asked, say: Say) -> Connection:
     )
 
 
-def _served(first: Connection, ranks: "_Ranks") -> bool:
-    """Do what the first machine asks for; False if the connection is lost before the run is over."""
-    with closing(first):
-        experiment = first.receive()
-        if experiment is None or "over" in experiment:
-            return experiment is not None
-        try:
-            digest = ranks.load(experiment)
-        except FedSignError as error:
-            first.send({"failed": str(error)})
-            raise
-        first.send({"data": digest})
-        try:
-            return _relayed(first, ranks)
-        finally:
-            ranks.end()
-
-
-def _relayed(first: Connection, ranks: "_Ranks") -> bool:
-    """Relay requests to the ranks and their messages back; False if the connection is lost before the run is over.
-
-    Raises:
-        JoinError: the first machine has no use for this one.
-    """
-    while True:
-        readable, *_ = poll([first, *ranks.local.connections()])
-        if readable is not first:
-            for message in ranks.local.drain(readable):
-                first.send(ranks.relayed(message))
-            continue
-        request = first.receive(ranks.local.memory.numpy().data)
-        if request is None or "over" in request:
-            return request is not None
-        if "refused" in request:
-            raise JoinError(request["refused"])
-        ranks.handle(request, first)
-
-
 def _listed(ranks: range) -> str:
     """In words.
 
@@ -146,26 +108,40 @@ def _workload(experiment: Message, data_root: str) -> Workload:
     return Workload(config, None if here is None else frozenset(here))
 
 
-class _Ranks:
+class _Worker:
     """The ranks of this machine, and the experiment that they are for."""
 
     def __init__(self, asked: Asked, say: Say) -> None:
         self._asked, self._say = asked, say
         self._experiment: Message | None = None
-        self._local: LocalRanks | None = None
+        self._ranks: LocalRanks
         self._digest, self._group = "", 0
 
-    @property
-    def local(self) -> LocalRanks:
-        """Those of the experiment that is loaded."""
-        if self._local is None:
-            raise EngineError(
-                "a first machine asked for ranks before it had said what to train; start the run there again."
-            )
-        return self._local
+    def serve(self, first: Connection) -> bool:
+        """Do what the first machine asks for; False if the connection is lost before the run is over."""
+        with closing(first):
+            experiment = first.receive()
+            if experiment is None or "over" in experiment:
+                return experiment is not None
+            try:
+                self._load(experiment)
+            except FedSignError as error:
+                first.send({"failed": str(error)})
+                raise
+            first.send({"data": self._digest})
+            try:
+                return self._relay(first)
+            finally:
+                self._ranks.end()
 
-    def load(self, experiment: Message) -> str:
-        """Load an experiment's data, unless they are; returns their digest.
+    def close(self) -> None:
+        """End the ranks, and give back the memory."""
+        if self._experiment is not None:
+            self._ranks.close()
+        self._experiment = None
+
+    def _load(self, experiment: Message) -> None:
+        """Load an experiment's data, unless they are there.
 
         Raises:
             FedSignError: they cannot be read here.
@@ -173,54 +149,46 @@ class _Ranks:
         if experiment != self._experiment:
             self.close()
             workload = _workload(experiment, self._asked.data_root)
-            self._local, self._digest = LocalRanks(workload, logs=self._asked.logs), digest_of(workload.dataset)
+            self._ranks, self._digest = LocalRanks(workload, logs=self._asked.logs), digest_of(workload.dataset)
             self._experiment = experiment
-        return self._digest
 
-    def handle(self, request: Message, first: Connection) -> None:
-        """Start the ranks, ask them, or end them."""
-        if "start" in request:
-            self._group = request["group"]
-            ranks = range(*request["start"])
-            self._say(f"holds {_listed(ranks)} of {self.local.num_ranks}")
-            try:
-                self.local.start(ranks, self._store(request["port"], first))
-            except Exception as error:  # noqa: BLE001 - the client's failure, whatever it is
-                failure = failure_of(0, error)
-                message = {"failed": failure.reason, "details": failure.details}
-                first.send(self.relayed(RankMessage(ranks.start, message)))
-        elif "ask" in request:
-            self.local.ask(request["ask"], self.local.memory)
-        else:
-            self.local.end()
-
-    def relayed(self, found: RankMessage) -> Message:
-        """A rank's message, as the first machine gets it."""
-        rank, message = found
-        if isinstance(message, WorkerFailure):
-            return {"group": self._group, "rank": rank, "failure": astuple(message)}
-        return {"group": self._group, "rank": rank, "message": message}
-
-    def end(self) -> None:
-        """End the ranks; the data stay."""
-        if self._local:
-            self._local.end()
-
-    def close(self) -> None:
-        """End the ranks, and give back the memory."""
-        if self._local:
-            self._local.close()
-        self._local = self._experiment = None
-
-    def _store(self, port: int, first: Connection) -> StoreAddress:
-        """The store is on the first machine.
+    def _relay(self, first: Connection) -> bool:
+        """Relay requests to the ranks and their messages back; False if the connection is lost before the run is over.
 
         Raises:
-            EngineError: it is not known by which interface.
+            JoinError: the first machine has no use for this one.
         """
-        interface = self._asked.interface or os.environ.get(INTERFACE) or interface_of(first.local_host)
-        if not interface:
-            raise EngineError(
-                f"no network interface of the machine at {first.local_host} has this as its first address; give its worker --interface NAME."
-            )
-        return StoreAddress(host=first.peer_host, port=port, interface=interface)
+        while True:
+            readable, *_ = poll([first, *self._ranks.connections()])
+            if readable is not first:
+                self._send(first, self._ranks.drain(readable))
+                continue
+            request = first.receive(self._ranks.memory.numpy().data)
+            if request is None or "over" in request:
+                return request is not None
+            if "refused" in request:
+                raise JoinError(request["refused"])
+            if "start" in request:
+                self._start(request, first)
+            elif "ask" in request:
+                self._ranks.ask(request["ask"], self._ranks.memory)
+            else:
+                self._ranks.end()
+
+    def _start(self, request: Message, first: Connection) -> None:
+        """The store is on the first machine."""
+        self._group, ranks = request["group"], range(*request["start"])
+        self._say(f"holds {_listed(ranks)} of {self._ranks.num_ranks}")
+        try:
+            interface = self._asked.interface or interface_at(first.local_host)
+            if not interface:
+                raise EngineError(
+                    f"no network interface of the machine at {first.local_host} has this as its first address; give its worker --interface NAME."
+                )
+            self._ranks.start(ranks, StoreAddress(host=first.peer_host, port=request["port"], interface=interface))
+        except Exception as error:  # noqa: BLE001 - the client's failure, whatever it is
+            self._send(first, [RankMessage(ranks.start, result_message(failure_of(0, error)))])
+
+    def _send(self, first: Connection, messages: Sequence[RankMessage]) -> None:
+        for rank, message in messages:
+            first.send({"group": self._group, "rank": rank, "message": message})

@@ -18,48 +18,44 @@ import json
 import logging
 import os
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
 from clients.local_trainers import chunks_of
 from clients.state.store import ClientStore
+from clients.workers.messages import Result, request_message, result_from
 from clients.workers.queue import Queue, Unit
-from clients.workers.shared_data import described, share_data
+from clients.workers.shared_data import TrainingProcesses
 from fedsign import plugins
 from fedsign.errors import ConfigError, DiskFullError, EngineError
-from fedsign.models.transform import packing_of
-from fedsign.records import LATE, Failure, ReplyStack, Tensors, TrainReply, TrainRequest, failure_of
+from fedsign.records import LATE, Failure, ReplyStack, Tensors, TrainRequest, failure_of
 from fedsign.transport.connection import Message, poll
-from fedsign.transport.process import ChildProcess, close_all, refuse_nested, remove_empty_logs
-from fedsign.transport.tensors import Layout, Slots, slot_bytes_of
+from fedsign.transport.process import ChildProcess
+from fedsign.transport.tensors import Layout
 from fedsign.workload import Workload
 
-WORKER_MARK = "FEDSIGN_WORKER"  # an environment variable: this process is one
 _MODULE = "clients.workers.process"
 _WINDOW_BYTES = 256 * 2**20  # of replies that may wait for their turn
 _NUM_JOBS = 2  # at a worker: one that it is at, and one so that it need not wait
 _NUM_ATTEMPTS = 2
 _GRACE_S = 2.0
 
-Result = TrainReply | ReplyStack | Failure
-_Key = tuple[int | str, ...]
 _log = logging.getLogger("fedsign")
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class _Task:
-    """What clients of a round are asked alike: a served model in shared memory, with what comes besides, and how."""
+    """A served model in shared memory, with what comes besides; its slot is free again when nobody is asked it any more."""
 
-    slot: int
-    as_json: list[Any]
-    layouts: tuple[int, int]
+    memory: Tensor
+    message: Message
     has_state: bool
 
 
@@ -70,9 +66,7 @@ class _Call:
     queue: Queue
     states: ClientStore
     num_left: int
-    keys: dict[int, _Key]  # partition -> of its task
-    num_open: Counter[_Key]  # clients that a task is kept for
-    tasks: dict[_Key, _Task] = field(default_factory=dict)
+    tasks: WeakValueDictionary[object, _Task] = field(default_factory=WeakValueDictionary)
     ready: deque[tuple[Unit, Result]] = field(default_factory=deque)
 
 
@@ -90,20 +84,20 @@ class _Job:
     """What was handed to a worker: place -> what it has not finished."""
 
     call: _Call
-    shares: dict[int, _Share]
+    tasks: list[_Task] = field(default_factory=list)
+    shares: dict[int, _Share] = field(default_factory=dict)
 
 
+@dataclass(slots=True, eq=False)
 class _Worker:
     """A process, with what it was given to do."""
 
-    def __init__(self, index: int, child: ChildProcess) -> None:
-        self.index, self.child = index, child
-        self.is_ready = False
-        self.jobs: dict[int, _Job] = {}  # the first is the one that it is at
-        self.heard_at = 0.0  # or given something to do
-        self.is_late = False
-        self.layouts: dict[int, Layout] = {}  # its own
-        self.known: set[int] = set()  # of ours
+    index: int
+    child: ChildProcess
+    is_ready: bool = False
+    jobs: dict[int, _Job] = field(default_factory=dict)  # the first is the one that it is at
+    heard_at: float = 0.0  # or given something to do
+    is_late: bool = False
 
 
 class Workers:
@@ -115,22 +109,16 @@ class Workers:
         Raises:
             EngineError: this process is a worker itself.
         """
-        refuse_nested(WORKER_MARK, "a worker process")
-        module = workload.make_model()
-        model = packing_of(module).packed(module.state_dict())
-        self._workload, self._devices, self._logs = workload, devices, logs
-        self._roles = workload.roles
+        self._workload, self._devices, self._roles = workload, devices, workload.roles
         self._largest_unit = workload.config.get("client.chunk", 0) or 1
         # a stack answers as a whole; one client that is late says so itself, before it is ended
         self._longest_silence_s = self._largest_unit * workload.config.server.round_timeout_s + _GRACE_S
-        self._model_bytes = sum(tensor.nbytes for tensor in model.values())
-        self._models = Slots("models", slot_bytes_of(model))
-        self._replies = Slots("replies", self._largest_unit * slot_bytes_of(model))
-        self._data = share_data(workload)
-        self._layouts: list[Layout] = []
+        self._processes = TrainingProcesses(
+            workload, _MODULE, name="worker", logs=logs, clients_per_reply=self._largest_unit
+        )
+        self._models, self._replies = self._processes.models, self._processes.replies
         self._calls: list[_Call] = []
-        self._num_jobs = self._num_tasks = 0
-        logs.mkdir(parents=True, exist_ok=True)
+        self._num_jobs = 0
         self._workers: list[_Worker] = []
         try:
             for index in range(len(devices)):
@@ -164,8 +152,6 @@ class Workers:
                     del result  # its memory may be used again as soon as the caller is done with it
         finally:
             self._calls.remove(call)
-            for unit in call.queue.clear():
-                self._close(call, [request.partition for request in unit.requests])
 
     def await_all(self) -> None:
         """Wait until every worker is ready."""
@@ -174,27 +160,13 @@ class Workers:
 
     def close(self) -> None:
         """End the processes; logs in which nothing stands are removed."""
-        close_all([worker.child for worker in self._workers])
-        for file in (self._models, self._replies, *([self._data.file] if self._data else [])):
-            file.close()
-        remove_empty_logs(self._logs, "worker-*.log")
+        self._processes.close([worker.child for worker in self._workers])
 
     # Processes
 
     def _start(self, index: int) -> _Worker:
-        shared = [self._models.descriptor, self._replies.descriptor]
-        shared += [self._data.file.descriptor] if self._data else []
-        log = self._logs / f"worker-{index}.log"
-        worker = _Worker(index, ChildProcess(_MODULE, log=log, descriptors=shared, environment=_environment()))
-        worker.child.connection.send(
-            {
-                **described(self._workload, device=self._devices[index]),
-                "models": [self._models.descriptor, self._models.slot_bytes],
-                "replies": [self._replies.descriptor, self._replies.slot_bytes],
-                "data": None if self._data is None else self._data.as_json(),
-            }
-        )
-        return worker
+        child = self._processes.start(index, device=self._devices[index], environment=_large_pages())
+        return _Worker(index, child)
 
     def _poll(self, timeout_s: float | None) -> None:
         """Handle the workers' messages; wait for the first one if there is no timeout."""
@@ -218,34 +190,26 @@ class Workers:
         self._workers[self._workers.index(worker)] = self._start(worker.index)
         for place, job in enumerate(worker.jobs.values()):
             for share in job.shares.values():
-                if worker.is_late:
-                    self._see_to_late(job, share.unit, was_at_it=place == 0)
-                else:
-                    self._see_to(job.call, share.unit, how, was_at_it=place == 0)
+                self._see_to(job, share.unit, how, was_at_it=place == 0, is_late=worker.is_late)
 
-    def _see_to(self, call: _Call, unit: Unit, how: str, *, was_at_it: bool) -> None:
-        """What a dead worker was given: once more, or a failure."""
-        left = [request.partition for request in unit.requests if request.partition not in unit.answered]
-        unit.attempts += was_at_it
-        if call not in self._calls:
-            self._close(call, left)
-        elif unit.attempts < _NUM_ATTEMPTS:
-            call.queue.give_back(unit)
-        else:
-            reason = f"the worker process that trained this client {how}, and so did one before it."
-            for partition in left:
-                self._answer(call, unit, Failure(partition=partition, reason=reason))
+    def _see_to(self, job: _Job, unit: Unit, how: str, *, was_at_it: bool, is_late: bool) -> None:
+        """What a dead worker was given: once more, or a failure.
 
-    def _see_to_late(self, job: _Job, unit: Unit, *, was_at_it: bool) -> None:
-        """A job of several units does not say which one is late: each is tried once more, as a job of its own."""
-        left = [request.partition for request in unit.requests if request.partition not in unit.answered]
+        A job of several units does not say which one is late: each is tried once more, as a job of its own.
+        """
         if job.call not in self._calls:
-            self._close(job.call, left)
-        elif not was_at_it or len(job.shares) > 1:
+            return
+        unit.attempts += was_at_it and not is_late
+        reason = f"the worker process that trained this client {how}, and so did one before it."
+        if is_late:
+            reason = LATE if was_at_it and len(job.shares) == 1 else ""
+        elif unit.attempts < _NUM_ATTEMPTS:
+            reason = ""
+        if not reason:
             job.call.queue.give_back(unit)
-        else:
-            for partition in left:
-                self._answer(job.call, unit, Failure(partition=partition, reason=LATE))
+            return
+        for request in unit.requests:
+            self._answer(job.call, unit, Failure(partition=request.partition, reason=reason))
 
     def _patience_s(self) -> float | None:
         """Until the next worker that is at something is late."""
@@ -268,10 +232,8 @@ class Workers:
             Unit(unit, sum(1 if client.local_steps else len(partition[request.partition]) for request in unit))
             for unit in chunks_of(requests, self._largest_unit)
         ]
-        window = max(2 * len(self._workers), _WINDOW_BYTES // (self._largest_unit * self._model_bytes))
-        queue = Queue(units, window=window, num_workers=len(self._workers))
-        keys = {request.partition: _key(request) for request in requests}
-        return _Call(queue, states, len(requests), keys, Counter(keys.values()))
+        window = max(2 * len(self._workers), _WINDOW_BYTES // (self._largest_unit * self._processes.model_bytes))
+        return _Call(Queue(units, window=window, num_workers=len(self._workers)), states, len(requests))
 
     def _hand_out(self) -> None:
         """Everyone gets a job; then a second one, except of the last few, which go to whoever is done first."""
@@ -285,85 +247,74 @@ class Workers:
 
     def _give(self, worker: _Worker, call: _Call, units: list[Unit]) -> None:
         """Hand a job over."""
-        job, tasks, layouts = _Job(call, {}), dict[_Key, int](), set[int]()
-        send = worker.child.connection.send
-        as_json: list[list[Any]] = []
+        job = _Job(call)
+        units_asked: list[tuple[int, int, list[Message]]] = []
         for unit in units:
             slot = self._replies.take()
             memory, start, clients = self._replies.lent(slot), 0, []
             for request in unit.requests:
-                key, partition = call.keys[request.partition], request.partition
-                if key not in call.tasks:
-                    call.tasks[key] = self._task(request)
+                task = self._task(call, request)
+                if task not in job.tasks:
+                    job.tasks.append(task)
                 try:
-                    state = call.states.load(request) if call.tasks[key].has_state else None
+                    state = call.states.load(request) if task.has_state else None
                 except DiskFullError:
                     raise
                 except Exception as error:  # noqa: BLE001 - a client's error is an answer, on every engine
-                    self._answer(call, unit, failure_of(partition, error))
+                    self._answer(call, unit, failure_of(request.partition, error))
                     continue
-                number = None if state is None else self._write(state, memory[start:])
-                clients.append([tasks.setdefault(key, len(tasks)), partition, request.state_version, number, start])
-                if number is not None:
-                    start += self._layouts[number].num_bytes
-                    layouts.add(number)
+                client = {**request_message(request), "task": job.tasks.index(task)}
+                if state is not None:
+                    layout = _written(state, memory[start:])
+                    client["state"] = [start, layout.as_json()]
+                    start += layout.num_bytes
+                clients.append(client)
             if clients:
-                job.shares[len(as_json)] = _Share(unit, memory, len(clients))
-                as_json.append([slot, start, clients])
-        if not as_json:
+                job.shares[len(units_asked)] = _Share(unit, memory, len(clients))
+                units_asked.append((slot, start, clients))
+        if not units_asked:
             return
-        for key in tasks:
-            layouts.update(call.tasks[key].layouts)
-        for number in sorted(layouts - worker.known):
-            worker.known.add(number)
-            send({"layout": number, "is": self._layouts[number].as_json()})
         if not worker.jobs:
             worker.heard_at = time.monotonic()
         worker.jobs[self._num_jobs] = job
-        send({"job": self._num_jobs, "tasks": [call.tasks[key].as_json for key in tasks], "units": as_json})
+        tasks = [task.message for task in job.tasks]
+        worker.child.connection.send({"job": self._num_jobs, "tasks": tasks, "units": units_asked})
         self._num_jobs += 1
 
-    def _task(self, request: TrainRequest) -> _Task:
-        """Write what a request brings into shared memory."""
-        slot, objective = self._models.take(), request.objective
-        memory = self._models.memory(slot)
-        model = self._write(request.tensors, memory)
-        shared = self._write(request.shared, memory[self._layouts[model].num_bytes :])
-        try:
-            has_state = bool(plugins.build("objective", objective.name, objective.settings).has_state)
-        except Exception:  # noqa: BLE001 - what is wrong with it is each client's failure, and said there
-            has_state = False
-        self._num_tasks += 1
-        how = [request.round, objective.name, dict(objective.settings)]
-        return _Task(slot, [self._num_tasks, slot, model, shared, *how], (model, shared), has_state)
-
-    def _write(self, tensors: Tensors, memory: Tensor) -> int:
-        """Write tensors into a memory; returns the number of their layout."""
-        layout = Layout.of(tensors)
-        layout.write(tensors, memory)
-        if layout not in self._layouts:
-            self._layouts.append(layout)
-        return self._layouts.index(layout)
+    def _task(self, call: _Call, request: TrainRequest) -> _Task:
+        """What a request brings, in shared memory: the same for requests that differ by the client alone."""
+        objective, tensors = request.objective, (*request.tensors.values(), *request.shared.values())
+        key = (objective.name, json.dumps(dict(objective.settings), sort_keys=True), *map(id, tensors))
+        task = call.tasks.get(key)
+        if task is None:
+            slot = self._models.take()
+            memory = self._models.lent(slot)
+            model = _written(request.tensors, memory)
+            shared = _written(request.shared, memory[model.num_bytes :])
+            try:
+                has_state = bool(plugins.build("objective", objective.name, objective.settings).has_state)
+            except Exception:  # noqa: BLE001 - what is wrong with it is each client's failure, and said there
+                has_state = False
+            message = {"slot": slot, "model": model.as_json(), "shared": shared.as_json()}
+            call.tasks[key] = task = _Task(memory, message, has_state)
+        return task
 
     def _handle(self, worker: _Worker, message: Message) -> None:
         """A worker's message; see clients.workers.process."""
         match message:
             case {"ready": True}:
                 worker.is_ready = True
-            case {"layout": number, "is": found}:
-                worker.layouts[number] = Layout.from_json(found)
             case {"full": sentence}:
                 raise DiskFullError(sentence)
             case {"defect": sentence}:
                 raise EngineError(f"a worker process could not go on: {sentence}")
-            case {"job": number, "unit": place, "partitions": partitions}:
+            case {"job": number, "unit": place}:
                 job = worker.jobs[number]
                 share = job.shares[place]
+                result = self._result(job.call, share, message)
                 if job.call in self._calls:
-                    self._answer(job.call, share.unit, self._result(worker, job.call, share, message))
-                else:
-                    self._close(job.call, partitions)
-                share.num_left -= len(partitions)
+                    self._answer(job.call, share.unit, result)
+                share.num_left -= len(_partitions(result))
                 if not share.num_left:
                     del job.shares[place]
                 if not job.shares:
@@ -371,62 +322,46 @@ class Workers:
             case _:
                 raise EngineError(f"a worker process said {message}, which is not understood.")
 
-    def _result(self, worker: _Worker, call: _Call, share: _Share, said: Message) -> Result:
-        """A result whose tensors lie where the worker wrote them; the states that came with it are saved."""
-        partitions = said["partitions"]
-        if "failed" in said:
-            return Failure(partition=partitions[0], reason=said["failed"], details=said["details"])
-        start, parts = said["start"], []
-        for number in (said["tensors"], said["extra"], *(number for _, _, number in said["states"])):
-            parts.append(worker.layouts[number].read(share.memory[start:]))
-            start += worker.layouts[number].num_bytes
-        tensors, extra, *states = parts
-        for (partition, version, _), state in zip(said["states"], states, strict=True):
-            call.states.save(partition, version, state)
-        alike: dict[str, Any] = {
-            "round": said["round"], "tensors": tensors, "roles": self._roles, "has_state": said["has_state"], "extra": extra
-        }  # fmt: skip
-        if said["is_stack"]:
-            return ReplyStack(
-                partitions=partitions, num_examples=said["num_examples"], metrics=said["metrics"], **alike
-            )
-        metrics = {name: values[0] for name, values in said["metrics"].items()}
-        return TrainReply(partition=partitions[0], num_examples=said["num_examples"][0], metrics=metrics, **alike)
+    def _result(self, call: _Call, share: _Share, message: Message) -> Result:
+        """A result whose tensors lie where the worker wrote them; the states that came with it are saved, while they are asked for."""
+        found, start = [], message["start"]
+        for layout in map(Layout.from_json, message["layouts"]):
+            found.append(layout.read(share.memory[start:]))
+            start += layout.num_bytes
+        tensors, extra, *states = found or [{}, {}]
+        for (partition, version), state in zip(message["states"], states, strict=True):
+            if call in self._calls:
+                call.states.save(partition, version, state)
+        return result_from(message, self._roles, tensors, extra)
 
     def _answer(self, call: _Call, unit: Unit, result: Result) -> None:
         """Clients are done; what is known already, from a worker that died later, is not said twice."""
-        partitions = list(result.partitions) if isinstance(result, ReplyStack) else [result.partition]
+        partitions = _partitions(result)
         known = [place for place, partition in enumerate(partitions) if partition in unit.answered]
         if len(known) == len(partitions):
             return
         if known and isinstance(result, ReplyStack):
             result = result.without(known)
-        new = [partition for partition in partitions if partition not in unit.answered]
-        unit.answered.update(new)
+        unit.answered.update(partitions)
         call.ready.append((unit, result))
-        self._close(call, new)
-
-    def _close(self, call: _Call, partitions: Iterable[int]) -> None:
-        """These clients are done; a task that nobody is asked any more makes room."""
-        for partition in partitions:
-            key = call.keys[partition]
-            call.num_open[key] -= 1
-            if not call.num_open[key] and key in call.tasks:
-                self._models.give_back(call.tasks.pop(key).slot)
 
 
-def _environment() -> dict[str, str]:
-    """What a worker finds besides: its mark, and large pages for large tensors, which glibc has to be told before it starts."""
+def _written(tensors: Tensors, memory: Tensor) -> Layout:
+    """Write tensors into a memory."""
+    layout = Layout.of(tensors)
+    layout.write(tensors, memory)
+    return layout
+
+
+def _partitions(result: Result) -> list[int]:
+    return list(result.partitions) if isinstance(result, ReplyStack) else [result.partition]
+
+
+def _large_pages() -> dict[str, str]:
+    """Large pages for large tensors, which glibc has to be told before a process starts."""
     said = os.environ.get("GLIBC_TUNABLES", "")
     pages = [] if "glibc.malloc.hugetlb" in said else ["glibc.malloc.hugetlb=1"]
-    return {WORKER_MARK: "1", "GLIBC_TUNABLES": ":".join([said] * bool(said) + pages)}
-
-
-def _key(request: TrainRequest) -> _Key:
-    """The same for requests that differ by the client alone."""
-    tensors = (*request.tensors.values(), *request.shared.values())
-    settings = json.dumps(dict(request.objective.settings), sort_keys=True)
-    return (request.round, request.objective.name, settings, *map(id, tensors))
+    return {"GLIBC_TUNABLES": ":".join([said] * bool(said) + pages)}
 
 
 def devices_of(workload: Workload, num_workers: int) -> list[str]:

@@ -1,19 +1,16 @@
 """A process that trains clients for another one: see clients.workers.pool.
 
-In:  what to be, once; then {"layout": n, "is": ...} for each kind of model or state, and jobs:
-     {"job": n, "tasks": [...], "units": [[slot, where replies may begin in it, [clients]], ...]}
-Out: {"ready": true} once; then for each result {"job": n, "unit": place, "partitions": [...], ...} with `failed` and
-     `details`, or with what is said of the reply, whose tensors lie in the unit's slot, in layouts told before;
+In:  what to be, once; then jobs: {"job": n, "tasks": [...], "units": [[slot, where replies may begin in it, [clients]], ...]}
+Out: {"ready": true} once; then for each result {"job": n, "unit": place, ...} with the result (clients.workers.messages), whose tensors
+     and states lie in the unit's slot, behind each other from `start` in `layouts`;
      {"full": sentence} where the disk is full, {"defect": sentence} where going on is of no use
 """
 
 import logging
-import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,9 +19,10 @@ from clients.local_optim import stepper
 from clients.local_trainers import provider_of
 from clients.state.store import ClientStore
 from clients.trainer import LocalTrainer, make_optimizer
+from clients.workers.messages import Result, request_from, result_message
 from clients.workers.shared_data import workload_from
 from fedsign.errors import DiskFullError, FedSignError
-from fedsign.records import Failure, ObjectiveSpec, ReplyStack, Tensors, TrainReply, TrainRequest, failure_of
+from fedsign.records import Failure, ReplyStack, Tensors, TrainRequest, failure_of
 from fedsign.transport.connection import Connection, Message
 from fedsign.transport.tensors import Layout, SharedFile
 from fedsign.workload import Workload
@@ -34,7 +32,6 @@ _LONGEST_SILENCE_S = 0.002  # small clients are answered several at once
 
 def main(parent: Connection) -> None:
     """Train what is asked for, to the end."""
-    logging.basicConfig(format="%(levelname)s: %(message)s", stream=sys.stderr)
     requests = iter(parent)
     try:
         given = next(requests)
@@ -50,7 +47,7 @@ def main(parent: Connection) -> None:
             )
             parent.send({"ready": True})
             for request in requests:
-                worker.take_in(request)
+                worker.train(request)
     except DiskFullError as error:
         parent.send({"full": str(error)})
     except FedSignError as error:
@@ -103,95 +100,38 @@ class _Worker:
     together: bool  # whether a unit is trained as a whole
     models: SharedFile
     replies: SharedFile
-    layouts: dict[int, Layout] = field(default_factory=dict)  # of the other process
-    own: list[Layout] = field(default_factory=list)
-    tasks: dict[int, tuple[int, Tensors, Tensors]] = field(default_factory=dict)  # slot -> the last one that lay there
     said_at: float = 0.0
 
-    def take_in(self, message: Message) -> None:
-        """A layout, or a job."""
-        if "layout" in message:
-            self.layouts[message["layout"]] = Layout.from_json(message["is"])
-            return
+    def train(self, job: Message) -> None:
+        """Train the clients of a job, and answer."""
+        tasks = [self._received(task) for task in job["tasks"]]
         states, unit_of, units = _Given(), dict[int, _Unit](), []
-        for place, (slot, start, clients) in enumerate(message["units"]):
+        for place, (slot, start, clients) in enumerate(job["units"]):
             unit = _Unit(place=place, memory=self.replies.memory(slot), start=start)
-            units.append([self._request(client, message["tasks"]) for client in clients])
-            for _, partition, _, layout, begin in clients:
-                unit_of[partition] = unit
-                if layout is not None:
-                    states.given[partition] = self.layouts[layout].read(unit.memory[begin:])
+            units.append([request_from(client, *tasks[client["task"]]) for client in clients])
+            for client in clients:
+                unit_of[client["partition"]] = unit
+                if "state" in client:
+                    begin, layout = client["state"]
+                    states.given[client["partition"]] = Layout.from_json(layout).read(unit.memory[begin:])
         num_left = len(unit_of)
         for requests in units if self.together else [list(chain.from_iterable(units))]:
             for result in self.trainer.train_many(requests, states):
                 partitions = list(result.partitions) if isinstance(result, ReplyStack) else [result.partition]
                 num_left -= len(partitions)
                 unit = unit_of[partitions[0]]
-                head = {"job": message["job"], "unit": unit.place}
+                head = {"job": job["job"], "unit": unit.place}
                 try:
-                    self._say(head | self._said(result, partitions, unit, states), now=not num_left)
+                    self._say(head | _told(result, partitions, unit, states), now=not num_left)
                 except FedSignError as error:
                     for partition in partitions:
-                        self._say(head | _failed(failure_of(partition, error)), now=True)
+                        failure = failure_of(partition, error)
+                        self._say(head | _told(failure, [partition], unit, states), now=True)
 
-    def _request(self, client: list[Any], tasks: list[list[Any]]) -> TrainRequest:
-        task, partition, state_version, _, _ = client
-        number, slot, tensors, shared, round, name, settings = tasks[task]
-        if slot not in self.tasks or self.tasks[slot][0] != number:
-            memory, layout = self.models.memory(slot), self.layouts[tensors]
-            self.tasks[slot] = number, layout.read(memory), self.layouts[shared].read(memory[layout.num_bytes :])
-        return TrainRequest(
-            round=round,
-            partition=partition,
-            tensors=self.tasks[slot][1],
-            objective=ObjectiveSpec(name=name, settings=settings),
-            state_version=state_version,
-            needed_versions=frozenset({state_version}),
-            shared=self.tasks[slot][2],
-        )
-
-    def _said(
-        self, result: TrainReply | ReplyStack | Failure, partitions: list[int], unit: _Unit, states: _Given
-    ) -> Message:
-        """A result in words; the tensors of a reply, and its clients' new states, are written into shared memory.
-
-        Raises:
-            FedSignError: they are more than expected.
-        """
-        if isinstance(result, Failure):
-            return _failed(result)
-        start = unit.start
-        saved = {partition: states.saved.pop(partition) for partition in partitions if partition in states.saved}
-        is_stack = isinstance(result, ReplyStack)
-        tensors = self._written(result.tensors, unit, contiguous=not is_stack)  # as the copies of one process are
-        extra, *of_states = [
-            self._written(tensors, unit) for tensors in (result.extra, *(state for _, state in saved.values()))
-        ]
-        return {
-            "partitions": partitions,
-            "round": result.round,
-            "is_stack": is_stack,
-            "start": start,
-            "num_examples": list(result.num_examples) if isinstance(result, ReplyStack) else [result.num_examples],
-            "metrics": {name: value if is_stack else [value] for name, value in result.metrics.items()},
-            "has_state": result.has_state,
-            "tensors": tensors,
-            "extra": extra,
-            "states": [
-                [partition, version, number]
-                for (partition, (version, _)), number in zip(saved.items(), of_states, strict=True)
-            ],
-        }
-
-    def _written(self, tensors: Tensors, unit: _Unit, *, contiguous: bool = False) -> int:
-        """Write tensors behind what the unit's memory holds; the number of their layout, told if it is new."""
-        layout = Layout.of(tensors, contiguous=contiguous)
-        layout.write(tensors, unit.memory[unit.start :])
-        unit.start += layout.num_bytes
-        if layout not in self.own:
-            self.parent.send({"layout": len(self.own), "is": layout.as_json()}, flush=False)
-            self.own.append(layout)
-        return self.own.index(layout)
+    def _received(self, task: Message) -> tuple[Tensors, Tensors]:
+        """The model, and what comes besides."""
+        memory, model = self.models.memory(task["slot"]), Layout.from_json(task["model"])
+        return model.read(memory), Layout.from_json(task["shared"]).read(memory[model.num_bytes :])
 
     def _say(self, message: Message, *, now: bool) -> None:
         moment = time.monotonic()
@@ -201,5 +141,22 @@ class _Worker:
             self.said_at = moment
 
 
-def _failed(failure: Failure) -> Message:
-    return {"partitions": [failure.partition], "failed": failure.reason, "details": failure.details}
+def _told(result: Result, partitions: list[int], unit: _Unit, states: _Given) -> Message:
+    """A result as a message; the tensors of a reply, and its clients' new states, are written into the unit's memory.
+
+    Raises:
+        FedSignError: they are more than expected.
+    """
+    message = {**result_message(result), "start": unit.start, "layouts": [], "states": []}
+    if isinstance(result, Failure):
+        return message
+    saved = {partition: states.saved.pop(partition) for partition in partitions if partition in states.saved}
+    all_tensors = [result.tensors, result.extra, *(state for _, state in saved.values())]
+    for place, tensors in enumerate(all_tensors):
+        is_one_model = place == 0 and not isinstance(result, ReplyStack)
+        layout = Layout.of(tensors, contiguous=is_one_model)  # as the copies of one process are
+        layout.write(tensors, unit.memory[unit.start :])
+        unit.start += layout.num_bytes
+        message["layouts"].append(layout.as_json())
+    message["states"] = [(partition, version) for partition, (version, _) in saved.items()]
+    return message

@@ -79,15 +79,6 @@ class Queue:
             self._first += 1
         self._admit()
 
-    def clear(self) -> list[Unit]:
-        """Nothing more is wanted; returns what has not begun."""
-        left = [*self._again, *(self._units[position] for _, position in self._admitted)]
-        left += self._units[self._num_admitted :]
-        self._again.clear()
-        self._admitted.clear()
-        self._num_admitted = len(self._units)
-        return left
-
     def _admit(self) -> None:
         while self._num_admitted < min(len(self._units), self._first + self._window):
             heapq.heappush(self._admitted, (-self._units[self._num_admitted].cost, self._num_admitted))

@@ -1,9 +1,15 @@
-"""The training samples once in memory, however many processes train on them."""
+"""Processes that train, and the memory that they share with the one that started them.
+
+The training samples are there once, however many processes train on them.
+"""
 
 import hashlib
+import os
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,9 +17,11 @@ import torch
 from fedsign.config import ExperimentConfig
 from fedsign.data.base import Dataset, Samples
 from fedsign.data.normalise import Normalisation
-from fedsign.errors import DataError
+from fedsign.errors import DataError, EngineError
+from fedsign.models.transform import packing_of
 from fedsign.transport.connection import Message
-from fedsign.transport.tensors import Layout, SharedFile, Slots
+from fedsign.transport.process import ChildProcess, close_all
+from fedsign.transport.tensors import Layout, SharedFile, Slots, slot_bytes_of
 from fedsign.workload import Workload
 
 
@@ -53,13 +61,71 @@ class SharedData:
         """For `mapped_data`."""
         normalisation = self.dataset.normalisation
         return {
-            "file": [self.file.descriptor, self.file.slot_bytes],
+            "file": self.file.as_json(),
             "layout": self.layout.as_json(),
             "class_names": self.dataset.class_names,
             "shift": normalisation.shift,
             "scale": normalisation.scale,
             "vocabulary_size": None if self.dataset.text is None else self.dataset.text.vocabulary_size,
         }
+
+
+class TrainingProcesses:
+    """Starts processes which see the training samples, the received models and the replies in this one's memory."""
+
+    def __init__(self, workload: Workload, module: str, *, name: str, logs: Path, clients_per_reply: int = 1) -> None:
+        """`name` is for their logs, and for an environment variable that marks them.
+
+        Raises:
+            EngineError: this process is one itself.
+        """
+        self._mark = f"FEDSIGN_{name.upper()}"
+        if os.environ.get(self._mark):
+            raise EngineError(
+                f"a {name} process was made to play a run, by a module that plays one when it is imported; put that "
+                'under `if __name__ == "__main__":`.'
+            )
+        self._workload, self._module, self._name, self._logs = workload, module, name, logs
+        model = workload.make_model()
+        sent = packing_of(model).packed(model.state_dict())
+        self.model_bytes = sum(tensor.nbytes for tensor in sent.values())
+        self.models = Slots("models", slot_bytes_of(sent))
+        self.replies = Slots("replies", clients_per_reply * slot_bytes_of(sent))
+        self._data = share_data(workload)
+        self._files = [self.models, self.replies, *([self._data.file] if self._data else [])]
+
+    def start(
+        self,
+        number: int,
+        *,
+        device: str,
+        environment: Mapping[str, str],
+        descriptors: Sequence[int] = (),
+        **given: object,
+    ) -> ChildProcess:
+        """One; `given` is what it has to know besides."""
+        self._logs.mkdir(parents=True, exist_ok=True)
+        child = ChildProcess(
+            self._module,
+            log=self._logs / f"{self._name}-{number}.log",
+            descriptors=[*(file.descriptor for file in self._files), *descriptors],
+            environment={self._mark: "1", **environment},
+        )
+        memory = {"models": self.models.as_json(), "replies": self.replies.as_json()}
+        data = None if self._data is None else self._data.as_json()
+        child.connection.send({**described(self._workload, device=device), **memory, "data": data, **given})
+        return child
+
+    def close(self, children: Collection[ChildProcess]) -> None:
+        """End the processes; logs in which nothing stands are removed."""
+        close_all(children)
+        for file in self._files:
+            file.close()
+        for log in self._logs.glob(f"{self._name}-*.log"):
+            if not log.stat().st_size:
+                log.unlink()
+        with suppress(OSError):  # there are others, or there never was a folder
+            self._logs.rmdir()
 
 
 def described(workload: Workload, *, device: str | None = None) -> Message:

@@ -35,13 +35,6 @@ from fedsign.sharding.layout import Granularity, Grouping
 from fedsign.sharding.strategy import Collective, Operation, Scope
 from fedsign.sharding.traffic import Count, Payload, Rings
 
-# of a scope's tensor: how finely it is sharded when it is whole, and where each rank has its part
-_SHARDED = {
-    Scope.INTRA: (Granularity.NONE, Granularity.GROUP),
-    Scope.INTER: (Granularity.GROUP, Granularity.GLOBAL),
-    Scope.ALL: (Granularity.NONE, Granularity.GLOBAL),
-}
-
 
 class Collectives:
     """The collectives of a rank within a grouping of all ranks of the default process group."""
@@ -108,39 +101,33 @@ class Collectives:
         return tensor.is_cuda and backend_of("cuda") == "gloo"
 
     def _carry_out(self, collectives: Sequence[Collective], tensor: Tensor, then: Callable[[], None] | None) -> None:
-        for collective in collectives:
-            self._one(collective, tensor)
+        for collective in collectives if tensor.numel() else ():
+            began, self._sent = time.perf_counter(), Payload()
+            if self._goes_through_host(tensor):
+                self._go_through_host(collective, tensor)
+            else:
+                self._go(collective, tensor)
+            once = Count(calls=1, payload=self._sent, elapsed_s=time.perf_counter() - began)
+            self._counts[collective] = self._counts.get(collective, Count()) + once
         if then is not None:
             then()
 
-    def _one(self, collective: Collective, tensor: Tensor) -> None:
-        if not tensor.numel():
-            return
-        began, sent = time.perf_counter(), self._sent
-        if self._goes_through_host(tensor):
-            self._go_through_host(collective, tensor)
-        else:
-            self._go(collective, tensor)
-        once = Count(calls=1, payload=self._sent - sent, elapsed_s=time.perf_counter() - began)
-        self._counts[collective] = self._counts.get(collective, Count()) + once
-
     def _go(self, collective: Collective, tensor: Tensor) -> None:
-        match collective.operation:
-            case Operation.ALL_GATHER:
-                self._all_gather(collective.scope, tensor)
-            case Operation.REDUCE_SCATTER:
-                self._reduce_scatter(collective.scope, tensor)
-            case Operation.ALL_REDUCE:
-                self._reduce_scatter(collective.scope, tensor)
-                self._all_gather(collective.scope, tensor)
+        """An all-reduce is a reduce-scatter and an all-gather."""
+        if collective.scope is Scope.ALL and self.rings is Rings.TWO_LEVEL:
+            blocks = self._blocks(tensor)
+            reduce, gather = partial(self._two_level_reduce, blocks), partial(self._two_level_gather, blocks)
+        else:
+            chunks, ring = self._ring(collective.scope, tensor)
+            reduce, gather = partial(self._ring_reduce, chunks, ring), partial(self._ring_gather, chunks, ring)
+        if collective.operation is not Operation.ALL_GATHER:
+            reduce()
+        if collective.operation is not Operation.REDUCE_SCATTER:
+            gather()
 
     def _go_through_host(self, collective: Collective, tensor: Tensor) -> None:
-        host = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
-        coarse, fine = _SHARDED[collective.scope]
-
-        def part(of: Tensor) -> Tensor:
-            return own(of, of=coarse, to=fine, grouping=self.grouping, rank=self.rank)
-
+        host, scope = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda), collective.scope
+        part = partial(own, of=scope.whole, to=scope.part, grouping=self.grouping, rank=self.rank)
         if collective.operation is Operation.ALL_GATHER:
             part(host).copy_(part(tensor))
         else:
@@ -183,36 +170,16 @@ class Collectives:
         dist.broadcast_object_list(said, src=0)
         return said[0]
 
-    def _all_gather(self, scope: Scope, tensor: Tensor) -> None:
+    def _ring(self, scope: Scope, tensor: Tensor) -> tuple[Sequence[Tensor], list[int]]:
+        """The ranks of a ring, and what each of them owns."""
         match scope:
             case Scope.INTRA:
-                self._ring_gather(self._partitions(tensor), self._group)
+                return tensor.chunk(self.grouping.per_group), self._group
             case Scope.INTER:
-                self._ring_gather(list(tensor.chunk(self.grouping.groups)), self._peers)
-            case Scope.ALL if self.rings is Rings.FLAT:
-                self._ring_gather(*self._flat(tensor))
+                return tensor.chunk(self.grouping.groups), self._peers
             case Scope.ALL:
-                self._two_level_gather(self._blocks(tensor))
-
-    def _reduce_scatter(self, scope: Scope, tensor: Tensor) -> None:
-        match scope:
-            case Scope.INTRA:
-                self._ring_reduce(self._partitions(tensor), self._group)
-            case Scope.INTER:
-                self._ring_reduce(list(tensor.chunk(self.grouping.groups)), self._peers)
-            case Scope.ALL if self.rings is Rings.FLAT:
-                self._ring_reduce(*self._flat(tensor))
-            case Scope.ALL:
-                self._two_level_reduce(self._blocks(tensor))
-
-    def _partitions(self, whole: Tensor) -> list[Tensor]:
-        """By local number."""
-        return list(whole.chunk(self.grouping.per_group))
-
-    def _flat(self, whole: Tensor) -> tuple[list[Tensor], list[int]]:
-        """Blocks by the rank that owns them, and all ranks."""
-        blocks, ranks = whole.chunk(self.grouping.ranks), range(self.grouping.ranks)
-        return [blocks[self.grouping.block_of(rank)] for rank in ranks], list(ranks)
+                blocks, ranks = tensor.chunk(self.grouping.ranks), list(range(self.grouping.ranks))
+                return [blocks[self.grouping.block_of(rank)] for rank in ranks], ranks
 
     def _blocks(self, whole: Tensor) -> list[list[Tensor]]:
         """`[group][local]`: the blocks of a group's ranks, in the order of its ring."""
@@ -223,70 +190,56 @@ class Collectives:
         """`chunks[k]` is what `ring[k]` has; afterwards all have all."""
         size, me = len(ring), ring.index(self.rank)
         for step in range(size - 1):
-            self._exchange(chunks[(me - step) % size], chunks[(me - step - 1) % size], ring).wait()
+            _wait(self._exchange(chunks[(me - step) % size], chunks[(me - step - 1) % size], ring))
 
     def _ring_reduce(self, chunks: Sequence[Tensor], ring: Sequence[int]) -> None:
         """Add up the ranks' `chunks[k]` at `ring[k]`."""
         size, me = len(ring), ring.index(self.rank)
         received = torch.empty_like(chunks[0])
         for step in range(size - 1):
-            self._exchange(chunks[(me - step - 1) % size], received, ring).wait()
+            _wait(self._exchange(chunks[(me - step - 1) % size], received, ring))
             chunks[(me - step - 2) % size].add_(received)
 
     def _two_level_gather(self, blocks: Sequence[Sequence[Tensor]]) -> None:
-        groups, local, group = len(blocks), self._local, self._own_group
+        groups, local, group = len(blocks), self.grouping.local_of(self.rank), self.grouping.group_of(self.rank)
         for step in range(groups):
             here = (group - step) % groups  # whose blocks have arrived
-            crossing = _Exchange()
+            crossing: Sequence[dist.Work] = ()
             if step < groups - 1:
                 crossing = self._exchange(blocks[here][local], blocks[here - 1][local], self._peers)
             self._ring_gather(blocks[here], self._group)
-            crossing.wait()
+            _wait(crossing)
 
     def _two_level_reduce(self, blocks: Sequence[Sequence[Tensor]]) -> None:
-        groups, local, group = len(blocks), self._local, self._own_group
-        received, crossing = torch.empty_like(blocks[0][0]), _Exchange()
+        groups, local, group = len(blocks), self.grouping.local_of(self.rank), self.grouping.group_of(self.rank)
+        received = torch.empty_like(blocks[0][0])
+        crossing: Sequence[dist.Work] = ()
         for step in range(groups):
             here = (group - step - 1) % groups  # whose blocks are added up; at last our own
             self._ring_reduce(blocks[here], self._group)
-            crossing.wait()
+            _wait(crossing)
             if step > 0:
                 blocks[here][local].add_(received)
             if step < groups - 1:
                 crossing = self._exchange(blocks[here][local], received, self._peers)
 
-    @property
-    def _local(self) -> int:
-        return self.grouping.local_of(self.rank)
-
-    @property
-    def _own_group(self) -> int:
-        return self.grouping.group_of(self.rank)
-
-    def _exchange(self, sent: Tensor, received: Tensor, ring: Sequence[int]) -> "_Exchange":
+    def _exchange(self, sent: Tensor, received: Tensor, ring: Sequence[int]) -> Sequence[dist.Work]:
         """Start sending to the next and receiving from the one before in a ring."""
         me = ring.index(self.rank)
         target, source = ring[(me + 1) % len(ring)], ring[me - 1]
         size = sent.numel() * sent.element_size()
-        crosses = self.grouping.group_of(target) != self._own_group
+        crosses = self.grouping.group_of(target) != self.grouping.group_of(self.rank)
         self._sent += Payload(inter_bytes=size) if crosses else Payload(intra_bytes=size)
         # the receive first: between two ranks, gloo otherwise sends one way after the other, which takes twice as long
-        return _Exchange(
-            dist.batch_isend_irecv([dist.P2POp(dist.irecv, received, source), dist.P2POp(dist.isend, sent, target)])
+        found: Sequence[dist.Work] = dist.batch_isend_irecv(
+            [dist.P2POp(dist.irecv, received, source), dist.P2POp(dist.isend, sent, target)]
         )
+        return found
 
 
-class _Exchange:
-    """A send and a receive under way."""
-
-    def __init__(self, works: Sequence[dist.Work] = ()) -> None:
-        self._works = works
-
-    def wait(self) -> None:
-        """Until both are done."""
-        for work in self._works:
-            work.wait()
-        self._works = ()
+def _wait(works: Sequence[dist.Work]) -> None:
+    for work in works:
+        work.wait()
 
 
 def backend_of(device_type: str) -> str:

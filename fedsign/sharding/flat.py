@@ -22,7 +22,7 @@ from fedsign.sharding.account import Flat
 from fedsign.sharding.collectives import Collectives, own
 from fedsign.sharding.lanes import Ticket
 from fedsign.sharding.layout import Cut, Granularity
-from fedsign.sharding.strategy import Collective, Scope, Strategy, gather_all
+from fedsign.sharding.strategy import Operation, Strategy, gather_all
 
 Named = Sequence[tuple[str, nn.Parameter]]
 
@@ -211,8 +211,8 @@ class FlatParameter:
         summed, at = self.gradient_sum, self.strategy.gradients
         for collective in self.strategy.sync_gradients:
             self._collectives.run(collective, summed)
-            reached = _reached(collective, at)
-            summed, at = self._own(summed, at, reached), reached
+            if collective.operation is Operation.REDUCE_SCATTER:
+                summed, at = self._own(summed, at, collective.scope.part), collective.scope.part
         mean = summed.to(self._master.dtype).div_(self.grouping.ranks)
         for piece, (_, _, _, where) in zip(self.pieces, self._parts(self.strategy.states), strict=True):
             piece.tensor.grad = mean[where]
@@ -237,22 +237,18 @@ class FlatParameter:
         """What stays between steps; some may share memory."""
         return [self._shard, self.gradient_sum, *([] if self._master is None else [self._master])]
 
-    def gather_owned(self, owned: Tensor) -> Mapping[str, Tensor]:
-        """A tensor like the master, of each rank, as tensors like the parameters, on all ranks."""
-        whole = owned.new_zeros(self.cut.padded)
-        self._own(whole, Granularity.NONE, self.strategy.states).copy_(owned)
+    def values(self) -> Mapping[str, Tensor]:
+        """The parameters, from the masters where there are any, on all ranks."""
+        if self._master is None:
+            self.gather()
+            copies = {name: view.clone() for name, view in zip(self.names, self._views(self._whole), strict=True)}
+            self.free()
+            return copies
+        whole = self._master.new_zeros(self.cut.padded)
+        self._own(whole, Granularity.NONE, self.strategy.states).copy_(self._master)
         for collective in gather_all(self.strategy.states):
             self._collectives.run(collective, whole)
         return dict(zip(self.names, self._views(whole), strict=True))
-
-    def values(self) -> Mapping[str, Tensor]:
-        """The parameters, from the masters where there are any, on all ranks."""
-        if self._master is not None:
-            return self.gather_owned(self._master)
-        self.gather()
-        copies = {name: view.clone() for name, view in zip(self.names, self._views(self._whole), strict=True)}
-        self.free()
-        return copies
 
     def _make_master(self, exact: Tensor) -> Tensor:
         wanted = torch.promote_types(exact.dtype, torch.float32)
@@ -287,10 +283,3 @@ class FlatParameter:
 
 def _add(total: Tensor, part: Tensor) -> None:
     total += part
-
-
-def _reached(collective: Collective, at: Granularity) -> Granularity:
-    """How finely a sum is sharded after a collective."""
-    if collective.operation == "all_reduce":
-        return at
-    return Granularity.GROUP if collective.scope is Scope.INTRA else Granularity.GLOBAL

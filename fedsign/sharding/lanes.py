@@ -13,6 +13,8 @@ What a work reads and writes is made, and let go of after its ticket was waited 
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from typing import Protocol
@@ -20,13 +22,14 @@ from typing import Protocol
 import torch
 
 Work = Callable[[], None]
+_Jobs = SimpleQueue[tuple[Work, "Future[None]"] | None]
 
 
-class Ticket(Protocol):
-    """What was handed over."""
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What was handed over; `wait` until what comes of it may be used: it raises what went wrong in it, or in what was handed over before."""
 
-    def wait(self) -> None:
-        """Until what comes of it may be used; raises what went wrong in it, or in what was handed over before."""
+    wait: Callable[[], object]
 
 
 class Lane(Protocol):
@@ -36,20 +39,13 @@ class Lane(Protocol):
         """Have something carried out after all that was handed over before."""
 
 
-class _Done:
-    """Of what was carried out at once."""
-
-    def wait(self) -> None:
-        """Nothing is left to wait for."""
-
-
 class Here:
     """The caller itself; what goes wrong is raised at once."""
 
     def start(self, work: Work) -> Ticket:
         """See Lane."""
         work()
-        return _Done()
+        return Ticket(lambda: None)
 
 
 class Thread:
@@ -62,7 +58,7 @@ class Thread:
     def __init__(self, device: torch.device | None = None) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device) if device is not None and device.type == "cuda" else None
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._jobs: _Jobs = SimpleQueue()
         # a daemon: what hangs in a collective, because another rank is gone, must not keep the process
         threading.Thread(target=_carry_out, args=(self._jobs,), name="fedsign-collectives", daemon=True).start()
         weakref.finalize(self, self._jobs.put, None)
@@ -72,9 +68,9 @@ class Thread:
         if self._stream is not None:
             reached = torch.cuda.current_stream(self._device).record_event()
             work = partial(_on_stream, self._stream, reached, work)
-        job = _Job(work)
-        self._jobs.put(job)
-        return job
+        done: Future[None] = Future()
+        self._jobs.put((work, done))
+        return Ticket(done.result)
 
 
 def _on_stream(stream: torch.cuda.Stream, reached: torch.cuda.Event, work: Work) -> None:
@@ -84,39 +80,18 @@ def _on_stream(stream: torch.cuda.Stream, reached: torch.cuda.Event, work: Work)
         stream.synchronize()
 
 
-class _Job:
-    """A work, and its ticket."""
-
-    def __init__(self, work: Work) -> None:
-        self._work: Work | None = work
-        self._error: BaseException | None = None
-        self._done = threading.Event()
-
-    def carry_out(self, error: BaseException | None) -> BaseException | None:
-        """Do it, if nothing went wrong before; what has gone wrong."""
-        work, self._work = self._work, None
-        if error is None and work is not None:
-            try:
-                work()
-            except BaseException as found:  # noqa: BLE001 - raised where it is waited for
-                error = found
-        del work  # and with it the tensors, before somebody is told
-        self._error = error
-        self._done.set()
-        return error
-
-    def wait(self) -> None:
-        """See Ticket."""
-        self._done.wait()
-        if self._error is not None:
-            raise self._error
-
-
-def _carry_out(jobs: "SimpleQueue[_Job | None]") -> None:
-    error = None
+def _carry_out(jobs: _Jobs) -> None:
+    error: BaseException | None = None
     while (job := jobs.get()) is not None:
-        error = job.carry_out(error)
-        del job  # its ticket is the caller's
+        work, done = job
+        try:
+            if error is None:
+                work()
+        except BaseException as found:  # noqa: BLE001 - raised where it is waited for
+            error = found
+        del job, work  # and with it the tensors, before somebody is told
+        done.set_result(None) if error is None else done.set_exception(error)
+        del done  # the caller's
 
 
 class Streamed:
@@ -126,19 +101,9 @@ class Streamed:
         self._device, self._stream = device, torch.cuda.Stream(device)
 
     def start(self, work: Work) -> Ticket:
-        """See Lane; the stream goes on from where the caller's stands."""
+        """See Lane; the stream goes on from where the caller's stands, and who waits lets the caller's stream wait."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             work()
-        return _Reached(self._device, self._stream.record_event())
-
-
-class _Reached:
-    """A place in a stream."""
-
-    def __init__(self, device: torch.device, event: torch.cuda.Event) -> None:
-        self._device, self._event = device, event
-
-    def wait(self) -> None:
-        """Let the caller's stream wait; the caller goes on."""
-        torch.cuda.current_stream(self._device).wait_event(self._event)
+        reached = self._stream.record_event()
+        return Ticket(lambda: torch.cuda.current_stream(self._device).wait_event(reached))

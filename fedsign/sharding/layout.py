@@ -117,11 +117,6 @@ class Cut:
         """Elements with the padding."""
         return self.block * self.grouping.ranks
 
-    @property
-    def padding(self) -> int:
-        """Elements that stand for nothing, at the end."""
-        return self.padded - self.numel
-
     def span(self, rank: int, granularity: Granularity) -> tuple[int, int]:
         """Where a rank's elements begin and end; it may include padding."""
         blocks = self.grouping.blocks_of(rank, granularity)

@@ -22,7 +22,6 @@ unit's forward runs again within its backward, and then keeps its hands off.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from enum import Enum, auto
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -47,14 +46,6 @@ MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer
 _NOT_ELEMENTWISE = (torch.optim.LBFGS, torch.optim.Adafactor)
 
 
-class Phase(Enum):
-    """What a unit's parameters are needed for."""
-
-    IDLE = auto()  # nothing
-    FORWARD = auto()
-    BACKWARD = auto()  # and for a forward within it
-
-
 class _Unit:
     """A module whose own parameters come and go together."""
 
@@ -62,8 +53,8 @@ class _Unit:
         self, module: nn.Module, flats: Sequence[FlatParameter], backwards: "_Backwards", *, is_all: bool
     ) -> None:
         """`is_all`: the model itself, whose forward is a pass."""
-        self.flats, self.phase, self._backwards = flats, Phase.IDLE, backwards
-        self._ahead, self._is_all = backwards.ahead, is_all
+        self.flats, self._backwards, self._ahead, self._is_all = flats, backwards, backwards.ahead, is_all
+        self._is_in_backward = False  # where a forward within it, of activation checkpointing, changes nothing
         module.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True)
         module.register_forward_hook(self._after_forward, always_call=False)
 
@@ -82,29 +73,24 @@ class _Unit:
         for flat in self.flats:
             flat.free()
 
-    def _come(self, phase: Phase) -> None:
+    def _come(self) -> None:
         self.start_gather()
         for flat in self.flats:
             flat.gather()
-        self.phase = phase
         self._ahead.came(self)
 
-    def _go(self) -> None:
-        self.free()
-        self.phase = Phase.IDLE
-
     def _before_forward(self, _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        if self.phase is Phase.BACKWARD:
+        if self._is_in_backward:
             return None
         if self._is_all and not self._backwards.is_within:
             self._ahead.begin(Pass.FORWARD)
-        self._come(Phase.FORWARD)
+        self._come()
         return _marked((args, kwargs), self.after_backward) if torch.is_grad_enabled() else None
 
     def _after_forward(self, _: nn.Module, __: Any, outputs: Any) -> None:
-        if self.phase is Phase.BACKWARD:
+        if self._is_in_backward:
             return
-        self._go()
+        self.free()
         if self._is_all and not self._backwards.is_within:
             self._ahead.end()
         for tensor in tree_flatten(outputs)[0]:
@@ -113,18 +99,20 @@ class _Unit:
 
     def _before_backward(self, _: Tensor) -> None:
         self._backwards.begin()
-        if self.phase is Phase.BACKWARD:
+        if self._is_in_backward:
             return
-        self._come(Phase.BACKWARD)
+        self._come()
+        self._is_in_backward = True
         for flat in self.flats:
             flat.expect_gradients()
 
     def after_backward(self) -> None:
         """Reduce what came together, and free."""
-        if self.phase is not Phase.BACKWARD:
+        if not self._is_in_backward:
             return
         started = [each for flat in self.flats for each in flat.reduce_gradients()]
-        self._go()
+        self.free()
+        self._is_in_backward = False
         self._ahead.reduce(started)
 
 
@@ -222,6 +210,9 @@ class Sharded:
                 "a model without trainable parameters was given to be sharded; at least one has to require a gradient."
             )
         self._masks: dict[str, Tensor] = {}
+        self._names: dict[nn.Parameter, list[str]] = {}
+        for name, param in model.named_parameters(remove_duplicate=False):
+            self._names.setdefault(param, []).append(name)
         # a rank may own nothing but padding; an optimiser asks for at least one tensor
         owned = [(_key(piece), piece.tensor) for piece in self.pieces] or [("nothing", nn.Parameter(torch.zeros(1)))]
         self.optimizer = optimizer(owned)
@@ -353,20 +344,20 @@ class Sharded:
                 yield piece, piece.tensor.grad
 
     def values(self, names: Collection[str] | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Parameters by their first names, whole, on every rank: one unit after another, so that no rank ever has all of them.
+        """Parameters by name, whole, on every rank: one unit after another, so that no rank ever has all of them; tied ones by each name.
 
-        With `names`, those alone; all ranks have to ask for the same, to the end.
+        With `names`, those alone, of tied ones by the first; all ranks have to ask for the same, to the end.
         """
         for flat in self.flats:
             if names is None or any(name in names for name in flat.names):
-                found = flat.values()
-                yield from ((name, value) for name, value in found.items() if names is None or name in names)
+                for param, (first, value) in zip(flat.params, flat.values().items(), strict=True):
+                    if names is None or first in names:
+                        yield from ((name, value) for name in self._names[param])
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """All parameters and buffers by name, whole, on every rank; of tied ones each name."""
-        values = dict(self.values())
-        first = {id(param): name for name, param in self.model.named_parameters()}
-        state = {name: values[first[id(param)]] for name, param in self.model.named_parameters(remove_duplicate=False)}
+        values, names = dict(self.values()), self.model.named_parameters(remove_duplicate=False)
+        state = {name: values[name] for name, _ in names}
         return state | {name: buffer.clone() for name, buffer in self.model.named_buffers()}
 
     def kept_bytes(self) -> int:

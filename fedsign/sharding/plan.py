@@ -12,6 +12,7 @@ Differs: nothing is added for what does not overlap, and the paper's tables are 
 where the ranks of a group share one.
 """
 
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -88,11 +89,6 @@ class Ranking:
     too_large: tuple[Estimate, ...]
     """Those that do not fit, the smallest first."""
 
-    @property
-    def fits(self) -> tuple[Estimate, ...]:
-        """All that fit."""
-        return self.near + self.slower
-
 
 def memory_bytes(strategy: Strategy, task: Task, grouping: Grouping) -> float:
     """The model states of a rank; activations and gathered units come on top."""
@@ -129,15 +125,12 @@ def estimate(
 def rank(estimates: Iterable[Estimate], *, memory_bytes: float) -> Ranking:
     """Sort strategies by what fits into a rank's memory, and by time."""
     each = list(estimates)
-    fits = sorted(
-        (one for one in each if one.memory_bytes <= memory_bytes), key=lambda one: (one.step_s, one.memory_bytes)
-    )
-    limit = NEAR * fits[0].step_s if fits else 0.0
-    near = [one for one in fits if one.step_s <= limit]
+    fitting = [one for one in each if one.memory_bytes <= memory_bytes]
+    fits = sorted(fitting, key=lambda one: (one.step_s, one.memory_bytes))
+    near = [one for one in fits if one.step_s <= NEAR * fits[0].step_s]
+    by_memory = operator.attrgetter("memory_bytes")
     return Ranking(
-        near=tuple(sorted(near, key=lambda one: (one.memory_bytes, one.step_s))),
-        slower=tuple(one for one in fits if one.step_s > limit),
-        too_large=tuple(
-            sorted((one for one in each if one.memory_bytes > memory_bytes), key=lambda one: one.memory_bytes)
-        ),
+        near=tuple(sorted(near, key=by_memory)),
+        slower=tuple(fits[len(near) :]),
+        too_large=tuple(sorted((one for one in each if one not in fits), key=by_memory)),
     )

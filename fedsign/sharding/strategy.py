@@ -24,6 +24,16 @@ class Scope(StrEnum):
     INTER = "inter"
     ALL = "global"
 
+    @property
+    def whole(self) -> Granularity:
+        """How finely a tensor is sharded that is whole in this scope."""
+        return I if self is Scope.INTER else N
+
+    @property
+    def part(self) -> Granularity:
+        """How finely it is sharded where each rank of the scope has its part."""
+        return I if self is Scope.INTRA else G
+
 
 class Operation(StrEnum):
     """What is done."""
@@ -44,41 +54,13 @@ class Collective:
         return f"{self.scope} {self.operation}"
 
 
-def _gather(scope: Scope) -> Collective:
-    return Collective(scope=scope, operation=Operation.ALL_GATHER)
+_SCOPES = {(scope.whole, scope.part): scope for scope in Scope}
+_ALIKE = {N: (Scope.ALL,), I: (Scope.INTER,), G: ()}  # between whom a part is the same
 
 
-def _scatter(scope: Scope) -> Collective:
-    return Collective(scope=scope, operation=Operation.REDUCE_SCATTER)
-
-
-def _reduce(scope: Scope) -> Collective:
-    return Collective(scope=scope, operation=Operation.ALL_REDUCE)
-
-
-# from coarse gradients to the optimiser's share of them
-_SYNC_GRADIENTS: dict[tuple[Granularity, Granularity], tuple[Collective, ...]] = {
-    (N, N): (_reduce(Scope.ALL),),
-    (N, I): (_scatter(Scope.INTRA), _reduce(Scope.INTER)),
-    (N, G): (_scatter(Scope.ALL),),
-    (I, I): (_reduce(Scope.INTER),),
-    (I, G): (_scatter(Scope.INTER),),
-    (G, G): (),
-}
-# from parts to a coarser whole: (the whole, the parts)
-_GATHER: dict[tuple[Granularity, Granularity], tuple[Collective, ...]] = {
-    (N, N): (),
-    (N, I): (_gather(Scope.INTRA),),
-    (N, G): (_gather(Scope.ALL),),
-    (I, I): (),
-    (I, G): (_gather(Scope.INTER),),
-    (G, G): (),
-}
-_SCATTER: dict[Granularity, tuple[Collective, ...]] = {
-    N: (),
-    I: (_scatter(Scope.INTRA),),
-    G: (_scatter(Scope.ALL),),
-}
+def _between(operation: Operation, coarse: Granularity, fine: Granularity) -> tuple[Collective, ...]:
+    """From a coarse whole to its parts, or back; nothing where they are the same."""
+    return () if coarse is fine else (Collective(scope=_SCOPES[coarse, fine], operation=operation),)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,22 +89,25 @@ class Strategy:
     @property
     def reduce_gradients(self) -> tuple[Collective, ...]:
         """After a unit's backward, in every micro-batch."""
-        return _SCATTER[self.gradients]
+        return _between(Operation.REDUCE_SCATTER, N, self.gradients)
 
     @property
     def sync_gradients(self) -> tuple[Collective, ...]:
         """Once a step, before the optimiser's."""
-        return _SYNC_GRADIENTS[self.gradients, self.states]
+        scattered = _between(Operation.REDUCE_SCATTER, self.gradients, self.states)
+        return scattered + tuple(
+            Collective(scope=scope, operation=Operation.ALL_REDUCE) for scope in _ALIKE[self.states]
+        )
 
     @property
     def sync_params(self) -> tuple[Collective, ...]:
         """Once a step, after the optimiser's."""
-        return _GATHER[self.params, self.states]
+        return _between(Operation.ALL_GATHER, self.params, self.states)
 
 
 def gather_all(granularity: Granularity) -> tuple[Collective, ...]:
     """What makes a state whole everywhere."""
-    return _GATHER[N, granularity]
+    return _between(Operation.ALL_GATHER, N, granularity)
 
 
 _KNOWN_AS = {"NNN": "DDP", "NNG": "ZeRO-1", "NGG": "ZeRO-2", "GGG": "ZeRO-3", "III": "MiCS"}

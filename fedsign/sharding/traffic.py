@@ -58,9 +58,6 @@ class Payload:
             intra_bytes=self.intra_bytes + other.intra_bytes, inter_bytes=self.inter_bytes + other.inter_bytes
         )
 
-    def __sub__(self, other: "Payload") -> "Payload":
-        return self + other.times(-1)
-
     def times(self, count: int) -> "Payload":
         """As often."""
         return Payload(intra_bytes=count * self.intra_bytes, inter_bytes=count * self.inter_bytes)

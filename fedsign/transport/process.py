@@ -8,6 +8,7 @@ A child ends when its parent does, however the parent ends: the kernel closes th
 
 import importlib
 import json
+import logging
 import os
 import select
 import signal
@@ -20,7 +21,6 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from fedsign.errors import EngineError
 from fedsign.transport.connection import Connection
 
 _PROGRAM = """
@@ -30,19 +30,6 @@ from fedsign.transport.process import serve
 serve(*sys.argv[1:])
 """
 _TERMINATION_S = 10.0
-
-
-def refuse_nested(mark: str, process: str) -> None:
-    """Keep a process with `mark` in its environment from starting others like it.
-
-    Raises:
-        EngineError: this is one.
-    """
-    if os.environ.get(mark):
-        raise EngineError(
-            f"{process} was made to play a run, by a module that plays one when it is imported; put that "
-            'under `if __name__ == "__main__":`.'
-        )
 
 
 class ChildProcess:
@@ -110,15 +97,6 @@ def close_all(children: Collection[ChildProcess]) -> None:
         child.close()
 
 
-def remove_empty_logs(folder: Path, pattern: str) -> None:
-    """Remove the logs in which nothing stands, and the folder if nothing is left in it."""
-    for log in folder.glob(pattern):
-        if not log.stat().st_size:
-            log.unlink()
-    with suppress(OSError):  # there are others, or there never was a folder
-        folder.rmdir()
-
-
 def serve(module: str, ends_with: str) -> None:
     """Run a module's `main` in a child process."""
     parent = Connection(socket.socket(fileno=os.dup(0)))
@@ -128,6 +106,7 @@ def serve(module: str, ends_with: str) -> None:
         end_with(int(ends_with))
     else:
         _end_after(parent.fileno(), 0)  # data are not reported, only the end
+    logging.basicConfig(format="%(levelname)s: %(message)s", stream=sys.stderr)
     try:
         importlib.import_module(module).main(parent)
     except KeyboardInterrupt:

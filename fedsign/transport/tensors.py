@@ -8,15 +8,16 @@ memory back when the last process that has it dies, however it dies.  A page tak
 Python: an exception that a signal handler raises in a callback, such as Ctrl-C's, is printed and lost.
 """
 
+import json
 import mmap
 import os
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,15 +51,18 @@ class Layout:
             offset += aligned(tensor.numel() * tensor.element_size())
         return cls(tuple(places), offset)
 
-    @classmethod
-    def from_json(cls, found: Sequence[Any]) -> "Layout":
-        """What `as_json` gave, after its travel."""
-        places, num_bytes = found
-        return cls(tuple((name, dtype, tuple(a), tuple(b), offset) for name, dtype, a, b, offset in places), num_bytes)
+    @staticmethod
+    @lru_cache  # the same few come with every message
+    def from_json(text: str) -> "Layout":
+        """What `as_json` gave."""
+        places, num_bytes = json.loads(text)
+        return Layout(
+            tuple((name, dtype, tuple(a), tuple(b), offset) for name, dtype, a, b, offset in places), num_bytes
+        )
 
-    def as_json(self) -> list[Any]:
-        """In lists."""
-        return [self.places, self.num_bytes]
+    def as_json(self) -> str:
+        """For a message."""
+        return json.dumps([self.places, self.num_bytes])
 
     def read(self, memory: Tensor) -> Tensors:
         """The tensors that lie in a memory [bytes], uncopied."""
@@ -99,6 +103,10 @@ class SharedFile:
         self._slots_per_block = max(1, _BLOCK_BYTES // self.slot_bytes)
         self._blocks: dict[int, mmap.mmap] = {}
 
+    def as_json(self) -> tuple[int, int]:
+        """For a process that has inherited the descriptor: what makes the same file there."""
+        return self.descriptor, self.slot_bytes
+
     def memory(self, slot: int) -> Tensor:
         """A slot as a tensor [bytes]."""
         return torch.frombuffer(self.view(slot), dtype=torch.uint8)
@@ -128,7 +136,6 @@ class Slots(SharedFile):
 
     def __init__(self, name: str, slot_bytes: int) -> None:
         super().__init__(os.memfd_create(f"fedsign-{name}"), slot_bytes)
-        self._free: deque[int] = deque()
         self._loans: dict[int, _Loan] = {}  # slot -> the last one of it
         self._ended: deque[_Loan] = deque()
         self.num_slots = 0  # that were ever in use at once
@@ -137,17 +144,11 @@ class Slots(SharedFile):
         """A slot that nobody uses."""
         if self._ended:
             return self._ended.pop().slot  # the one used last, whose pages are there
-        if self._free:
-            return self._free.pop()
         number, place = divmod(self.num_slots, self._slots_per_block)
         if place == 0:
             os.ftruncate(self.descriptor, (number + 1) * self._block_bytes())
         self.num_slots += 1
         return self.num_slots - 1
-
-    def give_back(self, slot: int) -> None:
-        """Nobody uses it any more."""
-        self._free.append(slot)
 
     def lent(self, slot: int) -> Tensor:
         """A slot as a tensor [bytes]; it is given back when the last tensor that lies in it is gone."""

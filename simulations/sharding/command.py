@@ -51,27 +51,25 @@ def sharding(
     """Sharding strategies (PaRO) by memory and time: what fits, and what is fastest on this network."""
     from simulations.sharding import estimate as estimates
 
-    network = estimates.network_of(
-        estimates.Said(ranks=ranks, intra=intra, inter=inter, link=link), per_group=per_group, measure=measure
-    )
-    if network is None:
-        return  # the first rank says it
     asked = estimates.Asked(
         params=params,
-        trainable=trainable,
-        ranks=network.ranks,
         per_group=per_group,
-        intra=network.intra,
-        inter=network.inter,
         memory=memory,
+        ranks=ranks,
+        intra=intra,
+        inter=inter,
+        link=link,
+        trainable=trainable,
         accumulate=accumulate,
         compute_s=t_comp,
-        link=network.link,
         collectives=collectives,
         candidates=candidates,
     )
+    known = estimates.with_network(asked, measure=measure)
+    if known is None:
+        return  # the first rank says it
     path = out or (None if json else estimates.DEFAULT_PATH)
-    found = estimates.look(asked, path)
+    found = estimates.look(known, path)
     if json:
         print_json(found.as_json())
     else:

@@ -1,7 +1,7 @@
 """`fedsign estimate sharding`: the plan of `fedsign.sharding.plan`, as a table, a picture and JSON."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,12 +22,11 @@ from simulations.sharding.quantities import bits_per_second, bytes_of, fraction
 
 DEFAULT_PATH = Path("sharding.svg")
 _CANDIDATES = {"all": tuple(STRATEGIES), "paper": PAPER}
-_REMARKS: dict[Standing, str] = {
-    "near": "fast",
-    "slower": "",
-    "too_large": "too large",
-}
+_REMARKS: dict[Standing, str] = {"near": "fast", "slower": "", "too_large": "too large"}
 E_ = TypeVar("E_", bound=StrEnum)
+
+
+_MEASURED = ("ranks", "intra", "inter", "link")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,68 +34,45 @@ class Asked:
     """The command's options, as they were typed."""
 
     params: float
-    trainable: str
-    ranks: int
     per_group: int
-    intra: str
-    inter: str
     memory: str
-    accumulate: int
-    compute_s: float
-    link: str
-    collectives: str
-    candidates: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Said:
-    """What was said of the ranks and their network, and what was not."""
-
     ranks: int | None
     intra: str | None
     inter: str | None
     link: str | None
+    trainable: str
+    accumulate: int
+    compute_s: float
+    collectives: str
+    candidates: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ranks:
-    """The ranks and their network."""
-
-    ranks: int
-    intra: str
-    inter: str
-    link: str
-
-
-def network_of(said: Said, *, per_group: int, measure: bool) -> Ranks | None:
-    """As said, or as measured; None on ranks that have nothing to say.
+def with_network(asked: Asked, *, measure: bool) -> Asked | None:
+    """With ranks and network as they are said, or measured; None on ranks that have nothing to say.
 
     Raises:
         ConfigError: something is missing, or was said although it is measured.
     """
-    values = {f"--{name}": getattr(said, name) for name in ("ranks", "intra", "inter", "link")}
+    given = [name for name in _MEASURED if getattr(asked, name) is not None]
     if not measure:
-        missing = [option for option, value in values.items() if value is None and option != "--link"]
-        if said.ranks is None or said.intra is None or said.inter is None:
+        missing = [f"--{name}" for name in _MEASURED if name not in given and name != "link"]
+        if missing:
             raise ConfigError(
                 f"{', '.join(missing)} {'was' if len(missing) == 1 else 'were'} not given; say what your ranks have, such as --ranks 32 "
                 "--intra 2000Gbps --inter 80Gbps, or start them with torchrun and --measure."
             )
-        return Ranks(ranks=said.ranks, intra=said.intra, inter=said.inter, link=said.link or Link.RANK)
-    given = [option for option, value in values.items() if value is not None]
+        return replace(asked, link=asked.link or Link.RANK)
     if given:
-        raise ConfigError(f"--measure was given with {', '.join(given)}, which it measures; leave one of them out.")
+        options = ", ".join(f"--{name}" for name in given)
+        raise ConfigError(f"--measure was given with {options}, which it measures; leave one of them out.")
     from simulations.sharding.probing import measured  # torch
 
-    found = measured(per_group)
+    found = measured(asked.per_group)
     if found is None:
         return None
     network, ranks = found
-    return Ranks(ranks=ranks, intra=_gigabits(network.intra_bps), inter=_gigabits(network.inter_bps), link=network.link)
-
-
-def _gigabits(bps: float) -> str:
-    return f"{bps / 1e9:.4g}Gbps"
+    intra, inter = (f"{bps / 1e9:.4g}Gbps" for bps in (network.intra_bps, network.inter_bps))
+    return replace(asked, ranks=ranks, intra=intra, inter=inter, link=network.link)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,10 +112,7 @@ class Found:
         """The numbers, in the order of the table."""
         best = self.ranking.near[0].strategy.name if self.ranking.near else None
         return {
-            "ranks": self.asked.ranks,
-            "intra": self.asked.intra,
-            "inter": self.asked.inter,
-            "link": self.asked.link,
+            **{name: getattr(self.asked, name) for name in _MEASURED},
             "memory_limit_bytes": self.limit_bytes,
             "recommended": best,
             "picture": None if self.picture is None else str(self.picture),
@@ -155,30 +128,17 @@ def look(asked: Asked, picture: Path | None) -> Found:
     """
     if picture is not None and picture.suffix.lower() != ".svg":
         raise ConfigError(f"--out {picture} was given; expected is a name that ends in .svg.")
-    found = _estimated(asked, picture)
-    if picture is not None:
-        dots = [
-            Dot(name=each.strategy.name, memory_bytes=each.memory_bytes, time_s=each.step_s, standing=standing)
-            for standing, each in found.rows()
-        ]
-        write_text(
-            picture, draw_sharding(dots, limit_bytes=found.limit_bytes, title=found.title, subtitle=found.subtitle)
-        )
-    return found
-
-
-def _estimated(asked: Asked, picture: Path | None) -> Found:
     if asked.candidates not in _CANDIDATES:
         raise ConfigError(f"--candidates {asked.candidates} was given; expected is one of {', '.join(_CANDIDATES)}.")
     if asked.compute_s < 0:
         raise ConfigError(f"--t-comp {asked.compute_s:g} was given; expected are seconds, 0 or more.")
     if not asked.params >= 1:
         raise ConfigError(f"--params {asked.params:g} was given; expected is a number of parameters, such as 65e9.")
-    grouping = Grouping.of(ranks=asked.ranks, per_group=asked.per_group)
+    grouping = Grouping.of(ranks=asked.ranks or 0, per_group=asked.per_group)
     network = Network(
-        intra_bps=bits_per_second(asked.intra, option="--intra"),
-        inter_bps=bits_per_second(asked.inter, option="--inter"),
-        link=_choice(Link, asked.link, option="--link"),
+        intra_bps=bits_per_second(asked.intra or "", option="--intra"),
+        inter_bps=bits_per_second(asked.inter or "", option="--inter"),
+        link=_choice(Link, asked.link or "", option="--link"),
         rings=_choice(Rings, asked.collectives, option="--collectives"),
     )
     share = fraction(asked.trainable, option="--trainable")
@@ -189,7 +149,14 @@ def _estimated(asked: Asked, picture: Path | None) -> Found:
     ]
     limit_bytes = bytes_of(asked.memory, option="--memory")
     ranking = rank(estimates, memory_bytes=limit_bytes)
-    return Found(asked=asked, limit_bytes=limit_bytes, ranking=ranking, picture=picture)
+    found = Found(asked=asked, limit_bytes=limit_bytes, ranking=ranking, picture=picture)
+    if picture is not None:
+        dots = [
+            Dot(name=each.strategy.name, memory_bytes=each.memory_bytes, time_s=each.step_s, standing=standing)
+            for standing, each in found.rows()
+        ]
+        write_text(picture, draw_sharding(dots, limit_bytes=limit_bytes, title=found.title, subtitle=found.subtitle))
+    return found
 
 
 def _count(params: float) -> str:
@@ -207,17 +174,13 @@ def _choice(kind: type[E_], text: str, *, option: str) -> E_:
 
 
 def _as_json(standing: Standing, each: Estimate) -> dict[str, Any]:
+    seconds = ("param_s", "gradient_s", "sync_gradient_s", "sync_param_s", "communication_s", "step_s")
     return {
         "strategy": each.strategy.name,
         "known_as": each.strategy.known_as,
         "standing": standing,
         "memory_bytes": round(each.memory_bytes),
-        "param_s": each.param_s,
-        "gradient_s": each.gradient_s,
-        "sync_gradient_s": each.sync_gradient_s,
-        "sync_param_s": each.sync_param_s,
-        "communication_s": each.communication_s,
-        "step_s": each.step_s,
+        **{name: getattr(each, name) for name in seconds},
     }
 
 

@@ -25,7 +25,7 @@ from clients.cohort.context import StackedContext
 from clients.cohort.loss import StackedLoss
 from clients.cohort.modules import StackedModel
 from clients.cohort.paths import chunk_of, on_path
-from clients.cohort.plan import stacked_plan
+from clients.cohort.plan import StackedBatch, stacked_plan
 from clients.cohort.trainer import CohortTrainer
 from clients.state.store import ClientStore
 from clients.trainer import LocalTrainer, SequentialTrainer, check_training
@@ -375,7 +375,7 @@ def test_padded_samples_contribute_nothing_to_loss_and_gradient(model: str, obje
 
     def gradients(features: Tensor, targets: Tensor) -> tuple[Tensor, list[Tensor]]:
         theta = {name: tensor.clone().requires_grad_() for name, tensor in away.items()}
-        total, losses = loss(theta, features, targets, weights, context)
+        total, losses = loss(theta, StackedBatch(features, targets, weights), context)
         return (losses * weights).sum(1), list(torch.autograd.grad(total, list(theta.values())))
 
     losses, found = gradients(features, targets)

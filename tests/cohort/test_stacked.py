@@ -13,6 +13,7 @@ from clients.cohort.loss import StackedLoss
 from clients.cohort.modules import StackedModel
 from clients.cohort.optim import stacked_optimizer
 from clients.cohort.penalty import penalty_gradient
+from clients.cohort.plan import StackedBatch
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.objectives.fedprox import FedProxObjective
 from fedsign.objectives.fedsign import FedSignObjective
@@ -58,7 +59,7 @@ def nothing_to_read() -> StackedContext:
     )  # fmt: skip
 
 
-def batch_for(task: SampleTask, num_outputs: int) -> tuple[Tensor, Tensor, Tensor]:
+def batch_for(task: SampleTask, num_outputs: int) -> StackedBatch:
     """Features [K, B, 2, 3], targets and weights [K, B]; the second client's batch is filled up."""
     random = torch.Generator().manual_seed(2)
     features = torch.randn(NUM_CLIENTS, BATCH, 2, 3, generator=random, dtype=torch.float64)
@@ -68,7 +69,7 @@ def batch_for(task: SampleTask, num_outputs: int) -> tuple[Tensor, Tensor, Tenso
         targets = torch.randint(num_outputs, (NUM_CLIENTS, BATCH), generator=random)
     lengths = torch.tensor([BATCH, 2, BATCH - 1])[:, None]
     weights = (torch.arange(BATCH) < lengths) / lengths.double()
-    return features, targets, weights
+    return StackedBatch(features, targets, weights)
 
 
 @pytest.mark.parametrize("task_name", TASKS)
@@ -82,22 +83,22 @@ def test_the_gradient_of_a_chain_is_that_of_autograd(function: str, task_name: s
         FUNCTIONS[function](),
         nn.Linear(3, num_outputs),
     ).double()
-    features, targets, weights = batch_for(task, num_outputs)
+    batch = batch_for(task, num_outputs)
     theta = stacked(model)
     free = {name: tensor.clone().requires_grad_() for name, tensor in theta.items()}
     loss = StackedLoss(StackedModel(model), task, Objective(), stacked_layers(model))
-    total, expected_losses = loss(free, features, targets, weights, nothing_to_read())
+    total, expected_losses = loss(free, batch, nothing_to_read())
     expected = dict(zip(free, torch.autograd.grad(total, list(free.values())), strict=True))
     chain = chain_gradient(stacked_layers(model), task, (2, 3))
     assert chain is not None
     before = {name: tensor.clone() for name, tensor in theta.items()}
     into = {name: torch.full_like(tensor, 2.0) for name, tensor in theta.items()}
-    losses = chain.add(theta, features, targets, weights, into, beta=0.5, alpha=3.0)
+    losses = chain.add(theta, batch, into, beta=0.5, alpha=3.0)
     torch.testing.assert_close(losses, expected_losses, rtol=1e-12, atol=1e-12)
     for name, gradient in expected.items():
         assert torch.equal(theta[name], before[name]) and gradient.abs().max() > 1e-3
         torch.testing.assert_close(into[name], 1 + 3 * gradient, rtol=1e-12, atol=1e-12)
-    chain.add(theta, features, targets, weights, theta, beta=1, alpha=-0.1)  # a step of gradient descent in place
+    chain.add(theta, batch, theta, beta=1, alpha=-0.1)  # a step of gradient descent in place
     for name, gradient in expected.items():
         torch.testing.assert_close(theta[name], before[name] - 0.1 * gradient, rtol=1e-12, atol=1e-12)
 

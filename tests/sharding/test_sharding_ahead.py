@@ -3,13 +3,14 @@
 import gc
 import sys
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
 
 from fedsign.sharding.ahead import Ahead, Pass
-from fedsign.sharding.lanes import Here, Thread
+from fedsign.sharding.lanes import Here, Thread, Ticket
 
 
 @dataclass(eq=False)
@@ -29,17 +30,6 @@ class Fake:
         if self.is_gathered:
             self.log.append(f"-{self.name}")
         self.is_gathered = False
-
-
-@dataclass
-class Waited:
-    """A ticket that notes who has waited."""
-
-    name: str
-    log: list[str] = field(default_factory=list)
-
-    def wait(self) -> None:
-        self.log.append(self.name)
 
 
 def through(ahead: Ahead, units: list[Fake], which: Pass = Pass.FORWARD) -> list[str]:
@@ -87,9 +77,9 @@ def test_a_unit_that_comes_out_of_order_is_gathered_then_and_one_in_vain_goes_at
 
 
 def test_of_reductions_one_unit_is_under_way(units: list[Fake]) -> None:
-    ahead, log, some = Ahead(is_on=True), [], torch.zeros(1)
+    ahead, log, some = Ahead(is_on=True), list[str](), torch.zeros(1)
     for name in "xyz":
-        ahead.reduce([(Waited(name, log), some)])
+        ahead.reduce([(Ticket(partial(log.append, name)), some)])
         ahead.reduce([])  # of a unit without any
     assert log == ["x", "y"]
     ahead.settle()
@@ -98,7 +88,7 @@ def test_of_reductions_one_unit_is_under_way(units: list[Fake]) -> None:
 
 def test_without_a_reduction_is_waited_for_at_once() -> None:
     ahead, log = Ahead(is_on=False), list[str]()
-    ahead.reduce([(Waited("x", log), torch.zeros(1))])
+    ahead.reduce([(Ticket(partial(log.append, "x")), torch.zeros(1))])
     assert log == ["x"]
 
 

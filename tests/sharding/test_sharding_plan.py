@@ -4,6 +4,7 @@ import json
 import math
 from itertools import combinations, product
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from fedsign.sharding.layout import Cut, Granularity, Grouping
 from fedsign.sharding.plan import Estimate, Ranking, Task, estimate, rank
 from fedsign.sharding.strategy import PAPER, STRATEGIES, Collective, Operation, Scope, strategy_of
 from fedsign.sharding.traffic import Link, Network, Payload, Rings, payload, seconds
-from simulations.sharding.estimate import Asked, Ranks, Said, look, network_of
+from simulations.sharding.estimate import Asked, look, with_network
 from tests.e2e.command import fedsign
 
 GB = 1e9
@@ -31,11 +32,11 @@ def ranking_of(params: float, share: float, *, names: tuple[str, ...] = tuple(ST
 
 
 def by_name(ranking: Ranking) -> dict[str, Estimate]:
-    return {each.strategy.name: each for each in (*ranking.fits, *ranking.too_large)}
+    return {each.strategy.name: each for each in (*ranking.near, *ranking.slower, *ranking.too_large)}
 
 
 def in_order_of_time(ranking: Ranking) -> list[str]:
-    return [each.strategy.name for each in sorted(ranking.fits, key=lambda each: each.step_s)]
+    return [each.strategy.name for each in sorted(ranking.near + ranking.slower, key=lambda each: each.step_s)]
 
 
 def test_the_rule_keeps_the_papers_fourteen_of_twenty_seven() -> None:
@@ -57,7 +58,7 @@ def test_an_unknown_strategy_is_named_with_those_there_are() -> None:
 @given(grouping=groupings, numel=st.integers(0, 200))
 def test_a_rank_owns_as_many_elements_as_any_other_and_all_ranks_own_all(grouping: Grouping, numel: int) -> None:
     cut = Cut(numel=numel, grouping=grouping)
-    assert 0 <= cut.padding < grouping.ranks
+    assert 0 <= cut.padded - cut.numel < grouping.ranks
     for granularity in Granularity:
         spans = [cut.span(each, granularity) for each in range(grouping.ranks)]
         assert {stop - start for start, stop in spans} == {cut.num_owned(granularity)}
@@ -144,12 +145,13 @@ def test_the_formulas_give_the_table_of_the_papers_five_scenarios(params: float,
         if memory_gb is not None:
             assert found[name].memory_bytes / GB == pytest.approx(memory_gb, abs=0.06), name
     # the rest of those that fit gather the whole model over the slow links
-    rest = {each.strategy.name for each in ranking.fits} - TABLE[params, share].keys()
+    rest = {each.strategy.name for each in ranking.near + ranking.slower} - TABLE[params, share].keys()
     assert all(name.startswith("G") for name in rest)
 
 
 def test_of_65_billion_only_what_shards_all_three_states_fits_80_gb() -> None:
-    assert {each.strategy.name for each in ranking_of(65e9, 1.0).fits} == {"IIG", "IGG", "GIG", "GGG"}
+    found = ranking_of(65e9, 1.0)
+    assert {each.strategy.name for each in found.near + found.slower} == {"IIG", "IGG", "GIG", "GGG"}
     assert by_name(ranking_of(65e9, 1.0))["III"].memory_bytes == pytest.approx(130 * GB)
 
 
@@ -178,7 +180,7 @@ def test_the_formulas_prefer_what_the_paper_did_not_run_and_the_papers_candidate
 
 def test_near_strategies_stand_first_with_the_cheapest_in_memory_at_the_top() -> None:
     ranking = ranking_of(65e9, 3 / 1000)
-    fastest = min(each.step_s for each in ranking.fits)
+    fastest = min(each.step_s for each in ranking.near + ranking.slower)
     assert [each.strategy.name for each in ranking.near] == ["IGG", "IIG", "III", "ING", "INI"]
     assert all(each.step_s <= 1.05 * fastest for each in ranking.near)
     assert all(each.step_s > 1.05 * fastest for each in ranking.slower)
@@ -253,6 +255,20 @@ def test_a_link_that_a_group_shares_takes_as_many_times_longer_as_ranks_share_it
     assert seconds(gather, tensor_bytes=1e9, grouping=PAPER_GROUPING, network=shared) == pytest.approx(8 * own)
 
 
+def asked(**changed: Any) -> Asked:
+    given = {
+        "params": 7e9,
+        "trainable": "1",
+        "ranks": 32,
+        "per_group": 8,
+        "intra": "2000Gbps",
+        "inter": "80Gbps",
+        "memory": "80GB",
+    }
+    given |= {"accumulate": 10, "compute_s": 0.0, "link": "rank", "collectives": "flat", "candidates": "all"}
+    return Asked(**given | changed)
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
@@ -269,50 +285,34 @@ def test_a_link_that_a_group_shares_takes_as_many_times_longer_as_ranks_share_it
         ({"candidates": "best"}, "--candidates best was given; expected is one of all, paper"),
     ],
 )
-def test_an_option_without_meaning_is_an_error_that_says_what_is_expected(
-    changed: dict[str, object], said: str
-) -> None:
-    given_ = {
-        "params": 7e9,
-        "trainable": "1",
-        "ranks": 32,
-        "per_group": 8,
-        "intra": "2000Gbps",
-        "inter": "80Gbps",
-        "memory": "80GB",
-    }
-    given_ |= {"accumulate": 10, "compute_s": 0.0, "link": "rank", "collectives": "flat", "candidates": "all"}
+def test_an_option_without_meaning_is_an_error_that_says_what_is_expected(changed: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        look(Asked(**(given_ | changed)), None)  # type: ignore[arg-type]
+        look(asked(**changed), None)
     assert said in str(raised.value)
 
 
-NOTHING = Said(ranks=None, intra=None, inter=None, link=None)
+NOTHING: dict[str, Any] = {"ranks": None, "intra": None, "inter": None, "link": None}
 
 
 def test_a_network_that_was_said_needs_no_ranks_to_run() -> None:
-    said = Said(ranks=4, intra="2Gbps", inter="1Gbps", link=None)
-    expected = Ranks(ranks=4, intra="2Gbps", inter="1Gbps", link="rank")
-    assert network_of(said, per_group=2, measure=False) == expected
+    assert with_network(asked(link=None), measure=False) == asked(link="rank")
 
 
 @pytest.mark.parametrize(
-    ("said", "measure", "why"),
+    ("changed", "measure", "why"),
     [
         (NOTHING, False, "--ranks, --intra, --inter were not given"),
-        (Said(ranks=4, intra="2Gbps", inter=None, link="group"), False, "--inter was not given"),
-        (
-            Said(ranks=4, intra=None, inter=None, link="group"),
-            True,
-            "--measure was given with --ranks, --link, which it measures",
-        ),
+        ({"inter": None}, False, "--inter was not given"),
+        ({"intra": None, "inter": None}, True, "--measure was given with --ranks, --link, which it measures"),
         (NOTHING, True, "--measure was given without ranks to measure between"),
     ],
 )
-def test_a_network_is_said_or_measured(said: Said, measure: bool, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_is_said_or_measured(
+    changed: dict[str, Any], measure: bool, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(ConfigError) as raised:
-        network_of(said, per_group=2, measure=measure)
+        with_network(asked(**changed), measure=measure)
     assert why in str(raised.value)
 
 

@@ -171,14 +171,19 @@ def test_a_worker_trains_on_the_newest_model_of_a_slot() -> None:
     given = [{"weight": torch.arange(6.0).reshape(2, 3)}, {"bias": torch.ones(2), "weight": torch.zeros(3, 2)}]
     with closing(models), ours, theirs:
         worker = _Worker(parent=Connection(theirs), trainer=trainer, together=False, models=models, replies=models)
-        slot, nothing = models.take(), Layout.of({})
+        slot, nothing = models.take(), Layout.of({}).as_json()
         for task, tensors in enumerate(given, start=1):
             layout = Layout.of(tensors)
             layout.write(tensors, models.memory(slot))
-            worker.take_in({"layout": 0, "is": nothing.as_json()})
-            worker.take_in({"layout": task, "is": layout.as_json()})
-            as_json = [task, slot, task, 0, 1, "plain", {}]
-            worker.take_in({"job": task, "tasks": [as_json], "units": [[slot, 0, [[0, 7, 0, None, 0]]]]})
+            client = {
+                "round": 1,
+                "partition": 7,
+                "state_version": 0,
+                "objective": {"name": "plain", "settings": {}},
+                "task": 0,
+            }
+            job = {"job": task, "tasks": [{"slot": slot, "model": layout.as_json(), "shared": nothing}]}
+            worker.train(job | {"units": [[slot, 0, [client]]]})
     for found, expected in zip(trainer.seen, given, strict=True):
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())

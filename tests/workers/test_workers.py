@@ -26,7 +26,7 @@ from clients.local_trainers import provider_of
 from clients.state.database import StateDatabase
 from clients.state.store import ClientStore
 from clients.trainer import LocalTrainer
-from clients.workers.pool import WORKER_MARK, Workers, devices_of
+from clients.workers.pool import Workers, devices_of
 from fedsign.config import from_dict
 from fedsign.data.base import Dataset, Samples
 from fedsign.errors import ConfigError, DiskFullError, EngineError
@@ -57,7 +57,7 @@ class Deadly(Objective):
         self._count, self._deaths = count, deaths
 
     def penalty(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensor | None:
-        if os.environ.get(WORKER_MARK):
+        if os.environ.get("FEDSIGN_WORKER"):
             path = Path(self._count)
             died = len(path.read_bytes()) if self._count and path.exists() else 0
             if died < self._deaths:

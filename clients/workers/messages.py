@@ -1,0 +1,49 @@
+"""Requests and results in messages between processes that train; their tensors lie in shared memory, or come with the message."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from fedsign.records import Failure, ObjectiveSpec, ReplyStack, Role, Tensors, TrainReply, TrainRequest
+from fedsign.transport.connection import Message
+
+Result = TrainReply | ReplyStack | Failure
+
+
+def request_message(request: TrainRequest) -> Message:
+    """What a client is asked, without tensors."""
+    objective = {"name": request.objective.name, "settings": dict(request.objective.settings)}
+    return {
+        "round": request.round,
+        "partition": request.partition,
+        "state_version": request.state_version,
+        "objective": objective,
+    }
+
+
+def request_from(message: Message, tensors: Tensors, shared: Tensors | None = None) -> TrainRequest:
+    """The request of a message."""
+    return TrainRequest(
+        round=message["round"],
+        partition=message["partition"],
+        tensors=tensors,
+        objective=ObjectiveSpec(**message["objective"]),
+        state_version=message["state_version"],
+        needed_versions=frozenset({message["state_version"]}),
+        shared=shared or {},
+    )
+
+
+def result_message(result: Result) -> Message:
+    """A result, without tensors."""
+    if isinstance(result, Failure):
+        return {"failed": asdict(result)}
+    who = "partitions" if isinstance(result, ReplyStack) else "partition"
+    return {"reply": {name: getattr(result, name) for name in ("round", who, "num_examples", "metrics", "has_state")}}
+
+
+def result_from(message: Message, roles: Mapping[str, Role], tensors: Tensors, extra: Tensors) -> Result:
+    """The result of a message."""
+    if "failed" in message:
+        return Failure(**message["failed"])
+    kind = ReplyStack if "partitions" in message["reply"] else TrainReply
+    return kind(**message["reply"], tensors=tensors, roles=roles, extra=extra)
