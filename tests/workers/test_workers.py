@@ -45,8 +45,8 @@ OBJECTIVES = {
     "moon": ObjectiveSpec(name="moon", settings={"mu": 2.0}),
     "scaffold": ObjectiveSpec(name="scaffold"),
 }
-PATHS = ("sequential", "cohort")
-ONE_IN_SHORT = ("sequential", pytest.param("cohort", marks=pytest.mark.slow))
+PATHS = ("sequential", pytest.param("cohort", marks=pytest.mark.needs("cohort")))
+ONE_IN_SHORT = ("sequential", pytest.param("cohort", marks=[pytest.mark.needs("cohort"), pytest.mark.slow]))
 Results = dict[int, TrainReply | Failure]
 
 
