@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from fedsign.storage.results import RunFolder
 from tests.unit.test_report import a_line, a_run, page_of, pictures, words
 

@@ -168,7 +168,7 @@ def test_a_choice_that_a_capability_adds_to_a_key_of_the_core_is_refused_without
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("fedsign.config.absent", lambda what: KNOWN["choices"] if what == "choices" else {})
-    with pytest.raises(ConfigError, match="client.path='cohort' was given, but needs the capability 'cohort'"):
+    with pytest.raises(ConfigError, match=r"client\.path='cohort' was given, but needs the capability 'cohort'"):
         from_dict({"client": {"path": "cohort"}})
 
 
