@@ -117,9 +117,7 @@ def from_dict(data: Mapping[str, Any]) -> ExperimentConfig:
     >>> from_dict({"strategy": {"name": "fedsign"}}).strategy.settings["gamma"]
     0.003
     """
-    for capability, tree in (*absent("digested").items(), *absent("undigested").items()):
-        data = without_unused(data, tree, capability)
-    complete = checked(ExperimentConfig, data)
+    complete = checked(ExperimentConfig, without_deleted(data))
     _check_names(complete)
     named = [("task", complete.task)]
     for path, _ in tables(ExperimentConfig):
@@ -132,6 +130,29 @@ def from_dict(data: Mapping[str, Any]) -> ExperimentConfig:
     for kind, name in named:
         check(rules_of(kind, name), complete)
     return complete
+
+
+def without_deleted(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A tree without the keys of capabilities that are not here.
+
+    Raises:
+        ConfigError: one of them is used.
+    """
+    for capability, choices in absent("choices").items():
+        for path, choice in choices.items():
+            table, _, key = path.partition(".")
+            if isinstance(given := data.get(table), Mapping) and given.get(key) == choice:
+                raise _needs(path, choice, capability, f"choose another {path}")
+    for capability, tree in (*absent("digested").items(), *absent("undigested").items()):
+        data = without_unused(data, tree, capability)
+    return data
+
+
+def _needs(path: str, value: Any, capability: str, remedy: str) -> ConfigError:
+    return ConfigError(
+        f"{path}={plugins.shown(value)} was given, but needs the capability '{capability}', which was deleted from this FedSign; "
+        f"install one that has it, or {remedy}."
+    )
 
 
 def checked(table: type[SectionT], data: Mapping[str, Any]) -> SectionT:
@@ -178,10 +199,7 @@ def without_unused(
         elif given[key] == value:
             del kept[key]
         else:
-            raise ConfigError(
-                f"{path}{key}={plugins.shown(given[key])} was given, but needs the capability '{capability}', which was deleted from "
-                "this FedSign; install one that has it, or leave the key out."
-            )
+            raise _needs(f"{path}{key}", given[key], capability, "leave the key out")
     return {key: value for key, value in kept.items() if value != {}}
 
 

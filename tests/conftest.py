@@ -38,25 +38,34 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
-    needs = {
-        item: {name for mark in item.iter_markers("needs") for name in mark.args} | _owners_of_parameters(item)
-        for item in items
-    }
-    deleted = {*os.environ.get("FEDSIGN_WITHOUT", "").split(",")}  # set by tests.without
+    needs = {item: {name for mark in item.iter_markers("needs") for name in mark.args} for item in items}
+    deleted = {name for name in os.environ.get("FEDSIGN_WITHOUT", "").split(",") if name}  # set by tests.without
     if unknown := set().union(*needs.values()) - deleted - {*CAPABILITIES}:
         raise pytest.UsageError(f"needs({', '.join(map(repr, unknown))}): no such capability in fedsign/capabilities.")
-    config.hook.pytest_deselected(items=[item for item in items if needs[item] & deleted])
-    items[:] = [item for item in items if not needs[item] & deleted]
+    if deleted:
+        left_out = [item for item in items if needs[item] & deleted or _configures_deleted(item)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
     cost: Counter[Path] = Counter()  # a test that starts an engine takes some three times as long as another slow one
     for item in items:
         cost[item.path] += 3 * bool(item.get_closest_marker("engines")) or bool(item.get_closest_marker("slow"))
     items.sort(key=lambda item: -cost[item.path])  # stable
 
 
-def _owners_of_parameters(item: pytest.Item) -> set[str]:
-    """The deleted capabilities whose registry rows a test's parameters name."""
-    rows = {name: owner for owner, kinds in absent("names").items() for names in kinds.values() for name in names}
-    return {rows[word] for word in _words(getattr(item, "callspec", None) and item.callspec.params) if word in rows}
+def _configures_deleted(item: pytest.Item) -> bool:
+    """Whether a parameter of the test names a registry row of a deleted capability, or sets one of its keys."""
+    from fedsign.config import without_deleted
+    from fedsign.errors import ConfigError
+
+    rows = {name for kinds in absent("names").values() for names in kinds.values() for name in names}
+    for value in item.callspec.params.values() if hasattr(item, "callspec") else ():
+        if not rows.isdisjoint(_words(value)):
+            return True
+        try:
+            without_deleted(value if isinstance(value, dict) else {})
+        except ConfigError:
+            return True
+    return False
 
 
 def _words(value: Any) -> Iterator[str]:

@@ -169,12 +169,14 @@ def test_a_stack_gives_what_one_client_after_another_gives(
     both_paths(work, OBJECTIVES[objective], tmp_path, tolerance)
 
 
+@pytest.mark.needs("images")
 @pytest.mark.parametrize("objective", ["plain", "feddyn"])
 def test_resnet20_gives_what_one_client_after_another_gives(objective: str, tmp_path: Path) -> None:
     work = image_workload(torch.float64, {"name": "resnet20"}, local_epochs=1)
     both_paths(work, OBJECTIVES[objective], tmp_path, 1e-10)
 
 
+@pytest.mark.needs("images")
 def test_in_float32_a_stack_of_resnet20_lies_as_near_the_exact_result_as_the_sequential_path(tmp_path: Path) -> None:
     """Twenty layers of BatchNorm over small batches make rounding grow, on either path; float64 stands for exact."""
     models = {}

@@ -278,6 +278,7 @@ def test_a_nodes_device_wins(roots: list[str], tmp_path: Path) -> None:
     assert SuperNode(context).workload.device.type == "cpu"
 
 
+@pytest.mark.needs("images", "tables")
 def test_a_node_finds_the_usual_data_in_its_own_place(tmp_path: Path) -> None:
     for name, key in (("mnist", "root"), ("csv", "path")):
         config = from_dict({"data": {"name": name}, "engine": {"name": "superlink"}})

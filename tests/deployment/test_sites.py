@@ -132,6 +132,7 @@ def test_a_rounds_figures_are_the_means_of_the_sites_lines_by_samples(played: Ru
             assert told[key] == fsum(weighted) / (sum(SIZES) // 5)
 
 
+@pytest.mark.needs("workers")
 @pytest.mark.slow
 def test_workers_give_the_same_bits(played: Run, roots: list[str], tmp_path: Path) -> None:
     done = run(tree(tmp_path, roots, engine={"workers": 2}))
@@ -489,6 +490,7 @@ def test_hyper_parameters_are_chosen_by_the_sites_validation_samples(roots: list
     assert all(isinstance(each.final("validation_accuracy"), float) for each in done)
 
 
+@pytest.mark.needs("privacy")
 def test_with_local_privacy_sites_send_no_figures_without_noise(roots: list[str], tmp_path: Path) -> None:
     """The server is not trusted; with one that is, the figures are the operator's."""
     privacy = {"clip_norm": 1.0, "noise_multiplier": 1.0, "delta": 0.01}

@@ -168,15 +168,13 @@ def test_where_a_rank_fails_all_hear_of_it(prefetch: bool, tmp_path: Path) -> No
     assert all(seconds < 60 for _, _, seconds in found)
 
 
-def test_a_run_that_goes_on_without_gives_the_bits_of_one_with_lisa_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["plain", "lisa"])
+def test_a_run_that_goes_on_without_gives_the_bits_of_one_with(way: str, tmp_path: Path) -> None:
     """LISA trains other blocks from step to step, so that another unit comes next."""
-    for way in ("plain", "lisa"):
-        whole = run(tree(tmp_path / way, **sharding(way)))
-        begun = run(tree(tmp_path / f"{way} again", **sharding(way), rounds=1))
-        done = run({"rounds": 2, "client": {"sharding": {"prefetch": False}}}, resume=begun.path)
-        mine, theirs = load_latest(done.folder.checkpoints), load_latest(whole.folder.checkpoints)
-        assert mine is not None and theirs is not None
-        assert all(torch.equal(tensor, theirs.served[name]) for name, tensor in mine.served.items())
-        assert done.folder.rounds() == whole.folder.rounds() and not any(
-            line["failures"] for line in done.folder.rounds()
-        )
+    whole = run(tree(tmp_path / way, **sharding(way)))
+    begun = run(tree(tmp_path / f"{way} again", **sharding(way), rounds=1))
+    done = run({"rounds": 2, "client": {"sharding": {"prefetch": False}}}, resume=begun.path)
+    mine, theirs = load_latest(done.folder.checkpoints), load_latest(whole.folder.checkpoints)
+    assert mine is not None and theirs is not None
+    assert all(torch.equal(tensor, theirs.served[name]) for name, tensor in mine.served.items())
+    assert done.folder.rounds() == whole.folder.rounds() and not any(line["failures"] for line in done.folder.rounds())

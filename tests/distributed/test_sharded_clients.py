@@ -58,7 +58,14 @@ def assert_the_same_run(done: RunFolder, alone: RunFolder) -> None:
         ]
 
 
-@pytest.mark.parametrize("way", ["lisa", *(pytest.param(way, marks=pytest.mark.slow) for way in WAYS if way != "lisa")])
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param("lisa", marks=pytest.mark.needs("partial")),
+        pytest.param("plain", marks=pytest.mark.slow),
+        pytest.param("smupar", marks=[pytest.mark.needs("sparsity"), pytest.mark.slow]),
+    ],
+)
 def test_four_clients_of_two_by_two_processes_give_the_run_of_clients_that_are_not_sharded(
     way: str, tmp_path: Path
 ) -> None:

@@ -153,6 +153,7 @@ def test_a_client_that_is_killed_and_one_that_hangs_fail_their_round_alone(
     assert_same_figures(lines, expected)
 
 
+@pytest.mark.needs("workers")
 @pytest.mark.engines
 @pytest.mark.slow
 def test_with_workers_a_killed_client_is_tried_again_and_one_that_hangs_is_ended(user_folder: Path) -> None:
@@ -161,6 +162,7 @@ def test_with_workers_a_killed_client_is_tried_again_and_one_that_hangs_is_ended
     assert [line["num_replies"] for line in lines] == [4, 3, 4, 4]
 
 
+@pytest.mark.needs("robustness")
 @pytest.mark.engines
 @pytest.mark.slow
 @pytest.mark.parametrize(("engine", "own"), [("ray", {"init_args__num_cpus": 2}), ("superlink", {"num_supernodes": 4})])
@@ -192,6 +194,7 @@ def test_injected_faults_are_the_same_on_an_engine(user_folder: Path, engine: st
     assert_same_figures(here, without)
 
 
+@pytest.mark.needs("deployment")
 @pytest.mark.engines
 @pytest.mark.slow
 def test_a_superlink_that_is_killed_ends_the_run_in_a_sentence_and_it_resumes_to_the_same_lines(

@@ -26,6 +26,7 @@ ENGINES: dict[str, dict[str, object]] = {
     "ray": {"engine__name": "ray", "engine__init_args__num_cpus": 2},
     "superlink": {"engine__name": "superlink", "engine__num_supernodes": 2},
 }
+WORKERS = pytest.param("workers", marks=pytest.mark.needs("workers"))
 STRATEGIES = ("fedavg", "fedprox", "feddyn", "fedsign", "scaffold", "anchored:Anchored")  # the last is the user's own
 NUM_CLIENTS = 3
 ROUNDS = 5
@@ -89,7 +90,7 @@ def reference(request: pytest.FixtureRequest, user_folder: Path) -> tuple[str, d
 
 @pytest.mark.engines
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", [*(engine for engine in ENGINES if engine != "ray"), "cluster"])
+@pytest.mark.parametrize("engine", [WORKERS, "superlink", pytest.param("cluster", marks=pytest.mark.needs("ray"))])
 def test_an_engine_gives_the_bits_of_the_run_in_process(
     user_folder: Path, reference: tuple[str, dict[str, str]], engine: str, request: pytest.FixtureRequest
 ) -> None:
@@ -107,7 +108,7 @@ def test_an_engine_gives_the_bits_of_the_run_in_process(
 
 @pytest.mark.engines
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["ray", "workers"])  # a SuperLink: below, killed
+@pytest.mark.parametrize("engine", ["ray", WORKERS])  # a SuperLink: below, killed
 def test_a_run_that_goes_on_in_other_processes_ends_with_the_same_bits(user_folder: Path, engine: str) -> None:
     """Two rounds, and five with the clients' states of before: what clients keep lies where the next process finds it."""
     root = user_folder / f"resumed-{engine}"
@@ -164,6 +165,7 @@ def _listens(address: str) -> bool:
         return probe.connect_ex((host, int(port))) == 0
 
 
+@pytest.mark.needs("ray")
 @pytest.mark.engines
 @pytest.mark.slow
 def test_flowers_own_strategy_gives_the_same_bits_on_ray(user_folder: Path) -> None:
@@ -174,6 +176,7 @@ def test_the_strategy_of_the_how_to_fits_on_one_page() -> None:
     assert len(own_strategy().splitlines()) <= 60
 
 
+@pytest.mark.needs("deployment")
 @pytest.mark.engines
 @pytest.mark.slow
 def test_killing_a_run_on_a_superlink_leaves_no_process_and_it_resumes_to_the_same_bits(user_folder: Path) -> None:

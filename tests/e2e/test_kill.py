@@ -321,6 +321,7 @@ def test_a_run_of_stacks_that_is_killed_resumes_to_the_same_bits(
     assert finish(runs, tmp_path, STACKS) == expected
 
 
+@pytest.mark.needs("privacy")
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [TRAINING, "force to disk", "evaluate", "append to rounds.jsonl", CHECKPOINT])
 def test_a_private_run_that_is_killed_resumes_to_the_same_bits_and_the_same_budget(

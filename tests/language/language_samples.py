@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
 from fedsign.data.text import libraries as llm
 
@@ -13,6 +16,22 @@ CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+
+
+class Bigram(nn.Module):
+    """Logits of the next token that depend on the token alone: a table [V, V]."""
+
+    def __init__(self, input_shape: tuple[int, ...], num_outputs: int, *, scale: float = 1.0) -> None:
+        super().__init__()
+        assert len(input_shape) == 1
+        table = scale * torch.randn(num_outputs, num_outputs, generator=torch.Generator().manual_seed(3))
+        self.table = nn.Parameter(table)
+        self.largest = 0  # logits that one pass gave
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        outputs = functional.embedding(tokens, self.table)
+        self.largest = max(self.largest, outputs.numel())
+        return outputs
 
 
 def save_tokenizer(folder: Path, *, chat_template: str | None = CHATML, end: str | None = "<|im_end|>") -> str:

@@ -8,8 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
 from clients.cohort.trainer import CohortTrainer
 from clients.trainer import check_training
@@ -26,26 +25,11 @@ from fedsign.records import ObjectiveSpec
 from fedsign.tasks.base import IGNORED, num_terms
 from fedsign.tasks.language import Language
 from fedsign.workload import Workload
+from tests.language.language_samples import Bigram
 
 HERE = __name__
 VOCABULARY, LENGTH = 5, 6
 TEXT = Characters("abc")  # and two special tokens
-
-
-class Bigram(nn.Module):
-    """Logits of the next token that depend on the token alone: a table [V, V]."""
-
-    def __init__(self, input_shape: tuple[int, ...], num_outputs: int, *, scale: float = 1.0) -> None:
-        super().__init__()
-        assert len(input_shape) == 1
-        table = scale * torch.randn(num_outputs, num_outputs, generator=torch.Generator().manual_seed(3))
-        self.table = nn.Parameter(table)
-        self.largest = 0  # logits that one pass gave
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        outputs = functional.embedding(tokens, self.table)
-        self.largest = max(self.largest, outputs.numel())
-        return outputs
 
 
 def text_samples(num: int, seed: int) -> Samples:
@@ -67,7 +51,7 @@ def workload(**changes: Any) -> Workload:
         "task": "language",
         "metrics": ["perplexity", "token_accuracy"],
         "data": {"name": f"{HERE}:some_text"},
-        "model": {"name": f"{HERE}:Bigram"},
+        "model": {"name": f"{Bigram.__module__}:Bigram"},
         "partition": {"name": "iid", "num_clients": 4},
         "strategy": {"name": "fedavg"},
         "server": {"cohort_size": 4},

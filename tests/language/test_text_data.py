@@ -280,7 +280,7 @@ def test_what_was_cut_and_what_could_be_known_by_heart_is_counted_and_written_in
         "metrics": [],
         "data": {"name": "jsonl", "path": path, "test_path": path, "block_length": 60, "prompt": "short"},
         "partition": {"name": "iid", "num_clients": 1},
-        "model": {"name": "tests.language.test_language:Bigram"},
+        "model": {"name": "tests.language.language_samples:Bigram"},
         "server": {"cohort_size": 1},
     }
     notes = partition_record(Workload(from_dict(tree)))["data_notes"]
@@ -366,7 +366,7 @@ def at_sites(tmp_path: Path, **changes: Any) -> dict[str, Any]:
         "metrics": ["perplexity"],
         "data": {"name": "jsonl", "path": "a.jsonl", "block_length": 96, "prompt": "short"},
         "partition": {"name": "sites", "num_clients": 3, "roots": [str(Path(root).parent) for root in roots]},
-        "model": {"name": "tests.language.test_language:Bigram"},
+        "model": {"name": "tests.language.language_samples:Bigram"},
         "server": {"cohort_size": 3},
     }
     return {
@@ -423,7 +423,7 @@ def test_a_folder_of_texts_at_each_site_and_a_servers_own_to_test_on(tmp_path: P
         "metrics": ["perplexity"],
         "data": {"name": "text_folder", "block_length": 16},
         "partition": {"name": "sites", "num_clients": 2, "roots": roots, "test_root": str(tmp_path / "server")},
-        "model": {"name": "tests.language.test_language:Bigram"},
+        "model": {"name": "tests.language.language_samples:Bigram"},
         "server": {"cohort_size": 2},
     }
     work = Workload(from_dict(tree))

@@ -24,6 +24,7 @@ from tests.deployment.test_nodes import sites_of
 from tests.language.language_samples import save_tokenizer, sums, write_lines
 from tests.unit.test_flower_room import Deployment
 
+pytestmark = pytest.mark.needs("partial")
 LISA = {"name": "lisa", "num_sampled_layers": 1, "period": 2}
 
 
@@ -60,6 +61,7 @@ def same_files(one: Path, other: Path, *names: str) -> None:
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
 
 
+@pytest.mark.needs("workers")
 @pytest.mark.slow
 def test_workers_give_the_bits_of_one_process(tmp_path: Path) -> None:
     split = {"name": "natural", "num_clients": 2}

@@ -69,6 +69,7 @@ def test_a_measured_step_takes_the_attention_that_was_asked_for(tiny: Path) -> N
     assert row["measured"]["peak_bytes"] == pytest.approx(row["peak_bytes"], rel=0.03)
 
 
+@pytest.mark.needs("images")
 def test_without_a_choice_there_are_the_methods_that_the_model_can_take() -> None:
     """The nine blocks of a residual network hold convolutions, which are no matrices for GaLore to project."""
     found = numbers("--set", "model.name=resnet20", "--set", "data.flat=false", "--batch", 4)["methods"]

@@ -32,7 +32,10 @@ def played(folder: Path, name: str, **engine: object) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "engine",
-    [{"engine__workers": 2}, {"engine__name": "superlink", "engine__num_supernodes": 2}],
+    [
+        pytest.param({"engine__workers": 2}, marks=pytest.mark.needs("workers")),
+        {"engine__name": "superlink", "engine__num_supernodes": 2},
+    ],
     ids=["workers", "superlink"],
 )
 def test_adapters_travel_and_the_lines_and_the_model_are_those_of_one_process(

@@ -10,7 +10,7 @@ from shutil import rmtree
 import pytest
 
 from tests.e2e.command import settings
-from tests.e2e.test_engines import ENGINES, SMALL, hashes, play, wait_until
+from tests.e2e.test_engines import ENGINES, SMALL, WORKERS, hashes, play, wait_until
 
 LISA: dict[str, object] = {
     "client__optimizer__name": "lisa",
@@ -30,12 +30,13 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.mark.engines
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ["ray", "superlink", WORKERS])
 def test_an_engine_gives_the_bits_of_the_run_in_process(engine: str, reference: dict[str, str], tmp_path: Path) -> None:
     assert any(name.endswith("received.safetensors") for name in reference)  # the account is compared too
     assert play(tmp_path, "feddyn", **LISA, **ENGINES[engine]) == reference
 
 
+@pytest.mark.needs("deployment")
 @pytest.mark.engines
 @pytest.mark.slow
 def test_nodes_that_lose_what_they_received_are_sent_everything_in_the_same_round(

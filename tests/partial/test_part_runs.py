@@ -170,6 +170,7 @@ def test_a_model_with_buffers_is_transported_too(tmp_path: Path) -> None:
     assert same(folder, reference)
 
 
+@pytest.mark.needs("language")
 def test_a_language_model_is_transported_too(tmp_path: Path) -> None:
     """Its head is its embedding: one tensor, which everybody sends."""
     language = {

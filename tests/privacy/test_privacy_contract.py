@@ -353,6 +353,7 @@ def test_settings_that_are_none_are_refused(
         run({**tree(tmp_path, "fedavg", privacy), **changes})
 
 
+@pytest.mark.needs("robustness")
 def test_a_client_that_fails_counts_as_one_that_did_not_move(secret: str, tmp_path: Path) -> None:
     """The mean is over the cohort, so with one of three replies the update is a third of what that client alone gives."""
     settings = {**CENTRAL, "noise_multiplier": 0.0, "clip_norm": 1e9, "secret_file": secret, "sampling": "public"}

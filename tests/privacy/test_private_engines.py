@@ -7,6 +7,7 @@ import pytest
 from fedsign.privacy.secret import NAME
 from tests.e2e.command import fedsign, settings
 
+pytestmark = pytest.mark.needs("robustness")
 PRIVATE = settings(
     rounds=2,
     partition__num_clients=3,

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from fedsign.storage.results import RunFolder
 from tests.unit.test_report import a_line, a_run, page_of, pictures, words
 
@@ -53,6 +55,7 @@ def test_with_local_privacy_the_page_says_so(tmp_path: Path) -> None:
     assert "add noise before they reply" in text and "nobody knowing" not in text
 
 
+@pytest.mark.needs("robustness")
 def test_malicious_clients_are_a_number_of_the_head(tmp_path: Path) -> None:
     section = '\n[attack]\nname = "sign_flip"\nfraction = 0.2\nstrength = 5.0\n'
     text = words(page_of(a_private_run(tmp_path, [a_line(1, malicious=1), a_line(2, malicious=2)], section)))

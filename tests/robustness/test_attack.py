@@ -110,6 +110,7 @@ def test_an_attack_by_everybody_turns_the_first_round_round(tmp_path: Path) -> N
     assert flipped.rounds[0]["malicious"] == 3
 
 
+@pytest.mark.needs("cohort")
 def test_stacks_are_attacked_like_single_replies(tmp_path: Path) -> None:
     one, stacked = (
         attacked(tmp_path, "fedavg", client={"local_steps": 3, "path": path}) for path in ("sequential", "cohort")
@@ -128,6 +129,7 @@ def test_a_malicious_client_fails_like_any_other(tmp_path: Path) -> None:
     assert all(failure["reason"] == DROPPED for line in done.rounds for failure in line["failures"])
 
 
+@pytest.mark.needs("privacy")
 def test_a_malicious_client_holds_to_no_privacy_of_its_own(tmp_path: Path) -> None:
     """With everybody malicious, local privacy changes nothing but what is written of it."""
     everybody = {"name": "scale", "fraction": 1.0, "strength": 1.0}

@@ -90,12 +90,17 @@ def test_every_injected_fault_is_observed(sequential: Any) -> None:
     assert all(math.isfinite(line["loss"]) for line in sequential.rounds)
 
 
-def test_the_same_clients_fail_by_messages_and_with_workers(sequential: Any, tmp_path: Path) -> None:
+def test_the_same_clients_fail_by_messages(sequential: Any, tmp_path: Path) -> None:
     assert lines(run(tree(tmp_path / "messages", strategy={"name": f"{__name__}:ByMessages"}))) == lines(sequential)
+
+
+@pytest.mark.needs("workers")
+def test_the_same_clients_fail_with_workers(sequential: Any, tmp_path: Path) -> None:
     with intra_op_threads(1):
         assert lines(run(tree(tmp_path / "workers", engine={"workers": 2}))) == lines(sequential)
 
 
+@pytest.mark.needs("cohort")
 def test_the_same_clients_fail_in_a_stack(sequential: Any, tmp_path: Path) -> None:
     cohort = run(tree(tmp_path, client={"local_steps": 2, "path": "cohort", "chunk": 3}))
     for line, expected in zip(cohort.rounds, sequential.rounds, strict=True):
@@ -166,6 +171,7 @@ def test_a_round_ends_with_as_many_replies_as_the_cohort_has(strategy: str, tmp_
     assert any(line["failures"] for line in done.rounds) and any(line.get("surplus") for line in done.rounds)
 
 
+@pytest.mark.needs("cohort")
 def test_over_sampling_takes_the_same_clients_either_way_and_on_both_paths(tmp_path: Path) -> None:
     server = {"cohort_size": 6, "over_sampling": 0.5, "round_timeout_s": 5.0}
     direct = run(tree(tmp_path / "a", server=server))
@@ -232,6 +238,7 @@ def test_a_client_that_trains_for_too_long_is_late_and_the_others_are_not(tmp_pa
         assert line["failures"] == [{"client": 2, "reason": SEEN_AS["delay"]}] and line["num_replies"] == 5
 
 
+@pytest.mark.needs("workers")
 def test_a_client_that_hangs_is_ended_with_its_worker_and_the_others_are_not(tmp_path: Path) -> None:
     began = time.monotonic()
     with intra_op_threads(1):

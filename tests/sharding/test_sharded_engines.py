@@ -17,6 +17,7 @@ from tests.distributed.test_joined_machines import free_address, worker
 from tests.distributed.test_sharded_clients import assert_the_same_run, marked, numbers, wait_for
 from tests.e2e.command import fedsign
 
+pytestmark = pytest.mark.needs("deployment")
 SUPERLINK = {"name": "superlink", "num_supernodes": 1}
 
 
@@ -37,7 +38,7 @@ def played(folder: Path, name: str, **changes: object) -> RunFolder:
 
 @pytest.mark.engines
 @pytest.mark.slow
-@pytest.mark.parametrize("way", federation.WAYS)
+@pytest.mark.parametrize("way", ["plain", "lisa", pytest.param("smupar", marks=pytest.mark.needs("sparsity"))])
 def test_over_a_superlink_four_clients_of_two_by_two_processes_give_the_run_that_is_not_sharded(
     way: str, tmp_path: Path
 ) -> None:

@@ -137,15 +137,19 @@ NEEDS = {
     "engine.name=ray": "ray",
     "client.path=cohort": "cohort",
     "tied blocks": "partial",
+    "fedsign, masked": "sparsity",
+    "fedsign, sum, with LISA": "partial",
     **{row: "partial" for row in ONE if "lisa" in row or "galore" in row or "lora" in row or "moments" in row},
 }
 
 
-def rows(names: Iterable[str]) -> pytest.MarkDecorator:
+def marked(names: Iterable[str]) -> list[Any]:
     """With the capabilities that they configure."""
-    return pytest.mark.parametrize(
-        "row", [pytest.param(row, marks=[pytest.mark.needs(NEEDS[row])] if row in NEEDS else []) for row in names]
-    )
+    return [pytest.param(row, marks=[pytest.mark.needs(NEEDS[row])] if row in NEEDS else []) for row in names]
+
+
+def rows(names: Iterable[str]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("row", marked(names))
 
 
 def images(seed: int) -> Any:
@@ -275,7 +279,9 @@ ON_GPUS = pytest.param("GPUs", marks=pytest.mark.gpu)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", ["data.augment", "language models", "fedprox", "fedsign", *PENALTIES, ON_GPUS])
+@pytest.mark.parametrize(
+    "row", [*marked(["data.augment", "language models", "fedprox", "fedsign", *PENALTIES]), ON_GPUS]
+)
 def test_draws_means_and_penalties_are_those_of_the_whole_batch_and_the_whole_model(row: str, tmp_path: Path) -> None:
     """What is drawn for a batch, what its mean is over where that is not its samples, and what objectives add to the loss."""
     if row == "GPUs" and not torch.cuda.is_available():

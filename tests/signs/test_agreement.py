@@ -103,7 +103,10 @@ def test_nobody_and_nothing() -> None:
     [
         {"client": {"path": "cohort", "local_epochs": 1}},
         {"client": {"local_epochs": 1}, "strategy": {"name": "flower_fedavg"}},
-        pytest.param({"client": {"local_epochs": 1}, "engine": {"workers": 2}}, marks=pytest.mark.slow),
+        pytest.param(
+            {"client": {"local_epochs": 1}, "engine": {"workers": 2}},
+            marks=[pytest.mark.needs("workers"), pytest.mark.slow],
+        ),
     ],
     ids=["cohort", "messages", "workers"],
 )

@@ -93,6 +93,7 @@ def test_what_cannot_be_looked_at_is_refused() -> None:
     assert "no hidden layer to watch" in refused("coordinates", *BASE, *shallow, "--seeds", 1)
 
 
+@pytest.mark.needs("partial")
 def test_what_would_undo_a_parameterisation_is_refused() -> None:
     assert "divides the model in its own way" in refused(
         "parameterisation", *BASE, *settings(client__optimizer__name="galore")

@@ -153,6 +153,7 @@ def test_a_federation_of_sparse_clients_keeps_absent_weights_at_0(strategy: str,
     assert weights[made.masks[name].is_there].all()
 
 
+@pytest.mark.needs("workers")
 @pytest.mark.slow
 def test_a_federation_gives_the_same_lines_packed_and_on_two_workers(tmp_path: Any) -> None:
     lines = []

@@ -176,11 +176,16 @@ def test_masks_that_change_are_followed(tmp_path: Any) -> None:
         assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
-def test_stacks_and_ranks_have_whole_products_and_say_so() -> None:
+@pytest.mark.needs("cohort")
+def test_stacks_have_whole_products_and_say_so() -> None:
     stacked = {**SMALL["client"], "path": "cohort", "optimizer": {"name": "adamw"}}
     asked = {"engine": {"sparse_products": "csr"}, "client": stacked}
     with pytest.raises(ConfigError, match=r"sparse_products=csr is for one client after another only"):
         check_training(Workload(from_dict({**SMALL, **asked})), ObjectiveSpec())
+
+
+@pytest.mark.needs("sharding")
+def test_ranks_have_whole_products_and_say_so() -> None:
     for changes, said in (
         ({"engine": {"sparse_products": "csr"}}, "use auto or dense"),
         ({"sparsity": {"name": "rigl", "last_step": 200}}, r"use sparsity\.name=static"),

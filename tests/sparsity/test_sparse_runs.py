@@ -155,6 +155,7 @@ def test_with_an_exact_draw_bytes_are_the_dense_part_and_density_times_the_hidde
     assert (dense, there) == (4 * DENSE_PART, DENSITY * whole)
 
 
+@pytest.mark.needs("workers")
 @pytest.mark.slow
 def test_all_ways_of_a_run_draw_the_same_exact_masks(tmp_path: Path) -> None:
     asked = tree(tmp_path, "feddyn", **EXACT)
@@ -189,8 +190,8 @@ PRIVATE = {"clip_norm": 0.5, "noise_multiplier": 1.0, "delta": 0.01}
 @pytest.mark.parametrize(
     ("row", "privacy"),
     [
-        ("fedavg", {"name": "central", **PRIVATE}),
-        ("feddyn", {"name": "local", **PRIVATE}),
+        pytest.param("fedavg", {"name": "central", **PRIVATE}, marks=pytest.mark.needs("privacy")),
+        pytest.param("feddyn", {"name": "local", **PRIVATE}, marks=pytest.mark.needs("privacy")),
         *((row, {}) for row in sorted(NOISY)),
     ],
 )
@@ -244,6 +245,7 @@ def test_what_is_written_at_the_end_is_a_plain_state_dict(tmp_path: Path) -> Non
         assert all(torch.equal(found[name], tensor) for name, tensor in own.items())
 
 
+@pytest.mark.needs("signs")
 def test_signs_are_counted_of_the_weights_that_there_are(tmp_path: Path) -> None:
     """Absent weights have no sign, so that packed or not the shares are the same."""
     done = run(tree(tmp_path, "fedsign", results={"root": str(tmp_path), "signs": True}))
@@ -253,6 +255,7 @@ def test_signs_are_counted_of_the_weights_that_there_are(tmp_path: Path) -> None
     assert all(f'"{name}"' in signs for name in made.masks) and 0.5 <= done.rounds[-1]["signs_models"] <= 1
 
 
+@pytest.mark.needs("workers")
 def test_workers_get_rows_too(tmp_path: Path) -> None:
     one = run(tree(tmp_path, "feddyn"))
     two = run(tree(tmp_path, "feddyn", engine={"workers": 2}))
@@ -300,6 +303,7 @@ def in_parts(root: Path, row: str = "feddyn", *, rounds: int = 6, **lisa: Any) -
     return tree(root, row, client=client, rounds=rounds, server={"cohort_size": 2})
 
 
+@pytest.mark.needs("partial")
 @pytest.mark.parametrize("row", [row for row in OURS if row != "scaffold"])
 def test_parts_of_a_sparse_model_give_the_run_with_whole_tensors(
     row: str, whole_on_the_wire: Callable[[], None], tmp_path: Path
@@ -314,6 +318,7 @@ def test_parts_of_a_sparse_model_give_the_run_with_whole_tensors(
     assert made is not None and not any(one[name][~mask.is_there].any() for name, mask in made.masks.items())
 
 
+@pytest.mark.needs("partial")
 def test_bytes_up_of_a_part_are_those_of_its_rows(tmp_path: Path) -> None:
     """One layer besides the head, or all four where all are drawn."""
     done = run(in_parts(tmp_path, draws="per_round"))
@@ -329,6 +334,7 @@ def test_bytes_up_of_a_part_are_those_of_its_rows(tmp_path: Path) -> None:
     assert everything.rounds[0]["bytes_up"] == 2 * sum(layers.values())
 
 
+@pytest.mark.needs("partial")
 def test_with_all_layers_drawn_lisa_is_adamw_with_the_rates_of_the_parameterisation(tmp_path: Path) -> None:
     asked = in_parts(tmp_path, num_sampled_layers=3)
     with_adamw = {**asked, "client": {**asked["client"], "optimizer": {"name": "adamw"}}}
@@ -343,6 +349,7 @@ def test_with_all_layers_drawn_lisa_is_adamw_with_the_rates_of_the_parameterisat
     )  # 1 and 1 / (m_d m_rho)
 
 
+@pytest.mark.needs("partial")
 def test_parts_of_a_sparse_model_over_messages_and_resumed(tmp_path: Path) -> None:
     asked = in_parts(tmp_path)
     reference = run(asked)
@@ -356,6 +363,7 @@ def test_parts_of_a_sparse_model_over_messages_and_resumed(tmp_path: Path) -> No
 # Clients trained as one stack
 
 
+@pytest.mark.needs("cohort")
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("row", [name for name in OURS if name != "scaffold"])
 def test_sparse_clients_in_a_stack_give_the_figures_of_one_after_another(
@@ -365,6 +373,7 @@ def test_sparse_clients_in_a_stack_give_the_figures_of_one_after_another(
     compare_paths(tmp_path, row, {"name": "smupar", "base_width": 8, "density": DENSITY, "init_std": 0.2}, optimizer)
 
 
+@pytest.mark.needs("cohort")
 @pytest.mark.parametrize("row", OURS)
 def test_a_chain_with_gradients_by_hand_is_masked_too(row: str, tmp_path: Path) -> None:
     compare_paths(tmp_path, row, {"name": "sp", "density": DENSITY, "init_std": 0.2}, "sgd")

@@ -155,7 +155,7 @@ def test_micro_batches_take_the_whole_batchs_step(micro_batch: int, objective: s
 
 
 def test_micro_batches_are_refused_where_a_batch_is_more_than_its_samples() -> None:
-    data, model = {"name": "digits", "flat": False}, {"name": "resnet20"}
+    data, model = {"name": "digits", "flat": False}, {"name": "cnn", "channels": [4]}
     work = Workload(from_dict({"data": data, "model": model, "client": {"micro_batch": 4}}))
     with pytest.raises(ConfigError, match=r"client\.micro_batch=4 .* has BatchNorm"):
         check_training(work, ObjectiveSpec())
@@ -314,6 +314,7 @@ def test_a_run_does_not_import_torchs_compiler(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "set()"
 
 
+@pytest.mark.needs("language")
 def test_pieces_of_text_weigh_by_the_tokens_that_they_score() -> None:
     """Rows that score 1, 7 and 4 tokens: the mean over 12 is no mean of the rows' means."""
     config = from_dict(

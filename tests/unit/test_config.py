@@ -164,6 +164,14 @@ def test_a_configuration_that_uses_a_capability_is_refused_without_it(
         as_without([capability], override)
 
 
+def test_a_choice_that_a_capability_adds_to_a_key_of_the_core_is_refused_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fedsign.config.absent", lambda what: KNOWN["choices"] if what == "choices" else {})
+    with pytest.raises(ConfigError, match=r"client\.path='cohort' was given, but needs the capability 'cohort'"):
+        from_dict({"client": {"path": "cohort"}})
+
+
 def test_tiny_is_an_experiment(tiny: dict[str, Any]) -> None:
     config = from_dict(tiny)
     assert (config.rounds, config.partition.num_clients, config.callbacks) == (2, 4, ())

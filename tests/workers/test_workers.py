@@ -45,8 +45,8 @@ OBJECTIVES = {
     "moon": ObjectiveSpec(name="moon", settings={"mu": 2.0}),
     "scaffold": ObjectiveSpec(name="scaffold"),
 }
-PATHS = ("sequential", "cohort")
-ONE_IN_SHORT = ("sequential", pytest.param("cohort", marks=pytest.mark.slow))
+PATHS = ("sequential", pytest.param("cohort", marks=pytest.mark.needs("cohort")))
+ONE_IN_SHORT = ("sequential", pytest.param("cohort", marks=[pytest.mark.needs("cohort"), pytest.mark.slow]))
 Results = dict[int, TrainReply | Failure]
 
 
@@ -221,6 +221,7 @@ def test_workers_give_the_bits_of_one_process(num: int, path: str, tmp_path: Pat
     assert not (tmp_path / "logs").exists()  # nothing was said
 
 
+@pytest.mark.needs("partial")
 def test_workers_that_train_parts_of_the_model_give_the_bits_of_one_process(tmp_path: Path) -> None:
     """Replies differ in which tensors they hold; the shared memory with the served model is read, and never written."""
     lisa = {"name": "lisa", "blocks": "0,2,4", "num_sampled_layers": 1, "period": 3}
@@ -347,6 +348,7 @@ def test_a_round_that_is_given_up_does_not_disturb_the_next_one(tmp_path: Path) 
     assert_same_bits(found[1], results(own, others, tmp_path / "others"))
 
 
+@pytest.mark.needs("cohort")
 @pytest.mark.slow
 def test_samples_lie_in_memory_once(tmp_path: Path) -> None:
     work = workload("sequential", data={"name": f"{HERE}:large"}, partition={"name": "iid", "num_clients": 100})
