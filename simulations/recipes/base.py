@@ -8,8 +8,9 @@ give; a claim of a paper that fails honestly is expected to `not hold`.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from math import inf
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 Figures = Mapping[str, float]
 
@@ -38,47 +39,33 @@ class NotDecidableHere(Exception):
     """Raised by a recipe that lacks something on this machine; says what."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Threshold:
-    """One condition on one figure."""
+    """One condition on one figure: from `low` to `high`, as `condition` says it."""
 
     figure: str
-    bound: Literal["at least", "at most", "within"]
-    value: float
-    tolerance: float = 0.0  # for `within`
+    condition: str
+    low: float = -inf
+    high: float = inf
 
     def is_met(self, figures: Figures) -> bool:
         """Whether the figure satisfies the condition; NaN never does."""
-        measured = figures[self.figure]
-        match self.bound:
-            case "at least":
-                return measured >= self.value
-            case "at most":
-                return measured <= self.value
-            case "within":
-                return abs(measured - self.value) <= self.tolerance
-            case _:
-                raise ValueError(f"bound={self.bound!r}; expected 'at least', 'at most' or 'within'.")
-
-    def __str__(self) -> str:
-        if self.bound == "within":
-            return f"{self.value:g} ± {self.tolerance:g}"
-        return f"{self.bound} {self.value:g}"
+        return self.low <= figures[self.figure] <= self.high
 
 
 def at_least(figure: str, value: float) -> Threshold:
     """figure >= value."""
-    return Threshold(figure=figure, bound="at least", value=value)
+    return Threshold(figure, f"at least {value:g}", low=value)
 
 
 def at_most(figure: str, value: float) -> Threshold:
     """figure <= value."""
-    return Threshold(figure=figure, bound="at most", value=value)
+    return Threshold(figure, f"at most {value:g}", high=value)
 
 
 def within(figure: str, value: float, tolerance: float) -> Threshold:
     """|figure - value| <= tolerance."""
-    return Threshold(figure=figure, bound="within", value=value, tolerance=tolerance)
+    return Threshold(figure, f"{value:g} ± {tolerance:g}", low=value - tolerance, high=value + tolerance)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,14 +92,14 @@ class Finding:
         rows = []
         for name, measured in self.figures.items():
             conditions = [threshold for threshold in self.thresholds if threshold.figure == name]
-            verdicts = [(str(each), "yes" if each.is_met(self.figures) else "no") for each in conditions]
+            verdicts = [(each.condition, "yes" if each.is_met(self.figures) else "no") for each in conditions]
             rows += [(name, f"{measured:.4g}", *verdict) for verdict in verdicts or [("", "")]]
         return rows
 
     def as_json(self) -> dict[str, Any]:
         """All of it, for programs."""
         thresholds = [
-            {"figure": each.figure, "condition": str(each), "met": each.is_met(self.figures)}
+            {"figure": each.figure, "condition": each.condition, "met": each.is_met(self.figures)}
             for each in self.thresholds
             if each.figure in self.figures
         ]

@@ -8,7 +8,7 @@ import pytest
 
 from fedsign.errors import ConfigError
 from simulations.recipes import table as recipes
-from simulations.recipes.base import Finding, NotDecidableHere, Recipe, Threshold, Verdict
+from simulations.recipes.base import Finding, NotDecidableHere, Recipe, Verdict, at_least, at_most
 from simulations.recipes.command import print_finding
 from tests.e2e.command import fedsign
 
@@ -20,7 +20,7 @@ def recipe_of(figure: float, expected: Verdict = Verdict.HOLDS) -> Recipe:
         name="test",
         claim="a figure is 1 or more",
         measure=lambda quick: {"figure": figure},
-        thresholds=(Threshold(figure="figure", bound="at least", value=1.0),),
+        thresholds=(at_least("figure", 1.0),),
         expected=expected,
     )
 
@@ -39,7 +39,7 @@ def test_a_claim_expected_to_fail_is_as_expected_when_it_fails() -> None:
 
 
 def test_a_quick_check_is_judged_by_its_own_thresholds_and_expected_to_hold() -> None:
-    quick = (Threshold(figure="figure", bound="at least", value=0.4),)
+    quick = (at_least("figure", 0.4),)
     recipe = replace(recipe_of(0.5, expected=Verdict.DOES_NOT_HOLD), quick_thresholds=quick)
     assert recipe.check().verdict is Verdict.DOES_NOT_HOLD
     finding = recipe.check(quick=True)
@@ -75,7 +75,7 @@ def test_every_threshold_of_a_recipe_stands_in_the_docs(name: str) -> None:
     recipe = recipes.get(name)
     section = DOCS.read_text(encoding="utf-8").split(f"## {name}\n")[1].split("\n## ")[0]
     for threshold in (*recipe.thresholds, *(recipe.quick_thresholds or ())):
-        assert f"| {threshold.figure} | {threshold} |" in section
+        assert f"| {threshold.figure} | {threshold.condition} |" in section
 
 
 @pytest.mark.slow
@@ -226,13 +226,12 @@ def test_reproduce_lists_recipes_and_names_a_missing_one(tmp_path: Path) -> None
 
 
 def test_a_finding_shows_its_reason_and_every_threshold_of_a_figure(capsys: pytest.CaptureFixture[str]) -> None:
-    low, high = (Threshold(figure="x", bound=bound, value=value) for bound, value in (("at least", 1), ("at most", 2)))  # type: ignore[arg-type]
     finding = Finding(
         name="n",
         claim="c",
         quick=False,
         figures={"x": 3.0, "y": 4.0},
-        thresholds=(low, high),
+        thresholds=(at_least("x", 1), at_most("x", 2)),
         verdict=Verdict.NOT_DECIDABLE,
         expected=Verdict.HOLDS,
         reason="needs a [GPU]",

@@ -6,31 +6,25 @@ tokens x tokens weights; the paper's runs had none, and `math_7b_lisa_2l_gb` say
 context is not in them.
 """
 
+from collections.abc import Mapping
 from itertools import pairwise
+from typing import Any
 
-import torch
-
-from fedsign.memory.estimate import Estimate, Setting, Work, estimate
-from fedsign.memory.methods import methods_of
-from fedsign.memory.named import subject_of
-from fedsign.memory.step import AttentionKind, Precision, next_tokens
+from fedsign.memory.estimate import Estimate
+from simulations.memory.estimate import Asked, look
 from simulations.recipes.base import Figures, at_least, at_most, recipe, within
 
-TOKENS, RANK, DROPOUT = 1024, 128, 0.1
-IN_BF16 = Precision(weights=torch.bfloat16, gradients=torch.bfloat16, states=torch.bfloat16)
 SEVEN = {"eh": "E+H", "lisa_2l": "E+H+2L", "lisa_4l": "E+H+4L", "full": "full"}
 
 
-def of(model: str, method: str, attention: AttentionKind = "fused") -> Estimate:
-    """One row of one cell of the paper's table."""
-    subject = subject_of(model)
-    work = Work(
-        title=subject.title,
-        make=lambda: subject.make(TOKENS, False),
-        batch=lambda dtype: next_tokens(1, TOKENS, subject.vocabulary),
-    )
-    (asked,) = methods_of([method], rank=RANK, dropout=DROPOUT)
-    return estimate(work, asked, Setting(precision=IN_BF16, attention=attention))
+def of(model: str, methods: Mapping[str, str], **asked: Any) -> dict[str, Estimate]:
+    """One row of the paper's table, by the methods' names here."""
+    found = look(Asked(model=model, methods=list(methods.values()), tokens=1024, rank=128, lora_dropout=0.1, **asked))
+    return {name: row.estimate for name, row in zip(methods, found.rows, strict=True)}
+
+
+def _peaks(estimates: Mapping[str, Estimate]) -> dict[str, float]:
+    return {name: found.peak.total_bytes / 1e9 for name, found in estimates.items()}
 
 
 @recipe(
@@ -45,15 +39,15 @@ def of(model: str, method: str, attention: AttentionKind = "fused") -> Estimate:
 )
 def lisa_memory(quick: bool) -> Figures:
     """Peaks and static parts in GB; nothing is drawn, so that a quick check is the whole one."""
-    seven = {name: of("llama-2-7b", method) for name, method in SEVEN.items()}
-    peaks = {f"peak_7b_{name}_gb": found.peak.total_bytes / 1e9 for name, found in seven.items()}
-    lora, lisa = (of("llama-2-70b", method).peak.total_bytes / 1e9 for method in ("lora", "E+H+2L"))
+    seven = of("llama-2-7b", SEVEN)
+    peaks = _peaks(seven)
+    seventy = _peaks(of("llama-2-70b", {"lora": "lora", "lisa_2l": "E+H+2L"}))
+    math = _peaks(of("llama-2-7b", {"lisa_2l": "E+H+2L"}, attention="math"))
     return {
         **{f"static_7b_{name}_gb": found.static.total / 1e9 for name, found in seven.items()},
-        **peaks,
+        **{f"peak_7b_{name}_gb": peak for name, peak in peaks.items()},
         "smallest_step_7b_gb": min(after - before for before, after in pairwise(peaks.values())),
-        "math_7b_lisa_2l_gb": of("llama-2-7b", "E+H+2L", "math").peak.total_bytes / 1e9,
-        "peak_70b_lora_gb": lora,
-        "peak_70b_lisa_2l_gb": lisa,
-        "lora_minus_lisa_70b_gb": lora - lisa,
+        "math_7b_lisa_2l_gb": math["lisa_2l"],
+        **{f"peak_70b_{name}_gb": peak for name, peak in seventy.items()},
+        "lora_minus_lisa_70b_gb": seventy["lora"] - seventy["lisa_2l"],
     }
