@@ -8,6 +8,7 @@ give; a claim of a paper that fails honestly is expected to `not hold`.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from itertools import chain
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -53,19 +54,20 @@ class Threshold:
         return self.low <= figures[self.figure] <= self.high
 
 
-def at_least(figure: str, value: float) -> Threshold:
-    """figure >= value."""
-    return Threshold(figure, f"at least {value:g}", low=value)
+def at_least(value: float, *figures: str) -> list[Threshold]:
+    """figure >= value, for each of some figures."""
+    return [Threshold(figure, f"at least {value:g}", low=value) for figure in figures]
 
 
-def at_most(figure: str, value: float) -> Threshold:
+def at_most(value: float, *figures: str) -> list[Threshold]:
     """figure <= value."""
-    return Threshold(figure, f"at most {value:g}", high=value)
+    return [Threshold(figure, f"at most {value:g}", high=value) for figure in figures]
 
 
-def within(figure: str, value: float, tolerance: float) -> Threshold:
+def within(value: float, tolerance: float, *figures: str) -> list[Threshold]:
     """|figure - value| <= tolerance."""
-    return Threshold(figure, f"{value:g} ± {tolerance:g}", low=value - tolerance, high=value + tolerance)
+    low, high = value - tolerance, value + tolerance
+    return [Threshold(figure, f"{value:g} ± {tolerance:g}", low, high) for figure in figures]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,14 +120,14 @@ class Recipe:
     claim: str
     measure: Measure
     thresholds: Sequence[Threshold]
-    quick_thresholds: Sequence[Threshold] | None = None
+    quick_thresholds: Sequence[Threshold] = ()
     expected: Verdict = Verdict.HOLDS
     data: Mapping[str, Verdict] = field(default_factory=dict)
 
     def check(self, *, quick: bool = False) -> Finding:
         """Measure and judge."""
         thresholds, expected = self.thresholds, self.expected
-        if quick and self.quick_thresholds is not None:  # these say that nothing is broken, whatever the claim's fate
+        if quick and self.quick_thresholds:  # these say that nothing is broken, whatever the claim's fate
             thresholds, expected = self.quick_thresholds, Verdict.HOLDS
         figures: Figures = {}
         page, reason = None, ""
@@ -150,12 +152,18 @@ class Recipe:
 
 
 def recipe(
-    claim: str, *thresholds: Threshold, quick: Sequence[Threshold] | None = None, **options: Any
+    claim: str, *thresholds: Sequence[Threshold], quick: Sequence[Sequence[Threshold]] = (), **options: Any
 ) -> Callable[[Measure], Recipe]:
     """Make a function that measures a recipe, called like the function: `valley_bn_init` is `valley-bn-init`."""
 
     def made(measure: Measure) -> Recipe:
-        name = measure.__name__.replace("_", "-")
-        return Recipe(name=name, claim=claim, measure=measure, thresholds=thresholds, quick_thresholds=quick, **options)
+        return Recipe(
+            name=measure.__name__.replace("_", "-"),
+            claim=claim,
+            measure=measure,
+            thresholds=tuple(chain(*thresholds)),
+            quick_thresholds=tuple(chain(*quick)),
+            **options,
+        )
 
     return made

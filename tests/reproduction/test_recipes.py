@@ -20,7 +20,7 @@ def recipe_of(figure: float, expected: Verdict = Verdict.HOLDS) -> Recipe:
         name="test",
         claim="a figure is 1 or more",
         measure=lambda quick: {"figure": figure},
-        thresholds=(at_least("figure", 1.0),),
+        thresholds=at_least(1.0, "figure"),
         expected=expected,
     )
 
@@ -39,7 +39,7 @@ def test_a_claim_expected_to_fail_is_as_expected_when_it_fails() -> None:
 
 
 def test_a_quick_check_is_judged_by_its_own_thresholds_and_expected_to_hold() -> None:
-    quick = (at_least("figure", 0.4),)
+    quick = at_least(0.4, "figure")
     recipe = replace(recipe_of(0.5, expected=Verdict.DOES_NOT_HOLD), quick_thresholds=quick)
     assert recipe.check().verdict is Verdict.DOES_NOT_HOLD
     finding = recipe.check(quick=True)
@@ -74,7 +74,7 @@ def test_a_finding_as_json_says_figures_thresholds_and_verdict() -> None:
 def test_every_threshold_of_a_recipe_stands_in_the_docs(name: str) -> None:
     recipe = recipes.get(name)
     section = DOCS.read_text(encoding="utf-8").split(f"## {name}\n")[1].split("\n## ")[0]
-    for threshold in (*recipe.thresholds, *(recipe.quick_thresholds or ())):
+    for threshold in (*recipe.thresholds, *recipe.quick_thresholds):
         assert f"| {threshold.figure} | {threshold.condition} |" in section
 
 
@@ -231,7 +231,7 @@ def test_a_finding_shows_its_reason_and_every_threshold_of_a_figure(capsys: pyte
         claim="c",
         quick=False,
         figures={"x": 3.0, "y": 4.0},
-        thresholds=(at_least("x", 1), at_most("x", 2)),
+        thresholds=[*at_least(1, "x"), *at_most(2, "x")],
         verdict=Verdict.NOT_DECIDABLE,
         expected=Verdict.HOLDS,
         reason="needs a [GPU]",

@@ -14,12 +14,12 @@ from simulations.recipes.cells import all_rounds, by_name, final_values, means, 
 
 @recipe(
     "On digits under Dirichlet(0.1) FedSign is more accurate than FedAvg by 1.5 points or more.",
-    within("fedavg", 0.914, 0.015),
-    within("fedsign", 0.937, 0.015),
-    within("feddyn", 0.958, 0.015),
-    at_least("difference", 0.015),
-    at_least("difference_low", 0.0),
-    quick=[at_least("difference", 0.005), at_least("wins", 0.75)],
+    within(0.914, 0.015, "fedavg"),
+    within(0.937, 0.015, "fedsign"),
+    within(0.958, 0.015, "feddyn"),
+    at_least(0.015, "difference"),
+    at_least(0.0, "difference_low"),
+    quick=[at_least(0.005, "difference"), at_least(0.75, "wins")],
 )
 def fedsign_beats_fedavg_digits(quick: bool) -> Figures:
     """Accuracies of the default experiment over 10 seeds (quick: 4).
@@ -44,14 +44,14 @@ _STRATEGIES: dict[str, dict[str, Any]] = {
     "fedprox": {"name": "fedprox", "mu": 0.1, "weighting": "examples"},
     "feddyn": {"name": "feddyn", "alpha": 0.1},
 }
-_FASTER = at_most("feddyn_over_fedavg", 0.7)
+_FASTER = at_most(0.7, "feddyn_over_fedavg")
 
 
 @recipe(
     "On digits under Dirichlet(0.1) FedDyn needs at most 0.7 of FedAvg's rounds to 90 % accuracy, and ends higher.",
-    within("fedavg", 0.948, 0.015),
-    within("fedprox", 0.947, 0.015),
-    within("feddyn", 0.976, 0.015),
+    within(0.948, 0.015, "fedavg"),
+    within(0.947, 0.015, "fedprox"),
+    within(0.976, 0.015, "feddyn"),
     _FASTER,
     quick=[_FASTER],
 )

@@ -38,8 +38,8 @@ class HalfSquaredError:
 
 @recipe(
     "With many local steps FedDyn ends at the optimum of the sum, FedAvg at the mean of the minimisers.",
-    within("fedavg", -1.0, 1e-3),
-    *(within(f"feddyn_alpha_{alpha:g}", -2.2, 1e-3) for alpha in _ROUNDS),
+    within(-1.0, 1e-3, "fedavg"),
+    within(-2.2, 1e-3, *(f"feddyn_alpha_{alpha:g}" for alpha in _ROUNDS)),
 )
 def feddyn_fixed_point(quick: bool) -> Figures:
     """Where each algorithm ends."""

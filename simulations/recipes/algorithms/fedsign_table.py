@@ -35,12 +35,12 @@ _EXPERIMENT: dict[str, Any] = {
     "client": {"local_epochs": 5, "optimizer": {"momentum": 0.9}},
     "server": {"cohort_size": 10},
 }
-_FINISHED = at_most("unfinished_cells", 0)
+_FINISHED = at_most(0, "unfinished_cells")
 
 
 @recipe(
     "FedSign is more accurate than FedAvg, FedProx, MOON, FedDyn and FedPAN under each of three Dirichlet splits.",
-    at_least("conditions_where_fedsign_is_best", len(_ALPHAS)),
+    at_least(len(_ALPHAS), "conditions_where_fedsign_is_best"),
     _FINISHED,
     quick=[_FINISHED],
     data={  # docs/recipes.md has the figures of what has been measured

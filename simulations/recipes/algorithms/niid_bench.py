@@ -25,9 +25,9 @@ _SPLITS: dict[str, dict[str, Any]] = {
 
 @recipe(
     "One class a client costs FedAvg 10 points of accuracy or more, quantity skew at most 3.",
-    at_least("loss_by_1_class", 0.1),
-    at_most("loss_by_quantity", 0.03),
-    quick=[at_least("loss_by_1_class", 0.05)],
+    at_least(0.1, "loss_by_1_class"),
+    at_most(0.03, "loss_by_quantity"),
+    quick=[at_least(0.05, "loss_by_1_class")],
     data={  # docs/recipes.md has the figures of what has been measured
         "digits": Verdict.DOES_NOT_HOLD,
         "mnist": Verdict.HOLDS,

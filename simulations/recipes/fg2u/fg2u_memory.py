@@ -64,8 +64,8 @@ def peak_bytes(take: Callable[[], object]) -> int:
 
 @recipe(
     "The memory of (FG)²U is the same at depth 10 and 200; that of reverse unrolling grows at least eightfold.",
-    within("fg2u_growth", 1.0, 0.01),
-    at_least("rgu_growth", 8.0),
+    within(1.0, 0.01, "fg2u_growth"),
+    at_least(8.0, "rgu_growth"),
 )
 def fg2u_memory(quick: bool) -> Shown:
     """Bytes at each depth, their growth from 10 to 200, and where reverse unrolling and (FG)²U cross (quick: four depths)."""

@@ -20,9 +20,9 @@ _GRID, _START = (0.001, 0.01, 0.1), 0.01
 
 @recipe(
     "FedSign's gamma, learnt through rounds, is as good on test data as the best of {0.001, 0.01, 0.1}, at equal compute.",
-    at_most("learnt_minus_grid", 0.0),
+    at_most(0.0, "learnt_minus_grid"),
     expected=Verdict.DOES_NOT_HOLD,  # what is best for 3 rounds diverges within 30; docs/recipes.md has the figures
-    quick=[at_least("learnt_accuracy", 0.2)],
+    quick=[at_least(0.2, "learnt_accuracy")],
 )
 def learned_gamma(quick: bool) -> Figures:
     """Test losses and accuracies, and the gammas (quick: 4 rounds, 2 steps of one round, one seed)."""

@@ -55,10 +55,8 @@ class Discovery:
 
 @recipe(
     "With a numerical solver for the inner problem, coefficients of Burgers' equation are found more exactly and sooner than with a network.",
-    at_most("eps_phi_ratio", 1.0),
-    at_most("eps_u_ratio", 1.0),
-    at_most("quadrature_time_ratio", 1.0),
-    quick=[at_most("quadrature_eps_phi", 0.1), at_most("random_eps_phi", 0.1)],
+    at_most(1.0, "eps_phi_ratio", "eps_u_ratio", "quadrature_time_ratio"),
+    quick=[at_most(0.1, "quadrature_eps_phi", "random_eps_phi")],
 )
 def pde_coefficients(quick: bool) -> Shown:
     """Errors, seconds, and the solver's over the better network's (quick: one seed, 40 steps, 4 x 4 nodes, 20 steps of the network)."""

@@ -38,16 +38,15 @@ _METHODS: dict[str, tuple[float, Mapping[str, Any]]] = {
 }
 _Which = tuple[str, str, int]  # method, silo (none: all of them), seed
 _SHOWN: _Which = ("lisa", "", 0)
-_EXPORT = (at_most("export_logits_error", 1e-3), at_least("export_same_tokens", 1.0))
+_EXPORT = (at_most(1e-3, "export_logits_error"), at_least(1.0, "export_same_tokens"))
 
 
 @recipe(
     "Four silos fine-tune a language model better together than the best of them alone, and transformers loads what comes of it.",
-    at_most("lisa_over_pretrained", 0.85),
-    at_most("lora_over_pretrained", 0.85),
-    at_most("lisa_over_best_alone", 0.98),
+    at_most(0.85, "lisa_over_pretrained", "lora_over_pretrained"),
+    at_most(0.98, "lisa_over_best_alone"),
     *_EXPORT,
-    quick=[at_most("lisa_over_pretrained", 1.0), *_EXPORT],
+    quick=[at_most(1.0, "lisa_over_pretrained"), *_EXPORT],
 )
 def federated_llm(quick: bool) -> Figures:
     """Losses in nats a token (quick: a shorter pretraining, 3 rounds, one seed)."""

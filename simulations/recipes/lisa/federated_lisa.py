@@ -41,9 +41,9 @@ _RATES = {
 
 @recipe(
     "LISA with one draw a round for all clients is within 3 % of full fine-tuning's loss after equal rounds, at half the bytes up or fewer.",
-    at_most("per_round_over_full", 1.03),
-    at_most("bytes_up_over_full", 0.5),
-    quick=[at_most("per_round_over_full", 1.15), at_most("bytes_up_over_full", 0.5)],
+    at_most(1.03, "per_round_over_full"),
+    at_most(0.5, "bytes_up_over_full"),
+    quick=[at_most(1.15, "per_round_over_full"), at_most(0.5, "bytes_up_over_full")],
 )
 def federated_lisa(quick: bool) -> Figures:
     """Losses, perplexities and megabytes a client and round (quick: full and `per_round`, 3 rounds, one rate, one seed)."""

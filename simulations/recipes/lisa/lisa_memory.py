@@ -29,13 +29,12 @@ def _peaks(estimates: Mapping[str, Estimate]) -> dict[str, float]:
 
 @recipe(
     "LISA with 2 layers trains LLaMA-2-7B in 24 GB, and LLaMA-2-70B in less than LoRA of rank 128; it takes more with every layer.",
-    within("static_7b_eh_gb", 15.0, 0.05),
-    within("static_7b_lisa_2l_gb", 17.5, 0.05),
-    within("static_7b_lisa_4l_gb", 19.9, 0.05),
-    within("static_7b_full_gb", 53.9, 0.05),
-    at_most("peak_7b_lisa_2l_gb", 24.0),
-    at_least("smallest_step_7b_gb", 0.0),
-    at_least("lora_minus_lisa_70b_gb", 0.0),
+    within(15.0, 0.05, "static_7b_eh_gb"),
+    within(17.5, 0.05, "static_7b_lisa_2l_gb"),
+    within(19.9, 0.05, "static_7b_lisa_4l_gb"),
+    within(53.9, 0.05, "static_7b_full_gb"),
+    at_most(24.0, "peak_7b_lisa_2l_gb"),
+    at_least(0.0, "smallest_step_7b_gb", "lora_minus_lisa_70b_gb"),
 )
 def lisa_memory(quick: bool) -> Figures:
     """Peaks and static parts in GB; nothing is drawn, so that a quick check is the whole one."""

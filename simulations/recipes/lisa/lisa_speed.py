@@ -28,9 +28,9 @@ _WARM_UP = 2  # steps of each, which are not counted
 
 @recipe(
     "An iteration of LISA with 2 of 12 blocks is at least 1.2 times as fast as one of full fine-tuning, and not slower than LoRA's.",
-    at_least("full_over_lisa", 1.2),
-    at_least("lora_over_lisa", 1.0),
-    quick=[at_least("full_over_lisa", 0.5)],
+    at_least(1.2, "full_over_lisa"),
+    at_least(1.0, "lora_over_lisa"),
+    quick=[at_least(0.5, "full_over_lisa")],
 )
 def lisa_speed(quick: bool) -> Figures:
     """Seconds of an iteration (median), and how many times as fast LISA is (quick: 4 blocks, 3 rounds)."""

@@ -31,9 +31,9 @@ _ADAPTED = {"query", "key", "value", "out", "up", "down", "head"}
 
 @recipe(
     "LoRA's changes lie in the head rather than in the blocks, more so than those of full fine-tuning.",
-    at_least("lora_over_full", 1.0),
-    at_most("lora_change_ratio", 100.0),
-    quick=[at_most("lora_change_ratio", 100.0)],
+    at_least(1.0, "lora_over_full"),
+    at_most(100.0, "lora_change_ratio"),
+    quick=[at_most(100.0, "lora_change_ratio")],
 )
 def lisa_weight_norms(quick: bool) -> Figures:
     """Ratios of norms that are means over all steps (quick: 30 steps after 60)."""

@@ -30,15 +30,15 @@ from simulations.sparsity.coordinates import variant
 
 _SILOS, _STEPS, _ROUNDS, _WIDTH, _SEED = 3, 10, 8, 256, 1
 _FLOAT_BYTES = 4
-_EXACT = (at_most("bytes_error", 0.0), at_most("hidden_over_density", 1.01))
+_EXACT = (at_most(0.0, "bytes_error"), at_most(1.01, "hidden_over_density"))
 
 
 @recipe(
     "Sparse clients send density times the hidden part and no more of it; at densities 1/16 and 1/64, with the dense proxy's rate, SmuPar's loss is at least 5 % below the others'.",
     *_EXACT,
-    *(at_most(f"smupar_over_{scheme}_{share}", 0.95) for share in (16, 64) for scheme in ("sp", "mup")),
+    at_most(0.95, *(f"smupar_over_{scheme}_{share}" for share in (16, 64) for scheme in ("sp", "mup"))),
     expected=Verdict.DOES_NOT_HOLD,
-    quick=[*_EXACT, at_most("smupar_over_sp_64", 1.0), at_most("smupar_over_mup_64", 1.0)],
+    quick=[*_EXACT, at_most(1.0, "smupar_over_sp_64", "smupar_over_mup_64")],
 )
 def federated_smupar(quick: bool) -> Figures:
     """Losses, perplexities and megabytes (quick: density 1/64 for two rounds, with the rate that the full form found)."""

@@ -10,29 +10,16 @@ from simulations.recipes.base import Figures, at_least, at_most, recipe
 from simulations.recipes.smupar.smupar_gpt import experiment
 from simulations.sparsity.coordinates import Asked, look
 
-_KEEPS = [
-    threshold
-    for what in ("start", "end", "change")
-    for threshold in (at_least(f"smupar_{what}_low", 0.75), at_most(f"smupar_{what}_high", 1.33))
-]
-_VANISHES = [
-    threshold
-    for scheme in ("sp", "mup")
-    for threshold in (
-        at_most(f"{scheme}_start_high", 0.12),
-        at_most(f"{scheme}_end_high", 0.15),
-        at_least(f"{scheme}_spread", 20.0),
-    )
-]
-
 
 @recipe(
     "Activations keep their size at every density under SmuPar, and vanish under the standard parameterisation and muP.",
-    *_KEEPS,
-    *_VANISHES,
-    at_most("rate_only_start_high", 0.75),
-    at_most("init_only_change_high", 0.75),
-    at_most("smupar_spread", 2.0),
+    at_least(0.75, "smupar_start_low", "smupar_end_low", "smupar_change_low"),
+    at_most(1.33, "smupar_start_high", "smupar_end_high", "smupar_change_high"),
+    at_most(0.12, "sp_start_high", "mup_start_high"),
+    at_most(0.15, "sp_end_high", "mup_end_high"),
+    at_most(0.75, "rate_only_start_high", "init_only_change_high"),
+    at_most(2.0, "smupar_spread"),
+    at_least(20.0, "sp_spread", "mup_spread"),
 )
 def smupar_coordinate_check(quick: bool) -> Figures:
     """3 seeds (quick: 1), and four densities for the spread (quick: the first and the last)."""

@@ -44,12 +44,10 @@ def cell(
 
 @recipe(
     "Under RigL and gradual magnitude pruning no parameterisation keeps its learning rate; SmuPar over-corrects.",
-    at_least("mup_rigl_moved", 2.0),
-    at_least("mup_gmp_moved", 2.0),
-    at_most("smupar_rigl_moved", -2.0),
-    at_most("smupar_gmp_moved", -2.0),
-    within("smupar_static_moved", 0.0, 1.0),
-    quick=[within("smupar_static_moved", 0.0, 2.0), within("smupar_rigl_moved", 0.0, 2.0)],
+    at_least(2.0, "mup_rigl_moved", "mup_gmp_moved"),
+    at_most(-2.0, "smupar_rigl_moved", "smupar_gmp_moved"),
+    within(0.0, 1.0, "smupar_static_moved"),
+    quick=[within(0.0, 2.0, "smupar_static_moved", "smupar_rigl_moved")],
     expected=Verdict.DOES_NOT_HOLD,
 )
 def smupar_dynamic(quick: bool) -> Figures:
@@ -84,14 +82,14 @@ def smupar_dynamic(quick: bool) -> Figures:
     return figures
 
 
-_AT_THE_LOWEST = [at_most("smupar_over_sp_32", 0.93), at_most("smupar_over_mup_32", 0.93)]
+_AT_THE_LOWEST = at_most(0.93, "smupar_over_sp_32", "smupar_over_mup_32")
 
 
 @recipe(
     "With one rate for all densities SmuPar has the lowest loss at every density, and at the lowest by 7 % or more.",
-    *_AT_THE_LOWEST,
-    at_most("smupar_over_best_other", 1.01),
-    quick=_AT_THE_LOWEST,
+    _AT_THE_LOWEST,
+    at_most(1.01, "smupar_over_best_other"),
+    quick=[_AT_THE_LOWEST],
 )
 def smupar_pareto(quick: bool) -> Figures:
     """Densities 1 to 1/32 (quick: the lowest one).

@@ -5,7 +5,6 @@ width 128 on short batches, 128 steps at a constant rate.  Numbers and picture o
 share their cells in tuning/smupar, and go on with what is there.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,58 +56,47 @@ def _shown(name: str, quick: bool, figures: Figures) -> Shown:
     return Shown(figures=figures, page=_folder(name, quick) / "transfer-loss.svg")
 
 
-def _readings(found: Found, scheme: str) -> list[Mapping[str, Any]]:
-    """Under one scheme, the proxy's first."""
-    return [row for row in found.summary if row["scheme"] == scheme]
+def _losses(found: Found) -> dict[str, dict[float, NDArray[np.float64]]]:
+    """Scheme -> value -> losses of the last condition's seeds."""
+    of_last = zip(found.facts["schemes"], found.arrays["loss"][:, -1, -1], strict=True)
+    return {scheme: dict(zip(found.facts["values"], losses, strict=True)) for scheme, losses in of_last}
 
 
-def _moved(found: Found, scheme: str) -> float:
-    """How many factors of two the optimum moves at most, of all conditions."""
-    return max(abs(float(row["moved"])) for row in _readings(found, scheme))
+def _read(found: Found) -> dict[str, float]:
+    """What a sweep says of each scheme, and of SmuPar's loss over that of each other one, in the last condition.
 
-
-def _last(found: Found, scheme: str, what: str) -> float:
-    """Of the reading of the last condition; `moved`: how many factors of two its optimum is above the proxy's."""
-    return float(_readings(found, scheme)[-1][what])
-
-
-def _losses(found: Found, scheme: str, *, at: float | None = None) -> NDArray[np.float64]:
-    """Of the last condition's seeds, at a value or, without one, at the own best of the condition."""
-    value = _readings(found, scheme)[-1]["best"] if at is None else at
-    index = list(found.facts["values"]).index(value)
-    loss: NDArray[np.float64] = found.arrays["loss"][found.facts["schemes"].index(scheme), -1, -1, index]
-    return loss
-
-
-def _kept(found: Found, scheme: str) -> float:
-    """SmuPar's loss over that of a scheme, each at its proxy's best value."""
-    mine, its = (_losses(found, each, at=_readings(found, each)[0]["best"]) for each in ("smupar", scheme))
-    return float((mine / its).mean())
-
-
-def _to_others(found: Found) -> Figures:
-    """SmuPar's loss over that of the others: at the values that the proxy gave, and at each one's own best."""
-    figures: dict[str, float] = {}
-    for scheme in ("sp", "mup"):
-        ratios = _losses(found, "smupar") / _losses(found, scheme)
-        figures[f"kept_to_{scheme}"] = _kept(found, scheme)
+    `moved`: how many factors of two the optimum moves at most; `raised`: by how many it is above the proxy's; `excess`: of the loss at the
+    proxy's best value; `kept_to`: at the values that the proxy gave, `best_to`: at each one's own best.
+    """
+    figures = {"optima_at_an_edge": float(sum(row["is_at_edge"] for row in found.summary))}
+    own, kept = {}, {}
+    for scheme, losses in _losses(found).items():
+        rows = [row for row in found.summary if row["scheme"] == scheme]  # the proxy's first
+        figures[f"{scheme}_moved"] = max(abs(float(row["moved"])) for row in rows)
+        figures[f"{scheme}_raised"] = float(rows[-1]["moved"])
+        figures[f"{scheme}_excess"] = float(rows[-1]["excess"])
+        own[scheme], kept[scheme] = losses[rows[-1]["best"]], losses[rows[0]["best"]]
+    for scheme in own:
+        ratios = own["smupar"] / own[scheme]
+        figures[f"kept_to_{scheme}"] = float((kept["smupar"] / kept[scheme]).mean())
         figures[f"best_to_{scheme}"] = float(ratios.mean())
         figures |= {f"best_to_{scheme}_low": float(ratios.min()), f"best_to_{scheme}_high": float(ratios.max())}
     return figures
 
 
-def _at_edge(found: Found) -> float:
-    return float(sum(row["is_at_edge"] for row in found.summary))
+_TO_OTHERS = [
+    f"{what}_to_{scheme}{end}"
+    for scheme in ("sp", "mup")
+    for what, end in (("kept", ""), ("best", ""), ("best", "_low"), ("best", "_high"))
+]
 
 
-def _rate_holds(most: float) -> tuple[Threshold, ...]:
+def _rate_holds(most: float) -> tuple[list[Threshold], ...]:
     return (
-        at_most("smupar_moved", most),
-        at_least("sp_moved", 4),
-        at_least("mup_moved", 4),
-        at_most("kept_to_sp", 0.93),
-        at_most("kept_to_mup", 0.93),
-        at_most("smupar_excess", 0.02),
+        at_most(most, "smupar_moved"),
+        at_least(4, "sp_moved", "mup_moved"),
+        at_most(0.93, "kept_to_sp", "kept_to_mup"),
+        at_most(0.02, "smupar_excess"),
     )
 
 
@@ -132,24 +120,24 @@ def smupar_lr_transfer(quick: bool) -> Shown:
     if not quick:
         asked = replace(asked, densities=(1.0, 1 / 4, 1 / 16, 1 / 32))
     found = swept(name, asked, quick=quick)
-    figures = {f"{scheme}_moved": _moved(found, scheme) for scheme in schemes} | dict(_to_others(found))
-    figures["smupar_excess"] = _last(found, "smupar", "excess")
-    figures["optima_at_an_edge"] = _at_edge(found)
+    read = _read(found)
+    shown = [*(f"{scheme}_moved" for scheme in schemes), *_TO_OTHERS, "smupar_excess", "optima_at_an_edge"]
+    figures = {figure: read[figure] for figure in shown}
     if not quick:
         proxy = swept(f"{name}-proxy", replace(asked, densities=(1.0,)), quick=False, width=64)
-        for scheme in schemes:
-            at_its_rate = _losses(found, scheme, at=_readings(proxy, scheme)[0]["best"])
-            figures[f"{scheme}_excess_from_width_64"] = float((at_its_rate / _losses(found, scheme)).mean()) - 1
+        for scheme, best in ((row["scheme"], row["best"]) for row in proxy.summary):
+            losses = _losses(found)[scheme]
+            own = next(row["best"] for row in reversed(found.summary) if row["scheme"] == scheme)
+            figures[f"{scheme}_excess_from_width_64"] = float((losses[best] / losses[own]).mean()) - 1
     return _shown(name, quick, figures)
 
 
 @recipe(
     "The best deviation of the start stays where it is at every density under SmuPar, and moves up under the standard parameterisation and muP.",
-    at_most("smupar_moved", 1),
-    at_most("smupar_excess", 0.02),
-    at_least("sp_raised", 2),
-    at_least("mup_raised", 2),
-    quick=[at_most("smupar_moved", 2), at_most("smupar_excess", 0.02)],  # deviations lie two factors of two apart
+    at_most(1, "smupar_moved"),
+    at_most(0.02, "smupar_excess"),
+    at_least(2, "sp_raised", "mup_raised"),
+    quick=[at_most(2, "smupar_moved"), at_most(0.02, "smupar_excess")],  # deviations lie two factors of two apart
     expected=Verdict.DOES_NOT_HOLD,
 )
 def smupar_init_transfer(quick: bool) -> Shown:
@@ -165,24 +153,23 @@ def smupar_init_transfer(quick: bool) -> Shown:
     """
     name = "smupar-init-transfer"
     found = swept(name, starts(quick, seeds=1 if quick else 3), quick=quick)
-    figures = {f"{scheme}_raised": _last(found, scheme, "moved") for scheme in ("sp", "mup")}
-    figures["smupar_moved"] = _moved(found, "smupar")
-    figures |= {f"{scheme}_excess": _last(found, scheme, "excess") for scheme in ("sp", "mup", "smupar")}
-    return _shown(name, quick, {**figures, **_to_others(found), "optima_at_an_edge": _at_edge(found)})
+    read = _read(found)
+    moves = ["sp_raised", "mup_raised", "smupar_moved", "sp_excess", "mup_excess", "smupar_excess"]
+    return _shown(name, quick, {figure: read[figure] for figure in (*moves, *_TO_OTHERS, "optima_at_an_edge")})
 
 
-_HALVES = (at_least("init_only_moved", 2), at_most("both_to_init_only", 0.97))
+_HALVES = (at_least(2, "init_only_moved"), at_most(0.97, "both_to_init_only"))
 
 
 @recipe(
     "With the start alone or the rates alone corrected, a rate, or a start, that was tuned on a dense model is worse for a sparse one than with both.",
-    at_most("both_moved", 1),
+    at_most(1, "both_moved"),
     *_HALVES,
-    at_most("both_to_rate_only", 0.97),
-    within("both_start_raised", 0, 1),
-    at_least("rate_only_start_raised", 2),
-    at_most("best_start_both_to_init_only", 0.97),
-    quick=[at_most("both_moved", 2), *_HALVES],
+    at_most(0.97, "both_to_rate_only"),
+    within(0, 1, "both_start_raised"),
+    at_least(2, "rate_only_start_raised"),
+    at_most(0.97, "best_start_both_to_init_only"),
+    quick=[at_most(2, "both_moved"), *_HALVES],
     expected=Verdict.DOES_NOT_HOLD,
 )
 def smupar_ablation(quick: bool) -> Shown:
@@ -202,18 +189,18 @@ def smupar_ablation(quick: bool) -> Shown:
     name = "smupar-ablation"
     schemes = {"smupar": "both", "smupar-init": "init_only", "smupar-rate": "rate_only"}
     found = swept(name, replace(rates(quick, seeds=1 if quick else 2), schemes=tuple(schemes)), quick=quick)
+    read = _read(found)
     figures: dict[str, float] = {}
     for scheme, what in schemes.items():
-        figures |= {f"{what}_moved": _moved(found, scheme), f"{what}_excess": _last(found, scheme, "excess")}
+        figures |= {f"{what}_moved": read[f"{scheme}_moved"], f"{what}_excess": read[f"{scheme}_excess"]}
         if scheme != "smupar":
-            figures[f"both_to_{what}"] = _kept(found, scheme)
+            figures[f"both_to_{what}"] = read[f"kept_to_{scheme}"]
     if quick:
         return _shown(name, quick, figures)
-    found = swept(f"{name}-init", replace(starts(False, seeds=2), schemes=tuple(schemes)), quick=False)
+    read = _read(swept(f"{name}-init", replace(starts(False, seeds=2), schemes=tuple(schemes)), quick=False))
     for scheme, what in schemes.items():
-        figures[f"{what}_start_raised"] = _last(found, scheme, "moved")
-        figures[f"{what}_start_excess"] = _last(found, scheme, "excess")
+        figures[f"{what}_start_raised"] = read[f"{scheme}_raised"]
+        figures[f"{what}_start_excess"] = read[f"{scheme}_excess"]
         if scheme != "smupar":
-            ratios = _losses(found, "smupar") / _losses(found, scheme)
-            figures[f"best_start_both_to_{what}"] = float(ratios.mean())
+            figures[f"best_start_both_to_{what}"] = read[f"best_to_{scheme}"]
     return _shown(name, quick, figures)

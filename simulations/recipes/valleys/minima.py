@@ -21,8 +21,8 @@ from simulations.recipes.valleys.networks import network, trained_on_share, work
 
 @recipe(
     "On the line from a minimum of small batches to one of large ones, the large batches' side is the more asymmetric.",
-    at_least("large_minus_small", 0.0),
-    quick=[at_least("same_sign_ratio", 0.5)],
+    at_least(0.0, "large_minus_small"),
+    quick=[at_least(0.5, "same_sign_ratio")],
 )
 def valley_interpolation_batch_size(quick: bool) -> Figures:
     """Over 5 pairs of networks (quick: 2); errors within 0.5 of each minimum, away from the other one and towards it.
@@ -60,10 +60,9 @@ def valley_interpolation_batch_size(quick: bool) -> Figures:
 
 @recipe(
     "Models that go on from a trained start keep its signs, and their mean is better than they are; from random weights less so.",
-    at_least("trained_ssr_50", 0.95),
-    at_least("trained_gap_50", 0.0),
-    at_least("ssr_difference", 0.0),
-    quick=[at_least("ssr_difference", 0.0)],
+    at_least(0.95, "trained_ssr_50"),
+    at_least(0.0, "trained_gap_50", "ssr_difference"),
+    quick=[at_least(0.0, "ssr_difference")],
 )
 def soup_sign_ratio(quick: bool) -> Figures:
     """Over 5 seeds (quick: 1), after 1, 3, 10 and 50 epochs; a gap above 0: the mean of the two is better than they are.

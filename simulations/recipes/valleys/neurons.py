@@ -21,9 +21,9 @@ from simulations.recipes.valleys.networks import networks
 
 @recipe(
     "Along the signs of a softmax classifier's weights the Hessian's trace and the error are smaller than against them.",
-    at_least("signs_error_gap", 0.2),
-    at_most("signs_trace_ratio", 1.0),
-    at_most("raw_error_gap", 0.1),
+    at_least(0.2, "signs_error_gap"),
+    at_most(1.0, "signs_trace_ratio"),
+    at_most(0.1, "raw_error_gap"),
 )
 def softmax_demo(quick: bool) -> Figures:
     """Over 10 noises (quick: 3).
@@ -60,7 +60,7 @@ def softmax_demo(quick: bool) -> Figures:
 
 @recipe(
     "The input of a neuron grows with each step along the signs of its weights.",
-    at_least("smallest_step", 0.0),
+    at_least(0.0, "smallest_step"),
 )
 def relu_demo(quick: bool) -> Figures:
     """Over 10,000 draws for each of 20 h (quick: 5): means before the ReLU, and the share that passes it.
@@ -81,7 +81,7 @@ def relu_demo(quick: bool) -> Figures:
 
 @recipe(
     "More hidden units stay active or inactive after a step along the model's signs than after one against them.",
-    at_least("smallest_difference", 0.0),
+    at_least(0.0, "smallest_difference"),
 )
 def activation_confusion(quick: bool) -> Figures:
     """Shares of features that stay what they are, over 5 networks and 5 noises each (quick: 2 and 2).

@@ -28,8 +28,8 @@ from simulations.recipes.valleys.networks import errors_along, networks
 
 @recipe(
     "With the model's signs each of the seven noises gives a valley that is flat on its positive side.",
-    at_least("smallest_low_with_signs", 0.0),
-    quick=[at_least("smallest_with_signs", 0.0)],
+    at_least(0.0, "smallest_low_with_signs"),
+    quick=[at_least(0.0, "smallest_with_signs")],
 )
 def valley_seven_noises(quick: bool) -> Figures:
     """Asymmetries of the seven noises over 10 networks and 3 noises each (quick: 4 and 1), s = 1.
@@ -54,8 +54,8 @@ def valley_seven_noises(quick: bool) -> Figures:
 
 @recipe(
     "The more signs of a noise are the model's, the lower the error on the positive side and the higher on the negative.",
-    at_least("smallest_gap", 0.25),
-    at_least("smallest_spearman", 0.9),
+    at_least(0.25, "smallest_gap"),
+    at_least(0.9, "smallest_spearman"),
 )
 def valley_sign_ratio(quick: bool) -> Figures:
     """Errors on both sides by the share of signs, over 5 networks and 5 noises each (quick: 2 and 5, every second share), s = 2.
@@ -85,9 +85,9 @@ def valley_sign_ratio(quick: bool) -> Figures:
 
 @recipe(
     "Directions that carry the model's signs are asymmetric; sgp of the model is not.",
-    at_least("smallest_of_signs", 0.02),
-    at_most("largest_of_sgp", 0.02),
-    quick=[at_least("smallest_of_signs", 0.0)],
+    at_least(0.02, "smallest_of_signs"),
+    at_most(0.02, "largest_of_sgp"),
+    quick=[at_least(0.0, "smallest_of_signs")],
     expected=Verdict.DOES_NOT_HOLD,
 )
 def valley_special_directions(quick: bool) -> Figures:
@@ -121,7 +121,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 
 @recipe(
     "With the model's signs the positive side is the flat one at every learning rate, batch size and weight decay.",
-    at_least("smallest_asymmetry", 0.0),
+    at_least(0.0, "smallest_asymmetry"),
 )
 def valley_hyperparameters(quick: bool) -> Figures:
     """Asymmetries and mean errors on both sides, over 5 networks and 3 noises each (quick: 1 and 2), s = 1.
@@ -143,8 +143,8 @@ def valley_hyperparameters(quick: bool) -> Figures:
 
 @recipe(
     "Noise with the model's signs on any group of parameters alone finds a valley that is flat on its positive side.",
-    at_least("smallest", 0.0),
-    quick=[at_least("largest", 0.0)],
+    at_least(0.0, "smallest"),
+    quick=[at_least(0.0, "largest")],
 )
 def valley_parameter_groups(quick: bool) -> Figures:
     """Asymmetries over 5 networks and 3 noises each (quick: 1 and 1), s = 1.
@@ -180,9 +180,9 @@ def _begun(model: nn.Module, begin: Callable[[Tensor], Tensor]) -> nn.Module:
 
 @recipe(
     "Noise of {0, 1} on BatchNorm's weights is asymmetric where these began above 0, and less where they began on both sides.",
-    at_least("smallest_of_positive", 0.1),
-    at_most("gaussian_share", 0.5),
-    quick=[at_least("smallest_of_positive", 0.05)],
+    at_least(0.1, "smallest_of_positive"),
+    at_most(0.5, "gaussian_share"),
+    quick=[at_least(0.05, "smallest_of_positive")],
 )
 def valley_bn_init(quick: bool) -> Figures:
     """Asymmetries over 5 networks and 3 noises each (quick: 1 and 2), s = 2, norm-scaled and filter-norm-scaled (each weight a filter).
