@@ -25,14 +25,15 @@ def checked_dataset(found: object, *, name: str) -> Dataset:
     """
     dataset = found if isinstance(found, Dataset) else _from_pair(found, name)
     for which, samples in (("training", dataset.train), ("test", dataset.test)):
-        _check_lengths(samples, which, name)
+        who = f"data.name={name} gives {which}"
+        _check_lengths(samples, who)
         if dataset.text is not None:
-            _check_tokens(samples, dataset.text.vocabulary_size, which, name)
+            _check_tokens(samples, dataset.text.vocabulary_size, who)
             continue
-        _check_features(samples, which, name)
+        _check_features(samples, who)
         if dataset.class_names and not _are_labels(samples.targets, len(dataset.class_names)):
             raise DataError(
-                f"data.name={name} gives {which} targets that are not integers from 0 to {len(dataset.class_names) - 1}, "
+                f"{who} targets that are not integers from 0 to {len(dataset.class_names) - 1}, "
                 "the positions in class_names; correct them, or leave class_names empty for a regression."
             )
     if dataset.train.shape != dataset.test.shape:
@@ -117,63 +118,57 @@ def _from_pair(found: Any, name: str) -> Dataset:
     return from_torch(*pair)
 
 
-def _check_lengths(samples: AnySamples, which: str, name: str) -> None:
+def _check_lengths(samples: AnySamples, who: str) -> None:
     if isinstance(samples, Samples):
         num_features = len(samples.features)
     else:
-        num_features = len(samples.source) if samples.positions is None else len(samples.positions)
+        num_features = len(samples.source if samples.positions is None else samples.positions)
     if not len(samples) or num_features != len(samples):
         raise DataError(
-            f"data.name={name} gives {num_features} {which} features and {len(samples)} targets; expected is one target "
-            "for each, and at least one."
+            f"{who} data with {num_features} features and {len(samples)} targets; expected is one target for each, and at least one."
         )
     owners = samples.owners
     if owners is not None and (len(owners) != len(samples) or owners.is_floating_point() or int(owners.min()) < 0):
         raise DataError(
-            f"data.name={name} gives {which} owners that are not one integer from 0 for each of the {len(samples)} samples; "
-            "correct them or give None."
+            f"{who} owners that are not one integer from 0 for each of the {len(samples)} samples; correct them or give None."
         )
 
 
-def _check_features(samples: AnySamples, which: str, name: str) -> None:
+def _check_features(samples: AnySamples, who: str) -> None:
     if isinstance(samples, LazySamples):
         return  # made float when they are fetched; to look at all of them would be to read them all
     if not samples.features.is_floating_point():
-        raise DataError(f"data.name={name} gives {which} features of {samples.features.dtype}; expected is float32.")
+        raise DataError(f"{who} features of {samples.features.dtype}; expected is float32.")
     if not torch.isfinite(samples.features).all():
         raise DataError(
-            f"data.name={name} gives {which} features that are NaN or infinite; expected are numbers: fill in or leave out "
-            "what is missing."
+            f"{who} features that are NaN or infinite; expected are numbers: fill in or leave out what is missing."
         )
 
 
-def _check_tokens(samples: AnySamples, vocabulary_size: int, which: str, name: str) -> None:
+def _check_tokens(samples: AnySamples, vocabulary_size: int, who: str) -> None:
     """Tokens and next tokens [n, T], in memory."""
     if isinstance(samples, LazySamples):
         raise DataError(
-            f"data.name={name} gives {which} text that is fetched batch by batch; expected are blocks of tokens in memory: give "
-            "Samples."
+            f"{who} text that is fetched batch by batch; expected are blocks of tokens in memory: give Samples."
         )
     features, targets = samples.features, samples.targets
-    if (
-        features.dtype != torch.int64
-        or targets.dtype != torch.int64
-        or features.ndim != 2
-        or features.shape != targets.shape
-    ):
+    if (features.dtype, features.ndim, features.shape) != (
+        torch.int64,
+        2,
+        targets.shape,
+    ) or targets.dtype != torch.int64:
         raise DataError(
-            f"data.name={name} gives {which} text as {features.dtype} of shape {list(features.shape)} with targets of "
+            f"{who} text as {features.dtype} of shape {list(features.shape)} with targets of "
             f"{targets.dtype} and {list(targets.shape)}; expected is torch.int64 [blocks, block length] for both."
         )
     scored = targets[targets != IGNORED]
     if not len(scored):
         raise DataError(
-            f"data.name={name} gives {which} text of which no token is scored; expected is at least one target that is not {IGNORED}."
+            f"{who} text of which no token is scored; expected is at least one target that is not {IGNORED}."
         )
     if not (_are_labels(features, vocabulary_size) and _are_labels(scored, vocabulary_size)):
         raise DataError(
-            f"data.name={name} gives {which} tokens that are not from 0 to {vocabulary_size - 1}, as its tokenizer's are; use the "
-            "same tokenizer for both."
+            f"{who} tokens that are not from 0 to {vocabulary_size - 1}, as its tokenizer's are; use the same tokenizer for both."
         )
 
 

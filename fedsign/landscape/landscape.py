@@ -105,9 +105,11 @@ class Landscape:
         stack = torch.stack(list(directions)).to(centre)
         weights = coefficients.to(centre)
         if self._is_one_by_one:
-            points = (torch.addmv(centre, stack.t(), row) for row in weights)
-            return _joined([self._alone(point) for point in points])
-        return _joined([self._stacked(centre, stack, part) for part in weights.split(self._chunk())])
+            parts = [self._alone(torch.addmv(centre, stack.t(), row)) for row in weights]
+        else:
+            parts = [self._stacked(centre, stack, part) for part in weights.split(self._chunk())]
+        errors = [part.error for part in parts if part.error is not None]
+        return Values(np.concatenate([part.loss for part in parts]), np.concatenate(errors) if errors else None)
 
     def at(self, points: Tensor) -> Values:
         """Values at points [P, D]."""
@@ -217,11 +219,6 @@ def grid(*axes: Sequence[float]) -> Tensor:
     [[0.0, 5.0], [0.0, 6.0], [1.0, 5.0], [1.0, 6.0]]
     """
     return torch.cartesian_prod(*(torch.tensor(axis, dtype=torch.float64) for axis in axes)).reshape(-1, len(axes))
-
-
-def _joined(parts: Sequence[Values]) -> Values:
-    errors = [part.error for part in parts if part.error is not None]
-    return Values(np.concatenate([part.loss for part in parts]), np.concatenate(errors) if errors else None)
 
 
 def _activation_bytes(model: nn.Module, features: Tensor) -> int:

@@ -5,6 +5,8 @@ D = number of parameters, P = points.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
+from itertools import accumulate
 from math import prod
 
 import torch
@@ -33,9 +35,7 @@ class Layout:
             raise ConfigError(
                 f"a {type(model).__name__} without parameters was given; expected is a model that can be trained."
             )
-        dtype = torch.float32
-        for parameter in parameters.values():
-            dtype = torch.promote_types(dtype, parameter.dtype)
+        dtype = reduce(torch.promote_types, (parameter.dtype for parameter in parameters.values()), torch.float32)
         return cls({name: tuple(parameter.shape) for name, parameter in parameters.items()}, dtype)
 
     @property
@@ -45,11 +45,10 @@ class Layout:
 
     def places(self) -> dict[str, slice]:
         """Name -> where it lies."""
-        found, start = {}, 0
-        for name, shape in self.shapes.items():
-            found[name] = slice(start, start + prod(shape))
-            start += prod(shape)
-        return found
+        ends = accumulate(map(prod, self.shapes.values()))
+        return {
+            name: slice(end - prod(shape), end) for (name, shape), end in zip(self.shapes.items(), ends, strict=True)
+        }
 
     def vector(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """[D], a copy; tensors that are no parameters are left out.

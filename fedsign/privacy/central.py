@@ -8,37 +8,108 @@ C -> clip_norm, z -> noise_multiplier, u_k: client k's update (`fedsign.privacy.
 n is `server.cohort_size`, whoever replies: a reply that is missing counts as a zero update, so that what one client can change
 does not depend on who failed.  Weights are uniform, since with weights by samples a client with many would count for more.
 
-The strategy sees served + mean update, and nothing else of the clients: all that it makes of it is as private.
+It is a strategy's `Aggregator`: the strategy sees served + mean update, and nothing else of the clients, and all that it
+makes of it is as private.
 
 Who is sampled: with `sampling = secret` by numbers from the run's secret, and the budget counts on nobody knowing who
 took part; with `public` from the experiment's seed, as without privacy, and the budget does not.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar
 
-from torch import Tensor
+import numpy as np
 
-from fedsign.privacy.secret import Secret
+from fedsign.errors import FedSignError
+from fedsign.federation.aggregation import Aggregate, Aggregator, Weigh
+from fedsign.privacy.clipping import Layout, Vector, clipped
+from fedsign.privacy.secret import Secret, digest_of, open_secret
 from fedsign.privacy.settings import ClipNorm, Delta, NoiseMultiplier, Sampling
-from fedsign.records import Tensors
+from fedsign.records import Reply, Tensors, TrainReply, one_by_one
+
+MODEL = "model"  # what a round with central privacy releases; with local privacy, each client's reply
 
 
 @dataclass(kw_only=True, eq=False)
-class Central:
+class Central(Aggregator):
     """The rule; `clip_norm` is that of the next round."""
 
+    prefix = "privacy/"
     trusts_server: ClassVar = True
+    withheld: ClassVar = (
+        "train_loss",
+        "update_norm",
+        "client_drift",
+    )  # figures of unclipped updates, left out of a record
 
     clip_norm: ClipNorm
     noise_multiplier: NoiseMultiplier
     delta: Delta
     sampling: Sampling = "secret"
     secret_file: str = ""
+    cohort_size: int = field(init=False, default=0)
+    _secret: Secret | None = field(init=False, default=None, repr=False)
+    _released: dict[str, str] = field(init=False, default_factory=dict)
 
     def check(self, *, cohort_size: int) -> None:
         """Raise ConfigError where the settings do not suit the cohort."""
+
+    def open(self, folder: Path, *, cohort_size: int, expected: bool) -> None:
+        """Begin a run: take its secret, or make one; `expected`: it has been used before."""
+        self.cohort_size = cohort_size
+        self._secret = open_secret(folder, given=self.secret_file, expected=expected)
+
+    @property
+    def secret(self) -> Secret:
+        """The run's.
+
+        Raises:
+            FedSignError: it has not been opened: a strategy is used outside of a run.
+        """
+        if self._secret is None:
+            raise FedSignError(
+                "a strategy with privacy was used without a run's secret; open it with `privacy.open(folder, ...)`."
+            )
+        return self._secret
+
+    def sampler(self, round: int) -> np.random.Generator | None:
+        """What the cohort is drawn with; None for the experiment's own stream."""
+        return self.secret.generator("sampling", round) if self.sampling == "secret" else None
+
+    def gather(
+        self, replies: Iterable[Reply], weigh: Weigh, *, round: int, served: Tensors, num_clients: int
+    ) -> Aggregate | None:
+        """The replies as served + noisy mean update; weights are uniform, and missing replies count as zero updates."""
+        self._released = {}
+        size, secret = self.cohort_size, self.secret
+        total: _ClippedSum | None = None
+        for reply in one_by_one(replies):
+            total = total or _ClippedSum(served, reply)
+            total.add(reply, self.clip_norm)
+        if total is None:
+            return None
+        labels = (round, total.digest(self.clip_norm))
+        self._released = {MODEL: secret.tag("released", *labels)}
+        std = self.update_multiplier(size) * self.clip_norm
+        mean, extra = total.mean(size, noise=std * secret.normal(len(total.sum), "update", *labels) if std else None)
+        self.follow(total.num_below, len(total.partitions), cohort_size=size, secret=secret, labels=labels)
+        return Aggregate(
+            round=round,
+            served=served,
+            mean=mean,
+            extra=extra,
+            roles=total.roles,
+            num_replies=size,
+            num_clients=num_clients,
+            num_sent=dict.fromkeys(total.roles, size),
+            weight_sent=dict.fromkeys(total.roles, float(size)),
+        )
+
+    def released(self, asked: Sequence[int]) -> dict[str, str]:
+        """What the last round released, by what can be told apart: name -> tag, equal tags for equal content."""
+        return self._released
 
     def update_multiplier(self, cohort_size: int) -> float:
         """The noise on the sum of updates, in clipping norms."""
@@ -53,9 +124,33 @@ class Central:
         """What the next round's line says of the rule."""
         return {}
 
-    def state_dict(self) -> Tensors:
-        """What changes from round to round, to be checkpointed."""
-        return {}
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take it back."""
+class _ClippedSum:
+    """One round's updates, clipped and added up as they come."""
+
+    def __init__(self, served: Tensors, first: TrainReply) -> None:
+        self._layout = Layout(served, first.extra)
+        self.sum: Vector = np.zeros_like(self._layout.served)
+        self.roles = first.roles
+        self.partitions: list[int] = []
+        self.num_below = 0  # updates that were not clipped
+
+    def add(self, reply: TrainReply, clip_norm: float) -> None:
+        """Take one client's in.
+
+        Raises:
+            ReplyError: something else travels besides than with the first.
+        """
+        update, is_below = clipped(self._layout.update(reply), clip_norm)
+        self.sum += update
+        self.num_below += is_below
+        self.partitions.append(reply.partition)
+
+    def digest(self, clip_norm: float) -> str:
+        """Of all that the release depends on."""
+        return digest_of([self._layout.served, self.sum], clip_norm, self.num_below, *self.partitions)
+
+    def mean(self, size: int, *, noise: Vector | None) -> tuple[Tensors, Tensors]:
+        """Served + (sum + noise) / size: the model, and what travels besides."""
+        total = self.sum if noise is None else self.sum + noise
+        return self._layout.tensors(self._layout.served + total / size)

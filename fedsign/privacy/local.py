@@ -12,7 +12,7 @@ A client's numbers come from its node's own secret, which lies in the folder of 
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -23,16 +23,19 @@ from fedsign.privacy.settings import ClipNorm, Delta, NoiseMultiplier
 from fedsign.records import Reply, Tensors, TrainReply, one_by_one
 
 
-@dataclass(frozen=True, kw_only=True)
-class Local:
-    """The rule, the same for all clients."""
+@dataclass(kw_only=True, eq=False)
+class Local(Aggregator):
+    """The rule, the same for all clients.  At the server the mean is as ever; for the budget, one reply is told from another."""
 
+    prefix = "privacy/"
     trusts_server: ClassVar = False
+    withheld: ClassVar = ("train_loss",)  # which clients do not send
 
     clip_norm: ClipNorm
     noise_multiplier: NoiseMultiplier
     delta: Delta
     secret_file: str = ""
+    _seen: dict[str, str] = field(init=False, default_factory=dict)
 
     def secret_in(self, folder: Path) -> Secret:
         """A node's secret, made on first use."""
@@ -47,16 +50,6 @@ class Local:
             update = update + std * secret.normal(len(update), "reply", *labels)
         tensors, extra = layout.tensors(layout.served + update)
         return replace(reply, tensors=tensors, extra=extra, num_examples=1, metrics={})
-
-
-class LocalPrivacy(Aggregator):
-    """The server's half: the mean as ever, and one reply told from another for the budget."""
-
-    prefix = "privacy/"
-
-    def __init__(self, rule: Local) -> None:
-        self.rule = rule
-        self._seen: dict[str, str] = {}
 
     def gather(
         self, replies: Iterable[Reply], weigh: Weigh, *, round: int, served: Tensors, num_clients: int

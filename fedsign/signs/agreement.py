@@ -28,7 +28,6 @@ from fedsign.workload import Workload
 _FILE = "signs.jsonl"
 _BLOCK = 2**16  # elements: what is in between stays in the cache
 _MOST = 255  # clients that a byte can count
-_SQUARES = ((_MOST, np.uint16), (2**16 - 1, np.uint32), (2**32 - 1, np.uint64))  # what holds the square of how many
 
 FIGURES = ("models", "models_global", "updates", "updates_global")
 
@@ -71,12 +70,8 @@ class SignAgreement:
             return {}
         sizes = [tensor.numel() for tensor in self._received.values()]
         starts = np.cumsum([0, *sizes[:-1]])
-        by_layer = np.stack(
-            [
-                *self._sums(self._counts[0], self._counts[1], starts),
-                *self._sums(self._counts[2], self._counts[3], starts),
-            ]
-        )  # [8, layers]
+        models, updates = self._sums(self._counts[:2], starts), self._sums(self._counts[2:], starts)
+        by_layer = np.stack([*models, *updates])  # [8, layers]
         layers = np.concatenate([by_layer.sum(1, keepdims=True), by_layer], axis=1).T
         return {name: _shares(row) for name, row in zip(["", *self._received], layers, strict=True)}
 
@@ -98,20 +93,14 @@ class SignAgreement:
             part = values[begin : begin + _BLOCK]
             place = slice(start + begin, start + begin + part.size)
             before, found = self._before[place], signs[: part.size]
-            comparisons: tuple[tuple[np.ufunc, Any], ...] = (
-                (np.greater, 0),
-                (np.less, 0),
-                (np.greater, before),
-                (np.less, before),
-            )
-            for count, (compare, to) in zip(self._counts, comparisons, strict=True):
+            thresholds: list[Any] = [0, 0, before, before]
+            for count, compare, to in zip(self._counts, (np.greater, np.less) * 2, thresholds, strict=True):
                 compare(part, to, out=found)
                 count[place] += found.view(np.uint8)  # as bytes: to add truth values NumPy would convert them first
 
-    def _sums(self, above: NDArray[Any], below: NDArray[Any], starts: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    def _sums(self, counts: NDArray[Any], starts: NDArray[np.int64]) -> list[NDArray[np.int64]]:
         """For each layer: ordered pairs that agree, ordered pairs, clients that agree with the received model, clients."""
-        wide = next(dtype for most, dtype in _SQUARES if self._num_clients <= most)
-        above, below = above.astype(wide), below.astype(wide)
+        above, below = counts.astype(np.min_scalar_type(self._num_clients**2))
         both = above + below
         is_above, is_below = self._before > 0, self._before < 0
         products = (

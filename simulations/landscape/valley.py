@@ -34,14 +34,14 @@ class Asked:
     directions: Sequence[str]
     draws: int
     scales: Sequence[float]
-    scaling: str
-    signs: float | None
-    group: str
-    points: int | None
-    surface: bool
-    samples: int | None
-    statistics: int
-    seed: int
+    scaling: str = Scaling.NORM
+    signs: float | None = None
+    group: str = "ALL"
+    points: int | None = None
+    surface: bool = False
+    samples: int | None = None
+    statistics: int = 500
+    seed: int = 0
 
     def __post_init__(self) -> None:
         for name in self.directions:

@@ -39,8 +39,14 @@ def test_a_good_data_set_is_taken_as_it_is() -> None:
     ("bad", "said"),
     [
         ((1, 2), "gives a tuple; expected is a fedsign.data.base.Dataset"),
-        (dataset(test=Samples(features=torch.zeros(0, 3), targets=torch.zeros(0))), "0 test features and 0 targets"),
-        (dataset(Samples(features=torch.zeros(3, 2), targets=torch.zeros(2))), "3 training features and 2 targets"),
+        (
+            dataset(test=Samples(features=torch.zeros(0, 3), targets=torch.zeros(0))),
+            "test data with 0 features and 0 targets",
+        ),
+        (
+            dataset(Samples(features=torch.zeros(3, 2), targets=torch.zeros(2))),
+            "training data with 3 features and 2 targets",
+        ),
         (dataset(samples(features=torch.zeros(4, 3, dtype=torch.uint8))), "torch.uint8; expected is float32"),
         (dataset(samples(features=torch.tensor([[1.0], [2.0], [torch.nan], [3.0]]))), "training features that are NaN"),
         (dataset(test=samples(features=torch.full((4, 3), torch.inf))), "test features that are NaN or infinite"),
@@ -48,8 +54,8 @@ def test_a_good_data_set_is_taken_as_it_is() -> None:
             dataset(test=samples(features=torch.zeros(4, 2))),
             "training features of shape [3] per sample and test features of [2]",
         ),
-        (dataset(LazySamples(source=[0.0] * 3, targets=torch.zeros(4))), "3 training features and 4 targets"),
-        (dataset(LazySamples(source=[], targets=torch.zeros(0))), "0 training features and 0 targets"),
+        (dataset(LazySamples(source=[0.0] * 3, targets=torch.zeros(4))), "training data with 3 features and 4 targets"),
+        (dataset(LazySamples(source=[], targets=torch.zeros(0))), "training data with 0 features and 0 targets"),
         (
             dataset(LazySamples(source=[0.0] * 3, targets=torch.tensor([0, 1, 2]))),
             "training targets that are not integers",

@@ -17,7 +17,6 @@ from fedsign.federation.aggregation import Aggregate
 from fedsign.privacy.central import Central
 from fedsign.privacy.central_adaptive import CentralAdaptive
 from fedsign.privacy.clipping import Layout, clipped, norm_of
-from fedsign.privacy.mechanism import CentralPrivacy
 from fedsign.privacy.secret import NAME, Secret, digest_of, open_secret
 from fedsign.records import Role, Tensors, TrainReply
 
@@ -157,12 +156,12 @@ def updates(count: int, *, seed: int = 0) -> list[torch.Tensor]:
 def released(
     folder: Path, replies: list[TrainReply], *, cohort_size: int = 4, round: int = 1, **changes: Any
 ) -> Aggregate:
-    privacy = CentralPrivacy(rule(**changes), cohort_size=cohort_size)
-    privacy.open(folder, expected=False)
+    privacy = rule(**changes)
+    privacy.open(folder, cohort_size=cohort_size, expected=False)
     return gathered(privacy, replies, round=round)
 
 
-def gathered(privacy: CentralPrivacy, replies: list[TrainReply], *, round: int = 1) -> Aggregate:
+def gathered(privacy: Central, replies: list[TrainReply], *, round: int = 1) -> Aggregate:
     found = privacy.gather(replies, None, round=round, served=SERVED, num_clients=10)
     assert found is not None
     return found
@@ -234,7 +233,7 @@ def test_the_noise_is_the_same_for_the_same_replies_and_another_for_others_or_in
 
 def test_a_strategy_outside_of_a_run_has_no_secret() -> None:
     with pytest.raises(FedSignError, match="without a run's secret"):
-        gathered(CentralPrivacy(rule(), cohort_size=1), [reply(0, torch.zeros(SIZE))])
+        gathered(rule(), [reply(0, torch.zeros(SIZE))])
 
 
 def test_a_digest_tells_arrays_and_labels_apart() -> None:
@@ -309,12 +308,10 @@ def test_a_rounds_noise_is_scaled_by_the_norm_that_clipped_it(tmp_path: Path) ->
     replies = [reply(k, update) for k, update in enumerate(updates(4))]
     moves = []
     for z in (0.0, 1.0):
-        privacy = CentralPrivacy(
-            adaptive(noise_multiplier=z, initial_clip_norm=0.5, clip_lr=5.0, sampling="public"), cohort_size=4
-        )
-        privacy.open(tmp_path, expected=False)
+        privacy = adaptive(noise_multiplier=z, initial_clip_norm=0.5, clip_lr=5.0, sampling="public")
+        privacy.open(tmp_path, cohort_size=4, expected=False)
         moves.append(move(gathered(privacy, replies)))
-        assert privacy.rule.clip_norm != 0.5
+        assert privacy.clip_norm != 0.5
     assert within(moves[1] - moves[0], std=adaptive(noise_multiplier=1.0).update_multiplier(4) * 0.5 / 4)
 
 

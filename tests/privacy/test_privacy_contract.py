@@ -18,8 +18,8 @@ from fedsign.errors import ConfigError, ResumeError
 from fedsign.federation.aggregation import Weigh
 from fedsign.flower import wire
 from fedsign.privacy.accounting import Accountant
+from fedsign.privacy.central import Central
 from fedsign.privacy.local import Local
-from fedsign.privacy.mechanism import CentralPrivacy
 from fedsign.privacy.secret import NAME
 from fedsign.records import Reply, ReplyStack, Role, Tensors, TrainReply
 from fedsign.storage.checkpoints import load_latest
@@ -188,12 +188,12 @@ def test_rounds_that_come_out_differently_when_they_are_played_again_count_twice
 ) -> None:
     done = run(tree(tmp_path, "fedavg", CENTRAL))
     killed_after(done, 2)
-    gather = CentralPrivacy.gather
+    gather = Central.gather
 
-    def without_the_first(self: CentralPrivacy, replies: Iterable[Reply], weigh: Weigh, **round: Any) -> Any:
+    def without_the_first(self: Central, replies: Iterable[Reply], weigh: Weigh, **round: Any) -> Any:
         return gather(self, list(replies)[1:], weigh, **round)
 
-    monkeypatch.setattr(CentralPrivacy, "gather", without_the_first)
+    monkeypatch.setattr(Central, "gather", without_the_first)
     again = run(None, resume=done.path)
     exact = Accountant(noise_multiplier=1.0, delta=0.01, num_clients=NUM_CLIENTS, sample_size=COHORT)
     assert [line["epsilon"] for line in again.rounds] == [exact.epsilon(num) for num in (1, 2, 4, 6)]

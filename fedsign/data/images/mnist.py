@@ -5,7 +5,7 @@ import zlib
 from pathlib import Path
 
 from fedsign.data.base import Dataset
-from fedsign.data.files import folder_of, images, sentence_where_damaged
+from fedsign.data.files import check_present, folder_of, images, sentence_where_damaged
 from fedsign.data.normalise import Normalisation
 from fedsign.errors import DataError
 from fedsign.storage.disk import replace_file
@@ -36,7 +36,9 @@ def _load(name: str, root: str, class_names: tuple[str, ...], normalisation: Nor
     folder = folder_of(root)
     raw = (folder / name / "raw").absolute()
     for file in _FILES:
-        _unpack(raw / file, name, folder)
+        _unpack(raw / file)
+    remedy = f".gz files will do, too; torchvision.datasets.{name}({str(folder)!r}, download=True) fetches them."
+    check_present(name, raw, _FILES, remedy)
     reader = getattr(torchvision("torchvision.datasets"), name)
     with sentence_where_damaged(raw):
         parts = [reader(folder, train=train, download=False) for train in (True, False)]
@@ -44,17 +46,11 @@ def _load(name: str, root: str, class_names: tuple[str, ...], normalisation: Nor
     return Dataset(train=train, test=test, class_names=class_names, normalisation=normalisation)
 
 
-def _unpack(path: Path, name: str, folder: Path) -> None:
-    """Make sure that a file is there, from its .gz if need be, as torchvision leaves it after a download."""
-    if path.exists():
-        return
+def _unpack(path: Path) -> None:
+    """Make a file of its .gz, as torchvision leaves it after a download, if that alone is there."""
     packed = path.with_name(path.name + ".gz")
-    if not packed.exists():
-        raise DataError(
-            f"{name} was not found: expected are the files {', '.join(_FILES)} (or their .gz) in {path.parent}. Put them "
-            f"there, or name another folder with --set data.root=PATH; torchvision.datasets.{name}({str(folder)!r}, "
-            "download=True) fetches them."
-        )
+    if path.exists() or not packed.exists():
+        return
     try:
         content = gzip.decompress(packed.read_bytes())
     except (EOFError, OSError, zlib.error) as error:
