@@ -70,8 +70,10 @@ def _mean(entry: Entry) -> str:
 
 
 def _difference(interval: Interval | None) -> str | None:
-    if interval is None or interval.low is None or interval.high is None:
-        return interval and f"{interval.mean:+.4f}"
+    if interval is None:
+        return None
+    if interval.low is None or interval.high is None:
+        return f"{interval.mean:+.4f}"
     return f"{interval.mean:+.4f} [{interval.low:+.4f}, {interval.high:+.4f}]"
 
 
