@@ -79,15 +79,15 @@ def _facts(folder: Any) -> dict[str, Any]:
     }
 
 
-def print_table(rows: list[dict[str, Any]]) -> None:
-    """Rows of the same columns; in a pipe as wide as need be."""
+def print_table(rows: list[dict[str, Any]], *, wide: bool = False) -> None:
+    """Rows of the same columns; in a pipe, of runs, or if asked for, as wide as need be."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in rows[0]:
         table.add_column(column, overflow="fold", no_wrap=column == "run")  # a path can be copied in one piece
     for row in rows:
         table.add_row(*(escaped(_cell(value)) for value in row.values()))
     console = Console(soft_wrap=True, highlight=False)
-    if "run" in rows[0] or not console.is_terminal:
+    if wide or "run" in rows[0] or not console.is_terminal:
         print_wide(table)
     else:
         console.print(table)

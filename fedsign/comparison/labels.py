@@ -58,23 +58,11 @@ def metric_name(summary: Summary) -> str:
 class Scale:
     """How the metric's numbers are written: shares as percent, their differences as percentage points."""
 
-    percent: bool
     decimals: int
-
-    @property
-    def factor(self) -> float:
-        """From the metric to what is written."""
-        return 100.0 if self.percent else 1.0
-
-    @property
-    def unit(self) -> str:
-        """Of a value; empty for a plain number."""
-        return "%" if self.percent else ""
-
-    @property
-    def difference_unit(self) -> str:
-        """Of a difference; empty for a plain number."""
-        return "points" if self.percent else ""
+    percent: bool = False
+    factor: float = 1.0  # from the metric to what is written
+    unit: str = ""  # of a value; empty for a plain number
+    difference_unit: str = ""
 
     def number(self, value: float | None) -> str:
         """A value without its unit."""
@@ -103,10 +91,10 @@ class Scale:
 def scale_of(summary: Summary) -> Scale:
     """Two decimals of a percentage; four significant digits of anything else."""
     if is_share(summary.metric):
-        return Scale(percent=True, decimals=2)
+        return Scale(decimals=2, percent=True, factor=100.0, unit="%", difference_unit="points")
     sizes = [abs(entry.mean) for entry in summary.entries if entry.mean]
     magnitude = math.floor(math.log10(sorted(sizes)[len(sizes) // 2])) if sizes else 0
-    return Scale(percent=False, decimals=min(8, max(0, 3 - magnitude)))
+    return Scale(decimals=min(8, max(0, 3 - magnitude)))
 
 
 def seeds_of_all(entry: Entry) -> str:

@@ -11,12 +11,15 @@ orders.
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedsign.comparison.over_seeds import Curve, ToTarget, curves, default_target, to_target, total
-from fedsign.intervals import Interval, mean_and_std, paired_difference
+from fedsign.comparison.over_seeds import Curve as Curve
+from fedsign.comparison.over_seeds import ToTarget as ToTarget
+from fedsign.comparison.over_seeds import curves, default_target, to_target, total
+from fedsign.intervals import Interval as Interval
+from fedsign.intervals import mean_and_std, paired_difference
 from fedsign.registry import target_of
 from fedsign.storage.results import Line, final_value
 
@@ -165,32 +168,29 @@ def summarise(plan: Plan, path: Path, played: Sequence[Played]) -> Summary:
     conditions = distinct(cell.condition for cell in plan.cells)
     trials: list[Trial] = []
     entries: list[Entry] = []
-    targets = []
     for condition in conditions:
-        here = [each for each in played if each.cell.condition == condition]
-        tried = {name: _trials(plan, [each for each in here if each.cell.strategy == name]) for name in plan.labels}
-        chosen = {name: next(trial.choice for trial in tried[name] if trial.chosen) for name in tried}
-        taken = {
-            name: [each for each in here if each.cell.strategy == name and each.cell.choice == chosen[name]]
-            for name in tried
-        }
+        taken, num_choices = {}, {}
+        for name in plan.labels:
+            own = [each for each in played if (each.cell.condition, each.cell.strategy) == (condition, name)]
+            tried = _trials(plan, own)
+            choice = next(trial.choice for trial in tried if trial.chosen)
+            taken[name], num_choices[name] = [each for each in own if each.cell.choice == choice], len(tried)
+            trials += tried if len(tried) > 1 else []
+        reference = _finals(taken[plan.reference], plan.metric)
         target = plan.target
         if target is None:
-            ends = mean_and_std(_finals(taken[plan.reference], plan.metric).values())[0]
-            target = default_target(ends, higher_is_better=plan.higher_is_better)
-        targets.append(target)
+            end, _ = mean_and_std(reference.values())
+            target = default_target(end, higher_is_better=plan.higher_is_better)
         entries += [
-            _entry(plan, taken[name], taken[plan.reference], num_choices=len(tried[name]), target=target)
-            for name in plan.labels
+            _entry(plan, taken[name], reference, num_choices=num_choices[name], target=target) for name in taken
         ]
-        trials += [trial for name in tried if len(tried[name]) > 1 for trial in tried[name]]
     return Summary(
         name=plan.name,
         path=path,
         metric=plan.metric,
         higher_is_better=plan.higher_is_better,
         last=min(LAST, max(cell.rounds for cell in plan.cells)),
-        target=targets[0] if len(targets) == 1 else plan.target,
+        target=target if len(conditions) == 1 else plan.target,
         reference=plan.reference,
         conditions=tuple(conditions),
         entries=tuple(entries),
@@ -262,32 +262,35 @@ def _trials(plan: Plan, played: Sequence[Played]) -> list[Trial]:
     A choice with which a run failed, or has not ended, cannot win over one with which all runs ended: what is
     left of it would be the lucky seeds.
     """
-    choices = distinct(each.cell.choice for each in played)
     key = f"validation_{plan.metric}"
-    said = [list(_finals([each for each in played if each.cell.choice == choice], key).values()) for choice in choices]
-    means = [mean_and_std(values) for values in said]
     sign = 1 if plan.higher_is_better else -1
-
-    def rank(index: int) -> tuple[int, float]:
-        mean = means[index][0]
-        return sum(value is not None for value in said[index]), 0.0 if mean is None else sign * mean
-
-    best = max(range(len(choices)), key=rank)  # the first of equals
-    return [
-        Trial(
-            strategy=played[0].cell.strategy,
-            condition=played[0].cell.condition,
+    found: list[tuple[tuple[int, float], Trial]] = []
+    for choice in distinct(each.cell.choice for each in played):
+        values = list(_finals([each for each in played if each.cell.choice == choice], key).values())
+        mean, std = mean_and_std(values)
+        rank = (sum(value is not None for value in values), 0.0 if mean is None else sign * mean)
+        cell = played[0].cell
+        trial = Trial(
+            strategy=cell.strategy,
+            condition=cell.condition,
             choice=choice,
             validation_mean=mean,
             validation_std=std,
-            chosen=index == best,
+            chosen=False,
         )
-        for index, (choice, (mean, std)) in enumerate(zip(choices, means, strict=True))
-    ]
+        found.append((rank, trial))
+    best = max(rank for rank, _ in found)
+    chosen = next(trial for rank, trial in found if rank == best)  # the first of equals
+    return [replace(trial, chosen=trial is chosen) for _, trial in found]
 
 
 def _entry(
-    plan: Plan, played: Sequence[Played], reference: Sequence[Played], *, num_choices: int, target: float | None
+    plan: Plan,
+    played: Sequence[Played],
+    reference: Mapping[int, float | None],
+    *,
+    num_choices: int,
+    target: float | None,
 ) -> Entry:
     """One strategy under one condition, read off the cells of its choice."""
     cell, values = played[0].cell, _finals(played, plan.metric)
@@ -295,7 +298,6 @@ def _entry(
     num_failed = sum(each.failure is not None for each in played)
     runs, direction = [each.lines for each in finished], plan.higher_is_better
     mean, std = mean_and_std(values.values())
-    others = _finals(reference, plan.metric)
     return Entry(
         strategy=cell.strategy,
         label=plan.labels[cell.strategy],
@@ -308,7 +310,7 @@ def _entry(
         std=std,
         difference=None
         if cell.strategy == plan.reference
-        else paired_difference(values, others, higher_is_better=direction),
+        else paired_difference(values, reference, higher_is_better=direction),
         to_target=to_target(runs, plan.metric, target, higher_is_better=direction, num_failed=num_failed),
         bytes_down=mean_and_std(total(lines, "bytes_down") for lines in runs)[0],
         bytes_up=mean_and_std(total(lines, "bytes_up") for lines in runs)[0],
@@ -323,22 +325,3 @@ def _entry(
 def _finals(played: Iterable[Played], key: str) -> dict[int, float | None]:
     """Seed -> final value, of the cells that have finished."""
     return {each.cell.seed: each.final(key) for each in played if each.is_finished}
-
-
-__all__ = [
-    "LAST",
-    "Cell",
-    "Curve",
-    "Entry",
-    "Interval",
-    "Plan",
-    "Played",
-    "Summary",
-    "ToTarget",
-    "Trial",
-    "distinct",
-    "products",
-    "strategy_label",
-    "summarise",
-    "values_label",
-]

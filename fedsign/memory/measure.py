@@ -63,23 +63,15 @@ def measure(work: Work, method: Method, setting: Setting, estimated: Estimate, d
 
 def real_optimizer(model: nn.Module, method: Method, adam: AdamKind) -> torch.optim.Optimizer:
     """What trains a model to which the method was applied; LISA draws the blocks that the estimate takes."""
-    kind: dict[str, Any] = {"fused": adam == "fused" or None, "foreach": None if adam == "fused" else adam == "foreach"}
-    match method.kind:
-        case "full" | "lora":
-            return torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], **kind)
-        case "lisa":
-            model.requires_grad_(True)
-            depth = len(find_blocks(model))
-            return LISA(
-                model,
-                num_sampled_layers=method.num_layers,
-                draw=lambda index: range(depth - method.num_layers, depth),
-                **kind,
-            )
-        case "galore":
-            return galore(model, method.rank)
-        case _:
-            raise ValueError(f"kind={method.kind!r}; expected full, lora, galore or lisa.")
+    if method.kind == "galore":
+        return galore(model, method.rank)
+    kind: dict[str, Any] = {"fused": True} if adam == "fused" else {"foreach": adam == "foreach"}
+    if method.kind == "lisa":
+        model.requires_grad_(True)
+        depth = len(find_blocks(model))
+        drawn = range(depth - method.num_layers, depth)
+        return LISA(model, num_sampled_layers=method.num_layers, draw=lambda index: drawn, **kind)
+    return torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], **kind)
 
 
 def free_bytes(device: torch.device) -> int:

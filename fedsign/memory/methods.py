@@ -32,7 +32,7 @@ class Method:
     """One way to fine-tune; `num_layers` is LISA's, `rank` that of LoRA and GaLore."""
 
     name: str
-    kind: str
+    kind: str  # full, lora, galore or lisa
     num_layers: int = 0
     rank: int = 0
     dropout: float = 0.0
@@ -43,15 +43,10 @@ class Method:
         Raises:
             ConfigError: the model has no blocks, or not so many, or no linear layers.
         """
-        match self.kind:
-            case "full" | "galore":
-                return
-            case "lora":
-                adapt(model, rank=self.rank, dropout=self.dropout)
-            case "lisa":
-                self._freeze(model)
-            case _:
-                raise ValueError(f"kind={self.kind!r}; expected full, lora, galore or lisa.")
+        if self.kind == "lora":
+            adapt(model, rank=self.rank, dropout=self.dropout)
+        elif self.kind == "lisa":
+            self._freeze(model)
 
     def projected(self, model: nn.Module) -> set[nn.Parameter]:
         """The matrices of which an optimiser keeps moments of `rank` dimensions."""

@@ -135,12 +135,10 @@ class Moments(torch.optim.Optimizer):
         for parameter in self.param_groups[0]["params"]:
             if parameter not in self.state:
                 shapes = [*self._shapes(parameter), *[tuple(parameter.shape)] * self._masters]
-                self.state[parameter] = {
-                    str(index): torch.zeros(shape, dtype=self._dtype, device=parameter.device)
-                    for index, shape in enumerate(shapes)
-                }
+                kept = {str(index): parameter.new_zeros(shape, dtype=self._dtype) for index, shape in enumerate(shapes)}
+                self.state[parameter] = kept
             if parameter in self._projected:
-                low = torch.empty(self._shapes(parameter)[1], dtype=self._dtype, device=parameter.device)
+                low = parameter.new_empty(self._shapes(parameter)[1], dtype=self._dtype)
                 step = torch.empty_like(parameter)
                 del low, step
 

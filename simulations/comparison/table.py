@@ -1,19 +1,19 @@
 """The table that `fedsign compare` prints, and the same as JSON."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from fedsign.comparison.folder import Comparison
-from fedsign.comparison.labels import last_rounds, seeds_of_all
+from fedsign.comparison.labels import entries_of, last_rounds, reference_label, seeds_of_all
 from fedsign.comparison.over_seeds import TARGET_SHARE
 from fedsign.comparison.summary import Entry, Interval, Summary, ToTarget, values_label
 from fedsign.report.wording import byte_count, plural
+from simulations.printing import print_table
 
-_MISSING = "-"
 _MAX_FAILED = 3
 
 
@@ -23,8 +23,7 @@ def print_summary(comparison: Comparison, summary: Summary) -> None:
     for condition in summary.conditions:
         if condition:
             console.print(f"[bold]{escape(values_label(condition))}[/]")
-        entries = [entry for entry in summary.entries if entry.condition == condition]
-        _print_aligned(console, _table(summary, entries))
+        print_table(_rows(summary, condition), wide=True)
         console.print()
     console.print(escape(" ".join(_remarks(summary, is_given=comparison.plan.target is not None))))
     for id, error in list(summary.failed.items())[:_MAX_FAILED]:
@@ -44,66 +43,50 @@ def as_json(comparison: Comparison, summary: Summary) -> dict[str, Any]:
     return {**content, "path": str(comparison.path)}
 
 
-def _table(summary: Summary, entries: list[Entry]) -> Table:
-    has_choices = any(entry.choice for entry in summary.entries)
-    reference = next(entry.label for entry in entries if entry.strategy == summary.reference)
+def _rows(summary: Summary, condition: Mapping[str, Any]) -> list[dict[str, Any]]:
+    entries = entries_of(summary, condition)
     target = next((entry.to_target.target for entry in entries if entry.to_target), None)
-    reaching = _MISSING if target is None else f"{target:.4g}"
-    table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False)
-    table.add_column("strategy")
-    if has_choices:
-        table.add_column("choice")
-    for title in (
-        summary.metric,
-        f"difference to {reference}",
-        "wins",
-        f"rounds to {reaching}",
-        f"bytes to {reaching}",
-    ):
-        table.add_column(title)
-    for entry in entries:
-        choice = [escape(values_label(entry.choice)) or _MISSING] if has_choices else []
-        table.add_row(escape(entry.label), *choice, *_figures(entry))
-    return table
-
-
-def _figures(entry: Entry) -> list[str]:
-    wins = entry.difference and f"{entry.difference.wins}/{entry.difference.num_pairs}"
+    reaching = "-" if target is None else f"{target:.4g}"
+    has_choices = any(entry.choice for entry in summary.entries)
     return [
-        _mean(entry),
-        _difference(entry.difference),
-        wins or _MISSING,
-        _rounds(entry.to_target),
-        _bytes(entry.to_target),
+        {
+            "strategy": entry.label,
+            **({"choice": values_label(entry.choice) or None} if has_choices else {}),
+            summary.metric: _mean(entry),
+            f"difference to {reference_label(summary)}": _difference(entry.difference),
+            "wins": entry.difference and f"{entry.difference.wins}/{entry.difference.num_pairs}",
+            f"rounds to {reaching}": _rounds(entry.to_target),
+            f"bytes to {reaching}": _bytes(entry.to_target),
+        }
+        for entry in entries
     ]
 
 
 def _mean(entry: Entry) -> str:
+    mean = "-" if entry.mean is None else f"{entry.mean:.4f}"
+    std = "" if entry.mean is None or entry.std is None else f" ± {entry.std:.4f}"
     missing = seeds_of_all(entry)
-    partly = f" ({missing})" if missing else ""
-    if entry.mean is None:
-        return f"{_MISSING}{partly}"
-    return f"{entry.mean:.4f}{'' if entry.std is None else f' ± {entry.std:.4f}'}{partly}"
+    return f"{mean}{std}{f' ({missing})' if missing else ''}"
 
 
-def _difference(interval: Interval | None) -> str:
+def _difference(interval: Interval | None) -> str | None:
     if interval is None:
-        return _MISSING
+        return None
     if interval.low is None or interval.high is None:
         return f"{interval.mean:+.4f}"
-    return escape(f"{interval.mean:+.4f} [{interval.low:+.4f}, {interval.high:+.4f}]")
+    return f"{interval.mean:+.4f} [{interval.low:+.4f}, {interval.high:+.4f}]"
 
 
-def _rounds(reached: ToTarget | None) -> str:
+def _rounds(reached: ToTarget | None) -> str | None:
     if reached is None:
-        return _MISSING
-    rounds = _MISSING if reached.rounds is None else f"{reached.rounds:g}"
+        return None
+    rounds = "-" if reached.rounds is None else f"{reached.rounds:g}"
     return f"{rounds} ({reached.num_reached}/{reached.num_seeds})"
 
 
-def _bytes(reached: ToTarget | None) -> str:
+def _bytes(reached: ToTarget | None) -> str | None:
     if reached is None or reached.bytes_down is None or reached.bytes_up is None:
-        return _MISSING
+        return None
     return f"{byte_count(int(reached.bytes_down))} down, {byte_count(int(reached.bytes_up))} up"
 
 
@@ -127,9 +110,3 @@ def _remarks(summary: Summary, *, is_given: bool) -> list[str]:
         are = "is" if summary.num_pending == 1 else "are"
         remarks.append(f"{summary.num_pending} of {summary.num_cells} cells {are} still to be played.")
     return remarks
-
-
-def _print_aligned(console: Console, table: Table) -> None:
-    """In columns as wide as their content, however narrow the terminal is."""
-    width = max(console.width, console.measure(table, options=console.options.update(max_width=10_000)).maximum)
-    Console(soft_wrap=True, highlight=False, width=width).print(table)
