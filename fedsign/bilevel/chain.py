@@ -89,7 +89,10 @@ class Chain:
     ) -> None:
         """Add the gradient's tangents along directions of all that it depends on to `into` [b, M]."""
         count = len(theta_t)
-        size = count if theta_t.is_cuda else passes.group_size(count, torch.get_num_threads())
+        size = count
+        if not theta_t.is_cuda:  # tangents of activations stay in a CPU's caches, and all threads have the same to do
+            num_threads, groups = torch.get_num_threads(), math.ceil(count / max(2, _CACHE_BYTES // passes.widest))
+            size = count if groups == 1 else math.ceil(count / (num_threads * math.ceil(groups / num_threads)))
 
         def add(part: slice) -> None:
             labels = None if targets_t is None else targets_t[part]
@@ -135,11 +138,6 @@ class Passes:
     shares: Tensor
     widest: int
     """Bytes of the largest activation."""
-
-    def group_size(self, count: int, num_threads: int) -> int:
-        """How many of the directions a CPU takes at a time, so that tangents of activations stay in its caches, and all threads have the same to do."""
-        groups = math.ceil(count / max(2, _CACHE_BYTES // self.widest))
-        return count if groups == 1 else math.ceil(count / (num_threads * math.ceil(groups / num_threads)))
 
 
 def conv_net(shape: tuple[int, int, int], num_outputs: int, *, width: int = 128, num_blocks: int = 3) -> Chain:

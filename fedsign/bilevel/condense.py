@@ -35,24 +35,19 @@ class Progress:
     """How far a condensation is: the images, Adam's memory of them, and the steps done."""
 
     meta: Tree
-    slots: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
+    memory: Tree = field(default_factory=dict)  # NAME/0, NAME/1, ...
     step: int = 0
 
     def as_tensors(self) -> Tree:
         """All of it, for a file."""
-        memory = {f"{key}/{index}": each for key, slots in self.slots.items() for index, each in enumerate(slots)}
-        return {**self.meta, **memory, "step": torch.tensor(self.step)}
+        return {**self.meta, **self.memory, "step": torch.tensor(self.step)}
 
     @classmethod
     def of_tensors(cls, tensors: Mapping[str, Tensor]) -> "Progress":
         """What `as_tensors` gave."""
         meta = {key: tensors[key] for key in (IMAGES, LABELS) if key in tensors}
-        slots = {
-            key: tuple(tensors[f"{key}/{index}"] for index in range(len(Adam.slots)))
-            for key in meta
-            if f"{key}/0" in tensors
-        }
-        return cls(meta=meta, slots=slots, step=int(tensors["step"]))
+        memory = {name: each for name, each in tensors.items() if "/" in name}
+        return cls(meta=meta, memory=memory, step=int(tensors["step"]))
 
 
 @dataclass(frozen=True)
@@ -135,13 +130,14 @@ class Condensation:
         phase, method = self._phases[progress.step >= first]
         step = progress.step - (first if progress.step >= first else 0)
         if step == 0:
-            progress.slots = {}  # Adam begins anew with each phase
+            progress.memory = {}  # Adam begins anew with each phase
         generator = torch_generator(self.config.seed, Purpose.CONDENSATION, round=progress.step + 1)
         found = method(self.problem(progress.meta, generator), progress.meta, generator=generator)
         for key, gradient in found.gradient.items():
-            slots = progress.slots.get(key) or Adam().begin(gradient)
-            rate = phase.lr * (1 - step / phase.steps)
-            moved, progress.slots[key] = Adam().apply(progress.meta[key], slots, gradient, rate)
+            names, rate = [f"{key}/{index}" for index in range(len(Adam.slots))], phase.lr * (1 - step / phase.steps)
+            slots = tuple(progress.memory[name] for name in names) if step else Adam().begin(gradient)
+            moved, slots = Adam().apply(progress.meta[key], slots, gradient, rate)
+            progress.memory |= dict(zip(names, slots, strict=True))
             progress.meta[key] = moved.clamp(0, 1) if key == IMAGES else moved
         progress.step += 1
         return {

@@ -2,29 +2,17 @@
 
 torch's own change their tensors in place, and a tangent cannot be followed through that.  The formulas are torch's: the same
 numbers, tested against it.
+
+Each takes a step on one tensor of parameters; `slots` are the names of what it remembers.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 Slots = tuple[Tensor, ...]
-
-
-class Update(Protocol):
-    """An optimiser's step on one tensor of parameters; `slots` are the names of what it remembers."""
-
-    slots: ClassVar[tuple[str, ...]]
-
-    def begin(self, parameters: Tensor) -> Slots:
-        """The memory before the first step."""
-        ...
-
-    def apply(self, parameters: Tensor, slots: Slots, gradient: Tensor, rate: Tensor | float) -> tuple[Tensor, Slots]:
-        """One step."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +23,7 @@ class Sgd:
     momentum: float = 0.9
 
     def begin(self, parameters: Tensor) -> Slots:
-        """No velocity."""
+        """The memory before the first step: no velocity."""
         return (torch.zeros_like(parameters),)
 
     def apply(self, parameters: Tensor, slots: Slots, gradient: Tensor, rate: Tensor | float) -> tuple[Tensor, Slots]:
@@ -68,3 +56,6 @@ class Adam:
         unbiased = square / (1 - self.second**count)
         step = mean / (1 - self.first**count) / (unbiased.sqrt() + self.epsilon)
         return parameters - rate * step, (mean, square, count)
+
+
+Update = Sgd | Adam

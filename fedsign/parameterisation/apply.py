@@ -3,10 +3,13 @@
 No parameter, no buffer and no name in the state_dict is added: multipliers are hooks, and a multiplier of 1 is none, so that
 at the base's width and density a model is the standard one, bit for bit.  The weights alone are therefore not the whole
 model: who takes them elsewhere has to multiply as well.
+
+Its optimiser has groups with the rates and the weight decay of the plan.  A group also says which weights of its tensors there
+are (`masks`), for an optimiser that keeps state for those alone.
 """
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,16 +17,18 @@ from torch import Tensor, nn
 from fedsign.config import ExperimentConfig
 from fedsign.errors import ConfigError
 from fedsign.models.transform import Packing, Transform, attach, transforms_of
-from fedsign.parameterisation.groups import grouped_optimizer
 from fedsign.parameterisation.masks import Mask, hold, mask_of
 from fedsign.parameterisation.multipliers import folded, multiply
+from fedsign.parameterisation.packed import Packed, PackedAdamW, PackedSGD
 from fedsign.parameterisation.packing import rows_of
-from fedsign.parameterisation.plan import Plan, plan_of
+from fedsign.parameterisation.plan import Plan, TensorPlan, plan_of
 from fedsign.parameterisation.products import Products, multiply_sparsely
 from fedsign.parameterisation.schemes import Scheme
 from fedsign.parameterisation.section import MaskDraw, ParameterisationPart, SparseKeys, SparsityPart
 from fedsign.parameterisation.sparsity.base import MaskRule
+from fedsign.parameterisation.sparsity.changing import Changing, Masked
 from fedsign.sections import OptimizerPart
+from fedsign.traits import OptimizerTraits
 
 _PRODUCTS = Products()
 PartT = TypeVar("PartT")
@@ -55,12 +60,44 @@ class Parameterised(Transform):
         multiply_sparsely(model, self.masks, self.products)
 
     def optimizer(self, part: OptimizerPart, model: nn.Module, lr: float, weight_decay: float) -> torch.optim.Optimizer:
-        """One whose groups have the plan's rates."""
-        return grouped_optimizer(part, model, lr, weight_decay, plan=self.plan, masks=self.masks, rule=self.rule)
+        """A fresh one whose groups have the plan's rates; under a rule it changes the masks.
+
+        Raises:
+            ConfigError: the optimiser cannot have groups, or there is no rule for its rates.
+        """
+        groups, masks, rule = self._groups(model), self.masks, self.rule
+        optimizer: torch.optim.Optimizer
+        if OptimizerTraits.of(part.name).takes_model:
+            optimizer = part.build(model, lr, weight_decay)
+            (whole,) = optimizer.param_groups
+            optimizer.param_groups[:] = [{**whole, **group} for group in groups]
+        else:
+            optimizer = part.build(groups, lr, weight_decay)
+        _set_rates(optimizer, part, self.plan.scheme, lr, weight_decay)
+        if rule is not None:
+            if not isinstance(optimizer, Packed):
+                raise ConfigError(
+                    f"client.optimizer.name={part.name} was given with sparsity.name={rule.name}, but its state would not follow "
+                    "masks that change; use packed_sgd or packed_adamw."
+                )
+            plans = self.plan.tensors
+            tensors = [Masked(model.get_parameter(name), mask, plans[name].density) for name, mask in masks.items()]
+            optimizer.take_step = Changing(rule, tensors).step
+        return optimizer
 
     def plain(self, model: nn.Module) -> nn.Module:
         """A copy with the multipliers in its weights."""
         return folded(model, self.plan)
+
+    def _groups(self, model: nn.Module) -> list[dict[str, Any]]:
+        """Parameters whose rates and decay are the same, in the model's order."""
+        groups: dict[tuple[float, float, bool], dict[str, Any]] = {}
+        for name, tensor in self.plan.tensors.items():
+            key = (tensor.adam_rate, tensor.sgd_rate, tensor.decays)
+            group = groups.setdefault(key, {"params": [], "masks": [], "plan": tensor})
+            group["params"].append(model.get_parameter(name))
+            group["masks"].append(self.masks.get(name))
+        return list(groups.values())
 
 
 def parameterised(model: nn.Module) -> Parameterised | None:
@@ -86,13 +123,11 @@ def parameterise(
     """
     plan = plan_of(model, scheme)
     _draw(model, plan)
-    masks = {
-        name: mask_of(
-            seed, name, tensor.shape, rule.first_density(tensor.density) if rule else tensor.density, draw=draw
-        )
-        for name, tensor in plan.tensors.items()
-        if tensor.density < 1
-    }
+    masks = {}
+    for name, tensor in plan.tensors.items():
+        if tensor.density < 1:
+            density = rule.first_density(tensor.density) if rule else tensor.density
+            masks[name] = mask_of(seed, name, tensor.shape, density, draw=draw)
     hold(model, masks)
     multiply(model, plan)
     attach(model, Parameterised(plan=plan, masks=masks, rule=rule, products=products))
@@ -130,3 +165,27 @@ def _draw(model: nn.Module, plan: Plan) -> None:
             nn.init.normal_(parameter, std=tensor.init_std)
         elif name.endswith("bias"):
             nn.init.zeros_(parameter)
+
+
+def _set_rates(
+    optimizer: torch.optim.Optimizer, part: OptimizerPart, scheme: Scheme, lr: float, weight_decay: float
+) -> None:
+    is_sgd = isinstance(optimizer, torch.optim.SGD | PackedSGD)
+    if not (is_sgd or isinstance(optimizer, torch.optim.Adam | PackedAdamW) or scheme.name == "sp"):
+        raise ConfigError(
+            f"client.optimizer.name={part.name} was given with parameterisation.name={scheme.name}, which has rules for "
+            "SGD, Adam and AdamW only; use sgd, adam, adamw, packed_sgd or packed_adamw, or parameterisation.name=sp."
+        )
+    for group in optimizer.param_groups:
+        tensor: TensorPlan = group["plan"]
+        rate = tensor.sgd_rate if is_sgd else tensor.adam_rate
+        group["lr"] = lr * rate
+        if not tensor.decays:
+            group["weight_decay"] = 0.0
+        elif scheme.decay == "base":
+            group["weight_decay"] = weight_decay / rate
+            if weight_decay and isinstance(optimizer, torch.optim.Adam) and not group["decoupled_weight_decay"]:
+                raise ConfigError(
+                    f"client.optimizer.name={part.name} was given with parameterisation.decay=base, but its weight decay is a part "
+                    "of the gradient that Adam rescales; use adamw, or parameterisation.decay=rate."
+                )

@@ -74,14 +74,13 @@ def plan_of(model: nn.Module, scheme: Scheme) -> Plan:
         name: _tensor(name, tuple(parameter.shape), roles, scheme, m_d) for name, parameter in model.named_parameters()
     }
     _check_patterns(scheme, [name for name, tensor in tensors.items() if tensor.role is Role.HIDDEN])
-    scales = {name: scheme.attention_scale(width) for name, width in roles.attention.items()}
     return Plan(
         scheme=scheme,
         roles=roles,
         tensors=tensors,
         input=alpha_input,
         output=alpha_output / m_d,
-        attention={name: scale for name, scale in scales.items() if scale is not None},
+        attention=scheme.attention_scales(roles.attention),
     )
 
 

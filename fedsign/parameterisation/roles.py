@@ -95,8 +95,16 @@ def roles_of_model(model: nn.Module) -> ModelRoles:
 
 def _known(model: nn.Module) -> ModelRoles:
     """By the order of the layers; see the module."""
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, (*_LINEAR, nn.Embedding))}
-    _refuse_unknown(model, layers)
+    layers: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        own = [key for key, _ in module.named_parameters(recurse=False)]
+        if isinstance(module, (*_LINEAR, nn.Embedding)):
+            layers[name] = module
+        elif own and not isinstance(module, _NORMS):
+            raise ConfigError(
+                f"the roles of '{f'{name}.{own[0]}'.strip('.')}' in a {type(module).__name__} are not known; give the model an "
+                "attribute `model_roles` (fedsign.parameterisation.roles), or use parameterisation.name=none."
+            )
     classifier = classifier_of(model)
     last = next(name for name, module in layers.items() if module is classifier)
     tables = tuple(name for name, module in layers.items() if isinstance(module, nn.Embedding))
@@ -109,20 +117,10 @@ def _known(model: nn.Module) -> ModelRoles:
         )
     widest = layers[hidden[-1] if hidden else first[0]]
     return ModelRoles(
-        width=int(widest.weight.shape[1 if isinstance(widest, nn.Embedding) else 0]),
+        width=int(widest.get_parameter("weight").shape[1 if isinstance(widest, nn.Embedding) else 0]),
         embedding=tuple(f"{name}.weight" for name in first),
         unembedding=(f"{last}.weight",),
         inputs=first,
         outputs=(last,),
         watched=tuple(hidden),
     )
-
-
-def _refuse_unknown(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
-    for name, module in model.named_modules():
-        own = [key for key, _ in module.named_parameters(recurse=False)]
-        if own and name not in layers and not isinstance(module, _NORMS):
-            raise ConfigError(
-                f"the roles of '{f'{name}.{own[0]}'.strip('.')}' in a {type(module).__name__} are not known; give the model an "
-                "attribute `model_roles` (fedsign.parameterisation.roles), or use parameterisation.name=none."
-            )

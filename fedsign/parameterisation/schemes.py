@@ -12,6 +12,7 @@ with `base` by the base's, so that sparse layers are pulled to zero as fast as a
 `corrects` of smupar is for ablations: with `init` or `rate` alone the density does not enter the other one.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -56,9 +57,9 @@ class Scheme:
         """alpha_input and alpha_output."""
         return 1.0, 1.0
 
-    def attention_scale(self, head_width: int) -> float | None:
-        """What the logits of attention are multiplied with; None leaves it as it is."""
-        return None
+    def attention_scales(self, head_widths: Mapping[str, int]) -> dict[str, float]:
+        """What the logits of attention are multiplied with, by module; those that are not named stay as they are."""
+        return {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +81,10 @@ class MuP(Scheme):
         """As they were tuned on the base."""
         return self.alpha_input, self.alpha_output
 
-    def attention_scale(self, head_width: int) -> float:
+    def attention_scales(self, head_widths: Mapping[str, int]) -> dict[str, float]:
         """See the module."""
-        return self.base_head_width**0.5 / head_width if self.base_head_width else 1 / head_width
+        of_base = self.base_head_width**0.5 if self.base_head_width else 1
+        return {name: of_base / width for name, width in head_widths.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,9 +34,8 @@ _START, _IMAGES = "start.safetensors", "images.safetensors"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Done:
-    """A finished condensation: its folder, its files, and its lines."""
+    """A finished condensation: its files, and its lines."""
 
-    folder: Path
     written: list[Path]
     lines: list[Line]
 
@@ -104,7 +103,7 @@ def _go_on(
         if "accuracy" in line:
             _save(folder, condensation, progress, lines, timings)
         on_step(line)
-    return Done(folder=folder, written=_page(condensation, folder, lines), lines=lines)
+    return Done(written=_page(condensation, folder, lines), lines=lines)
 
 
 def _save(folder: Path, condensation: Condensation, progress: Progress, lines: list[Line], timings: list[Line]) -> None:
@@ -131,14 +130,10 @@ def _held(folder: Path) -> Any:
 def _page(condensation: Condensation, folder: Path, lines: list[Line]) -> list[Path]:
     from simulations.api import environment
 
-    config = condensation.config
+    config, network = condensation.config, condensation.config.network
     before, after = (load_file(folder / name)[IMAGES].numpy() for name in (_START, _IMAGES))
     first = config.first_phase
-    kind = (
-        f"MLP {list(config.network.hidden)}"
-        if config.network.kind == "mlp"
-        else f"ConvNet of width {config.network.width}"
-    )
+    kind = f"MLP {list(network.hidden)}" if network.kind == "mlp" else f"ConvNet of width {network.width}"
     facts = [
         ("data", config.data.name, f"{len(condensation.dataset.train):,} training images"),
         ("images", str(len(after)), f"{config.images_per_class} of each class, from {config.start}"),

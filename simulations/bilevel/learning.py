@@ -50,7 +50,6 @@ class Asked:
     rounds: int = 0
     lr: float = 0.1
     method: str = "forward_exact"
-    settings: Mapping[str, Any] | None = None  # of the method
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +86,7 @@ class Learning:
         self._strategy: Strategy = strategy
         self._objective = experiment.objective
         self._model = experiment.model.to(dtype)
-        self._method: Method = plugins.build("hypergradient", asked.method, dict(asked.settings or {}))
+        self._method: Method = plugins.build("hypergradient", asked.method, {})
         self.num_rounds = asked.rounds or config.rounds
 
     @cached_property

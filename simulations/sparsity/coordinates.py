@@ -112,12 +112,7 @@ def look(config: ExperimentConfig, asked: Asked) -> Found:
     return Found(
         kind="coordinates",
         name=config.name,
-        facts={
-            **asdict(asked),
-            **facts_of(config),
-            "lr": config.client.lr,
-            "modules": modules,
-        },
+        facts={**asdict(asked), **facts_of(config), "lr": config.client.lr, "modules": modules},
         rows=rows,
         summary=_summary(asked, size, change),
         arrays={"size": size, "change": change},
@@ -130,12 +125,8 @@ def _summary(asked: Asked, size: NDArray[Any], change: NDArray[Any]) -> list[dic
     for (i, scheme), (j, density) in product(enumerate(asked.schemes), enumerate(asked.densities)):
         row: dict[str, Any] = {"scheme": scheme, "density": density}
         for what, values, step in (("start", size, 0), ("end", size, -1), ("change", change, 1)):
-            ratios = _ratios(values[i, j, :, step], values[i, 0, :, step])
+            own, first = values[i, j, :, step], values[i, 0, :, step]
+            ratios = np.divide(own, first, out=np.full_like(own, np.nan), where=first != 0)
             row |= {f"{what}_low": float(ratios.min()), f"{what}_high": float(ratios.max())}
         rows.append(row | {"size_at_end": float(size[i, j, :, -1].mean())})
     return rows
-
-
-def _ratios(values: NDArray[Any], of: NDArray[Any]) -> NDArray[Any]:
-    ratios: NDArray[Any] = np.divide(values, of, out=np.full_like(values, np.nan), where=of != 0)
-    return ratios

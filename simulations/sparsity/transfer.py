@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fedsign.config import ExperimentConfig
 from fedsign.errors import ConfigError
-from fedsign.parameterisation.apply import parameterised
+from fedsign.parameterisation.roles import roles_of_model
 from fedsign.parameterisation.section import ParameterisationPart
 from fedsign.parameterisation.transfer import read_off
 from fedsign.registry import nearest
@@ -89,7 +89,7 @@ def tune(config: ExperimentConfig, asked: Asked, folder: Path, *, workers: int |
         raise ConfigError(
             "parameterisation.densities was given, which stands before the densities that are tried; drop it from the experiment."
         )
-    own_width = _own_width(variant(config, asked.schemes[0], 1.0))
+    own_width = roles_of_model(Workload(variant(config, asked.schemes[0], 1.0)).make_model()).width
     asked = _completed(config, asked, own_width)
     losses = losses_of(list(_cells(config, asked, own_width)), folder, workers=workers)
     shape = (asked.seeds, len(asked.schemes), len(asked.widths), len(asked.densities), len(asked.values))
@@ -133,14 +133,6 @@ def width_of(config: ExperimentConfig) -> int:
     )
 
 
-def _own_width(config: ExperimentConfig) -> int:
-    """By the roles of the model's tensors, whatever its settings are called."""
-    made = parameterised(Workload(config).make_model())
-    if made is None:
-        raise ConfigError("no parameterisation was made of the model; name one, such as parameterisation.name=smupar.")
-    return made.plan.roles.width
-
-
 def _completed(config: ExperimentConfig, asked: Asked, own_width: int) -> Asked:
     """With values and widths."""
     init_std = ParameterisationPart.of(config).settings.get("init_std", 0.02)
@@ -158,13 +150,14 @@ def _completed(config: ExperimentConfig, asked: Asked, own_width: int) -> Asked:
 
 def _cells(config: ExperimentConfig, asked: Asked, own_width: int) -> Iterator[Cell]:
     """Seed by seed, so that what is there of a sweep that was stopped is whole seeds; the first seed's are checked."""
-    config = held_out(config)
+    config, base_density = held_out(config), ParameterisationPart.of(config).settings.get("base_density", 1.0)
     last: Workload | None = None
     for seed, scheme, width, density in product(
         range(config.seed, config.seed + asked.seeds), asked.schemes, asked.widths, asked.densities
     ):
         wide = config if width == own_width else widened(config, width)
-        played = _played_as(config, scheme, density)
+        # At the base's density nothing is corrected for it: what is played is muP, once for all schemes.
+        played = "mup" if density == base_density and scheme.startswith("smupar") else scheme
         of_condition = variant(wide, played, density, seed=seed)
         for index, value in enumerate(asked.values):
             tried = of_condition.replace(**{SETTINGS[asked.setting]: value})
@@ -172,12 +165,6 @@ def _cells(config: ExperimentConfig, asked: Asked, own_width: int) -> Iterator[C
                 last = check_cell(tried, steps=asked.steps, like=last)
             words = {"scheme": played, "width": width, "density": density, SETTINGS[asked.setting]: value, "seed": seed}
             yield Cell(config=tried, steps=asked.steps, samples=asked.samples, words=words)
-
-
-def _played_as(config: ExperimentConfig, scheme: str, density: float) -> str:
-    """At the base's density nothing is corrected for it: what is played is muP, once for all schemes."""
-    of_base = density == ParameterisationPart.of(config).settings.get("base_density", 1.0)
-    return "mup" if of_base and scheme.startswith("smupar") else scheme
 
 
 def _found(config: ExperimentConfig, asked: Asked, losses: NDArray[np.float64]) -> Found:
@@ -197,11 +184,7 @@ def _found(config: ExperimentConfig, asked: Asked, losses: NDArray[np.float64]) 
     return Found(
         kind="transfer",
         name=config.name,
-        facts={
-            **asdict(asked),
-            **facts_of(config),
-            "setting": SETTINGS[asked.setting],
-        },
+        facts={**asdict(asked), **facts_of(config), "setting": SETTINGS[asked.setting]},
         rows=rows,
         summary=summary,
         arrays={"loss": losses, "values": np.array(asked.values)},
