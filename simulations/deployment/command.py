@@ -203,10 +203,10 @@ def up(
     timeout_s: Annotated[float, typer.Option("--timeout-s", min=1, help="Until all are online.")] = 180.0,
 ) -> None:
     """Start the server and N sites on this machine, to try it out; makes a federation if there is none."""
-    from simulations.deployment import local as processes
     from simulations.deployment import provision
     from simulations.deployment.federation import FILE, Federation, open_federation
     from simulations.deployment.programs import free_port
+    from simulations.deployment.start import up as start_all
 
     if not (folder / FILE).exists():
         asked = Federation(
@@ -216,7 +216,7 @@ def up(
         provision.init(asked, sites, lifetime=dt.timedelta(days=365))
         _say(f"made a federation for this machine alone in {folder}")
     federation = open_federation(folder)
-    processes.up(federation, local, timeout_s=timeout_s, say=_say)
+    start_all(federation, local, timeout_s=timeout_s, say=_say)
     _say(
         f"next: fedsign run --set engine.name=superlink --set engine.federation={folder} --set partition.num_clients={local} "
         f"--set server.cohort_size={local}"
@@ -227,7 +227,7 @@ def up(
 def down(folder: FolderOption = _FOLDER) -> None:
     """End what runs from this folder: the server, and sites that were started by 'up'."""
     from simulations.deployment.federation import open_federation
-    from simulations.deployment.local import down as end
+    from simulations.deployment.start import down as end
 
     ended = end(open_federation(folder))
     _say(f"ended: {', '.join(map(str, ended))}" if ended else "nothing was running")
