@@ -19,22 +19,12 @@ from types import FrameType
 from typing import NoReturn
 
 from fedsign.errors import EngineError, FedSignError
-from fedsign.flower.programs import find_program
+from fedsign.flower.programs import bound, find_program
 
 _LOOKS_EVERY_S = 0.2
 _PATIENCE_S = 5.0
 _PAUSE_S, _LONG_PAUSE_S, _YOUNG_S = 0.5, 10.0, 5.0  # before a process that died is started again
 _log = logging.getLogger("fedsign")
-
-# Becomes another program, which Linux ends when this process dies, however it dies: neither is of use without the other.
-_BOUND = """
-import ctypes, os, signal, sys
-
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-if os.getppid() == int(sys.argv[1]):
-    os.execv(sys.argv[2], sys.argv[2:])
-"""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -47,8 +37,9 @@ def main(arguments: Sequence[str]) -> int:
         raise EngineError("--isolation was given, which a site sets by itself; drop it, or start flower-supernode.")
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave)
-    node = _start([find_program("flower-supernode"), *arguments, "--isolation", "process"])
-    train = [sys.executable, "-P", "-m", "clients.deployment.executor", _runtime_address(arguments)]
+    node = _start([*bound(find_program("flower-supernode")), *arguments, "--isolation", "process"])
+    module = "clients.deployment.executor"
+    train = [sys.executable, "-P", "-m", module, _runtime_address(arguments), str(os.getpid())]
     executor, began_at = _start(train), time.monotonic()
     try:
         while node.poll() is None:
@@ -65,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _start(command: Sequence[str]) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen([sys.executable, "-P", "-c", _BOUND, str(os.getpid()), *command])
+    return subprocess.Popen(command, start_new_session=True)
 
 
 def _mourn(executor: "subprocess.Popen[bytes]", lived_s: float) -> None:

@@ -166,7 +166,7 @@ def _floor_superlink(app: Path, facts: dict[str, Any], root: Path) -> None:
     try:
         local.start_link(timeout_s=60.0)
         for index in range(NUM_CLIENTS):
-            local.start_node(f"supernode-{index}", [find_program("flower-supernode")], {"partition-id": index})
+            local.start_node(f"supernode-{index}", {"partition-id": index}, script=find_program("flower-supernode"))
         with control(local.address, authority=None) as link:
             submission.submit(app, link)
         deadline = time.monotonic() + _MOST_S

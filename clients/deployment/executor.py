@@ -12,24 +12,22 @@ from fedsign.flower.tasks import Task, Tasks
 from fedsign.transport.process import end_with
 
 
-def serve(address: str, first: Task | None = None) -> None:
-    """Play tasks, one after another."""
+def serve(address: str, site: str, first: Task | None = None) -> None:
+    """Play tasks, one after another; `site`: its process."""
     tasks, served = Tasks(address), first
     if first is not None:
         tasks.play(first)
     while True:
         task = tasks.next()
         if served is not None and task.fab_hash != served.fab_hash:
-            os.execv(
-                sys.executable,
-                [sys.executable, "-P", "-m", "clients.deployment.executor", address, task.token, task.fab_hash],
-            )
+            anew = [sys.executable, "-P", "-m", "clients.deployment.executor", address, site, task.token, task.fab_hash]
+            os.execv(sys.executable, anew)
         served = task
         tasks.play(task)
 
 
 if __name__ == "__main__":
     logging.basicConfig(format="%(levelname)s: %(message)s", stream=sys.stderr)
-    end_with(os.getppid())
-    _address, *_given = sys.argv[1:]
-    serve(_address, Task(token=_given[0], fab_hash=_given[1]) if _given else None)
+    _address, _site, *_given = sys.argv[1:]
+    end_with(int(_site))
+    serve(_address, _site, Task(token=_given[0], fab_hash=_given[1]) if _given else None)

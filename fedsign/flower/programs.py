@@ -1,10 +1,27 @@
-"""Flower's programs: where they are."""
+"""Flower's programs: where they are, and how they end with the process that starts them."""
 
+import os
 import shutil
 import sys
 from pathlib import Path
 
 from fedsign.errors import EngineError
+
+# A script, and all that it starts, which end when the process that started it does, however that comes: a program of Flower's
+# waits for ever for a SuperLink that is gone if it is struck while sending.
+_BOUND = """
+import os, runpy, select, signal, sys, threading
+
+def end_with(process):
+    poller = select.poll()
+    poller.register(process, select.POLLIN)
+    poller.poll()
+    os.killpg(0, signal.SIGKILL)
+
+threading.Thread(target=end_with, args=[os.pidfd_open(int(sys.argv[1]))], daemon=True).start()
+sys.argv = sys.argv[2:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 def find_program(name: str) -> str:
@@ -14,3 +31,8 @@ def find_program(name: str) -> str:
     if found is None:
         raise EngineError(f"the program '{name}', which comes with flwr, was not found; reinstall flwr.")
     return found
+
+
+def bound(script: str) -> list[str]:
+    """A command that runs a Python script until this process ends; to be started in a session of its own."""
+    return [sys.executable, "-P", "-c", _BOUND, str(os.getpid()), script]

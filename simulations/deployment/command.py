@@ -61,6 +61,7 @@ def init(
     For example: fedsign deploy init --host fl.example.org --host 192.0.2.10 --site berlin --site hamburg=hamburg.pub
     """
     from simulations.deployment.federation import Federation
+    from simulations.deployment.provision import Newcomer
     from simulations.deployment.provision import init as make
     from simulations.deployment.start import UNSAFE
 
@@ -69,7 +70,9 @@ def init(
             "--host is missing: give a name or an address under which sites reach this machine; it may be repeated."
         )
     asked = Federation(folder=folder.resolve(), name=name, hosts=tuple(host), port=port, bind=bind, insecure=insecure)
-    made = make(asked, [_newcomer(text) for text in site or ()], lifetime=dt.timedelta(days=days))
+    given = [text.partition("=") for text in site or ()]
+    newcomers = [Newcomer(name=name, public_key=Path(file) if file else None) for name, _, file in given]
+    made = make(asked, newcomers, lifetime=dt.timedelta(days=days))
     if insecure:
         _warn(UNSAFE)
     _say(f"federation {made.name} in {folder}: server {made.hosts[0]}, port {made.port}, {len(made.active)} sites")
@@ -167,11 +170,9 @@ def check(
     Exit code 1: something is broken.
     """
     from simulations.deployment.check import check_server, check_site
-    from simulations.deployment.federation import open_federation
-    from simulations.deployment.kits import SITE_FILE, open_kit
 
-    where = _found(folder)
-    rows = check_site(open_kit(where)) if (where / SITE_FILE).exists() else check_server(open_federation(where))
+    federation, kit = _opened(folder)
+    rows = check_server(federation) if kit is None else check_site(kit)
     print_json(rows) if json else print_table(rows)
     if any(row["state"] == "broken" for row in rows):
         raise typer.Exit(1)
@@ -185,16 +186,14 @@ def start(
     host: Annotated[str | None, typer.Option(help="In a kit: connect to this name of the server instead.")] = None,
 ) -> None:
     """Become the SuperLink or a site's SuperNode, until stopped; what the start scripts call."""
-    from simulations.deployment.federation import open_federation
-    from simulations.deployment.kits import SITE_FILE, open_kit
     from simulations.deployment.start import start_server, start_site
 
-    where = _found(folder)
-    if (where / SITE_FILE).exists():
-        start_site(open_kit(where), _warn, host=host)
+    federation, kit = _opened(folder)
+    if kit is not None:
+        start_site(kit, _warn, host=host)
     if host is not None:
         raise ConfigError("--host belongs to a site's kit; where the server listens is 'bind' in federation.toml.")
-    start_server(open_federation(where), _warn)
+    start_server(federation, _warn)
 
 
 @app.command()
@@ -204,10 +203,10 @@ def up(
     timeout_s: Annotated[float, typer.Option("--timeout-s", min=1, help="Until all are online.")] = 180.0,
 ) -> None:
     """Start the server and N sites on this machine, to try it out; makes a federation if there is none."""
-    from simulations.deployment import local as processes
     from simulations.deployment import provision
     from simulations.deployment.federation import FILE, Federation, open_federation
     from simulations.deployment.programs import free_port
+    from simulations.deployment.start import up as start_all
 
     if not (folder / FILE).exists():
         asked = Federation(
@@ -217,7 +216,7 @@ def up(
         provision.init(asked, sites, lifetime=dt.timedelta(days=365))
         _say(f"made a federation for this machine alone in {folder}")
     federation = open_federation(folder)
-    processes.up(federation, local, timeout_s=timeout_s, say=_say)
+    start_all(federation, local, timeout_s=timeout_s, say=_say)
     _say(
         f"next: fedsign run --set engine.name=superlink --set engine.federation={folder} --set partition.num_clients={local} "
         f"--set server.cohort_size={local}"
@@ -228,30 +227,24 @@ def up(
 def down(folder: FolderOption = _FOLDER) -> None:
     """End what runs from this folder: the server, and sites that were started by 'up'."""
     from simulations.deployment.federation import open_federation
-    from simulations.deployment.local import down as end
+    from simulations.deployment.start import down as end
 
     ended = end(open_federation(folder))
     _say(f"ended: {', '.join(map(str, ended))}" if ended else "nothing was running")
 
 
-def _found(folder: Path | None) -> Path:
-    """A kit or a federation, also named by its server folder."""
-    from simulations.deployment.federation import FILE
-    from simulations.deployment.kits import SITE_FILE
+def _opened(folder: Path | None) -> tuple[Any, Any]:
+    """A federation, also named by its server folder, and None, or else None and a kit."""
+    from simulations.deployment.federation import FILE, open_federation
+    from simulations.deployment.kits import SITE_FILE, open_kit
 
-    candidates = [Path(), _FOLDER] if folder is None else [folder, folder.resolve().parent]
-    for candidate in candidates:
-        if (candidate / SITE_FILE).exists() or (candidate / FILE).exists():
-            return candidate
+    for candidate in [Path(), _FOLDER] if folder is None else [folder, folder.resolve().parent]:
+        if (candidate / SITE_FILE).exists():
+            return None, open_kit(candidate)
+        if (candidate / FILE).exists():
+            return open_federation(candidate), None
     named = "this folder" if folder is None else str(folder)
     raise ConfigError(f"{named} holds neither a site's kit ({SITE_FILE}) nor a federation ({FILE}); name one of them.")
-
-
-def _newcomer(text: str) -> Any:
-    from simulations.deployment.provision import Newcomer
-
-    name, _, file = text.partition("=")
-    return Newcomer(name=name, public_key=Path(file) if file else None)
 
 
 def _say_kits(federation: Any, names: Iterable[str]) -> None:

@@ -67,18 +67,16 @@ def end(processes: Iterable[psutil.Process], *, patience_s: float = 15.0) -> Non
 class Programs:
     """Programs that this process starts, each with a log of its own and at the head of a process group."""
 
-    def __init__(
-        self, logs: Path, *, launcher: Sequence[str] = (), environment: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, logs: Path, environment: Mapping[str, str] | None = None) -> None:
         self.logs = logs
-        self._launcher, self._environment = launcher, environment
+        self._environment = environment
         self._started: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, command: Sequence[str]) -> int:
         """Start one; returns its process id."""
         with (self.logs / f"{name}.log").open("wb") as log:
             self._started[name] = subprocess.Popen(
-                [*self._launcher, *command],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -1,4 +1,4 @@
-"""`fedsign deploy start`: become Flower's SuperLink or SuperNode, with what the folder says.
+"""`fedsign deploy start`: become Flower's SuperLink or SuperNode, with what the folder says; `up` and `down`: all of it on one machine.
 
 The start scripts and systemd's units come through here, so that an expired certificate and a key that others can
 read are refused before anything listens, and in a sentence.
@@ -20,12 +20,13 @@ from simulations.deployment.federation import Federation, with_port
 from simulations.deployment.keys import load_private
 from simulations.deployment.kits import Kit
 from simulations.deployment.knock import check_is_known
-from simulations.deployment.membership import home_of, state_of
+from simulations.deployment.membership import answers, home_of, online_since, state_of
 from simulations.deployment.programs import flower_environment, free_port, write_connection
-from simulations.deployment.running import record_this_process, recorded
+from simulations.deployment.running import Programs, end, record_this_process, recorded
 from simulations.deployment.tls import ServerError, look_at_server
 
 Say = Callable[[str], None]
+_START = [sys.executable, "-P", "-m", "simulations.cli", "deploy", "start"]
 UNSAFE = (
     "this federation is insecure, as was asked for with --insecure: what it sends can be read and changed on its way, and any "
     "machine may take part. For trying out only."
@@ -83,18 +84,57 @@ def start_site(kit: Kit, say: Say, *, host: str | None = None) -> NoReturn:
     _become(kit.folder, kit.folder / "flower", arguments)
 
 
-def _greet(kit: Kit, say: Say, host: str) -> None:
-    """Look at the server before Flower does; one that is not there yet is waited for by Flower."""
+def up(federation: Federation, num_sites: int, *, timeout_s: float, say: Say) -> None:
+    """Start the SuperLink and the first sites' SuperNodes, and wait until they are online.
+
+    Raises:
+        ConfigError: the federation has fewer sites, or one of the kits lies elsewhere.
+        EngineError: one of them ends or does not answer in time; all are ended.
+    """
+    sites = federation.active[:num_sites]
+    if len(sites) < num_sites:
+        raise ConfigError(
+            f"--local {num_sites} was given, but the federation {federation.name} has {len(federation.active)} active sites; make "
+            "more with 'fedsign deploy add-site'."
+        )
+    _check_not_running(federation.server)
+    if answers(federation):
+        raise EngineError(
+            f"another program listens at {federation.local_address}; end it, or make the federation with another --port."
+        )
+    programs = Programs(federation.folder / "logs")
+    programs.logs.mkdir(exist_ok=True)
     try:
-        seen = look_at_server(host, kit.facts["port"], authority=kit.trusted)
-    except ServerError as error:
-        if error.is_final:
-            raise
-        say(f"{str(error).rstrip('.')}. Trying on until it does.")
-        return
-    if seen.certificate_ends is not None:
-        _judge(seen.certificate_ends, "the server's certificate", say)
-        check_is_known(kit, host=host)
+        link = programs.start("superlink", [*_START, str(federation.server)])
+        programs.wait_until(lambda: answers(federation), timeout_s=timeout_s, complaint="the SuperLink does not answer")
+        say(f"SuperLink at {federation.local_address}, process {link}")
+        before = online_since(federation).items()
+        own = ["--host", federation.local_host]
+        nodes = {site: programs.start(site.name, [*_START, str(federation.kit(site.name)), *own]) for site in sites}
+        programs.wait_until(
+            lambda: len(online_since(federation).items() - before) >= num_sites,
+            timeout_s=timeout_s,
+            complaint="not all sites are online",
+        )
+    except BaseException:
+        programs.end()
+        down(federation)
+        raise
+    for site, process in nodes.items():
+        say(f"SuperNode of {site.name}, partition {site.partition}, process {process}")
+
+
+def down(federation: Federation) -> list[int]:
+    """End the SuperLink and the SuperNodes that were started from this folder; returns their process ids."""
+    ended = []
+    # sites first, so that there is somebody to whom they can say that they leave
+    for folders in ([federation.kit(site.name) for site in federation.sites], [federation.server]):
+        found = [process for folder in folders if (process := recorded(folder / "pid")) is not None]
+        end(found)
+        for folder in folders:
+            (folder / "pid").unlink(missing_ok=True)
+        ended += [process.pid for process in found]
+    return ended
 
 
 def check_trust(federation: Federation, say: Say) -> None:
@@ -109,6 +149,20 @@ def check_trust(federation: Federation, say: Say) -> None:
         _judge(ends_at(path), what, say)
 
 
+def _greet(kit: Kit, say: Say, host: str) -> None:
+    """Look at the server before Flower does; one that is not there yet is waited for by Flower."""
+    try:
+        seen = look_at_server(host, kit.facts["port"], authority=kit.trusted)
+    except ServerError as error:
+        if error.is_final:
+            raise
+        say(f"{str(error).rstrip('.')}. Trying on until it does.")
+        return
+    if seen.certificate_ends is not None:
+        _judge(seen.certificate_ends, "the server's certificate", say)
+        check_is_known(kit, host=host)
+
+
 def _judge(end: dt.datetime, what: str, say: Say) -> None:
     state, how = validity(end)
     if state == "broken":
@@ -120,7 +174,9 @@ def _judge(end: dt.datetime, what: str, say: Say) -> None:
 def _check_not_running(folder: Path) -> None:
     process = recorded(folder / "pid")
     if process is not None and process.pid != os.getpid():
-        raise EngineError(f"{folder} is running already, as process {process.pid}; stop that one first.")
+        raise EngineError(
+            f"{folder} is running already, as process {process.pid}; stop that one first ('fedsign deploy down')."
+        )
 
 
 def _become(folder: Path, home: Path, command: list[str]) -> NoReturn:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 _PAUSES_S = {3: 0.1, 0.5: 0.05}
 _sleep = time.sleep
-_names = [Path(argument).name for argument in sys.orig_argv[:4]]
+_names = [Path(argument).name for argument in sys.orig_argv[:6]]
 
 if "FEDSIGN_TEST_IS_PATIENT" in os.environ:
     pass

@@ -13,20 +13,20 @@ import getpass
 import logging
 import os
 import shutil
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import tomli_w
 from pydantic import Field
 
+from clients import site
 from clients.deployment.settings import PARTITIONS_KEY, ROOT_KEY, SHARE_KEY, SITE_KEY
 from clients.node import STATE_KEY
 from fedsign.config import ExperimentConfig
 from fedsign.data import sites
 from fedsign.errors import ConfigError, EngineError
-from fedsign.flower.programs import find_program
+from fedsign.flower.programs import bound, find_program
 from fedsign.rules import Rule
 from fedsign.storage.results import RunFolder
 from fedsign.workload import Workload
@@ -43,29 +43,6 @@ _LOOPBACK = "127.0.0.1"
 _NUM_SUPERNODES = 3
 _log = logging.getLogger("fedsign")
 
-# Leads a program's process group and ends all of it, when asked or when this process dies (Linux tells it): Flower's
-# programs wait for ever for a SuperLink that is gone when they are struck while sending.
-_LEADER = """
-import ctypes, os, signal, subprocess, sys, time
-
-child = None
-
-def end(number, frame):
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.killpg(0, signal.SIGTERM)
-    deadline = time.monotonic() + 3
-    while child is not None and child.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.05)
-    os.killpg(0, signal.SIGKILL)
-
-signal.signal(signal.SIGTERM, end)
-ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-if os.getppid() == int(sys.argv[1]):
-    child = subprocess.Popen(sys.argv[2:])
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # child.wait() would keep end() from seeing that it ended
-    sys.exit(child.wait())
-"""
-
 
 class LocalDeployment(Programs):
     """A SuperLink and SuperNodes on this machine, which end with this process; `home`, Flower's, and `logs` are theirs alone."""
@@ -74,24 +51,23 @@ class LocalDeployment(Programs):
         for path in (home, logs):
             shutil.rmtree(path, ignore_errors=True)
             path.mkdir()
-        leader = [sys.executable, "-c", _LEADER, str(os.getpid())]
-        super().__init__(logs, launcher=leader, environment=flower_environment(home))
+        super().__init__(logs, flower_environment(home))
         self._home, self._port = home, free_port()
         self.address = f"{_LOOPBACK}:{self._port}"
 
     def start_link(self, *, timeout_s: float) -> None:
         """Start the SuperLink, and wait until it answers."""
-        link = [find_program("flower-superlink"), "--insecure", "--host", _LOOPBACK, "--port", str(self._port)]
+        link = [*bound(find_program("flower-superlink")), "--insecure", "--host", _LOOPBACK, "--port", str(self._port)]
         self.start("superlink", [*link, "--disable-runtime-dependency-installation"])
         complaint = "the SuperLink does not answer"
         self.wait_until(lambda: answers_at(_LOOPBACK, self._port), timeout_s=timeout_s, complaint=complaint)
 
-    def start_node(self, name: str, program: Sequence[str], own: Mapping[str, Any]) -> None:
-        """Start a SuperNode; `own` is its configuration."""
+    def start_node(self, name: str, own: Mapping[str, Any], *, script: str = site.__file__) -> None:
+        """Start a SuperNode by a site's script, or Flower's; `own` is its configuration."""
         config = self._home / f"{name}.toml"  # a path may hold any character
         config.write_text(tomli_w.dumps(own), encoding="utf-8")
         node = ["--insecure", "--superlink", self.address, "--host", _LOOPBACK, "--port", str(free_port())]
-        self.start(name, [*program, *node, "--node-config", str(config)])
+        self.start(name, [*bound(script), *node, "--node-config", str(config)])
 
 
 class SuperLink:
@@ -157,7 +133,7 @@ class SuperLink:
         try:
             local.start_link(timeout_s=self.start_timeout_s)
             for index, own in enumerate(self._node_configs(workload.config, folder)):
-                local.start_node(f"supernode-{index}", [sys.executable, "-P", "-m", "clients.site"], own)
+                local.start_node(f"supernode-{index}", own)
             with control(local.address, authority=None) as link:
                 play(workload.config, folder, on_round, link=link, check_alive=local.check_alive)
         finally:
