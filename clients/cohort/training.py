@@ -88,7 +88,7 @@ class StackedTraining:
                 num, batch, kept = plan.active[place], StackedBatch(features, targets, weights[place]), losses[place]
                 step.take_part(num, tensors, context)
                 if num < len(kept):
-                    batch, kept = StackedBatch(*(tensor[:num] for tensor in batch[:3])), kept[:num]
+                    batch, kept = batch.first(num), kept[:num]
                 if streams:
                     lengths = plan.lengths[place, :num]
                     batch = batch._replace(features=self._augmented(batch.features, lengths, streams))
@@ -158,8 +158,7 @@ class _Step:
         theta, buffers = (
             {name: tensor[:1].clone() for name, tensor in each.items()} for each in (self._theta, self._buffers)
         )
-        first = StackedBatch(*(tensor[:1] for tensor in batch[:3]))
-        return self._loss.draws(theta, first, self._context.first(1), buffers=buffers)
+        return self._loss.draws(theta, batch.first(1), self._context.first(1), buffers=buffers)
 
     def __call__(self, batch: StackedBatch) -> Tensor:
         """Move the parameters; returns the samples' task losses [n, B]."""

@@ -288,7 +288,7 @@ def test_a_worker_knows_how_large_the_vocabulary_is() -> None:
     work = workload()
     shared = share_data(work)
     assert shared is not None
-    there = mapped_data(shared.as_json())
+    there = mapped_data(shared[1])
     assert there.text == VocabularyOnly(VOCABULARY) and there.num_outputs == VOCABULARY
     assert torch.equal(there.train.features, GOOD.train.features)
     assert work.dataset.text is not None and Bytes().vocabulary_size == 257
