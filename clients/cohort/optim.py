@@ -14,14 +14,14 @@ from fedsign.optim.lean import made_lean, step_leanly
 
 # K = clients of the stack
 
-_ELEMENTWISE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+ELEMENTWISE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 
 
 class StackedOptimizer:
     """Steps of the first clients of a stack."""
 
     def __init__(self, whole: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> None:
-        """`whole` is one model's optimizer, `parameters` are the model's, in its order."""
+        """`whole` is one model's optimizer of a class in `ELEMENTWISE`, `parameters` are the model's, in its order."""
         place_of = {parameter: place for place, parameter in enumerate(parameters)}
         self._kind = type(whole)
         self._groups = [
@@ -60,11 +60,6 @@ class StackedOptimizer:
             for key, value in self._optimizer.state[old].items():
                 optimizer.state[new][key] = value[: len(new)] if value.shape == old.shape else value
         self._leaves, self._optimizer = leaves, optimizer
-
-
-def stacked_optimizer(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> StackedOptimizer | None:
-    """One for stacks with the rule of a model's, or None for one that has none here."""
-    return StackedOptimizer(optimizer, parameters) if type(optimizer) in _ELEMENTWISE else None
 
 
 def clip_each(gradients: list[Tensor], max_norm: float) -> list[Tensor]:

@@ -30,6 +30,10 @@ class StackedBatch(NamedTuple):
     weights: Tensor  # [K, B]
     masks: Sequence[Tensor] = ()  # [K, B, ...], dropout's
 
+    def first(self, num: int) -> "StackedBatch":
+        """That of the first clients, without masks."""
+        return StackedBatch(self.features[:num], self.targets[:num], self.weights[:num])
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StackedPlan:

@@ -19,14 +19,14 @@ from torch import Tensor, nn
 
 from clients.batches import Batching
 from clients.cohort.context import same_tensors, stacked_context, stacked_tensors
-from clients.cohort.optim import StackedOptimizer, stacked_optimizer
+from clients.cohort.optim import StackedOptimizer
 from clients.cohort.plan import stacked_plan
 from clients.cohort.training import StackedTensors, StackedTraining
 from clients.local_trainers import chunks_of
 from clients.state.store import ClientStore
 from clients.trainer import learning_rate, load_state, to_device
 from fedsign import plugins
-from fedsign.errors import ConfigError, DiskFullError
+from fedsign.errors import DiskFullError
 from fedsign.models.batch_norm import has_batch_norm
 from fedsign.models.transform import Packing, packing_of
 from fedsign.objectives.base import LocalContext, Objective
@@ -210,18 +210,8 @@ class _Round:
         return self._number == request.round and self._spec == request.objective
 
     def make_optimizer(self) -> StackedOptimizer:
-        """A fresh one.
-
-        Raises:
-            ConfigError: its rule is not known for stacks.
-        """
-        found = stacked_optimizer(self._optimizer, self._model.parameters())
-        if found is None:
-            raise ConfigError(
-                f"client.optimizer.name={self._workload.config.client.optimizer.name} was given, but client.path=cohort knows "
-                "the rules of torch's SGD, Adam and AdamW only; use client.path=sequential."
-            )
-        return found
+        """A fresh one."""
+        return StackedOptimizer(self._optimizer, self._model.parameters())
 
     def context(
         self, request: TrainRequest, received: "StackedTensors", states: ClientStore, num_steps: int

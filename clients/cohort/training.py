@@ -7,6 +7,7 @@ otherwise; the penalty's is added to it.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,6 @@ from clients.cohort.optim import StackedOptimizer, clip_each
 from clients.cohort.penalty import penalty_gradient
 from clients.cohort.plan import StackedBatch, StackedPlan
 from fedsign.data.base import IntArray, Samples
-from fedsign.errors import ConfigError
 from fedsign.models.batch_norm import freeze_batch_norm
 from fedsign.models.transform import packing_of
 from fedsign.objectives.base import Objective
@@ -45,7 +45,9 @@ class StackedTraining:
     """Local training for one workload; what it needs is looked up once for all rounds."""
 
     def __init__(self, workload: Workload, model: nn.Module) -> None:
-        self._samples, self.task = trainable(workload)
+        # of these classes, or `clients.cohort.trial` would have refused the experiment
+        self._samples = cast(Samples, workload.training_samples)
+        self.task = cast(SampleTask, workload.training_task)
         self.workload = workload
         self.model = StackedModel(model)
         self.layers = stacked_layers(model)
@@ -86,7 +88,11 @@ class StackedTraining:
                 num, batch, kept = plan.active[place], StackedBatch(features, targets, weights[place]), losses[place]
                 step.take_part(num, tensors, context)
                 if num < len(kept):
+<<<<<<< HEAD
                     batch, kept = StackedBatch(features[:num], targets[:num], batch.weights[:num]), kept[:num]
+=======
+                    batch, kept = batch.first(num), kept[:num]
+>>>>>>> sharding
                 if streams:
                     lengths = plan.lengths[place, :num]
                     batch = batch._replace(features=self._augmented(batch.features, lengths, streams))
@@ -156,8 +162,12 @@ class _Step:
         theta, buffers = (
             {name: tensor[:1].clone() for name, tensor in each.items()} for each in (self._theta, self._buffers)
         )
+<<<<<<< HEAD
         first = StackedBatch(batch.features[:1], batch.targets[:1], batch.weights[:1])
         return self._loss.draws(theta, first, self._context.first(1), buffers=buffers)
+=======
+        return self._loss.draws(theta, batch.first(1), self._context.first(1), buffers=buffers)
+>>>>>>> sharding
 
     def __call__(self, batch: StackedBatch) -> Tensor:
         """Move the parameters; returns the samples' task losses [n, B]."""
@@ -186,23 +196,3 @@ class _Step:
         if pull is not None:
             found = torch._foreach_add(found, list(pull.values()))
         return losses, dict(zip(free, found, strict=True))
-
-
-def trainable(workload: Workload) -> tuple[Samples, SampleTask]:
-    """The training samples on their device, and the task, if both can be batched over clients.
-
-    Raises:
-        ConfigError: they cannot.
-    """
-    config, train, task = workload.config, workload.training_samples, workload.training_task
-    if not isinstance(train, Samples):
-        raise ConfigError(
-            f"data.name={config.data.name} was given, whose samples are fetched batch by batch, but client.path=cohort needs "
-            "them in memory; use client.path=sequential."
-        )
-    if not isinstance(task, SampleTask):
-        raise ConfigError(
-            f"task={config.task} was given, which has no method `losses`, but client.path=cohort needs the loss of every "
-            "sample; add losses(outputs, targets), whose mean is the loss, or use client.path=sequential."
-        )
-    return train, task

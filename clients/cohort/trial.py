@@ -1,6 +1,7 @@
 """What a stack of clients could not train exactly, by rules and by a trial of two clients."""
 
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -9,17 +10,17 @@ from clients.cohort.chain import stacked_layers
 from clients.cohort.context import StackedContext, stacked_context
 from clients.cohort.loss import StackedLoss
 from clients.cohort.modules import STACKED_DROPOUTS, STACKED_NORMS, StackedModel
-from clients.cohort.optim import stacked_optimizer
+from clients.cohort.optim import ELEMENTWISE
 from clients.cohort.penalty import by_autograd, penalty_gradient
 from clients.cohort.plan import StackedBatch
-from clients.cohort.training import trainable
 from clients.model_probes import dropouts, mixes_samples, moved_buffer, shares_tensors
 from fedsign.compatibility import Experiment, Unless
-from fedsign.errors import FedSignError
+from fedsign.data.base import Samples
 from fedsign.models.batch_norm import BATCH_NORMS
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.records import Tensors, failure_of
 from fedsign.rules import Rule
+from fedsign.tasks.base import SampleTask
 from fedsign.workload import Workload
 
 
@@ -37,10 +38,7 @@ def _strange(layers: list[nn.Module], known: tuple[type[nn.Module], ...]) -> str
 def _tried(experiment: Experiment) -> str:
     """A model that mixes samples, changes a buffer or leaves a parameter idle, or what else a step of two clients shows."""
     try:
-        trainable(experiment.workload)
         return _found_by_trying(experiment.workload, experiment.model, experiment.objective)
-    except FedSignError as error:
-        return str(error).partition(" was given, ")[0] + " cannot be stacked"
     except Exception as error:  # noqa: BLE001 - whatever cannot be mapped over clients
         return f"a step of two stacked clients raises {failure_of(0, error).reason[:200]}"
 
@@ -52,7 +50,7 @@ def _found_by_trying(workload: Workload, model: nn.Module, objective: Objective)
         return f"a training pass changes the buffer '{moved}', which is none of BatchNorm's"
     if mixes_samples(model, pair):
         return "the model's output for a sample depends on the other samples of the batch, which may be padding"
-    samples, task = trainable(workload)
+    samples, task = cast(Samples, workload.training_samples), cast(SampleTask, workload.training_task)
     received = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     theta = {name: torch.stack([tensor, tensor + 0.5]).requires_grad_() for name, tensor in received.items()}
     state = objective.initial_state(received) if objective.has_state else {}
@@ -132,12 +130,20 @@ RULES: tuple[Rule[Experiment], ...] = (
         "client.optimizer.name={config.client.optimizer.name} trains other layers of each client",
     ),
     Rule(
-        lambda its: stacked_optimizer(its.optimizer, its.model.parameters()) is None,
+        lambda its: type(its.optimizer) not in ELEMENTWISE,
         "client.optimizer.name={config.client.optimizer.name} is none of torch's SGD, Adam and AdamW",
     ),
     Rule(
         lambda its: its.objective.contrasts and not its.objective.contrast_is_mean,
         "objective '{spec.name}' does not say that its contrast is a mean over samples (contrast_is_mean)",
+    ),
+    Rule(
+        lambda its: not isinstance(its.workload.training_samples, Samples),
+        "data.name={config.data.name} cannot be stacked: its samples are fetched batch by batch",
+    ),
+    Rule(
+        lambda its: not isinstance(its.workload.training_task, SampleTask),
+        "task={config.task} cannot be stacked: it has no method `losses`, which gives the loss of every sample",
     ),
     Rule(_tried, "{found}"),
 )

@@ -14,31 +14,22 @@ from pathlib import Path
 from clients.sharding.group import ShardGroup
 from clients.state.store import ClientStore
 from clients.workers.messages import request_from, result_message
-from fedsign.config import from_toml
+from clients.workers.shared_data import workload_from
 from fedsign.errors import EngineError
 from fedsign.records import Failure
 from fedsign.transport.connection import Connection
 from fedsign.transport.tensors import receive_tensors, send_tensors
-from fedsign.workload import Workload
 
-_BACKLOG = 64
 _REQUEST_S = 10.0
 _log = logging.getLogger(__name__)
 
 
 def main(parent: Connection) -> None:
-    """Answer until there is nobody left to answer to; nothing if another one was quicker."""
+    """Answer until there is nobody left to answer to."""
     given = next(iter(parent))
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
-        try:
-            server.bind(given["address"])
-        except OSError:
-            return
-        server.listen(_BACKLOG)
+    with socket.socket(fileno=given["server"]) as server:
         server.settimeout(given["idle_s"])
-        sites = given["sites"]
-        workload = Workload(from_toml(given["config"]), None if sites is None else frozenset(sites))
-        with closing(ShardGroup(workload, logs=Path(given["logs"]))) as group:
+        with closing(ShardGroup(workload_from(given), logs=Path(given["logs"]))) as group:
             try:
                 while _answer(Connection(server.accept()[0]), group, server):
                     pass

@@ -13,9 +13,8 @@ from clients.trainer import make_optimizer
 from fedsign.config import ExperimentConfig
 from fedsign.errors import ConfigError
 from fedsign.sharding.layout import Grouping
-from fedsign.sharding.plan import StateBytes, Task, estimate, rank
+from fedsign.sharding.plan import StateBytes, Task, rank
 from fedsign.sharding.section import ShardingSection
-from fedsign.sharding.strategy import STRATEGIES
 from fedsign.sharding.traffic import Network, Rings
 from fedsign.traits import EngineTraits
 from fedsign.transport.addresses import Address
@@ -72,15 +71,13 @@ def _best(workload: Workload) -> str:
     network = Network(intra_bps=1e9 * settings.intra_gbps, inter_bps=1e9 * settings.inter_gbps, rings=Rings.TWO_LEVEL)
     task = _task_of(workload, workload.make_model())
     limit = 1e9 * settings.memory_gb or inf
-    each = [estimate(one, task, grouping=grouping, network=network) for one in STRATEGIES.values()]
-    ranking = rank(each, memory_bytes=limit)
-    if not ranking.near:
-        least = ranking.too_large[0]
+    (standing, best), *_ = rank(task, grouping=grouping, network=network, memory_bytes=limit)
+    if standing == "too_large":
         raise ConfigError(
             f"client.sharding.memory_gb={settings.memory_gb:g} was given, but the least that the model states of a rank take is "
-            f"{least.memory_bytes / 1e9:.3g} GB, with {least.strategy.name}; give more ranks or more memory."
+            f"{best.memory_bytes / 1e9:.3g} GB, with {best.strategy.name}; give more ranks or more memory."
         )
-    return ranking.near[0].strategy.name
+    return best.strategy.name
 
 
 def _task_of(workload: Workload, model: nn.Module) -> Task:

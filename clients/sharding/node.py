@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -34,8 +34,8 @@ from fedsign.workload import Workload
 _MODULE = "clients.sharding.daemon"
 _ONE_MESSAGE = "flwr-clientapp"  # Flower's program that handles one message and ends
 _IDLE_S = 600.0
-_PATIENCE_S = 120.0  # until a daemon listens, which imports torch first
-_LOOKS_EVERY_S = 0.05
+_BACKLOG = 64
+_RETRY_S = 0.01
 
 
 class AtDaemon:
@@ -100,27 +100,18 @@ def _connection_to(address: str) -> Connection | None:
 
 
 def _connected(given: str) -> Connection:
-    """A connection to the node's daemon, which is started if it is not there.
-
-    Raises:
-        EngineError: it does not start.
-    """
-    address, deadline = _address_of(given), time.monotonic() + _PATIENCE_S
-    started: ChildProcess | None = None
-    while time.monotonic() < deadline:
-        daemon = _connection_to(address)
-        if daemon:
+    """A connection to the node's daemon, which is started if it is not there."""
+    address = _address_of(given)
+    while True:
+        if daemon := _connection_to(address):
             return daemon
-        if started is None:
+        # bound here, so that who asks while the daemon starts waits for it, instead of starting another one
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server, suppress(OSError):
+            server.bind(address)
+            server.listen(_BACKLOG)
             let_go()  # of one that has died
-            started = _daemon(given)
-        elif started.process.poll():
-            break
-        time.sleep(_LOOKS_EVERY_S)
-    logs = json.loads(given)["logs"]
-    raise EngineError(
-        f"the process that keeps the ranks of this node's clients did not start; what it had to say is in {logs}."
-    )
+            _daemon(given, server.fileno())
+        time.sleep(_RETRY_S)
 
 
 def let_go() -> None:
@@ -141,11 +132,11 @@ def _started_at(process: int) -> str:
 
 
 @lru_cache(maxsize=1)  # a node plays one experiment at a time; what leaves the cache ends
-def _daemon(given: str) -> ChildProcess:
+def _daemon(given: str, server: int) -> ChildProcess:
     """A daemon that this process starts, and whose end is that of the process that outlasts the message."""
     told = json.loads(given)
     logs = Path(told["logs"])
     logs.mkdir(parents=True, exist_ok=True)
-    daemon = ChildProcess(_MODULE, log=logs / "daemon.log", ends_with=told["node"])
-    daemon.connection.send(told | {"address": _address_of(given)})
+    daemon = ChildProcess(_MODULE, log=logs / "daemon.log", descriptors=[server], ends_with=told["node"])
+    daemon.connection.send(told | {"server": server})
     return daemon

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -49,27 +48,6 @@ def _untold() -> DataError:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class SharedData:
-    """Where the samples lie, and what else a process has to know of the data set."""
-
-    file: Slots
-    layout: Layout
-    dataset: Dataset
-
-    def as_json(self) -> dict[str, Any]:
-        """For `mapped_data`."""
-        normalisation = self.dataset.normalisation
-        return {
-            "file": self.file.as_json(),
-            "layout": self.layout.as_json(),
-            "class_names": self.dataset.class_names,
-            "shift": normalisation.shift,
-            "scale": normalisation.scale,
-            "vocabulary_size": None if self.dataset.text is None else self.dataset.text.vocabulary_size,
-        }
-
-
 class TrainingProcesses:
     """Starts processes which see the training samples, the received models and the replies in this one's memory."""
 
@@ -91,8 +69,9 @@ class TrainingProcesses:
         self.model_bytes = sum(tensor.nbytes for tensor in sent.values())
         self.models = Slots("models", slot_bytes_of(sent))
         self.replies = Slots("replies", clients_per_reply * slot_bytes_of(sent))
-        self._data = share_data(workload)
-        self._files = [self.models, self.replies, *([self._data.file] if self._data else [])]
+        data = share_data(workload)
+        self._files = [self.models, self.replies, *(data[:1] if data else [])]
+        self._memory = {"models": self.models.as_json(), "replies": self.replies.as_json(), "data": data and data[1]}
 
     def start(
         self,
@@ -111,9 +90,7 @@ class TrainingProcesses:
             descriptors=[*(file.descriptor for file in self._files), *descriptors],
             environment={self._mark: "1", **environment},
         )
-        memory = {"models": self.models.as_json(), "replies": self.replies.as_json()}
-        data = None if self._data is None else self._data.as_json()
-        child.connection.send({**described(self._workload, device=device), **memory, "data": data, **given})
+        child.connection.send({**described(self._workload, device=device), **self._memory, **given})
         return child
 
     def close(self, children: Collection[ChildProcess]) -> None:
@@ -137,19 +114,20 @@ def described(workload: Workload, *, device: str | None = None) -> Message:
 
 
 def workload_from(given: Message) -> Workload:
-    """The workload that another process of this machine has `described`, with its `data`."""
+    """The workload that another process of this machine has `described`, with its `data` if they are shared."""
     # complete and checked by who sent it; to check it again would import what only a server needs
     config, sites = ExperimentConfig.model_validate(tomllib.loads(given["config"])), given["sites"]
     torch.set_num_threads(config.engine.threads)
     workload = Workload(config, None if sites is None else frozenset(sites))
-    if given["data"] is not None:
+    if given.get("data"):
         vars(workload)["dataset"] = mapped_data(given["data"])  # where cached_property keeps it
     return workload
 
 
-def share_data(workload: Workload) -> SharedData | None:
-    """Move a workload's training samples into shared memory; None for samples that are fetched batch by batch.
+def share_data(workload: Workload) -> tuple[Slots, Message] | None:
+    """Move a workload's training samples into a file of shared memory; None for samples that are fetched batch by batch.
 
+    The message is for `mapped_data`, with what else a process has to know of the data set.
     The workload's data set is exchanged for one that lies there, so that the memory of the former can be used again.
     """
     dataset = workload.dataset
@@ -163,10 +141,16 @@ def share_data(workload: Workload) -> SharedData | None:
     file = Slots("data", layout.num_bytes)
     memory = file.memory(file.take())
     layout.write(tensors, memory)
-    there = replace(dataset, train=Samples(**layout.read(memory)))
-    vars(workload)["dataset"] = there  # where cached_property keeps it
+    vars(workload)["dataset"] = replace(dataset, train=Samples(**layout.read(memory)))  # where cached_property keeps it
     vars(workload).pop("training_samples", None)  # those of the former one
-    return SharedData(file, layout, there)
+    return file, {
+        "file": file.as_json(),
+        "layout": layout.as_json(),
+        "class_names": dataset.class_names,
+        "shift": dataset.normalisation.shift,
+        "scale": dataset.normalisation.scale,
+        "vocabulary_size": None if dataset.text is None else dataset.text.vocabulary_size,
+    }
 
 
 def digest_of(dataset: Dataset) -> str:
@@ -183,7 +167,7 @@ def digest_of(dataset: Dataset) -> str:
     return found.hexdigest()
 
 
-def mapped_data(found: dict[str, Any]) -> Dataset:
+def mapped_data(found: Message) -> Dataset:
     """The data set of another process, without the samples that only a server needs."""
     tensors = Layout.from_json(found["layout"]).read(SharedFile(*found["file"]).memory(0))
     train = Samples(**tensors)

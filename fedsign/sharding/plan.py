@@ -12,13 +12,13 @@ Differs: nothing is added for what does not overlap, and the paper's tables are 
 where the ranks of a group share one.
 """
 
-import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from fedsign.errors import ConfigError
 from fedsign.sharding.layout import Grouping
-from fedsign.sharding.strategy import Collective, Strategy
+from fedsign.sharding.strategy import STRATEGIES, Collective, Strategy
 from fedsign.sharding.traffic import Network, seconds
 
 GATHERS = 2
@@ -26,6 +26,9 @@ GATHERS = 2
 
 NEAR = 1.05
 """Times the best: a strategy that is no slower may as well be taken for its memory."""
+
+
+Standing = Literal["near", "slower", "too_large"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,18 +81,6 @@ class Estimate:
         return max(self.communication_s, self.compute_s)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ranking:
-    """Strategies in the order in which to try them."""
-
-    near: tuple[Estimate, ...]
-    """Within 5 % of the fastest that fits, the cheapest in memory first."""
-    slower: tuple[Estimate, ...]
-    """The others that fit, the fastest first."""
-    too_large: tuple[Estimate, ...]
-    """Those that do not fit, the smallest first."""
-
-
 def memory_bytes(strategy: Strategy, task: Task, grouping: Grouping) -> float:
     """The model states of a rank; activations and gathered units come on top."""
     sizes = task.sizes
@@ -122,15 +113,27 @@ def estimate(
     )
 
 
-def rank(estimates: Iterable[Estimate], *, memory_bytes: float) -> Ranking:
-    """Sort strategies by what fits into a rank's memory, and by time."""
-    each = list(estimates)
-    fitting = [one for one in each if one.memory_bytes <= memory_bytes]
-    fits = sorted(fitting, key=lambda one: (one.step_s, one.memory_bytes))
-    near = [one for one in fits if one.step_s <= NEAR * fits[0].step_s]
-    by_memory = operator.attrgetter("memory_bytes")
-    return Ranking(
-        near=tuple(sorted(near, key=by_memory)),
-        slower=tuple(fits[len(near) :]),
-        too_large=tuple(sorted((one for one in each if one not in fits), key=by_memory)),
-    )
+def rank(
+    task: Task,
+    *,
+    grouping: Grouping,
+    network: Network,
+    memory_bytes: float,
+    compute_s: float = 0.0,
+    names: Iterable[str] = tuple(STRATEGIES),
+) -> list[tuple[Standing, Estimate]]:
+    """Strategies in the order in which to try them.
+
+    near: within 5 % of the fastest that fits into a rank's memory, the cheapest in memory first.
+    slower: the others that fit, the fastest first.  too_large: those that do not fit, the smallest first.
+    """
+    each = [estimate(STRATEGIES[name], task, grouping=grouping, network=network, compute_s=compute_s) for name in names]
+    limit_s = NEAR * min((one.step_s for one in each if one.memory_bytes <= memory_bytes), default=0.0)
+    found: dict[Standing, list[Estimate]] = {"near": [], "slower": [], "too_large": []}
+    for one in each:
+        fits = one.memory_bytes <= memory_bytes
+        found["too_large" if not fits else "near" if one.step_s <= limit_s else "slower"].append(one)
+    found["near"].sort(key=lambda one: (one.memory_bytes, one.step_s))
+    found["slower"].sort(key=lambda one: (one.step_s, one.memory_bytes))
+    found["too_large"].sort(key=lambda one: one.memory_bytes)
+    return [(standing, one) for standing, some in found.items() for one in some]

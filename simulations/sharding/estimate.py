@@ -1,6 +1,5 @@
 """`fedsign estimate sharding`: the plan of `fedsign.sharding.plan`, as a table, a picture and JSON."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -11,9 +10,9 @@ from rich.table import Table
 
 from fedsign.errors import ConfigError
 from fedsign.report.wording import byte_count, figure
-from fedsign.sharding.chart import Dot, Standing, draw_sharding
+from fedsign.sharding.chart import Dot, draw_sharding
 from fedsign.sharding.layout import Grouping
-from fedsign.sharding.plan import Estimate, Ranking, Task, estimate, rank
+from fedsign.sharding.plan import Estimate, Standing, Task, rank
 from fedsign.sharding.strategy import PAPER, STRATEGIES
 from fedsign.sharding.traffic import Link, Network, Rings
 from fedsign.storage.disk import write_text
@@ -81,7 +80,7 @@ class Found:
 
     asked: Asked
     limit_bytes: int
-    ranking: Ranking
+    rows: list[tuple[Standing, Estimate]]
     picture: Path | None
 
     @property
@@ -102,21 +101,15 @@ class Found:
             f"{asked.accumulate} micro-batches a step"
         )
 
-    def rows(self) -> Iterator[tuple[Standing, Estimate]]:
-        """All strategies, the first one first."""
-        yield from (("near", each) for each in self.ranking.near)
-        yield from (("slower", each) for each in self.ranking.slower)
-        yield from (("too_large", each) for each in self.ranking.too_large)
-
     def as_json(self) -> dict[str, Any]:
         """The numbers, in the order of the table."""
-        best = self.ranking.near[0].strategy.name if self.ranking.near else None
+        standing, first = self.rows[0]
         return {
             **{name: getattr(self.asked, name) for name in _MEASURED},
             "memory_limit_bytes": self.limit_bytes,
-            "recommended": best,
+            "recommended": None if standing == "too_large" else first.strategy.name,
             "picture": None if self.picture is None else str(self.picture),
-            "strategies": [_as_json(standing, each) for standing, each in self.rows()],
+            "strategies": [_as_json(standing, each) for standing, each in self.rows],
         }
 
 
@@ -143,17 +136,20 @@ def look(asked: Asked, picture: Path | None) -> Found:
     )
     share = fraction(asked.trainable, option="--trainable")
     task = Task(params=asked.params, trainable=share * asked.params, accumulate=asked.accumulate)
-    estimates = [
-        estimate(STRATEGIES[name], task, grouping=grouping, network=network, compute_s=asked.compute_s)
-        for name in _CANDIDATES[asked.candidates]
-    ]
     limit_bytes = bytes_of(asked.memory, option="--memory")
-    ranking = rank(estimates, memory_bytes=limit_bytes)
-    found = Found(asked=asked, limit_bytes=limit_bytes, ranking=ranking, picture=picture)
+    rows = rank(
+        task,
+        grouping=grouping,
+        network=network,
+        memory_bytes=limit_bytes,
+        compute_s=asked.compute_s,
+        names=_CANDIDATES[asked.candidates],
+    )
+    found = Found(asked=asked, limit_bytes=limit_bytes, rows=rows, picture=picture)
     if picture is not None:
         dots = [
             Dot(name=each.strategy.name, memory_bytes=each.memory_bytes, time_s=each.step_s, standing=standing)
-            for standing, each in found.rows()
+            for standing, each in found.rows
         ]
         write_text(picture, draw_sharding(dots, limit_bytes=limit_bytes, title=found.title, subtitle=found.subtitle))
     return found
@@ -194,7 +190,7 @@ def show(found: Found) -> None:
     for heading in ("memory", "params", "gradients", "sync", "step"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
-    for standing, each in found.rows():
+    for standing, each in found.rows:
         sync_s = each.sync_gradient_s + each.sync_param_s
         times = (figure(value) for value in (each.param_s, each.gradient_s, sync_s, each.step_s))
         table.add_row(
@@ -208,11 +204,10 @@ def show(found: Found) -> None:
 
 def _advice(found: Found) -> str:
     limit = byte_count(found.limit_bytes)
-    if not found.ranking.near:
-        least = found.ranking.too_large[0]
+    standing, first = found.rows[0]
+    if standing == "too_large":
         return (
-            f"nothing fits {limit}: the least is {least.strategy.name} with {byte_count(round(least.memory_bytes))}; "
+            f"nothing fits {limit}: the least is {first.strategy.name} with {byte_count(round(first.memory_bytes))}; "
             "take more ranks, or train a smaller part."
         )
-    first = found.ranking.near[0]
     return f"take [bold]{first.strategy.name}[/]: of those within 5 % of the fastest that fits {limit} (fast), it needs the least memory."

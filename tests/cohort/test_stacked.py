@@ -11,7 +11,7 @@ from clients.cohort.chain import chain_gradient, stacked_layers
 from clients.cohort.context import StackedContext
 from clients.cohort.loss import StackedLoss
 from clients.cohort.modules import StackedModel
-from clients.cohort.optim import stacked_optimizer
+from clients.cohort.optim import StackedOptimizer
 from clients.cohort.penalty import penalty_gradient
 from clients.cohort.plan import StackedBatch
 from fedsign.objectives.base import LocalContext, Objective
@@ -172,5 +172,5 @@ def test_a_penalty_of_the_users_own_is_differentiated_and_a_constant_has_no_grad
 )
 def test_plain_gradient_descent_is_known_as_such(settings: dict[str, Any], descent: float | None) -> None:
     parameters = [torch.zeros(1, requires_grad=True)]
-    stacked = stacked_optimizer(torch.optim.SGD(parameters, lr=0.1, **settings), parameters)
-    assert stacked is not None and stacked.descent == descent
+    stacked = StackedOptimizer(torch.optim.SGD(parameters, lr=0.1, **settings), parameters)
+    assert stacked.descent == descent

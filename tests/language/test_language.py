@@ -10,14 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from clients.cohort.trainer import CohortTrainer
+from clients.cohort.rules import COHORT
 from clients.trainer import check_training
 from clients.workers.shared_data import VocabularyOnly, mapped_data, share_data
+from fedsign.compatibility import Experiment
 from fedsign.config import from_dict
 from fedsign.data.base import Dataset, LazySamples, Samples
 from fedsign.data.checks import checked_dataset
 from fedsign.data.text.tokenizers import Bytes, Characters
-from fedsign.errors import ConfigError, DataError, FedSignError
+from fedsign.errors import ConfigError, DataError
 from fedsign.landscape.curvature import Curvature
 from fedsign.landscape.landscape import Landscape
 from fedsign.metrics.perplexity import perplexity
@@ -181,8 +182,8 @@ def test_blocks_are_dealt_out_whole_and_all(name: str) -> None:
 
 
 def test_stacks_of_clients_refuse_a_loss_that_is_no_mean_of_samples() -> None:
-    with pytest.raises(FedSignError, match=r"task=language was given, which has no method `losses`"):
-        CohortTrainer(workload(), chunk=2)
+    experiment = Experiment(workload=workload(), spec=ObjectiveSpec())
+    assert "task=language cannot be stacked: it has no method `losses`" in COHORT.why_not(experiment)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +288,7 @@ def test_a_worker_knows_how_large_the_vocabulary_is() -> None:
     work = workload()
     shared = share_data(work)
     assert shared is not None
-    there = mapped_data(shared.as_json())
+    there = mapped_data(shared[1])
     assert there.text == VocabularyOnly(VOCABULARY) and there.num_outputs == VOCABULARY
     assert torch.equal(there.train.features, GOOD.train.features)
     assert work.dataset.text is not None and Bytes().vocabulary_size == 257
