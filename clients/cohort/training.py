@@ -88,11 +88,7 @@ class StackedTraining:
                 num, batch, kept = plan.active[place], StackedBatch(features, targets, weights[place]), losses[place]
                 step.take_part(num, tensors, context)
                 if num < len(kept):
-<<<<<<< HEAD
-                    batch, kept = StackedBatch(features[:num], targets[:num], batch.weights[:num]), kept[:num]
-=======
                     batch, kept = batch.first(num), kept[:num]
->>>>>>> sharding
                 if streams:
                     lengths = plan.lengths[place, :num]
                     batch = batch._replace(features=self._augmented(batch.features, lengths, streams))
@@ -162,12 +158,7 @@ class _Step:
         theta, buffers = (
             {name: tensor[:1].clone() for name, tensor in each.items()} for each in (self._theta, self._buffers)
         )
-<<<<<<< HEAD
-        first = StackedBatch(batch.features[:1], batch.targets[:1], batch.weights[:1])
-        return self._loss.draws(theta, first, self._context.first(1), buffers=buffers)
-=======
         return self._loss.draws(theta, batch.first(1), self._context.first(1), buffers=buffers)
->>>>>>> sharding
 
     def __call__(self, batch: StackedBatch) -> Tensor:
         """Move the parameters; returns the samples' task losses [n, B]."""

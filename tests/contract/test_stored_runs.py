@@ -12,13 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedsign.comparison.folder import CellState
 from fedsign.data.base import Samples
 from fedsign.report.page import write_report
 from fedsign.storage.checkpoints import load_latest, rounds_on_disk
 from fedsign.workload import Workload
-from simulations import load_comparison, load_run, run
-from simulations.comparison.play import go_on
+from simulations import load_run, run
 from tests.same_numbers.compare import Snapshot, difference
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -71,9 +69,14 @@ def test_a_stored_run_that_was_stopped_is_resumed_to_what_it_would_have_been(fol
     assert differs is None or differs.largest < 1e-3, differs
 
 
+@pytest.mark.needs("comparison")
 @pytest.mark.parametrize("folder", sorted(FIXTURES.glob("*/comparison")), ids=lambda path: path.parent.name)
 def test_a_stored_comparison_is_read_and_has_nothing_left_to_play(folder: Path, tmp_path: Path) -> None:
     """To be gone on with, it has to find its cells by the hashes of their configurations."""
+    from fedsign.comparison.folder import CellState
+    from simulations import load_comparison
+    from simulations.comparison.play import go_on
+
     comparison = load_comparison(copied(folder, tmp_path))
     plan, summary = comparison.plan, comparison.summary()
     assert [comparison.state_of(cell) for cell in plan.cells] == [CellState.FINISHED] * 4

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from clients.cohort.paths import chunk_of
 from fedsign.config import from_dict
 from fedsign.data.base import IntArray, Samples
 from fedsign.data.partition.base import Split
@@ -218,7 +217,10 @@ def experiment(num_clients: int, **changes: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.needs("cohort")
 def test_the_largest_share_is_known_without_making_any() -> None:
+    from clients.cohort.paths import chunk_of
+
     work = Workload(from_dict(experiment(MILLION)))
     assert work.split.largest == 30 and chunk_of(work) == 10
     assert isinstance(work.partition, LazyShares)

@@ -18,8 +18,6 @@ from clients.app import client_app
 from clients.deployment.evaluator import SiteEvaluator
 from clients.deployment.node import RUN_KEY, SuperNode
 from clients.node import EXPERIMENT_KEY, STATE_KEY, Node
-from clients.sharding.worker import _workload as machines_workload
-from clients.workers.shared_data import digest_of
 from fedsign.config import ExperimentConfig, from_dict
 from fedsign.errors import ConfigError, EngineError, ReplyError
 from fedsign.flower import evaluation
@@ -219,8 +217,12 @@ def test_a_kit_says_on_which_machines_its_sites_ranks_are(tmp_path: Path) -> Non
         open_kit(tmp_path)
 
 
+@pytest.mark.needs("sharding")
 def test_a_machine_that_joins_a_node_reads_the_same_site_where_it_says(roots: list[str], tmp_path: Path) -> None:
     """The node's own site has another folder there; the samples are those of the node."""
+    from clients.sharding.worker import _workload as machines_workload
+    from clients.workers.shared_data import digest_of
+
     own = {"partition-id": 1, "data-root": roots[1], "site": "b"}
     context = make_context(0, node_config=own, run_config={EXPERIMENT_KEY: deployed(tmp_path, roots).to_toml()})
     first = SuperNode(context).workload

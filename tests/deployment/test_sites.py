@@ -25,10 +25,8 @@ from fedsign.report.page import write_report
 from fedsign.storage.results import RunFolder
 from fedsign.workload import Workload
 from simulations import Run, run
-from simulations.comparison.plan import Request, make_plan
 from simulations.deployment.engine.server_app import complete_partition
 from simulations.deployment.evaluation import EvaluationAtSites, evaluating, means
-from simulations.landscape.subject import Subject
 from simulations.partition_view import describe
 
 SIZES = (60, 40, 30)
@@ -474,14 +472,20 @@ def test_data_are_not_taken_over_from_another_experiments_sites(roots: list[str]
     assert len(other.samples_of(0)) == SIZES[1] * 4 // 5
 
 
+@pytest.mark.needs("landscape")
 def test_what_is_analysed_needs_data_that_are_here(roots: list[str], tmp_path: Path) -> None:
+    from simulations.landscape.subject import Subject
+
     config = from_dict(tree(tmp_path, roots, engine={"name": "superlink"}))
     subject = Subject(source=tmp_path, workload=Workload(config), tensors={}, run=None)
     with pytest.raises(ConfigError, match="trained on data that lie at sites, and none of them are here"):
         subject.test_samples(None)
 
 
+@pytest.mark.needs("comparison")
 def test_hyper_parameters_are_chosen_by_the_sites_validation_samples(roots: list[str], tmp_path: Path) -> None:
+    from simulations.comparison.plan import Request, make_plan
+
     base = from_dict(tree(tmp_path, roots))
     request = Request(strategies=["fedavg"], seeds=[0], grid={"client.lr": [1e-5, 0.1]})
     plan, configs = make_plan(base, request, name="choice", environment={})

@@ -33,10 +33,10 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from clients.cohort.trainer import CohortTrainer
 from clients.state.cache import StateCache
 from clients.state.database import StateDatabase
 from clients.trainer import SequentialTrainer
+from fedsign.capabilities import CAPABILITIES
 from fedsign.config import from_dict
 from fedsign.records import Tensors
 from fedsign.storage import checkpoints, results
@@ -48,6 +48,10 @@ STRATEGIES = ("fedavg", "feddyn", "fedsign")
 STACKS = "feddyn in stacks"  # the clients of a round as two stacks of tensors
 SPILLING = "feddyn, spilling"  # two clients' states fit in memory
 PRIVATE = "fedavg, private"  # its noise comes from a secret that is given
+NEEDS = {STACKS: "cohort", PRIVATE: "privacy"}
+EXPERIMENTS = [
+    name for name in (*STRATEGIES, STACKS, SPILLING, PRIVATE) if name not in NEEDS or NEEDS[name] in CAPABILITIES
+]
 NUM_KILLS = 20
 ROUNDS = 8
 LONGEST_DELAY_S = 0.003
@@ -162,7 +166,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dic
     """Traces and announcements of a run that nobody kills, for each strategy."""
     found = {}
     with warm(hash_seed=2) as process:
-        for strategy in (*STRATEGIES, STACKS, SPILLING, PRIVATE):
+        for strategy in EXPERIMENTS:
             root = tmp_path_factory.mktemp(strategy)
             announced = process.play(root, strategy)
             found[strategy] = traces(only_run(root)), announced
@@ -308,6 +312,7 @@ def test_a_run_killed_at_the_second_last_rename_or_removal_resumes_to_the_same_b
     assert finish(runs, tmp_path, "feddyn") == expected
 
 
+@pytest.mark.needs("cohort")
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", [TRAINING, STATE, CHECKPOINT])
 def test_a_run_of_stacks_that_is_killed_resumes_to_the_same_bits(
@@ -395,7 +400,7 @@ def serve() -> None:
 
 def _warm_up() -> None:
     """Import what a run would import on its way; no training, since autograd may start threads."""
-    for strategy in (*STRATEGIES, STACKS, SPILLING, PRIVATE):
+    for strategy in EXPERIMENTS:
         config = from_dict(_experiment(Path(), strategy))
         workload = Workload(config)
         config.engine.build(), config.strategy.build(), workload.label_counts()
@@ -486,7 +491,10 @@ def _wrap(announce: Callable[[str], None]) -> None:
 
     wrap(results, "create", FOLDER)
     wrap(SequentialTrainer, "train", TRAINING)
-    wrap(CohortTrainer, "_train_stack", TRAINING)
+    if "cohort" in CAPABILITIES:
+        from clients.cohort.trainer import CohortTrainer
+
+        wrap(CohortTrainer, "_train_stack", TRAINING)
     wrap(StateCache, "load", "load a client's state")
     wrap(StateCache, "save", "save a client's state")
     wrap(StateCache, "commit", COMMIT)

@@ -14,10 +14,7 @@ from typing import Any
 
 import pytest
 
-from fedsign.comparison.report import write_comparison
 from fedsign.report.page import write_report
-from tests.comparison.test_report_comparison import CASES
-from tests.unit.report_samples import a_comparison
 from tests.unit.test_report import EDGES, a_line, a_run
 
 pytestmark = pytest.mark.page
@@ -98,11 +95,16 @@ def test_the_page_fits_a_phone_and_a_desk(name: str, tmp_path: Path) -> None:
         assert all(left >= 0 and right <= width and height > 100 for left, right, height in found["sizes"])
 
 
+@pytest.mark.needs("comparison")
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path")
 @pytest.mark.parametrize(
     "name", ["usual", "one seed", "eight by three", "diverged", "nothing finished", "hostile names"]
 )
 def test_the_page_of_a_comparison_fits_a_phone_and_a_desk(name: str, tmp_path: Path) -> None:
+    from fedsign.comparison.report import write_comparison
+    from tests.comparison.test_report_comparison import CASES
+    from tests.unit.report_samples import a_comparison
+
     folder = tmp_path / "comparison"
     folder.mkdir()
     write_comparison(a_comparison(folder, **CASES[name]))
@@ -122,9 +124,14 @@ def test_the_page_of_a_comparison_fits_a_phone_and_a_desk(name: str, tmp_path: P
             assert all(content <= box for box, content in found["scrolls"])  # and need not on a desk
 
 
+@pytest.mark.needs("comparison")
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path")
 def test_the_page_of_a_comparison_prints(tmp_path: Path) -> None:
     """On paper nothing is hidden in a box that scrolls: the table's last column is among the words of the PDF."""
+    from fedsign.comparison.report import write_comparison
+    from tests.comparison.test_report_comparison import CASES
+    from tests.unit.report_samples import a_comparison
+
     pdftotext = shutil.which("pdftotext")
     if pdftotext is None:
         pytest.skip("no pdftotext on the path")

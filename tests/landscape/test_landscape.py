@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedsign import plugins
 from fedsign.data.base import Samples
 from fedsign.errors import ConfigError
 from fedsign.landscape.landscape import Landscape, grid
 from fedsign.models.cnn import cnn
 from fedsign.models.mlp import mlp
-from fedsign.models.resnet import resnet20
 from fedsign.tasks.classification import Classification
 from fedsign.tasks.regression import Regression
 
@@ -28,7 +28,7 @@ MODELS: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...]]] = {
     "mlp": (mlp, (8, 8)),
     "mlp with BatchNorm and dropout": (normed_mlp, (1, 8, 8)),
     "cnn with BatchNorm": (cnn, (1, 8, 8)),
-    "resnet20": (resnet20, (3, 8, 8)),
+    "resnet20": (lambda *shapes: plugins.build("model", "resnet20", {}, *shapes), (3, 8, 8)),
 }
 
 

@@ -20,7 +20,6 @@ from fedsign.landscape.sign_ratios import same_sign_ratio, step_by_group
 from fedsign.landscape.valley import asymmetry, curves, lambdas_of, sides_of, surface
 from fedsign.landscape.vector import Layout
 from fedsign.models.cnn import cnn
-from fedsign.models.resnet import resnet20
 from fedsign.tasks.classification import Classification
 from fedsign.tasks.regression import Regression
 
@@ -120,7 +119,10 @@ def members(group: str, model: nn.Module) -> set[str]:
     return inside
 
 
+@pytest.mark.needs("images")
 def test_groups_of_a_resnet() -> None:
+    from fedsign.models.resnet import resnet20
+
     model = resnet20((3, 8, 8), 10)
     names = {name for name, _ in model.named_parameters()}
     kinds = {path: type(module) for path, module in model.named_modules()}

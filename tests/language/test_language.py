@@ -10,17 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from clients.cohort.rules import COHORT
 from clients.trainer import check_training
-from clients.workers.shared_data import VocabularyOnly, mapped_data, share_data
 from fedsign.compatibility import Experiment
 from fedsign.config import from_dict
 from fedsign.data.base import Dataset, LazySamples, Samples
 from fedsign.data.checks import checked_dataset
 from fedsign.data.text.tokenizers import Bytes, Characters
 from fedsign.errors import ConfigError, DataError
-from fedsign.landscape.curvature import Curvature
-from fedsign.landscape.landscape import Landscape
 from fedsign.metrics.perplexity import perplexity
 from fedsign.records import ObjectiveSpec
 from fedsign.tasks.base import IGNORED, num_terms
@@ -181,7 +177,10 @@ def test_blocks_are_dealt_out_whole_and_all(name: str) -> None:
     assert [count for row in work.label_counts() for count in row] == [len(part) for part in work.partition]
 
 
+@pytest.mark.needs("cohort")
 def test_stacks_of_clients_refuse_a_loss_that_is_no_mean_of_samples() -> None:
+    from clients.cohort.rules import COHORT
+
     experiment = Experiment(workload=workload(), spec=ObjectiveSpec())
     assert "task=language cannot be stacked: it has no method `losses`" in COHORT.why_not(experiment)
 
@@ -284,7 +283,10 @@ def test_blocks_of_two_lengths_are_refused() -> None:
         checked_dataset(replace(GOOD, test=Samples(features=ONES, targets=ONES)), name="mine")
 
 
+@pytest.mark.needs("workers")
 def test_a_worker_knows_how_large_the_vocabulary_is() -> None:
+    from clients.workers.shared_data import VocabularyOnly, mapped_data, share_data
+
     work = workload()
     shared = share_data(work)
     assert shared is not None
@@ -294,8 +296,11 @@ def test_a_worker_knows_how_large_the_vocabulary_is() -> None:
     assert work.dataset.text is not None and Bytes().vocabulary_size == 257
 
 
+@pytest.mark.needs("landscape")
 @pytest.mark.parametrize("batch", [1, 7])
 def test_the_curvature_of_text_is_that_of_its_tokens_whatever_the_batches(batch: int) -> None:
+    from fedsign.landscape.curvature import Curvature
+
     work = workload()
     model, test = work.make_model().double(), work.dataset.test
     assert isinstance(test, Samples)
@@ -305,7 +310,10 @@ def test_the_curvature_of_text_is_that_of_its_tokens_whatever_the_batches(batch:
     torch.testing.assert_close(parts.product(direction), whole.product(direction), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.needs("landscape")
 def test_a_loss_landscape_of_text_is_that_of_its_tokens() -> None:
+    from fedsign.landscape.landscape import Landscape
+
     work = workload()
     model, test = work.make_model(), work.dataset.test
     assert isinstance(test, Samples)

@@ -6,7 +6,6 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from clients.workers.shared_data import VocabularyOnly
 from fedsign.data.base import Samples
 from fedsign.data.text.blocks import Document, Stream, blocks, cut, dataset_of, stream_of
 from fedsign.data.text.pytext import pytext
@@ -46,7 +45,10 @@ def test_what_a_model_writes_in_half_characters_can_be_read() -> None:
     assert Bytes().decode([0xC3, ord("a")]) == "\ufffda"
 
 
+@pytest.mark.needs("workers")
 def test_a_vocabulary_alone_encodes_nothing() -> None:
+    from clients.workers.shared_data import VocabularyOnly
+
     with pytest.raises(DataError, match="without their tokenizer"):
         VocabularyOnly(5).encode("a")
     with pytest.raises(DataError, match="without their tokenizer"):

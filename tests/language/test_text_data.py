@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clients.deployment.evaluator import samples_of_sites
 from fedsign.config import from_dict
 from fedsign.data.base import Dataset, Samples
 from fedsign.data.text.blocks import Stream
@@ -375,7 +374,10 @@ def at_sites(tmp_path: Path, **changes: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.needs("deployment")
 def test_silos_read_their_own_lines_and_agree_on_the_vocabulary(tmp_path: Path) -> None:
+    from clients.deployment.evaluator import samples_of_sites
+
     work = Workload(from_dict(at_sites(tmp_path)))
     assert (work.dataset.num_outputs, work.dataset.input_shape) == (257, (96,))
     for site in range(3):

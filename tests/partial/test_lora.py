@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from clients.cohort.rules import COHORT
 from clients.local_optim import LocalOptimizer
 from clients.state.store import ClientStore
 from clients.trainer import SequentialTrainer
@@ -257,7 +256,10 @@ def test_scaffold_needs_an_optimiser_that_does_not_rescale(tmp_path: Path) -> No
         run(experiment(tmp_path, strategy={"name": "scaffold"}))
 
 
+@pytest.mark.needs("cohort")
 def test_a_stack_of_clients_is_refused_and_so_is_a_strategy_that_changes_layers_itself(tmp_path: Path) -> None:
+    from clients.cohort.rules import COHORT
+
     why = COHORT.why_not(Experiment(workload=Workload(experiment(tmp_path)), spec=ObjectiveSpec()))
     assert why == "client.optimizer.name=lora freezes weights, of which a stack would hold one copy for each client"
     with pytest.raises(ConfigError, match=r"the layer '\d' is changed by the strategy already"):

@@ -10,17 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from clients.cohort import paths
 from clients.on_device import OnDevice
 from clients.partial.model import PartModel
 from clients.state.store import ClientStore
 from clients.trainer import SequentialTrainer, check_training
 from fedsign import plugins
 from fedsign.config import from_dict
-from fedsign.data.text import libraries as llm
 from fedsign.errors import ConfigError
-from fedsign.memory.live import LiveBytes
-from fedsign.models.causal_lm import CausalLM
 from fedsign.numerics import Numerics
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.optim.lisa import LISA, ClientLISA
@@ -350,6 +346,7 @@ def activation_bytes(width: int) -> int:
     return 2 * 4 * BATCH * (2 * 4 * (4 * width) + 64 + 4 * 10)
 
 
+@pytest.mark.needs("memory")
 @pytest.mark.parametrize("name", ["plain", "fedprox", "fedsign"])
 def test_a_client_takes_no_more_than_what_it_trains_beyond_what_it_received(name: str, tmp_path: Path) -> None:
     """Peak bytes beyond the received tensors: weights trained in the round, and of those trained at a time the gradient and two moments.
@@ -357,6 +354,8 @@ def test_a_client_takes_no_more_than_what_it_trains_beyond_what_it_received(name
     A penalty keeps up to four tensors of their size for its backward pass (FedSign: the sign, its size, their product with the
     weights, the logistic function of that).
     """
+    from fedsign.memory.live import LiveBytes
+
     width = 256
     work = workload(width=width, client={"batch_size": BATCH})
     tensors, store = served(work), ClientStore(tmp_path)
@@ -379,6 +378,9 @@ def test_a_client_takes_no_more_than_what_it_trains_beyond_what_it_received(name
 
 
 def language_models() -> dict[str, Callable[[], nn.Module]]:
+    from fedsign.data.text import libraries as llm
+    from fedsign.models.causal_lm import CausalLM
+
     found: dict[str, Callable[[], nn.Module]] = {
         "gpt": lambda: plugins.build("model", "gpt", {"width": 8, "depth": 3, "num_heads": 2}, (4,), 11)
     }
@@ -390,6 +392,7 @@ def language_models() -> dict[str, Callable[[], nn.Module]]:
     return found
 
 
+@pytest.mark.needs("language")
 def test_language_models_borrow_what_is_frozen_and_copy_what_is_drawn() -> None:
     for name, make in language_models().items():
         module = make().train()
@@ -435,12 +438,15 @@ def test_what_is_read_on_a_device_is_moved_when_it_is_asked_for() -> None:
 # --- What it does not go with
 
 
+@pytest.mark.needs("cohort")
 def test_the_cohort_path_is_refused_and_auto_is_sequential() -> None:
+    from clients.cohort.paths import on_path
+
     refused = workload(client={"path": "cohort"}, model={"name": "mlp"}, optimizer={**LISA_SETTINGS, "blocks": "0,2"})
     with pytest.raises(ConfigError, match="lisa trains other layers of each client; use"):
         check_training(refused, ObjectiveSpec())
     auto = refused.with_client(path="auto")
-    assert paths.on_path(auto, ObjectiveSpec()).config.client.path == "sequential"
+    assert on_path(auto, ObjectiveSpec()).config.client.path == "sequential"
 
 
 @pytest.mark.parametrize(

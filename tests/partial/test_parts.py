@@ -10,14 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clients.robustness.attack import Attack
 from fedsign.config import from_dict
 from fedsign.errors import ConfigError, RoundError
 from fedsign.federation.aggregation import Spread, WeightedMean
 from fedsign.federation.exchange import DirectExchange, completed
 from fedsign.partial.updates import PartialUpdates
 from fedsign.records import CohortRequest, Failure, ObjectiveSpec, Role, Tensors, TrainReply, TrainRequest
-from fedsign.signs.agreement import SignAgreement
 from fedsign.traits import declares
 from simulations.api import check
 from strategies.base import Strategy
@@ -201,8 +199,11 @@ def test_a_part_is_taken_and_counts_as_much_as_was_sent() -> None:
     assert link.traffic.bytes_up == 4 * SIZE * (2 + 3) and not link.traffic.failures
 
 
+@pytest.mark.needs("signs")
 def test_the_figures_of_a_round_are_those_of_the_whole_models() -> None:
     """What was not sent is an update of zero."""
+    from fedsign.signs.agreement import SignAgreement
+
     served = model(0)
     replies = [reply(0, "first"), reply(1, "first", "last"), reply(2, *PARAMETERS)]
     link, play = exchange(replies)
@@ -244,7 +245,10 @@ def test_a_part_is_no_reply_where_the_experiment_does_not_train_parts() -> None:
     assert "missing ['last', 'middle']" in link.traffic.failures[0].reason
 
 
+@pytest.mark.needs("robustness")
 def test_an_attacker_changes_what_it_sends() -> None:
+    from clients.robustness.attack import Attack
+
     part = from_dict({"attack": {"name": "sign_flip", "fraction": 1.0}}).attack
     served, sent = model(0), reply(0, "first")
     request = TrainRequest(

@@ -23,7 +23,6 @@ from fedsign.registry import KINDS
 from fedsign.storage.checkpoints import load_latest
 from fedsign.workload import Workload
 from simulations import Run, run
-from simulations.landscape.subject import subject_of
 from tests.contract.test_strategies import lines
 from tests.contract.transported import over_flowers_transport
 
@@ -235,7 +234,10 @@ def test_transported_messages_give_the_bits_of_the_run_in_process(row: str, tmp_
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
+@pytest.mark.needs("landscape")
 def test_what_is_written_at_the_end_is_a_plain_state_dict(tmp_path: Path) -> None:
+    from simulations.landscape.subject import subject_of
+
     done = run(tree(tmp_path, "feddyn"))
     written, own = load_file(done.path / "model.safetensors"), done.model().state_dict()
     assert all(torch.equal(written[name], tensor) for name, tensor in own.items())

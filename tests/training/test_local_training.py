@@ -17,7 +17,6 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from clients.batches import Batching, batches
-from clients.cohort.rules import COHORT
 from clients.local_step import LocalStep
 from clients.state.store import ClientStore
 from clients.trainer import SequentialTrainer, check_training
@@ -155,7 +154,7 @@ def test_micro_batches_take_the_whole_batchs_step(micro_batch: int, objective: s
 
 
 def test_micro_batches_are_refused_where_a_batch_is_more_than_its_samples() -> None:
-    data, model = {"name": "digits", "flat": False}, {"name": "cnn", "channels": [4]}
+    data, model = {"name": "digits", "flat": False}, {"name": "cnn", "channels": [4, 8]}
     work = Workload(from_dict({"data": data, "model": model, "client": {"micro_batch": 4}}))
     with pytest.raises(ConfigError, match=r"client\.micro_batch=4 .* has BatchNorm"):
         check_training(work, ObjectiveSpec())
@@ -167,8 +166,11 @@ def test_a_rate_per_step_is_refused_by_an_objective_that_needs_one_rate() -> Non
         check_training(work, ObjectiveSpec(name="scaffold"))
 
 
+@pytest.mark.needs("cohort")
 @pytest.mark.parametrize("client", [{"micro_batch": 4}, {"schedule": {"name": "cosine", "per": "step"}}])
 def test_a_stack_of_clients_refuses_what_is_for_one_after_another(client: dict[str, Any]) -> None:
+    from clients.cohort.rules import COHORT
+
     why = COHORT.why_not(Experiment(workload=workload(**client), spec=ObjectiveSpec()))
     assert why.endswith("is for one client after another only")
 

@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from clients.cohort.paths import on_path
 from clients.state.store import ClientStore
 from clients.trainer import SequentialTrainer, check_training
 from clients.working_model import WorkingModel
@@ -267,6 +266,7 @@ def test_what_engine_does_not_know_is_refused(engine: dict[str, Any], said: str)
         from_dict({"engine": engine})
 
 
+@pytest.mark.needs("cohort")
 @pytest.mark.parametrize(
     ("engine", "said"),
     [
@@ -278,6 +278,8 @@ def test_what_engine_does_not_know_is_refused(engine: dict[str, Any], said: str)
     ],
 )
 def test_stacks_refuse_what_they_do_not_do_and_auto_goes_one_after_another(engine: dict[str, Any], said: str) -> None:
+    from clients.cohort.paths import on_path
+
     def work(path: str) -> Workload:
         return Workload(from_dict({"engine": engine, "client": {"path": path}, "model": {"hidden": [8]}}))
 

@@ -17,7 +17,6 @@ from fedsign import plugins
 from fedsign.errors import ConfigError
 from fedsign.models.batch_norm import freeze_batch_norm, has_batch_norm
 from fedsign.models.features import classifier_of, forward_with_features, recorded_features
-from fedsign.models.vgg import vgg8
 from fedsign.registry import KINDS
 from fedsign.seeding import Purpose, torch_stream
 from fedsign.torchvision_shim import torchvision
@@ -334,8 +333,8 @@ def test_gradients_of_a_representation_are_autograds_also_under_vmap(name: str) 
 
 
 def test_which_models_have_batch_norm() -> None:
-    assert {name for name in MODELS if has_batch_norm(build(name))} == {"cnn", "resnet20", "resnet18"}
-    assert all(has_batch_norm(build(name, batch_norm=True)) for name in ("vgg8", "vgg11", "vgg16"))
+    assert {name for name in MODELS if has_batch_norm(build(name))} == {"cnn", "resnet20", "resnet18"} & {*MODELS}
+    assert all(has_batch_norm(build(name, batch_norm=True)) for name in MODELS if name.startswith("vgg"))
     assert has_batch_norm(nn.Sequential(nn.BatchNorm1d(2)))
 
 
@@ -428,10 +427,11 @@ def test_weights_that_do_not_fit_are_a_sentence(tmp_path: Path) -> None:
         build("resnet18", weights=str(tmp_path / "missing.safetensors"))
 
 
+@pytest.mark.needs("images")
 def test_dropout_comes_from_the_stream_that_is_lent_and_zero_is_none() -> None:
-    model = vgg8(CIFAR, 10, dropout=0.5)
+    model = build("vgg8", CIFAR, dropout=0.5)
     assert sum(isinstance(layer, nn.Dropout) for layer in model.children()) == 2
-    assert not any(isinstance(layer, nn.Dropout) for layer in vgg8(CIFAR, 10, dropout=0.0).children())
+    assert not any(isinstance(layer, nn.Dropout) for layer in build("vgg8", CIFAR, dropout=0.0).children())
     passes = []
     for seed in (0, 0, 1):
         with torch_stream(seed, Purpose.TRAINING):

@@ -1,11 +1,10 @@
 """What goes when a capability goes: its row, its modules, whatever imports them, and what the documents say of it.
 
-Nothing is listed by hand but the `files` of the capability's row, beside its page in docs/capabilities and its
-tests in tests/<name>.  A test or benchmark that imports a deleted module goes with
-it; a test that only configures the capability is marked `needs`.  In Markdown a line of a list or a table goes that links to a
-deleted page or section, or begins with the name of a registry row that is gone; so does a block between
-`<!-- capability: NAME -->` and `<!-- end -->`, and a command that is gone or names such a row; any other link to a deleted page
-becomes its text.
+Nothing is listed by hand but the `files` of the capability's row, beside its page in docs/capabilities and its tests in
+tests/<name>.  A test or benchmark that imports a deleted module goes with it; a test that imports it late, or configures the
+capability, is marked `needs`.  In Markdown a line of a list or a table goes that links to a deleted page or section, or begins
+with the name of a registry row that is gone; so does a block between `<!-- capability: NAME -->` and `<!-- end -->`, and a
+command that is gone or names such a row; any other link to a deleted page becomes its text.
 """
 
 import ast
@@ -74,16 +73,21 @@ def _importers(root: Path, gone: set[str]) -> list[Path]:
         for path in (root / folder).rglob("*.py")
     }
     found: list[Path] = []
-    while new := {name for name, path in left.items() if gone.intersection(imported(path.read_text("utf-8")))}:
+    imports = {
+        name: imported(path.read_text("utf-8"), late=path.is_relative_to(root / "benchmarks"))
+        for name, path in left.items()
+    }
+    while new := {name for name in left if gone & imports[name]}:
         found += [left.pop(name) for name in new]
         gone = gone | new
     return found
 
 
-def imported(source: str) -> set[str]:
-    """The modules that a file imports, wherever in it."""
+def imported(source: str, *, late: bool) -> set[str]:
+    """The modules that a file imports, also in functions if `late`."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    for node in ast.walk(tree) if late else tree.body:
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -54,6 +54,7 @@ def test_a_page_loses_what_is_of_the_capability_and_lines_that_link_to_it(tmp_pa
     )
 
 
-def test_imports_are_found_wherever_they_stand() -> None:
-    source = "import a.b\ndef late():\n    from c import d\nif True:\n    import e as f\n"
-    assert imported(source) == {"a.b", "c", "c.d", "e"}
+def test_imports_are_found_wherever_they_stand_or_at_the_top_alone() -> None:
+    source = "import a.b\ndef late():\n    from c import d\nfrom e import f\n"
+    assert imported(source, late=True) == {"a.b", "c", "c.d", "e", "e.f"}
+    assert imported(source, late=False) == {"a.b", "e", "e.f"}
