@@ -6,6 +6,7 @@ be played says why.
 
 import json
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from benchmarks.players import BARE, FLOOR, PLAYERS
 from benchmarks.rooms import ROOMS
 from benchmarks.tables import MISSING, Figures, measured_on, ms, table
 from benchmarks.works import all_works
-from fedsign.comparison.bars import Bar, draw_bars
-from fedsign.report.template import standalone
+from fedsign.report import figures
+from fedsign.report.chart import Axis, Chart, Series, bar_chart
 from fedsign.storage.disk import write_text
 
 ROOT = Path(__file__).parents[1]
@@ -55,27 +56,32 @@ def main() -> None:
     for path, text in pages().items():
         write_text(ROOT / path, text)
         print(path)
+    for path, chart in charts().items():
+        print(*figures.write(partial(figures.draw, chart, width=figures.PAGE), ROOT / path))
 
 
 def pages() -> dict[str, str]:
     """What the results make, by path."""
     results = read_results()
     works = [result for result in results if result["work"] not in SECTIONS]
-    single = [result for result in works if not result["curve"]]
-    parts, files = [_HEAD], {}
-    for result in single:
-        name = (
-            f"docs/images/benchmark-{result['work']}{'' if result['device'] == 'cpu' else '-' + result['device']}.svg"
-        )
-        picture = draw_bars(_bars(result), label=f"Milliseconds a round, {result['title']}")
-        if picture is not None:
-            files[name] = standalone(picture) + "\n"
-        parts.append(_section(result, name.removeprefix("docs/") if picture is not None else None))
+    drawn = charts()
+    parts = [_HEAD, *(_section(result, _picture(result) in drawn) for result in works if not result["curve"])]
     curves = [result for result in works if result["curve"]]
     if curves:
         parts.append(_curves(curves))
     parts += [SECTIONS[result["work"]](result) for result in results if result["work"] in SECTIONS]
-    return {"docs/benchmarks.md": "\n".join(parts), **files}
+    return {"docs/benchmarks.md": "\n".join(parts)}
+
+
+def charts() -> dict[str, Chart]:
+    """A round's milliseconds of every player, by path."""
+    works = [result for result in read_results() if result["work"] not in SECTIONS and not result["curve"]]
+    return {_picture(result): chart for result in works if (chart := _chart(result)).series}
+
+
+def _picture(result: Figures) -> str:
+    device = "" if result["device"] == "cpu" else f"-{result['device']}"
+    return f"docs/images/benchmark-{result['work']}{device}.svg"
 
 
 def read_results() -> list[Figures]:
@@ -91,12 +97,12 @@ def result_files() -> list[Path]:
     return [*sorted(RESULTS.glob("*/*.json")), *(path for path in alone if path.exists())]
 
 
-def _section(result: Figures, picture: str | None) -> str:
+def _section(result: Figures, has_picture: bool) -> str:
     title = result["title"] + ("" if result["device"] == "cpu" else ", on a GPU")
     rows = _ordered(result["rows"])
     parts = [f"## {title}", result["about"], measured_on(result)]
-    if picture:
-        parts.append(f"![Milliseconds a round of every player]({picture})")
+    if has_picture:
+        parts.append(f"![Milliseconds a round of every player]({_picture(result).removeprefix('docs/')})")
     head = (
         "",
         "x loop",
@@ -280,19 +286,20 @@ def _start_cell(row: Figures) -> str:
     return f"{row['start_s']['median']:.1f} ({row['peak_mb']:,})"
 
 
-def _bars(result: Figures) -> list[Bar]:
-    looks = {True: 0, False: 1}
-    return [
-        Bar(
-            group="",
+def _chart(result: Figures) -> Chart:
+    rows = [row for row in _ordered(result["rows"]) if "round_s" in row]
+    bars = [
+        Series(
             name=row["title"],
-            look=2 if row["player"] in _MEASURES else looks[row["player"] in _OURS],
-            value=1000 * _median_s(row),
-            text=f"{ms(_median_s(row))} ms",
+            x=(1000 * _median_s(row),),
+            y=(index,),
+            labels=(f"{ms(_median_s(row))} ms",),
+            mark="bar",
+            color=2 if row["player"] in _MEASURES else 0 if row["player"] in _OURS else 1,
         )
-        for row in _ordered(result["rows"])
-        if "round_s" in row
+        for index, row in enumerate(rows)
     ]
+    return bar_chart(f"Milliseconds a round, {result['title']}", Axis(categories=[bar.name for bar in bars]), bars)
 
 
 def _ordered(rows: Sequence[Figures]) -> list[Figures]:

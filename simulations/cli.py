@@ -98,7 +98,9 @@ def partition(
     overrides: SetOption = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="The picture, .svg or .html; without it, partition.svg in this folder (none with --json)."),
+        typer.Option(
+            help="The picture, .svg, .pdf, .png or .html; without it, partition.svg in this folder (none with --json)."
+        ),
     ] = None,
     json: JsonOption = False,
 ) -> None:

@@ -10,8 +10,9 @@ import numpy as np
 from fedsign import config as configs
 from fedsign.data.partition.base import label_distance
 from fedsign.errors import ConfigError
+from fedsign.report.figures import check_name
 from fedsign.report.population import Population
-from fedsign.report.split import SplitPicture, check_path, write_split
+from fedsign.report.split import SplitPicture, write_split
 from fedsign.report.wording import middle, plural
 from fedsign.workload import Workload
 from simulations.api import environment, split_facts
@@ -27,7 +28,7 @@ def look(config: Path | None, overrides: Sequence[str], path: Path | None) -> di
         FedSignError: the configuration is wrong, the data cannot be split so, or the picture not written.
     """
     if path is not None:
-        check_path(path)  # before data is read, which may take minutes
+        check_name(path, ".html")  # before data is read, which may take minutes
     facts = describe(Workload(configs.load(config, overrides)))
     if path is not None:
         draw(facts, path)
@@ -130,7 +131,7 @@ def draw(facts: Mapping[str, Any], path: Path) -> None:
     """Write the picture of a split.
 
     Raises:
-        ConfigError: the file's name ends neither in .svg nor in .html.
+        ConfigError: the file's name says no kind of picture.
         ResultsError: it cannot be written.
     """
     picture = SplitPicture(

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from fedsign.metrics import is_higher_better
 from fedsign.report import wording
-from fedsign.report.curves import Curve, chart
-from fedsign.report.run_charts import Chart
+from fedsign.report.chart import Chart, Series
+from fedsign.report.run_charts import line_chart
 from fedsign.report.sections import Section, Table
 from fedsign.report.summary import Run
 from fedsign.storage.results import read_lines
@@ -70,19 +70,10 @@ def _values(site: "pd.DataFrame", key: str) -> dict[int, float]:
 
 
 def _chart(run: Run, sites: Sequence["pd.DataFrame"], key: str) -> Chart:
-    rounds, percent = run.round_numbers, wording.is_share(key)
-    values = [_values(site, key) for site in sites]
+    rounds = run.round_numbers
     curves = [
-        Curve(name=site["name"].iloc[0], values=[own.get(n) for n in rounds], style="faint", is_labelled=False)
-        for site, own in zip(sites[:_MAX_CURVES], values, strict=False)
+        Series(name="a site", x=rounds, y=[own.get(round) for round in rounds], is_faint=True)
+        for own in (_values(site, key) for site in sites[:_MAX_CURVES])
     ]
-    curves.append(Curve(name="mean", values=run.values(key), style="first"))
-    label = f"test {key} of {wording.plural(len(sites), 'site')}"
-    last = [own[site.index[-1]] for site, own in zip(sites, values, strict=True) if site.index[-1] in own]
-    if last:
-        label += ", in the end from {} to {}".format(*(wording.figure(f(last), percent=percent) for f in (min, max)))
-    return Chart(
-        title=f"Test {key} at the sites",
-        svg=chart(rounds, curves, label=label, percent=percent),
-        key=[("mean by samples", "first"), ("a site", "faint")],
-    )
+    curves.append(Series(name="mean by samples", x=rounds, y=run.values(key)))
+    return line_chart(f"Test {key} at the sites", curves, percent=wording.is_share(key))

@@ -1,35 +1,19 @@
-"""What was learnt, step by step: the loss after the rounds, and each setting.
+"""What was learnt, step by step: the loss after the rounds, and each setting."""
 
-To be called within `fedsign.report.figures.style()`.
-"""
-
-from typing import TYPE_CHECKING
+from functools import partial
 
 from fedsign.report.analysis import Found
-from fedsign.report.figures import COLOURS, PAGE, Draw, empty
+from fedsign.report.chart import Axis, Chart, Series
+from fedsign.report.figures import Draw, draw
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-_ROW, _COLUMNS = 1.7, 3  # inches: how high a row is
+_COLUMNS = 3
 
 
 def learning_figures(found: Found) -> dict[str, Draw]:
-    """What -> what draws it."""
-    return {"trajectory": lambda: draw_trajectory(found)}
-
-
-def draw_trajectory(found: Found) -> "Figure":
-    """A panel each; settings of several numbers have a line for each."""
-    shown = {name: found.arrays[name] for name in ("loss", *found.facts["names"])}
-    rows = -(-len(shown) // _COLUMNS)
-    drawn = empty(_ROW * rows + 0.2, width=PAGE)
-    panels = drawn.subplots(rows, min(_COLUMNS, len(shown)), squeeze=False).flatten()
-    for axes, (name, values) in zip(panels, shown.items(), strict=False):
-        for look, line in enumerate(values.reshape(len(values), -1).T):
-            axes.plot(line, color=COLOURS[look % 8])
-        axes.set_title(name)
-        axes.set_xlabel("step")
-    for axes in panels[len(shown) :]:
-        axes.set_axis_off()
-    return drawn
+    """What -> what draws it: a panel each; settings of several numbers have a line for each."""
+    charts = []
+    for name in ("loss", *found.facts["names"]):
+        lines = found.arrays[name].reshape(len(found.arrays[name]), -1).T.tolist()
+        series = [Series(name=name, x=range(len(line)), y=line, color=color) for color, line in enumerate(lines)]
+        charts.append(Chart(title=name, series=series, x=Axis(label="step"), y=Axis()))
+    return {"trajectory": partial(draw, *charts, height=1.7, columns=min(_COLUMNS, len(charts)))}

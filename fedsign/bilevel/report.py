@@ -11,9 +11,8 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 from PIL import Image
 
-from fedsign.report.curves import Curve, chart
-from fedsign.report.run_charts import Chart
-from fedsign.report.svg import tag
+from fedsign.report.chart import Chart, Series
+from fedsign.report.run_charts import line_chart
 from fedsign.report.template import render
 from fedsign.storage.disk import replace_file, write_text
 
@@ -56,32 +55,21 @@ def write_condensation(
 
 def charts(lines: Sequence[Mapping[str, Any]]) -> list[Chart]:
     """Accuracy of fresh networks, the loss on real images, and how far estimates scatter."""
-    steps = [int(line["step"]) for line in lines]
-    judged = [line for line in lines if line.get("accuracy") is not None]
-    drawn = [
-        Chart(
-            title="Test accuracy",
-            svg=chart(
-                [int(line["step"]) for line in judged],
-                [Curve(name="accuracy", values=[line["accuracy"] for line in judged], style="first")],
-                label="test accuracy",
-                percent=True,
-            ),
-            key=[],
-            text="Of fresh networks that were trained on the synthetic images alone.",
-        )
-    ]
-    trained = [line for line in lines if line.get("loss") is not None]
-    if trained:
-        losses = [line["loss"] for line in trained]
-        numbers = [int(line["step"]) for line in trained]
-        svg = chart(numbers, [Curve(name="loss", values=losses, style="first")], label="loss")
-        drawn.append(Chart(title="Loss on real images", svg=svg, key=[], text="After each step's training."))
-    scattered = [line.get("relative_variance") for line in lines]
-    if any(scattered):
-        svg = chart(steps, [Curve(name="variance", values=scattered, style="first")], label="relative variance")
-        text = "Of the hypergradient's estimate, relative to the squared norm of the gradient itself as far as that can be told."
-        drawn.append(Chart(title="Variance", svg=svg, key=[], text=text))
+    shown = {
+        "Test accuracy": ("accuracy", "Of fresh networks that were trained on the synthetic images alone."),
+        "Loss on real images": ("loss", "After each step's training."),
+        "Variance": (
+            "relative_variance",
+            "Of the hypergradient's estimate, relative to the squared norm of the gradient itself as far as that can be told.",
+        ),
+    }
+    drawn = []
+    for title, (key, text) in shown.items():
+        known = [line for line in lines if line.get(key) is not None]
+        if known or key == "accuracy":
+            steps, values = [int(line["step"]) for line in known], [line[key] for line in known]
+            series = Series(name=key.replace("_", " "), x=steps, y=values)
+            drawn.append(line_chart(title, [series], x="step", percent=key == "accuracy", text=text))
     return drawn
 
 
@@ -93,7 +81,8 @@ def picture(image: NDArray[Any]) -> Markup:
     factor = max(1, _LARGEST_SIDE // max(drawn.size))
     width, height = (factor * side for side in drawn.size)
     source = "data:image/png;base64," + base64.b64encode(held.getvalue()).decode()
-    return tag("img", src=source, width=width, height=height, alt="", style="image-rendering: pixelated")
+    look = Markup('<img src="{}" width="{}" height="{}" alt="" style="image-rendering: pixelated">')
+    return look.format(source, width, height)
 
 
 def sheet(images: NDArray[Any], *, num_classes: int) -> Image.Image:

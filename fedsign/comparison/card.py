@@ -3,8 +3,7 @@
 As the card of a run (card.py): nothing is asked of the page around it, and nothing of it is changed.
 """
 
-from fedsign.comparison import tables
-from fedsign.comparison.forest import draw_forest
+from fedsign.comparison import charts, tables
 from fedsign.comparison.labels import last_rounds, metric_name, reference_label, scale_of
 from fedsign.comparison.summary import Summary
 from fedsign.report.template import render
@@ -24,6 +23,6 @@ def render_comparison_card(summary: Summary) -> str:
         last_rounds=last_rounds(summary),
         reference=reference_label(summary),
         results=tables.results(summary),
-        forest=draw_forest(summary),
+        differences=charts.differences(summary),
         path=str(summary.path),
     )

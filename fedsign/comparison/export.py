@@ -69,9 +69,8 @@ def export(summary: Summary, folder: Path) -> list[Path]:
     for name, text in texts.items():
         write_text(folder / name, text)
         written.append(folder / name)
-    with figures.style():
-        for stem, (_, draw) in drawn.items():
-            written += figures.write(draw, folder / "figures" / stem, ("pdf", "svg"))
+    for stem, (_, draw) in drawn.items():
+        written += figures.write(draw, *(folder / "figures" / f"{stem}.{format}" for format in ("pdf", "svg")))
     return written
 
 

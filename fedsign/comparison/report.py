@@ -2,15 +2,11 @@
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
-from fedsign.comparison import labels, tables
-from fedsign.comparison.bars import bytes_bars, draw_bars, rounds_bars
-from fedsign.comparison.forest import draw_forest
+from fedsign.comparison import charts, labels, tables
 from fedsign.comparison.labels import (
     entries_of,
     last_rounds,
@@ -22,12 +18,12 @@ from fedsign.comparison.labels import (
     short_label,
     strategies_of,
 )
-from fedsign.comparison.lines import MIN_ROUNDS_TO_SMOOTH, draw_lines, lines_of
 from fedsign.comparison.summary import Entry, Summary, values_label
 from fedsign.comparison.verdict import verdict
 from fedsign.report import template, wording
-from fedsign.report.population import Population, draw_population
-from fedsign.report.run_charts import DRIFT, Chart
+from fedsign.report.chart import Chart
+from fedsign.report.population import Population, panels
+from fedsign.report.run_charts import DRIFT, MIN_ROUNDS_TO_SMOOTH
 from fedsign.report.summary import Fact, settings_by_section
 from fedsign.storage.disk import write_text
 
@@ -36,7 +32,7 @@ TEMPLATE = "comparison.html.jinja"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """Pictures of one kind, one for each condition."""
+    """Charts of one kind, one for each condition."""
 
     title: str
     text: str
@@ -67,9 +63,9 @@ def render(summary: Summary) -> str:
         last_rounds=last_rounds(summary),
         has_intervals=num_seeds(summary.entries) > 1,
         results=tables.results(summary),
-        forest=draw_forest(summary),
+        differences=charts.differences(summary),
         groups=groups(summary),
-        to_target=to_target(summary),
+        to_target=charts.to_target(summary).values(),
         populations=populations(summary),
         trials=tables.trials(summary),
         troubles=troubles(summary),
@@ -108,39 +104,20 @@ def groups(summary: Summary) -> list[Group]:
     ]
     found = []
     for key, title, text in {key: (key, *rest) for key, *rest in reversed(wanted)}.values():
-        charts = [
-            Chart(
-                title=short_label(condition) if len(summary.conditions) > 1 else title,
-                svg=curves(summary, condition, key, title=title),
-                key=(),
-                text="" if len(summary.conditions) > 1 else text,
-                note=_lost(entries_of(summary, condition), key),
-            )
-            for condition in summary.conditions
-            if _has(entries_of(summary, condition), key)
-        ]
-        if charts:
-            found.append(Group(title=title, text=text, charts=tuple(charts)))
+        drawn = []
+        for condition in summary.conditions:
+            chart = charts.curves(summary, condition, key, title=title)
+            if chart is not None:
+                note = _lost(entries_of(summary, condition), key)
+                is_one = len(summary.conditions) == 1
+                drawn.append(
+                    replace(
+                        chart, note=note, title=title if is_one else short_label(condition), text=text if is_one else ""
+                    )
+                )
+        if drawn:
+            found.append(Group(title=title, text=text, charts=tuple(drawn)))
     return found[::-1]
-
-
-def curves(summary: Summary, condition: Mapping[str, Any], key: str, *, title: str) -> Markup:
-    """One figure of all strategies under a condition, over the rounds."""
-    return draw_lines(
-        lines_of(summary, condition, key),
-        label=" · ".join(filter(None, [f"{title} over the rounds", short_label(condition)])),
-        percent=wording.is_share(key),
-        last=summary.last,
-        focus=key == summary.metric,
-    )
-
-
-def to_target(summary: Summary) -> list[Chart]:
-    """Bars of rounds and of bytes; empty without a target."""
-    target = "the target" if summary.target is None else scale_of(summary).with_unit(summary.target)
-    kinds = [(f"Rounds to {target}", rounds_bars(summary)), (f"Bytes to {target}, down and up", bytes_bars(summary))]
-    drawn = [(title, draw_bars(bars, label=title)) for title, bars in kinds]
-    return [Chart(title=title, svg=svg, key=()) for title, svg in drawn if svg is not None]
 
 
 def populations(summary: Summary) -> list[dict[str, Any]]:
@@ -176,7 +153,8 @@ def _population(partition: Mapping[str, Any], names: list[str]) -> dict[str, Any
     clients = Population.of(partition)
     return {
         "title": "; ".join(names),
-        "pictures": [draw_population(clients, width=width) for width in (960, 340)],
+        "clients": clients,
+        "panels": panels(clients),
         "sizes": clients.size_sentence(),
         "caption": clients.caption(),
     }

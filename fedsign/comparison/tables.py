@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedsign.comparison.bars import bytes_to_target
+from fedsign.comparison.charts import bytes_to_target, plain_count
 from fedsign.comparison.labels import (
     PLUS_MINUS,
     Scale,
@@ -16,7 +16,7 @@ from fedsign.comparison.labels import (
 )
 from fedsign.comparison.summary import Entry, Summary, ToTarget, Trial
 from fedsign.comparison.verdict import as_good_as_best
-from fedsign.report.curves import colour, dash
+from fedsign.report.chart import Series
 from fedsign.report.wording import MISSING, byte_count
 
 
@@ -27,8 +27,7 @@ class ResultRow:
     strategy: str
     label: str
     choice: str
-    look: str  # class of its colour
-    dashes: str
+    sample: Series  # of its lines
     is_best: bool  # or not told apart from the best
     value: str
     seeds: str  # `2 of 3 seeds`; empty where the value is of all
@@ -126,14 +125,13 @@ def _result_row(summary: Summary, entry: Entry, look: int, is_best: bool) -> Res
         strategy=entry.strategy,
         label=entry.label,
         choice=short_label(entry.choice),
-        look=colour(look),
-        dashes=dash(look),
+        sample=Series(name=entry.label, x=(), y=(), color=look),
         is_best=is_best,
         value=_value(entry, scale),
         seeds=seeds_of_all(entry),
         difference=difference,
         wins=wins,
-        rounds=_reached(taken, lambda taken: taken.rounds, lambda rounds: f"{rounds:,.1f}".removesuffix(".0")),
+        rounds=_reached(taken, lambda taken: taken.rounds, plain_count),
         bytes_to_target=_reached(taken, bytes_to_target, _bytes),
         bytes_down=_bytes(entry.bytes_down),
         bytes_up=_bytes(entry.bytes_up),

@@ -1,64 +1,100 @@
-"""Valleys as figures of a paper: curves beside each other for each scale, surfaces as height lines.
+"""Valleys as charts, one for each scale, for papers and for a run's page; surfaces as height lines, for papers alone."""
 
-To be called within `fedsign.report.figures.style()`.
-"""
-
-from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsign.report.analysis import Found
-from fedsign.report.figures import COLOURS, COLUMN, PAGE, Draw, dash, empty
-from fedsign.report.svg import nice_ticks
+from fedsign.report.chart import Chart, Series, nice_ticks, span, value_axis
+from fedsign.report.figures import Draw, draw, empty
+from fedsign.report.wording import figure as in_words
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_NAMES = {"error": "test error (%)", "loss": "test loss"}
+_ABOUT = (
+    "Test {what} of the model θf moved by λ s along a direction, which is {scaling}. Where the right side is the flat one, "
+    "a step along the direction costs less than one against it. Thin lines are single draws."
+)
+_SCALINGS = {
+    "norm": "as long as the model itself",
+    "filter": "as long as the model itself, filter by filter",
+    "raw": "taken as it was drawn",
+}
 _TALLEST = 30.0  # of a loss, in multiples of what the centre and chance have: beyond it a curve leaves the picture
 
 
 def valley_figures(found: Found) -> dict[str, Draw]:
     """What -> what draws it: the error, for classes, and the loss."""
     if found.kind == "surface":
-        return {what: _later(draw_surface, found, what) for what in _figures(found)}
-    return {what: _later(draw_valley, found, what) for what in _figures(found)}
+        return {what: partial(draw_surface, found, what) for what in measures(found)}
+    return {what: partial(draw, *valley_charts(found, what)) for what in measures(found)}
 
 
-def draw_valley(found: Found, figure: str) -> "Figure":
-    """A panel for each scale: the mean over a direction's draws, and each draw as a thin line."""
-    scales = found.facts["scales"]
-    lines = lines_of(found, figure)
-    width = COLUMN if len(scales) == 1 else PAGE
-    drawn = empty(2.1, width=width)
-    panels = drawn.subplots(1, len(scales), sharey=True, squeeze=False)[0]
-    lambdas = found.arrays["lambda"]
-    for column, (scale, axes) in enumerate(zip(scales, panels, strict=True)):
-        for look, (name, values) in enumerate(lines):
-            for draw in values[:, column] if len(values) > 1 else []:
-                axes.plot(lambdas, draw, color=COLOURS[look % 8], linewidth=0.5, alpha=0.35)
-            mean = values[:, column].mean(0)
-            axes.plot(lambdas, mean, color=COLOURS[look % 8], linestyle=dash(look), label=name)
-        axes.axvline(0, color="black", linewidth=0.5, zorder=1)
-        axes.set_xlim(lambdas[0], lambdas[-1])
-        axes.set_xticks([lambdas[0], 0, lambdas[-1]], [f"{lambdas[0]:g}", "0", f"{lambdas[-1]:g}"])
-        axes.set_xlabel("λ")
-        axes.set_title(f"s = {scale:g}")
-    panels[0].set_ylabel(_NAMES[figure])
-    _limit(panels[0], lines)
-    handles, names = panels[0].get_legend_handles_labels()
-    columns = min(len(names), 4 if width > COLUMN else 2)
-    drawn.set_figheight(2.1 + 0.16 * -(-len(names) // columns))
-    drawn.legend(handles, names, loc="outside upper center", ncols=columns)
-    return drawn
+def path_figures(found: Found) -> dict[str, Draw]:
+    """What -> what draws it, of the line through two models."""
+    return {what: partial(draw, path_chart(found, what)) for what in measures(found)}
 
 
-def draw_surface(found: Found, figure: str) -> "Figure":
+def measures(found: Found) -> list[str]:
+    """The error, for classes, and the loss."""
+    return [name for name in ("error", "loss") if name in found.arrays]
+
+
+def valley_charts(found: Found, what: str) -> list[Chart]:
+    """A chart for each scale: the mean over a direction's draws, and each draw as a thin line."""
+    lines, lambdas = _lines(found, what), found.arrays["lambda"].tolist()
+    scaling = _SCALINGS[found.facts["scaling"]]
+    limit = _tallest(found.arrays[what])
+    means = {name: values.mean(0) for name, values in lines.items()}
+    y = value_axis([0.0, *_seen(np.stack([*means.values()]), limit)], label=f"test {what}", percent=what == "error")
+    charts = []
+    for column, scale in enumerate(found.facts["scales"]):
+        series = [
+            Series(name=name, x=lambdas, y=values.tolist(), color=color, is_faint=True)
+            for color, (name, draws) in enumerate(lines.items())
+            for values in (draws[:, column] if len(draws) > 1 else [])
+        ]
+        series += [
+            Series(name=name, x=lambdas, y=mean[column].tolist(), color=color)
+            for color, (name, mean) in enumerate(means.items())
+        ]
+        said = (
+            f"{name}: {in_words(mean[column][0], percent=y.percent)} at λ = {lambdas[0]:g}, "
+            f"{in_words(mean[column][-1], percent=y.percent)} at λ = {lambdas[-1]:g}"
+            for name, mean in means.items()
+        )
+        charts.append(
+            Chart(
+                title=f"Valley, s = {scale:g}",
+                series=series,
+                x=span(lambdas, label="λ"),
+                y=y,
+                rules=[(0.0, "")],
+                description="; ".join(said),
+                text=_ABOUT.format(what=what, scaling=scaling) if column == 0 else "",
+            )
+        )
+    return charts
+
+
+def path_chart(found: Found, what: str) -> Chart:
+    """The line through two models, which are marked."""
+    lambdas, values = found.arrays["lambda"].tolist(), found.arrays[what]
+    return Chart(
+        title=f"test {what}",
+        series=[Series(name=f"test {what}", x=lambdas, y=values.tolist())],
+        x=span(lambdas, label="λ, of (1 - λ) first + λ second"),
+        y=value_axis([0.0, *_seen(values, _tallest(values))], label=f"test {what}", percent=what == "error"),
+        rules=[(0.0, "first"), (1.0, "second")],
+    )
+
+
+def draw_surface(found: Found, what: str) -> "Figure":
     """Height lines over the plane; darker is lower, and the cross is the model."""
-    values = found.arrays[figure] * (100 if figure == "error" else 1)
+    values = found.arrays[what] * (100 if what == "error" else 1)
     rows, columns = found.arrays["rows"], found.arrays["columns"]
     drawn = empty(2.7)
     axes = drawn.add_subplot()
@@ -70,65 +106,29 @@ def draw_surface(found: Found, figure: str) -> "Figure":
     axes.clabel(lines, fmt="%g", fontsize=6)
     axes.plot([0], [0], "+", color="white", markersize=7, markeredgewidth=1.2)
     axes.grid(visible=False)
-    axes.set_aspect("equal")
-    axes.set_xlabel(f"along {found.facts['columns']}")
-    axes.set_ylabel(f"along {found.facts['rows']}")
+    axes.set(aspect="equal", xlabel=f"along {found.facts['columns']}", ylabel=f"along {found.facts['rows']}")
     bar = drawn.colorbar(areas, ax=axes, shrink=0.9)
-    bar.set_label(_NAMES[figure])
+    bar.set_label(f"test {what} (%)" if what == "error" else f"test {what}")
     bar.outline.set_linewidth(0.4)
     return drawn
 
 
-def path_figures(found: Found) -> dict[str, Draw]:
-    """What -> what draws it, of the line through two models."""
-    return {what: _later(draw_path, found, what) for what in _figures(found)}
-
-
-def draw_path(found: Found, figure: str) -> "Figure":
-    """The line through two models, which are marked."""
-    values = found.arrays[figure] * (100 if figure == "error" else 1)
-    lambdas = found.arrays["lambda"]
-    drawn = empty(2.1)
-    axes = drawn.add_subplot()
-    axes.plot(lambdas, values, color=COLOURS[0])
-    for at, name in ((0, "first"), (1, "second")):
-        axes.axvline(at, color="black", linewidth=0.5, zorder=1)
-        axes.annotate(name, (at, 1.02), xycoords=("data", "axes fraction"), ha="center", fontsize=7.5)
-    axes.set_xlim(lambdas[0], lambdas[-1])
-    axes.set_ylim(0, tallest([("", values[None])]))
-    axes.set_xlabel("λ, of (1 - λ) first + λ second")
-    axes.set_ylabel(_NAMES[figure])
-    return drawn
-
-
-def lines_of(found: Found, figure: str) -> list[tuple[str, NDArray[Any]]]:
-    """Name of a direction -> values [draws, scales, points], the error in percent; in the order of the rows."""
-    values = found.arrays[figure] * (100 if figure == "error" else 1)
-    scales = len(found.facts["scales"])
-    owners = [(row["direction"], row["label"]) for row in found.rows[::scales]]
-    return [
-        (label, values[[index for index, owner in enumerate(owners) if owner == (name, label)]])
+def _lines(found: Found, what: str) -> dict[str, NDArray[Any]]:
+    """Name of a direction -> values [draws, scales, points], in the order of the rows."""
+    owners = [(row["direction"], row["label"]) for row in found.rows[:: len(found.facts["scales"])]]
+    return {
+        label: found.arrays[what][[index for index, owner in enumerate(owners) if owner == (name, label)]]
         for name, label in dict.fromkeys(owners)
-    ]
+    }
 
 
-def tallest(lines: Sequence[tuple[str, NDArray[Any]]]) -> float | None:
+def _seen(values: NDArray[Any], limit: float) -> list[float]:
+    """What an axis of values has to hold."""
+    seen: list[float] = values[np.isfinite(values) & (values <= limit)].tolist()
+    return seen
+
+
+def _tallest(values: NDArray[Any]) -> float:
     """Where the axis of values ends, if some of them dwarf the rest."""
-    all_values = np.concatenate([values.ravel() for _, values in lines])
-    finite = all_values[np.isfinite(all_values)]
-    if not len(finite):
-        return None
-    usual = float(np.median(finite))
-    return _TALLEST * usual if usual > 0 and finite.max() > _TALLEST * usual else None
-
-
-def _limit(axes: "Axes", lines: Sequence[tuple[str, NDArray[Any]]]) -> None:
-    axes.set_ylim(0, tallest(lines))
-
-
-def _figures(found: Found) -> list[str]:
-    return [name for name in ("error", "loss") if name in found.arrays]
-
-
-def _later(draw: Any, found: Found, what: str) -> Draw:
-    return lambda: draw(found, what)
+    finite = values[np.isfinite(values)]
+    return _TALLEST * float(np.median(finite)) if finite.any() else np.inf

@@ -9,7 +9,8 @@ def section(run: Run) -> Section | None:
     path = run.path / "analysis" / "valley.json"
     if not path.exists():
         return None
-    from fedsign.landscape.charts import valley_charts
+    from fedsign.landscape.figures import measures, valley_charts
     from fedsign.report.analysis import read_found  # only now, since they take NumPy
 
-    return Section(title="Loss valley", charts=valley_charts(read_found(path)))
+    found = read_found(path)
+    return Section(title="Loss valley", charts=valley_charts(found, measures(found)[0]))

@@ -5,8 +5,7 @@ from typing import Any
 from markupsafe import Markup
 
 from fedsign.report import wording
-from fedsign.report.curves import Curve, chart
-from fedsign.report.run_charts import Chart
+from fedsign.report.run_charts import round_chart
 from fedsign.report.sections import Section
 from fedsign.report.summary import Fact, Run
 from fedsign.storage.results import read_lines
@@ -48,7 +47,11 @@ def section(run: Run) -> Section | None:
                 remark=f"at delta {part.get('delta', wording.MISSING)}",
             )
         ],
-        charts=[*_chart(run, "epsilon", "ε spent so far"), *_chart(run, "clip_norm", "Clipping norm")],
+        charts=[
+            round_chart(run, title, {title: run.values(key)})
+            for key, title in (("epsilon", "ε spent so far"), ("clip_norm", "Clipping norm"))
+            if run.has(key)
+        ],
     )
 
 
@@ -59,13 +62,3 @@ def _budget(run: Run, part: dict[str, Any]) -> str:
     total = releases[-1].get("epsilon") if releases else None
     more = f" (ε = {wording.figure(total)} with rounds that were dropped)" if spent and total and total > spent else ""
     return f"{epsilon}, δ = {part.get('delta', wording.MISSING)}{more}"
-
-
-def _chart(run: Run, key: str, title: str) -> list[Chart]:
-    if not run.has(key):
-        return []
-    numbers, values = run.round_numbers, run.values(key)
-    label = f"{title} over {wording.plural(len(numbers), 'round')}, up to {wording.figure(values[-1])}"
-    return [
-        Chart(title=title, svg=chart(numbers, [Curve(name=title, values=values, style="first")], label=label), key=[])
-    ]

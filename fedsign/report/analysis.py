@@ -21,7 +21,6 @@ from fedsign.errors import ResultsError
 from fedsign.report import figures
 from fedsign.storage.disk import replace_file, write_text
 
-FORMATS = ("svg", "pdf", "png")
 Row = Mapping[str, Any]
 
 
@@ -55,9 +54,8 @@ def write_found(found: Found, folder: Path, drawn: Mapping[str, figures.Draw]) -
     written = [folder / f"{found.kind}.json", folder / f"{found.kind}.npz"]
     write_text(written[0], json.dumps(found.as_json(), indent=1) + "\n")
     replace_file(written[1], lambda partial: _save(partial, found.arrays))
-    with figures.style():
-        for what, draw in drawn.items():
-            written += figures.write(draw, folder / f"{found.kind}-{what}", FORMATS)
+    for what, draw in drawn.items():
+        written += figures.write(draw, *(folder / f"{found.kind}-{what}{suffix}" for suffix in figures.SUFFIXES))
     return written
 
 

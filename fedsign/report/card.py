@@ -1,6 +1,6 @@
 """A run as a notebook shows it: the main figures and the first learning curve, in a few lines of HTML.
 
-The pictures are those of report.html, with colours that go with light and dark notebooks alike: nothing is
+The picture is the static one of report.html, with colors that go with light and dark notebooks alike: nothing is
 asked of the page around it, and nothing of it is changed.
 """
 

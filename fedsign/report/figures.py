@@ -1,40 +1,38 @@
-"""Figures of a paper, through matplotlib: type of 8 points, and the same bytes for the same numbers.
+"""Charts drawn by matplotlib, as figures of a paper: type of 8 points, and the same bytes for the same numbers.
 
 The style is set for the time of a figure only; the caller's settings of matplotlib are left alone.  Figures are
 made without pyplot, so no window and no list of open figures is involved.
 """
 
+import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedsign.errors import ConfigError
+from fedsign.report.chart import COLORS, Axis, Chart, Series, Values, drawable
+from fedsign.report.wording import shortened
 from fedsign.storage.disk import replace_file
 
 if TYPE_CHECKING:
-    from matplotlib.axis import Axis
+    import numpy as np
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
 
 COLUMN, PAGE = 3.3, 6.9  # inches: one column of a two-column page, and both
-COLOURS = ("#17559c", "#b4500b", "#0b7a5a", "#8a3fa8", "#a3195b", "#6b6200", "#0b7285", "#5c6068")
-_DASHES: tuple[Any, ...] = (
-    "-",
-    (0, (4, 1.6)),
-    (0, (1.2, 1.4)),
-    (0, (5, 1.4, 1.2, 1.4)),
-    (0, (2.4, 1.2)),
-    (0, (7, 1.8)),
-    (0, (4, 1.2, 1.2, 1.2, 1.2, 1.2)),
-    (0, (0.8, 1.4, 2.4, 1.4)),
-)
+_ROW, _LEGEND_ROW = 0.18, 0.14  # inches that a category and a line of the legend take up
+_LONGEST_NAME = 26
 
 _STYLE: Mapping[str, Any] = {
     "font.family": "STIXGeneral",
     "mathtext.fontset": "stix",
     "font.size": 8,
     "axes.titlesize": 8,
+    "figure.titlesize": 8,
     "axes.labelsize": 8,
     "xtick.labelsize": 7.5,
     "ytick.labelsize": 7.5,
@@ -68,7 +66,15 @@ _METADATA: Mapping[str, dict[str, Any]] = {
 
 _DPI = 300  # of a .png
 
+SUFFIXES = (".svg", ".pdf", ".png")
+
 Draw = Callable[[], "Figure"]
+
+
+def check_name(path: Path, *others: str) -> None:
+    """Raise ConfigError unless the name says which kind of picture is wanted."""
+    if path.suffix.lower() not in (*SUFFIXES, *others):
+        raise ConfigError(f"--out {path} was given; expected is a name that ends in {', '.join((*SUFFIXES, *others))}.")
 
 
 @contextmanager
@@ -82,20 +88,20 @@ def style() -> Iterator[None]:
         yield
 
 
-def save(figure: "Figure", path: Path, format: str) -> None:
-    """Write a figure; nothing in the file depends on when or where."""
-    with warnings.catch_warnings():
+def write(draw: Draw, *paths: Path) -> list[Path]:
+    """Draw a figure and write it in the formats that the names end in: nothing in a file depends on when or where."""
+    with style(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # a box stands for it
-        figure.savefig(path, format=format, metadata=_METADATA[format], bbox_inches="tight", pad_inches=0.02, dpi=_DPI)
+        figure = draw()
+        for path in paths:
+            replace_file(path, partial(_save, figure, format=path.suffix[1:].lower()))
+    return list(paths)
 
 
-def write(draw: Draw, stem: Path, formats: Sequence[str]) -> list[Path]:
-    """Draw a figure, within `style()`, and write it in some formats; its files."""
-    figure = draw()
-    paths = [stem.parent / f"{stem.name}.{format}" for format in formats]
-    for path, format in zip(paths, formats, strict=True):
-        replace_file(path, partial(save, figure, format=format))
-    return paths
+def _save(figure: "Figure", path: Path, format: str) -> None:
+    told = {"Description": figure.get_label()} if format != "pdf" else {"Subject": figure.get_label()}
+    metadata = _METADATA[format] | {key: text for key, text in told.items() if text}
+    figure.savefig(path, format=format, metadata=metadata, bbox_inches="tight", pad_inches=0.02, dpi=_DPI)
 
 
 def empty(height: float, *, width: float = COLUMN) -> "Figure":
@@ -105,15 +111,154 @@ def empty(height: float, *, width: float = COLUMN) -> "Figure":
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def label_plainly(*logarithmic: "Axis") -> None:
-    """Numbers for labels: matplotlib's own are formulas, which this style writes out as they stand."""
-    from matplotlib.ticker import FuncFormatter, LogFormatter
+def draw(
+    *charts: Chart, height: float = 2.1, width: float = 0, columns: int = 0, legend: str = "", titled: bool = False
+) -> "Figure":
+    """Draw charts, within `style()`: a panel each, in `columns`, under one legend with a title.
 
-    for axis in logarithmic:
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.set_minor_formatter(LogFormatter(labelOnlyBase=False))  # none but on short axes
+    `height` is that of a panel; categories add to it. Without a `width` one panel takes a column of the page, and several take both.
+    A chart alone has a title only if it is to be `titled`.
+    """
+    columns = columns or len(charts)
+    rows = -(-len(charts) // columns)
+    figure = empty(height, width=width or (COLUMN if columns == 1 else PAGE))
+    shares_y = columns > 1 and all(chart.y == charts[0].y for chart in charts)
+    panels = figure.subplots(rows, columns, squeeze=False, sharey=shares_y).flatten()
+    for axes, chart in zip(panels, charts, strict=False):
+        _panel(axes, chart)
+        if titled or len(charts) > 1:
+            axes.set_title(
+                chart.title if titled else one_line(chart.title),
+                pad=16 if any(name for _, name in chart.rules) else None,
+            )
+        if shares_y:
+            axes.label_outer()
+    for axes in panels[len(charts) :]:
+        axes.set_axis_off()
+    handles = {name: handle for axes in panels for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+    longest = max(map(len, handles), default=0)
+    num = max(
+        1, min(len(handles), round((4 if longest <= 8 else 3 if longest <= 16 else 2) * figure.get_figwidth() / COLUMN))
+    )
+    lines = 0.0
+    if len(handles) > 1:
+        figure.legend(handles.values(), handles, loc="outside upper center", ncols=num, columnspacing=1.2, title=legend)
+        lines = -(-len(handles) // num) + bool(legend)
+    categories = max(len(chart.y.categories) for chart in charts)
+    figure.set_figheight(rows * (0.6 + _ROW * categories if categories else height) + _LEGEND_ROW * lines)
+    figure.set_label("; ".join(chart.description for chart in charts if chart.description))
+    return figure
 
 
-def dash(look: int) -> Any:
-    """The dashes of a line, by its place among the lines."""
-    return _DASHES[(look + look // 8) % len(_DASHES)]
+def one_line(text: str) -> str:
+    """A name on one line, cut where it is long, and without the narrow space, which the font does not have."""
+    return shortened(" ".join(text.split()), _LONGEST_NAME)
+
+
+def _panel(axes: "Axes", chart: Chart) -> None:
+    names: set[str] = set()
+    for series in chart.series:
+        is_named = series.name in (*names, chart.title, *chart.y.categories) or series.is_faint
+        look = {"color": COLORS[series.color % len(COLORS)], "label": "_" if is_named else one_line(series.name)}
+        _DRAW[series.mark](axes, series, look)
+        names.add(series.name)
+    for at, name in chart.rules:
+        axes.axvline(at, color="black", linewidth=0.6, zorder=1)
+        axes.annotate(" ".join(name.split()), (at, 1.02), xycoords=("data", "axes fraction"), ha="center", fontsize=7.5)
+    _axis(axes, "x", chart.x)
+    _axis(axes, "y", chart.y)
+    _texts(axes, chart)
+    if chart.y.categories and not chart.x.label:  # the numbers stand beside the bars, so an axis would say nothing new
+        axes.set(xticks=[], xlim=(0, 1.35 * axes.get_xlim()[1]), xlabel=one_line(chart.title))
+        axes.spines["bottom"].set_visible(False)
+
+
+def _line(axes: "Axes", series: Series, look: dict[str, Any]) -> None:
+    x, low, high = map(_numbers, (series.x, series.low, series.high))
+    dashes = (0, [each / 2 for each in series.dashes]) if series.dashes else "-"
+    faint: dict[str, Any] = {"linewidth": 0.5, "alpha": 0.35} if series.is_faint else {}
+    axes.plot(x, _numbers(series.y), linestyle=dashes, marker=series.marker, markersize=2.5, **look, **faint)
+    if series.low:
+        axes.fill_between(x, low, high, color=look["color"], alpha=0.14, linewidth=0)
+
+
+def _point(axes: "Axes", series: Series, look: dict[str, Any]) -> None:
+    x, y, low, high = map(_numbers, (series.x, series.y, series.low, series.high))
+    if series.low:
+        axes.errorbar(x, y, xerr=[x - low, high - x], fmt="none", color=look["color"], elinewidth=1.3, capsize=2.5)
+    face = "white" if series.is_open else look["color"]
+    axes.plot(x, y, marker=series.marker or "o", markersize=4, markerfacecolor=face, linestyle="none", **look)
+
+
+def _bar(axes: "Axes", series: Series, look: dict[str, Any]) -> None:
+    x, y, low = map(_numbers, (series.x, series.y, series.low or [0.0] * len(series.x)))
+    axes.barh(y, x - low, left=low, height=0.62, **look)
+
+
+def _texts(axes: "Axes", chart: Chart) -> None:
+    """Behind bars; beside points where most room is left by other points and by the texts so far."""
+    labelled = [series for series in chart.series if series.labels and not (series.low and series.mark == "point")]
+    marks = [each for series in labelled for each in zip(_numbers(series.x), _numbers(series.y), strict=True)]
+    taken = [complex(*axes.transData.transform(mark)) for mark in marks]
+    texts = [" ".join(text.split()) for series in labelled for text in series.labels]
+    is_bar = any(series.mark == "bar" for series in labelled)
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6} if is_bar else None
+    for (x, y), text, at in zip(marks, texts, list(taken), strict=True):
+        width = 3.0 * len(text)
+        sides = (6 + width, -6 - width, 10j, -10j)
+        offset = 0j if is_bar else max(sides, key=lambda side: min(abs(at + side - other) for other in taken))
+        taken.append(at + offset)
+        axes.annotate(
+            text,
+            (0.0 if math.isnan(x) else x, y),
+            (4, 0) if is_bar else (offset.real, offset.imag),
+            textcoords="offset points",
+            ha="left" if is_bar else "center",
+            va="center",
+            fontsize=7.5,
+            bbox=box,
+        )
+
+
+_DRAW: Mapping[str, Callable[..., None]] = {"line": _line, "point": _point, "bar": _bar}
+
+
+def _axis(axes: "Axes", which: str, axis: Axis) -> None:
+    """Scale, limits, ticks and label of one axis."""
+    from matplotlib.ticker import FuncFormatter, LogFormatter, LogLocator
+
+    drawn = getattr(axes, f"{which}axis")
+    if axis.label:
+        drawn.set_label_text(" ".join(axis.label.split()) + (" (%)" if axis.percent else ""))
+    if axis.scale != "linear":
+        axes.set(**{f"{which}scale": "log"})
+        drawn.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        drawn.set_minor_formatter(LogFormatter(labelOnlyBase=False))  # none but on short axes
+    if axis.scale == "log2":
+        drawn.set_major_locator(LogLocator(base=2, numticks=6))
+        drawn.set_minor_locator(LogLocator(base=2, subs=()))
+        drawn.set_major_formatter(FuncFormatter(lambda value, _: f"$2^{{{math.log2(value):.0f}}}$"))
+    if axis.percent:
+        drawn.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.6g}"))
+    if axis.limits:
+        axes.set(**{f"{which}lim": axis.limits})
+    if axis.categories:
+        num = len(axis.categories)
+        axes.set(
+            **{
+                f"{which}ticks": range(num),
+                f"{which}ticklabels": map(one_line, axis.categories),
+                f"{which}lim": (num - 0.4, -0.6),
+            }
+        )
+        for index in axis.headings:
+            drawn.get_ticklabels()[index].set_fontweight("bold")
+        drawn.set_tick_params(length=0)
+        drawn.grid(visible=False)
+
+
+def _numbers(values: Values) -> "NDArray[np.float64]":
+    """What is no number, or too large to draw, is NaN."""
+    import numpy as np
+
+    return np.asarray(drawable(values), dtype=np.float64)

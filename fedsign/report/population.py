@@ -1,6 +1,4 @@
-"""The clients in one picture: how many samples each has, of which classes, and how often it took part.
-
-Before anything was trained the last part is left out.
+"""The clients in one picture: how many samples each has, of which classes, and how often it took part in training, if there was any.
 
 A column is a client.  Shades of one colour instead of a colour for each class: this reads the same
 for every kind of eye, in grey and with a hundred classes.
@@ -8,19 +6,22 @@ for every kind of eye, in grey and with a hundred classes.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from markupsafe import Markup
+from fedsign.report.chart import COLORS, Axis, nice_ticks
+from fedsign.report.figures import COLUMN, PAGE, empty, one_line
+from fedsign.report.plots import ticks
+from fedsign.report.wording import middle, plural
 
-from fedsign.report.svg import boxes, nice_ticks, number, picture, tag
-from fedsign.report.wording import middle, plural, tick_label
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MAX_COLUMNS = 60
 SHADES = 6
 
-_FIRST_HEAD, _HEAD = 30.0, 46.0  # room for the name of a panel
-_CHARACTER = 6.8  # of the 12-unit type
 _NAMED_CLASSES = 5
+_LONGEST_NAME = 12
+_LINE = 14.0  # pixels that a name of a class takes up
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,151 +127,18 @@ class Population:
         said = f"In {plural(self.num_rounds, 'round')} a client was sampled {span}, the median {middle(list(times))}."
         return said + (f" {plural(never, 'client')} never took part." if never else "")
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Panel:
-    top: float
-    height: float
-
     @property
-    def bottom(self) -> float:
-        return self.top + self.height
+    def is_trained(self) -> bool:
+        """Whether it is drawn how often each client took part."""
+        return bool(self.times_sampled) and not self.clients
 
-
-class _Drawing:
-    """The geometry of one picture of a given width."""
-
-    def __init__(self, population: Population, width: int) -> None:
-        self.population = population
-        self.width = width
-        self.clients = population.shown()
-        names = [_short(name, 12 if width > 600 else 7) for name in population.class_names]
-        longest = max(map(len, names), default=0)
-        self.names = names
-        self.left = 10 + _CHARACTER * max(longest, 5)
-        self.column = min(44.0, (width - self.left - 2) / len(self.clients))
-        self.gap = min(3.0, 0.16 * self.column)
-        self.row = min(18.0, max(3.0, 300.0 / len(names))) if names else 0.0
-        self.sizes = _Panel(top=_FIRST_HEAD, height=90.0 if names else 150.0)
-        self.classes = _Panel(top=self.sizes.bottom + (_HEAD if names else 0.0), height=self.row * len(names))
-        has_times = population.times_sampled and not population.clients
-        self.times = _Panel(top=self.classes.bottom + _HEAD, height=50.0) if has_times else None
-        self.bottom = self.times.bottom if self.times else self.classes.bottom
-        self.full_share, self.is_clipped = _full_share(population.counts)
-
-    @property
-    def right(self) -> float:
-        return self.left + self.column * len(self.clients)
-
-    @property
-    def edge(self) -> float:
-        """Where rules and names of panels end: a drawing of few clients still has its full head."""
-        return max(self.right, min(self.width - 2.0, self.left + 260))
-
-    @property
-    def height(self) -> float:
-        """With the clients' numbers below."""
-        return self.bottom + 24
-
-    def draw(self) -> Markup:
-        population = self.population
-        said = [population.size_sentence(), population.participation_sentence() if population.times_sampled else ""]
-        return picture(
-            self.content(),
-            width=self.width,
-            height=self.height,
-            label=" ".join(filter(None, said)),
-            class_="picture " + ("wide" if self.width > 600 else "narrow"),
-        )
-
-    def content(self) -> Markup:
-        population, sizes, times = self.population, self.population.sizes, self.population.times_sampled
-        size_ticks = nice_ticks(0, max([sizes[client] for client in self.clients] + [1]), at_most=4)
-        drawn = self._bar_frame(self.sizes, "samples", size_ticks)
-        if self.names:
-            drawn += self._class_frame()
-        if self.times:
-            time_ticks = nice_ticks(0, max([times[client] for client in self.clients] + [1]), at_most=3, min_step=1)
-            drawn += self._bar_frame(self.times, "times sampled", time_ticks)
-        for index, client in enumerate(self.clients):
-            x = self.left + index * self.column
-            height = self.bottom - _FIRST_HEAD
-            column = [
-                tag("title", self._description(client)),
-                tag("rect", x=x, y=_FIRST_HEAD, width=self.column, height=height, class_="band"),
-                self._bar(self.sizes, x, sizes[client] / size_ticks[-1]),
-                *self._cells(x, population.counts[client] if self.names else []),
-            ]
-            if self.times:
-                column.append(self._bar(self.times, x, times[client] / time_ticks[-1], "often"))
-            drawn.append(tag("g", *column, *self._client_name(index, x, client), class_="client"))
-        return Markup("").join(drawn)
-
-    def _bar_frame(self, panel: _Panel, name: str, ticks: Sequence[float]) -> list[Markup]:
-        drawn = [tag("text", name, x=self.left, y=panel.top - 12, class_="panel")]
-        for tick in ticks:
-            y = panel.bottom - panel.height * tick / ticks[-1]
-            class_ = "grid" if tick else "grid base"
-            drawn.append(tag("path", d=f"M{number(self.left)} {number(y)}H{number(self.edge)}", class_=class_))
-            name = tick_label(tick, step=ticks[1] - ticks[0])
-            drawn.append(tag("text", name, x=self.left - 8, y=y, class_="tick left"))
-        return drawn
-
-    def _class_frame(self) -> list[Markup]:
-        """Names of the classes, as many as there is room for, and the key of the shades."""
-        y = self.classes.top - 12
-        drawn = [tag("text", "share of each class", x=self.left, y=y, class_="panel")]
-        stride = -(-14 // int(self.row)) if self.row < 14 else 1
-        for index in range(0, len(self.names), stride):
-            middle_of_row = self.classes.top + (index + 0.5) * self.row
-            drawn.append(tag("text", self.names[index], x=self.left - 8, y=middle_of_row, class_="tick left"))
-        most = f"{'≥ ' if self.is_clipped else ''}{100 * self.full_share:.0f}\u202f%"
-        x = self.edge - _CHARACTER * len(most) - 6
-        drawn.append(tag("text", most, x=self.edge, y=y, class_="panel last"))
-        for shade in range(SHADES, 0, -1):
-            x -= 13
-            drawn.append(tag("rect", x=x, y=y - 9, width=12, height=10, class_=f"cell s{shade}"))
-        drawn.append(tag("text", "0", x=x - 5, y=y, class_="panel last"))
-        return drawn
-
-    def _bar(self, panel: _Panel, x: float, share: float, class_: str = "") -> Markup:
-        height = share * panel.height
-        return tag(
-            "rect",
-            x=x + self.gap / 2,
-            y=panel.bottom - height,
-            width=self.column - self.gap,
-            height=height,
-            class_=f"bar {class_}".strip(),
-        )
-
-    def _cells(self, x: float, row: Sequence[int]) -> list[Markup]:
-        """One path for all cells of a shade, which keeps a page of a hundred classes small."""
-        by_shade: dict[int, list[tuple[float, float]]] = {}
-        for index, count in enumerate(row):
-            if count:
-                shade = min(SHADES, max(1, round(SHADES * count / sum(row) / self.full_share)))
-                corner = (x + self.gap / 2, self.classes.top + index * self.row)
-                by_shade.setdefault(shade, []).append(corner)
-        height = self.row - min(1.5, 0.2 * self.row)
-        return [
-            tag("path", d=boxes(corners, self.column - self.gap, height), class_=f"cell s{shade}")
-            for shade, corners in sorted(by_shade.items())
-        ]
-
-    def _client_name(self, index: int, x: float, client: int) -> list[Markup]:
-        """The client's number, where it has room."""
-        number_of = self.population.number_of
-        if self.column < _CHARACTER * len(str(max(map(number_of, self.clients)))) + 4:
-            return []
-        return [tag("text", str(number_of(client)), x=x + self.column / 2, y=self.bottom + 16, class_="tick below")]
-
-    def _description(self, client: int) -> str:
-        row = self.population.counts[client]
-        said = f"client {self.population.number_of(client)}: {plural(sum(row), 'sample')}"
-        if self.times:
-            said += f", sampled {plural(self.population.times_sampled[client], 'time')}"
-        held = sorted(zip(row, self.population.class_names, strict=False), key=lambda pair: -pair[0])
+    def description(self, row: int) -> str:
+        """One client: its samples, its most common classes, and how often it took part."""
+        counts = self.counts[row]
+        said = f"client {self.number_of(row)}: {plural(sum(counts), 'sample')}"
+        if self.is_trained:
+            said += f", sampled {plural(self.times_sampled[row], 'time')}"
+        held = sorted(zip(counts, self.class_names, strict=False), key=lambda pair: -pair[0])
         held = [pair for pair in held if pair[0]]
         if held:
             said += "\n" + ", ".join(f"{name}: {count:,}" for count, name in held[:_NAMED_CLASSES])
@@ -279,15 +147,82 @@ class _Drawing:
         return said
 
 
-def draw_population(population: Population, *, width: int) -> Markup:
-    """Draw the clients in a picture of a width in units, which a browser scales."""
-    return _Drawing(population, width).draw()
+def panels(population: Population) -> list[dict[str, Any]]:
+    """What a page draws, one below the other, in boxes as wide as there are columns."""
+    shown, names = population.shown(), population.class_names
+    drawn = [_bars("samples", [population.sizes[row] for row in shown], 90 if names else 150, "bar")]
+    if names:
+        drawn.append(_classes(population, shown))
+    if population.is_trained:
+        drawn.append(_bars("times sampled", [population.times_sampled[row] for row in shown], 50, "bar often"))
+    return drawn
 
 
-def population_content(population: Population, *, width: int) -> tuple[Markup, float]:
-    """The same without the <svg> around it, and its height: for a picture with more in it."""
-    drawing = _Drawing(population, width)
-    return drawing.content(), drawing.height
+def _bars(title: str, values: Sequence[int], height: int, class_: str) -> dict[str, Any]:
+    axis = Axis(limits=(0.0, nice_ticks(0, max([*values, 2]), at_most=4)[-1]))
+    path = "".join(
+        f"M{column}.07 1000h.86v-{1000 * axis.place(value):.0f}h-.86z" for column, value in enumerate(values) if value
+    )
+    return {
+        "title": title,
+        "height": height,
+        "box": 1000,
+        "ticks": ticks(axis, 4),
+        "paths": [(class_, path)],
+        "most": "",
+    }
+
+
+def _classes(population: Population, shown: Sequence[int]) -> dict[str, Any]:
+    """One path for all cells of a shade, which keeps a page of a hundred classes small."""
+    names = population.class_names
+    row_height = min(18.0, max(3.0, 300.0 / len(names)))
+    stride = -(-_LINE // row_height)
+    full, is_clipped = _full_share(population.counts)
+    by_shade: dict[int, list[str]] = {}
+    for column, client in enumerate(shown):
+        counts = population.counts[client]
+        for row, count in enumerate(counts):
+            if count:
+                shade = min(SHADES, max(1, round(SHADES * count / sum(counts) / full)))
+                by_shade.setdefault(shade, []).append(f"M{column}.07 {row}.06h.86v.88h-.86z")
+    return {
+        "title": "share of each class",
+        "height": row_height * len(names),
+        "box": len(names),
+        "ticks": [
+            (100 - 100 * (row + 0.5) / len(names), _short(name, _LONGEST_NAME))
+            for row, name in enumerate(names)
+            if row % stride == 0
+        ],
+        "paths": [(f"cell s{shade}", "".join(cells)) for shade, cells in sorted(by_shade.items())],
+        "most": f"{'≥ ' if is_clipped else ''}{100 * full:.0f}\u202f%",
+    }
+
+
+def draw_clients(population: Population, *, title: str = "") -> "Figure":
+    """The samples of each client above, its classes below; within `fedsign.report.figures.style()`."""
+    shown, names = population.shown(), population.class_names
+    height = (2.4 if names else 1.5) + 0.14 * len(title.splitlines())
+    figure = empty(height, width=PAGE if title else COLUMN)
+    bars, *below = figure.subplots(2 if names else 1, 1, squeeze=False, height_ratios=(1, 2) if names else (1,))[:, 0]
+    bars.bar(range(len(shown)), [population.sizes[client] for client in shown], width=0.8, color=COLORS[0])
+    bars.set(xticks=[], ylabel="samples", xlim=(-0.5, len(shown) - 0.5))
+    bars.grid(visible=False, axis="x")
+    for axes in below:
+        counts = [population.counts[client] for client in shown]
+        shares = [[row[index] / max(1, sum(row)) for row in counts] for index in range(len(names))]
+        axes.imshow(shares, aspect="auto", cmap="Blues", vmin=0, interpolation="nearest")
+        axes.grid(visible=False)
+        stride = -(-len(names) // 12)
+        axes.set_yticks(range(0, len(names), stride), [one_line(name) for name in names[::stride]])
+        axes.set(xticks=[], ylabel="class")
+    num = f"{len(shown):,} of {population.size:,} clients" if len(shown) < population.size else "clients"
+    [bars, *below][-1].set_xlabel(num)
+    if title:
+        figure.suptitle(title)
+    figure.set_label(population.size_sentence())
+    return figure
 
 
 def _full_share(counts: Sequence[Sequence[int]]) -> tuple[float, bool]:

@@ -1,13 +1,10 @@
 """The curves of a run's page: every metric, the losses, the bytes, and how far the clients drift apart."""
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-from markupsafe import Markup
+from collections.abc import Mapping, Sequence
 
 from fedsign.report import wording
-from fedsign.report.curves import Curve, Style, chart, trailing_mean
+from fedsign.report.chart import Chart, Series, Values, drawable, span, trailing_mean, value_axis
 from fedsign.report.summary import LAST, Run
 
 DRIFT = (
@@ -15,111 +12,89 @@ DRIFT = (
     "length ‖ū‖ of their mean: at 1, the clients disagree as much as they agree."
 )
 
-_DIRECTIONS = {"bytes_down": "down", "bytes_up": "up"}
-_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
-_MIN_ROUNDS_TO_SMOOTH = 10
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Chart:
-    """A picture with its heading; `key` names the lines as (name, style), `text` says what they are."""
-
-    title: str
-    svg: Markup
-    key: Sequence[tuple[str, str]]
-    note: str = ""
-    text: str = ""
+MIN_ROUNDS_TO_SMOOTH = 10
 
 
 def charts(run: Run) -> list[Chart]:
     """The curves over the rounds: every metric, the losses, the bytes, and how far the clients drift apart."""
     drawn = [_metric_chart(run, name) for name in run.metrics]
-    return [*drawn, _loss_chart(run), *_traffic_chart(run), *_drift_chart(run)]
+    losses = {"test": "loss", "training, mean of the clients": "train_loss", "validation": "validation_loss"}
+    shown = {
+        name: key for name, key in losses.items() if key == "loss" or run.has(key)
+    }  # with privacy nobody knows the training's
+    loss = round_chart(
+        run, "Loss", {name: run.values(key) for name, key in shown.items()}, note=_diverged(run, "loss", "train_loss")
+    )
+    drift = {"client drift": run.values("client_drift")}
+    return [
+        *drawn,
+        loss,
+        *_traffic_chart(run),
+        *([round_chart(run, "Client drift", drift, text=DRIFT)] if run.has("client_drift") else []),
+    ]
+
+
+def round_chart(
+    run: Run, title: str, curves: Mapping[str, Values], *, percent: bool = False, text: str = "", note: str = ""
+) -> Chart:
+    """Curves over the rounds of a run, by their names."""
+    series = [
+        Series(name=name, x=run.round_numbers, y=values, color=color)
+        for color, (name, values) in enumerate(curves.items())
+    ]
+    return line_chart(title, series, percent=percent, text=text, note=note)
+
+
+def line_chart(
+    title: str, series: Sequence[Series], *, x: str = "round", percent: bool = False, text: str = "", note: str = ""
+) -> Chart:
+    """Lines over rounds or steps; the text alternative says where each begins and ends."""
+    values = [value for each in series for value in each.y]
+    said = (described(each, percent=percent, x=x) for each in series if not each.is_faint)
+    return Chart(
+        title=title,
+        series=series,
+        x=span([at for each in series for at in each.x if at is not None], label=x),
+        y=value_axis(values, label=title.lower(), percent=percent),
+        description=f"{title}: {'; '.join(said)}",
+        text=text,
+        note=note,
+    )
+
+
+def described(series: Series, *, percent: bool, x: str) -> str:
+    """What a screen reader says of a line."""
+    values = [value for value in drawable(series.y) if value is not None]
+    if not values:
+        return f"{series.name}: no values"
+    first, last = (wording.figure(value, percent=percent) for value in (values[0], values[-1]))
+    return f"{series.name} over {wording.plural(len(series.y), x)}, from {first} to {last}"
 
 
 def _metric_chart(run: Run, name: str) -> Chart:
-    numbers, percent = run.round_numbers, wording.is_share(name)
-    validation = f"validation_{name}"
-    curves, key = [Curve(name=name, values=run.values(name), style="first")], []
-    is_long = len(numbers) >= _MIN_ROUNDS_TO_SMOOTH
+    rounds, is_long = run.round_numbers, len(run.rounds) >= MIN_ROUNDS_TO_SMOOTH
+    test = Series(name="each round" if is_long else "test", x=rounds, y=run.values(name), is_faint=is_long)
+    series = [test]
     if is_long:
-        mean = Curve(name="mean", values=trailing_mean(run.values(name), last=LAST), style="first")
-        curves = [Curve(name=name, values=run.values(name), style="faint", is_labelled=False), mean]
-        key = [("each round", "faint"), (f"mean of {LAST} rounds", "first")]
-    if run.has(validation):
-        values = run.values(validation)
-        curves.append(
-            Curve(name="validation", values=trailing_mean(values, last=LAST) if is_long else values, style="third")
-        )
-        key = [*(key or [("test", "first")]), ("on validation samples", "third")]
-    return Chart(
-        title=f"Test {name}",
-        svg=chart(numbers, curves, label=described(run, name, f"test {name}"), percent=percent),
-        key=key,
-        note=_diverged(run, name),
-    )
-
-
-def _loss_chart(run: Run) -> Chart:
-    losses = [
-        Curve(name="test", values=run.values("loss"), style="first"),
-    ]
-    key = [("test", "first")]
-    if run.has("train_loss"):  # with privacy nobody knows it
-        losses.append(Curve(name="train", values=run.values("train_loss"), style="second"))
-        key.append(("training, mean of the clients", "second"))
-    if run.has("validation_loss"):
-        losses.append(Curve(name="validation", values=run.values("validation_loss"), style="third"))
-        key.append(("validation", "third"))
-    return Chart(
-        title="Loss",
-        svg=chart(
-            run.round_numbers,
-            losses,
-            label=described(run, "loss", " and ".join(f"{curve.name} loss" for curve in losses)),
-        ),
-        key=key,
-        note=_diverged(run, "loss", "train_loss"),
-    )
+        series.append(Series(name=f"mean of {LAST} rounds", x=rounds, y=trailing_mean(test.y, last=LAST)))
+    if run.has(f"validation_{name}"):
+        values = run.values(f"validation_{name}")
+        shown = trailing_mean(values, last=LAST) if is_long else values
+        series.append(Series(name="on validation samples", x=rounds, y=shown, color=2))
+    return line_chart(f"Test {name}", series, percent=wording.is_share(name), note=_diverged(run, name))
 
 
 def _traffic_chart(run: Run) -> list[Chart]:
     """Bytes that have travelled up to each round, in the unit of the last; nothing where none did."""
-    sums = {key: list(itertools.accumulate(value or 0 for value in run.values(key))) for key in _DIRECTIONS}
+    ways = {"server to clients": "bytes_down", "clients to server": "bytes_up"}
+    sums = {name: list(itertools.accumulate(value or 0 for value in run.values(key))) for name, key in ways.items()}
     largest = round(max((values[-1] for values in sums.values() if values), default=0))
     if not largest:
         return []
     unit = wording.byte_count(largest).split(wording.NARROW_SPACE)[1]
-    size = 1000.0 ** _UNITS.index(unit)
-    styles: dict[str, Style] = dict(zip(_DIRECTIONS, ("first", "second"), strict=True))
-    curves = [
-        Curve(name=_DIRECTIONS[key], values=[value / size for value in sums[key]], style=styles[key]) for key in sums
-    ]
-    said = ", ".join(f"{name} {wording.byte_count(round(sums[key][-1]))}" for key, name in _DIRECTIONS.items())
-    return [
-        Chart(
-            title=f"Traffic so far, {unit}",
-            svg=chart(run.round_numbers, curves, label=f"bytes of all messages so far: {said}"),
-            key=[("server to clients", "first"), ("clients to server", "second")],
-        )
-    ]
-
-
-def _drift_chart(run: Run) -> list[Chart]:
-    if not run.has("client_drift"):
-        return []
-    curve = Curve(name="client drift", values=run.values("client_drift"), style="first")
-    svg = chart(run.round_numbers, [curve], label=described(run, "client_drift", "client drift"))
-    return [Chart(title="Client drift", svg=svg, key=[], text=DRIFT)]
-
-
-def described(run: Run, key: str, name: str) -> str:
-    """What a screen reader says of a chart."""
-    values = [value for value in run.values(key) if value is not None]
-    if not values:
-        return f"{name}: no values"
-    first, last = (wording.figure(value, percent=wording.is_share(key)) for value in (values[0], values[-1]))
-    return f"{name} over {wording.plural(len(run.rounds), 'round')}, from {first} to {last}"
+    size = 1000.0 ** wording.BYTE_UNITS.index(unit)
+    scaled = {name: [value / size for value in values] for name, values in sums.items()}
+    return [round_chart(run, f"Traffic so far, {unit}", scaled)]
 
 
 def _diverged(run: Run, *keys: str) -> str:

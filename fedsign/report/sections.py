@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fedsign.extensions import extensions
-from fedsign.report.run_charts import Chart
+from fedsign.report.chart import Chart
 from fedsign.report.summary import Fact, Run
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedsign.errors import ResultsError
 from fedsign.report import wording
-from fedsign.report.population import Population, draw_population
+from fedsign.report.population import Population, panels
 from fedsign.storage.results import Line, RunFolder, final_value, read_lines
 
 LAST = 5
@@ -127,13 +127,14 @@ def facts(run: Run, added: Iterable[Fact] = ()) -> list[Fact]:
 
 
 def population(run: Run) -> dict[str, Any] | None:
-    """Pictures and sentences about the clients; None without a partition."""
+    """The picture of the clients, and sentences about them; None without a partition."""
     if not run.partition["counts"]:
         return None
     sampled = Counter(client for line in run.rounds for client in line.get("clients", ()))
     clients = Population.of(run.partition, sampled=sampled, num_rounds=len(run.rounds))
     return {
-        "pictures": [draw_population(clients, width=width) for width in (960, 340)],
+        "clients": clients,
+        "panels": panels(clients),
         "sizes": clients.size_sentence(),
         "participation": clients.participation_sentence(),
         "caption": clients.caption(),

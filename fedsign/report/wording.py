@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 NARROW_SPACE = "\u202f"
+BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 MISSING = "–"
 
 
@@ -67,7 +68,7 @@ def byte_count(count: int) -> str:
     >>> byte_count(41_795_200).replace(NARROW_SPACE, " "), byte_count(0).replace(NARROW_SPACE, " ")
     ('41.8 MB', '0 B')
     """
-    size, units = float(count), ["PB", "TB", "GB", "MB", "kB", "B"]
+    size, units = float(count), [*reversed(BYTE_UNITS)]
     unit = units.pop()
     while size >= 999.5 and units:
         size, unit = size / 1000, units.pop()

@@ -1,7 +1,6 @@
 """How far the signs of a round's clients agreed, on a run's page."""
 
-from fedsign.report.curves import Curve, Style, chart
-from fedsign.report.run_charts import Chart, described
+from fedsign.report.run_charts import round_chart
 from fedsign.report.sections import Section
 from fedsign.report.summary import Run
 
@@ -10,27 +9,17 @@ _ABOUT = (
     "below 0.5, clients pull against each other."
 )
 
-
-_CURVES: dict[str, tuple[str, Style]] = {  # figure of a round -> name, style
-    "signs_models_global": ("models, global", "first"),
-    "signs_models": ("models", "faint"),
-    "signs_updates": ("updates", "second"),
-    "signs_updates_global": ("updates, global", "third"),
+_CURVES = {
+    "client’s and received model": "signs_models_global",
+    "two clients’ models": "signs_models",
+    "two clients’ updates": "signs_updates",
+    "client’s update and received model": "signs_updates_global",
 }
-_KEY = [
-    ("client’s and received model", "first"),
-    ("two clients’ models", "faint"),
-    ("two clients’ updates", "second"),
-    ("client’s update and received model", "third"),
-]
 
 
 def section(run: Run) -> Section | None:
     """The agreement of signs over all layers, where it was watched."""
-    shown = {key: value for key, value in _CURVES.items() if run.has(key)}
+    shown = {name: run.values(key) for name, key in _CURVES.items() if run.has(key)}
     if not shown:
         return None
-    curves = [Curve(name=name, values=run.values(key), style=style) for key, (name, style) in shown.items()]
-    label = "; ".join(described(run, key, name) for key, (name, _) in shown.items())
-    svg = chart(run.round_numbers, curves, label=label)
-    return Section(title="Signs", charts=[Chart(title="Agreement of signs", svg=svg, key=_KEY, text=_ABOUT)])
+    return Section(title="Signs", charts=[round_chart(run, "Agreement of signs", shown, text=_ABOUT)])

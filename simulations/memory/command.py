@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedsign.errors import ConfigError
+from fedsign.report import figures
 from simulations.options import NumbersOption, words
 from simulations.printing import escaped, print_json, print_wide
 from simulations.sharding.quantities import bytes_of
@@ -79,7 +80,9 @@ def memory(
     measure: Annotated[
         bool, typer.Option("--measure", help="Take a real step of each method that fits, on a GPU or else on the CPU.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Draw stacked bars into this file.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw stacked bars into this file, .svg, .pdf or .png.")
+    ] = None,
     json: NumbersOption = False,
 ) -> None:
     """Estimate a training step's memory from shapes alone: weights, gradients, optimiser, activations, under each method."""
@@ -97,8 +100,8 @@ def memory(
         raise ConfigError(
             f"--measure was given with --devices {devices}, but a step is measured on one device; leave one of the two out."
         )
-    if out is not None and out.suffix != ".svg":
-        raise ConfigError(f"--out {out} was given; expected is a file that ends in .svg.")
+    if out is not None:
+        figures.check_name(out)
     card_bytes = None if card is None else bytes_of(card, option="--card")
     here = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if is_named:
@@ -148,7 +151,7 @@ def memory(
         style="dim",
     )
     if out is not None:
-        console.print(f"svg     {escaped(str(out))}")
+        console.print(f"picture {escaped(str(out))}")
 
 
 def _table(rows: list[Any], card: str | None) -> Table:

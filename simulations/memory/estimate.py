@@ -1,7 +1,7 @@
 """`fedsign estimate memory`: from the command's options to a work and a setting, and from estimates to a picture."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -11,16 +11,15 @@ from torch import nn
 
 from fedsign.config import ExperimentConfig
 from fedsign.errors import ConfigError
-from fedsign.memory.chart import Stack, draw_stacks
 from fedsign.memory.estimate import CATEGORIES, Estimate, Setting, Work, estimate
 from fedsign.memory.measure import Measured, measure
 from fedsign.memory.methods import DEFAULT, blocks_of, methods_of
 from fedsign.memory.named import subject_of
 from fedsign.memory.step import AdamKind, AttentionKind, Batch, Device, Precision, next_tokens
 from fedsign.registry import nearest
-from fedsign.report.template import standalone
-from fedsign.report.wording import byte_count
-from fedsign.storage.disk import write_text
+from fedsign.report import figures
+from fedsign.report.chart import Axis, Chart, Series
+from fedsign.report.wording import BYTE_UNITS, NARROW_SPACE, byte_count
 from fedsign.workload import Workload
 
 DEFAULT_TOKENS = 1024
@@ -74,19 +73,39 @@ def rows_of(
 
 
 def draw(rows: Sequence[Row], title: str, card_bytes: int | None, path: Path) -> None:
+    """Write the picture of all methods."""
+    chart = chart_of(rows, title, card_bytes)
+    figures.write(partial(figures.draw, chart, width=figures.PAGE, titled=True), path)
+
+
+def chart_of(rows: Sequence[Row], title: str, card_bytes: int | None) -> Chart:
     """Stacked bars of what is there at each method's peak; of several devices, on the fullest one."""
-    stacks = [
-        Stack(
-            name=row.estimate.method,
-            parts=[row.estimate.largest.by_category[category] for category in CATEGORIES],
-            measured=None if row.measured is None or row.measured.refused else row.measured.peak,
-        )
-        for row in rows
+    peaks = [row.estimate.largest for row in rows]
+    largest = max([peak.total_bytes for peak in peaks] + [card_bytes or 0])
+    unit = byte_count(largest).split(NARROW_SPACE)[1]
+    size, positions, starts = 1000.0 ** BYTE_UNITS.index(unit), range(len(peaks)), [0.0] * len(peaks)
+    series = []
+    for color, category in enumerate(CATEGORIES):
+        ends = [start + peak.by_category[category] / size for start, peak in zip(starts, peaks, strict=True)]
+        name = _NAMES.get(category, category)
+        series.append(Series(name=name, x=ends, y=positions, low=starts, mark="bar", color=color))
+        starts = ends
+    totals = [
+        byte_count(row.estimate.largest.total_bytes) + (", too large" if row.fits is False else "") for row in rows
     ]
-    limit = None if card_bytes is None else (f"card of {byte_count(card_bytes)}", card_bytes)
-    names = [_NAMES.get(category, category) for category in CATEGORIES]
-    title += ", the fullest device" if rows[0].estimate.of_devices else ""
-    write_text(path, standalone(draw_stacks(stacks, names, title=title, limit=limit)) + "\n")
+    series[-1] = replace(series[-1], labels=totals)
+    measured = [None if row.measured is None or row.measured.refused else row.measured.peak / size for row in rows]
+    if any(measured):
+        series.append(Series(name="measured", x=measured, y=positions, mark="point", color=7, is_open=True))
+    names = [row.estimate.method for row in rows]
+    return Chart(
+        title=title + (", the fullest device" if rows[0].estimate.of_devices else ""),
+        series=series,
+        x=Axis(label=unit, limits=(0.0, 1.2 * largest / size)),
+        y=Axis(categories=names),
+        rules=[] if card_bytes is None else [(card_bytes / size, f"card of {byte_count(card_bytes)}")],
+        description="; ".join(f"{name}: {total}" for name, total in zip(names, totals, strict=True)),
+    )
 
 
 def possible_methods(work: Work) -> list[str]:

@@ -44,7 +44,9 @@ def sharding(
     ] = "all",
     out: Annotated[
         Path | None,
-        typer.Option(help="The picture, .svg; without it, sharding.svg in this folder (none with --json)."),
+        typer.Option(
+            help="The picture, .svg, .pdf or .png; without it, sharding.svg in this folder (none with --json)."
+        ),
     ] = None,
     json: NumbersOption = False,
 ) -> None:

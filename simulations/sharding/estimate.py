@@ -2,25 +2,32 @@
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from rich.console import Console
 from rich.table import Table
 
 from fedsign.errors import ConfigError
-from fedsign.report.wording import byte_count, figure
-from fedsign.sharding.chart import Dot, draw_sharding
+from fedsign.report import figures
+from fedsign.report.chart import Axis, Chart, Series, decades, nice_ticks
+from fedsign.report.wording import byte_count, duration, figure
 from fedsign.sharding.layout import Grouping
 from fedsign.sharding.plan import Estimate, Standing, Task, rank
 from fedsign.sharding.strategy import PAPER, STRATEGIES
 from fedsign.sharding.traffic import Link, Network, Rings
-from fedsign.storage.disk import write_text
 from simulations.printing import escaped
 from simulations.sharding.quantities import bits_per_second, bytes_of, fraction
 
 DEFAULT_PATH = Path("sharding.svg")
 _CANDIDATES = {"all": tuple(STRATEGIES), "paper": PAPER}
+Standing = Literal["near", "slower", "too_large"]
+_LEGEND: dict[Standing, str] = {
+    "near": "fits, near the fastest",
+    "slower": "fits, slower",
+    "too_large": "does not fit",
+}
 _REMARKS: dict[Standing, str] = {"near": "fast", "slower": "", "too_large": "too large"}
 E_ = TypeVar("E_", bound=StrEnum)
 
@@ -119,8 +126,8 @@ def look(asked: Asked, picture: Path | None) -> Found:
     Raises:
         FedSignError: an option has no meaning, or the picture cannot be written.
     """
-    if picture is not None and picture.suffix.lower() != ".svg":
-        raise ConfigError(f"--out {picture} was given; expected is a name that ends in .svg.")
+    if picture is not None:
+        figures.check_name(picture)
     if asked.candidates not in _CANDIDATES:
         raise ConfigError(f"--candidates {asked.candidates} was given; expected is one of {', '.join(_CANDIDATES)}.")
     if asked.compute_s < 0:
@@ -147,12 +154,48 @@ def look(asked: Asked, picture: Path | None) -> Found:
     )
     found = Found(asked=asked, limit_bytes=limit_bytes, rows=rows, picture=picture)
     if picture is not None:
-        dots = [
-            Dot(name=each.strategy.name, memory_bytes=each.memory_bytes, time_s=each.step_s, standing=standing)
-            for standing, each in found.rows
-        ]
-        write_text(picture, draw_sharding(dots, limit_bytes=limit_bytes, title=found.title, subtitle=found.subtitle))
+        figures.write(partial(figures.draw, chart_of(found), height=4.0, width=figures.PAGE, titled=True), picture)
     return found
+
+
+def chart_of(found: Found) -> Chart:
+    """Memory against time; a step without communication, which takes no time, stands at the lower edge."""
+    memory = [each.memory_bytes / 1e9 for _, each in found.rows]
+    times = [each.step_s for _, each in found.rows if each.step_s > 0] or [1.0]
+    limit, lowest = found.limit_bytes / 1e9, decades(min(times), max(times))[0]
+    shown = [*memory, limit] if limit < 2 * max(memory) else memory
+    is_log = max(shown) > 10 * min(shown)
+    ends = decades(min(shown), max(shown)) if is_log else nice_ticks(0.0, max(shown), at_most=8)
+    looks: dict[str, dict[str, Any]] = {
+        "near": {},
+        "slower": {"is_open": True},
+        "too_large": {"marker": "x", "color": 7},
+    }
+    series = []
+    for standing, name in _LEGEND.items():
+        rows = [each for of_row, each in found.rows if of_row == standing]
+        series.append(
+            Series(
+                name=name,
+                x=[each.memory_bytes / 1e9 for each in rows],
+                y=[max(each.step_s, lowest) for each in rows],
+                labels=[each.strategy.name for each in rows],
+                mark="point",
+                **looks[standing],
+            )
+        )
+    said = [
+        f"{each.strategy.name}: {byte_count(round(each.memory_bytes))}, {duration(each.step_s)}, {_LEGEND[standing]}"
+        for standing, each in found.rows
+    ]
+    return Chart(
+        title=f"{found.title}\n{found.subtitle}",
+        series=series,
+        x=Axis(label="model states of a rank, GB", scale="log" if is_log else "linear", limits=(ends[0], ends[-1])),
+        y=Axis(label="communication of a step, s", scale="log", limits=(lowest, decades(min(times), max(times))[-1])),
+        rules=[(limit, byte_count(found.limit_bytes))] if limit <= ends[-1] else [],
+        description="; ".join(said),
+    )
 
 
 def _count(params: float) -> str:

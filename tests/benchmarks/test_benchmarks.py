@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.sax.saxutils import escape
 
 import pytest
 import torch
@@ -31,6 +32,13 @@ SMALL = replace(WORKS["w1"], experiment={**WORKS["w1"].experiment, "rounds": 3},
 def test_the_page_and_its_pictures_are_what_the_results_make() -> None:
     for path, text in docs.pages().items():
         assert (ROOT / path).read_text(encoding="utf-8") == text, f"{path}: run python -m benchmarks.docs"
+    for (
+        path,
+        chart,
+    ) in docs.charts().items():  # drawn by any version of matplotlib, so the picture's text alternative counts
+        assert escape(chart.description) in (ROOT / path).read_text(encoding="utf-8"), (
+            f"{path}: run python -m benchmarks.docs"
+        )
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)

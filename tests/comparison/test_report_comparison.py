@@ -1,34 +1,27 @@
-"""The page of a comparison: honest words, right numbers, well-formed pictures, nothing loaded."""
+"""The page of a comparison: honest words, right numbers, described charts, nothing loaded."""
 
 import re
 from dataclasses import replace
 from html import unescape
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from fedsign.comparison import charts
 from fedsign.comparison.card import render_comparison_card
-from fedsign.comparison.forest import draw_forest
 from fedsign.comparison.labels import scale_of, short_label
 from fedsign.comparison.latex import details_table
-from fedsign.comparison.lines import Line, draw_lines
 from fedsign.comparison.report import render, write_comparison
 from fedsign.comparison.summary import Curve, Entry, Summary, ToTarget
 from fedsign.comparison.tables import results
 from fedsign.comparison.verdict import as_good_as_best, verdict
 from fedsign.intervals import mean_and_std, paired_difference
-from fedsign.report.curves import colour, dash
-from fedsign.report.svg import apart, clipped
-from fedsign.report.template import standalone
+from fedsign.report import plots
+from fedsign.report.chart import Axis, Chart, Series
 from fedsign.report.wording import NARROW_SPACE
 from tests.unit.report_samples import ALPHAS, FAILURE, STRATEGIES, a_comparison
 
-SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = '<script>alert("&")</script>'
 
 CASES: dict[str, dict[str, Any]] = {
@@ -53,15 +46,24 @@ def page_of(path: Path, **case: Any) -> str:
 
 def words(page: str) -> str:
     """The page's text with plain single spaces."""
-    text = re.sub(r"<style>.*?</style>|<desc>.*?</desc>|<title>.*?</title>", "", page, flags=re.DOTALL)
+    text = re.sub(r"<style>.*?</style>|<script.*?</script>", "", page, flags=re.DOTALL)
     text = unescape(re.sub(r"<[^>]+>", " ", text)).replace(NARROW_SPACE, " ").replace("\u00a0", " ")
     return " ".join(text.split())
 
 
-def pictures(page: str) -> list[ElementTree.Element]:
-    """Every picture; the small line samples in the tables are none."""
-    found = [ElementTree.fromstring(text) for text in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
-    return [svg for svg in found if svg.get("role") == "img"]
+def curve_of(path: Path, curve: Curve, metric: str = "accuracy") -> Series:
+    """The line of one strategy's curve."""
+    summary = a_summary(path, metric=metric, first=(0.5,))
+    entry = replace(summary.entries[0], curves={metric: curve})
+    chart = charts.curves(replace(summary, entries=(entry,)), {}, metric, title="any")
+    assert chart is not None
+    return chart.series[0]
+
+
+def differences_of(summary: Summary) -> Chart:
+    chart = charts.differences(summary)
+    assert chart is not None
+    return chart
 
 
 def an_entry(strategy: str, values: tuple[float | None, ...], reference: tuple[float | None, ...]) -> Entry:
@@ -109,28 +111,27 @@ def a_summary(path: Path, metric: str = "accuracy", **values: tuple[float | None
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_pictures_are_well_formed_described_and_inside_their_box(name: str, tmp_path: Path) -> None:
-    drawn = pictures(page_of(tmp_path, **CASES[name]))
-    assert len(drawn) >= (0 if name == "nothing finished" else 6)
-    for svg in drawn:
-        assert svg.get("aria-label")
-        _, _, width, height = map(float, str(svg.get("viewBox")).split())
-        for text in svg.iter(f"{SVG}text"):
-            assert 0 <= float(text.attrib["x"]) <= width and 0 <= float(text.attrib["y"]) <= height
-        for rect in svg.iter(f"{SVG}rect"):
-            assert float(rect.attrib["width"]) >= 0 and float(rect.attrib["height"]) >= 0
-        paths = " ".join(path.get("d", "") for path in svg.iter(f"{SVG}path"))
-        assert "nan" not in paths and "inf" not in paths
-        across = [float(x) for x in re.findall(r"[ML ]?(-?[\d.]+) -?[\d.]+", paths)]
-        assert all(-1 <= x <= width + 1 for x in across)
+def test_charts_are_described_and_inside_their_box(name: str, tmp_path: Path) -> None:
+    page = page_of(tmp_path, **CASES[name])
+    drawn = re.findall(r'role="img" aria-label="([^"]*)"', page)
+    assert len(drawn) >= (0 if name == "nothing finished" else 4) and all(drawn)
+    paths = " ".join(re.findall(r' d="([^"]*)"', page.replace(plots.scripts(), "")))
+    assert "nan" not in paths and "inf" not in paths
+    assert all(0 <= float(place) <= 100 for place in re.findall(r'style="(?:left|bottom|--zero):([^%]*)%', page))
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_nothing_is_loaded_and_no_script_runs(name: str, tmp_path: Path) -> None:
+def test_nothing_is_loaded_and_no_script_but_ours_runs(name: str, tmp_path: Path) -> None:
     page = page_of(tmp_path, **CASES[name])
-    assert set(re.findall(r"https?://[^\"'\s<]*", page)) <= {"http://www.w3.org/2000/svg"}
-    assert set(re.findall(r"""(?:src|href|srcset|action)\s*=\s*["']([^"']*)""", page)) == {"data:,"}
-    assert "url(" not in page and "@import" not in page and "<script" not in page
+    markup = page.replace(plots.scripts(), "")
+    assert "://" not in markup and "url(" not in markup and "@import" not in markup
+    assert set(re.findall(r"""(?:src|href|srcset|action)\s*=\s*["']([^"']*)""", markup)) == {"data:,"}
+    assert page.count("<script>") == 1 and f"script-src '{plots.script_hash()}'" in page
+
+
+def test_the_largest_page_is_below_600_kb(tmp_path: Path) -> None:
+    case = CASES["eight by three"] | {"rounds": 150}
+    assert len(page_of(tmp_path, **case).encode()) < 600_000
 
 
 def test_every_cell_of_a_table_has_its_heading(tmp_path: Path) -> None:
@@ -250,8 +251,8 @@ def test_a_final_value_names_the_rounds_that_it_is_of(rounds: int, said: str, tm
 def test_a_notebook_shows_the_table_and_the_differences(tmp_path: Path) -> None:
     summary = a_comparison(tmp_path, conditions=ALPHAS, labels={"feddyn": HOSTILE}, failed=[("fedprox", 0)])
     card = render_comparison_card(summary)
-    assert HOSTILE not in card and "<script" not in card and "://" not in card.replace("http://www.w3.org/2000/svg", "")
-    assert str(draw_forest(summary)) in card
+    assert HOSTILE not in card and "<script" not in card and "://" not in card
+    assert all(mark.labels[0] in card for mark in differences_of(summary).series)
     text = words(card)
     for row in (row for table in results(summary) for row in table.rows):
         assert (
@@ -269,7 +270,7 @@ def test_for_a_metric_that_should_be_low_the_lowest_is_best(tmp_path: Path) -> N
     found = verdict(summary, {})
     assert (found.best, found.value) == ("Second", "2.103")
     assert "0.997 below First" in " ".join(found.sentences) and "points" not in " ".join(found.sentences)
-    assert "← better" in str(draw_forest(summary))
+    assert differences_of(summary).x.label.endswith("left is better")
 
 
 def test_numbers_of_the_table_are_those_of_the_summary(tmp_path: Path) -> None:
@@ -330,75 +331,47 @@ def test_the_page_is_the_same_when_made_again(tmp_path: Path) -> None:
     assert render(summary) == render(summary)
 
 
-def test_strategies_differ_in_colour_and_in_line_style() -> None:
-    """Eight of each; the ninth has the first's colour and another style."""
-    looks = [(colour(look), dash(look)) for look in range(16)]
-    assert len({name for name, _ in looks[:8]}) == 8 == len({dashes for _, dashes in looks[:8]})
+def test_strategies_differ_in_color_and_in_line_style() -> None:
+    """Eight of each; the ninth has the first's color and another style."""
+    looks = [(color % 8, Series(name="", x=(), y=(), color=color).dashes) for color in range(16)]
+    assert len({dashes for _, dashes in looks[:8]}) == 8
     assert len(set(looks)) == 16
 
 
-def test_a_line_ends_at_the_mean_of_the_last_rounds() -> None:
+def test_a_line_ends_at_the_mean_of_the_last_rounds(tmp_path: Path) -> None:
     """0.01 * (16 + ... + 20) / 5 = 0.18; the standard deviations 0.05 stay 0.05."""
     rounds = tuple(range(1, 21))
-    curve = Curve(rounds=rounds, mean=tuple(0.01 * n for n in rounds), std=(0.05,) * 20)
-    svg = draw_lines([Line(name="FedAvg", look=0, curve=curve)], label="any", percent=True, last=5)
-    assert "FedAvg: 18.0\u202f% ± 5.0\u202f% in round 20" in svg
-    assert svg.count('class="spread c1"') == 1
+    line = curve_of(tmp_path, Curve(rounds=rounds, mean=tuple(0.01 * n for n in rounds), std=(0.05,) * 20))
+    assert (line.y[-1], line.low[-1], line.high[-1]) == pytest.approx((0.18, 0.13, 0.23))
 
 
-def test_one_seed_has_no_band() -> None:
-    curve = Curve(rounds=(1, 2, 3), mean=(0.1, 0.2, 0.3), std=(0.0, 0.0, 0.0))
-    assert "spread" not in draw_lines([Line(name="a", look=0, curve=curve)], label="any", percent=True, last=5)
+def test_one_seed_has_no_band(tmp_path: Path) -> None:
+    line = curve_of(tmp_path, Curve(rounds=(1, 2, 3), mean=(0.1, 0.2, 0.3), std=(0.0, 0.0, 0.0)))
+    assert (line.low, line.high) == ((), ())
 
 
-def test_a_gap_is_a_gap_in_line_and_band() -> None:
+def test_a_gap_is_a_gap_in_line_and_band(tmp_path: Path) -> None:
     curve = Curve(rounds=(1, 2, 3, 4, 5), mean=(1.0, 2.0, None, 2.0, 1.0), std=(0.1, 0.1, None, 0.1, 0.1))
-    svg = ElementTree.fromstring(draw_lines([Line(name="a", look=0, curve=curve)], label="any", percent=False, last=5))
-    drawn = {path.get("class"): path.attrib["d"] for path in svg.iter(f"{SVG}path")}
-    assert drawn["strategy c1"].count("M") == 2 == drawn["spread c1"].count("M")
+    chart = Chart(title="any", series=[curve_of(tmp_path, curve, "rmse")], x=Axis(limits=(1, 5)), y=Axis(limits=(0, 3)))
+    drawn = {kind: d for kind, _, d in plots.paths(chart)}
+    assert drawn["line"].count("M") == 2 == drawn["spread"].count("M")
 
 
 def test_an_empty_dot_is_an_interval_with_zero(tmp_path: Path) -> None:
     summary = a_summary(tmp_path, first=(0.5, 0.5), second=(0.6, 0.6), third=(0.6, 0.4))
     assert summary.entries[1].difference is not None and summary.entries[1].difference.low == pytest.approx(0.1)
-    svg = str(draw_forest(summary))
-    assert svg.count('class="mean"') == 1 and svg.count('class="mean open"') == 1
+    assert [mark.is_open for mark in differences_of(summary).series] == [False, True]
+    assert words(render(summary)).count("points") and render(summary).count('class="dot open"') == 1
 
 
-def test_a_picture_alone_carries_its_colours(tmp_path: Path) -> None:
-    picture = draw_forest(a_comparison(tmp_path))
-    assert picture is not None
-    text = standalone(picture)
-    ElementTree.fromstring(text)
-    assert "--c1:" in text and "prefers-color-scheme: dark" in text
+def test_marks_are_where_the_axis_says(tmp_path: Path) -> None:
+    """Differences of 10 points exactly, on an axis from 0 to 10: the dot is at its end."""
+    chart = differences_of(a_summary(tmp_path, first=(0.5, 0.5), second=(0.6, 0.6)))
+    (row,) = plots.rows(chart)
+    assert chart.x.limits is not None and chart.x.limits[0] == 0
+    assert row["name"] == "Second" and row["marks"][0]["place"] == pytest.approx(1000 / chart.x.limits[1])
 
 
 def test_decimals_of_plain_numbers_follow_their_size(tmp_path: Path) -> None:
     for value, text in ((0.0421, "0.04210"), (3.2, "3.200"), (1234.5, "1234")):
         assert scale_of(a_summary(tmp_path, metric="rmse", first=(value,))).number(value) == text
-
-
-@given(
-    st.lists(st.floats(0, 300), max_size=14).map(sorted),
-    st.floats(1, 25),
-)
-def test_labels_are_kept_apart_in_order_and_inside(heights: list[float], distance: float) -> None:
-    moved = apart(heights, distance=distance, low=0.0, high=300.0)
-    step = min(distance, 300.0 / max(1, len(heights) - 1))
-    assert all(after - before >= step - 1e-6 for before, after in pairwise(moved))
-    assert all(-1e-6 <= height <= 300 + 1e-6 for height in moved)
-    if all(after - before >= distance for before, after in pairwise(heights)):
-        assert moved == pytest.approx(heights, abs=1e-6)
-
-
-@given(st.lists(st.floats(-10, 10), min_size=2, max_size=20), st.floats(-5, 0), st.floats(0.1, 5))
-def test_what_is_cut_off_was_outside(values: list[float], low: float, high: float) -> None:
-    """Every point inside stays, none outside does, and the cut ends lie on the line."""
-    points = [(float(x), y) for x, y in enumerate(values)]
-    kept = [point for segment in clipped([points], low=low, high=high) for point in segment]
-    assert all(low - 1e-9 <= y <= high + 1e-9 for _, y in kept)
-    for x, y in kept:
-        left = min(int(x), len(values) - 2)
-        assert y == pytest.approx(values[left] + (x - left) * (values[left + 1] - values[left]), abs=1e-6)
-    neighbours = [(before, after) for before, after in pairwise(points) if low < before[1] < high]
-    assert all(before in kept for before, _ in neighbours)

@@ -1,4 +1,4 @@
-"""report.html in a real browser: no error, no overflow on a phone, pictures that have a size.
+"""report.html in a real browser: no error, no overflow on a phone, charts that have a size, answer the pointer and the keys, and print.
 
 A window of headless Chromium is about 500 px wide at least, so the page stands in an <iframe> of the
 width to be tested.  A probe in the wrapper page, not in the report, writes what it finds into the
@@ -22,30 +22,49 @@ pytestmark = pytest.mark.page
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 WRAPPER = """<!doctype html><meta charset="utf-8"><body style="margin:0"><pre id="found">waiting</pre>
-<iframe id="page" style="width:{width}px;height:800px;border:0" src="report.html"></iframe>
+<iframe id="page" style="width:{width}px;height:800px;border:0" src="{page}"></iframe>
 <script>
 const frame = document.getElementById("page");
-frame.addEventListener("load", () => {{
+const pause = () => new Promise((done) => setTimeout(done, 100));
+frame.addEventListener("load", async () => {{
   const inner = frame.contentDocument;
-  const shown = [...inner.querySelectorAll("svg")].map((svg) => svg.getBoundingClientRect())
-    .filter((box) => box.width > 0 && box.height > 20);
+  await pause();
+  const boxes = (selector) => [...inner.querySelectorAll(selector)].map((each) => each.getBoundingClientRect())
+    .filter((box) => box.height > 0).map((box) => [box.left, box.right, box.height]);
   const found = {{
     innerWidth: frame.contentWindow.innerWidth,
     scrollWidth: inner.documentElement.scrollWidth,
     title: inner.title,
-    sizes: shown.map((box) => [box.left, box.right, box.height]),
+    plots: boxes(".plot"), drawn: boxes(".plot canvas"), static: boxes(".static"), others: boxes(".rows, .clients"),
     scrolls: [...inner.querySelectorAll(".scroll")].map((box) => [box.clientWidth, box.scrollWidth]),
     loaded: frame.contentWindow.performance.getEntriesByType("resource").map((entry) => entry.name),
   }};
+  const figure = inner.querySelector(".plot canvas") && inner.querySelector(".plot").closest("figure");
+  if (figure) {{
+    const plot = figure.querySelector(".plot"), over = figure.querySelector(".u-over"), key = figure.querySelector(".key");
+    const press = (key) => plot.dispatchEvent(new KeyboardEvent("keydown", {{key, bubbles: true}}));
+    const said = () => [figure.querySelector("output").textContent, ...[...figure.querySelectorAll(".key b")].map((each) => each.textContent)];
+    found.atFirst = said();
+    const box = over.getBoundingClientRect();
+    over.dispatchEvent(new MouseEvent("mouseenter", {{clientX: box.left, clientY: box.top + 9}}));
+    over.dispatchEvent(new MouseEvent("mousemove", {{clientX: box.left, clientY: box.top + 9, bubbles: true}}));
+    await pause();
+    found.atLeft = said();
+    press("End"); press("ArrowLeft"); await pause();
+    found.byKeys = said();
+    key.click(); await pause();
+    found.pressed = key.getAttribute("aria-pressed");
+    found.label = plot.getAttribute("aria-label");
+  }}
   document.getElementById("found").textContent = JSON.stringify(found);
 }});
 </script>"""
 
 
-def look(folder: Path, width: int, profile: Path) -> tuple[dict[str, Any], str]:
+def look(folder: Path, width: int, profile: Path, page: str = "report.html") -> tuple[dict[str, Any], str]:
     """What the probe found at a width, and what the page wrote to the console."""
     wrapper = folder / "wrapper.html"
-    wrapper.write_text(WRAPPER.format(width=width), encoding="utf-8")
+    wrapper.write_text(WRAPPER.format(width=width, page=page), encoding="utf-8")
     command = [
         str(CHROMIUM),
         *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
@@ -81,9 +100,7 @@ def test_the_page_fits_a_phone_and_a_desk(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     write_report(a_run(folder, **runs()[name]))
-    pictures = (
-        3 if name == "no round" else 4
-    )  # the metric, the loss, the traffic, one of the two drawings of the clients
+    num_plots = 2 if name == "no round" else 3  # the metric, the loss, the traffic
     for width in (360, 1200):
         found, console = look(folder, width, tmp_path / f"profile{width}")
         assert found["innerWidth"] == width  # the probe looks at what it says
@@ -91,8 +108,36 @@ def test_the_page_fits_a_phone_and_a_desk(name: str, tmp_path: Path) -> None:
         assert console == ""
         assert found["loaded"] == []
         assert found["title"].startswith("trial")
-        assert len(found["sizes"]) == pictures
-        assert all(left >= 0 and right <= width and height > 100 for left, right, height in found["sizes"])
+        assert len(found["plots"]) == len(found["drawn"]) == num_plots and len(found["others"]) == 1
+        assert found["static"] == []  # it has made room for what the script draws
+        boxes = [*found["plots"], *found["drawn"], *found["others"]]
+        assert all(left >= 0 and right <= width and height > 100 for left, right, height in boxes)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path")
+def test_a_chart_answers_the_pointer_and_the_keys(tmp_path: Path) -> None:
+    """Accuracies 0.1, 0.2, 0.3: at first the last, under the pointer at the left edge the first, and one to the left the second."""
+    write_report(a_run(tmp_path, [a_line(n, accuracy=n / 10) for n in (1, 2, 3)]))
+    found, console = look(tmp_path, 1200, tmp_path / "profile")
+    assert console == ""
+    assert [each.replace("\u202f", " ") for each in found["atFirst"]] == ["", "30.0 %"]
+    assert [each.replace("\u202f", " ") for each in found["atLeft"]] == ["round 1", "10.0 %"]
+    assert [each.replace("\u202f", " ") for each in found["byKeys"]] == ["round 2", "20.0 %"]
+    assert found["pressed"] == "false"
+    assert found["label"].replace("\u202f", " ") == "Test accuracy: test over 3 rounds, from 10.0 % to 30.0 %"
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path")
+def test_without_scripts_a_static_picture_shows(tmp_path: Path) -> None:
+    """A script that was changed does not run, since the page's policy names the hash of ours."""
+    page = write_report(a_run(tmp_path, [a_line(n) for n in (1, 2, 3)])).read_text(encoding="utf-8")
+    (tmp_path / "changed.html").write_text(
+        page.replace("<script>", "<script>document.title = 'changed';"), encoding="utf-8"
+    )
+    found, console = look(tmp_path, 360, tmp_path / "profile", "changed.html")
+    assert "Content Security Policy" in console and found["title"].startswith("trial")
+    assert found["drawn"] == [] and len(found["static"]) == len(found["plots"]) == 3
+    assert all(left >= 0 and right <= 360 and height > 100 for left, right, height in found["static"])
 
 
 @pytest.mark.needs("comparison")
@@ -115,9 +160,10 @@ def test_the_page_of_a_comparison_fits_a_phone_and_a_desk(name: str, tmp_path: P
         assert console == ""
         assert found["loaded"] == []
         assert "comparison" in found["title"]
-        if name == "usual":  # differences, two of bars, four of curves, and one of the two drawings of the clients
-            assert len(found["sizes"]) == 8
-        assert all(left >= 0 and right <= width and height > 40 for left, right, height in found["sizes"])
+        if name == "usual":  # four of curves; differences, two of bars, and the clients
+            assert (len(found["drawn"]), len(found["others"])) == (4, 4)
+        boxes = [*found["plots"], *found["drawn"], *found["others"]]
+        assert all(left >= 0 and right <= width and height > 40 for left, right, height in boxes)
         if name == "eight by three" and width == 360:
             assert any(content > box for box, content in found["scrolls"])  # wide tables scroll in a box of their own
         if name == "usual" and width == 1200:

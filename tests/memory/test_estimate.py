@@ -3,7 +3,7 @@
 import json
 import re
 import shlex
-import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from fedsign.errors import ConfigError
 from simulations.cli import app
+from simulations.memory.estimate import chart_of, of_named, rows_of, setting_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "how-to" / "estimate-memory.md"
@@ -79,9 +80,22 @@ def test_without_a_choice_there_are_the_methods_that_the_model_can_take() -> Non
 def test_the_picture_has_a_bar_for_every_method_and_the_cards_line(tiny: Path, tmp_path: Path) -> None:
     path = tmp_path / "memory.svg"
     assert str(path) in said("--model", tiny, "--tokens", 32, "--card", "1.5MB", "--out", path)
-    drawn = ElementTree.fromstring(path.read_text(encoding="utf-8"))
-    texts = {"".join(each.itertext()) for each in drawn.iter("{http://www.w3.org/2000/svg}text")}
-    assert {"full", "E+H+2L", "card of 1.5\u202fMB", "weights", "optimiser", "gradients", "activations"} <= texts
+    drawn = path.read_text(encoding="utf-8")
+    assert all(f"{method}: " in drawn for method in ("full", "E+H+2L")) and ", too large" in drawn
+
+
+def test_the_charts_parts_stand_on_each_other_up_to_the_peak(tiny: Path) -> None:
+    options = {"gradient_dtype": None, "state_dtype": None, "masters": False, "attention": "fused", "adamw": "fused"}
+    setting = setting_of(dtype="float32", kernels="cuda", devices=1, **options)
+    work = of_named(str(tiny), batch=None, tokens=32, checkpoint=False)
+    rows = rows_of(work, setting, ["full", "E+H"], rank=8, dropout=0.0, card_bytes=1_500_000, measure_on=None)
+    chart = chart_of(rows, "any", 1_500_000)
+    assert [series.name for series in chart.series] == ["weights", "optimiser", "gradients", "activations"]
+    assert all(lower.x == upper.low for lower, upper in pairwise(chart.series))
+    unit = {"kB": 1e3, "MB": 1e6}[chart.x.label]
+    assert chart.series[-1].x == pytest.approx([row.estimate.largest.total_bytes / unit for row in rows])
+    assert chart.rules == [(pytest.approx(1.5e6 / unit), "card of 1.5\u202fMB")]
+    assert chart.y.categories == ["full", "E+H"]
 
 
 def test_an_experiments_own_model_is_estimated_on_its_own_batches() -> None:
@@ -109,7 +123,7 @@ def test_several_devices_need_less_each(tiny: Path) -> None:
         (["--dtype", "fp32"], "--dtype fp32 was given"),
         (["--attention", "flash"], "fused, math"),
         (["--model", "gpt2-small", "--tokens", "2000"], "1024 positions"),
-        (["--out", "memory.png"], "ends in .svg"),
+        (["--out", "memory.gif"], "ends in .svg, .pdf, .png"),
         (["--masters", "--state-dtype", "bf16"], "leave one of the two out"),
         (["--adamw", "foreach", "--masters"], "use --adamw fused"),
         (["--model", "gpt2-small", "--set", "seed=1"], "give one of the two"),

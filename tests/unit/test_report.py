@@ -1,4 +1,4 @@
-"""The page of a run: right numbers, well-formed pictures, nothing loaded, nothing believed."""
+"""The page of a run: right numbers, described charts, nothing loaded, nothing believed."""
 
 import json
 import re
@@ -16,17 +16,16 @@ from hypothesis import strategies as st
 
 from fedsign.config import ExperimentConfig
 from fedsign.errors import ResultsError
-from fedsign.report import summary
-from fedsign.report.curves import Curve, chart
-from fedsign.report.page import write_report
+from fedsign.report import plots, run_charts, summary
+from fedsign.report.chart import LARGEST, Chart, Series, decades, nice_ticks, value_axis
+from fedsign.report.figures import draw, write
+from fedsign.report.page import render, write_report
 from fedsign.report.population import MAX_COLUMNS, Population
-from fedsign.report.svg import decades, nice_ticks, segments_of, thin
 from fedsign.report.wording import NARROW_SPACE
 from fedsign.storage.results import Line, RunFolder
 from simulations.api import run
 from simulations.callbacks.base import Callback
 
-SVG = "{http://www.w3.org/2000/svg}"
 DIGITS = [str(digit) for digit in range(10)]
 HOSTILE = '<script>alert("&")</script>'
 
@@ -93,9 +92,16 @@ def pictures(page: str) -> list[ElementTree.Element]:
     return [ElementTree.fromstring(text) for text in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
 
 
+def data(page: str) -> dict[str, Any]:
+    """What the script of a page draws, by the titles of the charts."""
+    titles = re.findall(r"<h3>([^<]*)</h3></figcaption>", page)
+    found = re.findall(r'<script type="application/json">(.*?)</script>', page, re.DOTALL)
+    return dict(zip(titles, map(json.loads, found), strict=True))
+
+
 def words(page: str) -> str:
     """The page's text with single spaces."""
-    text = re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL)
+    text = re.sub(r"<style>.*?</style>|<script.*?</script>", "", page, flags=re.DOTALL)
     return " ".join(re.sub(r"<[^>]+>", " ", text).replace(NARROW_SPACE, " ").split())
 
 
@@ -130,26 +136,25 @@ EDGES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("edge", EDGES)
-def test_pictures_are_well_formed_named_and_inside_their_box(edge: str, tmp_path: Path) -> None:
-    drawn = pictures(page_of(a_run(tmp_path, **EDGES[edge])))
-    assert len(drawn) >= 3
-    for svg in drawn:
-        assert svg.get("role") == "img" and svg.get("aria-label")
-        _, _, width, height = map(float, str(svg.get("viewBox")).split())
-        for text in svg.iter(f"{SVG}text"):
-            assert 0 <= float(text.attrib["x"]) <= width and 0 <= float(text.attrib["y"]) <= height
-        for rect in svg.iter(f"{SVG}rect"):
-            assert float(rect.attrib["width"]) >= 0 and float(rect.attrib["height"]) >= 0
-        numbers = " ".join(value for path in svg.iter(f"{SVG}path") for value in path.attrib.values())
+def test_charts_have_a_text_alternative_and_a_static_picture_inside_its_box(edge: str, tmp_path: Path) -> None:
+    page = page_of(a_run(tmp_path, **EDGES[edge]))
+    drawn = re.findall(r'role="img" aria-label="([^"]*)"', page)
+    assert len(drawn) == len(data(page)) + ("<h2>Clients</h2>" in page) >= 2 and all(drawn)
+    for svg in pictures(page):
+        numbers = " ".join(path.attrib["d"] for path in svg.iter("path"))
         assert "nan" not in numbers and "inf" not in numbers
+    for place in re.findall(r'style="(?:left|bottom):([^%]*)%"', page):
+        assert 0 <= float(place) <= 100
 
 
 @pytest.mark.parametrize("edge", EDGES)
-def test_nothing_is_loaded_and_no_script_runs(edge: str, tmp_path: Path) -> None:
+def test_nothing_is_loaded_and_no_script_but_ours_runs(edge: str, tmp_path: Path) -> None:
     page = page_of(a_run(tmp_path, **EDGES[edge]))
-    assert set(re.findall(r"https?://[^\"'\s<]*", page)) <= {"http://www.w3.org/2000/svg"}
-    assert set(re.findall(r"""(?:src|href|srcset|action)\s*=\s*["']([^"']*)""", page)) == {"data:,"}
-    assert "url(" not in page and "@import" not in page and "<script" not in page
+    markup = page.replace(plots.scripts(), "")
+    assert "://" not in markup and "url(" not in markup and "@import" not in markup
+    assert set(re.findall(r"""(?:src|href|srcset|action)\s*=\s*["']([^"']*)""", markup)) == {"data:,"}
+    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src '{plots.script_hash()}'"
+    assert page.count("<script>") == 1 and policy in page
 
 
 def test_names_reasons_and_configuration_are_escaped(tmp_path: Path) -> None:
@@ -157,7 +162,7 @@ def test_names_reasons_and_configuration_are_escaped(tmp_path: Path) -> None:
     outcome = {"status": "failed", "error": HOSTILE}
     names = {"class_names": [HOSTILE], "counts": [[3]], "strategy": HOSTILE}
     page = page_of(a_run(tmp_path, [a_line(1)], failures=failures, outcome=outcome, **names))
-    assert HOSTILE not in page and "<script" not in page
+    assert HOSTILE not in page and page.count("<script>") == 1
     assert page.count("&lt;script&gt;alert(") >= 4  # title and head, sentence, reason, configuration
 
 
@@ -192,10 +197,10 @@ def test_a_metric_that_is_no_share_is_not_in_percent(tmp_path: Path) -> None:
 def test_bytes_are_added_up_over_the_rounds(tmp_path: Path) -> None:
     """40 rounds of 1000 bytes down and 500 up."""
     page = page_of(a_run(tmp_path, [a_line(n) for n in range(1, 41)]))
-    [traffic] = [svg for svg in pictures(page) if "so far" in str(svg.get("aria-label"))]
-    assert "Traffic so far, kB" in words(page)
-    assert str(traffic.get("aria-label")).replace(NARROW_SPACE, " ").endswith("down 40.0 kB, up 20.0 kB")
-    assert [text.text for text in traffic.iter(f"{SVG}text") if "value" in str(text.get("class"))] == ["40.0", "20.0"]
+    down, up = data(page)["Traffic so far, kB"]["series"]
+    assert (down["y"][-1], up["y"][-1]) == (40, 20)
+    assert "server to clients 40.0" in words(page) and "clients to server 20.0" in words(page)
+    assert "clients to server over 40 rounds, from 0.500 to 20.0" in page
 
 
 def test_drift_and_validation_are_drawn_where_the_rounds_carry_them(tmp_path: Path) -> None:
@@ -214,8 +219,11 @@ def test_drift_and_validation_are_drawn_where_the_rounds_carry_them(tmp_path: Pa
 def test_a_null_is_a_gap_and_is_named(tmp_path: Path) -> None:
     page = page_of(a_run(tmp_path, **EDGES["a null in the middle"]))
     assert "diverged in round 3: loss was not finite" in words(page)
-    loss = pictures(page)[1]
-    test_line = next(path for path in loss.iter(f"{SVG}path") if path.get("class") == "line first")
+    assert data(page)["Loss"]["series"][0]["y"] == [1, 1, None, 1, 1]
+    loss = next(
+        svg for svg in pictures(page[page.index("<h3>Loss</h3>") :]) if svg.find("path[@class='grid']") is not None
+    )
+    test_line = next(path for path in loss.iter("path") if path.get("class") == "line c1")
     assert test_line.attrib["d"].count("M") == 2  # rounds 1-2 and 4-5
 
 
@@ -271,21 +279,61 @@ def test_of_many_clients_an_even_choice_with_both_extremes_is_shown(tmp_path: Pa
     assert "Shown are 60 of the 1,000" in words(page_of(a_run(tmp_path, **EDGES["1000 clients"])))
 
 
-def test_thousands_of_rounds_keep_their_spike(tmp_path: Path) -> None:
-    points = [(float(x), 100.0 if x == 3456 else 0.0) for x in range(10_000)]
-    [kept] = thin([points])
-    assert len(kept) <= 2001 and (3456.0, 100.0) in kept
-    assert kept[0] == points[0] and kept[-1] == points[-1] and kept == sorted(kept)
-    assert len(page_of(a_run(tmp_path, **EDGES["5000 rounds"]))) < 500_000
+def test_thousands_of_rounds_keep_their_spike_and_their_gap(tmp_path: Path) -> None:
+    values = [None if x == 5000 else 100.0 if x == 3456 else 0.0 for x in range(10_000)]
+    points = plots.points_of(Series(name="loss", x=range(10_000), y=values))
+    kept = plots.thin(points, at_most=2000)
+    assert len(kept) <= 2002 and points[3456] in kept and points[5000] in kept
+    assert kept[0] == points[0] and kept[-1] == points[-1] and kept == sorted(kept, key=lambda point: point[0])
+    assert len(page_of(a_run(tmp_path, **EDGES["5000 rounds"]))) < 600_000
 
 
-@given(st.lists(st.one_of(st.none(), st.floats(-1e6, 1e6)), max_size=50))
-def test_segments_hold_all_values_and_no_gap(values: list[float | None]) -> None:
-    segments = segments_of(enumerate(values))
-    joined = [point for segment in segments for point in segment]
-    assert joined == [(x, value) for x, value in enumerate(values) if value is not None]
-    for segment in segments:
-        assert [x for x, _ in segment] == list(range(int(segment[0][0]), int(segment[-1][0]) + 1))
+def test_a_live_page_has_the_numbers_and_no_static_picture(tmp_path: Path) -> None:
+    run = summary.read(a_run(tmp_path, [a_line(1), a_line(2)]))
+    live, done = render(run, live=True), render(run)
+    assert data(live) == data(done) and set(data(live)) == {"Test accuracy", "Loss", "Traffic so far, kB"}
+    assert ('class="static"' in live, done.count('class="static"')) == (False, 3)
+
+
+def test_the_licence_of_uplot_is_named() -> None:
+    folder = Path(plots.__file__).with_name("uplot")
+    assert "MIT License" in (folder / "LICENSE").read_text() and "github.com/leeoniya/uPlot" in plots.scripts()[:100]
+    assert len(plots.scripts().encode()) < 150_000
+
+
+@pytest.mark.parametrize("is_log", [False, True])
+def test_points_are_where_the_axis_says(is_log: bool) -> None:
+    """Linear from 0 to 4: 1 is at a quarter.  Logarithmic from 1 to 10,000: 10 is at a quarter, 100 at the half."""
+    values = [1.0, 10.0, 100.0, 1.0, 1e4, 1.0] if is_log else [1.0, 2.0, 4.0]
+    chart = run_charts.line_chart("Loss", [Series(name="loss", x=range(len(values)), y=values)])
+    ((_, _, path),) = plots.paths(chart)
+    heights = [float(point.split()[1]) for point in path.removeprefix("M").split("L")]
+    assert heights == ([1000, 750, 500, 1000, 0, 1000] if is_log else [750, 500, 0])
+
+
+@given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=30))
+def test_an_axis_of_values_holds_them_and_its_ticks(values: list[float]) -> None:
+    axis = value_axis(values)
+    assert all(-1e-6 <= axis.place(value) <= 1 + 1e-6 for value in [*values, *axis.ticks()])
+    assert len(axis.ticks()) >= 2
+
+
+def test_matplotlib_draws_what_is_described(tmp_path: Path) -> None:
+    """Lines have the description's points, gaps and names; the file has the text alternative."""
+    series = [
+        Series(name="first", x=[1, 2, 3], y=[1.0, None, 3.0]),
+        Series(name="second", x=[1, 2, 3], y=[2.0, 3.0, 4.0], low=[1.0, 2.0, 3.0], high=[3.0, 4.0, 5.0], color=1),
+    ]
+    chart: Chart = run_charts.line_chart("Loss", series)
+    figure = draw(chart)
+    (axes,) = figure.axes
+    first, second = axes.get_lines()
+    assert first.get_xydata().tolist()[0] == [1, 1] and str(first.get_ydata()[1]) == "nan"
+    assert second.get_ydata().tolist() == [2, 3, 4] and len(axes.collections) == 1
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["first", "second"]
+    assert axes.get_ylim() == chart.y.limits and axes.get_xlim() == (1, 3)
+    (path,) = write(lambda: draw(chart), tmp_path / "chart.svg")
+    assert "second over 3 rounds, from 2.00 to 4.00" in path.read_text(encoding="utf-8")
 
 
 @given(
@@ -318,8 +366,10 @@ def test_ticks_refuse_what_is_no_range() -> None:
 
 @given(st.lists(st.one_of(st.none(), st.floats(allow_nan=False, allow_infinity=False)), max_size=30))
 def test_any_finite_values_can_be_drawn(values: list[float | None]) -> None:
-    curves = [Curve(name="loss", values=values, style="first")]
-    ElementTree.fromstring(chart(range(1, len(values) + 1), curves, label="any"))
+    chart = run_charts.line_chart("Loss", [Series(name="loss", x=range(1, len(values) + 1), y=values)])
+    drawn = json.loads(plots.data(chart))["series"][0]["y"]
+    assert [value is None for value in drawn] == [value is None or abs(value) > LARGEST for value in values]
+    assert "nan" not in str(plots.paths(chart)) and plots.ticks(chart.y) and plots.legend(chart)
 
 
 def test_importing_the_page_pulls_in_nothing_heavy() -> None:

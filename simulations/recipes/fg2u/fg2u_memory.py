@@ -16,10 +16,10 @@ from typing import Any
 from fedsign.bilevel.condense import Condensation
 from fedsign.bilevel.settings import from_dict
 from fedsign.memory.live import LiveBytes
-from fedsign.report.figures import save, style
+from fedsign.report.figures import draw, write
 from fedsign.seeding import Purpose, torch_generator
 from simulations.recipes.base import Shown, at_least, recipe, within
-from simulations.recipes.fg2u.figures import draw_depths
+from simulations.recipes.fg2u.figures import depth_charts
 
 METHODS: dict[str, Mapping[str, Any]] = {
     "rgu": {},
@@ -78,9 +78,8 @@ def fg2u_memory(quick: bool) -> Shown:
         take()
         sizes[method][depth] = peak_bytes(take)
         seconds[method].append(time.perf_counter() - began)
-    with style():
-        megabytes = {method: [size / 1e6 for size in by_depth.values()] for method, by_depth in sizes.items()}
-        save(draw_depths(depths, megabytes, seconds), PICTURE, "svg")
+    megabytes = {method: [size / 1e6 for size in by_depth.values()] for method, by_depth in sizes.items()}
+    write(lambda: draw(*depth_charts(depths, megabytes, seconds), height=2.5), PICTURE)
     figures: dict[str, float] = {
         f"{method}_{depth}_bytes": size for method, by_depth in sizes.items() for depth, size in by_depth.items()
     }

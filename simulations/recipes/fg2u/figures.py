@@ -1,53 +1,47 @@
-"""Figures of the recipes of (FG)²U: memory and time by the depth of the training, and coefficients as they are found.
-
-To be called within `fedsign.report.figures.style()`.
-"""
+"""Charts of the recipes of (FG)²U: memory and time by the depth of the training, and coefficients as they are found."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from fedsign.report.figures import COLOURS, PAGE, dash, empty, label_plainly
+from fedsign.report.chart import Axis, Chart, Series
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-_TRUE = "#b9bcc2"  # what there is to be found lies behind the rest
+_GRAY = 7
 
 
-def draw_depths(
+def depth_charts(
     depths: Sequence[int], megabytes: Mapping[str, Sequence[float]], seconds: Mapping[str, Sequence[float]]
-) -> "Figure":
+) -> list[Chart]:
     """Both axes logarithmic: what grows with the depth is a slope, what does not is level."""
-    drawn = empty(2.5, width=PAGE)
-    panels = drawn.subplots(1, 2)
-    for axes, lines, title in zip(panels, (megabytes, seconds), ("peak, MB", "time, s"), strict=True):
-        for look, (name, values) in enumerate(lines.items()):
-            axes.plot(
-                depths, values, color=COLOURS[look % 8], linestyle=dash(look), marker="o", markersize=2.5, label=name
-            )
-        axes.set(xscale="log", yscale="log", xlabel="steps of the training", ylabel=title)
-        label_plainly(axes.xaxis, axes.yaxis)
-    handles, names = panels[0].get_legend_handles_labels()
-    drawn.legend(handles, names, loc="outside upper center", ncols=len(names))
-    return drawn
+    return [
+        Chart(
+            title=title,
+            series=[
+                Series(name=name, x=depths, y=values, marker="o", color=color)
+                for color, (name, values) in enumerate(lines.items())
+            ],
+            x=Axis(label="steps of the training", scale="log"),
+            y=Axis(label=title, scale="log"),
+        )
+        for title, lines in (("peak, MB", megabytes), ("time, s", seconds))
+    ]
 
 
-def draw_discovery(
+def discovery_charts(
     errors: Mapping[str, tuple[Sequence[float], Sequence[float]]],
     points: Sequence[float],
     solutions: Mapping[str, Sequence[float]],
-) -> "Figure":
-    """Left a line of (times, errors) for each method, the errors logarithmic; right the solutions at the last time, `true` a broad one."""
-    drawn = empty(2.5, width=PAGE)
-    left, right = drawn.subplots(1, 2)
-    looks = {name: {"color": COLOURS[look], "linestyle": dash(look)} for look, name in enumerate(errors)}
-    for name, (times, found) in errors.items():
-        left.plot(times, found, label=name, **looks[name])
-    left.set(yscale="log", xlabel="time, share of the longest", ylabel="error of the coefficients")
-    label_plainly(left.yaxis)
-    for name, values in solutions.items():
-        right.plot(points, values, label=name, **looks.get(name, {"color": _TRUE, "linewidth": 4}))
-    right.set(xlabel="x", ylabel="u at the last time")
-    handles, names = right.get_legend_handles_labels()
-    drawn.legend(handles, names, loc="outside upper center", ncols=len(names))
-    return drawn
+) -> list[Chart]:
+    """A line of (times, errors) for each method, the errors logarithmic; and the solutions at the last time."""
+    colors = {name: color for color, name in enumerate(errors)}
+    error = Chart(
+        title="error of the coefficients",
+        series=[Series(name=name, x=times, y=found, color=colors[name]) for name, (times, found) in errors.items()],
+        x=Axis(label="time, share of the longest"),
+        y=Axis(label="error", scale="log"),
+    )
+    solution = Chart(
+        title="u at the last time",
+        series=[Series(name=name, x=points, y=u, color=colors.get(name, _GRAY)) for name, u in solutions.items()],
+        x=Axis(label="x"),
+        y=Axis(label="u"),
+    )
+    return [error, solution]

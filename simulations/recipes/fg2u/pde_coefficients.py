@@ -27,10 +27,10 @@ from fedsign.bilevel.estimate import Hypergradient, Method
 from fedsign.bilevel.forward_gradient import fg2u_zo
 from fedsign.bilevel.hypergradients import rgu
 from fedsign.bilevel.unroll import Inner, Problem, Tree
-from fedsign.report.figures import save, style
+from fedsign.report.figures import draw, write
 from simulations.recipes.base import Shown, at_most, recipe
 from simulations.recipes.fg2u.burgers import Spectral, exact, grid, network, physics_informed, values
-from simulations.recipes.fg2u.figures import draw_discovery
+from simulations.recipes.fg2u.figures import discovery_charts
 from simulations.recipes.fg2u.outer import adam
 
 PICTURE = Path("pde-coefficients.svg")
@@ -90,13 +90,12 @@ def _time_ratio(solver: Discovery, other: Discovery) -> float:
 
 def _draw(found: dict[str, Discovery]) -> None:
     longest = max(each.seconds[-1] for each in found.values())
-    with style():
-        drawn = draw_discovery(
-            {name: ([second / longest for second in each.seconds], each.errors) for name, each in found.items()},
-            _X.tolist(),
-            {"true": _TRUE[-1].tolist(), **{name: each.u[-1].tolist() for name, each in found.items()}},
-        )
-        save(drawn, PICTURE, "svg")
+    charts = discovery_charts(
+        {name: ([second / longest for second in each.seconds], each.errors) for name, each in found.items()},
+        _X.tolist(),
+        {"true": _TRUE[-1].tolist(), **{name: each.u[-1].tolist() for name, each in found.items()}},
+    )
+    write(lambda: draw(*charts, height=2.5), PICTURE)
 
 
 def start(seed: int) -> Tree:

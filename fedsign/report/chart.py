@@ -1,0 +1,185 @@
+"""A chart, described once: its series, its axes, and what is written beside them, in the words of matplotlib and Vega.
+
+`fedsign.report.figures` draws a description with matplotlib, for papers and files; `fedsign.report.plots` puts it on a page.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+LARGEST = 1e150
+"""Beyond this a value is not drawn: differences and powers of it would overflow."""
+
+COLORS = ("#17559c", "#b4500b", "#0b7a5a", "#8a3fa8", "#a3195b", "#6b6200", "#0b7285", "#5c6068")
+"""On paper; a page has these for light and others for dark, as --c1 to --c8 of tokens.css."""
+
+DASHES = ((), (8, 4), (2.5, 3.5), (10, 3.5, 2.5, 3.5), (5, 3), (14, 4), (8, 3, 2, 3, 2, 3), (1, 3, 5, 3))
+"""Line styles in pixels; the first is solid."""
+
+_SMALLEST = 1e-300  # below this a difference has no logarithm, or steps without digits
+_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
+
+Values = Sequence[float | None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Axis:
+    """What values mean, and from where to where they are drawn: as far as the data go, if there are no `limits`.
+
+    An axis of `categories` names the positions 0, 1, 2..., from top to bottom; the `headings` among them have no marks.
+    """
+
+    label: str = ""
+    scale: Literal["linear", "log", "log2"] = "linear"
+    limits: tuple[float, float] | None = None
+    percent: bool = False
+    categories: Sequence[str] = ()
+    headings: frozenset[int] = frozenset()
+
+    def ticks(self, at_most: int = 6) -> list[float]:
+        """Round values within the limits."""
+        low, high = self.limits or (0.0, 1.0)
+        found = (
+            nice_ticks(low, high, at_most=at_most) if self.scale == "linear" else decades(low, high, at_most=at_most)
+        )
+        return [tick for tick in found if low <= tick <= high]
+
+    def place(self, value: float) -> float:
+        """Where a value is: 0 at the lower limit, 1 at the upper one."""
+        low, high = self.limits or (0.0, 1.0)
+        if self.scale != "linear":
+            value, low, high = (math.log10(max(each, low)) for each in (value, low, high))
+        return (value - low) / (high - low)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Series:
+    """Marks of one name; None leaves a gap.
+
+    `low` and `high` are intervals of the values: a band around a line, whiskers of a point; a bar begins at `low`, or at 0.
+    The values of lines are `y`; where `y` has categories, values are `x`.
+    """
+
+    name: str
+    x: Values
+    y: Values
+    low: Values = ()
+    high: Values = ()
+    mark: Literal["line", "point", "bar"] = "line"
+    color: int = 0  # with the ninth, colors begin again
+    marker: str = ""  # matplotlib's name of a point's shape
+    is_faint: bool = False  # thin, behind the others
+    is_open: bool = False  # a point that is not filled
+    labels: Sequence[str] = ()  # beside the marks
+
+    @property
+    def dashes(self) -> tuple[float, ...]:
+        """Of the line: the ninth has the first's color and other dashes."""
+        return () if self.is_faint else DASHES[(self.color + self.color // len(COLORS)) % len(DASHES)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chart:
+    """What is drawn under a title.
+
+    `rules` are lines across the chart at values of `x`, with their names; `description` is the text alternative;
+    `text` explains the chart and `note` says what went wrong.
+    """
+
+    title: str
+    series: Sequence[Series]
+    x: Axis
+    y: Axis
+    rules: Sequence[tuple[float, str]] = ()
+    description: str = ""
+    text: str = ""
+    note: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        """Of the legend."""
+        return list(dict.fromkeys(series.name for series in self.series))
+
+
+def drawable(values: Iterable[float | None]) -> list[float | None]:
+    """The values, without those that cannot be drawn."""
+    return [None if value is None or not abs(value) <= LARGEST else value for value in values]
+
+
+def value_axis(values: Iterable[float | None], *, label: str = "", percent: bool = False) -> Axis:
+    """An axis for a curve: from 0 where that costs little, logarithmic where one value dwarfs the rest."""
+    ordered = sorted(value for value in drawable(values) if value is not None) or [0.0, 1.0]
+    low, high = ordered[0], ordered[-1]
+    is_log = low > 0 and high > 50 * ordered[len(ordered) // 2]
+    if not is_log and 0 < low < 2 * high / 3:
+        low = 0.0
+    ticks = decades(low, high) if is_log else nice_ticks(low, high)
+    return Axis(label=label, scale="log" if is_log else "linear", limits=(ticks[0], ticks[-1]), percent=percent)
+
+
+def span(values: Iterable[float], *, label: str) -> Axis:
+    """An axis that ends with the data, such as one of rounds."""
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    return Axis(label=label, limits=(low, high) if low < high else (low - 1, high + 1))
+
+
+def bar_chart(title: str, y: Axis, bars: Sequence[Series]) -> Chart:
+    """Bars from 0, whose numbers stand beside them."""
+    largest = max((value for bar in bars for value in bar.x if value), default=1.0)
+    said = "; ".join(f"{bar.name}: {', '.join(bar.labels)}" for bar in bars)
+    return Chart(title=title, series=bars, x=Axis(limits=(0.0, largest)), y=y, description=said)
+
+
+def trailing_mean(values: Values, *, last: int = 5) -> list[float | None]:
+    """Mean over each round and those before it; None where one of them is missing.
+
+    >>> trailing_mean([1.0, 3.0, None, 5.0], last=2)
+    [1.0, 2.0, None, None]
+    """
+    means: list[float | None] = []
+    for end in range(1, len(values) + 1):
+        window = values[max(0, end - last) : end]
+        numbers = [value for value in window if value is not None]
+        means.append(sum(numbers) / len(numbers) if len(numbers) == len(window) else None)
+    return means
+
+
+def nice_ticks(low: float, high: float, *, at_most: int = 6) -> list[float]:
+    """Ascending multiples of 1, 2, 2.5 or 5 times a power of ten, the first <= low, the last >= high.
+
+    >>> nice_ticks(0.08, 0.94)
+    [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    """
+    if not (math.isfinite(low) and math.isfinite(high) and low <= high and at_most >= 3):
+        raise ValueError(f"ticks from {low} to {high}, at most {at_most}: give low <= high and at_most >= 3.")
+    magnitude = max(abs(low), abs(high))
+    if high - low <= max(1e-9 * magnitude, _SMALLEST):
+        half = 0.1 * magnitude or 1.0
+        low, high = low - half, high + half
+    power = 10.0 ** (math.floor(math.log10((high - low) / at_most)) - 1)
+    while True:
+        for factor in _STEPS:
+            step = factor * power
+            # a bound that is a tick but for rounding must not cost another one
+            first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+            if last - first + 1 <= at_most:
+                last = max(last, first + 1)
+                return [float(f"{index * step:.12g}") + 0.0 for index in range(first, last + 1)]
+        power *= 10
+
+
+def decades(low: float, high: float, *, at_most: int = 6) -> list[float]:
+    """Powers of ten around positive values, in equal strides.
+
+    >>> decades(0.3, 2e4, at_most=4)
+    [0.1, 10.0, 1000.0, 100000.0]
+    """
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    # the logarithm of a value next to a power of ten is rounded to that power
+    first -= float(f"1e{first}") > low
+    last += float(f"1e{last}") < high
+    last = max(last, first + 1)
+    stride = math.ceil((last - first) / (at_most - 1))
+    last = first + stride * math.ceil((last - first) / stride)
+    return [float(f"1e{exponent}") for exponent in range(first, last + 1, stride)]

@@ -1,0 +1,163 @@
+"""A chart on a page: the data for the script that draws it, and a static picture for print and for browsers without scripts.
+
+The script is uPlot (MIT, https://github.com/leeoniya/uPlot, `uplot/`), bound to the page by `plots.js`.  In the static picture lines are
+paths in a box of 1000 x 1000 that is stretched to the page's width; all text is HTML beside it, and the stylesheet has the colors.
+A chart of categories is a list that needs no script: its values stand beside the marks.
+"""
+
+import base64
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from functools import cache
+from itertools import groupby, zip_longest
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from fedsign.report.chart import COLORS, Axis, Chart, Series, drawable
+from fedsign.report.wording import figure, tick_label
+
+_SIDE = 1000  # of the box of paths
+_DATA_POINTS, _PATH_POINTS = 3000, 1500  # of a chart, which bounds the size of a page
+
+Point = tuple[float, float | None, float | None, float | None]
+"""x, y, low, high."""
+
+
+def scripts() -> Markup:
+    """uPlot, and what binds it to the page."""
+    return Markup(_file("uplot/uPlot.iife.min.js") + _file("plots.js"))
+
+
+@cache
+def script_hash() -> str:
+    """The scripts' name in a Content-Security-Policy, under which no other script runs."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(scripts().encode()).digest()).decode()
+
+
+def legend(chart: Chart) -> list[tuple[str, Series, str]]:
+    """Name, a series of that name, and its last value; the lowest and the highest where several have the name."""
+    entries = []
+    for name in chart.names:
+        of_name = [series for series in chart.series if series.name == name]
+        known = [[value for value in drawable(series.y) if value is not None] for series in of_name]
+        last = sorted(values[-1] for values in known if values)
+        ends = [figure(value, percent=chart.y.percent) for value in last[:1] + last[1:][-1:]]
+        entries.append((name, of_name[0], " – ".join(ends)))
+    return entries
+
+
+def ticks(axis: Axis, at_most: int = 6) -> list[tuple[float, str]]:
+    """Place in percent, and text."""
+    found = axis.ticks(at_most)
+    step = found[1] - found[0] if len(found) > 1 else 1.0
+    is_linear = axis.scale == "linear"
+    texts = [tick_label(tick, step=step, percent=axis.percent) if is_linear else f"{tick:g}" for tick in found]
+    return [(100 * axis.place(tick), text.replace("-", "−")) for tick, text in zip(found, texts, strict=True)]
+
+
+def paths(chart: Chart) -> list[tuple[str, Series, str]]:
+    """Class, series and path data: bands behind lines, in the order of the series."""
+    bands, lines = [], []
+    for series in chart.series:
+        points = _shown(series, _PATH_POINTS // len(chart.series))
+        segments = [list(part) for is_gap, part in groupby(points, key=lambda point: point[1] is None) if not is_gap]
+        line, low, high = (
+            ["L".join(_at(chart, point[0], point[column]) for point in part) for part in segments]
+            for column in (1, 2, 3)
+        )
+        # a point alone becomes a line of no length, drawn by its round cap
+        drawn = ["M" + path + ("" if "L" in path else "h0") for path in line]
+        lines.append(("line faint" if series.is_faint else "line", series, "".join(drawn)))
+        if series.low:
+            ends = zip(high, low, strict=True)
+            outline = "".join(f"M{upper}L{'L'.join(reversed(lower.split('L')))}z" for upper, lower in ends)
+            bands.append(("spread", series, outline))
+    return bands + lines
+
+
+def rows(chart: Chart) -> list[dict[str, Any]]:
+    """The categories from top to bottom, with their marks: places in percent, and the text beside them."""
+    found: list[dict[str, Any]] = [
+        {"name": name, "is_heading": index in chart.y.headings, "marks": []}
+        for index, name in enumerate(chart.y.categories)
+    ]
+    for series in chart.series:
+        for row, value, low, high, text in zip_longest(series.y, series.x, series.low, series.high, series.labels):
+            start = 0.0 if series.mark == "bar" and low is None else low
+            ends = (value, start, value if high is None else high)
+            place, start, end = (None if each is None else 100 * chart.x.place(each) for each in ends)
+            mark = {"series": series, "place": place, "low": start, "high": end, "text": text}
+            found[int(row or 0)]["marks"].append(mark)
+    return found
+
+
+def data(chart: Chart) -> Markup:
+    """All that the script draws, as JSON that may stand in an element of HTML."""
+    names, columns = chart.names, dict[tuple[float, ...], int]()
+    series = []
+    for each in chart.series:
+        points = _shown(each, _DATA_POINTS // len(chart.series))
+        across, values, low, high = zip(*points, strict=True) if points else ((), (), (), ())
+        series.append(
+            {
+                "key": names.index(each.name),
+                "x": columns.setdefault(across, len(columns)),
+                "y": [_short(value) for value in values],
+                "color": each.color % len(COLORS) + 1,
+                "dash": each.dashes,
+                "faint": each.is_faint,
+            }
+            | ({"low": [_short(value) for value in low], "high": [_short(value) for value in high]} if each.low else {})
+        )
+    told = {
+        "x": {"label": chart.x.label, "limits": chart.x.limits, "values": list(columns)},
+        "y": {"log": chart.y.scale != "linear", "percent": chart.y.percent, "limits": chart.y.limits},
+        "rules": [at for at, _ in chart.rules],
+        "series": series,
+    }
+    return Markup(json.dumps(told, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c"))
+
+
+def points_of(series: Series) -> list[Point]:
+    """The points of a line in their order; what cannot be drawn is a gap, and without an interval its ends are the value."""
+    columns = (drawable(column) for column in (series.y, series.low, series.high))
+    return [
+        (x or 0.0, y, y if low is None else low, y if high is None else high)
+        for x, y, low, high in zip_longest(series.x, *columns)
+    ]
+
+
+def thin(points: Sequence[Point], *, at_most: int) -> list[Point]:
+    """Keep the lowest and the highest point of every stretch, and a gap, so that neither a spike nor a gap gets lost."""
+    if len(points) <= at_most:
+        return list(points)
+    size = math.ceil(2 * len(points) / at_most)
+    kept = []
+    for start in range(0, len(points), size):
+        stretch = points[start : start + size]
+        known = sorted((point for point in stretch if point[1] is not None), key=lambda point: point[1] or 0.0)
+        chosen = {*known[:1], *known[-1:], *[point for point in stretch if point[1] is None][:1]}
+        kept += sorted(chosen, key=lambda point: point[0])
+    return kept if kept[-1] == points[-1] else [*kept, points[-1]]
+
+
+def _shown(series: Series, at_most: int) -> list[Point]:
+    """So many numbers of a series."""
+    return thin(points_of(series), at_most=at_most // (3 if series.low else 1))
+
+
+def _at(chart: Chart, x: float, y: float | None) -> str:
+    height = min(max(chart.y.place(y or 0.0), -9.0), 10.0)  # beyond the picture nothing is seen
+    return f"{_SIDE * chart.x.place(x):.0f} {_SIDE * (1 - height):.0f}"
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.5g}")
+
+
+def _file(name: str) -> str:
+    return (Path(__file__).parent / name).read_text(encoding="utf-8")
