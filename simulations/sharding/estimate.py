@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -22,7 +22,6 @@ from simulations.sharding.quantities import bits_per_second, bytes_of, fraction
 
 DEFAULT_PATH = Path("sharding.svg")
 _CANDIDATES = {"all": tuple(STRATEGIES), "paper": PAPER}
-Standing = Literal["near", "slower", "too_large"]
 _LEGEND: dict[Standing, str] = {
     "near": "fits, near the fastest",
     "slower": "fits, slower",
