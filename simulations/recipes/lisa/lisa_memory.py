@@ -8,19 +8,25 @@ context is not in them.
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any
 
-from fedsign.memory.estimate import Estimate
-from simulations.memory.estimate import Asked, look
+import torch
+
+from fedsign.memory.estimate import Estimate, Setting, estimate
+from fedsign.memory.methods import methods_of
+from fedsign.memory.step import AttentionKind, Precision
+from simulations.memory.estimate import of_named
 from simulations.recipes.base import Figures, at_least, at_most, recipe, within
 
+IN_BF16 = Precision(weights=torch.bfloat16, gradients=torch.bfloat16, states=torch.bfloat16)
 SEVEN = {"eh": "E+H", "lisa_2l": "E+H+2L", "lisa_4l": "E+H+4L", "full": "full"}
 
 
-def of(model: str, methods: Mapping[str, str], **asked: Any) -> dict[str, Estimate]:
+def of(model: str, methods: Mapping[str, str], attention: AttentionKind = "fused") -> dict[str, Estimate]:
     """One row of the paper's table, by the methods' names here."""
-    found = look(Asked(model=model, methods=list(methods.values()), tokens=1024, rank=128, lora_dropout=0.1, **asked))
-    return {name: row.estimate for name, row in zip(methods, found.rows, strict=True)}
+    work = of_named(model, batch=1, tokens=1024, checkpoint=False)
+    setting = Setting(precision=IN_BF16, attention=attention)
+    made = methods_of(methods.values(), rank=128, dropout=0.1)
+    return {name: estimate(work, method, setting) for name, method in zip(methods, made, strict=True)}
 
 
 def _peaks(estimates: Mapping[str, Estimate]) -> dict[str, float]:
