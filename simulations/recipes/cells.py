@@ -8,41 +8,30 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from math import inf, isfinite, nan
 from multiprocessing import get_context
-from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
 
 import torch
 
-from fedsign.config import from_dict
-from fedsign.errors import RoundError
 from fedsign.intervals import paired_difference as interval_of
-from fedsign.storage.results import Line, final_value, find_runs
-from simulations.jobs import Job, Watcher, play_all
+from fedsign.storage.results import Line, final_value
+from simulations.api import run
 
 Key = TypeVar("Key", bound=Hashable)
 Result = TypeVar("Result")
 
 
 def all_rounds(cells: Mapping[Key, Mapping[str, Any]]) -> dict[Key, list[Line]]:
-    """The lines of rounds.jsonl of each experiment's run, whose folder is thrown away.
+    """The lines of rounds.jsonl of each experiment's run, whose folder is thrown away."""
+    return on_all_cores({key: partial(_rounds, cell) for key, cell in cells.items()})
 
-    Raises:
-        RoundError: a run failed.
-    """
+
+def _rounds(cell: Mapping[str, Any]) -> list[Line]:
     with tempfile.TemporaryDirectory() as root:
-        roots = [Path(root) / str(index) for index in range(len(cells))]
-        jobs = [_job(cell, root) for cell, root in zip(cells.values(), roots, strict=True)]
-        play_all(
-            jobs,
-            workers=os.cpu_count() or 1,
-            logs=Path(root) / "logs",
-            watchers=[_Strict()],
-            module="simulations.comparison.worker",
-        )
-        return {key: find_runs(root)[0].rounds() for key, root in zip(cells, roots, strict=True)}
+        return run({**cell, "callbacks": [], "results": {"root": root}}).rounds
 
 
 def final_values(runs: Mapping[Key, list[Line]], metric: str, *, last: int = 5) -> dict[Key, float]:
@@ -100,16 +89,3 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> dict[s
     low, high = (nan if end is None else end for end in (interval.low, interval.high))
     wins = interval.wins / interval.num_pairs
     return {"difference": interval.mean, "difference_low": low, "difference_high": high, "wins": wins}
-
-
-class _Strict(Watcher):
-    """A recipe has no figures if one of its runs failed."""
-
-    def on_end(self, worker: int, job: Job, error: str | None) -> None:
-        if error is not None:
-            raise RoundError(error)
-
-
-def _job(cell: Mapping[str, Any], root: Path) -> Job:
-    config = from_dict({**cell, "callbacks": [], "results": {"root": str(root)}})
-    return Job(id=root.name, asked={"config": config.to_toml(), "resume": None})

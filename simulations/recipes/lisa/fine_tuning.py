@@ -16,11 +16,10 @@ from torch import Tensor, nn
 
 from fedsign.config import from_dict
 from fedsign.data.base import AnySamples
-from fedsign.optim.base import PartTrainer, subject
+from fedsign.optim.base import PartTrainer, optimizer_of
 from fedsign.records import Tensors, tensors_of
 from fedsign.registry import resolve
 from fedsign.schedules.warmup import warmup_cosine
-from fedsign.sections import OptimizerPart
 from fedsign.seeding import Purpose, generator, torch_stream
 from fedsign.workload import Workload
 
@@ -28,7 +27,7 @@ Settings = Mapping[str, Any]
 OnStep = Callable[[int, nn.Module], None]
 
 BATCH_SIZE = 8
-PRETRAINING_STEPS, _PRETRAINING_LR = 600, 2e-3
+PRETRAINING_STEPS = 600
 METHODS: dict[str, Settings] = {
     "full": {"name": "adamw"},
     "lora": {"name": "lora", "rank": 8},
@@ -57,7 +56,7 @@ def fine_tune(
             adapt(model, work.config.client.optimizer.settings)
     train, test = _half(work, 1)
     on_step(0, model)
-    minimise(work, model, made(method, model, lr), train, steps=steps, lr=lr, round=2, on_step=on_step)
+    minimise(work, model, train, steps=steps, lr=lr, round=2, on_step=on_step)
     return work.evaluate(model, (test, None))["loss"]
 
 
@@ -65,8 +64,7 @@ def moment_bytes(method: Settings) -> int:
     """What the method's optimiser keeps of this model after a step, measured."""
     work = workload(0, method)
     model = work.make_model()
-    optimizer = made(method, model, 1e-3)
-    minimise(work, model, optimizer, work.dataset.train, steps=1, lr=1e-3, round=1)
+    optimizer = minimise(work, model, work.dataset.train, steps=1, lr=1e-3, round=1)
     tensors = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
@@ -77,23 +75,22 @@ def base(seed: int, steps: int, *, tied: bool = True) -> Tensors:
     work = workload(seed, METHODS["full"], tied=tied)
     model = work.make_model()
     train, _ = _half(work, 0)
-    optimizer = made(METHODS["full"], model, _PRETRAINING_LR)
-    minimise(work, model, optimizer, train, steps=steps, lr=_PRETRAINING_LR, round=1)
+    minimise(work, model, train, steps=steps, lr=2e-3, round=1)
     return tensors_of(model)
 
 
 def minimise(
     work: Workload,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
     samples: AnySamples,
     *,
     steps: int,
     lr: float,
     round: int,
     on_step: OnStep = lambda step, model: None,
-) -> None:
+) -> torch.optim.Optimizer:
     """Steps on shuffled batches; the round is part of the seed of their order."""
+    optimizer = optimizer_of(work.config.client.optimizer, model, lr, 0.0)
     model.train()
     rng = generator(work.config.seed, Purpose.BATCHES, round=round, partition=0)
     if isinstance(optimizer, PartTrainer):
@@ -111,12 +108,6 @@ def minimise(
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         on_step(step, model)
-
-
-def made(method: Settings, model: nn.Module, lr: float) -> torch.optim.Optimizer:
-    """The method's optimiser of this model."""
-    part = OptimizerPart(**method)
-    optimizer: torch.optim.Optimizer = part.build(subject(part.name, model), lr, 0.0)
     return optimizer
 
 

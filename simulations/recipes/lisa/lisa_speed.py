@@ -19,9 +19,9 @@ from statistics import median
 import torch
 from torch import nn
 
-from fedsign.optim.base import PartTrainer
+from fedsign.optim.base import PartTrainer, optimizer_of
 from simulations.recipes.base import Figures, at_least, recipe
-from simulations.recipes.lisa.fine_tuning import BATCH_SIZE, METHODS, made, workload
+from simulations.recipes.lisa.fine_tuning import BATCH_SIZE, METHODS, workload
 
 _WARM_UP = 2  # steps of each, which are not counted
 
@@ -53,7 +53,7 @@ def _stepper(name: str, quick: bool) -> Callable[[], None]:
     method = {**METHODS[name], "period": 5} if name == "lisa" else METHODS[name]
     work = workload(0, method, depth=4 if quick else 12, width=256, num_heads=8)
     model = work.make_model().train()
-    optimizer = made(method, model, 1e-4)
+    optimizer = optimizer_of(work.config.client.optimizer, model, 1e-4, 0.0)
     if isinstance(optimizer, PartTrainer):
         optimizer.begin(seed=0, client=0, round=1, first_step=0)
     features, targets = work.dataset.train.batch(torch.arange(BATCH_SIZE))
