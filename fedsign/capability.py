@@ -24,7 +24,7 @@ class Capability:
     """
 
     purpose: str
-    modules: tuple[str, ...]  # patterns of module names; one that matches a package takes in all below it
+    modules: tuple[str, ...]  # besides the row's: patterns of names; one that matches a package takes in all below it
     requires: Mapping[str, str] = field(default_factory=dict)  # capability -> why
     kinds: Mapping[str, Kind] = field(default_factory=dict)  # families of its own
     rows: Mapping[str, Mapping[str, Row]] = field(default_factory=dict)  # kind -> what it adds to the core's

@@ -55,6 +55,7 @@ class Strategy(FlowerStrategy):
         self.server_optimizer: ServerOptimizer | None = None  # set by the program
         self.aggregator: Aggregator | None = None  # likewise; None for the mean by weights
         self.num_clients = 0  # of the population; known from the first round on
+        self.kept: Tensors = {}  # a subclass's memory from round to round
         self._served: Tensors = {}
         self.evaluated_model: Tensors | None = None  # after the last round; None where it is the served one
 
@@ -108,10 +109,11 @@ class Strategy(FlowerStrategy):
 
     def state_dict(self) -> Tensors:
         """The server's memory, to be checkpointed."""
-        return {}
+        return dict(self.kept)
 
     def load_state_dict(self, state: Tensors) -> None:
         """Take the memory back."""
+        self.kept = dict(state)
 
     def memory(self) -> Tensors:
         """`state_dict`, the server optimiser's and the aggregator's, as one."""

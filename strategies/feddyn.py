@@ -24,12 +24,11 @@ from strategies.base import Aggregate, Strategy
 
 
 class FedDyn(Strategy):
-    """Serves mean + mean_h, evaluates the mean; the clients' losses are tilted by h_k."""
+    """Serves mean + mean_h, evaluates the mean; the clients' losses are tilted by h_k.  `kept` is mean_h."""
 
     def __init__(self, *, alpha: Alpha = ALPHA) -> None:
         super().__init__(weighting="uniform")
         self.alpha = alpha
-        self.mean_h: Tensors = {}
 
     def objective(self, round: int) -> ObjectiveSpec:
         """Task loss with the client's linear term and the pull towards theta_t."""
@@ -39,19 +38,11 @@ class FedDyn(Strategy):
         """mean + mean_h, after mean_h has taken in this round's drift."""
         mean, trained = round.mean, round.parameters
         for name in trained:
-            h = self.mean_h.get(name, torch.zeros_like(mean[name]))
+            h = self.kept.get(name, torch.zeros_like(mean[name]))
             share = round.num_sent[name] / round.num_clients
-            self.mean_h[name] = h + share * (mean[name] - round.served[name])
-        return {**mean, **{name: mean[name] + self.mean_h[name] for name in trained}}
+            self.kept[name] = h + share * (mean[name] - round.served[name])
+        return {**mean, **{name: mean[name] + self.kept[name] for name in trained}}
 
     def evaluated(self, mean: Tensors) -> Tensors | None:
         """The mean of the clients' models."""
         return mean
-
-    def state_dict(self) -> Tensors:
-        """mean_h."""
-        return dict(self.mean_h)
-
-    def load_state_dict(self, state: Tensors) -> None:
-        """Take mean_h back."""
-        self.mean_h = dict(state)

@@ -24,13 +24,12 @@ from strategies.base import Aggregate, Strategy, Weighting
 
 
 class SCAFFOLD(Strategy):
-    """Serves the mean and the control variate c; the clients' steps are corrected by c - c_k."""
+    """Serves the mean and the control variate c; the clients' steps are corrected by c - c_k.  `kept` is c."""
 
     takes_parts: ClassVar[bool] = False
 
     def __init__(self, *, weighting: Weighting = "uniform") -> None:
         super().__init__(weighting=weighting)
-        self.control: Tensors = {}
 
     def objective(self, round: int) -> ObjectiveSpec:
         """Task loss with the correction as a linear term."""
@@ -38,20 +37,12 @@ class SCAFFOLD(Strategy):
 
     def shared(self) -> Tensors:
         """c; nothing before the first round, when it is zero."""
-        return dict(self.control)
+        return dict(self.kept)
 
     def move(self, round: Aggregate) -> Tensors:
         """The mean, after c has taken in the clients' changes."""
         share = round.num_replies / round.num_clients
         for name in round.parameters:
-            control = self.control.get(name, torch.zeros_like(round.mean[name]))
-            self.control[name] = control + share * round.extra[name]
+            control = self.kept.get(name, torch.zeros_like(round.mean[name]))
+            self.kept[name] = control + share * round.extra[name]
         return round.mean
-
-    def state_dict(self) -> Tensors:
-        """c."""
-        return dict(self.control)
-
-    def load_state_dict(self, state: Tensors) -> None:
-        """Take c back."""
-        self.control = dict(state)

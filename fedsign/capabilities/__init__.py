@@ -10,6 +10,7 @@ import importlib
 import pkgutil
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -17,10 +18,14 @@ from typing import Any
 
 from fedsign.capability import Capability
 
-CAPABILITIES: Mapping[str, Capability] = {
-    found.name: importlib.import_module(f"{__name__}.{found.name}").CAPABILITY
-    for found in pkgutil.iter_modules(__path__)
-}
+
+def _row(name: str) -> Capability:
+    """The row that a module here holds, which claims that module too."""
+    row: Capability = importlib.import_module(f"{__name__}.{name}").CAPABILITY
+    return replace(row, modules=(f"{__name__}.{name}", *row.modules))
+
+
+CAPABILITIES: Mapping[str, Capability] = {found.name: _row(found.name) for found in pkgutil.iter_modules(__path__)}
 
 
 @cache

@@ -5,7 +5,6 @@ from fedsign.capability import Capability, Kind
 CAPABILITY = Capability(
     purpose="gradients through a whole training: (FG)²U, condensation, learned settings",
     modules=(
-        "fedsign.capabilities.bilevel",
         "fedsign.bilevel",
         "simulations.bilevel",
     ),

@@ -4,10 +4,7 @@ from fedsign.capability import Capability
 
 CAPABILITY = Capability(
     purpose="the clients of a round trained as one stack of tensors",
-    modules=(
-        "fedsign.capabilities.cohort",
-        "clients.cohort",
-    ),
+    modules=("clients.cohort",),
     sections={"client": "clients.cohort.section:CohortKeys"},
     examples={"cohort path": {"client": {"path": "cohort"}}},
     extends={"local_trainer": "clients.cohort.provider:CohortProvider", "rules": "clients.cohort.rules:RULES"},

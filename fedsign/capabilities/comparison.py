@@ -5,7 +5,6 @@ from fedsign.capability import Capability
 CAPABILITY = Capability(
     purpose="strategies compared over seeds and conditions, with statistics and pages",
     modules=(
-        "fedsign.capabilities.comparison",
         "fedsign.comparison",
         "simulations.comparison",
     ),

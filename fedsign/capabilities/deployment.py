@@ -5,7 +5,6 @@ from fedsign.capability import Capability
 CAPABILITY = Capability(
     purpose="SuperLink and SuperNodes, federations over machines, sites with data of their own",
     modules=(
-        "fedsign.capabilities.deployment",
         "fedsign.data.partition.sites",
         "fedsign.data.site_reader",
         "fedsign.data.sites",

@@ -4,7 +4,7 @@ from fedsign.capability import Capability
 
 CAPABILITY = Capability(
     purpose="image data sets from folders, and the networks of their papers: VGG, ResNet",
-    modules=("fedsign.capabilities.images", "fedsign.data.images", "fedsign.models.resnet", "fedsign.models.vgg"),
+    modules=("fedsign.data.images", "fedsign.models.resnet", "fedsign.models.vgg"),
     rows={
         "dataset": {
             "mnist": ("fedsign.data.images.mnist:mnist", "MNIST from a folder, 70,000 images of 28x28"),

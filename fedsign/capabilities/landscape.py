@@ -5,7 +5,6 @@ from fedsign.capability import Capability
 CAPABILITY = Capability(
     purpose="loss valleys, interpolation and curvature around what was learned",
     modules=(
-        "fedsign.capabilities.landscape",
         "fedsign.landscape",
         "simulations.landscape",
     ),

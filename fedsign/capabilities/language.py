@@ -5,7 +5,6 @@ from fedsign.capability import Capability
 CAPABILITY = Capability(
     purpose="text data, tokenizers, decoders, models of `transformers`",
     modules=(
-        "fedsign.capabilities.language",
         "fedsign.data.text",
         "fedsign.metrics.perplexity",
         "fedsign.metrics.token_accuracy",

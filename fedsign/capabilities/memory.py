@@ -5,7 +5,6 @@ from fedsign.capability import Capability
 CAPABILITY = Capability(
     purpose="the memory that a training step takes, estimated and measured",
     modules=(
-        "fedsign.capabilities.memory",
         "fedsign.memory",
         "simulations.memory",
     ),

@@ -5,7 +5,6 @@ from fedsign.capability import Capability
 CAPABILITY = Capability(
     purpose="clients that train and send a part of the model: LISA, LoRA, GaLore",
     modules=(
-        "fedsign.capabilities.partial",
         "fedsign.optim.blocks",
         "fedsign.optim.galore",
         "fedsign.optim.layer_draws",

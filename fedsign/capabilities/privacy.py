@@ -5,7 +5,6 @@ from fedsign.capability import Capability, Kind
 CAPABILITY = Capability(
     purpose="differential privacy, central and local, and its account",
     modules=(
-        "fedsign.capabilities.privacy",
         "fedsign.privacy",
         "clients.privacy",
         "strategies.flower.private",

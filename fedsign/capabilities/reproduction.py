@@ -4,10 +4,7 @@ from fedsign.capability import Capability
 
 CAPABILITY = Capability(
     purpose="claims, figures and tables of papers as recipes with a verdict",
-    modules=(
-        "fedsign.capabilities.reproduction",
-        "simulations.recipes",
-    ),
+    modules=("simulations.recipes",),
     requires={
         "images": "the recipes that train on CIFAR-10, and on VGG and ResNet",
         "sparsity": "the recipes of SμPar",

@@ -5,7 +5,6 @@ from fedsign.capability import Capability, Kind
 CAPABILITY = Capability(
     purpose="simulated attackers and faults, and strategies that withstand them",
     modules=(
-        "fedsign.capabilities.robustness",
         "clients.robustness",
         "strategies.flower.robust",
     ),

@@ -5,7 +5,6 @@ from fedsign.capability import Capability
 CAPABILITY = Capability(
     purpose="one client's model and batch over several processes: PaRO",
     modules=(
-        "fedsign.capabilities.sharding",
         "fedsign.sharding",
         "clients.sharding",
         "simulations.sharding",

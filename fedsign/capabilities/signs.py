@@ -5,7 +5,6 @@ from fedsign.capability import Capability
 CAPABILITY = Capability(
     purpose="how far the signs of models and of a round's clients agree",
     modules=(
-        "fedsign.capabilities.signs",
         "fedsign.signs",
         "simulations.signs",
     ),

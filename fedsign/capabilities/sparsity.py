@@ -5,7 +5,6 @@ from fedsign.capability import Capability, Kind
 CAPABILITY = Capability(
     purpose="sparse models, masks that change, and scaling by width and density: SμPar",
     modules=(
-        "fedsign.capabilities.sparsity",
         "fedsign.parameterisation",
         "simulations.sparsity",
     ),

@@ -5,7 +5,6 @@ from fedsign.capability import Capability
 CAPABILITY = Capability(
     purpose="your own tables and arrays: CSV, Parquet, NPZ",
     modules=(
-        "fedsign.capabilities.tables",
         "fedsign.data.columns",
         "fedsign.data.csv",
         "fedsign.data.npz",

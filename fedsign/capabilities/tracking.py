@@ -5,7 +5,6 @@ from fedsign.capability import Capability
 CAPABILITY = Capability(
     purpose="rounds sent to TensorBoard, MLflow, or Weights & Biases",
     modules=(
-        "fedsign.capabilities.tracking",
         "simulations.callbacks.mlflow",
         "simulations.callbacks.tensorboard",
         "simulations.callbacks.tracking",

@@ -4,14 +4,12 @@ Paper: arXiv 2405.12489, section 5 and Figure 29.  For logits W h and p = softma
 (diag(p) - p p^T) kron (h h^T), with trace sum_c p_c (1 - p_c) ||h||^2; noise with the signs of W makes p more decided,
 and so the trace smaller.
 
-The paper's listing contracts gradient and Hessian with the moved weights where its text has the noise;
-`contract_with = "weights"` does as the listing does.
+The paper's listing contracts gradient and Hessian with the moved weights; here, as in its text, it is the noise.
 
 n = samples, C = classes, d = features, P = points.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,13 +40,11 @@ def softmax_curve(
     features: Array,
     labels: NDArray[np.int64],
     lambdas: Array,
-    *,
-    contract_with: Literal["noise", "weights"] = "noise",
 ) -> SoftmaxCurve:
     """Of weights and noise [C, d], features [n, d], labels [n]."""
     points = [weights + at * noise for at in lambdas]
     logits = np.stack([features @ point.T for point in points])  # [P, n, C]
-    moved = np.stack([features @ (point if contract_with == "weights" else noise).T for point in points])  # eps h
+    moved = features @ noise.T  # eps h of each sample, [n, C]
     log_p = log_softmax(logits, axis=-1)
     p, right = np.exp(log_p), np.eye(len(weights))[labels]
     spread = (p * (1 - p)).sum(-1)  # of each sample, [P, n]

@@ -12,8 +12,7 @@ import torch
 
 from fedsign.errors import ConfigError
 from fedsign.intervals import Interval, paired_difference
-from fedsign.landscape.landscape import Array as Array
-from fedsign.landscape.landscape import Landscape, Values, grid
+from fedsign.landscape.landscape import Array, Landscape, Values, grid
 
 RISE = 0.1
 """Above the centre, where a valley's width is measured: 10 points of error, or 0.1 nats of loss."""

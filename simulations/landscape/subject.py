@@ -35,14 +35,14 @@ class Subject:
 
     source: Path
     workload: Workload
-    tensors: Tensors
+    tensors: Tensors  # as they travel
     run: RunFolder | None
 
     @cached_property
     def model(self) -> nn.Module:
         """With its weights, in evaluation mode."""
         model = self.workload.make_model()
-        model.load_state_dict(self.tensors)
+        model.load_state_dict(dict(packing_of(model).whole(self.tensors)))
         return model.eval()
 
     @cached_property
@@ -74,7 +74,7 @@ class Subject:
             ConfigError: it has other parameters.
         """
         try:
-            return layout.vector(self.tensors)
+            return layout.vector(dict(self.model.named_parameters()))
         except ConfigError as error:
             raise ConfigError(f"{self.source} and the first model are not of one architecture: {error}") from error
 
@@ -141,7 +141,7 @@ def subject_of(path: Path, *, model: str | None = None, overrides: Sequence[str]
         run = open_run(path)
         tensors = _last_model(run)
     workload = Workload(_experiment(run, overrides))
-    return Subject(source=path, workload=workload, tensors=_whole(tensors, workload), run=run)
+    return Subject(source=path, workload=workload, tensors=tensors, run=run)
 
 
 def _of_file(path: Path, model: str | None, overrides: Sequence[str]) -> Subject:
@@ -152,8 +152,8 @@ def _of_file(path: Path, model: str | None, overrides: Sequence[str]) -> Subject
         )
     workload = Workload(configs.load(None, [f"model.name={model}", *overrides]))
     module = workload.make_model()
-    load_weights(module, path, may_differ=())
-    return Subject(source=path, workload=workload, tensors=module.state_dict(), run=None)
+    load_weights(module, path)
+    return Subject(source=path, workload=workload, tensors=packing_of(module).packed(module.state_dict()), run=None)
 
 
 def _last_model(run: RunFolder) -> Tensors:
@@ -165,13 +165,6 @@ def _last_model(run: RunFolder) -> Tensors:
     if checkpoint is None:
         raise ResultsError(f"{run.path} has no checkpoint yet; resume it with 'fedsign run --resume {run.path}'.")
     return checkpoint.evaluated or checkpoint.served
-
-
-def _whole(tensors: Tensors, workload: Workload) -> Tensors:
-    """A model's state_dict; checkpoints of sparse ones hold what travels."""
-    if not workload.config.get("parameterisation.is_chosen", False):
-        return tensors
-    return dict(packing_of(workload.make_model()).whole(tensors))
 
 
 def _experiment(run: RunFolder, overrides: Sequence[str]) -> configs.ExperimentConfig:

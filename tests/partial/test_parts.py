@@ -163,7 +163,7 @@ def test_feddyn_remembers_the_drift_of_those_who_sent(rounds: list[list[set[str]
             senders = [each.tensors[name].double() for each in replies if name in each.tensors]
             expected = sum(senders) / len(senders) + h[name] if senders else theta[name]
             torch.testing.assert_close(found[name].double(), expected, rtol=1e-5, atol=1e-5)
-            remembered = strategy.mean_h.get(name, torch.zeros(SIZE)).double()
+            remembered = strategy.kept.get(name, torch.zeros(SIZE)).double()
             torch.testing.assert_close(remembered, h[name], rtol=1e-5, atol=1e-5)
         served = found
 
