@@ -41,12 +41,19 @@ def curves(runs: Sequence[Sequence[Line]]) -> dict[str, Curve]:
     """Every figure of the rounds over runs; a round that one of the runs has no number for has no mean."""
     by_round = [{int(line["round"]): line for line in lines} for lines in runs]
     rounds = tuple(sorted(set().union(*by_round)))
-    names = dict.fromkeys(key for lines in runs for line in lines for key, value in line.items() if _is_figure(value))
-    return {
-        name: _curve(rounds, [[lines.get(round, {}).get(name) for lines in by_round] for round in rounds])
-        for name in names
-        if name not in _NOT_CURVES
-    }
+    figures = dict.fromkeys(key for lines in runs for line in lines for key, value in line.items() if _is_figure(value))
+    found = {}
+    for name in figures:
+        if name in _NOT_CURVES:
+            continue
+        values = [[lines.get(round, {}).get(name) for lines in by_round] for round in rounds]
+        pairs = [(None, None) if None in row else mean_and_std(row) for row in values]
+        found[name] = Curve(
+            rounds=rounds,
+            mean=tuple(mean for mean, _ in pairs),
+            std=tuple(0.0 if std is None and mean is not None else std for mean, std in pairs),
+        )
+    return found
 
 
 def first_round_at(lines: Sequence[Line], metric: str, target: float, *, higher_is_better: bool) -> int | None:
@@ -111,12 +118,3 @@ def _is_figure(value: object) -> bool:
 
 def _median(values: Sequence[float]) -> float | None:
     return float(statistics.median(values)) if values else None
-
-
-def _curve(rounds: tuple[int, ...], values: list[list[float | None]]) -> Curve:
-    pairs = [mean_and_std(row) if None not in row else (None, None) for row in values]
-    return Curve(
-        rounds=rounds,
-        mean=tuple(mean for mean, _ in pairs),
-        std=tuple(0.0 if std is None and mean is not None else std for mean, std in pairs),
-    )

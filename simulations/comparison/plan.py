@@ -11,11 +11,12 @@ setting X has the same configuration for every value; it is planned under each a
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from fedsign import plugins
 from fedsign.comparison.summary import Cell, Plan, products, strategy_label
@@ -56,11 +57,6 @@ class Request:
     settings: Mapping[str, Any] = field(default_factory=dict)
     validation_fraction: float | None = None
 
-    @classmethod
-    def of(cls, recorded: Mapping[str, Any]) -> Self:
-        """The request that a plan records."""
-        return cls(**recorded)
-
     def own(self, strategy: str) -> dict[str, Any]:
         """The settings for one strategy; what is said for it alone wins."""
         return _own(self.settings, strategy)
@@ -71,19 +67,9 @@ class Request:
         return products(_own(axes, strategy))
 
     @property
-    def conditions(self) -> list[dict[str, Any]]:
-        """All combinations of the other keys."""
-        return products(self.condition_axes)
-
-    @property
     def condition_axes(self) -> dict[str, Sequence[Any]]:
         """The keys that conditions are made of, with their values."""
         return {**{key: values for key, values in self.grid.items() if not _is_choice(key)}, **self.by}
-
-    @property
-    def has_choices(self) -> bool:
-        """Whether something is to be chosen."""
-        return any(len(self.choices(strategy)) > 1 for strategy in self.strategies)
 
 
 def parse_axis(text: str, *, option: str = "--grid") -> tuple[str, list[Any]]:
@@ -134,7 +120,7 @@ def make_plan(
     cells: list[Cell] = []
     words_of: dict[str, str] = {}  # digest -> the values that gave it
     configs: dict[str, ExperimentConfig] = {}
-    for condition in request.conditions:
+    for condition in products(request.condition_axes):
         for strategy in request.strategies:
             for choice in request.choices(strategy):
                 own = _own(condition, strategy)  # without the settings that it does not have
@@ -275,11 +261,12 @@ def _has(strategy: str, setting: str) -> bool:
 def _validation(base: ExperimentConfig, request: Request) -> dict[str, float]:
     """How much every cell holds out of training, so that all strategies train on the same samples."""
     fraction = request.validation_fraction
-    if fraction is None and request.has_choices:
+    has_choices = any(len(request.choices(strategy)) > 1 for strategy in request.strategies)
+    if fraction is None and has_choices:
         fraction = base.data.validation_fraction or VALIDATION_FRACTION
     if fraction is None:
         return {}
-    if not 0 <= fraction < 1 or (request.has_choices and fraction == 0):
+    if not 0 <= fraction < 1 or (has_choices and fraction == 0):
         raise ConfigError(
             f"a validation fraction of {fraction} was given, but expected is a number above 0 and below 1: "
             "hyper-parameters are chosen on the training samples that are held out."
@@ -294,10 +281,9 @@ def _cell(config: ExperimentConfig, condition: Mapping[str, Any], choice: Mappin
         config.strategy.name,
         *(f"{key.rpartition('.')[2]}{value}" for key, value in {**condition, **choice}.items()),
     ]
-    readable = "".join(character if character.isalnum() or character in "._" else "-" for character in "-".join(parts))
-    ascii_name = readable.encode("ascii", "replace").decode().replace("?", "-").lstrip("._-")[:_LONGEST]
+    readable = re.sub(r"[^0-9A-Za-z._]", "-", "-".join(parts)).lstrip("._-")[:_LONGEST]
     return Cell(
-        id=f"{ascii_name or 'cell'}-seed{config.seed}-{digest}",
+        id=f"{readable or 'cell'}-seed{config.seed}-{digest}",
         strategy=config.strategy.name,
         condition=json.loads(json.dumps(condition)),
         choice=json.loads(json.dumps(choice)),

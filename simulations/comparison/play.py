@@ -106,7 +106,7 @@ def go_on(path: str | Path, *, workers: int | None = None, retry_failed: bool = 
     recorded = comparison.plan
     plan, cell_configs = make_plan(
         configs.from_toml(recorded.config_toml),
-        Request.of(recorded.request),
+        Request(**recorded.request),
         name=recorded.name,
         reference=recorded.reference,
         target=recorded.target,
