@@ -65,12 +65,12 @@ class Kit:
     def node_config(self) -> dict[str, str | int]:
         """What the SuperNode tells its ClientApp."""
         config: dict[str, str | int] = {"partition-id": self.facts["partition"], "site": self.facts["site"]}
-        if self.data_folder is not None:
-            config["data-root"] = str(self.data_folder)
-        if self.device:
-            config["device"] = self.device
-        if self.share_details:
-            config["share-details"] = True
+        own: dict[str, str | int] = {
+            "data-root": str(self.data_folder or ""),
+            "device": self.device,
+            "share-details": self.share_details,
+        }
+        config |= {key: value for key, value in own.items() if value}
         given = ((key, self.tables.get(table, {}).get(name)) for table, name, key, _ in node_keys())
         return config | {key: value for key, value in given if value is not None}
 
