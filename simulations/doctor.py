@@ -40,11 +40,7 @@ def _torchvision() -> Row:
     try:
         return _row("torchvision", "ok", torchvision().__version__)
     except (ImportError, RuntimeError) as error:
-        return _row(
-            "torchvision",
-            "broken",
-            f"{error}; reinstall the torchvision that belongs to your torch",
-        )
+        return _row("torchvision", "broken", f"{error}; reinstall the torchvision that belongs to your torch")
 
 
 def _engines() -> Iterator[Row]:

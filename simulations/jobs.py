@@ -11,11 +11,10 @@ import hashlib
 import json
 import logging
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from fedsign.config import ExperimentConfig
 from fedsign.errors import DiskFullError, EngineError, FedSignError
@@ -80,7 +79,10 @@ def play_all(
             worker.job = job
             worker.child.connection.send(job.asked)
 
-    with _workers(module, min(workers, len(jobs)), logs) as team:
+    logs.mkdir(parents=True, exist_ok=True)
+    team: list[_Worker] = []
+    try:
+        team += (_Worker(module, index, logs) for index in range(min(workers, len(jobs))))
         while left or any(worker.job for worker in team):
             for worker, message in _messages(team):
                 if message is None:
@@ -105,6 +107,8 @@ def play_all(
                         watcher.on_end(worker.index, job, message.get("failed"))
                     if team[worker.index] is worker:
                         hand_out(worker)
+    finally:
+        close_all([worker.child for worker in team])
 
 
 def _messages(team: Sequence[_Worker]) -> list[tuple[_Worker, Message | None]]:
@@ -113,20 +117,9 @@ def _messages(team: Sequence[_Worker]) -> list[tuple[_Worker, Message | None]]:
     return [(worker_of[connection], message) for connection in poll(worker_of) for message in connection.drain()]
 
 
-@contextmanager
-def _workers(module: str, count: int, logs: Path) -> Iterator[list[_Worker]]:
-    logs.mkdir(parents=True, exist_ok=True)
-    team: list[_Worker] = []
-    try:
-        team += (_Worker(module, index, logs) for index in range(count))
-        yield team
-    finally:
-        close_all([worker.child for worker in team])
-
-
 def answer_all(parent: Connection, play: Callable[[Message], None]) -> None:
     """Play what is asked for, and say of each how it ended."""
-    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     parent.send({"ready": True})
     for request in parent:
         parent.send(_outcome(request, play))
@@ -144,10 +137,6 @@ def _outcome(request: Message, play: Callable[[Message], None]) -> Message:
         logging.getLogger("fedsign").exception("a job failed")
         return {"failed": f"unexpected {type(error).__name__}: {error}"}
     return {"finished": True}
-
-
-def _stop(number: int, frame: object) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 def digest_of(config: ExperimentConfig, **besides: Any) -> str:

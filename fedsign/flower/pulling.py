@@ -32,8 +32,9 @@ def arrivals(
             yield slot, NOT_SENT
         else:
             waiting[message_id] = slot
-    pause_s = _FIRST_PAUSE_S
+    steps = pauses()
     while waiting:
+        next(steps)
         arrived = list(grid.pull_messages(list(waiting)))
         for reply in arrived:
             slot = waiting.pop(reply.metadata.reply_to_message_id)
@@ -42,12 +43,10 @@ def arrivals(
             else:
                 waiting[message_id] = slot
         if arrived:
-            pause_s = _FIRST_PAUSE_S
+            steps = pauses()  # short ones again
         elif time.monotonic() > deadline:
             yield from ((slot, LATE) for slot in waiting.values())
             return
-        else:
-            pause_s = _paused(pause_s)
 
 
 def pauses() -> Iterator[None]:
@@ -55,10 +54,5 @@ def pauses() -> Iterator[None]:
     pause_s = _FIRST_PAUSE_S
     while True:
         yield
-        pause_s = _paused(pause_s)
-
-
-def _paused(pause_s: float) -> float:
-    """Sleep; returns the next pause."""
-    time.sleep(pause_s)
-    return min(1.5 * pause_s, _LONGEST_PAUSE_S)
+        time.sleep(pause_s)
+        pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)

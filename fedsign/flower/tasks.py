@@ -58,11 +58,9 @@ class Tasks:
 
     def next(self) -> Task:
         """Wait for a task and take it."""
-        task, self._early = self._early, None
-        while task is None:
-            task = self._acquired()
-            if task is None:
-                time.sleep(POLL_INTERVAL_S)
+        while (task := self._early or self._acquired()) is None:
+            time.sleep(POLL_INTERVAL_S)
+        self._early = None
         return task
 
     def play(self, task: Task) -> None:

@@ -5,7 +5,6 @@ halves of their keys (`keys`).  So the CA's key is needed to make the server's c
 """
 
 import datetime as dt
-import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedsign.errors import ConfigError
+from simulations.deployment.federation import address_of
 from simulations.deployment.keys import write_secret
 
 ALWAYS = ("localhost", "127.0.0.1", "::1")  # the server's own processes come this way
@@ -68,10 +68,8 @@ def issue(authority: Certified, hosts: Sequence[str], *, lifetime: dt.timedelta)
 
 def general_name(host: str) -> x509.GeneralName:
     """An address, or else a name."""
-    try:
-        return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        return x509.DNSName(host)
+    address = address_of(host)
+    return x509.DNSName(host) if address is None else x509.IPAddress(address)
 
 
 def ends_at(certificate: Path) -> dt.datetime:

@@ -116,7 +116,7 @@ def add_site(
     from simulations.deployment.federation import open_federation
 
     newcomer = provision.Newcomer(name=site, public_key=public_key, data_root=data_root, device=device)
-    grown, _ = provision.add_site(open_federation(folder), newcomer)
+    grown = provision.add_site(open_federation(folder), newcomer)
     _say(f"{site} has partition {grown.site(site).partition}" + _when(provision.apply(grown)))
     _say_kits(grown, [site])
 

@@ -28,11 +28,9 @@ def at_sites(workload: Workload, grid: PartitionGrid, *, num_threads: int) -> "E
     """See `simulations.evaluation.MakeEvaluator`; over messages only where they leave the process."""
     if not workload.is_evaluated_at_clients:
         return None
-    ask: AskSites
-    if grid.leaves_process:
-        ask = partial(ask_sites, grid, timeout_s=workload.config.server.round_timeout_s)
-    else:
-        ask = SiteEvaluator(workload, num_threads=num_threads).evaluate_many
+    if not grid.leaves_process:
+        return EvaluationAtSites(workload.config, SiteEvaluator(workload, num_threads=num_threads).evaluate_many)
+    ask = partial(ask_sites, grid, timeout_s=workload.config.server.round_timeout_s)
     return EvaluationAtSites(workload.config, ask)
 
 
@@ -52,7 +50,11 @@ class EvaluationAtSites:
         said = [answer for answer in answers if isinstance(answer, EvaluateReply)]
         return Evaluation(
             figures=means(said, names),
-            failures=[_in_evaluation(answer) for answer in answers if isinstance(answer, Failure)],
+            failures=[
+                replace(answer, reason=f"in evaluation: {answer.reason}")
+                for answer in answers
+                if isinstance(answer, Failure)
+            ],
             bytes_down=len(asked) * sum(tensor.nbytes for tensor in tensors.values()),
             lines={"sites.jsonl": {"round": round, "sites": [_line(site) for site in said]}},
         )
@@ -107,7 +109,3 @@ def _checked(answer: EvaluateReply | Failure, names: Sequence[str]) -> EvaluateR
         reason = f"the reply lacks the figures {missing}; run the same version of FedSign at every node."
         return Failure(partition=answer.partition, reason=reason)
     return replace(answer, figures={name: answer.figures[name] for name in wanted})
-
-
-def _in_evaluation(failure: Failure) -> Failure:
-    return Failure(partition=failure.partition, reason=f"in evaluation: {failure.reason}", details=failure.details)

@@ -24,7 +24,7 @@ DEFAULT_PORT = 8000
 ACTIVE, REVOKED = "active", "revoked"
 _HEADER = "# Written by 'fedsign deploy'; change it with add-site, revoke and renew.\n\n"
 _SITE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
-_HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63})*")
+_HOST_NAME = re.compile(r"(?![\d.]+$)(?!-)[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63})*")  # digits alone are an address
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,27 +173,29 @@ def check_site_name(name: str) -> None:
         )
 
 
+def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address, or None for a name."""
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
 def check_host(host: str) -> None:
     """Raise ConfigError unless it is a name or an address, without a port."""
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        looks_like_an_address = re.fullmatch(r"[\d.]+", host)
-        if looks_like_an_address or not _HOST_NAME.fullmatch(host):
-            raise ConfigError(
-                f"--host {host} is neither a name nor an address; expected is such as fl.example.org or 192.0.2.10, "
-                "the port is given with --port."
-            ) from None
+    if address_of(host) is None and not _HOST_NAME.fullmatch(host):
+        raise ConfigError(
+            f"--host {host} is neither a name nor an address; expected is such as fl.example.org or 192.0.2.10, "
+            "the port is given with --port."
+        )
 
 
 def check_bind(bind: str) -> None:
     """Raise ConfigError unless it is an address."""
-    try:
-        ipaddress.ip_address(bind)
-    except ValueError as error:
+    if address_of(bind) is None:
         raise ConfigError(
             f"--bind {bind} is no address; expected is one of this machine's, such as 192.0.2.10, or 0.0.0.0 for all of them."
-        ) from error
+        )
 
 
 def with_port(host: str, port: int) -> str:

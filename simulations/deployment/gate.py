@@ -9,7 +9,6 @@ A SuperNode that asks before the sites are registered is told to try again, sinc
 federation's sites once it answers.
 """
 
-import ipaddress
 import os
 import sys
 import threading
@@ -24,7 +23,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fedsign.errors import FedSignError
-from simulations.deployment.federation import Federation, open_federation
+from simulations.deployment.federation import Federation, address_of, open_federation
 from simulations.deployment.membership import answers, register_sites
 
 _OPEN_TO_SITES = ("/v1/fleet/",)
@@ -65,10 +64,8 @@ def _is_local(scope: Scope) -> bool:
     client, server = scope.get("client"), scope.get("server")
     if client is None:
         return False
-    try:
-        return ipaddress.ip_address(client[0]).is_loopback or (server is not None and client[0] == server[0])
-    except ValueError:
-        return False
+    address = address_of(client[0])
+    return address is not None and (address.is_loopback or (server is not None and client[0] == server[0]))
 
 
 def main() -> None:

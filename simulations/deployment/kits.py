@@ -65,12 +65,12 @@ class Kit:
     def node_config(self) -> dict[str, str | int]:
         """What the SuperNode tells its ClientApp."""
         config: dict[str, str | int] = {"partition-id": self.facts["partition"], "site": self.facts["site"]}
-        if self.data_folder is not None:
-            config["data-root"] = str(self.data_folder)
-        if self.device:
-            config["device"] = self.device
-        if self.share_details:
-            config["share-details"] = True
+        own: dict[str, str | int] = {
+            "data-root": str(self.data_folder or ""),
+            "device": self.device,
+            "share-details": self.share_details,
+        }
+        config |= {key: value for key, value in own.items() if value}
         given = ((key, self.tables.get(table, {}).get(name)) for table, name, key, _ in node_keys())
         return config | {key: value for key, value in given if value is not None}
 
@@ -122,8 +122,8 @@ def _table_of(table: SiteTable, given: Mapping[str, Any], path: Path) -> dict[st
     return {**given, **{key: str((path.parent / file).resolve()) for key, file in files.items()}}
 
 
-def write_kit(federation: Federation, site: Site, *, data_root: str, device: str) -> Path:
-    """Fill a site's folder, in which its key may lie already, and pack it; returns the archive."""
+def write_kit(federation: Federation, site: Site, *, data_root: str, device: str) -> None:
+    """Fill a site's folder, in which its key may lie already, and pack it."""
     kit = federation.kit(site.name)
     kit.mkdir(parents=True, exist_ok=True, mode=0o700)
     mine = tomli_w.dumps({"data_root": data_root, "device": device})
@@ -137,7 +137,7 @@ def write_kit(federation: Federation, site: Site, *, data_root: str, device: str
     versions = {name: said.partition("+")[0] for name, said in federation.versions.items()}
     has_key = (kit / KEY_FILE).exists()
     _write(kit / "README.md", "site.md", site=site.name, federation=federation, has_key=has_key, versions=versions)
-    return _pack(kit)
+    _pack(kit)
 
 
 def write_server(federation: Federation) -> None:
@@ -167,7 +167,7 @@ def _write(path: Path, template: str, **values: Any) -> None:
     path.write_text(environment.get_template(f"{template}.jinja").render(values), encoding="utf-8")
 
 
-def _pack(kit: Path) -> Path:
+def _pack(kit: Path) -> None:
     """The kit as it is sent; for its owner alone, since a key may be in it."""
     archive = kit.with_name(kit.name + ".tar.gz")
     archive.touch(mode=0o600)
@@ -176,7 +176,6 @@ def _pack(kit: Path) -> Path:
         for path in sorted(kit.iterdir()):
             if path.is_file():  # not what trying out has left: logs, Flower's home
                 tar.add(path, arcname=f"{kit.name}/{path.name}", filter=_nobodys)
-    return archive
 
 
 def _nobodys(info: tarfile.TarInfo) -> tarfile.TarInfo:

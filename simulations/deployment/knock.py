@@ -5,7 +5,7 @@ not take a site that it believes to be there, such as one whose SuperNode was ki
 site says first that the former one is gone.
 """
 
-import contextlib
+from contextlib import suppress
 
 import httpx
 from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
@@ -27,16 +27,20 @@ def check_is_known(kit: Kit, *, host: str) -> bool:
         ConfigError: the key cannot be used.
         EngineError: the SuperLink refuses it.
     """
-    key = load_private(kit.key)
-    client = FleetHttpClient.from_server_address(
-        with_port(host, kit.facts["port"]),
-        False,
-        (kit.folder / AUTHORITY_FILE).read_bytes(),
-        interceptors=[NodeAuthHttpInterceptor(key, key.public_key())],
-    )
+    key, former = load_private(kit.key), kit.folder / "flower" / "node-id"
+    former.parent.mkdir(exist_ok=True)
+    interceptors = [NodeAuthHttpInterceptor(key, key.public_key())]
+    authority = (kit.folder / AUTHORITY_FILE).read_bytes()
+    address = with_port(host, kit.facts["port"])
     try:
-        with client:
-            _knock(client, kit, public_key_to_bytes(key.public_key()))
+        with FleetHttpClient.from_server_address(address, False, authority, interceptors) as client:
+            with suppress(httpx.HTTPStatusError, OSError, ValueError):  # there was none, or it left in good order
+                client.DeactivateNode(DeactivateNodeRequest(node_id=int(former.read_text(encoding="ascii"))))
+            public = public_key_to_bytes(key.public_key())
+            here = ActivateNodeRequest(public_key=public, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
+            node_id = client.ActivateNode(here).node_id
+            former.write_text(str(node_id), encoding="ascii")
+            client.DeactivateNode(DeactivateNodeRequest(node_id=node_id))
     except httpx.HTTPError as error:
         if isinstance(error, httpx.HTTPStatusError) and error.response.status_code not in (502, 503, 504):
             raise EngineError(
@@ -45,14 +49,3 @@ def check_is_known(kit: Kit, *, host: str) -> bool:
             ) from error
         return False
     return True
-
-
-def _knock(client: FleetHttpClient, kit: Kit, public_key: bytes) -> None:
-    former = kit.folder / "flower" / "node-id"
-    former.parent.mkdir(exist_ok=True)
-    with contextlib.suppress(httpx.HTTPStatusError, OSError, ValueError):  # there was none, or it left in good order
-        client.DeactivateNode(DeactivateNodeRequest(node_id=int(former.read_text(encoding="ascii"))))
-    request = ActivateNodeRequest(public_key=public_key, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
-    node_id = client.ActivateNode(request).node_id
-    former.write_text(str(node_id), encoding="ascii")
-    client.DeactivateNode(DeactivateNodeRequest(node_id=node_id))

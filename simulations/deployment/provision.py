@@ -47,15 +47,15 @@ def init(federation: Federation, newcomers: Sequence[Newcomer], *, lifetime: dt.
         raise
 
 
-def add_site(federation: Federation, newcomer: Newcomer) -> tuple[Federation, Path]:
-    """One site more; returns the federation and the kit's archive."""
+def add_site(federation: Federation, newcomer: Newcomer) -> Federation:
+    """One site more, and its kit."""
     federation.with_site(newcomer.name, public_key="")  # refuses a name in use before a key is made
     public = _public_key(federation, newcomer)
     grown = federation.with_site(newcomer.name, public_key=public)
     grown.write()
-    archive = write_kit(grown, grown.site(newcomer.name), data_root=newcomer.data_root, device=newcomer.device)
+    write_kit(grown, grown.site(newcomer.name), data_root=newcomer.data_root, device=newcomer.device)
     write_server(grown)
-    return grown, archive
+    return grown
 
 
 def revoke(federation: Federation, name: str) -> Federation:
@@ -107,7 +107,7 @@ def _make(federation: Federation, newcomers: Sequence[Newcomer], lifetime: dt.ti
     write_server(federation)
     federation.write()
     for newcomer in newcomers:
-        federation, _ = add_site(federation, newcomer)
+        federation = add_site(federation, newcomer)
     return federation
 
 

@@ -138,7 +138,7 @@ def test_the_folder_is_read_as_it_was_written(federation: Federation) -> None:
 def test_a_revoked_sites_partition_goes_to_the_next_and_its_key_and_name_to_nobody(federation: Federation) -> None:
     left = provision.revoke(federation, "berlin")
     assert [(site.name, site.partition) for site in left.active] == [("hamburg", 1)]
-    grown, _ = provision.add_site(left, Newcomer(name="leipzig"))
+    grown = provision.add_site(left, Newcomer(name="leipzig"))
     assert [(site.name, site.partition) for site in grown.active] == [("leipzig", 0), ("hamburg", 1)]
     with pytest.raises(ConfigError, match=r"'berlin' is there already \(revoked\)"):
         provision.add_site(grown, Newcomer(name="berlin"))
