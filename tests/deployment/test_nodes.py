@@ -199,6 +199,7 @@ def test_a_kit_tells_that_its_site_shares_details_only_if_the_site_says_so(
         open_kit(tmp_path)
 
 
+@pytest.mark.needs("sharding")
 def test_a_kit_says_on_which_machines_its_sites_ranks_are(tmp_path: Path) -> None:
     facts = {"name": "x", "site": "a", "partition": 0, "host": "h", "port": 1, "insecure": False, "versions": {}}
     own = {"machines": 2, "listen": "192.0.2.1:29400", "secret_file": "silo.secret"}

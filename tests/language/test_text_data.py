@@ -386,18 +386,21 @@ def test_silos_read_their_own_lines_and_agree_on_the_vocabulary(tmp_path: Path) 
         assert work.evaluate(work.make_model(), samples_of_sites(work.dataset)[site])["perplexity"] > 1
 
 
+@pytest.mark.needs("deployment")
 def test_a_server_without_data_knows_the_shape_of_text(tmp_path: Path) -> None:
     work = Workload(from_dict(at_sites(tmp_path)), frozenset())
     assert (len(work.dataset.train), work.dataset.input_shape, work.dataset.num_outputs) == (0, (96,), 257)
     assert work.dataset.train.features.dtype == torch.int64
 
 
+@pytest.mark.needs("deployment")
 def test_sites_notes_name_the_site(tmp_path: Path) -> None:
     tree = at_sites(tmp_path, data={"block_length": 48, "score": "all"})
     notes = Workload(from_dict(tree)).dataset.notes
     assert notes and all(note.startswith("site 'silo") for note in notes)
 
 
+@pytest.mark.needs("deployment")
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -415,6 +418,7 @@ def test_what_sites_cannot_agree_on_is_refused(tmp_path: Path, changes: dict[str
         _ = Workload(from_dict(tree | {key: value for key, value in changes.items() if key != "data"})).dataset
 
 
+@pytest.mark.needs("deployment")
 def test_a_folder_of_texts_at_each_site_and_a_servers_own_to_test_on(tmp_path: Path) -> None:
     for name in ("north", "south", "server"):
         (tmp_path / name).mkdir()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_engines import ENGINES, play
+from tests.e2e.test_engines import ENGINES, WORKERS, play
 
 SPARSE: dict[str, object] = {
     "model__hidden": [32, 64, 32],
@@ -24,6 +24,6 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.mark.engines
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ["ray", "superlink", WORKERS])
 def test_an_engine_gives_the_bits_of_the_run_in_process(engine: str, reference: dict[str, str], tmp_path: Path) -> None:
     assert play(tmp_path, "feddyn", **SPARSE, **ENGINES[engine]) == reference

@@ -157,6 +157,7 @@ def test_cnn_and_mlp_start_with_the_bits_of_their_layers_in_a_row() -> None:
     assert_same_bits(tensors(build("mlp", DIGITS, seed=5)), tensors(by_hand))
 
 
+@pytest.mark.needs("images")
 def test_in_a_vgg_batch_norm_stands_between_convolution_and_relu() -> None:
     plain, normed = build("vgg11"), build("vgg11", batch_norm=True)
     kinds = [type(layer) for layer in normed.children()]
@@ -167,6 +168,7 @@ def test_in_a_vgg_batch_norm_stands_between_convolution_and_relu() -> None:
     assert [kind for kind in kinds if kind is not nn.BatchNorm2d] == [type(layer) for layer in plain.children()]
 
 
+@pytest.mark.needs("images")
 def test_a_deep_vgg_without_batch_norm_starts_alive() -> None:
     """He normal, Var(w) = 2 / (9 width_out), carries E[h^2] times width_in / width_out through conv and ReLU.
 
@@ -190,6 +192,7 @@ def test_a_deep_vgg_without_batch_norm_starts_alive() -> None:
     assert size_of_representation() < alive / 100
 
 
+@pytest.mark.needs("images")
 def test_resnet20s_shortcut_takes_every_second_pixel_and_pads_channels_with_zeros() -> None:
     """With the second BatchNorm at zero a block is relu(shortcut)."""
     block = build("resnet20").get_submodule("6")  # conv, bn, relu, three blocks of 16, and the first of 32
@@ -338,6 +341,7 @@ def test_which_models_have_batch_norm() -> None:
     assert has_batch_norm(nn.Sequential(nn.BatchNorm1d(2)))
 
 
+@pytest.mark.needs("images")
 def test_where_a_batch_of_one_cannot_train() -> None:
     """BatchNorm needs two values per channel: among ours, only where an image shrinks to 1x1 before it.
 
@@ -368,6 +372,7 @@ def test_batch_norm_over_vectors_cannot_train_on_one_sample_either() -> None:
     assert model(samples(2, (3,))).shape == (2, 2)
 
 
+@pytest.mark.needs("images")
 def test_frozen_batch_norm_trains_on_a_batch_of_one_and_keeps_its_statistics() -> None:
     model = build("resnet18", DIGITS)
     with pytest.raises(ValueError, match="more than 1 value per channel"):
@@ -382,6 +387,7 @@ def test_frozen_batch_norm_trains_on_a_batch_of_one_and_keeps_its_statistics() -
     assert model.training
 
 
+@pytest.mark.needs("images")
 @pytest.mark.parametrize("file", ["net.safetensors", "net.pt"])
 def test_resnet18_takes_torchvisions_weights_from_a_file(tmp_path: Path, file: str) -> None:
     path = tmp_path / file
@@ -401,6 +407,7 @@ def test_resnet18_takes_torchvisions_weights_from_a_file(tmp_path: Path, file: s
     )
 
 
+@pytest.mark.needs("images")
 def test_weights_that_do_not_fit_are_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"model\.weights='/no/such\.pt' cannot be opened"):
         build("resnet18", weights="/no/such.pt")

@@ -3,23 +3,29 @@
 python -m tests.without privacy            # lint, types, contracts, the fast tests (links and commands of the documents among them)
 python -m tests.without privacy ray        # both at once
 python -m tests.without privacy --static   # without the tests
-python -m tests.without --each --static    # for all capabilities, one after another
+python -m tests.without --each             # for all capabilities, one after another
 python -m tests.without --of-commit        # for one: a capability that the last commit touches, or else any, chosen by its hash
+
+`--each` plays a test once where it can: one that passes with nothing deleted, and with several capabilities deleted, passes without
+one of them.  So it deletes groups first, and then each capability alone with the tests that no group has played without it.
 """
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.size import edges, modules
 from fedsign.capabilities import CAPABILITIES, owners
-from tests.without.deletion import closure, delete
+from tests.without.deletion import closure, delete, groups
 
 ROOT = Path(__file__).parents[2]
 LINT = "from importlinter.cli import lint_imports_command; lint_imports_command()"
@@ -27,10 +33,13 @@ STATIC = (
     ("ruff check", ["-m", "ruff", "check", "-q", "--no-cache", "."]),
     ("mypy", ["-m", "mypy", "--no-error-summary"]),
     ("import contracts", ["-c", LINT, "--no-logo", "--no-cache"]),
+)
+WRITTEN = (
     ("command line, written", ["-m", "tests.contract.test_cli_surface", "--write"]),
     ("pages, written", ["-m", "benchmarks.pages"]),
 )
-TESTS = ("pytest", ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short"])
+PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", "-rfEp"]
+NOTHING_LEFT = 5  # of pytest: all tests were left out
 
 
 def main() -> int:
@@ -44,42 +53,82 @@ def main() -> int:
     names: list[str] = [of_commit()] if asked.of_commit else asked.capabilities
     if not asked.each and not (names and CAPABILITIES.keys() >= {*names}):
         parser.error(f"name some of {', '.join(CAPABILITIES)}, or give --each or --of-commit.")
-    groups = [[name] for name in CAPABILITIES] if asked.each else [names]
-    failed = [" and ".join(group) for group in groups if not holds(group, is_static=asked.static)]
+    passed: dict[str, set[str]] = {name: set() for name in CAPABILITIES}
+    if asked.each and not asked.static:
+        for group in groups():
+            with Clone.without(group) as clone:
+                clone.all_pass(WRITTEN)
+                _, found = clone.tests_pass(set.intersection(*(passed[name] for name in clone.names)))
+            for name in clone.names:
+                passed[name] |= found
+    failed = []
+    for asked_for in [[name] for name in CAPABILITIES] if asked.each else [names]:
+        with Clone.without(asked_for) as clone:
+            is_good = clone.all_pass((*STATIC, *WRITTEN)) and not clone.broken_edges()
+            if not asked.static:
+                is_good &= clone.tests_pass(passed[asked_for[0]])[0]
+        failed += [] if is_good else [" and ".join(asked_for)]
     if failed:
         print(f"without {', '.join(failed)}: the rest does not hold.")
     return bool(failed)
 
 
-def holds(group: Iterable[str], *, is_static: bool) -> bool:
-    """Whether all checks pass without these capabilities."""
-    names = closure(*group)
-    print(f"=== without {', '.join([*group, *sorted(names.difference(group))])}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="fedsign-without-") as folder:
-        copy = Path(folder) / "fedsign"
-        subprocess.run(["git", "clone", "-q", "--shared", str(ROOT), str(copy)], check=True)
-        deleted = delete(copy, names)
-        print(f"    {len(deleted)} tests, benchmarks and pages go with it: {' '.join(deleted)}")
-        if (cache := ROOT / ".mypy_cache").is_dir():
-            shutil.copytree(cache, copy / ".mypy_cache")
-        broken = [edge for edge in edges() if names & {*owners(edge.used)} and not names & {*owners(edge.user)}]
+@dataclass(frozen=True, kw_only=True)
+class Clone:
+    """A clone of the repository without some capabilities."""
+
+    names: frozenset[str]
+    folder: Path
+
+    @classmethod
+    @contextmanager
+    def without(cls, asked: Iterable[str]) -> "Iterator[Clone]":
+        """Capabilities, and what requires them."""
+        names = closure(*asked)
+        print(f"=== without {', '.join([*asked, *sorted(names.difference(asked))])}", flush=True)
+        with tempfile.TemporaryDirectory(prefix="fedsign-without-") as folder:
+            copy = Path(folder) / "fedsign"
+            subprocess.run(["git", "clone", "-q", "--shared", str(ROOT), str(copy)], check=True)
+            deleted = delete(copy, names)
+            print(f"    {len(deleted)} tests, benchmarks and pages go with it: {' '.join(deleted)}")
+            if (cache := ROOT / ".mypy_cache").is_dir():
+                shutil.copytree(cache, copy / ".mypy_cache")
+            yield cls(names=names, folder=copy)
+
+    def broken_edges(self) -> bool:
+        """Whether something that is left uses something deleted; it is printed."""
+        broken = [
+            edge for edge in edges() if self.names & {*owners(edge.used)} and not self.names & {*owners(edge.user)}
+        ]
         print("".join(f"    {edge.user} uses {edge.used}\n" for edge in broken), end="", flush=True)
-        checks = [passes(copy, names, what, command) for what, command in (*STATIC, *([] if is_static else [TESTS]))]
-        return all(checks) and not broken
+        return bool(broken)
 
+    def all_pass(self, checks: Iterable[tuple[str, list[str]]]) -> bool:
+        """Run checks, all of them; the output of those that fail is printed."""
+        return not [what for what, command in checks if not self._run(what, command)[0]]
 
-def passes(copy: Path, without: Iterable[str], what: str, command: list[str]) -> bool:
-    """Run one check; its output is printed if it fails."""
-    began = time.monotonic()
-    environment = {**os.environ, "PYTHONPATH": str(copy), "COLUMNS": "200", "FEDSIGN_WITHOUT": ",".join(without)}
-    done = subprocess.run(
-        [sys.executable, *command], cwd=copy, env=environment, capture_output=True, text=True, check=False
-    )
-    is_good = done.returncode == 0
-    print(f"    {what}: {'passes' if is_good else 'FAILS'} ({time.monotonic() - began:.0f} s)", flush=True)
-    if not is_good:
-        print("\n".join((done.stdout + done.stderr).splitlines()[-60:]), flush=True)
-    return is_good
+    def tests_pass(self, left_out: Collection[str]) -> tuple[bool, set[str]]:
+        """Run the fast tests but for some; returns which passed, too."""
+        path = self.folder.parent / "left-out"
+        path.write_text("\n".join(left_out), encoding="utf-8")
+        is_good, said = self._run("pytest", PYTEST, FEDSIGN_LEFT_OUT=str(path))
+        return is_good, {*re.findall(r"^PASSED (.*)$", said, flags=re.MULTILINE)}
+
+    def _run(self, what: str, command: list[str], **variables: str) -> tuple[bool, str]:
+        """Whether it passes, and what it says."""
+        began = time.monotonic()
+        own = {"PYTHONPATH": str(self.folder), "COLUMNS": "200", "FEDSIGN_WITHOUT": ",".join(self.names)}
+        environment = {**os.environ, **own, **variables}
+        done = subprocess.run(
+            [sys.executable, *command], cwd=self.folder, env=environment, capture_output=True, text=True, check=False
+        )
+        is_good = done.returncode == 0 or (command is PYTEST and done.returncode == NOTHING_LEFT)
+        last = done.stdout.strip().rpartition("\n")[2] if command is PYTEST else ""
+        print(f"    {what}: {'passes' if is_good else 'FAILS'} ({time.monotonic() - began:.0f} s) {last}", flush=True)
+        if not is_good:
+            said = [line for line in (done.stdout + done.stderr).splitlines() if not line.startswith("PASSED")]
+            print("\n".join(said[-60:]), flush=True)
+        return is_good, done.stdout
 
 
 def of_commit() -> str:

@@ -30,6 +30,24 @@ def closure(*names: str) -> frozenset[str]:
     return frozenset(found)
 
 
+def groups() -> Iterator[frozenset[str]]:
+    """All capabilities, then fewer to delete together: for each two that can, one set has the first and not the second."""
+    yield frozenset(CAPABILITIES)
+    left = {(gone, kept) for gone in CAPABILITIES for kept in CAPABILITIES.keys() - closure(gone)}
+    while left:
+        group: frozenset[str] = frozenset()
+        for name in CAPABILITIES:
+            more = group | closure(name)
+            if len(_told_apart(left, more)) > len(_told_apart(left, group)):
+                group = more
+        left -= _told_apart(left, group)
+        yield group
+
+
+def _told_apart(pairs: Iterable[tuple[str, str]], group: frozenset[str]) -> set[tuple[str, str]]:
+    return {(gone, kept) for gone, kept in pairs if gone in group and kept not in group}
+
+
 def delete(root: Path, names: Iterable[str]) -> list[str]:
     """Delete capabilities from a copy of the repository; returns the deleted files of tests, benchmarks and documentation."""
     names = frozenset(names)

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.size import modules
 from fedsign.capabilities import CAPABILITIES, owners
-from tests.without.deletion import closure, delete, imported
+from tests.without.deletion import closure, delete, groups, imported
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("fedsign", "strategies", "clients", "simulations", "benchmarks", "tests", "docs")
@@ -26,6 +26,14 @@ def test_what_is_left_requires_nothing_that_is_deleted(name: str) -> None:
     gone = closure(name)
     assert name in gone
     assert not [each for each, row in CAPABILITIES.items() if each not in gone and gone & row.requires.keys()]
+
+
+def test_each_capability_is_played_without_each_other_in_some_group() -> None:
+    found = [*groups()]
+    assert len(found) <= len(CAPABILITIES)
+    for gone in CAPABILITIES:
+        for kept in CAPABILITIES.keys() - closure(gone):
+            assert any(gone in group and kept not in group for group in found)
 
 
 @pytest.mark.needs("robustness")
