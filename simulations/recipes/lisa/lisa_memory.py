@@ -11,16 +11,10 @@ from itertools import pairwise
 
 import torch
 
-<<<<<<< HEAD
-from fedsign.memory.estimate import Estimate, Setting
-from fedsign.memory.step import AttentionKind, Precision
-from simulations.memory.estimate import of_named, rows_of
-=======
 from fedsign.memory.estimate import Estimate, Setting, estimate
 from fedsign.memory.methods import methods_of
 from fedsign.memory.step import AttentionKind, Precision
 from simulations.memory.estimate import of_named
->>>>>>> recipes
 from simulations.recipes.base import Figures, at_least, at_most, recipe, within
 
 IN_BF16 = Precision(weights=torch.bfloat16, gradients=torch.bfloat16, states=torch.bfloat16)
@@ -31,13 +25,8 @@ def of(model: str, methods: Mapping[str, str], attention: AttentionKind = "fused
     """One row of the paper's table, by the methods' names here."""
     work = of_named(model, batch=1, tokens=1024, checkpoint=False)
     setting = Setting(precision=IN_BF16, attention=attention)
-<<<<<<< HEAD
-    rows = rows_of(work, setting, [*methods.values()], rank=128, dropout=0.1, card_bytes=None, measure_on=None)
-    return {name: row.estimate for name, row in zip(methods, rows, strict=True)}
-=======
     made = methods_of(methods.values(), rank=128, dropout=0.1)
     return {name: estimate(work, method, setting) for name, method in zip(methods, made, strict=True)}
->>>>>>> recipes
 
 
 def _peaks(estimates: Mapping[str, Estimate]) -> dict[str, float]:
