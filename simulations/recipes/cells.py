@@ -23,6 +23,15 @@ from simulations.api import run
 Key = TypeVar("Key", bound=Hashable)
 Result = TypeVar("Result")
 
+ONE_CLIENT: Mapping[str, Any] = {
+    "rounds": 1,
+    "callbacks": [],
+    "strategy": {"name": "fedavg"},
+    "partition": {"name": "iid", "num_clients": 1},
+    "server": {"cohort_size": 1},
+}
+"""A training in one place: one client with all data."""
+
 
 def all_rounds(cells: Mapping[Key, Mapping[str, Any]]) -> dict[Key, list[Line]]:
     """The lines of rounds.jsonl of each experiment's run, whose folder is thrown away."""

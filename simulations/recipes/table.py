@@ -23,11 +23,6 @@ def all_recipes() -> dict[str, Recipe]:
     return {thing.name: thing for thing in things if isinstance(thing, Recipe)}
 
 
-def claims() -> dict[str, str]:
-    """Name -> claim, of all recipes."""
-    return {name: recipe.claim for name, recipe in all_recipes().items()}
-
-
 def get(name: str, *, data: str = "", root: str = "") -> Recipe:
     """A recipe by its name; `root` is the folder of data that lies in files.
 

@@ -70,7 +70,7 @@ def test_a_finding_as_json_says_figures_thresholds_and_verdict() -> None:
     }
 
 
-@pytest.mark.parametrize("name", recipes.claims())
+@pytest.mark.parametrize("name", recipes.all_recipes())
 def test_every_threshold_of_a_recipe_stands_in_the_docs(name: str) -> None:
     recipe = recipes.get(name)
     section = DOCS.read_text(encoding="utf-8").split(f"## {name}\n")[1].split("\n## ")[0]
@@ -126,7 +126,7 @@ def test_silos_fine_tune_a_language_model_that_transformers_loads() -> None:
 
 
 VALLEYS = [
-    *(name for name in recipes.claims() if name.startswith("valley-")),
+    *(name for name in recipes.all_recipes() if name.startswith("valley-")),
     *("softmax-demo", "relu-demo", "activation-confusion", "soup-sign-ratio"),
 ]
 

@@ -13,7 +13,7 @@ from simulations.recipes.algorithms.tables import means, play
 from simulations.recipes.base import Shown, Verdict, at_least, at_most, recipe
 
 _STRATEGIES = ("fedavg", "fedprox", "scaffold")
-_SPLITS: dict[str, dict[str, Any]] = {
+SPLITS: dict[str, dict[str, Any]] = {
     "iid": {"name": "iid"},
     "dirichlet_0.5": {"name": "dirichlet", "alpha": 0.5, "min_partition_size": 10},
     "1_class": {"name": "classes", "classes_per_client": 1},
@@ -37,7 +37,7 @@ _SPLITS: dict[str, dict[str, Any]] = {
 )
 def niid_bench(quick: bool, data: str, root: str) -> Shown:
     """Means over 3 seeds (quick: 2, 15 rounds, three splits)."""
-    splits = ("iid", "1_class", "quantity_0.5") if quick else tuple(_SPLITS)
+    splits = ("iid", "1_class", "quantity_0.5") if quick else tuple(SPLITS)
     small = data == "digits"
     summary = play(
         f"niid-bench-{data}{'-quick' if quick else ''}",
@@ -59,7 +59,7 @@ def niid_bench(quick: bool, data: str, root: str) -> Shown:
         },
         strategies=_STRATEGIES,
         seeds=2 if quick else 3,
-        grid={"partition": [{**_SPLITS[split], "num_clients": 10} for split in splits]},
+        grid={"partition": [{**SPLITS[split], "num_clients": 10} for split in splits]},
     )
     names = (f"{strategy}_{split}" for split, strategy in product(splits, _STRATEGIES))
     figures = dict(zip(names, means(summary).values(), strict=True))

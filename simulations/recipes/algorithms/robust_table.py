@@ -13,6 +13,7 @@ split, and FedAvg loses 20 points or more under the sign flip.  A run that break
 from itertools import product
 from typing import Any
 
+from simulations.recipes.algorithms.niid_bench import SPLITS
 from simulations.recipes.algorithms.tables import play
 from simulations.recipes.base import Shown, Verdict, at_least, at_most, recipe
 
@@ -29,10 +30,6 @@ _ATTACKS: dict[str, dict[str, Any]] = {
     "none": {"name": "none"},
     "sign_flip": {"name": "sign_flip", "strength": 5.0},
     "scale": {"name": "scale", "strength": 10.0},
-}
-_SPLITS: dict[str, dict[str, Any]] = {
-    "iid": {"name": "iid"},
-    "dirichlet_0.5": {"name": "dirichlet", "alpha": 0.5, "min_partition_size": 10},
 }
 
 
@@ -58,7 +55,7 @@ def robust_table(quick: bool) -> Shown:
     """Accuracies, and what each rule loses at worst over the splits (3 seeds; quick: 2, fewer rounds and cells)."""
     rules = ["fedavg", "trimmed_mean"] if quick else list(_RULES)
     attacks = ["none", "sign_flip"] if quick else list(_ATTACKS)
-    splits = ["iid"] if quick else list(_SPLITS)
+    splits = ["iid"] if quick else ["iid", "dirichlet_0.5"]
     rounds = 10 if quick else 30
     summary = play(
         f"robust-table{'-quick' if quick else ''}",
@@ -71,7 +68,7 @@ def robust_table(quick: bool) -> Shown:
         strategies=[_RULES[rule] for rule in rules],
         seeds=2 if quick else 3,
         grid={
-            "partition": [{**_SPLITS[split], "num_clients": _CLIENTS} for split in splits],
+            "partition": [{**SPLITS[split], "num_clients": _CLIENTS} for split in splits],
             "attack": [{**_ATTACKS[attack], "fraction": _MALICIOUS / _CLIENTS} for attack in attacks],
         },
         settings={key: value for key, value in _TOLD.items() if key.partition(":")[0] in map(_RULES.get, rules)},

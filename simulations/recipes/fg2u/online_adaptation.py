@@ -32,18 +32,8 @@ from fedsign.models.gpt import gpt
 from fedsign.schedules.warmup import warmup_cosine
 from fedsign.seeding import Purpose, torch_generator, torch_stream
 from simulations.recipes.base import Figures, Verdict, at_most, recipe
+from simulations.recipes.fg2u import reading
 from simulations.recipes.fg2u.outer import adam
-from simulations.recipes.fg2u.reading import (
-    IN_WORD,
-    LENGTH,
-    NUM_FEATURES,
-    PASSAGES_OF_EXCERPT,
-    Excerpt,
-    excerpts,
-    stream,
-    texts,
-    windows,
-)
 
 _WIDTH, _NUM_HIDDEN = 48, 8
 _RATES, _OUTER_LR = (0.025, 0.05, 0.1, 0.2), 0.1
@@ -65,20 +55,25 @@ class Library:
     def __init__(self, pretraining_steps: int) -> None:
         with torch_stream(0, Purpose.MODEL):
             network = gpt(
-                (LENGTH,), texts().tokenizer.vocabulary_size, depth=2, width=_WIDTH, num_heads=2, init_std=0.1
+                (reading.LENGTH,),
+                reading.texts().tokenizer.vocabulary_size,
+                depth=2,
+                width=_WIDTH,
+                num_heads=2,
+                init_std=0.1,
             )
-        pairs = zip(*(windows(text) for text in texts().pretraining), strict=True)
+        pairs = zip(*(reading.windows(text) for text in reading.texts().pretraining), strict=True)
         self._tokens, self._targets = (torch.cat(each) for each in pairs)
         self._pretrain(network, pretraining_steps)
         self.reader = Reader(network)
         self.theta = self.reader.parameters()
-        self.learning = excerpts(texts().learning, self.reader, self.theta)
-        self.judging = excerpts(texts().judging, self.reader, self.theta)
+        self.learning = reading.excerpts(reading.texts().learning, self.reader, self.theta)
+        self.judging = reading.excerpts(reading.texts().judging, self.reader, self.theta)
 
     def problem(self, depth: int, *, lr: float, generator: torch.Generator) -> Problem:
         """A stream of documents to learn on; for one generator a shorter one is the begin of a longer."""
         order = torch.randperm(len(self.learning), generator=generator).tolist()
-        read = stream([self.learning[at] for at in order[: depth // PASSAGES_OF_EXCERPT]])
+        read = reading.stream([self.learning[at] for at in order[: depth // reading.PASSAGES_OF_EXCERPT]])
         kept = self._tokens[torch.randint(len(self._tokens), (_NUM_KEPT,), generator=generator)]
         with torch.no_grad():
             before = self.reader.logits(self.theta, kept).log_softmax(-1)
@@ -91,14 +86,14 @@ class Library:
         return Problem(inner=self._inner(lr, token_weights), data=read.passages, outer=outer)
 
     def judged(
-        self, own: Sequence[Excerpt], meta: Tree, *, lr: float, num_streams: int, weigh: Weigh = token_weights
+        self, own: Sequence[reading.Excerpt], meta: Tree, *, lr: float, num_streams: int, weigh: Weigh = token_weights
     ) -> tuple[float, float]:
         """Losses of the answers and of all characters of the questions after 48 passages, means over streams."""
         generator = torch_generator(0, Purpose.EVALUATION)
-        order, size = torch.randperm(len(own), generator=generator).tolist(), _LONG // PASSAGES_OF_EXCERPT
+        order, size = torch.randperm(len(own), generator=generator).tolist(), _LONG // reading.PASSAGES_OF_EXCERPT
         found = []
         for first in range(0, len(order) - size + 1, size)[:num_streams]:
-            read = stream([own[at] for at in order[first : first + size]])
+            read = reading.stream([own[at] for at in order[first : first + size]])
             problem = Problem(inner=self._inner(lr, weigh), data=read.passages, outer=_unjudged)
             with torch.no_grad():
                 losses = self.losses(final_state(problem, meta)[THETA], read)
@@ -106,7 +101,7 @@ class Library:
         answers, whole = zip(*found, strict=True)
         return fmean(answers), fmean(whole)
 
-    def losses(self, theta: Tensor, read: Excerpt) -> Tensor:
+    def losses(self, theta: Tensor, read: reading.Excerpt) -> Tensor:
         """Of all characters of the questions."""
         return self.reader.losses(theta, read.tokens, read.targets)
 
@@ -197,11 +192,11 @@ def _best_rate(library: Library, weigh: Weigh, num_streams: int) -> float:
 
 
 def _start(seed: int) -> Tree:
-    return uniform(NUM_FEATURES, num_hidden=_NUM_HIDDEN, generator=torch_generator(seed, Purpose.LEARNING))
+    return uniform(reading.NUM_FEATURES, num_hidden=_NUM_HIDDEN, generator=torch_generator(seed, Purpose.LEARNING))
 
 
 def _in_words(meta: Tree, features: Tensor) -> Tensor:
-    return features[..., IN_WORD]
+    return features[..., reading.IN_WORD]
 
 
 def _unjudged(state: Tree, meta: Tree) -> Tensor:

@@ -13,6 +13,7 @@ from fedsign.config import merged
 from fedsign.data.text import libraries as llm
 from simulations.api import run
 from simulations.language.export import export
+from simulations.recipes.cells import ONE_CLIENT
 
 SHAPE: dict[str, Any] = {
     "name": "gpt",
@@ -41,7 +42,6 @@ def write(folder: Path, *, steps: int, seed: int = 0) -> None:
         write_tokenizer(texts, tokenizer)
         pretraining = {
             "seed": seed,
-            "callbacks": [],
             "data": {
                 "name": "text_folder",
                 "root": str(texts),
@@ -58,12 +58,9 @@ def write(folder: Path, *, steps: int, seed: int = 0) -> None:
 def experiment(*, steps: int, lr: float, optimizer: Mapping[str, Any]) -> dict[str, Any]:
     """One round of one client, batches of 8 blocks, each round's rate warmed up and brought down along a cosine."""
     return {
-        "rounds": 1,
+        **ONE_CLIENT,
         "task": "language",
         "metrics": ["perplexity"],
-        "partition": {"name": "iid", "num_clients": 1},
-        "server": {"cohort_size": 1},
-        "strategy": {"name": "fedavg"},
         "client": {
             "local_steps": steps,
             "batch_size": 8,
@@ -87,18 +84,11 @@ def write_texts(folder: Path) -> None:
 def write_tokenizer(texts: Path, folder: Path) -> None:
     """Train a byte-level BPE on the files of a folder, and write it as `transformers` reads it."""
     library = llm.transformers("this recipe")
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # comes with transformers
+    from tokenizers import ByteLevelBPETokenizer, Tokenizer  # comes with transformers
 
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=_VOCABULARY,
-        special_tokens=[_END],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train([str(path) for path in sorted(texts.iterdir())], trainer)
-    library.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token=_END, eos_token=_END, pad_token=_END
-    ).save_pretrained(str(folder))
+    trained = ByteLevelBPETokenizer()
+    files = [str(path) for path in sorted(texts.iterdir())]
+    trained.train(files, vocab_size=_VOCABULARY, min_frequency=0, show_progress=False, special_tokens=[_END])
+    tokenizer = Tokenizer.from_str(trained.to_str())
+    marks = dict.fromkeys(("bos_token", "eos_token", "pad_token"), _END)
+    library.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **marks).save_pretrained(str(folder))

@@ -15,13 +15,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from safetensors.torch import save_file
-
 from fedsign.config import merged
 from fedsign.storage.results import Line
 from simulations.recipes.base import Figures, at_most, recipe
 from simulations.recipes.cells import all_rounds, best_settings, by_name, mean_ratio
-from simulations.recipes.lisa.fine_tuning import PRETRAINING_STEPS, base, experiment, moment_bytes
+from simulations.recipes.lisa.fine_tuning import PRETRAINING_STEPS, experiment, moment_bytes, write_base
 
 _STEPS, _ROUNDS, _SEEDS = 10, 10, (1, 2, 3)
 _LISA = {"name": "lisa", "num_sampled_layers": 2, "period": _STEPS}
@@ -49,13 +47,13 @@ def federated_lisa(quick: bool) -> Figures:
     """Losses, perplexities and megabytes a client and round (quick: full and `per_round`, 3 rounds, one rate, one seed)."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        weights = _base(folder, 0, 60 if quick else PRETRAINING_STEPS)
+        weights = write_base(folder, 0, 60 if quick else PRETRAINING_STEPS)
         if quick:
             names = ("full", "lisa_per_round")
             return _figures(by_name(all_rounds({(name, 0): _cell(name, 1e-3, 0, weights, rounds=3) for name in names})))
         sweep = {(name, rate): _cell(name, rate, 0, weights) for name, rates in _RATES.items() for rate in rates}
         best = best_settings({key: float(lines[-1]["loss"]) for key, lines in all_rounds(sweep).items()})
-        starts = {seed: _base(folder, seed, PRETRAINING_STEPS) for seed in _SEEDS}
+        starts = {seed: write_base(folder, seed, PRETRAINING_STEPS) for seed in _SEEDS}
         runs = {(name, seed): _cell(name, best[name], seed, starts[seed]) for name in _METHODS for seed in _SEEDS}
         return _figures(by_name(all_rounds(runs))) | {f"{name}_rate": rate for name, rate in best.items()}
 
@@ -74,13 +72,6 @@ def _figures(runs: Mapping[str, Sequence[Sequence[Line]]]) -> dict[str, float]:
         "per_round_over_full": mean_ratio(losses["lisa_per_round"], losses["full"]),
         "bytes_up_over_full": figures["lisa_per_round_mb_up"] / figures["full_mb_up"],
     }
-
-
-def _base(folder: Path, seed: int, steps: int) -> Path:
-    """The pretrained weights as a file."""
-    path = folder / f"base-{seed}.safetensors"
-    save_file(base(seed, steps), path)
-    return path
 
 
 def _cell(name: str, rate: float, seed: int, weights: Path, *, rounds: int = _ROUNDS) -> dict[str, Any]:

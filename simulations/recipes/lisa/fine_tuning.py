@@ -6,22 +6,25 @@ is drawn belongs to the seed: initial weights, order of the batches, layers.  Ba
 steps and then a cosine, gradients clipped to norm 1, no weight decay.
 """
 
+import tempfile
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fedsign.config import from_dict
 from fedsign.data.base import AnySamples
 from fedsign.optim.base import PartTrainer, optimizer_of
 from fedsign.records import Tensors, tensors_of
-from fedsign.registry import resolve
 from fedsign.schedules.warmup import warmup_cosine
-from fedsign.seeding import Purpose, generator, torch_stream
+from fedsign.seeding import Purpose, generator
 from fedsign.workload import Workload
+from simulations.recipes.cells import ONE_CLIENT
 
 Settings = Mapping[str, Any]
 OnStep = Callable[[int, nn.Module], None]
@@ -47,13 +50,10 @@ def fine_tune(
     on_step: OnStep = lambda step, model: None,
 ) -> float:
     """Train from the base; the last validation loss in nats a character.  `on_step` sees the model before the first step, as step 0, and after each."""
-    work = workload(seed, method, tied=tied)
-    model = workload(seed, METHODS["full"], tied=tied).make_model()
-    model.load_state_dict(base(seed, pretraining_steps, tied=tied))
-    adapt = getattr(resolve("optimizer", str(method["name"])), "adapt_model", None)
-    if adapt is not None:
-        with torch_stream(seed, Purpose.ADAPTERS):
-            adapt(model, work.config.client.optimizer.settings)
+    with tempfile.TemporaryDirectory() as folder:
+        start = write_base(Path(folder), seed, pretraining_steps, tied=tied)
+        work = workload(seed, method, tied=tied, start=str(start))
+        model = work.make_model()
     train, test = _half(work, 1)
     on_step(0, model)
     minimise(work, model, train, steps=steps, lr=lr, round=2, on_step=on_step)
@@ -69,9 +69,15 @@ def moment_bytes(method: Settings) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
+def write_base(folder: Path, seed: int, steps: int, *, tied: bool = True) -> Path:
+    """The pretrained weights as a file."""
+    path = folder / f"base-{seed}.safetensors"
+    save_file(_base(seed, steps, tied=tied), path)
+    return path
+
+
 @lru_cache(maxsize=4)
-def base(seed: int, steps: int, *, tied: bool = True) -> Tensors:
-    """The pretrained weights."""
+def _base(seed: int, steps: int, *, tied: bool = True) -> Tensors:
     work = workload(seed, METHODS["full"], tied=tied)
     model = work.make_model()
     train, _ = _half(work, 0)
@@ -119,12 +125,11 @@ def workload(seed: int, method: Settings, **model: Any) -> Workload:
 def experiment(seed: int, method: Settings, **model: Any) -> dict[str, Any]:
     """One client with all data; `model` are settings of its own."""
     return {
+        **ONE_CLIENT,
         "seed": seed,
         "task": "language",
         "metrics": ["perplexity"],
         "data": {"name": "pytext", "block_length": 128},
-        "partition": {"name": "iid", "num_clients": 1},
-        "server": {"cohort_size": 1},
         "model": {"name": "gpt", "depth": 6, "width": 96, "num_heads": 3, **model},
         "client": {"batch_size": BATCH_SIZE, "clip_norm": 1.0, "optimizer": dict(method)},
     }

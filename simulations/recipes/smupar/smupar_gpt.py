@@ -8,18 +8,15 @@ authors' code: betas 0.9 and 0.95, weight decay 0.1, gradients clipped at 1.
 from typing import Any
 
 from fedsign.config import ExperimentConfig, from_dict, merged
+from simulations.recipes.cells import ONE_CLIENT
 
 HEAD_WIDTH, BASE_WIDTH, INIT_STD = 32, 64, 0.08665602
 _CENTRAL: dict[str, Any] = {
+    **ONE_CLIENT,
     "name": "smupar",
     "task": "language",
     "metrics": ["perplexity"],
-    "callbacks": [],
-    "rounds": 1,
     "data": {"name": "pytext", "block_length": 128},
-    "partition": {"name": "iid", "num_clients": 1},
-    "server": {"cohort_size": 1},
-    "strategy": {"name": "fedavg"},
     "client": {
         "local_steps": 1,
         "batch_size": 8,

@@ -22,22 +22,19 @@ from simulations.recipes.smupar.smupar_gpt import BASE_WIDTH, experiment
 from simulations.sparsity.coordinates import variant
 
 _WIDTH, _LOWEST, _STEPS = 128, 1 / 32, 128
-_STATIC: Mapping[str, Any] = {"name": "static"}
 _RULES: Mapping[str, Mapping[str, Any]] = {
-    "static": _STATIC,
+    "static": {"name": "static"},
     "rigl": {"name": "rigl", "drop_fraction": 0.3, "every": 8, "last_step": 96},
     "gmp": {"name": "gmp", "every": 8, "last_step": 96},
 }
 
 
-def cell(
-    scheme: str, density: float, rate: float, *, width: int = _WIDTH, rule: Mapping[str, Any] = _STATIC
-) -> dict[str, Any]:
+def cell(scheme: str, density: float, rate: float, *, width: int = _WIDTH, rule: str = "static") -> dict[str, Any]:
     """One training."""
     changes = {
         "data": {"block_length": 64},
         "client": {"local_steps": _STEPS, "optimizer": {"name": "packed_adamw"}},
-        "sparsity": rule,
+        "sparsity": _RULES[rule],
     }
     return variant(experiment(width=width, lr=rate, changes=changes), scheme, density).model_dump(mode="json")
 
@@ -68,9 +65,7 @@ def smupar_dynamic(quick: bool) -> Figures:
     sparse = [("smupar", rule) for rule in _RULES] + ([] if quick else [("mup", "rigl"), ("mup", "gmp")])
     dense = ("smupar", "dense")
     cells = {(dense, rate): cell("smupar", 1.0, rate) for rate in rates} | {
-        ((scheme, rule), rate): cell(scheme, _LOWEST, rate, rule=_RULES[rule])
-        for scheme, rule in sparse
-        for rate in rates
+        ((scheme, rule), rate): cell(scheme, _LOWEST, rate, rule=rule) for scheme, rule in sparse for rate in rates
     }
     losses = np.array(list(final_values(all_rounds(cells), "loss").values())).reshape(-1, len(rates), 1)
     of_dense, *readings = read_off(losses, rates)

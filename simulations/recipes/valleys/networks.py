@@ -13,15 +13,14 @@ from fedsign.workload import Workload
 from simulations.api import run
 from simulations.landscape.subject import Subject, subject_of
 from simulations.landscape.valley import Asked, look
+from simulations.recipes.cells import ONE_CLIENT
 
 EPOCHS = 40
 _CENTRAL: dict[str, Any] = {
+    **ONE_CLIENT,
     "name": "central",
     "rounds": EPOCHS,
-    "strategy": {"name": "fedavg"},
     "data": {"name": "digits"},
-    "partition": {"name": "iid", "num_clients": 1},
-    "server": {"cohort_size": 1},
     "client": {
         "local_epochs": 1,
         "batch_size": 32,
@@ -29,7 +28,6 @@ _CENTRAL: dict[str, Any] = {
         "optimizer": {"momentum": 0.9},
         "schedule": {"name": "cosine"},
     },
-    "callbacks": [],
     "results": {"checkpoint_every": EPOCHS},
 }
 
@@ -37,9 +35,8 @@ _CENTRAL: dict[str, Any] = {
 def network(seed: int, changes: Mapping[str, Any] | None = None) -> Subject:
     """A network with its initial parameters, its data and its task: the default MLP, 40 epochs (a round is one)."""
     with tempfile.TemporaryDirectory() as root:
-        own = {"seed": seed, "results": {"root": root, "checkpoint_every": EPOCHS}}
-        done = run(merged(merged(_CENTRAL, changes or {}), own))
-        subject = subject_of(done.path)
+        own = {"seed": seed, "results": {"root": root}}
+        subject = subject_of(run(merged(merged(_CENTRAL, changes or {}), own)).path)
         _ = subject.model, subject.initial, subject.workload.dataset
     return subject
 
