@@ -31,10 +31,7 @@ Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-def _fixed(
-    wrapper: type[flower.DifferentialPrivacyServerSideFixedClipping]
-    | type[flower.DifferentialPrivacyClientSideFixedClipping],
-) -> Callable[..., Deferred]:
+def _fixed(wrapper: Callable[..., flower.Strategy]) -> Callable[..., Deferred]:
     def strategy(*, noise_multiplier: NonNegative, clipping_norm: Positive) -> Deferred:
         def make(config: ExperimentConfig) -> flower.Strategy:
             inner = flower.FedAvg(**arguments("uniform"))
@@ -45,10 +42,7 @@ def _fixed(
     return strategy
 
 
-def _adaptive(
-    wrapper: type[flower.DifferentialPrivacyServerSideAdaptiveClipping]
-    | type[flower.DifferentialPrivacyClientSideAdaptiveClipping],
-) -> Callable[..., Deferred]:
+def _adaptive(wrapper: Callable[..., flower.Strategy]) -> Callable[..., Deferred]:
     def strategy(
         *,
         noise_multiplier: NonNegative,
