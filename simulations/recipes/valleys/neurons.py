@@ -43,7 +43,7 @@ def softmax_demo(quick: bool) -> Figures:
     for name, drawn in directions.items():
         curves = [softmax_curve(weights, each, features, labels, lambdas) for each in drawn]
         for what in ("error", "loss", "spread", "trace", "curvature"):
-            means[name, what] = np.mean([getattr(curve, what) for curve in curves], axis=0)
+            means[name, what] = np.mean([curve[what] for curve in curves], axis=0)
     figures: dict[str, float] = {}
     for (name, what), values in means.items():
         figures[f"{name}_{what}_positive"] = float(values[lambdas > 0].mean())
