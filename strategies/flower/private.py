@@ -51,17 +51,11 @@ def _adaptive(wrapper: Callable[..., flower.Strategy]) -> Callable[..., Deferred
         clip_norm_lr: Positive = 0.2,
         clipped_count_stddev: NonNegative | None = None,
     ) -> Deferred:
+        clipping = (initial_clipping_norm, target_clipped_quantile, clip_norm_lr, clipped_count_stddev)
+
         def make(config: ExperimentConfig) -> flower.Strategy:
             inner = flower.FedAvg(**arguments("uniform"))
-            return wrapper(
-                inner,
-                noise_multiplier,
-                config.server.cohort_size,
-                initial_clipping_norm,
-                target_clipped_quantile,
-                clip_norm_lr,
-                clipped_count_stddev,
-            )
+            return wrapper(inner, noise_multiplier, config.server.cohort_size, *clipping)
 
         return Deferred(make=make)
 
