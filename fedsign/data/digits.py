@@ -28,11 +28,7 @@ def digits(seed: int, *, test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.
         features = features.reshape(-1, 1, 8, 8)
     samples = Samples(features=features, targets=torch.from_numpy(labels.astype(np.int64)))
     train, test = train_test(len(samples), seed, test_fraction)
-    return Dataset(
-        train=samples[train],
-        test=samples[test],
-        class_names=tuple(str(digit) for digit in range(10)),
-    )
+    return Dataset(train=samples[train], test=samples[test], class_names=tuple("0123456789"))
 
 
 @cache

@@ -36,7 +36,8 @@ def hold_out_validation(dataset: Dataset, fraction: float, seed: int) -> Dataset
     if fraction == 0:
         return dataset
     train, rng = dataset.train, generator(seed, Purpose.VALIDATION)
-    held = np.sort(np.concatenate([_share(group, fraction, rng) for group in _groups(train, dataset.class_names)]))
+    groups = _groups(train, dataset.class_names)
+    held = np.sort(np.concatenate([rng.permutation(each)[: int(fraction * len(each))] for each in groups]))
     if not len(held):
         raise DataError(
             f"data.validation_fraction={fraction} of {len(train)} training samples is not one sample of any class; raise it."
@@ -51,7 +52,3 @@ def _groups(train: AnySamples, class_names: tuple[str, ...]) -> list[IntArray]:
         return [np.arange(len(train))]
     labels = train.targets.numpy()
     return [np.flatnonzero(labels == label) for label in np.unique(labels)]
-
-
-def _share(group: IntArray, fraction: float, rng: np.random.Generator) -> IntArray:
-    return rng.permutation(group)[: int(fraction * len(group))]

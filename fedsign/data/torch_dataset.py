@@ -16,14 +16,14 @@ from fedsign.data.base import AnySamples, Dataset, LazySamples, Samples
 from fedsign.errors import DataError
 
 
-def from_torch(train: Any, test: Any, *, class_names: tuple[str, ...] = ()) -> Dataset:
+def from_torch(train: Any, test: Any) -> Dataset:
     """A data set of two map-style torch Datasets.
 
-    `class_names` may be left out: then integer targets are classes, named by the attribute `classes` of `train` or
-    else by their numbers.  An attribute `owners`, one number per sample, is taken over.
+    Integer targets are classes, named by the attribute `classes` of `train` or else by their numbers.  An attribute `owners`,
+    one number per sample, is taken over.
     """
-    parts = [_samples(part) for part in (train, test)]
-    if not class_names and not any(part.targets.is_floating_point() for part in parts):
+    parts, class_names = [_samples(part) for part in (train, test)], tuple[str, ...]()
+    if not any(part.targets.is_floating_point() for part in parts):
         highest = max((int(part.targets.max()) for part in parts if len(part)), default=0)
         given = _attribute(train, "classes") or ()
         class_names = tuple(map(str, given if len(given) > highest else range(highest + 1)))

@@ -4,8 +4,6 @@ Paper: arXiv 2405.12489, section 5.  ReLU demonstration: for w = a h + delta, th
 lambda.  Confusion matrix: which hidden features are active (above 0) in theta_f and in theta_f + lambda |eps| sign(theta_f).
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -16,23 +14,13 @@ from fedsign.models.features import forward_with_features
 from fedsign.seeding import Purpose, generator
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Confusion:
-    """Counts of (sample, feature): rows, of the model: inactive, active; columns, of the moved one."""
-
-    counts: tuple[tuple[int, int], tuple[int, int]]
-
-    @property
-    def trace_fraction(self) -> float:
-        """The share of features that stay what they are."""
-        (quiet, woken), (silenced, active) = self.counts
-        return (quiet + active) / (quiet + woken + silenced + active)
-
-
 def activation_confusion(
     model: nn.Module, layout: Layout, centre: Tensor, moved: Tensor, features: Tensor, *, batch: int = 512
-) -> Confusion:
-    """Of the representation that goes into the model's head, in evaluation mode; `centre` and `moved` are models [D]."""
+) -> Tensor:
+    """Counts [2, 2] of (sample, feature) of what goes into the model's head; `centre` and `moved` are models [D], in evaluation mode.
+
+    Rows are of the centre, columns of the moved one: inactive, active.
+    """
     counts = torch.zeros(4, dtype=torch.int64)
     with torch.no_grad():
         for part in features.split(batch):
@@ -41,8 +29,7 @@ def activation_confusion(
                 for point in (centre, moved)
             )
             counts += torch.bincount((2 * before + after.long()).flatten().cpu(), minlength=4)
-    a, b, c, d = counts.tolist()
-    return Confusion(counts=((a, b), (c, d)))
+    return counts.view(2, 2)
 
 
 def relu_demo(

@@ -7,7 +7,6 @@ parameters alone.
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,14 +20,6 @@ from fedsign.landscape.landscape import Array
 from fedsign.landscape.vector import Layout
 from fedsign.seeding import Purpose, generator
 from fedsign.tasks.base import Task, num_terms
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Trace:
-    """tr(H): the mean over draws, and the standard error of that mean (None for one draw)."""
-
-    mean: float
-    standard_error: float | None
 
 
 class Curvature:
@@ -48,8 +39,8 @@ class Curvature:
         """H v [D], reverse over reverse, which more operations of torch know than forward over reverse."""
         return self._mean(lambda loss: vjp(grad(loss), self.centre)[1](vector)[0])
 
-    def trace(self, *, draws: int = 32, seed: int = 0) -> Trace:
-        """Hutchinson's estimate.
+    def trace(self, *, draws: int = 32, seed: int = 0) -> tuple[float, float | None]:
+        """Hutchinson's estimate: the mean over draws, and the standard error of that mean (None for one draw).
 
         Raises:
             ConfigError: no draw was asked for.
@@ -62,7 +53,7 @@ class Curvature:
             signs = torch.from_numpy(rng.choice([-1.0, 1.0], size=self.layout.size)).to(self.centre)
             found.append(float(signs.double() @ self.product(signs).double()))
         error = float(np.std(found, ddof=1)) / draws**0.5 if draws > 1 else None
-        return Trace(mean=float(np.mean(found)), standard_error=error)
+        return float(np.mean(found)), error
 
     def extreme_eigenvalues(self, count: int = 1, *, tolerance: float = 1e-3, seed: int = 0) -> tuple[Array, Array]:
         """The `count` smallest and the `count` largest eigenvalues, ascending.

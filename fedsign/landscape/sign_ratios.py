@@ -5,8 +5,6 @@ sign of its own.  Of a step eps = theta_2 - theta_1: mean, standard deviation an
 BN Weight, CLF Weight, CLF Bias, Other Weight, Other Bias.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
@@ -15,18 +13,6 @@ from fedsign.landscape.vector import Layout
 from fedsign.models.batch_norm import BATCH_NORMS
 
 _KINDS, _PARTS = ("BN", "CLF", "Other"), ("weight", "bias")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GroupOfStep:
-    """A step in one group of parameters; SSR = same-sign ratio of the step with its start and its end."""
-
-    group: str
-    num_parameters: int
-    mean: float
-    std: float
-    ssr_start: float
-    ssr_end: float
 
 
 def same_sign_ratio(first: Tensor, second: Tensor, *, where: Tensor | None = None) -> float:
@@ -40,21 +26,24 @@ def same_sign_ratio(first: Tensor, second: Tensor, *, where: Tensor | None = Non
     return float(chosen.double().mean())
 
 
-def step_by_group(model: nn.Module, layout: Layout, first: Tensor, second: Tensor) -> list[GroupOfStep]:
-    """The step from the first model to the second, group by group; groups that the model does not have are left out."""
+def step_by_group(model: nn.Module, layout: Layout, first: Tensor, second: Tensor) -> list[dict[str, str | float]]:
+    """The step from the first model to the second, group by group; groups that the model does not have are left out.
+
+    `ssr_start`, `ssr_end`: same-sign ratio of the step with its start and its end.
+    """
     step = second - first
-    found = []
+    found: list[dict[str, str | float]] = []
     for group, mask in _masks(model, layout).items():
         inside = step[mask].double()
         found.append(
-            GroupOfStep(
-                group=group,
-                num_parameters=len(inside),
-                mean=float(inside.mean()),
-                std=float(inside.std(correction=0)),
-                ssr_start=same_sign_ratio(step, first, where=mask),
-                ssr_end=same_sign_ratio(step, second, where=mask),
-            )
+            {
+                "group": group,
+                "num_parameters": len(inside),
+                "mean": float(inside.mean()),
+                "std": float(inside.std(correction=0)),
+                "ssr_start": same_sign_ratio(step, first, where=mask),
+                "ssr_end": same_sign_ratio(step, second, where=mask),
+            }
         )
     return found
 

@@ -9,8 +9,6 @@ The paper's listing contracts gradient and Hessian with the moved weights; here,
 n = samples, C = classes, d = features, P = points.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_softmax
@@ -18,42 +16,24 @@ from scipy.special import log_softmax
 from fedsign.landscape.landscape import Array
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SoftmaxCurve:
-    """At weights + lambda noise, each [P]: means over the samples.
-
-    `spread` = sum_c p_c (1 - p_c); `trace` = tr H; `slope` = eps^T g; `curvature` = eps^T H eps.
-    """
-
-    lambdas: Array
-    spread: Array
-    trace: Array
-    slope: Array
-    curvature: Array
-    loss: Array
-    error: Array
-
-
 def softmax_curve(
-    weights: Array,
-    noise: Array,
-    features: Array,
-    labels: NDArray[np.int64],
-    lambdas: Array,
-) -> SoftmaxCurve:
-    """Of weights and noise [C, d], features [n, d], labels [n]."""
+    weights: Array, noise: Array, features: Array, labels: NDArray[np.int64], lambdas: Array
+) -> dict[str, Array]:
+    """Means over the samples at weights + lambda noise, each [P], of weights and noise [C, d], features [n, d], labels [n].
+
+    `spread` = sum_c p_c (1 - p_c); `trace` = tr H; `slope` = eps^T g; `curvature` = eps^T H eps; `loss`; `error`.
+    """
     points = [weights + at * noise for at in lambdas]
     logits = np.stack([features @ point.T for point in points])  # [P, n, C]
     moved = features @ noise.T  # eps h of each sample, [n, C]
     log_p = log_softmax(logits, axis=-1)
     p, right = np.exp(log_p), np.eye(len(weights))[labels]
     spread = (p * (1 - p)).sum(-1)  # of each sample, [P, n]
-    return SoftmaxCurve(
-        lambdas=lambdas,
-        spread=spread.mean(-1),
-        trace=(spread * (features**2).sum(-1)).mean(-1),
-        slope=((p - right) * moved).sum(-1).mean(-1),
-        curvature=((p * moved**2).sum(-1) - (p * moved).sum(-1) ** 2).mean(-1),
-        loss=-(right * log_p).sum(-1).mean(-1),
-        error=(logits.argmax(-1) != labels).mean(-1),
-    )
+    return {
+        "spread": spread.mean(-1),
+        "trace": (spread * (features**2).sum(-1)).mean(-1),
+        "slope": ((p - right) * moved).sum(-1).mean(-1),
+        "curvature": ((p * moved**2).sum(-1) - (p * moved).sum(-1) ** 2).mean(-1),
+        "loss": -(right * log_p).sum(-1).mean(-1),
+        "error": (logits.argmax(-1) != labels).mean(-1),
+    }

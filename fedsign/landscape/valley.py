@@ -32,11 +32,7 @@ class Sides:
     mean_negative: float
     width_positive: float | None
     width_negative: float | None
-
-    @property
-    def asymmetry(self) -> float:
-        """See the class."""
-        return self.mean_negative - self.mean_positive
+    asymmetry: float
 
 
 @dataclass(frozen=True)
@@ -110,13 +106,14 @@ def sides_of(lambdas: Array, values: Array) -> Sides:
     0.1
     """
     zero = int(np.flatnonzero(lambdas == 0)[0])
-    right, left = slice(zero, None), slice(zero, None, -1)
+    right, left = (lambdas[zero:], values[zero:]), (-lambdas[zero::-1], values[zero::-1])
     return Sides(
         centre=float(values[zero]),
-        mean_positive=_mean(lambdas[right], values[right]),
-        mean_negative=_mean(-lambdas[left], values[left]),
-        width_positive=_width(lambdas[right], values[right]),
-        width_negative=_width(-lambdas[left], values[left]),
+        mean_positive=_mean(*right),
+        mean_negative=_mean(*left),
+        width_positive=_width(*right),
+        width_negative=_width(*left),
+        asymmetry=_mean(*left) - _mean(*right),
     )
 
 

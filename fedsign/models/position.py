@@ -87,18 +87,16 @@ def _places(model: nn.Module) -> list[tuple[nn.Module, int]]:
     classifier = classifier_of(model)
     leaves = [module for module in model.modules() if next(module.children(), None) is None]
     places: list[tuple[nn.Module, int]] = []
-    normalised: set[nn.Module] = set()
     for module, following in pairwise([*leaves, None]):
         if module is classifier or not isinstance(module, nn.Conv2d | nn.Linear):
             continue
-        norm = following if _normalises(module, following) else None
-        normalised |= {norm} if norm is not None else set()
-        places.append((norm or module, -3 if isinstance(module, nn.Conv2d) else -1))
-    _check_order(model, {module for module, _ in places}, normalised)
+        marked = following if following is not None and _normalises(module, following) else module
+        places.append((marked, -3 if isinstance(module, nn.Conv2d) else -1))
+    _check_order(model, {module for module, _ in places})
     return places
 
 
-def _normalises(layer: nn.Module | None, following: nn.Module | None) -> bool:
+def _normalises(layer: nn.Module, following: nn.Module) -> bool:
     match layer, following:
         case nn.Conv2d(), nn.BatchNorm2d():
             return layer.out_channels == following.num_features
@@ -108,14 +106,14 @@ def _normalises(layer: nn.Module | None, following: nn.Module | None) -> bool:
             return False
 
 
-def _check_order(model: nn.Module, marked: set[nn.Module], normalised: set[nn.Module]) -> None:
+def _check_order(model: nn.Module, marked: set[nn.Module]) -> None:
     """Refuse conv1, conv2, bn1, bn2 in a block: which BatchNorm follows which convolution shows only in `forward`."""
     for name, parent in model.named_modules():
         bare = None
         for child_name, child in parent.named_children():
             if isinstance(child, nn.Conv2d) and child in marked:
                 bare = child
-            elif isinstance(child, nn.BatchNorm2d) and child not in normalised and bare is not None:
+            elif isinstance(child, nn.BatchNorm2d) and child not in marked and bare is not None:
                 raise ConfigError(
                     f"the model registers '{f'{name}.{child_name}'.strip('.')}' apart from its convolution, so position-aware "
                     "neurons cannot tell the order; assign each BatchNorm2d directly after its Conv2d in __init__."

@@ -77,7 +77,7 @@ class LISA(torch.optim.AdamW):
         self._of_block = [[p for p in module.parameters() if p in self._names] for module in found.values()]
         self._always = _outside(model, found.values()) & self._names.keys()
         self._draw: Draw | None = None
-        self._drawn: tuple[int, ...] = ()
+        self.drawn: tuple[int, ...] = ()  # the blocks that train now
         self._active: set[nn.Parameter] = set(self._names)
         self._trained: set[nn.Parameter] = set()
         self._waiting: dict[nn.Parameter, dict[str, Any]] = {}  # moments in the host's memory
@@ -103,11 +103,6 @@ class LISA(torch.optim.AdamW):
         """Everything may have gradients again, as before; the moments stay as they are."""
         self._draw, self._index = None, -1
         self._set_active(set(self._names))
-
-    @property
-    def drawn(self) -> tuple[int, ...]:
-        """The blocks that train now."""
-        return self._drawn
 
     @property
     def active(self) -> frozenset[str]:
@@ -146,7 +141,7 @@ class LISA(torch.optim.AdamW):
         finally:
             for parameter in self._waiting:
                 del self.state[parameter]
-        return {**found, "lisa": {"step": self._step, "index": self._index, "drawn": list(self._drawn)}}
+        return {**found, "lisa": {"step": self._step, "index": self._index, "drawn": list(self.drawn)}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where another one, with the same settings and draws, stood.
@@ -178,19 +173,18 @@ class LISA(torch.optim.AdamW):
             self._take(self._draw(self._index), forget=True)
 
     def _take(self, drawn: Iterable[int], *, forget: bool) -> None:
-        self._drawn = tuple(sorted({*drawn}))
-        if self._drawn and not 0 <= self._drawn[0] <= self._drawn[-1] < len(self._of_block):
+        self.drawn = tuple(sorted({*drawn}))
+        if self.drawn and not 0 <= self.drawn[0] <= self.drawn[-1] < len(self._of_block):
             raise ConfigError(
-                f"the blocks {list(self._drawn)} were drawn, but the model has {len(self._of_block)}; expected are numbers from 0 to "
+                f"the blocks {list(self.drawn)} were drawn, but the model has {len(self._of_block)}; expected are numbers from 0 to "
                 f"{len(self._of_block) - 1}."
             )
-        active = self._always.union(*(self._of_block[block] for block in self._drawn))
+        active = self._always.union(*(self._of_block[block] for block in self.drawn))
         of_blocks = [parameter for parameter in self._names if parameter not in self._always]
-        if self._moments == "reset" and forget:
-            for parameter in of_blocks:
-                self.state.pop(parameter, None)
         for parameter in of_blocks:
-            if parameter not in active and parameter in self.state:
+            if self._moments == "reset" and forget:
+                self.state.pop(parameter, None)
+            elif parameter not in active and parameter in self.state:
                 if self._moments == "offload":
                     self._waiting[parameter] = _moved(self.state.pop(parameter), torch.device("cpu"))
                 elif self._moments == "drop":

@@ -17,7 +17,7 @@ def look(
     """
     chosen = subject.test_samples(samples)
     curvature = Curvature(subject.model, subject.workload.task, chosen)
-    trace = curvature.trace(draws=draws, seed=seed)
+    trace, error = curvature.trace(draws=draws, seed=seed)
     low, high = curvature.extreme_eigenvalues(eigenvalues, seed=seed)
     gradient = curvature.gradient().double()
     signs = curvature.centre.sign().double()
@@ -30,8 +30,8 @@ def look(
             "num_samples": len(chosen),
             "draws": draws,
             "seed": seed,
-            "trace": trace.mean,
-            "trace_standard_error": trace.standard_error,
+            "trace": trace,
+            "trace_standard_error": error,
             "largest": float(high[-1]),
             "smallest": float(low[0]),
             "gradient_norm": float(gradient.norm()),

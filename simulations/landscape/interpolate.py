@@ -1,7 +1,6 @@
 """`fedsign analyse interpolate`: the line through two models, its barrier, and what the step between them is made of."""
 
 import logging
-from dataclasses import asdict
 
 from fedsign.landscape.interpolation import between
 from fedsign.landscape.sign_ratios import same_sign_ratio, step_by_group
@@ -38,7 +37,7 @@ def look(
             "barrier": path.barrier,
             "same_sign_ratio": same_sign_ratio(one, other),
         },
-        rows=[asdict(row) for row in step_by_group(first.model, landscape.layout, one.cpu(), other.cpu())],
+        rows=step_by_group(first.model, landscape.layout, one.cpu(), other.cpu()),
         arrays={"lambda": path.curve.lambdas, **path.curve.arrays()},
     )
 

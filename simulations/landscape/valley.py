@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -103,7 +102,8 @@ class _Ray:
 def _curves(name: str, landscape: Landscape, rays: Sequence[_Ray], asked: Asked, facts: Row) -> Found:
     drawn = curves(landscape, [ray.direction for ray in rays], scales=asked.scales, lambdas=asked.lambdas)
     rows = [
-        {"direction": ray.name, "label": ray.label, "draw": ray.draw, "scale": scale, **_sides(curve)}
+        {"direction": ray.name, "label": ray.label, "draw": ray.draw, "scale": scale}
+        | {figure: asdict(curve.sides(figure)) for figure in curve.arrays()}
         for ray, of_scales in zip(rays, drawn, strict=True)
         for scale, curve in zip(asked.scales, of_scales, strict=True)
     ]
@@ -155,11 +155,6 @@ def _label(name: str, signs: float | None) -> str:
     if signs is None:
         return label
     return f"|{label}| sign(θf)" if signs == 1 else f"{label}, {100 * signs:g} % of signs"
-
-
-def _sides(curve: Curve) -> dict[str, Any]:
-    sides = {figure: curve.sides(figure) for figure in curve.arrays()}
-    return {figure: asdict(each) | {"asymmetry": each.asymmetry} for figure, each in sides.items()}
 
 
 def _summary(rays: Sequence[_Ray], drawn: Sequence[Sequence[Curve]], scales: Sequence[float]) -> list[Row]:

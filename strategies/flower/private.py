@@ -31,10 +31,7 @@ Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-def _fixed(
-    wrapper: type[flower.DifferentialPrivacyServerSideFixedClipping]
-    | type[flower.DifferentialPrivacyClientSideFixedClipping],
-) -> Callable[..., Deferred]:
+def _fixed(wrapper: Callable[..., flower.Strategy]) -> Callable[..., Deferred]:
     def strategy(*, noise_multiplier: NonNegative, clipping_norm: Positive) -> Deferred:
         def make(config: ExperimentConfig) -> flower.Strategy:
             inner = flower.FedAvg(**arguments("uniform"))
@@ -45,10 +42,7 @@ def _fixed(
     return strategy
 
 
-def _adaptive(
-    wrapper: type[flower.DifferentialPrivacyServerSideAdaptiveClipping]
-    | type[flower.DifferentialPrivacyClientSideAdaptiveClipping],
-) -> Callable[..., Deferred]:
+def _adaptive(wrapper: Callable[..., flower.Strategy]) -> Callable[..., Deferred]:
     def strategy(
         *,
         noise_multiplier: NonNegative,
@@ -57,17 +51,11 @@ def _adaptive(
         clip_norm_lr: Positive = 0.2,
         clipped_count_stddev: NonNegative | None = None,
     ) -> Deferred:
+        clipping = (initial_clipping_norm, target_clipped_quantile, clip_norm_lr, clipped_count_stddev)
+
         def make(config: ExperimentConfig) -> flower.Strategy:
             inner = flower.FedAvg(**arguments("uniform"))
-            return wrapper(
-                inner,
-                noise_multiplier,
-                config.server.cohort_size,
-                initial_clipping_norm,
-                target_clipped_quantile,
-                clip_norm_lr,
-                clipped_count_stddev,
-            )
+            return wrapper(inner, noise_multiplier, config.server.cohort_size, *clipping)
 
         return Deferred(make=make)
 

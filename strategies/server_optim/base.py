@@ -37,7 +37,8 @@ class ServerOptimizer:
         for name in names:
             before = served[name].to(torch.promote_types(served[name].dtype, torch.float32))
             if name not in self._memory:
-                self._memory[name] = {slot: self._start(slot, before) for slot in self.slots}
+                starts = {slot: self.initial if slot == "second_moment" else 0.0 for slot in self.slots}
+                self._memory[name] = {slot: torch.full_like(before, start) for slot, start in starts.items()}
             stepped[name] = (before + self.update(before - target[name], self._memory[name])).to(served[name].dtype)
         return stepped
 
@@ -51,6 +52,3 @@ class ServerOptimizer:
         for key, tensor in state.items():
             slot, _, name = key.partition("/")
             self._memory.setdefault(name, {})[slot] = tensor
-
-    def _start(self, slot: str, parameter: Tensor) -> Tensor:
-        return torch.full_like(parameter, self.initial if slot == "second_moment" else 0.0)

@@ -102,7 +102,8 @@ def test_a_folder_without_texts_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [(b"", "is empty; remove it"), (b"\xff\xfe", r"is not UTF-8 \(invalid start byte at byte 0\)")]
+    ("content", "said"),
+    [(b"", "is empty; remove it"), (b"\xff\xfe", r"cannot be read as UTF-8 text .*; save it as UTF-8")],
 )
 def test_a_text_that_cannot_be_read_is_named(tmp_path: Path, content: bytes, said: str) -> None:
     (tmp_path / "a.txt").write_bytes(content)

@@ -7,7 +7,7 @@ population so many clients are looked at, evenly spaced from the first to the la
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import overload
+from typing import Any
 
 import numpy as np
 
@@ -31,13 +31,7 @@ class LazyShares(Sequence[IntArray]):
     def __len__(self) -> int:
         return self._num_clients
 
-    @overload
-    def __getitem__(self, client: int) -> IntArray: ...
-
-    @overload
-    def __getitem__(self, client: slice) -> list[IntArray]: ...
-
-    def __getitem__(self, client: int | slice) -> IntArray | list[IntArray]:
+    def __getitem__(self, client: Any) -> Any:  # an index, or a slice for a list
         if isinstance(client, slice):
             return [self._draw(each) for each in range(self._num_clients)[client]]
         return self._draw(range(self._num_clients)[client])  # a range knows negative numbers, and where it ends

@@ -10,6 +10,7 @@ and the two are streams of their own.  So no token of a test block stands in a b
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +39,18 @@ class Stream:
     tokens: IntArray
     is_scored: npt.NDArray[np.bool_]
     owner: int
+
+
+def text_of(file: Path) -> str:
+    """What a file holds.
+
+    Raises:
+        DataError: it cannot be read, or is not UTF-8.
+    """
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file} cannot be read as UTF-8 text ({error}); save it as UTF-8.") from error
 
 
 def cut(document: Document, test_fraction: float) -> tuple[Document, Document]:
@@ -90,13 +103,17 @@ def blocks(stream: Stream, block_length: int, *, pad_id: int) -> tuple[IntArray,
 
 def samples_of(streams: Iterable[Stream], block_length: int, *, pad_id: int) -> Samples:
     """The blocks of all streams one after another; a block is owned as its stream."""
-    parts = [(*blocks(stream, block_length, pad_id=pad_id), stream.owner) for stream in streams]
+    return joined([(*blocks(stream, block_length, pad_id=pad_id), stream.owner) for stream in streams], block_length)
+
+
+def joined(parts: Sequence[tuple[IntArray, IntArray, int]], block_length: int) -> Samples:
+    """Features and targets [n, T] of several owners as samples."""
     nothing = [np.zeros((0, block_length), dtype=np.int64)]
-    owners = np.repeat([owner for *_, owner in parts], [len(targets) for _, targets, _ in parts]).astype(np.int64)
+    owners = [owner for _, targets, owner in parts for _ in targets]
     return Samples(
         features=torch.from_numpy(np.concatenate(nothing + [features for features, *_ in parts])),
         targets=torch.from_numpy(np.concatenate(nothing + [targets for _, targets, _ in parts])),
-        owners=torch.from_numpy(owners),
+        owners=torch.tensor(owners, dtype=torch.int64),
     )
 
 

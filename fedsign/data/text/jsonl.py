@@ -10,7 +10,7 @@ from pydantic import Field
 
 from fedsign.data.base import Dataset, Samples, Tokenizer
 from fedsign.data.splitting import train_test
-from fedsign.data.text.blocks import Stream, numbers_of
+from fedsign.data.text.blocks import Stream, numbers_of, text_of
 from fedsign.data.text.examples import Prompt, Score, example_of
 from fedsign.data.text.packing import pack
 from fedsign.data.text.tokenizers import CHARACTER, reads_text, tokenizer_of
@@ -84,11 +84,8 @@ def _lines(path: str, key: str) -> list[_Line]:
     file = Path(path).expanduser()
     if not file.is_file():
         raise DataError(f"there is no file {file.absolute()}; name the lines with --set {key}=PATH.")
-    try:
-        texts = file.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file} cannot be read as UTF-8 text ({error}); save it as UTF-8.") from error
-    found = [_line(text, f"line {place} of {file}") for place, text in enumerate(texts, start=1) if text.strip()]
+    texts = enumerate(text_of(file).split("\n"), start=1)
+    found = [_line(text, f"line {place} of {file}") for place, text in texts if text.strip()]
     if not found:
         raise DataError(f"{file} has no line; expected is an example a line.")
     return found

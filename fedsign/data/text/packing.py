@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 import numpy as np
-import torch
 
 from fedsign.data.base import IntArray, Samples
-from fedsign.data.text.blocks import Stream
+from fedsign.data.text.blocks import Stream, joined
 from fedsign.tasks.base import IGNORED
 
 
@@ -43,9 +42,7 @@ class Cut:
 
 def pack(examples: Iterable[Stream], block_length: int, *, pad_id: int, packing: bool) -> tuple[Samples, Cut]:
     """The blocks of examples, those of an owner together, and what was cut."""
-    features: list[IntArray] = []
-    targets: list[IntArray] = []
-    owners: list[int] = []
+    found: list[tuple[IntArray, IntArray, int]] = []  # features and targets [1, T] of each block, and its owner
     num_examples = num_cut = num_lost = end = 0
     for example in sorted(examples, key=attrgetter("owner")):
         inner = example.tokens[:-1][:block_length]
@@ -55,17 +52,10 @@ def pack(examples: Iterable[Stream], block_length: int, *, pad_id: int, packing:
         if not (scored != IGNORED).any():
             num_lost += 1
             continue
-        if not (packing and owners and owners[-1] == example.owner and end + len(scored) <= block_length):
-            features.append(np.full(block_length, pad_id))
-            targets.append(np.full(block_length, IGNORED))
-            owners.append(example.owner)
+        if not (packing and found and found[-1][2] == example.owner and end + len(scored) <= block_length):
+            found.append((np.full((1, block_length), pad_id), np.full((1, block_length), IGNORED), example.owner))
             end = 0
+        features, targets, _ = found[-1]
         place = slice(end, end + len(scored))
-        features[-1][place], targets[-1][place], end = inner, scored, place.stop
-    shape = (len(owners), block_length)
-    samples = Samples(
-        features=torch.from_numpy(np.array(features, dtype=np.int64).reshape(shape)),
-        targets=torch.from_numpy(np.array(targets, dtype=np.int64).reshape(shape)),
-        owners=torch.tensor(owners, dtype=torch.int64),
-    )
-    return samples, Cut(num_examples=num_examples, num_cut=num_cut, num_lost=num_lost)
+        features[0, place], targets[0, place], end = inner, scored, place.stop
+    return joined(found, block_length), Cut(num_examples=num_examples, num_cut=num_cut, num_lost=num_lost)

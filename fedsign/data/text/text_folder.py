@@ -13,7 +13,7 @@ from pydantic import Field
 
 from fedsign.data.base import Dataset
 from fedsign.data.files import folder_of
-from fedsign.data.text.blocks import Document, cut, dataset_of, numbers_of
+from fedsign.data.text.blocks import Document, cut, dataset_of, numbers_of, text_of
 from fedsign.data.text.tokenizers import reads_text, tokenizer_of
 from fedsign.errors import DataError
 
@@ -81,14 +81,7 @@ def _alone(folder: Path) -> tuple[str, ...]:
 
 
 def _document(file: Path, owner: int) -> Document:
-    try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"the text {file} cannot be read ({error.strerror}).") from error
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"the text {file} is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8."
-        ) from error
+    text = text_of(file)
     if not text:
         raise DataError(f"the text {file} is empty; remove it or fill it.")
     return Document(text=text, owner=owner)

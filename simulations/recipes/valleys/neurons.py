@@ -43,7 +43,7 @@ def softmax_demo(quick: bool) -> Figures:
     for name, drawn in directions.items():
         curves = [softmax_curve(weights, each, features, labels, lambdas) for each in drawn]
         for what in ("error", "loss", "spread", "trace", "curvature"):
-            means[name, what] = np.mean([getattr(curve, what) for curve in curves], axis=0)
+            means[name, what] = np.mean([curve[what] for curve in curves], axis=0)
     figures: dict[str, float] = {}
     for (name, what), values in means.items():
         figures[f"{name}_{what}_positive"] = float(values[lambdas > 0].mean())
@@ -100,8 +100,8 @@ def activation_confusion(quick: bool) -> Figures:
             eps = with_signs(noise("gaussian", layout.size, seed=draw), theta)
             direction = scaled(layout, eps, theta, Scaling.NORM)
             for at in (sign * step for step in steps for sign in (1, -1)):
-                moved = confusion(subject.model, layout, theta, theta + at * direction, features)
-                found[at].append(moved.trace_fraction)
+                counts = confusion(subject.model, layout, theta, theta + at * direction, features)
+                found[at].append(counts.trace().item() / counts.sum().item())
     same = averages(found)
     figures = {f"same_at_{at:g}": value for at, value in same.items()}
     return figures | {"smallest_difference": min(same[step] - same[-step] for step in steps)}
