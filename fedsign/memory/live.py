@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -57,8 +57,8 @@ class LiveBytes(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch has no types for it
-        self._events: list[tuple[int, int]] = []  # (number of the storage, bytes gained or lost), in order
-        self._phases: list[tuple[int, str]] = [(0, "")]  # from which event on
+        self._events: list[tuple[int, int, str]] = []  # (number of the storage, bytes gained or lost, phase), in order
+        self._phase = ""
         self._categories: dict[int, str] = {}
         self._places: dict[int, int] = {}
         self.place = 0  # of what is made from here on, where the block is played for several devices
@@ -77,22 +77,20 @@ class LiveBytes(TorchDispatchMode):
 
     def peak_of(self, phase: str | None = None, *, place: int | None = None) -> Peak:
         """When most was alive in one phase, or, without one, at any time; on one of several places, or on all."""
-        starts = [*self._phases, (len(self._events), "")]
-        spans = {
-            at: name
-            for (begin, name), (end, _) in pairwise(starts)
-            if phase in (None, name)
-            for at in range(begin, end)
-        }
-        changes = [(number, change if place in (None, self._places[number]) else 0) for number, change in self._events]
+        inside = [at for at, (_, _, of) in enumerate(self._events) if phase in (None, of)]
+        changes = [
+            (number, change if place in (None, self._places[number]) else 0) for number, change, _ in self._events
+        ]
         totals = list(accumulate(change for _, change in changes))
-        at = max(spans, key=lambda index: (totals[index], -index), default=-1)
+        at = max(inside, key=totals.__getitem__, default=-1)  # the first of equals
         by_category = self._by_category(changes[: at + 1])
-        return Peak(total_bytes=sum(by_category.values()), by_category=by_category, phase=spans.get(at, ""))
+        return Peak(
+            total_bytes=sum(by_category.values()), by_category=by_category, phase=self._events[at][2] if inside else ""
+        )
 
     def most_of(self, category: str) -> int:
         """The most bytes of one category that were alive at a time."""
-        own = [change for number, change in self._events if self._categories.get(number, OTHER) == category]
+        own = [change for number, change, _ in self._events if self._categories.get(number, OTHER) == category]
         return max(accumulate(own), default=0)
 
     def name(self, category: str, tensors: Iterable[Tensor | None], *, place: int | None = None) -> None:
@@ -106,13 +104,13 @@ class LiveBytes(TorchDispatchMode):
 
     def begin(self, phase: str) -> None:
         """What comes from here on belongs to this phase."""
-        self._phases.append((len(self._events), phase))
+        self._phase = phase
 
     def forget(self) -> None:
         """The peak is what is alive now, and of phases none has begun: before the next of many steps, for instance."""
-        self._events = [(number, size) for number, size, _ in self._alive.values()]
-        self._phases = [(0, "")]
-        alive = {number for number, _ in self._events}
+        self._phase = ""
+        self._events = [(number, size, "") for number, size, _ in self._alive.values()]
+        alive = {number for number, _, _ in self._events}
         self._categories = {number: name for number, name in self._categories.items() if number in alive}
         self._places = {number: place for number, place in self._places.items() if number in alive}
 
@@ -143,10 +141,10 @@ class LiveBytes(TorchDispatchMode):
         number, size = self._num_storages, storage.nbytes()
         self._num_storages += 1
         self._places[number] = self.place
-        self._events.append((number, size))
+        self._events.append((number, size, self._phase))
 
         def end(_: object) -> None:
-            self._events.append((number, -size))
+            self._events.append((number, -size, self._phase))
             self._alive.pop(address, None)
 
         self._alive[address] = number, size, weakref.ref(storage, end)

@@ -1,7 +1,6 @@
 """The progress of a comparison on the terminal: all cells, and what each worker plays."""
 
 from collections.abc import Sequence
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -19,7 +18,8 @@ class Board(Watcher):
 
     def __init__(self, plan: Plan, pending: Sequence[Cell], *, workers: int) -> None:
         self._labels, self._cells = plan.labels, {cell.id: cell for cell in pending}
-        self._done, self._failed, self._before = 0, 0, len(plan.cells) - len(pending)
+        self._total, self._failed = len(plan.cells), 0
+        self._done = self._total - len(pending)
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
@@ -42,9 +42,7 @@ class Board(Watcher):
             self._line = NotebookBar(0, sum(cell.rounds for cell in self._cells.values()), what="rounds of all runs")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         for task in self._of_worker:
             self._bar.remove_task(task)
         self._bar.stop()
@@ -72,9 +70,8 @@ class Board(Watcher):
         self._show()
 
     def _show(self) -> None:
-        total = self._before + len(self._cells)
-        failed = f", {self._failed} failed" if self._failed else ""
-        figures = f"{self._before + self._done}/{total}{failed}"
-        self._bar.update(self._all, completed=sum(self._rounds.values()), figures=figures)
+        rounds = sum(self._rounds.values())
+        figures = f"{self._done}/{self._total}{f', {self._failed} failed' if self._failed else ''}"
+        self._bar.update(self._all, completed=rounds, figures=figures)
         if self._line is not None:
-            self._line.show(sum(self._rounds.values()), f"{figures} runs")
+            self._line.show(rounds, f"{figures} runs")
