@@ -156,12 +156,13 @@ def one_line(text: str) -> str:
 
 
 def _panel(axes: "Axes", chart: Chart) -> None:
-    names: set[str] = set()
+    names = {chart.title, *chart.y.categories}  # what stands in the chart needs no legend
     for series in chart.series:
-        is_named = series.name in (*names, chart.title, *chart.y.categories) or series.is_faint
-        look = {"color": COLORS[series.color % len(COLORS)], "label": "_" if is_named else one_line(series.name)}
+        is_shown = not series.is_faint and series.name not in names
+        look = {"color": COLORS[series.color % len(COLORS)], "label": one_line(series.name) if is_shown else "_"}
         _DRAW[series.mark](axes, series, look)
-        names.add(series.name)
+        if is_shown:
+            names.add(series.name)
     for at, name in chart.rules:
         axes.axvline(at, color="black", linewidth=0.6, zorder=1)
         axes.annotate(" ".join(name.split()), (at, 1.02), xycoords=("data", "axes fraction"), ha="center", fontsize=7.5)

@@ -30,9 +30,11 @@ for (const plot of document.querySelectorAll(".plot")) {
       bands.push({series: ends, fill: () => `color-mix(in srgb, ${stroke()} 14%, transparent)`});
     }
     const isSingle = each.y.filter((value) => value != null).length === 1;
-    lines[each.key].push(add(each.key, each.x, each.y, {
+    const column = add(each.key, each.x, each.y, {
       stroke, dash: each.dash, width: each.faint ? 1.25 : 2.25, alpha: each.faint ? 0.4 : 1, points: {show: isSingle},
-    }));
+    });
+    const hasOther = chart.series.some((other) => other.key === each.key && !other.faint);
+    if (!each.faint || !hasOther) lines[each.key].push(column);  // whose values the legend shows
   }
   const data = uPlot.join(tables);
 

@@ -18,7 +18,7 @@ from typing import Any
 from markupsafe import Markup
 
 from fedsign.report.chart import COLORS, Axis, Chart, Series, drawable
-from fedsign.report.wording import figure, tick_label
+from fedsign.report.wording import NARROW_SPACE, figure
 
 _SIDE = 1000  # of the box of paths
 _DATA_POINTS, _PATH_POINTS = 3000, 1500  # of a chart, which bounds the size of a page
@@ -39,24 +39,22 @@ def script_hash() -> str:
 
 
 def legend(chart: Chart) -> list[tuple[str, Series, str]]:
-    """Name, a series of that name, and its last value; the lowest and the highest where several have the name."""
+    """Name, a series of that name, and its last value; of several faint ones the lowest and the highest."""
     entries = []
     for name in chart.names:
         of_name = [series for series in chart.series if series.name == name]
-        known = [[value for value in drawable(series.y) if value is not None] for series in of_name]
+        shown = [series for series in of_name if not series.is_faint] or of_name
+        known = [[value for value in drawable(series.y) if value is not None] for series in shown]
         last = sorted(values[-1] for values in known if values)
         ends = [figure(value, percent=chart.y.percent) for value in last[:1] + last[1:][-1:]]
-        entries.append((name, of_name[0], " – ".join(ends)))
+        entries.append((name, shown[0], " – ".join(ends)))
     return entries
 
 
 def ticks(axis: Axis, at_most: int = 6) -> list[tuple[float, str]]:
     """Place in percent, and text."""
-    found = axis.ticks(at_most)
-    step = found[1] - found[0] if len(found) > 1 else 1.0
-    is_linear = axis.scale == "linear"
-    texts = [tick_label(tick, step=step, percent=axis.percent) if is_linear else f"{tick:g}" for tick in found]
-    return [(100 * axis.place(tick), text.replace("-", "−")) for tick, text in zip(found, texts, strict=True)]
+    factor, unit = (100, f"{NARROW_SPACE}%") if axis.percent else (1, "")
+    return [(100 * axis.place(tick), f"{factor * tick:,.6g}{unit}".replace("-", "−")) for tick in axis.ticks(at_most)]
 
 
 def paths(chart: Chart) -> list[tuple[str, Series, str]]:

@@ -39,29 +39,6 @@ def is_share(metric: str) -> bool:
     return metric == "accuracy" or metric.endswith("_accuracy")
 
 
-def tick_label(value: float, *, step: float, percent: bool = False) -> str:
-    """A number on an axis whose ticks are `step` apart: all ticks get the same decimals.
-
-    >>> tick_label(0.5, step=0.25), tick_label(20.0, step=10.0), tick_label(15000.0, step=5000.0)
-    ('0.50', '20', '15k')
-    """
-    unit = ""
-    if value == 0 and step >= 1e3:
-        return "0"
-    if percent:
-        value, step, unit = 100 * value, 100 * step, f"{NARROW_SPACE}%"
-    elif step >= 1e9 or step < 1e-5:
-        return f"{value:.1e}".replace(".0e", "e").replace("e+0", "e").replace("e-0", "e-") if value else "0"
-    elif step >= 1e6:
-        value, step, unit = value / 1e6, step / 1e6, "M"
-    elif step >= 1e3:
-        value, step, unit = value / 1e3, step / 1e3, "k"
-    decimals = max(0, -math.floor(math.log10(step) + 1e-9))
-    if not math.isclose(step * 10**decimals, round(step * 10**decimals)):
-        decimals += 1  # a step of 2.5
-    return f"{value + 0.0:,.{decimals}f}{unit}"
-
-
 def byte_count(count: int) -> str:
     """Bytes in decimal units.
 

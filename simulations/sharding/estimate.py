@@ -11,7 +11,7 @@ from rich.table import Table
 
 from fedsign.errors import ConfigError
 from fedsign.report import figures
-from fedsign.report.chart import Axis, Chart, Series, decades, nice_ticks
+from fedsign.report.chart import Axis, Chart, Series, decades
 from fedsign.report.wording import byte_count, duration, figure
 from fedsign.sharding.layout import Grouping
 from fedsign.sharding.plan import Estimate, Standing, Task, rank
@@ -22,10 +22,10 @@ from simulations.sharding.quantities import bits_per_second, bytes_of, fraction
 
 DEFAULT_PATH = Path("sharding.svg")
 _CANDIDATES = {"all": tuple(STRATEGIES), "paper": PAPER}
-_LEGEND: dict[Standing, str] = {
-    "near": "fits, near the fastest",
-    "slower": "fits, slower",
-    "too_large": "does not fit",
+_LEGEND: dict[Standing, tuple[str, str]] = {
+    "near": ("fits, near the fastest", "o"),
+    "slower": ("fits, slower", "o"),
+    "too_large": ("does not fit", "x"),
 }
 _REMARKS: dict[Standing, str] = {"near": "fast", "slower": "", "too_large": "too large"}
 E_ = TypeVar("E_", bound=StrEnum)
@@ -159,40 +159,29 @@ def look(asked: Asked, picture: Path | None) -> Found:
 
 def chart_of(found: Found) -> Chart:
     """Memory against time; a step without communication, which takes no time, stands at the lower edge."""
-    memory = [each.memory_bytes / 1e9 for _, each in found.rows]
-    times = [each.step_s for _, each in found.rows if each.step_s > 0] or [1.0]
-    limit, lowest = found.limit_bytes / 1e9, decades(min(times), max(times))[0]
-    shown = [*memory, limit] if limit < 2 * max(memory) else memory
-    is_log = max(shown) > 10 * min(shown)
-    ends = decades(min(shown), max(shown)) if is_log else nice_ticks(0.0, max(shown), at_most=8)
-    looks: dict[str, dict[str, Any]] = {
-        "near": {},
-        "slower": {"is_open": True},
-        "too_large": {"marker": "x", "color": 7},
-    }
-    series = []
-    for standing, name in _LEGEND.items():
-        rows = [each for of_row, each in found.rows if of_row == standing]
-        series.append(
-            Series(
-                name=name,
-                x=[each.memory_bytes / 1e9 for each in rows],
-                y=[max(each.step_s, lowest) for each in rows],
-                labels=[each.strategy.name for each in rows],
-                mark="point",
-                **looks[standing],
-            )
+    rows, limit = found.rows, found.limit_bytes / 1e9
+    memory = [each.memory_bytes / 1e9 for _, each in rows]
+    times = [each.step_s for _, each in rows if each.step_s > 0] or [1.0]
+    y, x = decades(min(times), max(times)), decades(min(*memory, limit), max(*memory, limit))
+    series = [
+        Series(
+            name=name,
+            x=[each.memory_bytes / 1e9 for of_row, each in rows if of_row == standing],
+            y=[max(each.step_s, y[0]) for of_row, each in rows if of_row == standing],
+            labels=[each.strategy.name for of_row, each in rows if of_row == standing],
+            mark="point",
+            marker=marker,
+            is_open=standing == "slower",
         )
-    said = [
-        f"{each.strategy.name}: {byte_count(round(each.memory_bytes))}, {duration(each.step_s)}, {_LEGEND[standing]}"
-        for standing, each in found.rows
+        for standing, (name, marker) in _LEGEND.items()
     ]
+    said = (f"{each.strategy.name}: {duration(each.step_s)}, {_LEGEND[standing][0]}" for standing, each in rows)
     return Chart(
         title=f"{found.title}\n{found.subtitle}",
         series=series,
-        x=Axis(label="model states of a rank, GB", scale="log" if is_log else "linear", limits=(ends[0], ends[-1])),
-        y=Axis(label="communication of a step, s", scale="log", limits=(lowest, decades(min(times), max(times))[-1])),
-        rules=[(limit, byte_count(found.limit_bytes))] if limit <= ends[-1] else [],
+        x=Axis(label="model states of a rank, GB", scale="log", limits=(x[0], x[-1])),
+        y=Axis(label="communication of a step, s", scale="log", limits=(y[0], y[-1])),
+        rules=[(limit, byte_count(found.limit_bytes))],
         description="; ".join(said),
     )
 
