@@ -9,15 +9,13 @@ from typing import Any
 from clients.deployment.settings import site_tables
 from fedsign.errors import ConfigError, FedSignError
 from fedsign.storage.disk import is_private
-from simulations.deployment.authority import State, ends_at, validity
 from simulations.deployment.federation import Federation, versions
-from simulations.deployment.keys import fingerprint, load_private, public_line
+from simulations.deployment.keys import State, ends_at, fingerprint, load_private, public_line, validity
 from simulations.deployment.kits import PUBLIC_FILE, Kit
-from simulations.deployment.knock import check_is_known
 from simulations.deployment.membership import answers, process_of, statuses
+from simulations.deployment.probe import ServerError, check_is_known, look_at_server
 from simulations.deployment.running import recorded
 from simulations.deployment.start import UNSAFE
-from simulations.deployment.tls import ServerError, look_at_server
 
 Row = dict[str, str]
 Finding = tuple[State, str]

@@ -31,13 +31,13 @@ from flwr.proto.node_pb2 import NodeInfo
 from fedsign.errors import ConfigError
 from simulations.deployment import check, keys, membership, provision
 from simulations.deployment import programs as flower_programs
-from simulations.deployment.authority import Certified, ends_at, general_name, issue, make_authority, validity
 from simulations.deployment.federation import Federation, open_federation
 from simulations.deployment.gate import may_pass
+from simulations.deployment.keys import Certified, ends_at, general_name, issue, make_authority, validity
 from simulations.deployment.kits import open_kit
+from simulations.deployment.probe import ServerError, look_at_server
 from simulations.deployment.provision import Newcomer
 from simulations.deployment.running import end, is_alive, record_this_process, recorded, with_descendants
-from simulations.deployment.tls import ServerError, look_at_server
 
 YEAR = dt.timedelta(days=365)
 HOSTS = ("fl.example.org", "192.0.2.10", "2001:db8::1")
