@@ -91,10 +91,14 @@ class Nodes:
     def shut_down(self, *, timeout_s: float) -> None:
         """Tell every node that serves a partition that the run is over; those that do not answer in time are not waited for."""
         nodes = sorted({*(self._node_of or {}).values()} & {*self._grid.get_node_ids()})
-        messages = [Message(RecordDict({wire.CONFIG: ConfigRecord({})}), node_id, wire.SHUTDOWN) for node_id in nodes]
-        pushed: list[str | None] = list(self._grid.push_messages(messages))
-        for _ in arrivals(self._grid, pushed, len(messages), deadline=time.monotonic() + timeout_s):
+        pushed = self._push(nodes, wire.SHUTDOWN, {})
+        for _ in arrivals(self._grid, pushed, len(nodes), deadline=time.monotonic() + timeout_s):
             """Nothing is asked of them but that they have heard it."""
+
+    def _push(self, node_ids: Iterable[int], kind: str, told: Mapping[str, str]) -> list[str | None]:
+        """A message for each node; returns their ids."""
+        content = RecordDict({wire.CONFIG: ConfigRecord({**told})})
+        return list(self._grid.push_messages([Message(content, node_id, kind) for node_id in node_ids]))
 
     def _hand_over(self, partition: int, node_id: int, online: set[int]) -> None:
         """To a node that has come, unless the one that serves the partition is still there."""
@@ -122,11 +126,7 @@ class Nodes:
         if not new:
             return
         self._asked |= dict.fromkeys(new, now)
-        questions = [
-            Message(RecordDict({wire.CONFIG: ConfigRecord({**self._question})}), node_id, wire.ROLL_CALL)
-            for node_id in new
-        ]
-        sent: list[str | None] = list(self._grid.push_messages(questions))
+        sent = self._push(new, wire.ROLL_CALL, self._question)
         for message_id, node_id in zip(sent, new, strict=True):
             if message_id:
                 self._waiting[message_id] = node_id

@@ -1,7 +1,6 @@
 """`fedsign deploy check`: row by row, whether a site or the server can take part as it is."""
 
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,15 +8,13 @@ from typing import Any
 from clients.deployment.settings import site_tables
 from fedsign.errors import ConfigError, FedSignError
 from fedsign.storage.disk import is_private
-from simulations.deployment.authority import State, ends_at, validity
 from simulations.deployment.federation import Federation, versions
-from simulations.deployment.keys import fingerprint, load_private, public_line
+from simulations.deployment.keys import State, ends_at, fingerprint, load_private, public_line, validity
 from simulations.deployment.kits import PUBLIC_FILE, Kit
-from simulations.deployment.knock import check_is_known
 from simulations.deployment.membership import answers, process_of, statuses
+from simulations.deployment.probe import ServerError, check_is_known, look_at_server
 from simulations.deployment.running import recorded
 from simulations.deployment.start import UNSAFE
-from simulations.deployment.tls import ServerError, look_at_server
 
 Row = dict[str, str]
 Finding = tuple[State, str]
@@ -91,15 +88,15 @@ def _minor(version: str) -> list[str]:
 def _device(kit: Kit) -> Finding:
     import torch
 
-    asked = re.fullmatch(r"cuda(?::(\d+))?", kit.device)
+    from fedsign.numerics import device_of
+
+    try:
+        device = device_of(kit.device or "auto")
+    except ConfigError as error:
+        raise ConfigError(f"device in site.toml: {error}") from error
+    if kit.device.startswith("cuda"):
+        return "ok", f"{kit.device}, {torch.cuda.get_device_name(device)}"
     count = torch.cuda.device_count()
-    if asked is not None:
-        index = int(asked[1] or 0)
-        if index >= count:
-            return "broken", f"site.toml says {kit.device}, but torch sees {count} CUDA devices"
-        return "ok", f"{kit.device}, {torch.cuda.get_device_name(index)}"
-    if kit.device not in ("", "cpu", "auto"):
-        return "broken", f'site.toml says \'{kit.device}\'; expected is "", "cpu", "cuda" or "cuda:1"'
     beside = f"; torch sees {count} CUDA devices" if count else ""
     return "ok", f"{kit.device or 'as the experiment says'}, {os.cpu_count()} cores{beside}"
 

@@ -147,8 +147,8 @@ def renew(
     ] = None,
 ) -> None:
     """Make a new certificate for the server; the kits stay as they are."""
-    from simulations.deployment.authority import ends_at
     from simulations.deployment.federation import open_federation
+    from simulations.deployment.keys import ends_at
     from simulations.deployment.membership import process_of
     from simulations.deployment.provision import renew as make
 

@@ -21,6 +21,7 @@ from flwr.superlink.cli import flower_superlink
 from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocketClose
 
 from fedsign.errors import FedSignError
 from simulations.deployment.federation import Federation, address_of, open_federation
@@ -42,16 +43,14 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on, or refuse."""
-        if scope["type"] == "lifespan":
-            await self.app(scope, receive, send)
-        elif scope["path"].startswith(_OPEN_TO_SITES) and not self.is_open.is_set():
-            await PlainTextResponse(_NOT_YET, status_code=503)(scope, receive, send)
-        elif may_pass(scope):
-            await self.app(scope, receive, send)
-        elif scope["type"] == "http":
-            await PlainTextResponse(_REFUSAL, status_code=403)(scope, receive, send)
-        else:
-            await send({"type": "websocket.close", "code": 1008})
+        app = self.app
+        if scope["type"] != "lifespan":
+            if scope["path"].startswith(_OPEN_TO_SITES) and not self.is_open.is_set():
+                app = PlainTextResponse(_NOT_YET, status_code=503)
+            elif not may_pass(scope):
+                refusal = PlainTextResponse(_REFUSAL, status_code=403)
+                app = refusal if scope["type"] == "http" else WebSocketClose(code=1008)
+        await app(scope, receive, send)
 
 
 def may_pass(scope: Scope) -> bool:

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from fedsign.errors import ConfigError
 from simulations.deployment import membership
-from simulations.deployment.authority import Certified, issue, make_authority
 from simulations.deployment.federation import FILE, Federation, check_bind, check_host
-from simulations.deployment.keys import make_key, read_public
+from simulations.deployment.keys import Certified, issue, make_authority, make_key, read_public
 from simulations.deployment.kits import KEY_FILE, write_kit, write_server
 
 

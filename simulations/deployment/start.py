@@ -15,15 +15,13 @@ import tomli_w
 
 from fedsign.errors import ConfigError, EngineError
 from fedsign.storage.disk import is_private
-from simulations.deployment.authority import ends_at, validity
 from simulations.deployment.federation import Federation, with_port
-from simulations.deployment.keys import load_private
+from simulations.deployment.keys import ends_at, load_private, validity
 from simulations.deployment.kits import Kit
-from simulations.deployment.knock import check_is_known
 from simulations.deployment.membership import answers, home_of, online_since, state_of
+from simulations.deployment.probe import ServerError, check_is_known, look_at_server
 from simulations.deployment.programs import flower_environment, free_port, write_connection
 from simulations.deployment.running import Programs, end, record_this_process, recorded
-from simulations.deployment.tls import ServerError, look_at_server
 
 Say = Callable[[str], None]
 _START = [sys.executable, "-P", "-m", "simulations.cli", "deploy", "start"]

@@ -18,8 +18,8 @@ from fedsign.config import load
 from fedsign.flower.programs import find_program
 from fedsign.storage.results import RunFolder
 from simulations.deployment import keys, membership
-from simulations.deployment.authority import Certified, ends_at, issue
 from simulations.deployment.federation import Federation, open_federation
+from simulations.deployment.keys import Certified, ends_at, issue
 from simulations.deployment.kits import open_kit
 from simulations.deployment.programs import flower_environment, free_port
 from tests.deployment.test_sites import write_site

@@ -1,5 +1,6 @@
 """A federation's folder: certificates that verify, keys that stay where they belong, sites that come and go."""
 
+import asyncio
 import datetime as dt
 import io
 import ipaddress
@@ -31,13 +32,13 @@ from flwr.proto.node_pb2 import NodeInfo
 from fedsign.errors import ConfigError
 from simulations.deployment import check, keys, membership, provision
 from simulations.deployment import programs as flower_programs
-from simulations.deployment.authority import Certified, ends_at, general_name, issue, make_authority, validity
 from simulations.deployment.federation import Federation, open_federation
-from simulations.deployment.gate import may_pass
+from simulations.deployment.gate import Gate, may_pass
+from simulations.deployment.keys import Certified, ends_at, general_name, issue, make_authority, validity
 from simulations.deployment.kits import open_kit
+from simulations.deployment.probe import ServerError, look_at_server
 from simulations.deployment.provision import Newcomer
 from simulations.deployment.running import end, is_alive, record_this_process, recorded, with_descendants
-from simulations.deployment.tls import ServerError, look_at_server
 
 YEAR = dt.timedelta(days=365)
 HOSTS = ("fl.example.org", "192.0.2.10", "2001:db8::1")
@@ -256,6 +257,38 @@ def test_flower_reads_a_sites_data_folder_as_it_was_given(tmp_path: Path, folder
 def test_other_machines_reach_what_a_supernode_needs_and_nothing_else(path: str, client: str, passes: bool) -> None:
     scope = {"type": "http", "path": path, "client": (client, 50000), "server": ("192.0.2.10", 8000)}
     assert may_pass(scope) == passes
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "client", "is_open", "answer"),
+    [
+        ("http", "/v1/fleet/pull-messages", "192.0.2.20", False, 503),  # the sites are being registered
+        ("http", "/v1/fleet/pull-messages", "192.0.2.20", True, "passed on"),
+        ("http", "/v1/control/start-run", "192.0.2.20", True, 403),
+        ("websocket", "/v1/control/start-run", "192.0.2.20", True, 1008),
+        ("http", "/v1/control/start-run", "127.0.0.1", False, "passed on"),
+    ],
+)
+def test_the_gate_answers_what_it_does_not_pass_on(
+    kind: str, path: str, client: str, is_open: bool, answer: int | str
+) -> None:
+    said: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        said.append("passed on")
+
+    async def send(message: Any) -> None:
+        said.append(message.get("status") or message.get("code"))
+
+    async def receive() -> Any:
+        """Nothing is asked."""
+
+    registered = threading.Event()
+    if is_open:
+        registered.set()
+    scope = {"type": kind, "path": path, "client": (client, 50000), "server": ("192.0.2.10", 8000)}
+    asyncio.run(Gate(app, registered)(scope, receive, send))
+    assert said[0] == answer
 
 
 @pytest.mark.parametrize(

@@ -33,10 +33,10 @@ from fedsign.workload import Workload
 from simulations.deployment.engine.submission import play
 from simulations.deployment.federation import Federation, open_federation
 from simulations.deployment.membership import asking, process_of
+from simulations.deployment.probe import ServerError, look_at_server
 from simulations.deployment.programs import answers_at, control, flower_environment, free_port
 from simulations.deployment.running import Programs
 from simulations.deployment.start import check_trust
-from simulations.deployment.tls import ServerError, look_at_server
 from simulations.rounds import OnRound
 
 _LOOPBACK = "127.0.0.1"

@@ -1,16 +1,27 @@
-"""What a site sees of its server: the TLS handshake, the certificate's end, the clock.
+"""What a site sees of its server: the TLS handshake, the certificate's end, the clock, and whether its key is taken.
 
-By Python's own library alone, so that its answer does not depend on Flower's.
+All but the last by Python's own library, so that its answer does not depend on Flower's.
 """
 
 import datetime as dt
 import email.utils
 import ssl
+from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 
-from fedsign.errors import FedSignError
+import httpx
+from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+from fedsign.errors import EngineError, FedSignError
+from simulations.deployment.federation import with_port
+from simulations.deployment.keys import load_private
+from simulations.deployment.kits import AUTHORITY_FILE, Kit
 
 _EXPIRED, _NAME_MISMATCH, _ADDRESS_MISMATCH = 10, 62, 64  # of OpenSSL's X509_V_ERR_...
 _OTHER_NAME = "the certificate of the server is not made out to {host}; its people make one that is with 'fedsign deploy renew --host {host}'."
@@ -88,3 +99,38 @@ def _trusting(authority: Path) -> ssl.SSLContext:
             f"{authority} is no CA's certificate that can be read ({error.strerror or error}); unpack the kit again.",
             is_final=True,
         ) from error
+
+
+def check_is_known(kit: Kit, *, host: str) -> bool:
+    """Whether the SuperLink says that it takes the site's key; False if it could not say.
+
+    The site says that it is there, as its SuperNode does when it starts, and at once that it leaves.  The SuperLink would not take a site
+    that it believes to be there, such as one whose SuperNode was killed less than a minute ago; so the site says first that the former one
+    is gone.
+
+    Raises:
+        ConfigError: the key cannot be used.
+        EngineError: the SuperLink refuses it.
+    """
+    key, former = load_private(kit.key), kit.folder / "flower" / "node-id"
+    former.parent.mkdir(exist_ok=True)
+    interceptors = [NodeAuthHttpInterceptor(key, key.public_key())]
+    authority = (kit.folder / AUTHORITY_FILE).read_bytes()
+    address = with_port(host, kit.facts["port"])
+    try:
+        with FleetHttpClient.from_server_address(address, False, authority, interceptors) as client:
+            with suppress(httpx.HTTPStatusError, OSError, ValueError):  # there was none, or it left in good order
+                client.DeactivateNode(DeactivateNodeRequest(node_id=int(former.read_text(encoding="ascii"))))
+            public = public_key_to_bytes(key.public_key())
+            here = ActivateNodeRequest(public_key=public, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
+            node_id = client.ActivateNode(here).node_id
+            former.write_text(str(node_id), encoding="ascii")
+            client.DeactivateNode(DeactivateNodeRequest(node_id=node_id))
+    except httpx.HTTPError as error:
+        if isinstance(error, httpx.HTTPStatusError) and error.response.status_code not in (502, 503, 504):
+            raise EngineError(
+                "the SuperLink does not take this site's key: it is revoked, was never registered, or is in use on another machine; "
+                "ask the server's people for a new kit."
+            ) from error
+        return False
+    return True
