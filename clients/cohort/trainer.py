@@ -28,8 +28,8 @@ from clients.trainer import learning_rate, load_state, to_device
 from fedsign import plugins
 from fedsign.errors import DiskFullError
 from fedsign.models.batch_norm import has_batch_norm
-from fedsign.models.transform import Packing, packing_of
-from fedsign.objectives.base import LocalContext, Objective
+from fedsign.models.transform import packing_of
+from fedsign.objectives.base import LocalContext
 from fedsign.optim.base import optimizer_of
 from fedsign.optim.displacement import unit_displacement
 from fedsign.records import Failure, ReplyStack, Tensors, TrainReply, TrainRequest, failure_of, roles_of
@@ -63,10 +63,6 @@ class _Stack:
     theta: Tensors
     buffers: Tensors
     train_losses: Sequence[float]
-
-    def parameters_of(self, place: int) -> Tensors:
-        """A client's."""
-        return {name: tensor[place] for name, tensor in self.theta.items()}
 
 
 class CohortTrainer:
@@ -173,9 +169,7 @@ class CohortTrainer:
         )
         if objective.has_state or objective.replies_with_more:
             kept = [
-                _attempted(
-                    partial(_keep, client, stack.parameters_of(place), objective, states, self._packing), client.request
-                )
+                _attempted(partial(self._keep, stack, place, states), client.request)
                 for place, client in enumerate(stack.clients)
             ]
             failed = [place for place, extra in enumerate(kept) if isinstance(extra, Failure)]
@@ -188,6 +182,15 @@ class CohortTrainer:
             replies = replace(replies, extra=stacked_tensors(extras) if extras else {})
         if len(replies):
             yield replies
+
+    def _keep(self, stack: _Stack, place: int, states: ClientStore) -> Tensors:
+        """Save a client's state; what it sends besides its model."""
+        client, packing = stack.clients[place], self._packing
+        request, context, objective, next_state = client.request, client.context, client.round.objective, Tensors()
+        if objective.has_state:
+            next_state = objective.next_state({name: tensor[place] for name, tensor in stack.theta.items()}, context)
+            states.save(request.partition, request.round, packing.packed(next_state))
+        return to_device(packing.packed(objective.to_server(next_state, context)), torch.device("cpu"))
 
 
 class _Round:
@@ -264,16 +267,6 @@ def _attempted(work: Callable[[], T], request: TrainRequest) -> T | Failure:
         raise  # not this client's fault: going on would lose one client after another
     except Exception as error:  # noqa: BLE001
         return failure_of(request.partition, error)
-
-
-def _keep(client: _Client, parameters: Tensors, objective: Objective, states: ClientStore, packing: Packing) -> Tensors:
-    """Save a client's state; what it sends besides its model."""
-    request, context = client.request, client.context
-    next_state = objective.next_state(parameters, context) if objective.has_state else {}
-    if objective.has_state:
-        states.save(request.partition, request.round, packing.packed(next_state))
-    besides = packing.packed(objective.to_server(next_state, context))
-    return {name: tensor.cpu() for name, tensor in besides.items()}
 
 
 def _shapes(tensors: Tensors) -> dict[str, torch.Size]:

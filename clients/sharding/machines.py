@@ -196,8 +196,8 @@ class Rendezvous:
                 self._waiting.append(RemoteRanks(connection, command=self._command))
                 self._changed.notify_all()
         if is_open and refusal:
-            connection.close()
             _log.warning("a machine at %s was not let in: %s", connection.peer_host, refusal)
+            connection.close()
 
     def _register(self, connection: Connection, *, is_authenticated: bool) -> None:
         """Raises: JoinError: the rendezvous was closed meanwhile."""

@@ -26,27 +26,23 @@ def rule_of(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer] | N
 
 
 class PieceOptimizers:
-    """Makes optimisers of a rank's pieces; the masks of these are found once."""
+    """Makes optimisers of a rank's pieces."""
 
     def __init__(self, model: nn.Module, pieces: Sequence[Piece]) -> None:
         self._names = {parameter: name for name, parameter in model.named_parameters()}
         self._pieces: dict[str, list[Piece]] = {}
         for piece in pieces:
             self._pieces.setdefault(piece.name, []).append(piece)
-        self._masks: dict[tuple[str, int], Any] = {}  # of sparse tensors
-        self._nothing = nn.Parameter(
-            torch.zeros(1)
-        )  # a rank may own nothing; an optimiser asks for at least one tensor
+        self._nothing = nn.Parameter(torch.zeros(1))  # a rank may own nothing; an optimiser asks for at least one
 
     def make(self, whole: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """One without a past, with the groups of the whole one."""
-        rule = rule_of(whole)
-        if rule is None:
-            raise ValueError(f"{type(whole).__name__} has no rule for pieces of parameters.")
+        """One without a past, with the groups of the whole one, which has a rule."""
         groups = [self._group(group) for group in whole.param_groups]
         groups[0]["params"].append(self._nothing)
         groups[0]["masks"].append(None)
-        return step_leanly(made_lean(rule, groups, **({} if rule in _TORCHS else whole.defaults)))
+        rule: Any = rule_of(whole)
+        optimizer: torch.optim.Optimizer = made_lean(rule, groups, **({} if rule in _TORCHS else whole.defaults))
+        return step_leanly(optimizer)
 
     def _group(self, whole: dict[str, Any]) -> dict[str, Any]:
         group = {key: value for key, value in whole.items() if key not in _OF_TENSORS}
@@ -55,14 +51,8 @@ class PieceOptimizers:
         for parameter, mask in zip(whole["params"], masks, strict=True):
             for piece in self._pieces.get(self._names[parameter], []):
                 group["params"].append(piece.tensor)
-                group["masks"].append(None if mask is None else self._part(mask, piece))
+                group["masks"].append(mask and mask.part(piece.start, piece.stop, piece.tensor.device))
         return group
-
-    def _part(self, mask: Any, piece: Piece) -> Any:
-        key = piece.name, piece.start
-        if key not in self._masks:
-            self._masks[key] = mask.part(piece.start, piece.stop, piece.tensor.device)
-        return self._masks[key]
 
 
 def forget(optimizer: torch.optim.Optimizer, pieces: Sequence[Piece], *, but: Collection[str]) -> None:

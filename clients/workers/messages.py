@@ -33,6 +33,11 @@ def request_from(message: Message, tensors: Tensors, shared: Tensors | None = No
     )
 
 
+def partitions_of(result: Result) -> list[int]:
+    """The clients of a result."""
+    return list(result.partitions) if isinstance(result, ReplyStack) else [result.partition]
+
+
 def result_message(result: Result) -> Message:
     """A result, without tensors."""
     if isinstance(result, Failure):

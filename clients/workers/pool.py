@@ -30,7 +30,7 @@ from torch import Tensor
 
 from clients.local_trainers import chunks_of
 from clients.state.store import ClientStore
-from clients.workers.messages import Result, request_message, result_from
+from clients.workers.messages import Result, partitions_of, request_message, result_from
 from clients.workers.queue import Queue, Unit
 from clients.workers.shared_data import TrainingProcesses
 from fedsign import plugins
@@ -314,7 +314,7 @@ class Workers:
                 result = self._result(job.call, share, message)
                 if job.call in self._calls:
                     self._answer(job.call, share.unit, result)
-                share.num_left -= len(_partitions(result))
+                share.num_left -= len(partitions_of(result))
                 if not share.num_left:
                     del job.shares[place]
                 if not job.shares:
@@ -336,7 +336,7 @@ class Workers:
 
     def _answer(self, call: _Call, unit: Unit, result: Result) -> None:
         """Clients are done; what is known already, from a worker that died later, is not said twice."""
-        partitions = _partitions(result)
+        partitions = partitions_of(result)
         known = [place for place, partition in enumerate(partitions) if partition in unit.answered]
         if len(known) == len(partitions):
             return
@@ -351,10 +351,6 @@ def _written(tensors: Tensors, memory: Tensor) -> Layout:
     layout = Layout.of(tensors)
     layout.write(tensors, memory)
     return layout
-
-
-def _partitions(result: Result) -> list[int]:
-    return list(result.partitions) if isinstance(result, ReplyStack) else [result.partition]
 
 
 def _large_pages() -> dict[str, str]:

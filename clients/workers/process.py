@@ -19,7 +19,7 @@ from clients.local_optim import stepper
 from clients.local_trainers import provider_of
 from clients.state.store import ClientStore
 from clients.trainer import LocalTrainer, make_optimizer
-from clients.workers.messages import Result, request_from, result_message
+from clients.workers.messages import Result, partitions_of, request_from, result_message
 from clients.workers.shared_data import workload_from
 from fedsign.errors import DiskFullError, FedSignError
 from fedsign.records import Failure, ReplyStack, Tensors, TrainRequest, failure_of
@@ -117,7 +117,7 @@ class _Worker:
         num_left = len(unit_of)
         for requests in units if self.together else [list(chain.from_iterable(units))]:
             for result in self.trainer.train_many(requests, states):
-                partitions = list(result.partitions) if isinstance(result, ReplyStack) else [result.partition]
+                partitions = partitions_of(result)
                 num_left -= len(partitions)
                 unit = unit_of[partitions[0]]
                 head = {"job": job["job"], "unit": unit.place}

@@ -91,13 +91,7 @@ class Grouping:
 
     def split(self, granularity: Granularity) -> int:
         """Into how many parts a state is divided: the paper's d."""
-        match granularity:
-            case Granularity.NONE:
-                return 1
-            case Granularity.GROUP:
-                return self.per_group
-            case Granularity.GLOBAL:
-                return self.ranks
+        return self.ranks // len(self.blocks_of(0, granularity))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,7 +5,6 @@ their groups gather, first one of each group alone, then all at once: where that
 """
 
 import statistics
-from dataclasses import dataclass
 
 import torch
 
@@ -13,23 +12,14 @@ from fedsign.errors import ConfigError
 from fedsign.sharding.collectives import Collectives
 from fedsign.sharding.layout import Grouping
 from fedsign.sharding.strategy import Collective, Operation, Scope
-from fedsign.sharding.traffic import Link
+from fedsign.sharding.traffic import Link, Network
 
 MESSAGE_BYTES = 16 * 2**20
 _REPETITIONS = 3
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
-    """Bandwidths in bits a second, of the slowest rank; whose link the one between groups is."""
-
-    intra_bps: float
-    inter_bps: float
-    link: Link
-
-
-def probe(grouping: Grouping, *, message_bytes: int = MESSAGE_BYTES, device: torch.device | None = None) -> Measured:
-    """What the ranks of the default process group can send each other; called on all of them, and the same on each.
+def probe(grouping: Grouping, *, message_bytes: int = MESSAGE_BYTES, device: torch.device | None = None) -> Network:
+    """What the ranks of the default process group can send each other, at the rates of the slowest; called on all of them, and the same on each.
 
     Raises:
         ConfigError: there are not two groups of two ranks, or the process group is of another size.
@@ -44,7 +34,7 @@ def probe(grouping: Grouping, *, message_bytes: int = MESSAGE_BYTES, device: tor
     one_bps = _bps(collectives, Scope.INTER, grouping.groups * message_bytes, where, alone=True)
     every_bps = _bps(collectives, Scope.INTER, grouping.groups * message_bytes, where)
     link = link_of(one_bps, every_bps, per_group=grouping.per_group)
-    return Measured(
+    return Network(
         intra_bps=intra_bps,
         inter_bps=every_bps * (grouping.per_group if link is Link.GROUP else 1),
         link=link,

@@ -4,7 +4,6 @@ No process has the whole model at any time.  Rank 0 reads, and the others get wh
 machine alone.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -21,42 +20,34 @@ class StoredWeights:
 
     def __init__(self, path: Path, model: nn.Module) -> None:
         """Raises: ConfigError: there is no such file, it cannot be read, or it is not of this model."""
-        self._path = path
         files = sorted(path.glob(f"*{_SUFFIX}")) if path.is_dir() else [path]
         if not files or not all(file.is_file() and file.suffix == _SUFFIX for file in files):
             raise ConfigError(f"weights={path} was given; expected is a {_SUFFIX} file, or a folder with some.")
         self._file_of: dict[str, Path] = {}
         shapes: dict[str, list[int]] = {}
         for file in files:
-            found = self._shapes(file)
-            self._file_of |= dict.fromkeys(found, file)
-            shapes |= found
-        self._check(model, shapes)
-
-    def read(self, name: str) -> Tensor:
-        """One tensor."""
-        with safe_open(self._file_of[name], framework="pt") as file:
-            found: Tensor = file.get_tensor(name)
-        return found
-
-    def _shapes(self, file: Path) -> dict[str, list[int]]:
-        try:
-            with safe_open(file, framework="pt") as opened:
-                return {name: list(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise ConfigError(
-                f"weights={self._path} was given, but {file.name} is no {_SUFFIX} file that can be read; give another."
-            ) from error
-
-    def _check(self, model: nn.Module, shapes: Mapping[str, list[int]]) -> None:
+            try:
+                with safe_open(file, framework="pt") as opened:
+                    shapes |= {name: list(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+                    self._file_of |= dict.fromkeys(opened.keys(), file)
+            except (SafetensorError, OSError) as error:
+                raise ConfigError(
+                    f"weights={path} was given, but {file.name} is no {_SUFFIX} file that can be read; give another."
+                ) from error
         kept = model.state_dict().keys()
         asked = [*model.named_parameters(), *((name, each) for name, each in model.named_buffers() if name in kept)]
         for name, tensor in asked:
             if shapes.get(name) != list(tensor.shape):
                 told = f"has '{name}' as {shapes[name]}" if name in shapes else f"has no '{name}'"
                 raise ConfigError(
-                    f"weights={self._path} {told}, but the model has it as {list(tensor.shape)}; give the weights of this model."
+                    f"weights={path} {told}, but the model has it as {list(tensor.shape)}; give the weights of this model."
                 )
+
+    def read(self, name: str) -> Tensor:
+        """One tensor."""
+        with safe_open(self._file_of[name], framework="pt") as file:
+            found: Tensor = file.get_tensor(name)
+        return found
 
 
 def make_room(model: nn.Module, device: torch.device) -> None:

@@ -14,7 +14,6 @@ from fedsign.errors import ConfigError
 from fedsign.sharding.layout import Granularity
 
 N, I, G = Granularity.NONE, Granularity.GROUP, Granularity.GLOBAL  # noqa: E741 - the paper's letters
-_FINENESS = {N: 0, I: 1, G: 2}
 
 
 class Scope(StrEnum):
@@ -115,9 +114,8 @@ _KNOWN_AS = {"NNN": "DDP", "NNG": "ZeRO-1", "NGG": "ZeRO-2", "GGG": "ZeRO-3", "I
 
 def _kept() -> tuple[Strategy, ...]:
     every = (Strategy(params=p, gradients=g, states=s) for p in Granularity for g in Granularity for s in Granularity)
-    return tuple(
-        each for each in every if _FINENESS[each.states] >= max(_FINENESS[each.params], _FINENESS[each.gradients])
-    )
+    finer = {(N, N), (N, I), (N, G), (I, I), (I, G), (G, G)}
+    return tuple(each for each in every if {(each.params, each.states), (each.gradients, each.states)} <= finer)
 
 
 STRATEGIES = {strategy.name: strategy for strategy in _kept()}

@@ -1,16 +1,12 @@
 """Addresses as people write them, HOST:PORT, and what this machine knows of them.  IPv4."""
 
-import fcntl
 import ipaddress
 import socket
-import struct
 from dataclasses import dataclass
 from typing import Self
 
 from fedsign.errors import ConfigError
 
-_ASK_FOR_ADDRESS = 0x8915  # Linux's SIOCGIFADDR, of a `struct ifreq`: 16 bytes of name, then a `sockaddr_in`
-_REQUEST = struct.Struct("16s16x")
 _MAX_PORT = 65535
 
 
@@ -71,12 +67,10 @@ def interface_of(address: str) -> str:
     >>> interface_of("127.0.0.1"), interface_of("192.0.2.1")
     ('lo', '')
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        for _, name in socket.if_nameindex():
-            try:
-                found = fcntl.ioctl(asking, _ASK_FOR_ADDRESS, _REQUEST.pack(name.encode()))
-            except OSError:
-                continue  # it has none
-            if socket.inet_ntoa(found[20:24]) == address:
-                return name
+    import psutil  # not when a configuration is read
+
+    name: str
+    for name, found in psutil.net_if_addrs().items():
+        if address == next((each.address for each in found if each.family is socket.AF_INET), None):
+            return name
     return ""

@@ -66,10 +66,11 @@ class Layout:
 
     def read(self, memory: Tensor) -> Tensors:
         """The tensors that lie in a memory [bytes], uncopied."""
-        return {
-            name: _part(memory, getattr(torch, dtype), shape, strides, offset)
-            for name, dtype, shape, strides, offset in self.places
-        }
+        found = {}
+        for name, dtype, shape, strides, offset in self.places:
+            kind: torch.dtype = getattr(torch, dtype)
+            found[name] = memory[offset : offset + prod(shape) * kind.itemsize].view(kind).as_strided(shape, strides)
+        return found
 
     def write(self, tensors: Mapping[str, Tensor], memory: Tensor) -> None:
         """Copy tensors of this layout into a memory [bytes].
@@ -203,8 +204,3 @@ def receive_tensors(connection: Connection, *, max_bytes: int) -> tuple[Message,
         if connection.receive(memory.numpy().data) is None:
             return None
     return head["message"], layout.read(memory)
-
-
-def _part(memory: Tensor, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Tensor:
-    part: Tensor = memory[offset : offset + prod(shape) * dtype.itemsize].view(dtype)
-    return part.as_strided(shape, strides)

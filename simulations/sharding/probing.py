@@ -7,12 +7,13 @@ import torch.distributed as dist
 
 from fedsign.errors import ConfigError
 from fedsign.sharding.layout import Grouping
-from fedsign.sharding.probe import Measured, probe
+from fedsign.sharding.probe import probe
+from fedsign.sharding.traffic import Network
 
 _NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-def measured(per_group: int) -> tuple[Measured, int] | None:
+def measured(per_group: int) -> tuple[Network, int] | None:
     """The network, and the number of ranks; None on all ranks but the first, which has to say it.
 
     Raises:

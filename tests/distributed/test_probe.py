@@ -6,12 +6,12 @@ import pytest
 
 from fedsign.errors import ConfigError
 from fedsign.sharding.layout import Grouping
-from fedsign.sharding.probe import Measured, link_of, probe
-from fedsign.sharding.traffic import Link
+from fedsign.sharding.probe import link_of, probe
+from fedsign.sharding.traffic import Link, Network
 from tests.distributed.ranks import on_ranks
 
 
-def probed() -> Measured:
+def probed() -> Network:
     return probe(Grouping(groups=2, per_group=2), message_bytes=2**16)
 
 
