@@ -13,7 +13,7 @@ from typing import Any
 from fedsign.config import from_dict
 from simulations.bilevel.learning import Asked, Learning
 from simulations.recipes.base import Figures, Verdict, at_least, at_most, recipe
-from simulations.recipes.cells import all_rounds, best_settings, means
+from simulations.recipes.cells import all_rounds, best_settings, final_values, means
 
 _GRID, _START = (0.001, 0.01, 0.1), 0.01
 
@@ -31,7 +31,7 @@ def learned_gamma(quick: bool) -> Figures:
     found: dict[tuple[str, int], float] = {}
     for seed in range(num_seeds):
         grid = all_rounds({("grid", gamma): _experiment(seed, gamma, rounds) for gamma in _GRID})
-        best = best_settings({key: float(lines[-1]["validation_loss"]) for key, lines in grid.items()})["grid"]
+        best = best_settings(final_values(grid, "validation_loss", last=1))["grid"]
         *_, last = Learning(from_dict(_experiment(seed, _START, rounds)), asked).steps()
         learnt = float(last.values["strategy.gamma"])
         lines_of_learnt = all_rounds({"learnt": _experiment(seed, learnt, rounds)})["learnt"]

@@ -28,7 +28,7 @@ from fedsign.workload import Workload
 from simulations.api import Run, run
 from simulations.language.export import export
 from simulations.recipes.base import Figures, NotDecidableHere, at_least, at_most, recipe
-from simulations.recipes.cells import all_rounds
+from simulations.recipes.cells import all_rounds, final_values
 from simulations.recipes.language import docstrings, small_llama
 
 _STEPS, _NEW_TOKENS = 10, 24
@@ -68,8 +68,8 @@ def federated_llm(quick: bool) -> Figures:
         return figures | _of_export(shown, folder / "tuned")
 
 
-def _figures(lines: Mapping[_Which, Sequence[Line]], seeds: Sequence[int], pretrained: float) -> dict[str, float]:
-    losses = {which: float(of[-1]["loss"]) for which, of in lines.items()}
+def _figures(lines: Mapping[_Which, list[Line]], seeds: Sequence[int], pretrained: float) -> dict[str, float]:
+    losses = final_values(lines, "loss", last=1)
     lisa, lora = (fmean(losses[name, "", seed] for seed in seeds) for name in ("lisa", "lora"))
     alone = fmean(min(losses["lisa", silo, seed] for silo in docstrings.SILOS) for seed in seeds)
     return {

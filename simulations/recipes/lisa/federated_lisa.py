@@ -10,7 +10,7 @@ most half of its bytes up.
 """
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 from fedsign.config import merged
 from fedsign.storage.results import Line
 from simulations.recipes.base import Figures, at_most, recipe
-from simulations.recipes.cells import all_rounds, best_settings, by_name, mean_ratio
+from simulations.recipes.cells import all_rounds, best_settings, by_name, final_values, mean_ratio
 from simulations.recipes.lisa.fine_tuning import PRETRAINING_STEPS, experiment, moment_bytes, write_base
 
 _STEPS, _ROUNDS, _SEEDS = 10, 10, (1, 2, 3)
@@ -50,20 +50,19 @@ def federated_lisa(quick: bool) -> Figures:
         weights = write_base(folder, 0, 60 if quick else PRETRAINING_STEPS)
         if quick:
             names = ("full", "lisa_per_round")
-            return _figures(by_name(all_rounds({(name, 0): _cell(name, 1e-3, 0, weights, rounds=3) for name in names})))
+            return _figures(all_rounds({(name, 0): _cell(name, 1e-3, 0, weights, rounds=3) for name in names}))
         sweep = {(name, rate): _cell(name, rate, 0, weights) for name, rates in _RATES.items() for rate in rates}
-        best = best_settings({key: float(lines[-1]["loss"]) for key, lines in all_rounds(sweep).items()})
+        best = best_settings(final_values(all_rounds(sweep), "loss", last=1))
         starts = {seed: write_base(folder, seed, PRETRAINING_STEPS) for seed in _SEEDS}
         runs = {(name, seed): _cell(name, best[name], seed, starts[seed]) for name in _METHODS for seed in _SEEDS}
-        return _figures(by_name(all_rounds(runs))) | {f"{name}_rate": rate for name, rate in best.items()}
+        return _figures(all_rounds(runs)) | {f"{name}_rate": rate for name, rate in best.items()}
 
 
-def _figures(runs: Mapping[str, Sequence[Sequence[Line]]]) -> dict[str, float]:
+def _figures(runs: Mapping[tuple[str, int], list[Line]]) -> dict[str, float]:
     figures: dict[str, float] = {}
-    losses = {name: [float(lines[-1]["loss"]) for lines in seeds] for name, seeds in runs.items()}
-    for name, seeds in runs.items():
-        figures[f"{name}_loss"] = fmean(losses[name])
-        figures[f"{name}_perplexity"] = fmean(float(lines[-1]["perplexity"]) for lines in seeds)
+    losses, perplexities = (by_name(final_values(runs, metric, last=1)) for metric in ("loss", "perplexity"))
+    for name, seeds in by_name(runs).items():
+        figures |= {f"{name}_loss": fmean(losses[name]), f"{name}_perplexity": fmean(perplexities[name])}
         figures[f"{name}_moments_mb"] = moment_bytes(_METHODS[name]) / 1e6
         for way in ("up", "down"):
             num_bytes = fmean(float(line[f"bytes_{way}"]) / len(line["clients"]) for lines in seeds for line in lines)

@@ -24,7 +24,7 @@ from fedsign.parameterisation.section import ParameterisationPart
 from fedsign.storage.results import Line
 from fedsign.workload import Workload
 from simulations.recipes.base import Figures, Verdict, at_most, recipe
-from simulations.recipes.cells import all_rounds, best_settings
+from simulations.recipes.cells import all_rounds, best_settings, final_values
 from simulations.recipes.smupar.smupar_gpt import BASE_WIDTH, HEAD_WIDTH, experiment
 from simulations.sparsity.coordinates import variant
 
@@ -44,16 +44,12 @@ def federated_smupar(quick: bool) -> Figures:
     """Losses, perplexities and megabytes (quick: density 1/64 for two rounds, with the rate that the full form found)."""
     if quick:
         return _figures((64,), lr=2**-8, rounds=2)
-    held_out = {"data": {"validation_fraction": 0.1}}
-    proxies = {
-        ("proxy", 2.0**power): merged(
-            _cell("smupar", 1.0, 0, lr=2.0**power, width=BASE_WIDTH, rounds=_ROUNDS), held_out
-        )
-        for power in range(-10, -3)
-    }
-    lines = all_rounds(proxies)
-    rate = best_settings({key: float(of[-1]["validation_loss"]) for key, of in lines.items()})["proxy"]
-    return {"rate": rate, **_figures((1, 4, 16, 64), lr=rate, rounds=_ROUNDS)}
+    proxies = {}
+    for rate in (2.0**power for power in range(-10, -3)):
+        proxy = _cell("smupar", 1.0, 0, lr=rate, width=BASE_WIDTH, rounds=_ROUNDS)
+        proxies["proxy", rate] = merged(proxy, {"data": {"validation_fraction": 0.1}})
+    best = best_settings(final_values(all_rounds(proxies), "validation_loss", last=1))["proxy"]
+    return {"rate": best, **_figures((1, 4, 16, 64), lr=best, rounds=_ROUNDS)}
 
 
 def _figures(shares: Sequence[int], *, lr: float, rounds: int) -> Figures:
@@ -64,14 +60,15 @@ def _figures(shares: Sequence[int], *, lr: float, rounds: int) -> Figures:
         if (scheme, share) != ("mup", 1)  # which is smupar's
     }
     runs = all_rounds(cells)
+    losses, perplexities = (final_values(runs, metric, last=1) for metric in ("loss", "perplexity"))
     figures: dict[str, float] = {}
-    for (scheme, share), lines in runs.items():
-        figures[f"{scheme}_{share}_loss"] = float(lines[-1]["loss"])
-        figures[f"{scheme}_{share}_perplexity"] = float(lines[-1]["perplexity"])
+    for scheme, share in runs:
+        figures[f"{scheme}_{share}_loss"] = losses[scheme, share]
+        figures[f"{scheme}_{share}_perplexity"] = perplexities[scheme, share]
     for share in shares:
         figures[f"megabytes_{share}"] = fmean(float(line["bytes_up"]) / _SILOS for line in runs["smupar", share]) / 1e6
     for share, other in product(sorted({16, 64} & {*shares}), ("sp", "mup")):
-        figures[f"smupar_over_{other}_{share}"] = figures[f"smupar_{share}_loss"] / figures[f"{other}_{share}_loss"]
+        figures[f"smupar_over_{other}_{share}"] = losses["smupar", share] / losses[other, share]
     return figures | _account(cells, runs)
 
 
