@@ -104,19 +104,15 @@ def group(owner_of: IntArray, num_clients: int) -> list[IntArray]:
     return np.split(order, np.cumsum(np.bincount(owner_of, minlength=num_clients))[:-1])
 
 
-def class_labels(train: AnySamples, *, name: str, instead: str = "partition.name=iid, quantity or shards") -> IntArray:
+def class_labels(train: AnySamples, *, name: str, instead: str = "partition.name=iid, quantity or natural") -> IntArray:
     """The class of each sample.
 
     Raises:
         DataError: the targets are real numbers, or several for each sample.
     """
-    if train.targets.ndim != 1:
-        raise DataError(
-            f"partition.name={name} needs a class label for each sample, but there are targets of shape "
-            f"{list(train.targets.shape[1:])}; use {instead.replace('iid, quantity or shards', 'natural, iid or quantity')}."
-        )
-    if train.targets.is_floating_point():
-        raise DataError(f"partition.name={name} needs class labels, but the targets are real numbers; use {instead}.")
+    if train.targets.ndim != 1 or train.targets.is_floating_point():
+        given = f"of shape {list(train.targets.shape[1:])} each" if train.targets.ndim != 1 else "real numbers"
+        raise DataError(f"partition.name={name} needs class labels, but the targets are {given}; use {instead}.")
     labels: IntArray = train.targets.numpy()
     return labels
 
