@@ -1,5 +1,6 @@
 """report.html of a comparison: strategies side by side on one page, in one file, made from a `Summary` alone."""
 
+import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -82,9 +83,9 @@ def status(summary: Summary) -> str:
 
 def facts(summary: Summary) -> list[Fact]:
     """The numbers of the head."""
-    counts = [len(strategies_of(summary)), num_seeds(summary.entries), len(summary.conditions)]
-    names = ["strategies", "seeds", "conditions"]
-    found = [Fact(name=name, value=f"{count:,}") for name, count in zip(names, counts, strict=True) if count]
+    counts = {"strategies": len(strategies_of(summary)), "seeds": num_seeds(summary.entries)}
+    counts["conditions"] = len(summary.conditions)
+    found = [Fact(name=name, value=f"{count:,}") for name, count in counts.items() if count]
     cells = Fact(name="runs", value=f"{summary.num_finished:,}", remark=f"of {summary.num_cells:,} finished")
     time = Fact(name="time of all runs", value=wording.duration(summary.seconds), remark="added up")
     return [*found, cells, time]
@@ -96,43 +97,35 @@ def groups(summary: Summary) -> list[Group]:
     metric_text = f"On the test samples: {_what_lines_are(summary)}"
     if _is_smooth(summary):
         metric_text += " Each line ends at the figure of the table."
-    wanted = [(summary.metric, f"Test {metric}", metric_text)]
-    wanted += [
-        ("loss", "Test loss", "The loss on the test samples."),
-        ("train_loss", "Training loss", "The mean of what the clients minimise, on their own samples."),
-        ("client_drift", "Client drift", DRIFT),
-    ]
+    own = {summary.metric: (f"Test {metric}", metric_text)}
+    others = {
+        "loss": ("Test loss", "The loss on the test samples."),
+        "train_loss": ("Training loss", "The mean of what the clients minimise, on their own samples."),
+        "client_drift": ("Client drift", DRIFT),
+    }
+    is_one = len(summary.conditions) == 1
     found = []
-    for key, title, text in {key: (key, *rest) for key, *rest in reversed(wanted)}.values():
+    for key, (title, text) in (own | others | own).items():
         drawn = []
         for condition in summary.conditions:
             chart = charts.curves(summary, condition, key, title=title)
             if chart is not None:
                 note = _lost(entries_of(summary, condition), key)
-                is_one = len(summary.conditions) == 1
-                drawn.append(
-                    replace(
-                        chart, note=note, title=title if is_one else short_label(condition), text=text if is_one else ""
-                    )
-                )
+                heading, about = (title, text) if is_one else (short_label(condition), "")
+                drawn.append(replace(chart, title=heading, text=about, note=note))
         if drawn:
             found.append(Group(title=title, text=text, charts=tuple(drawn)))
-    return found[::-1]
+    return found
 
 
 def populations(summary: Summary) -> list[dict[str, Any]]:
     """The clients' samples, once for all conditions that share them."""
-    shared: list[tuple[Mapping[str, Any], list[str]]] = []
+    names: dict[str, list[str]] = {}  # of the conditions, by the partition
     for condition in summary.conditions:
         partition = summary.population.get(values_label(condition)) or {}
-        if not partition.get("counts"):
-            continue
-        names = next((names for other, names in shared if other == partition), None)
-        if names is None:
-            names = []
-            shared.append((partition, names))
-        names.append(short_label(condition))
-    return [_population(partition, names if len(shared) > 1 else []) for partition, names in shared]
+        if partition.get("counts"):
+            names.setdefault(json.dumps(partition), []).append(short_label(condition))
+    return [_population(json.loads(each), names[each] if len(names) > 1 else []) for each in names]
 
 
 def troubles(summary: Summary) -> list[tuple[str, str, str]]:

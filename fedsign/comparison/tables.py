@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from fedsign.comparison.charts import bytes_to_target, plain_count
@@ -72,21 +73,19 @@ def results(summary: Summary) -> list[ResultTable]:
 def trials(summary: Summary) -> list[tuple[str, list[TrialRow]]]:
     """What was tried under every condition, chosen by validation."""
     labels, scale = strategies_of(summary), scale_of(summary)
-    found = []
-    for condition in summary.conditions:
-        rows = [
-            TrialRow(
-                strategy=labels.get(trial.strategy, trial.strategy),
-                choice=short_label(trial.choice),
-                value=_validation(trial, scale),
-                is_chosen=trial.chosen,
-            )
-            for trial in summary.trials
-            if trial.condition == condition
-        ]
-        if rows:
-            found.append((short_label(condition), rows))
-    return found
+
+    def row(trial: Trial) -> TrialRow:
+        return TrialRow(
+            strategy=labels.get(trial.strategy, trial.strategy),
+            choice=short_label(trial.choice),
+            value=_plus_minus(scale, trial.validation_mean, trial.validation_std),
+            is_chosen=trial.chosen,
+        )
+
+    return [
+        (short_label(condition), [row(trial) for trial in tried])
+        for condition, tried in groupby(summary.trials, key=lambda trial: trial.condition)
+    ]
 
 
 def troubles(entry: Entry) -> str:
@@ -127,7 +126,7 @@ def _result_row(summary: Summary, entry: Entry, look: int, is_best: bool) -> Res
         choice=short_label(entry.choice),
         sample=Series(name=entry.label, x=(), y=(), color=look),
         is_best=is_best,
-        value=_value(entry, scale),
+        value=_plus_minus(scale, entry.mean, entry.std),
         seeds=seeds_of_all(entry),
         difference=difference,
         wins=wins,
@@ -154,11 +153,6 @@ def _bytes(count: float | None) -> str:
     return MISSING if count is None else byte_count(round(count))
 
 
-def _value(entry: Entry, scale: Scale) -> str:
-    text = scale.number(entry.mean)
-    return text if entry.std is None or len(entry.seeds) < 2 else f"{text} {PLUS_MINUS} {scale.number(entry.std)}"
-
-
-def _validation(trial: Trial, scale: Scale) -> str:
-    text = scale.number(trial.validation_mean)
-    return f"{text} {PLUS_MINUS} {scale.number(trial.validation_std)}" if trial.validation_std is not None else text
+def _plus_minus(scale: Scale, mean: float | None, std: float | None) -> str:
+    text = scale.number(mean)
+    return text if std is None else f"{text} {PLUS_MINUS} {scale.number(std)}"
