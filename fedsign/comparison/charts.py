@@ -19,9 +19,9 @@ from fedsign.comparison.labels import (
 )
 from fedsign.comparison.summary import Curve, Entry, Summary, ToTarget
 from fedsign.comparison.verdict import includes_zero
-from fedsign.report.chart import Axis, Chart, Series, bar_chart, drawable, nice_ticks, span, trailing_mean, value_axis
-from fedsign.report.run_charts import MIN_ROUNDS_TO_SMOOTH
-from fedsign.report.wording import MISSING, byte_count, figure, is_share
+from fedsign.report.chart import Axis, Chart, Series, bar_chart, drawable, nice_ticks, trailing_mean, value_axis
+from fedsign.report.run_charts import MIN_ROUNDS_TO_SMOOTH, line_chart
+from fedsign.report.wording import byte_count, is_share
 
 _RISE = 0.2  # the share of the rounds whose first steep part may leave the picture
 
@@ -36,13 +36,9 @@ def curves(summary: Summary, condition: Mapping[str, Any], key: str, *, title: s
     ]
     if not any(value is not None for each in series for value in each.y):
         return None
-    return Chart(
-        title=title,
-        series=series,
-        x=span([at for each in series for at in each.x if at is not None], label="round"),
-        y=value_axis(_seen(series, percent=percent, focus=key == summary.metric), label=title.lower(), percent=percent),
-        description="; ".join([title, *(_described(each, percent=percent) for each in series)]),
-    )
+    chart = line_chart(title, series, percent=percent)
+    seen = _seen(series, percent=percent, focus=key == summary.metric)
+    return replace(chart, y=value_axis(seen, label=chart.y.label, percent=percent))
 
 
 def differences(summary: Summary) -> Chart | None:
@@ -169,16 +165,3 @@ def _seen(series: Sequence[Series], *, percent: bool, focus: bool) -> list[float
             if at is not None and at >= start and mean is not None and low is not None and high is not None:
                 seen += [mean, low, high] if high - mean < abs(mean) else [mean]
     return [min(max(value, 0.0), 1.0) for value in seen] if percent else seen
-
-
-def _described(series: Series, *, percent: bool) -> str:
-    points = [
-        (at, mean, high)
-        for at, mean, high in zip(series.x, series.y, series.high or series.y, strict=True)
-        if mean is not None and high is not None
-    ]
-    if not points:
-        return f"{series.name}: {MISSING}"
-    at, mean, high = points[-1]
-    spread = f" ± {figure(high - mean, percent=percent)}" if high > mean else ""
-    return f"{series.name}: {figure(mean, percent=percent)}{spread} in round {at:,}"

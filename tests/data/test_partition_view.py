@@ -95,7 +95,12 @@ def test_the_page_stands_alone_and_shows_the_clients(
     assert samples.count('<i title="client ') == shown and len(classes) == bool(class_names)
     bars = page.partition('class="bar" d="')[2].partition('"')[0]
     assert bars.count("h.86") == shown
-    assert "my &lt;data&gt;" in page and "3 samples" in page and "prefers-color-scheme: dark" in page
+    assert (
+        "<script" not in page
+        and "my &lt;data&gt;" in page
+        and "3 samples" in page
+        and "prefers-color-scheme: dark" in page
+    )
     assert ("share of each class" in page) == bool(class_names)
     assert "times sampled" not in page, "nothing was trained"
     assert ("Shown are 160 of the 1,000" in page) == (num_clients == 1_000)

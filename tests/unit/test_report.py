@@ -318,6 +318,15 @@ def test_an_axis_of_values_holds_them_and_its_ticks(values: list[float]) -> None
     assert len(axis.ticks()) >= 2
 
 
+def test_a_line_with_faint_draws_of_its_name_stands_in_the_legend_once() -> None:
+    """The legend's value is the line's, not that of its draws."""
+    draws = [Series(name="noise", x=[1, 2], y=[height, height], is_faint=True) for height in (0.0, 9.0)]
+    lines = [Series(name="noise", x=[1, 2], y=[2.0, 3.0]), Series(name="sign", x=[1, 2], y=[1.0, 1.0], color=1)]
+    chart = run_charts.line_chart("Loss", [*draws, *lines])
+    assert [text.get_text() for text in draw(chart).legends[0].get_texts()] == ["noise", "sign"]
+    assert [(name, value) for name, _, value in plots.legend(chart)] == [("noise", "3.00"), ("sign", "1.00")]
+
+
 def test_matplotlib_draws_what_is_described(tmp_path: Path) -> None:
     """Lines have the description's points, gaps and names; the file has the text alternative."""
     series = [
