@@ -19,6 +19,7 @@ CAPABILITY = Capability(
         "client_app": "clients.deployment.node:HANDLERS",
         "report_section": "clients.deployment.report:section",
         "evaluation": "simulations.deployment.evaluation:at_sites",
+        "rules": "simulations.deployment.rules:RULES",
     },
     moved={"simulations.backends.superlink": "simulations.deployment.engine.superlink"},
     rows={

@@ -274,6 +274,13 @@ def test_label_counts_travel_only_if_the_node_shares_them(shares: bool, roots: l
     assert label_counts(grid.answers) == (dict(enumerate(known)) if shares else {})
 
 
+def test_a_site_of_a_federation_says_itself_where_its_data_lie(roots: list[str], tmp_path: Path) -> None:
+    config = deployed(tmp_path, roots, engine={"name": "superlink", "federation": "here"})
+    own = {"partition-id": 1, "data-root": roots[1]}
+    context = make_context(0, node_config=own, run_config={EXPERIMENT_KEY: config.to_toml()})
+    assert len(SuperNode(context).workload.samples_of(1)) == SIZES[1] * 4 // 5
+
+
 def test_a_nodes_device_wins(roots: list[str], tmp_path: Path) -> None:
     config = deployed(tmp_path, roots, engine={"name": "superlink", "device": "cuda:7"})
     own = {"partition-id": 0, "data-root": roots[0], "device": "cpu"}

@@ -88,12 +88,6 @@ class SuperLink:
             "engine.share_details=true was given with engine.federation={engine.federation}, whose sites decide that",
             "start those that share with --node-config 'share-details=true', and leave engine.share_details out",
         ),
-        Rule(
-            lambda its: its.engine.federation and any(its.partition.settings.get("roots", ())),
-            "partition.roots={partition.roots} was given with engine.federation={engine.federation}, whose sites know where their data lie "
-            "(data_root in site.toml)",
-            "leave it out",
-        ),
     )
 
     def __init__(
