@@ -19,7 +19,7 @@ from benchmarks.export import export
 from benchmarks.measure import Record, play, play_once, round_s, spread, summarised
 from benchmarks.players import BARE, PLAYERS, Player, player_named
 from benchmarks.task import Task
-from benchmarks.works import Work, all_works
+from benchmarks.works import all_works
 from fedsign.config import from_dict
 from fedsign.workload import Workload
 
@@ -101,14 +101,20 @@ def spreads_are_ordered(row: dict[str, Any]) -> bool:
     return bool(found) and all(each["lowest"] <= each["median"] <= each["highest"] for each in found)
 
 
-@pytest.mark.parametrize("work", [work for work in WORKS.values() if "cpu" in work.devices], ids=lambda work: work.name)
-def test_a_works_experiment_is_one(work: Work) -> None:
+OF_IMAGES = pytest.param("silo", marks=pytest.mark.needs("images"))
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in WORKS if name != "silo" and "cpu" in WORKS[name].devices] + [OF_IMAGES]
+)
+def test_a_works_experiment_is_one(name: str) -> None:
+    work = WORKS[name]
     config = from_dict(work.experiment)
     assert config.rounds > work.warm_up_rounds
     assert all(player_named(name) for name in work.players)
 
 
-@pytest.mark.parametrize("name", ["w1", "w2", "silo"])
+@pytest.mark.parametrize("name", ["w1", "w2", OF_IMAGES])
 def test_the_plain_network_is_fedsigns_model(name: str, tmp_path: Path) -> None:
     work = WORKS[name]
     task = Task(export(work, tmp_path))
