@@ -54,12 +54,17 @@ class StackedOptimizer:
     def _take(self, parameters: list[Tensor]) -> None:
         """Move these from now on, with the moments of the clients that still take part."""
         leaves = [nn.Parameter(tensor) for tensor in parameters]  # in the same memory
-        groups = [{**group, "params": [leaves[place] for place in group["params"]]} for group in self._groups]
-        optimizer = step_leanly(made_lean(self._kind, groups))
+        if not self._leaves:
+            groups = [{**group, "params": [leaves[place] for place in group["params"]]} for group in self._groups]
+            self._optimizer = step_leanly(made_lean(self._kind, groups))
+        for group, places in zip(self._optimizer.param_groups, self._groups, strict=True):
+            group["params"] = [leaves[place] for place in places["params"]]
         for old, new in zip(self._leaves, leaves, strict=False):
-            for key, value in self._optimizer.state[old].items():
-                optimizer.state[new][key] = value[: len(new)] if value.shape == old.shape else value
-        self._leaves, self._optimizer = leaves, optimizer
+            found = self._optimizer.state.pop(old, {})
+            self._optimizer.state[new] = {
+                key: value[: len(new)] if value.shape == old.shape else value for key, value in found.items()
+            }
+        self._leaves = leaves
 
 
 def clip_each(gradients: list[Tensor], max_norm: float) -> list[Tensor]:
