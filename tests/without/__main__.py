@@ -126,7 +126,8 @@ class Clone:
         )
         is_good = done.returncode == 0 or (command is PYTEST and done.returncode == NOTHING_LEFT)
         last = done.stdout.strip().rpartition("\n")[2] if command is PYTEST else ""
-        print(f"    {what}: {'passes' if is_good else 'FAILS'} ({time.monotonic() - began:.0f} s) {last}", flush=True)
+        verdict = f"{'passes' if is_good else 'FAILS'} ({time.monotonic() - began:.0f} s) {last}"
+        print(f"    {what}: {verdict.strip()}", flush=True)
         if not is_good:
             said = [line for line in (done.stdout + done.stderr).splitlines() if not line.startswith("PASSED")]
             print("\n".join(said[-60:]), flush=True)
