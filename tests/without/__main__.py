@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,8 +105,9 @@ class Clone:
         return bool(broken)
 
     def all_pass(self, checks: Iterable[tuple[str, list[str]]]) -> bool:
-        """Run checks, all of them; the output of those that fail is printed."""
-        return not [what for what, command in checks if not self._run(what, command)[0]]
+        """Run checks side by side, all of them; the output of those that fail is printed."""
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            return all(is_good for is_good, _ in pool.map(lambda check: self._run(*check), checks))
 
     def tests_pass(self, left_out: Collection[str]) -> tuple[bool, set[str]]:
         """Run the fast tests but for some; returns which passed, too."""
@@ -124,7 +126,8 @@ class Clone:
         )
         is_good = done.returncode == 0 or (command is PYTEST and done.returncode == NOTHING_LEFT)
         last = done.stdout.strip().rpartition("\n")[2] if command is PYTEST else ""
-        print(f"    {what}: {'passes' if is_good else 'FAILS'} ({time.monotonic() - began:.0f} s) {last}", flush=True)
+        verdict = f"{'passes' if is_good else 'FAILS'} ({time.monotonic() - began:.0f} s) {last}"
+        print(f"    {what}: {verdict.strip()}", flush=True)
         if not is_good:
             said = [line for line in (done.stdout + done.stderr).splitlines() if not line.startswith("PASSED")]
             print("\n".join(said[-60:]), flush=True)
