@@ -29,6 +29,7 @@ from fedsign.records import (
 )
 from fedsign.storage.results import Line
 
+NUM_EXAMPLES = "the reply counts num-examples={}; expected is 1 or more."
 TrainMany = Callable[[Sequence[TrainRequest]], Iterator[TrainReply | ReplyStack | Failure]]
 
 
@@ -245,12 +246,12 @@ class DirectExchange:
         """Check a reply and add it to the account, or to the failures; returns it decoded."""
         try:
             check_claims(reply, round=request.round, roles=self._roles)
-            nbytes = nbytes_of(reply.tensors)
+            sent = reply.tensors
             if self.encoding is not None:
-                sent = encoded(self.encoding, reply, request.tensors)
-                nbytes, reply = nbytes_of(sent.tensors), decoded(self.encoding, sent, request.tensors)
+                came = encoded(self.encoding, reply, request.tensors)
+                sent, reply = came.tensors, decoded(self.encoding, came, request.tensors)
             check_shapes(reply.tensors, reply.extra, like=request.tensors, is_partial=self.encoding is not None)
-            whole = completed(reply.tensors, self._received)
+            whole = {**self._received, **reply.tensors}  # what was not sent is as it was received
             besides = {name: tensor for name, tensor in reply.tensors.items() if name not in self._received}
             check_finite(besides, reply.extra)  # the spread says whether the parameters are
             if not self.traffic.spread.add(whole, self._received):
@@ -260,7 +261,7 @@ class DirectExchange:
             return None
         for observer in self.observers:
             observer.add(whole, self._received)
-        self._count(reply, nbytes, [reply.partition], [reply.num_examples], [reply.metrics])
+        self._count(reply, sent, [reply.partition], [reply.num_examples], [reply.metrics])
         return reply
 
     def _take_in_stack(self, stack: ReplyStack, request: CohortRequest) -> ReplyStack:
@@ -282,7 +283,7 @@ class DirectExchange:
             for observer in self.observers:
                 observer.add_stack(stack.tensors, self._received)
             each = [{name: values[place] for name, values in stack.metrics.items()} for place in range(len(stack))]
-            self._count(stack, nbytes_of(stack.tensors), stack.partitions, stack.num_examples, each)
+            self._count(stack, stack.tensors, stack.partitions, stack.num_examples, each)
         return stack
 
     def _without_diverged(self, stack: ReplyStack) -> ReplyStack:
@@ -298,7 +299,7 @@ class DirectExchange:
     def _count(
         self,
         reply: Reply,
-        nbytes: int,
+        sent: Tensors,
         partitions: Sequence[int],
         num_examples: Sequence[int],
         metrics: Sequence[Mapping[str, float]],
@@ -306,7 +307,7 @@ class DirectExchange:
         traffic = self.traffic
         traffic.accepted += partitions
         traffic.with_state += partitions if reply.has_state else []
-        traffic.bytes_up += nbytes + nbytes_of(reply.extra)
+        traffic.bytes_up += sum(tensor.nbytes for tensor in (*sent.values(), *reply.extra.values()))
         traffic.weighted_losses += [
             (num, each["train-loss"])
             for num, each in zip(num_examples, metrics, strict=True)
@@ -352,24 +353,9 @@ def check_claims(reply: Reply, *, round: int, roles: Mapping[str, Role]) -> None
         raise ReplyError(f"the reply is for round {reply.round}; expected is round {round}.")
     if reply.roles != roles:
         raise ReplyError("the reply names other parameters and buffers than the model has.")
-    for num_examples in reply.num_examples if isinstance(reply, ReplyStack) else [reply.num_examples]:
-        check_num_examples(num_examples)
-
-
-def check_num_examples(num_examples: float) -> None:
-    """Raise ReplyError unless it is a number of samples."""
-    if not 1 <= num_examples < inf:  # NaN too
-        raise ReplyError(f"the reply counts num-examples={num_examples}; expected is 1 or more.")
-
-
-def completed(tensors: Tensors, received: Tensors) -> Tensors:
-    """A reply's tensors with all parameters: what was not sent is as it was received, by reference."""
-    return tensors if received.keys() <= tensors.keys() else {**received, **tensors}
-
-
-def nbytes_of(tensors: Tensors) -> int:
-    """Bytes of tensors."""
-    return sum(tensor.nbytes for tensor in tensors.values())
+    nums = reply.num_examples if isinstance(reply, ReplyStack) else [reply.num_examples]
+    if bad := [num for num in nums if not 1 <= num < inf]:  # NaN too
+        raise ReplyError(NUM_EXAMPLES.format(bad[0]))
 
 
 def check_shapes(tensors: Tensors, extra: Tensors, *, like: Tensors, is_partial: bool = False) -> None:
@@ -407,7 +393,7 @@ def check_finite(tensors: Tensors, extra: Tensors) -> None:
 def bytes_down(cohort: Sequence[int], model: Tensors, shared: Tensors, encoding: UpdateEncoding | None) -> int:
     """What a round's clients download: everything, or what they lack of the model."""
     sizes = {name: tensor.nbytes for name, tensor in model.items()}
-    besides = nbytes_of(shared)
+    besides = sum(tensor.nbytes for tensor in shared.values())
     if encoding is None:
         return len(cohort) * (sum(sizes.values()) + besides)
     lacking = sum(sizes[name] for partition in cohort for name in encoding.lacking(partition, sizes))

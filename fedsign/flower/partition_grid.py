@@ -26,7 +26,6 @@ from fedsign.federation.exchange import (
     UpdateEncoding,
     bytes_down,
     check_addresses,
-    completed,
 )
 from fedsign.flower import wire
 from fedsign.flower.array import PlainArrays, to_tensors
@@ -228,7 +227,7 @@ class PartitionGrid(MessageGrid):
         self.traffic.bytes_up += nbytes
         before, after = to_tensors(wire.arrays_of(request.content)), to_tensors(wire.arrays_of(reply.content))
         parameters = {name: before[name] for name in self._parameters}
-        whole = completed(after, parameters)
+        whole = {**parameters, **after}  # what was not sent is as it was received
         self.traffic.spread.add(whole, parameters)
         for observer in self.observers:
             observer.add(whole, parameters)

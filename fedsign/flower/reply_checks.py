@@ -2,23 +2,24 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import TypeVar, cast
 
 from flwr.app import ConfigRecord, Message, MessageType, MetricRecord
 
 from fedsign.errors import FedSignError, ReplyError
 from fedsign.federation.exchange import (
+    NUM_EXAMPLES,
     UpdateEncoding,
     check_claims,
     check_finite,
-    check_num_examples,
     check_shapes,
     decoded,
 )
 from fedsign.flower import wire
 from fedsign.flower.array import to_tensors
 from fedsign.flower.shims import set_source
-from fedsign.records import Failure, Role, TrainReply, failure_of
+from fedsign.records import Failure, Role, failure_of
 
 ReplyT = TypeVar("ReplyT")
 
@@ -52,7 +53,10 @@ class ReplyChecks:
         self._check_num_examples(reply)
         wire.decode(reply)
         if wire.REPLY in wire.of_kind(reply.content, ConfigRecord):
-            self._check_own_reply(wire.unpack_reply(reply), request)
+            own, expected = wire.unpack_reply(reply), request.metadata.dst_node_id
+            check_claims(own, round=wire.round_of(request), roles=self._roles)
+            if own.partition != expected:
+                raise ReplyError(f"the reply is for partition {own.partition}; expected is partition {expected}.")
         served, nbytes = to_tensors(wire.arrays_of(request.content)), wire.nbytes_of(reply.content)
         if encoding is not None:
             wire.replace_arrays(reply, decoded(encoding, wire.unpack_reply(reply), served).tensors)
@@ -61,17 +65,13 @@ class ReplyChecks:
         check_finite(tensors, extra)
         return nbytes
 
-    def _check_own_reply(self, reply: TrainReply, request: Message) -> None:
-        check_claims(reply, round=wire.round_of(request), roles=self._roles)
-        expected = request.metadata.dst_node_id
-        if reply.partition != expected:
-            raise ReplyError(f"the reply is for partition {reply.partition}; expected is partition {expected}.")
-
     def _check_num_examples(self, reply: Message) -> None:
         metrics = next(iter(wire.of_kind(reply.content, MetricRecord).values()), None)
         if metrics is None:
             raise ReplyError("the reply holds no metric record; expected is one, with 'num-examples' in it.")
-        check_num_examples(cast(float, metrics.get(wire.NUM_EXAMPLES_KEY, 1)))
+        num_examples = cast(float, metrics.get(wire.NUM_EXAMPLES_KEY, 1))
+        if not 1 <= num_examples < inf:  # NaN too
+            raise ReplyError(NUM_EXAMPLES.format(num_examples))
 
 
 def read_reply(came: Message | str, partition: int, read: Callable[[Message], ReplyT]) -> ReplyT | Failure:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fedsign.config import from_dict
 from fedsign.errors import ConfigError, RoundError
 from fedsign.federation.aggregation import Spread, WeightedMean
-from fedsign.federation.exchange import DirectExchange, completed
+from fedsign.federation.exchange import DirectExchange
 from fedsign.partial.updates import PartialUpdates
 from fedsign.records import CohortRequest, Failure, ObjectiveSpec, Role, Tensors, TrainReply, TrainRequest
 from fedsign.traits import declares
@@ -214,7 +214,6 @@ def test_the_figures_of_a_round_are_those_of_the_whole_models() -> None:
     spread, signs = Spread(), SignAgreement()
     for each in replies:
         whole = {name: each.tensors.get(name, served[name]) for name in ROLES}
-        assert all(torch.equal(tensor, whole[name]) for name, tensor in completed(each.tensors, received).items())
         spread.add(whole, received)
         signs.add(whole, received)
     assert link.traffic.spread.figures() == spread.figures()
