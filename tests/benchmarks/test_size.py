@@ -60,7 +60,7 @@ def test_code_lines_are_those_that_hold_code(source: str, lines: int) -> None:
     [
         ("fedsign.sharding.paro", "fedsign.sharding.units", True),
         ("fedsign.sharding.paro", "fedsign.records", True),
-        ("fedsign.memory.estimate", "fedsign.sharding.plan", True),
+        pytest.param("fedsign.memory.estimate", "fedsign.sharding.plan", True, marks=pytest.mark.needs("memory")),
         pytest.param("fedsign.sharding.plan", "fedsign.memory.estimate", False, marks=pytest.mark.needs("memory")),
         pytest.param("fedsign.records", "fedsign.sharding.plan", False, marks=pytest.mark.needs("sharding")),
     ],
