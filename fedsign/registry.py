@@ -218,6 +218,16 @@ def nearest(given: str, candidates: Iterable[str]) -> str:
     return f" Did you mean '{close[0]}'?" if close else ""
 
 
+def one_of(given: str, names: Iterable[str]) -> str:
+    """What could have been meant, without the period at the end.
+
+    >>> one_of("fedsing", ["fedavg", "fedsign"])
+    " Did you mean 'fedsign'? Expected is one of fedavg, fedsign"
+    """
+    known = list(names)
+    return f"{nearest(given, known)} Expected is one of {', '.join(known)}"
+
+
 def target_of(kind: str, name: str) -> str:
     """The "module:Name" behind a name.
 
@@ -236,10 +246,7 @@ def target_of(kind: str, name: str) -> str:
                 f"{kind} '{name}' was given, but needs the capability '{capability}', which was deleted from this FedSign; install "
                 "one that has it."
             )
-    raise ConfigError(
-        f"{kind} '{name}' is not known.{nearest(name, table)} Expected is one of {', '.join(sorted(table))}, "
-        "or 'module:Name' for your own."
-    )
+    raise ConfigError(f"{kind} '{name}' is not known.{one_of(name, sorted(table))}, or 'module:Name' for your own.")
 
 
 def resolve(kind: str, name: str) -> Callable[..., Any]:

@@ -145,13 +145,11 @@ def list_names(
     json: JsonOption = False,
 ) -> None:
     """List what can be named in a configuration, and what it declares of itself."""
-    from fedsign.registry import KINDS, nearest
+    from fedsign.registry import KINDS, one_of
 
     plurals = {entry.plural: (key, entry) for key, entry in KINDS.items()}
     if kind and kind not in plurals:
-        raise ConfigError(
-            f"'{kind}' cannot be listed.{nearest(kind, plurals)} Expected is one of {', '.join(plurals)}."
-        )
+        raise ConfigError(f"'{kind}' cannot be listed.{one_of(kind, plurals)}.")
     if name:
         from fedsign.traits import traits_shown  # imports what is named
 

@@ -28,15 +28,15 @@ class Stopped(Exception):
 
 
 def words(text: str) -> list[str]:
-    """What stands between commas."""
+    """The words between commas."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def numbers(option: str, text: str) -> list[float]:
-    """The same as numbers.
+    """Numbers with commas between them.
 
     Raises:
-        ConfigError: one is none.
+        ConfigError: an entry is not a number.
     """
     try:
         return [float(word) for word in words(text)]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedsign.errors import ConfigError
 from fedsign.landscape.vector import Layout
-from fedsign.registry import nearest
+from fedsign.registry import one_of
 
 SPECIAL: Mapping[str, str] = {
     "initial": "θ₀",
@@ -46,9 +46,7 @@ def special(name: str, layout: Layout, theta: Tensor, initial: Tensor | None = N
         case "sgp":
             return (base > 0).to(base.dtype)
         case _:
-            raise ConfigError(
-                f"direction '{name}' is not known.{nearest(name, SPECIAL)} Expected is one of {', '.join(SPECIAL)}."
-            )
+            raise ConfigError(f"direction '{name}' is not known.{one_of(name, SPECIAL)}.")
 
 
 def centred(layout: Layout, theta: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor
 
 from fedsign.errors import ConfigError
-from fedsign.registry import nearest
+from fedsign.registry import one_of
 from fedsign.seeding import Purpose, generator, torch_generator
 
 Draw = Callable[[int, Generator, torch.dtype], Tensor]
@@ -49,9 +49,7 @@ def noise(name: str, size: int, *, seed: int, index: int = 0, dtype: torch.dtype
         ConfigError: there is none of that name.
     """
     if name not in NOISES:
-        raise ConfigError(
-            f"noise '{name}' is not known.{nearest(name, NOISES)} Expected is one of {', '.join(NOISES)}."
-        )
+        raise ConfigError(f"noise '{name}' is not known.{one_of(name, NOISES)}.")
     _, draw = NOISES[name]
     return draw(size, torch_generator(seed, Purpose.ANALYSIS, partition=index), dtype)
 

@@ -16,7 +16,7 @@ from fedsign.data.text.libraries import transformers
 from fedsign.errors import ConfigError
 from fedsign.models.causal_lm import CausalLM
 from fedsign.models.gpt import gpt
-from fedsign.registry import nearest
+from fedsign.registry import one_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +65,7 @@ def subject_of(name: str) -> Subject:
     if path.suffix == ".json" or path.exists():
         return _of_file(path)
     raise ConfigError(
-        f"--model {name} was given.{nearest(name.lower(), NAMED)} Expected is one of {', '.join(NAMED)}, a config.json of Hugging "
+        f"--model {name} was given.{one_of(name.lower(), NAMED)}, a config.json of Hugging "
         "Face's, or a folder with one."
     )
 

@@ -14,7 +14,7 @@ from fedsign.landscape.landscape import Array, Landscape
 from fedsign.landscape.noise import NOISES, noise, with_signs
 from fedsign.landscape.scaling import Scaling, scaled
 from fedsign.landscape.valley import Curve, asymmetry, curves, lambdas_of, surface
-from fedsign.registry import nearest
+from fedsign.registry import nearest, one_of
 from fedsign.report.analysis import Found, Row
 from simulations.landscape.subject import Subject
 
@@ -51,9 +51,7 @@ class Asked:
                     f"direction ({', '.join(SPECIAL)})."
                 )
         if self.scaling not in [*Scaling]:
-            raise ConfigError(
-                f"--scaling={self.scaling} was given.{nearest(self.scaling, list(Scaling))} Expected is one of {', '.join(Scaling)}."
-            )
+            raise ConfigError(f"--scaling={self.scaling} was given.{one_of(self.scaling, Scaling)}.")
         for what, value in {"--draws": self.draws, "--statistics": self.statistics}.items():
             if value < 1:
                 raise ConfigError(f"{what}={value} was given, but expected is 1 or more.")

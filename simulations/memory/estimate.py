@@ -16,7 +16,7 @@ from fedsign.memory.measure import Measured, measure
 from fedsign.memory.methods import DEFAULT, blocks_of, methods_of
 from fedsign.memory.named import subject_of
 from fedsign.memory.step import AdamKind, AttentionKind, Batch, Device, Precision, next_tokens
-from fedsign.registry import nearest
+from fedsign.registry import one_of
 from fedsign.report import figures
 from fedsign.report.chart import Axis, Chart, Series
 from fedsign.report.wording import BYTE_UNITS, NARROW_SPACE, byte_count
@@ -224,7 +224,5 @@ def _dtype(option: str, name: str) -> torch.dtype:
 
 def _one_of(option: str, name: str, expected: Any) -> Any:
     if name not in expected:
-        raise ConfigError(
-            f"{option} {name} was given.{nearest(name, expected)} Expected is one of {', '.join(expected)}."
-        )
+        raise ConfigError(f"{option} {name} was given.{one_of(name, expected)}.")
     return name

@@ -10,7 +10,7 @@ from functools import cache, partial
 
 from fedsign.errors import ConfigError
 from fedsign.plugins import names_of
-from fedsign.registry import nearest
+from fedsign.registry import nearest, one_of
 from simulations import recipes
 from simulations.recipes.base import Recipe
 
@@ -37,8 +37,8 @@ def get(name: str, *, data: str = "", root: str = "") -> Recipe:
     known = list(recipe.data)
     if data and data not in known:
         raise ConfigError(
-            f"recipe '{name}' was asked for on '{data}'.{nearest(data, known)} "
-            + (f"Expected is one of {', '.join(known)}." if known else "It has data of its own: drop --data.")
+            f"recipe '{name}' was asked for on '{data}'."
+            + (f"{one_of(data, known)}." if known else " It has data of its own: drop --data.")
         )
     if root and (not known or "root" not in names_of("dataset", data or known[0])):
         raise ConfigError(f"recipe '{name}' reads no files of {data or 'any data set'}: drop --data-root.")

@@ -13,7 +13,7 @@ from fedsign.config import ExperimentConfig, from_dict
 from fedsign.errors import ConfigError
 from fedsign.parameterisation.coordinates import Coordinates, coordinates
 from fedsign.parameterisation.section import ParameterisationPart, SparsityPart
-from fedsign.registry import nearest
+from fedsign.registry import one_of
 from fedsign.report.analysis import Found
 from fedsign.workload import Workload
 
@@ -40,9 +40,7 @@ def check_sweep(schemes: Sequence[str], densities: Sequence[float]) -> None:
     """Raise ConfigError for a scheme that is not known, or a density that is none."""
     for name in schemes:
         if name not in VARIANTS:
-            raise ConfigError(
-                f"scheme '{name}' is not known.{nearest(name, VARIANTS)} Expected is one of {', '.join(VARIANTS)}."
-            )
+            raise ConfigError(f"scheme '{name}' is not known.{one_of(name, VARIANTS)}.")
     for density in densities:
         if not 0 < density <= 1:
             raise ConfigError(f"--densities has {density:g}, but expected are numbers above 0 and at most 1.")

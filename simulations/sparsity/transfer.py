@@ -22,7 +22,7 @@ from fedsign.errors import ConfigError
 from fedsign.parameterisation.roles import roles_of_model
 from fedsign.parameterisation.section import ParameterisationPart
 from fedsign.parameterisation.transfer import read_off
-from fedsign.registry import nearest
+from fedsign.registry import one_of
 from fedsign.report.analysis import Found
 from fedsign.workload import Workload
 from simulations.sparsity.cells import Cell, losses_of
@@ -56,9 +56,7 @@ class Asked:
 def check(asked: Asked) -> None:
     """Raise ConfigError unless it can be tried, whatever the model."""
     if asked.setting not in SETTINGS:
-        raise ConfigError(
-            f"'{asked.setting}' cannot be tuned.{nearest(asked.setting, SETTINGS)} Expected is one of {', '.join(SETTINGS)}."
-        )
+        raise ConfigError(f"'{asked.setting}' cannot be tuned.{one_of(asked.setting, SETTINGS)}.")
     check_sweep(asked.schemes, asked.densities)
     for what, given in (("--schemes", asked.schemes), ("--densities", asked.densities), ("--widths", asked.widths)):
         if len(set(given)) < len(given) or not (given or what == "--widths"):
