@@ -1,4 +1,4 @@
-"""Chains of linear layers and elementwise functions over stacks of clients, and the gradient of their task losses written out by hand.
+"""Hand-written gradients of chains of linear layers and elementwise functions, for stacks of clients.
 
 What autograd would do for `clients.cohort.loss`, without its bookkeeping: for networks so small that starting an
 operation costs more than carrying it out.  `loss.py` is the general way, and what this is tested against.
@@ -22,7 +22,8 @@ from fedsign.tasks.regression import Regression
 # K = clients, B = samples of a batch, C = classes, n_l = width of layer l
 
 _aten = torch.ops.aten
-# Of outputs [K, B, C], targets and weights [K, B]: each sample's loss [K, B], and the gradient of their weighted sum by the outputs.
+# (outputs [K, B, C], targets [K, B], weights [K, B]) -> each sample's loss [K, B], and the gradient of their weighted sum
+# by the outputs
 _Loss = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 

@@ -40,9 +40,9 @@ class StackedLoss:
     def __call__(
         self, theta: Tensors, batch: StackedBatch, context: StackedContext, *, buffers: Tensors | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The sum over the clients of what they minimise, penalties aside, and each sample's task loss [K, B], detached.
+        """The clients' losses without penalties, summed, and each sample's task loss [K, B], detached.
 
-        theta [K, ...].  `buffers` [K, ...] are moved in place by BatchNorm.  The batch has as many masks as `draws` says.
+        theta [K, ...].  BatchNorm updates `buffers` [K, ...] in place.  The batch has as many masks as `draws` gives.
         """
         outputs, contrast = self._passed(theta, buffers or {}, batch, context)
         losses = self._task.losses(outputs.flatten(0, 1), batch.targets.flatten()).view_as(batch.weights)

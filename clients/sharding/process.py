@@ -1,7 +1,8 @@
 """A process that is one of the ranks of a client: see clients.sharding.ranks.
 
-In:  what to be, once; then for each client its request (clients.workers.messages), the `layout` of its tensors and the `slot` of the reply
-Out: {"ready": true} once; then for each client {"nums", "losses"} of the training, and from rank 0 `layout` besides: what lies in the slot;
+In:  the rank's settings, once; then for each client its request (clients.workers.messages), the `layout` of its tensors and
+     the `slot` of the reply
+Out: {"ready": true} once; then for each client {"nums", "losses"} of the training, and from rank 0 the `layout` of the slot;
      {"failed": ...} in place of either
 """
 
@@ -44,7 +45,7 @@ def main(parent: Connection) -> None:
 
 
 def _trained(training: ShardedTraining, request: Message, models: SharedFile, replies: SharedFile) -> Message:
-    """One client; what is said of it.  Rank 0 writes what was trained into the reply's slot."""
+    """Train one client and report it.  Rank 0 writes the trained tensors into the reply's slot."""
     tensors = Layout.from_json(request["layout"]).read(models.memory(0))
     trained = training.train(request_from(request, tensors))
     message: Message = {"nums": trained.nums, "losses": trained.losses}

@@ -106,8 +106,8 @@ class ReplyObserver(Protocol):
 class UpdateEncoding:
     """What travels in place of a model, at the extension point `update_encoding`; this one leaves it as it is.
 
-    The extension is a function `(workload) -> UpdateEncoding | None`.  Client and server make one each: what one of them keeps
-    the other does not see.
+    The extension is a function `(workload) -> UpdateEncoding | None`.  In process one object serves the server and all clients;
+    over messages the server and each request have one of their own.  So `encode` and `decode` keep nothing between calls.
     """
 
     def encode(self, reply: TrainReply, received: Tensors) -> Tensors:

@@ -1,7 +1,7 @@
-"""Who carries out collectives, one after another in the order in which they were handed over: the caller, or somebody beside it.
+"""Lanes run collectives in the order in which they are started, on the caller's thread or asynchronously.
 
-All ranks hand over the same collectives in the same order, so those of one rank meet those of the others, whoever carries them out.
-What was handed over gives a ticket; whoever uses what comes of it waits for that, and hears there what went wrong.
+All ranks start the same collectives in the same order, so that they match, whatever lane runs them.  `start` returns a ticket:
+wait for it before using the result; it raises what went wrong.
 
     Here       the caller, at once
     Thread     a thread: for gloo, whose sends and receives are waited for by a CPU
@@ -27,7 +27,7 @@ _Jobs = SimpleQueue[tuple[Work, "Future[None]"] | None]
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What was handed over; `wait` until what comes of it may be used: it raises what went wrong in it, or in what was handed over before."""
+    """A collective that was started.  `wait` before using its result; raises its error or that of an earlier one."""
 
     wait: Callable[[], object]
 
@@ -36,7 +36,7 @@ class Lane(Protocol):
     """See the module."""
 
     def start(self, work: Work) -> Ticket:
-        """Have something carried out after all that was handed over before."""
+        """Run this after everything that was started before."""
 
 
 class Here:

@@ -138,20 +138,25 @@ def memory(
         found = [row.as_json() for row in rows]
         print_json({"title": title, "num_parameters": num_parameters, "card_bytes": card_bytes, "methods": found})
         return
+    where = f"measured on {'the GPU' if here.type == 'cuda' else 'the CPU'}; " if measure else ""
+    how = f"{where}{setting.device} kernels, {attention} attention, {adamw} AdamW"
+    _print_rows(rows, f"[bold]{escaped(title)}[/], {num_parameters:,} parameters", how, card)
+    if out is not None:
+        Console(soft_wrap=True, highlight=False).print(f"picture {escaped(str(out))}")
+
+
+def _print_rows(rows: list[Any], heading: str, how: str, card: str | None) -> None:
+    """The table, and what it leaves out."""
     console = Console(soft_wrap=True, highlight=False)
-    console.print(f"[bold]{escaped(title)}[/], {num_parameters:,} parameters")
+    console.print(heading)
     print_wide(_table(rows, card))
     for row in rows:
         if row.measured is not None and row.measured.refused:
             console.print(f"{escaped(row.estimate.method)} was not measured: {escaped(row.measured.refused)}.")
-    where = f"measured on {'the GPU' if here.type == 'cuda' else 'the CPU'}; " if measure else ""
     console.print(
-        f"{where}{setting.device} kernels, {attention} attention, {adamw} AdamW. The peak is below the sum: gradients come "
-        "while activations go. A device's context and libraries are not in it.",
+        f"{how}. The peak is below the sum: gradients come while activations go. A device's context and libraries are not in it.",
         style="dim",
     )
-    if out is not None:
-        console.print(f"picture {escaped(str(out))}")
 
 
 def _table(rows: list[Any], card: str | None) -> Table:
