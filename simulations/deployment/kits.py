@@ -179,4 +179,6 @@ def _pack(kit: Path) -> None:
 
 
 def _nobodys(info: tarfile.TarInfo) -> tarfile.TarInfo:
-    return info.replace(uid=0, gid=0, uname="", gname="", deep=False)
+    info.uid = info.gid = 0
+    info.uname = info.gname = ""
+    return info
