@@ -11,7 +11,7 @@ from fedsign.storage.disk import is_private
 from simulations.deployment.federation import Federation, versions
 from simulations.deployment.keys import State, ends_at, fingerprint, load_private, public_line, validity
 from simulations.deployment.kits import PUBLIC_FILE, Kit
-from simulations.deployment.membership import answers, process_of, statuses
+from simulations.deployment.membership import answers, nodes_of, process_of
 from simulations.deployment.probe import ServerError, check_is_known, look_at_server
 from simulations.deployment.running import recorded
 from simulations.deployment.start import UNSAFE
@@ -177,7 +177,7 @@ def _sites(federation: Federation) -> Iterator[Row]:
     """What the SuperLink says of each site."""
     known = {}
     if process_of(federation) is not None and answers(federation) and not federation.insecure:
-        known = statuses(federation)
+        known = {node.name: node.status for node in nodes_of(federation)}
     for site in federation.sites:
         key = fingerprint(site.public_key) if site.public_key else "no key"
         status = known.get(site.name, "not asked")

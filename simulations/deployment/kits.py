@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from clients.deployment.settings import SiteTable, node_keys, site_tables
 from fedsign.errors import ConfigError
-from simulations.deployment.federation import Federation, Site, site_facts, with_port
+from simulations.deployment.federation import Federation, Site, with_port
 
 SITE_FILE = "site.toml"
 _FACTS = frozenset({"name", "site", "partition", "host", "port", "insecure", "versions"})
@@ -127,7 +127,16 @@ def write_kit(federation: Federation, site: Site, *, data_root: str, device: str
     kit = federation.kit(site.name)
     kit.mkdir(parents=True, exist_ok=True, mode=0o700)
     mine = tomli_w.dumps({"data_root": data_root, "device": device})
-    theirs = tomli_w.dumps({"federation": site_facts(federation, site)})
+    facts = {
+        "name": federation.name,
+        "site": site.name,
+        "partition": site.partition,
+        "host": federation.hosts[0],
+        "port": federation.port,
+        "insecure": federation.insecure,
+        "versions": dict(federation.versions),
+    }
+    theirs = tomli_w.dumps({"federation": facts})
     _write(kit / SITE_FILE, "site.toml", mine=mine, theirs=theirs)
     if not federation.insecure:
         (kit / AUTHORITY_FILE).write_bytes(federation.authority.read_bytes())

@@ -5,7 +5,7 @@ Flower keeps the key of a site that was unregistered and takes it never again, a
 
 import fcntl
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import psutil
@@ -41,11 +41,9 @@ def answers(federation: Federation) -> bool:
     return answers_at(federation.local_host, federation.port)
 
 
-@contextmanager
-def asking(federation: Federation) -> Iterator[ControlHttpClient]:
+def asking(federation: Federation) -> AbstractContextManager[ControlHttpClient]:
     """The SuperLink, to be asked from its own machine; see `control`."""
-    with control(federation.local_address, authority=federation.trusted) as client:
-        yield client
+    return control(federation.local_address, authority=federation.trusted)
 
 
 def register_sites(federation: Federation) -> None:
@@ -57,7 +55,8 @@ def register_sites(federation: Federation) -> None:
     if federation.insecure:
         return  # every SuperNode is taken, with or without a key
     with _alone(federation), asking(federation) as link:
-        taken = {node.name: node.node_id for node in _nodes(link) if node.status not in _GONE}
+        nodes = link.ListNodes(ListNodesRequest()).nodes_info
+        taken = {node.name: node.node_id for node in nodes if node.status not in _GONE}
         for site in federation.sites:
             if site.is_active and site.name not in taken:
                 key = load_ssh_public_key(site.public_key.encode()).public_bytes(
@@ -68,23 +67,13 @@ def register_sites(federation: Federation) -> None:
                 link.UnregisterNode(UnregisterNodeRequest(node_id=taken[site.name]))
 
 
-def statuses(federation: Federation) -> dict[str, str]:
-    """Site -> Flower's word for it: registered (never seen), online, offline, unregistered."""
-    with asking(federation) as link:
-        return {node.name: node.status for node in _nodes(link)}
+def nodes_of(federation: Federation) -> Sequence[NodeInfo]:
+    """The SuperNodes; `status`: registered (never seen), online, offline, unregistered.
 
-
-def online_since(federation: Federation) -> dict[int, str]:
-    """Node id -> when it came, of the SuperNodes that the SuperLink believes to be online, whoever they are.
-
-    One that was struck down is believed to be, for a minute or two; also by a SuperLink that was itself away meanwhile.
+    One that was struck down is believed to be online, for a minute or two; also by a SuperLink that was itself away meanwhile.
     """
     with asking(federation) as link:
-        return {node.node_id: node.last_activated_at for node in _nodes(link) if node.status == "online"}
-
-
-def _nodes(link: ControlHttpClient) -> Sequence[NodeInfo]:
-    nodes: Sequence[NodeInfo] = link.ListNodes(ListNodesRequest()).nodes_info
+        nodes: Sequence[NodeInfo] = link.ListNodes(ListNodesRequest()).nodes_info
     return nodes
 
 

@@ -10,7 +10,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
-import tomli_w
 from flwr.cli.cli_client_interceptor import CliClientHttpInterceptor
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
@@ -38,14 +37,6 @@ def flower_environment(home: Path) -> dict[str, str]:
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # Flower's default is one second
         "PYTHONUNBUFFERED": "1",
     }
-
-
-def write_connection(home: Path, address: str, *, authority: Path | None) -> None:
-    """The configuration of `flwr`, for those who ask it: the SuperLink's address, and the CA that vouches for it; None: without TLS."""
-    home.mkdir(parents=True, exist_ok=True)
-    trust = {"insecure": True} if authority is None else {"root-certificates": str(authority.resolve())}
-    tree = {"superlink": {"default": "fedsign", "fedsign": {"address": address, **trust}}}
-    (home / "config.toml").write_text(tomli_w.dumps(tree), encoding="utf-8")
 
 
 @contextmanager
