@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 from flwr.app import Context, Error, Message
@@ -68,23 +68,19 @@ class Tasks:
 
         A message that the SuperNode has given up while it was pulled is not answered; see [Note: given up].
         """
-        client = self._connect(
-            RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"), RuntimeTokenHttpInterceptor(task.token)
-        )
-        try:
+        own = RuntimeTokenHttpInterceptor(task.token)
+        context: Context | None = None
+        why = "the content of the message never came"
+        with closing(self._connect(RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"), own)) as client:
             with _beating(client):
                 pulled = self._pulled(client)
-                if pulled is not None:
+                if pulled is None:
+                    _log.warning("a message whose content never came was given up: its run has ended")
+                else:
                     message, context, run, fab = pulled
                     reply, why = _answer(lambda: self._app(run, fab), message, context)
                     push_message(client, reply, context)
-            if pulled is None:
-                _log.warning("a message whose content never came was given up: its run has ended")
-                push_task_output(client, None, SubStatus.FAILED, "the content of the message never came")
-            else:
-                push_task_output(client, context, SubStatus.FAILED if why else SubStatus.COMPLETED, why)
-        finally:
-            client.close()
+            push_task_output(client, context, SubStatus.FAILED if why else SubStatus.COMPLETED, why)
 
     def _acquired(self) -> Task | None:
         answer = self._client.AcquireTask(AcquireTaskRequest(supported_task_types={TaskType.CLIENT_APP}))

@@ -20,6 +20,7 @@ from pydantic import Field
 
 from clients.node import STATE_KEY
 from fedsign.errors import ConfigError
+from fedsign.extras import require
 from fedsign.flower.shims import quiet_flower
 from fedsign.registry import nearest
 from fedsign.rules import Rule
@@ -70,10 +71,9 @@ class Ray:
         init_args: dict[str, Any] = {},  # noqa: B006 - is never changed
         start_timeout_s: Annotated[float, Field(gt=0)] = 300.0,
     ) -> None:
-        if importlib.util.find_spec("ray") is None:
-            raise ConfigError("engine.name=ray needs Ray, which is not installed: pip install 'fedsign[ray]'.")
-        _check_resources(client_resources)
-        _check_init_args(init_args)
+        ray = require("ray", extra="ray", what="engine.name=ray")
+        _check_resources(ray, client_resources)
+        _check_init_args(ray, init_args)
         self.resources = {"num_cpus": cpus_per_client, "num_gpus": gpus_per_client, **client_resources}
         self.address, self.init_args = address, init_args
         self.start_timeout_s = start_timeout_s
@@ -126,10 +126,8 @@ class Ray:
         return found
 
 
-def _check_resources(client_resources: Mapping[str, float]) -> None:
+def _check_resources(ray: Any, client_resources: Mapping[str, float]) -> None:
     """Those that have settings of their own are not to be given twice; Ray has to know the others."""
-    import ray
-
     for name, setting in (("num_cpus", "cpus_per_client"), ("num_gpus", "gpus_per_client")):
         if name in client_resources:
             raise ConfigError(
@@ -144,14 +142,11 @@ def _check_resources(client_resources: Mapping[str, float]) -> None:
         ) from error
 
 
-def _check_init_args(init_args: Mapping[str, Any]) -> None:
+def _check_init_args(ray: Any, init_args: Mapping[str, Any]) -> None:
     """Names that ray.init takes; Ray itself would say of another one that it is deprecated, or nothing."""
-    import ray
-
     known = [name for name in inspect.signature(ray.init).parameters if name not in ("address", "kwargs")]
-    rarely_known = re.findall(
-        r'kwargs\.pop\(\s*"(_\w+)"', inspect.getsource(ray.init)
-    )  # its signature says **kwargs of them
+    # its signature says **kwargs of these
+    rarely_known = re.findall(r'kwargs\.pop\(\s*"(_\w+)"', inspect.getsource(ray.init))
     for name in init_args:
         if name == "address":
             raise ConfigError(f"engine.init_args.address was given; expected is engine.address={init_args[name]}.")

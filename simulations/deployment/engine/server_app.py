@@ -48,9 +48,8 @@ def main(grid: Grid, context: Context) -> None:
             _play(grid, told[EXPERIMENT_KEY], folder)
     except Exception as error:
         kind = type(error).__name__
-        is_ours = isinstance(error, FedSignError)
-        said = str(error) if is_ours else f"{kind}: {error}"
-        folder.write_json(OUTCOME, {"status": "failed", "kind": kind if is_ours else "", "error": said})
+        said = str(error) if isinstance(error, FedSignError) else f"{kind}: {error}"
+        folder.write_json(OUTCOME, {"status": "failed", "kind": kind, "error": said})
         raise
     folder.write_json(OUTCOME, {"status": "finished"})
 

@@ -14,6 +14,7 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -121,7 +122,10 @@ class SuperLink:
     def execute(self, workload: Workload, folder: RunFolder, on_round: OnRound) -> None:
         """See Engine."""
         if self.federation:
-            _play_on(open_federation(Path(self.federation)), workload, folder, on_round)
+            federation = open_federation(Path(self.federation))
+            check_alive = partial(_check_runs, federation)
+            with asking(federation) as link:
+                play(workload.config, folder, on_round, link=link, check_alive=check_alive)
             return
         local = LocalDeployment((folder.path / "flower").resolve(), folder.path / "logs")
         try:
@@ -150,15 +154,10 @@ class SuperLink:
             yield own
 
 
-def _play_on(federation: Federation, workload: Workload, folder: RunFolder, on_round: OnRound) -> None:
-    """On a federation that is up; this process is on the SuperLink's own machine."""
-
-    def check_alive() -> None:
-        if process_of(federation) is None:
-            raise EngineError("the SuperLink ended in the middle of the run; start it again, and go on with --resume.")
-
-    with asking(federation) as link:
-        play(workload.config, folder, on_round, link=link, check_alive=check_alive)
+def _check_runs(federation: Federation) -> None:
+    """Raise EngineError once the SuperLink, a process of this machine, has ended."""
+    if process_of(federation) is None:
+        raise EngineError("the SuperLink ended in the middle of the run; start it again, and go on with --resume.")
 
 
 def _check_fits(federation: Federation, num_clients: int) -> None:
