@@ -312,8 +312,6 @@ class Workers:
                     del job.shares[place]
                 if not job.shares:
                     del worker.jobs[number]
-            case _:
-                raise EngineError(f"a worker process said {message}, which is not understood.")
 
     def _result(self, call: _Call, share: _Share, message: Message) -> Result:
         """A result whose tensors lie where the worker wrote them; the states that came with it are saved, while they are asked for."""

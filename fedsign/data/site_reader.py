@@ -7,7 +7,7 @@ A root is a folder or a file.  A reader with the setting `root` gets it as such;
 `test_path`) in the folder.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from fedsign.config import ExperimentConfig
 from fedsign.data.base import AnySamples, Dataset, Frame, LazySamples, Samples
 from fedsign.data.checks import checked_dataset
 from fedsign.data.client_data import rooted
-from fedsign.data.normalise import IDENTITY, Normalisation
+from fedsign.data.normalise import IDENTITY
 from fedsign.data.sites import (
     check_frame,
     frame_of,
@@ -72,6 +72,12 @@ class SiteData:
                 whole = _read(config, root, frame)
                 found[site] = hold_out_validation(whole, config.data.validation_fraction, config.seed)
         server = _read_server(config, frame)
+        normalisations = {data.normalisation for data in (*found.values(), server) if data is not None}
+        if len(normalisations) > 1:
+            raise DataError(
+                f"data.name={config.data.name} gives sites different normalisations; let it name the same one at every site, or set "
+                "data.normalise=none."
+            )
         tests = {site: data.test for site, data in found.items()}
         held = {site: data.validation for site, data in found.items() if data.validation is not None}
         return Dataset(
@@ -83,7 +89,7 @@ class SiteData:
             notes=tuple(
                 f"site '{name_of(config, site)}': {note}" for site, data in found.items() for note in data.notes
             ),
-            normalisation=_the_same([*found.values(), *([] if server is None else [server])], name=config.data.name),
+            normalisation=normalisations.pop() if normalisations else IDENTITY,
         )
 
     def at_root(self, root: str, here: Collection[int] | None) -> ExperimentConfig:
@@ -110,21 +116,6 @@ def _read_server(config: ExperimentConfig, frame: Frame) -> Dataset | None:
         return None
     with _naming("the server's test data"):
         return _read(config, test_root, frame)
-
-
-def _the_same(found: Sequence[Dataset], *, name: str) -> Normalisation:
-    """The customary normalisation, which has to be one for all.
-
-    Raises:
-        DataError: it is not.
-    """
-    normalisations = {data.normalisation for data in found}
-    if len(normalisations) > 1:
-        raise DataError(
-            f"data.name={name} gives sites different normalisations; let it name the same one at every site, or set "
-            "data.normalise=none."
-        )
-    return normalisations.pop() if normalisations else IDENTITY
 
 
 def _read(config: ExperimentConfig, root: str, frame: Frame) -> Dataset:
@@ -168,14 +159,13 @@ def _naming(whose: str) -> Iterator[None]:
 
 def _joined(parts: Mapping[int, AnySamples], frame: Frame) -> AnySamples:
     """Samples one after another; each is owned by the number of its part."""
-    nothing = torch.zeros(0, dtype=torch.int64)
-    owners = torch.cat([torch.full((len(part),), site, dtype=torch.int64) for site, part in parts.items()] or [nothing])
-    if not parts and frame.text is not None:
-        tokens = torch.zeros(0, *frame.input_shape, dtype=torch.int64)
-        return Samples(features=tokens, targets=tokens, owners=owners)
     if not parts:
-        targets = nothing if frame.class_names else nothing.float()
-        return Samples(features=torch.zeros(0, *frame.input_shape), targets=targets, owners=owners)
+        features = torch.zeros(0, *frame.input_shape)
+        targets = torch.zeros(0, dtype=torch.int64 if frame.class_names else torch.float32)
+        if frame.text is not None:
+            features = targets = features.long()
+        parts = {0: Samples(features=features, targets=targets)}
+    owners = torch.cat([torch.full((len(part),), site) for site, part in parts.items()])
     if len(parts) == 1 and isinstance(part := next(iter(parts.values())), Samples):
         return replace(part, owners=owners)
     targets = torch.cat([part.targets for part in parts.values()])

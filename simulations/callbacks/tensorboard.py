@@ -36,7 +36,8 @@ class TensorBoard(Tracker):
             start = self._library.summary.hparams(settings_of(self.config), _tags(self.config.metrics))[:2]
             for summary in start:
                 self._writer.file_writer.add_summary(summary)
-        self._writer.add_text("configuration", _code(self.folder.config_toml), kept)
+        code = "".join(f"    {line}\n" for line in self.folder.config_toml.splitlines())
+        self._writer.add_text("configuration", code, kept)
         self._writer.add_text("environment", _table(self.folder.environment), kept)
         self._writer.flush()
         return FOLDER, kept
@@ -74,11 +75,6 @@ def _session_end(status: str) -> Any:
     plugin = SummaryMetadata.PluginData(plugin_name=metadata.PLUGIN_NAME, content=data.SerializeToString())
     value = Summary.Value(tag=metadata.SESSION_END_INFO_TAG, metadata=SummaryMetadata(plugin_data=plugin))
     return Summary(value=[value])
-
-
-def _code(text: str) -> str:
-    """Markdown's code block."""
-    return "".join(f"    {line}\n" for line in text.splitlines())
 
 
 def _table(facts: Line) -> str:

@@ -28,9 +28,9 @@ def at_sites(workload: Workload, grid: PartitionGrid, *, num_threads: int) -> "E
     """See `simulations.evaluation.MakeEvaluator`; over messages only where they leave the process."""
     if not workload.is_evaluated_at_clients:
         return None
+    ask: AskSites = partial(ask_sites, grid, timeout_s=workload.config.server.round_timeout_s)
     if not grid.leaves_process:
-        return EvaluationAtSites(workload.config, SiteEvaluator(workload, num_threads=num_threads).evaluate_many)
-    ask = partial(ask_sites, grid, timeout_s=workload.config.server.round_timeout_s)
+        ask = SiteEvaluator(workload, num_threads=num_threads).evaluate_many
     return EvaluationAtSites(workload.config, ask)
 
 

@@ -161,8 +161,7 @@ def make_key(private: Path, *, comment: str) -> str:
     if private.exists():
         raise ConfigError(f"{private} is there already and would be lost; move it away, or name another file.")
     key = ec.generate_private_key(ec.SECP384R1())
-    private_bytes = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-    write_secret(private, private_bytes)
+    write_secret(private, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     return f"{public_line(key.public_key())} {comment}"
 
 

@@ -4,8 +4,8 @@ Flower keeps the key of a site that was unregistered and takes it never again, a
 """
 
 import fcntl
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import psutil
@@ -54,7 +54,10 @@ def register_sites(federation: Federation) -> None:
     """
     if federation.insecure:
         return  # every SuperNode is taken, with or without a key
-    with _alone(federation), asking(federation) as link:
+    lock = state_of(federation) / "lock"
+    lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with lock.open("w") as file, asking(federation) as link:
+        fcntl.flock(file, fcntl.LOCK_EX)  # one command at a time: the next one waits
         nodes = link.ListNodes(ListNodesRequest()).nodes_info
         taken = {node.name: node.node_id for node in nodes if node.status not in _GONE}
         for site in federation.sites:
@@ -75,13 +78,3 @@ def nodes_of(federation: Federation) -> Sequence[NodeInfo]:
     with asking(federation) as link:
         nodes: Sequence[NodeInfo] = link.ListNodes(ListNodesRequest()).nodes_info
     return nodes
-
-
-@contextmanager
-def _alone(federation: Federation) -> Iterator[None]:
-    """One command at a time: the next one waits."""
-    state = state_of(federation)
-    state.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (state / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
