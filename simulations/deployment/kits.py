@@ -64,15 +64,14 @@ class Kit:
 
     def node_config(self) -> dict[str, str | int]:
         """What the SuperNode tells its ClientApp."""
-        config: dict[str, str | int] = {"partition-id": self.facts["partition"], "site": self.facts["site"]}
-        own: dict[str, str | int] = {
-            "data-root": str(self.data_folder or ""),
-            "device": self.device,
-            "share-details": self.share_details,
-        }
+        root, shares = str(self.data_folder or ""), self.share_details
+        own: dict[str, str | int] = {"data-root": root, "device": self.device, "share-details": shares}
+        config = {"partition-id": self.facts["partition"], "site": self.facts["site"]}
         config |= {key: value for key, value in own.items() if value}
-        given = ((key, self.tables.get(table, {}).get(name)) for table, name, key, _ in node_keys())
-        return config | {key: value for key, value in given if value is not None}
+        for table, name, key, _ in node_keys():
+            if name in self.tables.get(table, {}):
+                config[key] = self.tables[table][name]
+        return config
 
 
 def open_kit(folder: Path) -> Kit:

@@ -21,11 +21,6 @@ from simulations.deployment.running import recorded
 _GONE = ("unregistered", "deleted")
 
 
-def home_of(federation: Federation) -> Path:
-    """Flower's own folder on the server's machine."""
-    return federation.server / "flower"
-
-
 def state_of(federation: Federation) -> Path:
     """Where the SuperLink's memory lies."""
     return federation.server / "state"

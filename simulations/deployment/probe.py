@@ -18,7 +18,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedsign.errors import EngineError, FedSignError
+from fedsign.errors import EngineError
 from simulations.deployment.federation import with_port
 from simulations.deployment.keys import load_private
 from simulations.deployment.kits import AUTHORITY_FILE, Kit
@@ -38,7 +38,7 @@ _FOREIGN = (
 _TIMEOUT_S = 5.0
 
 
-class ServerError(FedSignError):
+class ServerError(EngineError):
     """The server cannot be reached, or is not the one that the CA vouches for."""
 
     def __init__(self, message: str, *, is_final: bool) -> None:

@@ -58,10 +58,8 @@ def _play(grid: Grid, config_toml: str, folder: RunFolder) -> None:
     workload = workload_of(config_toml)
     config = workload.config
     torch.set_num_threads(config.engine.threads)
-    timeout_s = float(config.engine.settings.get("start_timeout_s", 300.0))
-    partitions = called(
-        grid, workload, timeout_s=timeout_s, question={TOKENIZER_KEY: fingerprint(workload.dataset.text)}
-    )
+    timeout_s, question = config.engine.settings["start_timeout_s"], {TOKENIZER_KEY: fingerprint(workload.dataset.text)}
+    partitions = called(grid, workload, timeout_s=timeout_s, question=question)
     complete_partition(folder, label_counts(partitions.answers), num_clients=config.partition.num_clients)
     try:
         RoundLoop(workload, partitions, folder).run()

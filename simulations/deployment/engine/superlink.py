@@ -34,7 +34,7 @@ from fedsign.workload import Workload
 from simulations.deployment.engine.submission import play
 from simulations.deployment.federation import Federation, open_federation
 from simulations.deployment.membership import asking, process_of
-from simulations.deployment.probe import ServerError, look_at_server
+from simulations.deployment.probe import look_at_server
 from simulations.deployment.programs import answers_at, control, flower_environment, free_port
 from simulations.deployment.running import Programs
 from simulations.deployment.start import check_trust
@@ -191,7 +191,4 @@ def _check_is_up(federation: Federation) -> None:
             f"the SuperLink runs as user {other}, who writes the run's folder, but this is {getpass.getuser()}; run this command "
             f"as {other} too: sudo -u {other} fedsign run ..."
         )
-    try:
-        look_at_server(federation.local_host, federation.port, authority=federation.trusted)
-    except ServerError as error:
-        raise EngineError(str(error)) from error
+    look_at_server(federation.local_host, federation.port, authority=federation.trusted)
