@@ -35,7 +35,6 @@ from fedsign.records import failure_of
 
 POLL_INTERVAL_S = 0.1
 _LOOKS_EVERY_S = 1.0
-_Input = tuple[Message, Context, Run, Fab]
 _log = logging.getLogger("fedsign")
 
 
@@ -88,7 +87,7 @@ class Tasks:
             return None
         return Task(token=answer.token, fab_hash=answer.task.fab_hash)
 
-    def _pulled(self, client: RuntimeHttpClient) -> _Input | None:
+    def _pulled(self, client: RuntimeHttpClient) -> tuple[Message, Context, Run, Fab] | None:
         """A task's input; None once there is another task, while the thread that pulls ends when its client is closed."""
         puller = futures.ThreadPoolExecutor(max_workers=1)
         pulled = puller.submit(pull_task_input, client)

@@ -11,7 +11,6 @@ import inspect
 import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from flwr.app import Context
@@ -93,6 +92,10 @@ class Ray:
 
         config = workload.config
         app = write_app(folder.path / "app", config, run_config={STATE_KEY: str(folder.clients.resolve())})
+        init_args: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", **self.init_args}
+        if self.address:  # the app comes with the run
+            own = {"working_dir": str(app), **init_args.get("runtime_env", {})}
+            init_args |= {"address": self.address, "runtime_env": own}
         raised: list[BaseException] = []
 
         def serve(grid: Grid, context: Context) -> None:
@@ -109,21 +112,13 @@ class Ray:
                 app_folder=app,
                 client_app=f"{CLIENT_STUB}:app",
                 num_nodes=config.partition.num_clients,
-                backend_config={"client_resources": self.resources, "init_args": self._init_args(app)},
+                backend_config={"client_resources": self.resources, "init_args": init_args},
             )
         if raised:
             raise raised[0]
 
     def check(self, workload: Workload) -> None:
         """See Engine."""
-
-    def _init_args(self, app: Path) -> dict[str, Any]:
-        """What ray.init gets: quiet unless asked otherwise; on a cluster the app comes with the run."""
-        found: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", **self.init_args}
-        if self.address:
-            found["address"] = self.address
-            found["runtime_env"] = {"working_dir": str(app), **found.get("runtime_env", {})}
-        return found
 
 
 def _check_resources(ray: Any, client_resources: Mapping[str, float]) -> None:

@@ -14,7 +14,7 @@ answer may cost minutes in every round; then it gets a second chance.
 import json
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -151,17 +151,15 @@ class Tracker(Callback):
 
 def settings_of(config: ExperimentConfig) -> dict[str, Setting]:
     """The complete configuration, flat: `{"client.lr": 0.05, ...}`; a list becomes its JSON text."""
-    flat: dict[str, Setting] = {}
+    return dict(_leaves(config.model_dump(mode="json")))
 
-    def add(table: Mapping[str, Any], prefix: str) -> None:
-        for key, value in table.items():
-            if isinstance(value, Mapping):
-                add(value, f"{prefix}{key}.")
-            else:
-                flat[prefix + key] = value if isinstance(value, str | int | float | bool) else json.dumps(value)
 
-    add(config.model_dump(mode="json"), "")
-    return flat
+def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Setting]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value if isinstance(value, Setting) else json.dumps(value)
 
 
 def _read_state(folder: RunFolder) -> dict[str, Any]:

@@ -181,9 +181,6 @@ def _sites(federation: Federation) -> Iterator[Row]:
     for site in federation.sites:
         key = fingerprint(site.public_key) if site.public_key else "no key"
         status = known.get(site.name, "not asked")
-        is_in = status in ("online", "registered", "offline")
-        if site.is_active:
-            is_right, belongs = is_in or status == "not asked", f"partition {site.partition}"
-        else:
-            is_right, belongs = not is_in, "revoked"
+        is_right = status == "not asked" or (status in ("online", "registered", "offline")) == site.is_active
+        belongs = f"partition {site.partition}" if site.is_active else "revoked"
         yield _as_row(f"site {site.name}", "ok" if is_right else "broken", f"{belongs}, {status}, {key}")

@@ -26,10 +26,6 @@ app = typer.Typer(
 
 FolderOption = Annotated[Path, typer.Option("--folder", help="The federation's folder on the server's machine.")]
 DaysOption = Annotated[int, typer.Option(min=1, max=3650, help="How long the server's certificate is valid.")]
-DataOption = Annotated[
-    str, typer.Option("--data-root", metavar="DIR", help="The folder of the site's data, at the site.")
-]
-DeviceOption = Annotated[str, typer.Option(help="What the site computes on: cpu, cuda, cuda:1.")]
 _FOLDER = Path("federation")
 
 
@@ -106,8 +102,10 @@ def add_site(
         Path | None,
         typer.Option(metavar="FILE", help="What the site sent; without it, a key is made here and lies in the kit."),
     ] = None,
-    data_root: DataOption = "",
-    device: DeviceOption = "",
+    data_root: Annotated[
+        str, typer.Option("--data-root", metavar="DIR", help="The folder of the site's data, at the site.")
+    ] = "",
+    device: Annotated[str, typer.Option(help="What the site computes on: cpu, cuda, cuda:1.")] = "",
 ) -> None:
     """Add a site, also while the SuperLink runs."""
     from simulations.deployment import provision
