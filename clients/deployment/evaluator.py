@@ -6,7 +6,7 @@ from clients.working_model import WorkingModel
 from fedsign.data import sites
 from fedsign.data.base import AnySamples, Dataset
 from fedsign.data.partition.base import group
-from fedsign.records import EvaluateReply, EvaluateRequest, Failure, Tensors, failure_of
+from fedsign.records import EvaluateReply, EvaluateRequest, Failure, failure_of
 from fedsign.workload import Workload
 
 
@@ -17,7 +17,6 @@ class SiteEvaluator:
         self._workload, self._num_threads = workload, num_threads
         self._model = WorkingModel(workload.make_model(), workload.numerics)
         self._samples = samples_of_sites(workload.dataset)
-        self._loaded: Tensors | None = None
 
     def evaluate_many(self, requests: Iterable[EvaluateRequest]) -> Iterator[EvaluateReply | Failure]:
         """One site after another; one that raises is a failure, not the end."""
@@ -29,9 +28,7 @@ class SiteEvaluator:
 
     def evaluate(self, request: EvaluateRequest) -> EvaluateReply:
         """One site's figures."""
-        if self._loaded is not request.tensors:  # all sites of a round are sent the same
-            self._model.load(request.tensors)
-            self._loaded = request.tensors
+        self._model.load(request.tensors)
         workload, site = self._workload, request.partition
         test, validation = self._samples[site]
         return EvaluateReply(

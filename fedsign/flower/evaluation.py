@@ -54,8 +54,12 @@ def answered(message: Message, evaluate: Callable[[EvaluateRequest], EvaluateRep
         partition=int(cast(int, route["partition"])),
         tensors=to_tensors(wire.arrays_of(message.content), wire.encodings_of(route)),
     )
-    reply = ConfigRecord({_ANSWER: json.dumps(asdict(evaluate(request)))})
-    return Message(RecordDict({wire.REPLY: reply}), reply_to=message)
+    return pack_reply(evaluate(request), message)
+
+
+def pack_reply(reply: EvaluateReply, request: Message) -> Message:
+    """A reply as a message."""
+    return Message(RecordDict({wire.REPLY: ConfigRecord({_ANSWER: json.dumps(asdict(reply))})}), reply_to=request)
 
 
 def unpack_reply(message: Message, request: EvaluateRequest) -> EvaluateReply:

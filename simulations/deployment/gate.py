@@ -55,11 +55,12 @@ class Gate:
 
 def may_pass(scope: Scope) -> bool:
     """Whether a request is a SuperNode's, or comes from this machine."""
-    path, client, server = scope["path"], scope.get("client"), scope.get("server")
+    path, server = scope["path"], scope.get("server")
     if path in _OPEN_TO_ALL or path.startswith(_OPEN_TO_SITES):
         return True
-    address = address_of(client[0]) if client else None
-    return address is not None and (address.is_loopback or (server is not None and client[0] == server[0]))
+    host, _ = scope.get("client") or ("", 0)
+    address = address_of(host)
+    return address is not None and (address.is_loopback or (server is not None and host == server[0]))
 
 
 def main() -> None:
