@@ -4,10 +4,10 @@
 configuration, environment and outcome under Text.
 """
 
+import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from fedsign.extras import require
 from fedsign.storage.results import Line
 from simulations.callbacks.tracking import Earlier, Tracker, settings_of
 
@@ -17,14 +17,12 @@ FOLDER = "tensorboard"
 class TensorBoard(Tracker):
     """Every round is flushed, so that the page of a run that is played now is up to date."""
 
-    name = "tensorboard"
+    name = library = "tensorboard"
     label = "TensorBoard"
 
     def __init__(self) -> None:
         super().__init__()
-        require("tensorboard", extra="tensorboard", what="callback 'tensorboard'")
-        self._library: Any = require("torch.utils.tensorboard", extra="tensorboard", what="callback 'tensorboard'")
-        self._writer: Any = None
+        self._library = importlib.import_module("torch.utils.tensorboard")  # which needs it
 
     def begin(self, earlier: Earlier | None, *, last_played: int) -> tuple[str, int]:
         """See Tracker.  Rounds that will be played again are purged, which is TensorBoard's own way."""

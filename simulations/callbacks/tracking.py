@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from fedsign.config import ExperimentConfig
+from fedsign.extras import require
 from fedsign.storage import results
 from fedsign.storage.results import Line, RunFolder
 from simulations.callbacks.base import Callback
@@ -45,13 +46,13 @@ class Tracker(Callback):
 
     name: ClassVar[str]  # in the registry
     label: ClassVar[str]  # in sentences
-    folder: RunFolder
-    config: ExperimentConfig
-    last_sent: int  # a round; 0 before the first
+    library: ClassVar[str] = ""  # what it needs, which comes with the extra of this name
 
     def __init__(self) -> None:
+        needed = self.library
+        self._library: Any = require(needed, extra=needed, what=f"callback '{self.name}'") if needed else None
         self._unsent: list[Line] = []
-        self.last_sent = 0
+        self.last_sent = 0  # a round; 0 before the first
         self._is_open = self._is_down = False
 
     @abstractmethod

@@ -13,7 +13,6 @@ import httpx
 from flwr.cli.cli_client_interceptor import CliClientHttpInterceptor
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-from flwr.supercore.protobuf.client import ProtobufClientInterceptor
 
 from fedsign.errors import EngineError
 
@@ -46,11 +45,8 @@ def control(address: str, *, authority: Path | None) -> Iterator[ControlHttpClie
     Raises:
         EngineError: it refuses what it is asked for, or gives no answer.
     """
-    interceptors: list[ProtobufClientInterceptor] = [
-        CliClientHttpInterceptor(),
-        RuntimeVersionHttpInterceptor(component_name="flwr CLI"),
-    ]
-    with ControlHttpClient(f"{'https' if authority else 'http'}://{address}", interceptors=interceptors) as client:
+    url, version = f"{'https' if authority else 'http'}://{address}", RuntimeVersionHttpInterceptor("flwr CLI")
+    with ControlHttpClient(url, interceptors=[CliClientHttpInterceptor(), version]) as client:
         trust = ssl.create_default_context(cafile=authority) if authority else False
         client._client = httpx.Client(verify=trust, timeout=_PATIENCE_S, trust_env=False)  # past any proxy
         try:
