@@ -196,12 +196,12 @@ def up(
     timeout_s: Annotated[float, typer.Option("--timeout-s", min=1, help="Until all are online.")] = 180.0,
 ) -> None:
     """Start the server and N sites on this machine, to try it out; makes a federation if there is none."""
-    from simulations.deployment import programs, provision, start
+    from simulations.deployment import provision, running, start
     from simulations.deployment.federation import FILE, Federation, open_federation
 
     if not (folder / FILE).exists():
         asked = Federation(
-            folder=folder.resolve(), name="local", hosts=("localhost",), port=programs.free_port(), bind="127.0.0.1"
+            folder=folder.resolve(), name="local", hosts=("localhost",), port=running.free_port(), bind="127.0.0.1"
         )
         sites = [(f"site-{number}", None) for number in range(1, local + 1)]
         provision.init(asked, sites, lifetime=dt.timedelta(days=365))

@@ -1,24 +1,30 @@
-"""Which keys the SuperLink takes: made equal to the sites in federation.toml, as `flwr supernode` would.
+"""The SuperLink, asked over its Control API: which keys it takes, made equal to the sites in federation.toml.
 
 Flower keeps the key of a site that was unregistered and takes it never again, as long as its database is kept.
 """
 
 import fcntl
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+import socket
+import ssl
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+import httpx
 import psutil
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
+from flwr.cli.cli_client_interceptor import CliClientHttpInterceptor
 from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, UnregisterNodeRequest
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
+from fedsign.errors import EngineError
 from simulations.deployment.federation import Federation
-from simulations.deployment.programs import answers_at, control
 from simulations.deployment.running import recorded
 
 _GONE = ("unregistered", "deleted")
+_PATIENCE_S = 120.0
 
 
 def state_of(federation: Federation) -> Path:
@@ -31,9 +37,39 @@ def process_of(federation: Federation) -> psutil.Process | None:
     return recorded(federation.server / "pid")
 
 
+def answers_at(host: str, port: int) -> bool:
+    """Whether something listens there."""
+    try:
+        with socket.create_connection((host, port), timeout=1.0):
+            return True
+    except OSError:
+        return False
+
+
 def answers(federation: Federation) -> bool:
     """Whether something listens on the server's port."""
     return answers_at(federation.local_host, federation.port)
+
+
+@contextmanager
+def control(address: str, *, authority: Path | None) -> Iterator[ControlHttpClient]:
+    """The SuperLink's Control API, as `flwr` speaks to it; `authority`: the CA that vouches for it, None: without TLS.
+
+    Raises:
+        EngineError: it refuses what it is asked for, or gives no answer.
+    """
+    url, version = f"{'https' if authority else 'http'}://{address}", RuntimeVersionHttpInterceptor("flwr CLI")
+    with ControlHttpClient(url, interceptors=[CliClientHttpInterceptor(), version]) as client:
+        trust = ssl.create_default_context(cafile=authority) if authority else False
+        client._client = httpx.Client(verify=trust, timeout=_PATIENCE_S, trust_env=False)  # past any proxy
+        try:
+            yield client
+        except httpx.HTTPStatusError as error:
+            raise EngineError(f"the SuperLink refused: {error.response.text[-500:]}") from error
+        except httpx.HTTPError as error:
+            raise EngineError(
+                f"the SuperLink gave no answer at {address} ({type(error).__name__}); see whether it still runs, or start it again."
+            ) from error
 
 
 def asking(federation: Federation) -> AbstractContextManager[ControlHttpClient]:

@@ -20,8 +20,7 @@ from simulations.deployment.keys import ends_at, load_private, validity
 from simulations.deployment.kits import Kit
 from simulations.deployment.membership import answers, nodes_of, state_of
 from simulations.deployment.probe import ServerError, check_is_known, look_at_server
-from simulations.deployment.programs import flower_environment, free_port
-from simulations.deployment.running import Programs, end, record_this_process, recorded
+from simulations.deployment.running import Programs, end, flower_environment, free_port, record_this_process, recorded
 
 Say = Callable[[str], None]
 _START = [sys.executable, "-P", "-m", "simulations.cli", "deploy", "start"]

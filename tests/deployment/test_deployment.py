@@ -31,13 +31,12 @@ from flwr.proto.node_pb2 import NodeInfo
 
 from fedsign.errors import ConfigError
 from simulations.deployment import check, keys, membership, provision
-from simulations.deployment import programs as flower_programs
 from simulations.deployment.federation import Federation, open_federation
 from simulations.deployment.gate import Gate, may_pass
 from simulations.deployment.keys import Certified, ends_at, general_name, issue, make_authority, validity
 from simulations.deployment.kits import open_kit
 from simulations.deployment.probe import ServerError, look_at_server
-from simulations.deployment.running import end, is_alive, record_this_process, recorded, with_descendants
+from simulations.deployment.running import end, free_port, is_alive, record_this_process, recorded, with_descendants
 
 YEAR = dt.timedelta(days=365)
 HOSTS = ("fl.example.org", "192.0.2.10", "2001:db8::1")
@@ -182,7 +181,7 @@ def test_the_superlink_takes_the_keys_of_active_sites_and_not_that_of_a_revoked_
     federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = KeyTable()
-    monkeypatch.setattr(flower_programs, "ControlHttpClient", lambda *given, **settings: table)
+    monkeypatch.setattr(membership, "ControlHttpClient", lambda *given, **settings: table)
     membership.register_sites(federation)
     assert statuses(federation) == {"berlin": "registered", "hamburg": "registered"}
     left = provision.revoke(federation, "berlin")
@@ -356,7 +355,7 @@ def test_a_kit_without_the_cas_certificate_is_not_taken_for_a_server_that_is_awa
 def test_what_flower_does_not_answer_is_one_row_of_the_check(
     federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flower_programs, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(membership, "_PATIENCE_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as other:
         silent = replace(federation, port=other.getsockname()[1])
         record_this_process(silent.server / "pid")
@@ -390,7 +389,7 @@ def test_a_free_port_is_none_that_the_system_gives_to_connections() -> None:
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     if first < 32_000:
         pytest.skip(f"this system gives ports from {first} on")
-    assert all(flower_programs.free_port() < first for _ in range(20))
+    assert all(free_port() < first for _ in range(20))
 
 
 def test_a_process_is_found_by_its_record_until_it_ends_and_nobody_else_is_ended(tmp_path: Path) -> None:

@@ -33,10 +33,9 @@ from fedsign.storage.results import RunFolder
 from fedsign.workload import Workload
 from simulations.deployment.engine.submission import play
 from simulations.deployment.federation import Federation, open_federation
-from simulations.deployment.membership import asking, process_of
+from simulations.deployment.membership import answers_at, asking, control, process_of
 from simulations.deployment.probe import look_at_server
-from simulations.deployment.programs import answers_at, control, flower_environment, free_port
-from simulations.deployment.running import Programs
+from simulations.deployment.running import Programs, flower_environment, free_port
 from simulations.deployment.start import check_trust
 from simulations.rounds import OnRound
 
