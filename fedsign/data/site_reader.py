@@ -71,7 +71,10 @@ class SiteData:
             with _naming(f"site '{name_of(config, site)}'"):
                 whole = _read(config, root, frame)
                 found[site] = hold_out_validation(whole, config.data.validation_fraction, config.seed)
-        server = _read_server(config, frame)
+        server = None
+        if not is_evaluated_at_clients(config):  # all that lies there are test samples
+            with _naming("the server's test data"):
+                server = _read(config, str(config.partition.settings["test_root"]), frame)
         normalisations = {data.normalisation for data in (*found.values(), server) if data is not None}
         if len(normalisations) > 1:
             raise DataError(
@@ -107,15 +110,6 @@ class SiteData:
         return self.config.replace(
             **{"partition.roots": [root if site in here else root_of(self.config, site) for site in sites]}
         )
-
-
-def _read_server(config: ExperimentConfig, frame: Frame) -> Dataset | None:
-    """What lies at the server: all of it are test samples."""
-    test_root = str(config.partition.settings["test_root"])
-    if not test_root or is_evaluated_at_clients(config):
-        return None
-    with _naming("the server's test data"):
-        return _read(config, test_root, frame)
 
 
 def _read(config: ExperimentConfig, root: str, frame: Frame) -> Dataset:
