@@ -19,18 +19,11 @@ from torch.utils.data import Dataset as TorchDataset
 
 from fedsign import plugins
 from fedsign.config import ExperimentConfig
+from fedsign.data import sites
 from fedsign.data.base import AnySamples, Dataset, Frame, LazySamples, Samples
 from fedsign.data.checks import checked_dataset
 from fedsign.data.client_data import rooted
 from fedsign.data.normalise import IDENTITY
-from fedsign.data.sites import (
-    check_frame,
-    frame_of,
-    is_evaluated_at_clients,
-    lies_at_nodes,
-    name_of,
-    root_of,
-)
 from fedsign.data.splitting import hold_out_validation
 from fedsign.errors import ConfigError, DataError, FedSignError
 from fedsign.registry import KINDS
@@ -45,7 +38,7 @@ class SiteData:
     @property
     def is_evaluated_at_clients(self) -> bool:
         """See ClientData."""
-        return is_evaluated_at_clients(self.config)
+        return sites.is_evaluated_at_clients(self.config)
 
     def read(self, here: frozenset[int] | None) -> Dataset:
         """The data of the sites that are `here`, a sample's owner being its site; not normalised yet.
@@ -57,22 +50,22 @@ class SiteData:
             DataError: a site's data cannot be read, or do not fit the configuration; it names the site.
         """
         config = self.config
-        frame = frame_of(config)
+        frame = sites.frame_of(config)
         if here is None:
-            here = frozenset(() if lies_at_nodes(config) else range(config.partition.num_clients))
+            here = frozenset(() if sites.lies_at_nodes(config) else range(config.partition.num_clients))
         found: dict[int, Dataset] = {}
         for site in sorted(here):
-            root = root_of(config, site)
+            root = sites.root_of(config, site)
             if not root:
                 raise DataError(
                     f"site {site} has no data here; start its node with --node-config 'data-root=\"FOLDER\"', or name its folder in "
                     "partition.roots."
                 )
-            with _naming(f"site '{name_of(config, site)}'"):
+            with _naming(f"site '{sites.name_of(config, site)}'"):
                 whole = _read(config, root, frame)
                 found[site] = hold_out_validation(whole, config.data.validation_fraction, config.seed)
         server = None
-        if not is_evaluated_at_clients(config):  # all that lies there are test samples
+        if not sites.is_evaluated_at_clients(config):  # all that lies there are test samples
             with _naming("the server's test data"):
                 server = _read(config, str(config.partition.settings["test_root"]), frame)
         normalisations = {data.normalisation for data in (*found.values(), server) if data is not None}
@@ -90,7 +83,7 @@ class SiteData:
             class_names=frame.class_names,
             text=frame.text,
             notes=tuple(
-                f"site '{name_of(config, site)}': {note}" for site, data in found.items() for note in data.notes
+                f"site '{sites.name_of(config, site)}': {note}" for site, data in found.items() for note in data.notes
             ),
             normalisation=normalisations.pop() if normalisations else IDENTITY,
         )
@@ -106,10 +99,9 @@ class SiteData:
                 f"--data-root={root} was given, but all sites are trained in one process, and each has a folder of its own: let "
                 "partition.roots be right on all machines, and leave --data-root out."
             )
-        sites = range(self.config.partition.num_clients)
-        return self.config.replace(
-            **{"partition.roots": [root if site in here else root_of(self.config, site) for site in sites]}
-        )
+        everywhere = range(self.config.partition.num_clients)
+        roots = [root if site in here else sites.root_of(self.config, site) for site in everywhere]
+        return self.config.replace(**{"partition.roots": roots})
 
 
 def _read(config: ExperimentConfig, root: str, frame: Frame) -> Dataset:
@@ -122,7 +114,7 @@ def _read(config: ExperimentConfig, root: str, frame: Frame) -> Dataset:
     if is_ours and not Path(root).expanduser().exists():
         raise DataError(f"there is nothing at {root}; correct the node's data-root, or partition.roots.")
     found = checked_dataset(plugins.build(data.kind, data.name, settings, config.seed), name=data.name)
-    check_frame(config, replace(frame, is_standardised=bool(found.standardised)))
+    sites.check_frame(config, replace(frame, is_standardised=bool(found.standardised)))
     sizes = [0 if text is None else text.vocabulary_size for text in (found.text, frame.text)]
     if sizes[0] != sizes[1]:
         raise DataError(
