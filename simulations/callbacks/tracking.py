@@ -165,7 +165,5 @@ def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, S
 
 def _read_state(folder: RunFolder) -> dict[str, Any]:
     path = folder.path / STATE_FILE
-    if not path.exists():
-        return {}
-    state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return state

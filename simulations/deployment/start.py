@@ -19,7 +19,7 @@ from simulations.deployment.federation import Federation, with_port
 from simulations.deployment.keys import ends_at, load_private, validity
 from simulations.deployment.kits import Kit
 from simulations.deployment.membership import answers, nodes_of, state_of
-from simulations.deployment.probe import ServerError, check_is_known, look_at_server
+from simulations.deployment.probe import AwayError, check_is_known, look_at_server
 from simulations.deployment.running import Programs, end, flower_environment, free_port, record_this_process, recorded
 
 Say = Callable[[str], None]
@@ -154,9 +154,7 @@ def _greet(kit: Kit, say: Say, host: str) -> None:
     """Look at the server before Flower does; one that is not there yet is waited for by Flower."""
     try:
         seen = look_at_server(host, kit.facts["port"], authority=kit.trusted)
-    except ServerError as error:
-        if error.is_final:
-            raise
+    except AwayError as error:
         say(f"{str(error).rstrip('.')}. Trying on until it does.")
         return
     if seen.certificate_ends is not None:
