@@ -160,7 +160,7 @@ def _floor_ray(app: Path, facts: dict[str, Any], root: Path) -> None:
 def _floor_superlink(app: Path, facts: dict[str, Any], root: Path) -> None:
     from fedsign.flower.programs import find_program
     from simulations.deployment.engine import submission, superlink
-    from simulations.deployment.programs import control
+    from simulations.deployment.membership import control
 
     local, out = superlink.LocalDeployment(root / "flower", root / "logs"), Path(facts["out"])
     try:

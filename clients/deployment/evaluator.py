@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator
 
 from clients.working_model import WorkingModel
 from fedsign.data import sites
-from fedsign.data.base import AnySamples, Dataset, IntArray
+from fedsign.data.base import AnySamples, Dataset
 from fedsign.data.partition.base import group
-from fedsign.records import EvaluateReply, EvaluateRequest, Failure, Tensors, failure_of
+from fedsign.records import EvaluateReply, EvaluateRequest, Failure, failure_of
 from fedsign.workload import Workload
 
 
@@ -17,7 +17,6 @@ class SiteEvaluator:
         self._workload, self._num_threads = workload, num_threads
         self._model = WorkingModel(workload.make_model(), workload.numerics)
         self._samples = samples_of_sites(workload.dataset)
-        self._loaded: Tensors | None = None
 
     def evaluate_many(self, requests: Iterable[EvaluateRequest]) -> Iterator[EvaluateReply | Failure]:
         """One site after another; one that raises is a failure, not the end."""
@@ -29,17 +28,14 @@ class SiteEvaluator:
 
     def evaluate(self, request: EvaluateRequest) -> EvaluateReply:
         """One site's figures."""
-        if self._loaded is not request.tensors:  # all sites of a round are sent the same
-            self._model.load(request.tensors)
-            self._loaded = request.tensors
+        self._model.load(request.tensors)
         workload, site = self._workload, request.partition
-        num_train = len(workload.share_of(site))
         test, validation = self._samples[site]
         return EvaluateReply(
             round=request.round,
             partition=site,
             name=sites.name_of(workload.config, site),
-            num_train=num_train,
+            num_train=len(workload.share_of(site)),
             num_test=len(test),
             num_validation=0 if validation is None else len(validation),
             figures=workload.evaluate(self._model.module, (test, validation), num_threads=self._num_threads),
@@ -48,16 +44,12 @@ class SiteEvaluator:
 
 def samples_of_sites(data: Dataset) -> dict[int, tuple[AnySamples, AnySamples | None]]:
     """The test and validation samples of each site whose data lie here."""
-    test, validation = data.test, data.validation
-    held = {} if validation is None else _by_owner(validation)
-    return {
-        site: (test[index], validation[held[site]] if validation is not None and site in held else None)
-        for site, index in _by_owner(test).items()
-    }
+    held = _by_owner(data.validation)
+    return {site: (test, held.get(site)) for site, test in _by_owner(data.test).items()}
 
 
-def _by_owner(samples: AnySamples) -> dict[int, IntArray]:
-    if samples.owners is None or not len(samples):
+def _by_owner(samples: AnySamples | None) -> dict[int, AnySamples]:
+    if samples is None or samples.owners is None or not len(samples):
         return {}
     parts = group(samples.owners.numpy(), int(samples.owners.max()) + 1)
-    return {owner: index for owner, index in enumerate(parts) if len(index)}
+    return {owner: samples[index] for owner, index in enumerate(parts) if len(index)}

@@ -7,23 +7,22 @@ becomes a fresh interpreter, so that no module of another run is left in it.
 import logging
 import os
 import sys
+from typing import NoReturn
 
 from fedsign.flower.tasks import Task, Tasks
 from fedsign.transport.process import end_with
 
 
-def serve(address: str, site: str, first: Task | None = None) -> None:
+def serve(address: str, site: str, task: Task | None) -> NoReturn:
     """Play tasks, one after another; `site`: its process."""
-    tasks, served = Tasks(address), first
-    if first is not None:
-        tasks.play(first)
-    while True:
-        task = tasks.next()
-        if served is not None and task.fab_hash != served.fab_hash:
-            anew = [sys.executable, "-P", "-m", "clients.deployment.executor", address, site, task.token, task.fab_hash]
-            os.execv(sys.executable, anew)
-        served = task
+    tasks = Tasks(address)
+    task = task or tasks.next()
+    served = task.fab_hash
+    while task.fab_hash == served:
         tasks.play(task)
+        task = tasks.next()
+    anew = [sys.executable, "-P", "-m", "clients.deployment.executor", address, site, task.token, task.fab_hash]
+    os.execv(sys.executable, anew)
 
 
 if __name__ == "__main__":

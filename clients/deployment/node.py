@@ -26,16 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from clients.app import Handler
+from clients.deployment import settings
 from clients.deployment.evaluator import SiteEvaluator
-from clients.deployment.settings import (
-    DEVICE_KEY,
-    PARTITIONS_KEY,
-    ROOT_KEY,
-    SHARE_KEY,
-    SITE_KEY,
-    STATE_ROOT_KEY,
-    node_keys,
-)
 from clients.node import STATE_KEY, Node
 from clients.state.store import ClientStore
 from fedsign.config import ExperimentConfig, from_toml
@@ -60,9 +52,9 @@ class SuperNode(Node):
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a value that cannot be used."""
-        if not isinstance(self._own.get(SHARE_KEY, False), bool):
+        if not isinstance(self._own.get(settings.SHARE_KEY, False), bool):
             raise ConfigError(
-                f"the node's {SHARE_KEY}={self._own[SHARE_KEY]} was given, but expected is true or false."
+                f"the node's {settings.SHARE_KEY}={self._own[settings.SHARE_KEY]} was given, but expected is true or false."
             )
 
     @property
@@ -76,8 +68,8 @@ class SuperNode(Node):
         Raises:
             ConfigError: it was told of none.
         """
-        if PARTITIONS_KEY in self._own:
-            return tuple(int(item) for item in str(self._own[PARTITIONS_KEY]).split(","))
+        if settings.PARTITIONS_KEY in self._own:
+            return tuple(int(item) for item in str(self._own[settings.PARTITIONS_KEY]).split(","))
         if PARTITION_KEY in self._own:
             return (int(self._own[PARTITION_KEY]),)
         raise ConfigError(
@@ -98,8 +90,8 @@ class SuperNode(Node):
         """
         if STATE_KEY in self._own:
             return ClientStore(Path(str(self._own[STATE_KEY])))
-        if STATE_ROOT_KEY in self._own:
-            root = Path(str(self._own[STATE_ROOT_KEY])).expanduser()
+        if settings.STATE_ROOT_KEY in self._own:
+            root = Path(str(self._own[settings.STATE_ROOT_KEY])).expanduser()
         else:
             root = Path(os.environ.get("FLWR_HOME") or Path.home() / ".fedsign") / "clients"
         run = str(self.context.run_config.get(RUN_KEY, ""))
@@ -117,13 +109,13 @@ class SuperNode(Node):
         sites.check_tokenizer(workload.config, workload.dataset.text, str(question.get(TOKENIZER_KEY, "")))
         for note in workload.dataset.notes:
             _log.warning("%s", note)  # a node's data are its own: it is told here, not at the server
-        if not self._own.get(SHARE_KEY):
+        if not self._own.get(settings.SHARE_KEY):
             return {}
         return {COUNTS_KEY: json.dumps({site: workload.counts_of(site) for site in self.partitions})}
 
     def told(self, failure: Failure) -> Failure:
         """See [Note: what stays at a node]; what the server does not get is logged here."""
-        if self._own.get(SHARE_KEY):
+        if self._own.get(settings.SHARE_KEY):
             return failure
         _log.error("client %d failed: %s\n%s", failure.partition, failure.reason, failure.details)
         return replace(failure, details="")
@@ -133,14 +125,14 @@ class SuperNode(Node):
 def _workload(experiment: str, partitions: tuple[int, ...], own: tuple[tuple[str, Any], ...]) -> Workload:
     """The experiment with what a node decides for itself."""
     config, given = from_toml(experiment), dict(own)
-    changes = {path: given[key] for _, _, key, path in node_keys() if key in given}
-    if given.get(DEVICE_KEY):
-        changes["engine.device"] = given[DEVICE_KEY]
-    root = str(given.get(ROOT_KEY, ""))
+    changes = {path: given[key] for _, _, key, path in settings.node_keys() if key in given}
+    if given.get(settings.DEVICE_KEY):
+        changes["engine.device"] = given[settings.DEVICE_KEY]
+    root = str(given.get(settings.ROOT_KEY, ""))
     here = None
     if sites.lies_at_nodes(config):
         _check_sites(config, partitions, root)
-        changes |= _own_names(config, partitions, str(given.get(SITE_KEY, "")))
+        changes |= _own_names(config, partitions, str(given.get(settings.SITE_KEY, "")))
         here = frozenset(partitions)
     config = config.replace(**changes)
     return Workload(at_root(config, root, here) if root else config, here)
@@ -150,7 +142,7 @@ def _check_sites(config: ExperimentConfig, partitions: tuple[int, ...], root: st
     """Raise ConfigError unless each site of a node has a folder, and is one of the experiment's."""
     if root and len(partitions) > 1:
         raise ConfigError(
-            f"a node with one {ROOT_KEY} serves the sites {list(partitions)}; start a SuperNode for each, with its own {ROOT_KEY}."
+            f"a node with one {settings.ROOT_KEY} serves the sites {list(partitions)}; start a SuperNode for each, with its own {settings.ROOT_KEY}."
         )
     num_clients = config.partition.num_clients
     for site in partitions:

@@ -12,12 +12,7 @@ Result = TrainReply | ReplyStack | Failure
 def request_message(request: TrainRequest) -> Message:
     """What a client is asked, without tensors."""
     objective = {"name": request.objective.name, "settings": dict(request.objective.settings)}
-    return {
-        "round": request.round,
-        "partition": request.partition,
-        "state_version": request.state_version,
-        "objective": objective,
-    }
+    return {name: getattr(request, name) for name in ("round", "partition", "state_version")} | {"objective": objective}
 
 
 def request_from(message: Message, tensors: Tensors, shared: Tensors | None = None) -> TrainRequest:

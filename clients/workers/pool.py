@@ -33,7 +33,6 @@ from clients.state.store import ClientStore
 from clients.workers.messages import Result, partitions_of, request_message, result_from
 from clients.workers.queue import Queue, Unit
 from clients.workers.shared_data import TrainingProcesses
-from fedsign import plugins
 from fedsign.errors import ConfigError, DiskFullError, EngineError
 from fedsign.records import LATE, Failure, ReplyStack, Tensors, TrainRequest, failure_of
 from fedsign.transport.connection import Message, poll
@@ -56,7 +55,6 @@ class _Task:
 
     memory: Tensor
     message: Message
-    has_state: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -200,12 +198,11 @@ class Workers:
         if job.call not in self._calls:
             return
         unit.attempts += was_at_it and not is_late
+        is_over = unit.attempts >= _NUM_ATTEMPTS
         reason = f"the worker process that trained this client {how}, and so did one before it."
         if is_late:
-            reason = LATE if was_at_it and len(job.shares) == 1 else ""
-        elif unit.attempts < _NUM_ATTEMPTS:
-            reason = ""
-        if not reason:
+            is_over, reason = was_at_it and len(job.shares) == 1, LATE
+        if not is_over:
             job.call.queue.give_back(unit)
             return
         for request in unit.requests:
@@ -257,7 +254,7 @@ class Workers:
                 if task not in job.tasks:
                     job.tasks.append(task)
                 try:
-                    state = call.states.load(request) if task.has_state else None
+                    state = call.states.load(request)
                 except DiskFullError:
                     raise
                 except Exception as error:  # noqa: BLE001 - a client's error is an answer, on every engine
@@ -291,12 +288,8 @@ class Workers:
             memory = self._models.lent(slot)
             model = _written(request.tensors, memory)
             shared = _written(request.shared, memory[model.num_bytes :])
-            try:
-                has_state = bool(plugins.build("objective", objective.name, objective.settings).has_state)
-            except Exception:  # noqa: BLE001 - what is wrong with it is each client's failure, and said there
-                has_state = False
             message = {"slot": slot, "model": model.as_json(), "shared": shared.as_json()}
-            call.tasks[key] = task = _Task(memory, message, has_state)
+            call.tasks[key] = task = _Task(memory, message)
         return task
 
     def _handle(self, worker: _Worker, message: Message) -> None:
@@ -319,8 +312,6 @@ class Workers:
                     del job.shares[place]
                 if not job.shares:
                     del worker.jobs[number]
-            case _:
-                raise EngineError(f"a worker process said {message}, which is not understood.")
 
     def _result(self, call: _Call, share: _Share, message: Message) -> Result:
         """A result whose tensors lie where the worker wrote them; the states that came with it are saved, while they are asked for."""

@@ -7,7 +7,6 @@ Out: {"ready": true} once; then for each result {"job": n, "unit": place, ...} w
 """
 
 import logging
-import time
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -26,8 +25,6 @@ from fedsign.records import Failure, ReplyStack, Tensors, TrainRequest, failure_
 from fedsign.transport.connection import Connection, Message
 from fedsign.transport.tensors import Layout, SharedFile
 from fedsign.workload import Workload
-
-_LONGEST_SILENCE_S = 0.002  # small clients are answered several at once
 
 
 def main(parent: Connection) -> None:
@@ -100,7 +97,6 @@ class _Worker:
     together: bool  # whether a unit is trained as a whole
     models: SharedFile
     replies: SharedFile
-    said_at: float = 0.0
 
     def train(self, job: Message) -> None:
         """Train the clients of a job, and answer."""
@@ -114,31 +110,22 @@ class _Worker:
                 if "state" in client:
                     begin, layout = client["state"]
                     states.given[client["partition"]] = Layout.from_json(layout).read(unit.memory[begin:])
-        num_left = len(unit_of)
         for requests in units if self.together else [list(chain.from_iterable(units))]:
             for result in self.trainer.train_many(requests, states):
                 partitions = partitions_of(result)
-                num_left -= len(partitions)
                 unit = unit_of[partitions[0]]
                 head = {"job": job["job"], "unit": unit.place}
                 try:
-                    self._say(head | _told(result, partitions, unit, states), now=not num_left)
+                    self.parent.send(head | _told(result, partitions, unit, states))
                 except FedSignError as error:
                     for partition in partitions:
                         failure = failure_of(partition, error)
-                        self._say(head | _told(failure, [partition], unit, states), now=True)
+                        self.parent.send(head | _told(failure, [partition], unit, states))
 
     def _received(self, task: Message) -> tuple[Tensors, Tensors]:
         """The model, and what comes besides."""
         memory, model = self.models.memory(task["slot"]), Layout.from_json(task["model"])
         return model.read(memory), Layout.from_json(task["shared"]).read(memory[model.num_bytes :])
-
-    def _say(self, message: Message, *, now: bool) -> None:
-        moment = time.monotonic()
-        now = now or moment - self.said_at > _LONGEST_SILENCE_S
-        self.parent.send(message, flush=now)
-        if now:
-            self.said_at = moment
 
 
 def _told(result: Result, partitions: list[int], unit: _Unit, states: _Given) -> Message:

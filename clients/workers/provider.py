@@ -34,14 +34,14 @@ class WorkersProvider(TrainerProvider):
         """A stack is one worker's work, and how many clients it holds must not depend on the number of workers."""
         config = self.workload.config
         chunk, cohort_size = config.get("client.chunk", 0), config.server.cohort_size
-        num_stacks = -(-cohort_size // chunk) if chunk else cohort_size
-        if num_stacks >= self.workers:
+        num = -(-cohort_size // (chunk or 1))
+        if num >= self.workers:
             return
+        plural = "s" if num > 1 else ""
+        shared, advice = f"{num} client{plural}", "sample more"
         if chunk > 1:
-            shared = f"{num_stacks} stack{'s' if num_stacks > 1 else ''} of up to {chunk} clients"
+            shared = f"{num} stack{plural} of up to {chunk} clients"
             advice = f"give client.chunk={max(1, cohort_size // self.workers)}"
-        else:
-            shared, advice = f"{num_stacks} client{'s' if num_stacks > 1 else ''}", "sample more"
         _log.warning(
             "engine.workers=%d was given, but a round has %s to share out; %s, or lower engine.workers.",
             self.workers, shared, advice,

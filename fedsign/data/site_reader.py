@@ -7,7 +7,7 @@ A root is a folder or a file.  A reader with the setting `root` gets it as such;
 `test_path`) in the folder.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,18 +19,11 @@ from torch.utils.data import Dataset as TorchDataset
 
 from fedsign import plugins
 from fedsign.config import ExperimentConfig
+from fedsign.data import sites
 from fedsign.data.base import AnySamples, Dataset, Frame, LazySamples, Samples
 from fedsign.data.checks import checked_dataset
 from fedsign.data.client_data import rooted
-from fedsign.data.normalise import IDENTITY, Normalisation
-from fedsign.data.sites import (
-    check_frame,
-    frame_of,
-    is_evaluated_at_clients,
-    lies_at_nodes,
-    name_of,
-    root_of,
-)
+from fedsign.data.normalise import IDENTITY
 from fedsign.data.splitting import hold_out_validation
 from fedsign.errors import ConfigError, DataError, FedSignError
 from fedsign.registry import KINDS
@@ -45,7 +38,7 @@ class SiteData:
     @property
     def is_evaluated_at_clients(self) -> bool:
         """See ClientData."""
-        return is_evaluated_at_clients(self.config)
+        return sites.is_evaluated_at_clients(self.config)
 
     def read(self, here: frozenset[int] | None) -> Dataset:
         """The data of the sites that are `here`, a sample's owner being its site; not normalised yet.
@@ -57,21 +50,30 @@ class SiteData:
             DataError: a site's data cannot be read, or do not fit the configuration; it names the site.
         """
         config = self.config
-        frame = frame_of(config)
+        frame = sites.frame_of(config)
         if here is None:
-            here = frozenset(() if lies_at_nodes(config) else range(config.partition.num_clients))
+            here = frozenset(() if sites.lies_at_nodes(config) else range(config.partition.num_clients))
         found: dict[int, Dataset] = {}
         for site in sorted(here):
-            root = root_of(config, site)
+            root = sites.root_of(config, site)
             if not root:
                 raise DataError(
                     f"site {site} has no data here; start its node with --node-config 'data-root=\"FOLDER\"', or name its folder in "
                     "partition.roots."
                 )
-            with _naming(f"site '{name_of(config, site)}'"):
+            with _naming(f"site '{sites.name_of(config, site)}'"):
                 whole = _read(config, root, frame)
                 found[site] = hold_out_validation(whole, config.data.validation_fraction, config.seed)
-        server = _read_server(config, frame)
+        server = None
+        if not sites.is_evaluated_at_clients(config):  # all that lies there are test samples
+            with _naming("the server's test data"):
+                server = _read(config, str(config.partition.settings["test_root"]), frame)
+        normalisations = {data.normalisation for data in (*found.values(), server) if data is not None}
+        if len(normalisations) > 1:
+            raise DataError(
+                f"data.name={config.data.name} gives sites different normalisations; let it name the same one at every site, or set "
+                "data.normalise=none."
+            )
         tests = {site: data.test for site, data in found.items()}
         held = {site: data.validation for site, data in found.items() if data.validation is not None}
         return Dataset(
@@ -81,9 +83,9 @@ class SiteData:
             class_names=frame.class_names,
             text=frame.text,
             notes=tuple(
-                f"site '{name_of(config, site)}': {note}" for site, data in found.items() for note in data.notes
+                f"site '{sites.name_of(config, site)}': {note}" for site, data in found.items() for note in data.notes
             ),
-            normalisation=_the_same([*found.values(), *([] if server is None else [server])], name=config.data.name),
+            normalisation=normalisations.pop() if normalisations else IDENTITY,
         )
 
     def at_root(self, root: str, here: Collection[int] | None) -> ExperimentConfig:
@@ -97,34 +99,9 @@ class SiteData:
                 f"--data-root={root} was given, but all sites are trained in one process, and each has a folder of its own: let "
                 "partition.roots be right on all machines, and leave --data-root out."
             )
-        sites = range(self.config.partition.num_clients)
-        return self.config.replace(
-            **{"partition.roots": [root if site in here else root_of(self.config, site) for site in sites]}
-        )
-
-
-def _read_server(config: ExperimentConfig, frame: Frame) -> Dataset | None:
-    """What lies at the server: all of it are test samples."""
-    test_root = str(config.partition.settings["test_root"])
-    if not test_root or is_evaluated_at_clients(config):
-        return None
-    with _naming("the server's test data"):
-        return _read(config, test_root, frame)
-
-
-def _the_same(found: Sequence[Dataset], *, name: str) -> Normalisation:
-    """The customary normalisation, which has to be one for all.
-
-    Raises:
-        DataError: it is not.
-    """
-    normalisations = {data.normalisation for data in found}
-    if len(normalisations) > 1:
-        raise DataError(
-            f"data.name={name} gives sites different normalisations; let it name the same one at every site, or set "
-            "data.normalise=none."
-        )
-    return normalisations.pop() if normalisations else IDENTITY
+        everywhere = range(self.config.partition.num_clients)
+        roots = [root if site in here else sites.root_of(self.config, site) for site in everywhere]
+        return self.config.replace(**{"partition.roots": roots})
 
 
 def _read(config: ExperimentConfig, root: str, frame: Frame) -> Dataset:
@@ -137,7 +114,7 @@ def _read(config: ExperimentConfig, root: str, frame: Frame) -> Dataset:
     if is_ours and not Path(root).expanduser().exists():
         raise DataError(f"there is nothing at {root}; correct the node's data-root, or partition.roots.")
     found = checked_dataset(plugins.build(data.kind, data.name, settings, config.seed), name=data.name)
-    check_frame(config, replace(frame, is_standardised=bool(found.standardised)))
+    sites.check_frame(config, replace(frame, is_standardised=bool(found.standardised)))
     sizes = [0 if text is None else text.vocabulary_size for text in (found.text, frame.text)]
     if sizes[0] != sizes[1]:
         raise DataError(
@@ -168,14 +145,13 @@ def _naming(whose: str) -> Iterator[None]:
 
 def _joined(parts: Mapping[int, AnySamples], frame: Frame) -> AnySamples:
     """Samples one after another; each is owned by the number of its part."""
-    nothing = torch.zeros(0, dtype=torch.int64)
-    owners = torch.cat([torch.full((len(part),), site, dtype=torch.int64) for site, part in parts.items()] or [nothing])
-    if not parts and frame.text is not None:
-        tokens = torch.zeros(0, *frame.input_shape, dtype=torch.int64)
-        return Samples(features=tokens, targets=tokens, owners=owners)
     if not parts:
-        targets = nothing if frame.class_names else nothing.float()
-        return Samples(features=torch.zeros(0, *frame.input_shape), targets=targets, owners=owners)
+        features = torch.zeros(0, *frame.input_shape)
+        targets = torch.zeros(0, dtype=torch.int64 if frame.class_names else torch.float32)
+        if frame.text is not None:
+            features = targets = features.long()
+        parts = {0: Samples(features=features, targets=targets)}
+    owners = torch.cat([torch.full((len(part),), site) for site, part in parts.items()])
     if len(parts) == 1 and isinstance(part := next(iter(parts.values())), Samples):
         return replace(part, owners=owners)
     targets = torch.cat([part.targets for part in parts.values()])

@@ -30,8 +30,6 @@ def ask_sites(
     grid: PartitionGrid, requests: Sequence[EvaluateRequest], *, timeout_s: float
 ) -> Iterator[EvaluateReply | Failure]:
     """An answer or a failure for each request, in their order."""
-    if not requests:
-        return
     content = RecordDict(
         {
             wire.ARRAYS: to_record(requests[0].tensors),  # all are asked about one model

@@ -23,8 +23,6 @@ from flwr.supercore.telemetry import EventType
 from fedsign.errors import EngineError
 from fedsign.flower.shims import PARTITION_KEY, client_error, empty_run, ensure_task_identity
 
-_INIT_ARGS = "init_args"
-
 
 class LastingRayBackend(RayBackend):
     """See the module."""
@@ -33,7 +31,7 @@ class LastingRayBackend(RayBackend):
         """As Flower does, with the user's `runtime_env` merged into Flower's."""
         if ray.is_initialized():
             return
-        given: dict[str, Any] = dict(backend_config.get(_INIT_ARGS) or {})
+        given: dict[str, Any] = dict(backend_config.get("init_args") or {})
         runtime_env = dict(given.pop("runtime_env", {}))
         # Ray's processes inherit the environment, but not what this process has added to its path.
         python_path = os.pathsep.join([*sys.path, *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 from flwr.app import Context, Error, Message
@@ -35,7 +35,6 @@ from fedsign.records import failure_of
 
 POLL_INTERVAL_S = 0.1
 _LOOKS_EVERY_S = 1.0
-_Input = tuple[Message, Context, Run, Fab]
 _log = logging.getLogger("fedsign")
 
 
@@ -68,23 +67,19 @@ class Tasks:
 
         A message that the SuperNode has given up while it was pulled is not answered; see [Note: given up].
         """
-        client = self._connect(
-            RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"), RuntimeTokenHttpInterceptor(task.token)
-        )
-        try:
+        own = RuntimeTokenHttpInterceptor(task.token)
+        context: Context | None = None
+        why = "the content of the message never came"
+        with closing(self._connect(RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"), own)) as client:
             with _beating(client):
                 pulled = self._pulled(client)
-                if pulled is not None:
+                if pulled is None:
+                    _log.warning("a message whose content never came was given up: its run has ended")
+                else:
                     message, context, run, fab = pulled
                     reply, why = _answer(lambda: self._app(run, fab), message, context)
                     push_message(client, reply, context)
-            if pulled is None:
-                _log.warning("a message whose content never came was given up: its run has ended")
-                push_task_output(client, None, SubStatus.FAILED, "the content of the message never came")
-            else:
-                push_task_output(client, context, SubStatus.FAILED if why else SubStatus.COMPLETED, why)
-        finally:
-            client.close()
+            push_task_output(client, context, SubStatus.FAILED if why else SubStatus.COMPLETED, why)
 
     def _acquired(self) -> Task | None:
         answer = self._client.AcquireTask(AcquireTaskRequest(supported_task_types={TaskType.CLIENT_APP}))
@@ -92,7 +87,7 @@ class Tasks:
             return None
         return Task(token=answer.token, fab_hash=answer.task.fab_hash)
 
-    def _pulled(self, client: RuntimeHttpClient) -> _Input | None:
+    def _pulled(self, client: RuntimeHttpClient) -> tuple[Message, Context, Run, Fab] | None:
         """A task's input; None once there is another task, while the thread that pulls ends when its client is closed."""
         puller = futures.ThreadPoolExecutor(max_workers=1)
         pulled = puller.submit(pull_task_input, client)

@@ -11,7 +11,6 @@ import inspect
 import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from flwr.app import Context
@@ -20,6 +19,7 @@ from pydantic import Field
 
 from clients.node import STATE_KEY
 from fedsign.errors import ConfigError
+from fedsign.extras import require
 from fedsign.flower.shims import quiet_flower
 from fedsign.registry import nearest
 from fedsign.rules import Rule
@@ -70,10 +70,9 @@ class Ray:
         init_args: dict[str, Any] = {},  # noqa: B006 - is never changed
         start_timeout_s: Annotated[float, Field(gt=0)] = 300.0,
     ) -> None:
-        if importlib.util.find_spec("ray") is None:
-            raise ConfigError("engine.name=ray needs Ray, which is not installed: pip install 'fedsign[ray]'.")
-        _check_resources(client_resources)
-        _check_init_args(init_args)
+        ray = require("ray", extra="ray", what="engine.name=ray")
+        _check_resources(ray, client_resources)
+        _check_init_args(ray, init_args)
         self.resources = {"num_cpus": cpus_per_client, "num_gpus": gpus_per_client, **client_resources}
         self.address, self.init_args = address, init_args
         self.start_timeout_s = start_timeout_s
@@ -93,6 +92,10 @@ class Ray:
 
         config = workload.config
         app = write_app(folder.path / "app", config, run_config={STATE_KEY: str(folder.clients.resolve())})
+        init_args: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", **self.init_args}
+        if self.address:  # the app comes with the run
+            own = {"working_dir": str(app), **init_args.get("runtime_env", {})}
+            init_args |= {"address": self.address, "runtime_env": own}
         raised: list[BaseException] = []
 
         def serve(grid: Grid, context: Context) -> None:
@@ -109,7 +112,7 @@ class Ray:
                 app_folder=app,
                 client_app=f"{CLIENT_STUB}:app",
                 num_nodes=config.partition.num_clients,
-                backend_config={"client_resources": self.resources, "init_args": self._init_args(app)},
+                backend_config={"client_resources": self.resources, "init_args": init_args},
             )
         if raised:
             raise raised[0]
@@ -117,19 +120,9 @@ class Ray:
     def check(self, workload: Workload) -> None:
         """See Engine."""
 
-    def _init_args(self, app: Path) -> dict[str, Any]:
-        """What ray.init gets: quiet unless asked otherwise; on a cluster the app comes with the run."""
-        found: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", **self.init_args}
-        if self.address:
-            found["address"] = self.address
-            found["runtime_env"] = {"working_dir": str(app), **found.get("runtime_env", {})}
-        return found
 
-
-def _check_resources(client_resources: Mapping[str, float]) -> None:
+def _check_resources(ray: Any, client_resources: Mapping[str, float]) -> None:
     """Those that have settings of their own are not to be given twice; Ray has to know the others."""
-    import ray
-
     for name, setting in (("num_cpus", "cpus_per_client"), ("num_gpus", "gpus_per_client")):
         if name in client_resources:
             raise ConfigError(
@@ -144,14 +137,11 @@ def _check_resources(client_resources: Mapping[str, float]) -> None:
         ) from error
 
 
-def _check_init_args(init_args: Mapping[str, Any]) -> None:
+def _check_init_args(ray: Any, init_args: Mapping[str, Any]) -> None:
     """Names that ray.init takes; Ray itself would say of another one that it is deprecated, or nothing."""
-    import ray
-
     known = [name for name in inspect.signature(ray.init).parameters if name not in ("address", "kwargs")]
-    rarely_known = re.findall(
-        r'kwargs\.pop\(\s*"(_\w+)"', inspect.getsource(ray.init)
-    )  # its signature says **kwargs of them
+    # its signature says **kwargs of these
+    rarely_known = re.findall(r'kwargs\.pop\(\s*"(_\w+)"', inspect.getsource(ray.init))
     for name in init_args:
         if name == "address":
             raise ConfigError(f"engine.init_args.address was given; expected is engine.address={init_args[name]}.")

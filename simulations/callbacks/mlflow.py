@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from fedsign.extras import require
 from fedsign.report.page import write_report
 from fedsign.storage.results import Line
 from simulations.callbacks.tracking import Earlier, Tracker, settings_of
@@ -25,14 +24,8 @@ _PARAMS_A_REQUEST = 100
 class MLflow(Tracker):
     """Talks through a client of its own: the user's active run, if there is one, is not touched."""
 
-    name = "mlflow"
+    name = library = "mlflow"
     label = "MLflow"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._library: Any = require("mlflow", extra="mlflow", what="callback 'mlflow'")
-        self._client: Any = None
-        self._run = ""
 
     def begin(self, earlier: Earlier | None, *, last_played: int) -> tuple[str, int]:
         """See Tracker.  The server is asked for the rounds it has: it keeps a second value beside the first."""

@@ -4,10 +4,9 @@
 configuration, environment and outcome under Text.
 """
 
+import importlib
 from collections.abc import Mapping
-from typing import Any
 
-from fedsign.extras import require
 from fedsign.storage.results import Line
 from simulations.callbacks.tracking import Earlier, Tracker, settings_of
 
@@ -17,14 +16,12 @@ FOLDER = "tensorboard"
 class TensorBoard(Tracker):
     """Every round is flushed, so that the page of a run that is played now is up to date."""
 
-    name = "tensorboard"
+    name = library = "tensorboard"
     label = "TensorBoard"
 
     def __init__(self) -> None:
         super().__init__()
-        require("tensorboard", extra="tensorboard", what="callback 'tensorboard'")
-        self._library: Any = require("torch.utils.tensorboard", extra="tensorboard", what="callback 'tensorboard'")
-        self._writer: Any = None
+        self._library = importlib.import_module("torch.utils.tensorboard")  # which needs it
 
     def begin(self, earlier: Earlier | None, *, last_played: int) -> tuple[str, int]:
         """See Tracker.  Rounds that will be played again are purged, which is TensorBoard's own way."""
@@ -32,11 +29,13 @@ class TensorBoard(Tracker):
         goes_on = earlier is not None and path.is_dir()
         kept = min(earlier.last_sent, last_played) if earlier and goes_on else 0
         self._writer = self._library.SummaryWriter(path, purge_step=kept + 1 if goes_on else None)
-        if not goes_on:
-            start = self._library.summary.hparams(settings_of(self.config), _tags(self.config.metrics))[:2]
-            for summary in start:
-                self._writer.file_writer.add_summary(summary)
-        self._writer.add_text("configuration", _code(self.folder.config_toml), kept)
+        # the columns beside the settings: torch asks for values and uses the names only
+        columns = {f"final_{name.rpartition(':')[2]}": 0.0 for name in (*self.config.metrics, "loss")}
+        *start, self._end = self._library.summary.hparams(settings_of(self.config), columns)
+        for summary in start if not goes_on else ():
+            self._writer.file_writer.add_summary(summary)
+        code = "".join(f"    {line}\n" for line in self.folder.config_toml.splitlines())
+        self._writer.add_text("configuration", code, kept)
         self._writer.add_text("environment", _table(self.folder.environment), kept)
         self._writer.flush()
         return FOLDER, kept
@@ -48,37 +47,20 @@ class TensorBoard(Tracker):
         self._writer.flush()
 
     def end(self, outcome: Line, final: Mapping[str, float]) -> None:
-        """See Tracker."""
+        """See Tracker.  The HParams page shows the run's status; torch's own function knows success only."""
+        from tensorboard.plugins.hparams.api_pb2 import Status
+        from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
         for name, number in final.items():
             self._writer.add_scalar(name, number, self.last_sent)
         self._writer.add_text("outcome", _table(outcome), self.last_sent)
-        self._writer.file_writer.add_summary(_session_end(outcome["status"]))
+        plugin = self._end.value[0].metadata.plugin_data
+        data = HParamsPluginData.FromString(plugin.content)
+        states = {"finished": Status.STATUS_SUCCESS, "failed": Status.STATUS_FAILURE}
+        data.session_end_info.status = states.get(outcome["status"], Status.STATUS_UNKNOWN)
+        plugin.content = data.SerializeToString()
+        self._writer.file_writer.add_summary(self._end)
         self._writer.close()
-
-
-def _tags(metrics: tuple[str, ...]) -> dict[str, float]:
-    """The columns beside the settings; torch asks for values and uses the names only."""
-    return {f"final_{name.rpartition(':')[2]}": 0.0 for name in (*metrics, "loss")}
-
-
-def _session_end(status: str) -> Any:
-    """What the HParams page shows as the run's status; torch's own function knows success only."""
-    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
-    from tensorboard.plugins.hparams import metadata
-    from tensorboard.plugins.hparams.api_pb2 import Status
-    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo
-
-    states = {"finished": Status.STATUS_SUCCESS, "failed": Status.STATUS_FAILURE}
-    end = SessionEndInfo(status=states.get(status, Status.STATUS_UNKNOWN))
-    data = HParamsPluginData(session_end_info=end, version=metadata.PLUGIN_DATA_VERSION)
-    plugin = SummaryMetadata.PluginData(plugin_name=metadata.PLUGIN_NAME, content=data.SerializeToString())
-    value = Summary.Value(tag=metadata.SESSION_END_INFO_TAG, metadata=SummaryMetadata(plugin_data=plugin))
-    return Summary(value=[value])
-
-
-def _code(text: str) -> str:
-    """Markdown's code block."""
-    return "".join(f"    {line}\n" for line in text.splitlines())
 
 
 def _table(facts: Line) -> str:

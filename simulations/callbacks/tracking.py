@@ -14,11 +14,12 @@ answer may cost minutes in every round; then it gets a second chance.
 import json
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from fedsign.config import ExperimentConfig
+from fedsign.extras import require
 from fedsign.storage import results
 from fedsign.storage.results import Line, RunFolder
 from simulations.callbacks.base import Callback
@@ -45,13 +46,13 @@ class Tracker(Callback):
 
     name: ClassVar[str]  # in the registry
     label: ClassVar[str]  # in sentences
-    folder: RunFolder
-    config: ExperimentConfig
-    last_sent: int  # a round; 0 before the first
+    library: ClassVar[str] = ""  # what it needs, which comes with the extra of this name
 
     def __init__(self) -> None:
+        needed = self.library
+        self._library: Any = require(needed, extra=needed, what=f"callback '{self.name}'") if needed else None
         self._unsent: list[Line] = []
-        self.last_sent = 0
+        self.last_sent = 0  # a round; 0 before the first
         self._is_open = self._is_down = False
 
     @abstractmethod
@@ -151,22 +152,18 @@ class Tracker(Callback):
 
 def settings_of(config: ExperimentConfig) -> dict[str, Setting]:
     """The complete configuration, flat: `{"client.lr": 0.05, ...}`; a list becomes its JSON text."""
-    flat: dict[str, Setting] = {}
+    return dict(_leaves(config.model_dump(mode="json")))
 
-    def add(table: Mapping[str, Any], prefix: str) -> None:
-        for key, value in table.items():
-            if isinstance(value, Mapping):
-                add(value, f"{prefix}{key}.")
-            else:
-                flat[prefix + key] = value if isinstance(value, str | int | float | bool) else json.dumps(value)
 
-    add(config.model_dump(mode="json"), "")
-    return flat
+def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Setting]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value if isinstance(value, Setting) else json.dumps(value)
 
 
 def _read_state(folder: RunFolder) -> dict[str, Any]:
     path = folder.path / STATE_FILE
-    if not path.exists():
-        return {}
-    state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return state

@@ -8,9 +8,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from fedsign.extras import require
 from fedsign.storage.results import Line
 from simulations.callbacks.tracking import Earlier, Tracker, settings_of
 
@@ -18,13 +16,8 @@ from simulations.callbacks.tracking import Earlier, Tracker, settings_of
 class WandB(Tracker):
     """One W&B run for a run, however often it is resumed."""
 
-    name = "wandb"
+    name = library = "wandb"
     label = "Weights & Biases"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._library: Any = require("wandb", extra="wandb", what="callback 'wandb'")
-        self._run: Any = None
 
     def begin(self, earlier: Earlier | None, *, last_played: int) -> tuple[str, int]:
         """See Tracker.  Online, the server says which step comes next."""

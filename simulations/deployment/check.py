@@ -11,7 +11,7 @@ from fedsign.storage.disk import is_private
 from simulations.deployment.federation import Federation, versions
 from simulations.deployment.keys import State, ends_at, fingerprint, load_private, public_line, validity
 from simulations.deployment.kits import PUBLIC_FILE, Kit
-from simulations.deployment.membership import answers, process_of, statuses
+from simulations.deployment.membership import answers, nodes_of, process_of
 from simulations.deployment.probe import ServerError, check_is_known, look_at_server
 from simulations.deployment.running import recorded
 from simulations.deployment.start import UNSAFE
@@ -177,13 +177,10 @@ def _sites(federation: Federation) -> Iterator[Row]:
     """What the SuperLink says of each site."""
     known = {}
     if process_of(federation) is not None and answers(federation) and not federation.insecure:
-        known = statuses(federation)
+        known = {node.name: node.status for node in nodes_of(federation)}
     for site in federation.sites:
         key = fingerprint(site.public_key) if site.public_key else "no key"
         status = known.get(site.name, "not asked")
-        is_in = status in ("online", "registered", "offline")
-        if site.is_active:
-            is_right, belongs = is_in or status == "not asked", f"partition {site.partition}"
-        else:
-            is_right, belongs = not is_in, "revoked"
+        is_right = status == "not asked" or (status in ("online", "registered", "offline")) == site.is_active
+        belongs = f"partition {site.partition}" if site.is_active else "revoked"
         yield _as_row(f"site {site.name}", "ok" if is_right else "broken", f"{belongs}, {status}, {key}")

@@ -26,10 +26,6 @@ app = typer.Typer(
 
 FolderOption = Annotated[Path, typer.Option("--folder", help="The federation's folder on the server's machine.")]
 DaysOption = Annotated[int, typer.Option(min=1, max=3650, help="How long the server's certificate is valid.")]
-DataOption = Annotated[
-    str, typer.Option("--data-root", metavar="DIR", help="The folder of the site's data, at the site.")
-]
-DeviceOption = Annotated[str, typer.Option(help="What the site computes on: cpu, cuda, cuda:1.")]
 _FOLDER = Path("federation")
 
 
@@ -60,9 +56,8 @@ def init(
 
     For example: fedsign deploy init --host fl.example.org --host 192.0.2.10 --site berlin --site hamburg=hamburg.pub
     """
+    from simulations.deployment import provision
     from simulations.deployment.federation import Federation
-    from simulations.deployment.provision import Newcomer
-    from simulations.deployment.provision import init as make
     from simulations.deployment.start import UNSAFE
 
     if not host:
@@ -71,8 +66,8 @@ def init(
         )
     asked = Federation(folder=folder.resolve(), name=name, hosts=tuple(host), port=port, bind=bind, insecure=insecure)
     given = [text.partition("=") for text in site or ()]
-    newcomers = [Newcomer(name=name, public_key=Path(file) if file else None) for name, _, file in given]
-    made = make(asked, newcomers, lifetime=dt.timedelta(days=days))
+    sites = [(name, Path(file) if file else None) for name, _, file in given]
+    made = provision.init(asked, sites, lifetime=dt.timedelta(days=days))
     if insecure:
         _warn(UNSAFE)
     _say(f"federation {made.name} in {folder}: server {made.hosts[0]}, port {made.port}, {len(made.active)} sites")
@@ -86,18 +81,17 @@ def key(
     folder: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where to write.")] = Path(),
 ) -> None:
     """Make a site's key at the site: SITE.key stays there, SITE.pub is sent to the server's people."""
-    from simulations.deployment.federation import check_site_name
-    from simulations.deployment.keys import fingerprint, make_key
+    from simulations.deployment import federation, keys
 
-    check_site_name(site)
+    federation.check_site_name(site)
     private, public = folder / f"{site}.key", folder / f"{site}.pub"
     if not folder.is_dir():
         raise ConfigError(f"--out {folder} is no folder; make it first.")
-    line = make_key(private, comment=site)
+    line = keys.make_key(private, comment=site)
     public.write_text(line + "\n", encoding="utf-8")
     _say(f"{private}  stays here, readable for you alone")
     _say(f"{public}  for the server's people: fedsign deploy add-site {site} --public-key {public.name}")
-    _say(f"fingerprint  {fingerprint(line)}")
+    _say(f"fingerprint  {keys.fingerprint(line)}")
 
 
 @app.command("add-site")
@@ -108,15 +102,16 @@ def add_site(
         Path | None,
         typer.Option(metavar="FILE", help="What the site sent; without it, a key is made here and lies in the kit."),
     ] = None,
-    data_root: DataOption = "",
-    device: DeviceOption = "",
+    data_root: Annotated[
+        str, typer.Option("--data-root", metavar="DIR", help="The folder of the site's data, at the site.")
+    ] = "",
+    device: Annotated[str, typer.Option(help="What the site computes on: cpu, cuda, cuda:1.")] = "",
 ) -> None:
     """Add a site, also while the SuperLink runs."""
     from simulations.deployment import provision
     from simulations.deployment.federation import open_federation
 
-    newcomer = provision.Newcomer(name=site, public_key=public_key, data_root=data_root, device=device)
-    grown = provision.add_site(open_federation(folder), newcomer)
+    grown = provision.add_site(open_federation(folder), site, public_key, data_root=data_root, device=device)
     _say(f"{site} has partition {grown.site(site).partition}" + _when(provision.apply(grown)))
     _say_kits(grown, [site])
 
@@ -147,14 +142,12 @@ def renew(
     ] = None,
 ) -> None:
     """Make a new certificate for the server; the kits stay as they are."""
+    from simulations.deployment import keys, membership, provision
     from simulations.deployment.federation import open_federation
-    from simulations.deployment.keys import ends_at
-    from simulations.deployment.membership import process_of
-    from simulations.deployment.provision import renew as make
 
-    renewed = make(open_federation(folder), host or [], lifetime=dt.timedelta(days=days))
-    _say(f"certificate for {', '.join(renewed.hosts)}, until {ends_at(renewed.certificate):%Y-%m-%d}")
-    if process_of(renewed) is not None:
+    renewed = provision.renew(open_federation(folder), host or [], lifetime=dt.timedelta(days=days))
+    _say(f"certificate for {', '.join(renewed.hosts)}, until {keys.ends_at(renewed.certificate):%Y-%m-%d}")
+    if membership.process_of(renewed) is not None:
         _say("the SuperLink that is running has the old one: start it again")
 
 
@@ -203,20 +196,18 @@ def up(
     timeout_s: Annotated[float, typer.Option("--timeout-s", min=1, help="Until all are online.")] = 180.0,
 ) -> None:
     """Start the server and N sites on this machine, to try it out; makes a federation if there is none."""
-    from simulations.deployment import provision
+    from simulations.deployment import provision, running, start
     from simulations.deployment.federation import FILE, Federation, open_federation
-    from simulations.deployment.programs import free_port
-    from simulations.deployment.start import up as start_all
 
     if not (folder / FILE).exists():
         asked = Federation(
-            folder=folder.resolve(), name="local", hosts=("localhost",), port=free_port(), bind="127.0.0.1"
+            folder=folder.resolve(), name="local", hosts=("localhost",), port=running.free_port(), bind="127.0.0.1"
         )
-        sites = [provision.Newcomer(name=f"site-{number}") for number in range(1, local + 1)]
+        sites = [(f"site-{number}", None) for number in range(1, local + 1)]
         provision.init(asked, sites, lifetime=dt.timedelta(days=365))
         _say(f"made a federation for this machine alone in {folder}")
     federation = open_federation(folder)
-    start_all(federation, local, timeout_s=timeout_s, say=_say)
+    start.up(federation, local, timeout_s=timeout_s, say=_say)
     _say(
         f"next: fedsign run --set engine.name=superlink --set engine.federation={folder} --set partition.num_clients={local} "
         f"--set server.cohort_size={local}"
@@ -226,10 +217,10 @@ def up(
 @app.command()
 def down(folder: FolderOption = _FOLDER) -> None:
     """End what runs from this folder: the server, and sites that were started by 'up'."""
+    from simulations.deployment import start
     from simulations.deployment.federation import open_federation
-    from simulations.deployment.start import down as end
 
-    ended = end(open_federation(folder))
+    ended = start.down(open_federation(folder))
     _say(f"ended: {', '.join(map(str, ended))}" if ended else "nothing was running")
 
 

@@ -28,9 +28,9 @@ def at_sites(workload: Workload, grid: PartitionGrid, *, num_threads: int) -> "E
     """See `simulations.evaluation.MakeEvaluator`; over messages only where they leave the process."""
     if not workload.is_evaluated_at_clients:
         return None
+    ask: AskSites = partial(ask_sites, grid, timeout_s=workload.config.server.round_timeout_s)
     if not grid.leaves_process:
-        return EvaluationAtSites(workload.config, SiteEvaluator(workload, num_threads=num_threads).evaluate_many)
-    ask = partial(ask_sites, grid, timeout_s=workload.config.server.round_timeout_s)
+        ask = SiteEvaluator(workload, num_threads=num_threads).evaluate_many
     return EvaluationAtSites(workload.config, ask)
 
 
@@ -48,13 +48,10 @@ class EvaluationAtSites:
         names = ["loss", *(name.rpartition(":")[2] for name in self.config.metrics)]
         answers = [_checked(answer, names) for answer in self.ask(requests)]
         said = [answer for answer in answers if isinstance(answer, EvaluateReply)]
+        failed = [answer for answer in answers if isinstance(answer, Failure)]
         return Evaluation(
             figures=means(said, names),
-            failures=[
-                replace(answer, reason=f"in evaluation: {answer.reason}")
-                for answer in answers
-                if isinstance(answer, Failure)
-            ],
+            failures=[replace(answer, reason=f"in evaluation: {answer.reason}") for answer in failed],
             bytes_down=len(asked) * sum(tensor.nbytes for tensor in tensors.values()),
             lines={"sites.jsonl": {"round": round, "sites": [_line(site) for site in said]}},
         )
@@ -89,14 +86,8 @@ def _mean(weighted: Iterable[tuple[int, float]], *, of: str) -> float:
 
 
 def _line(site: EvaluateReply) -> Line:
-    figures = {name: value if isfinite(value) else None for name, value in site.figures.items()}
-    return {
-        "client": site.partition,
-        "name": site.name,
-        "num_train": site.num_train,
-        "num_test": site.num_test,
-        **figures,
-    }
+    own = {"client": site.partition, "name": site.name, "num_train": site.num_train, "num_test": site.num_test}
+    return own | {name: value if isfinite(value) else None for name, value in site.figures.items()}
 
 
 def _checked(answer: EvaluateReply | Failure, names: Sequence[str]) -> EvaluateReply | Failure:

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import tomli_w
 
@@ -20,8 +19,7 @@ from fedsign.errors import ConfigError
 from fedsign.storage.disk import write_text
 
 FILE = "federation.toml"
-DEFAULT_PORT = 8000
-ACTIVE, REVOKED = "active", "revoked"
+
 _HEADER = "# Written by 'fedsign deploy'; change it with add-site, revoke and renew.\n\n"
 _SITE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _HOST_NAME = re.compile(r"(?![\d.]+$)(?!-)[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63})*")  # digits alone are an address
@@ -34,13 +32,13 @@ class Site:
     name: str
     partition: int
     public_key: str
-    state: str = ACTIVE
+    state: str = "active"  # or revoked
     since: str = field(default_factory=lambda: f"{dt.datetime.now(dt.UTC):%Y-%m-%d}")
 
     @property
     def is_active(self) -> bool:
         """Whether it may take part."""
-        return self.state == ACTIVE
+        return self.state == "active"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +48,7 @@ class Federation:
     folder: Path
     name: str
     hosts: tuple[str, ...]
-    port: int = DEFAULT_PORT
+    port: int = 8000
     bind: str = "0.0.0.0"
     insecure: bool = False
     versions: Mapping[str, str] = field(default_factory=lambda: versions())
@@ -135,14 +133,13 @@ class Federation:
 
     def without(self, name: str) -> "Federation":
         """The site revoked; its key stays on record, so that it is never taken again."""
-        gone = replace(self.site(name), state=REVOKED)
+        gone = replace(self.site(name), state="revoked")
         return replace(self, sites=tuple(gone if site.name == name else site for site in self.sites))
 
     def write(self) -> None:
         """To federation.toml."""
-        facts = asdict(self)
-        tree = {key: facts[key] for key in ("name", "hosts", "port", "bind", "insecure", "versions")}
-        tree["sites"] = list(facts["sites"])
+        tree = asdict(self)
+        del tree["folder"]
         write_text(self.folder / FILE, _HEADER + tomli_w.dumps(tree))
 
 
@@ -212,16 +209,3 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             found[name] = "missing"
     return found
-
-
-def site_facts(federation: Federation, site: Site) -> dict[str, Any]:
-    """What a kit says about the federation."""
-    return {
-        "name": federation.name,
-        "site": site.name,
-        "partition": site.partition,
-        "host": federation.hosts[0],
-        "port": federation.port,
-        "insecure": federation.insecure,
-        "versions": dict(federation.versions),
-    }

@@ -55,16 +55,12 @@ class Gate:
 
 def may_pass(scope: Scope) -> bool:
     """Whether a request is a SuperNode's, or comes from this machine."""
-    path = scope["path"]
-    return path in _OPEN_TO_ALL or path.startswith(_OPEN_TO_SITES) or _is_local(scope)
-
-
-def _is_local(scope: Scope) -> bool:
-    client, server = scope.get("client"), scope.get("server")
-    if client is None:
-        return False
-    address = address_of(client[0])
-    return address is not None and (address.is_loopback or (server is not None and client[0] == server[0]))
+    path, server = scope["path"], scope.get("server")
+    if path in _OPEN_TO_ALL or path.startswith(_OPEN_TO_SITES):
+        return True
+    host, _ = scope.get("client") or ("", 0)
+    address = address_of(host)
+    return address is not None and (address.is_loopback or (server is not None and host == server[0]))
 
 
 def main() -> None:

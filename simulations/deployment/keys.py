@@ -15,17 +15,9 @@ from typing import Literal
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_pem_private_key,
-    load_ssh_private_key,
-    load_ssh_public_key,
-)
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedsign.errors import ConfigError
@@ -63,7 +55,7 @@ def make_authority(name: str) -> Certified:
 
 def issue(authority: Certified, hosts: Sequence[str], *, lifetime: dt.timedelta) -> Certified:
     """A server's certificate for names and addresses, and for this machine's loopback."""
-    signer = load_pem_private_key(authority.key, password=None)
+    signer = serialization.load_pem_private_key(authority.key, password=None)
     if not isinstance(signer, ec.EllipticCurvePrivateKey):
         raise ConfigError("the key of the CA is no elliptic-curve key; restore the ca folder that 'deploy init' made.")
     ca, key = x509.load_pem_x509_certificate(authority.certificate), ec.generate_private_key(ec.SECP256R1())
@@ -161,8 +153,7 @@ def make_key(private: Path, *, comment: str) -> str:
     if private.exists():
         raise ConfigError(f"{private} is there already and would be lost; move it away, or name another file.")
     key = ec.generate_private_key(ec.SECP384R1())
-    private_bytes = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-    write_secret(private, private_bytes)
+    write_secret(private, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     return f"{public_line(key.public_key())} {comment}"
 
 
@@ -173,7 +164,7 @@ def load_private(private: Path) -> ec.EllipticCurvePrivateKey:
         ConfigError: the file is missing, can be read by others, or holds no such key.
     """
     try:
-        key = load_ssh_private_key(private.read_bytes(), password=None)
+        key = serialization.load_ssh_private_key(private.read_bytes(), password=None)
         if not is_private(private):
             raise ConfigError(f"{private} can be read by others; make it private with 'chmod 600 {private}'.")
         if isinstance(key, ec.EllipticCurvePrivateKey):
@@ -199,7 +190,7 @@ def read_public(path: Path) -> str:
             raise ConfigError(
                 f"{path} is a private key, which must stay at its site; ask for the file that ends in .pub."
             )
-        key = load_ssh_public_key(content)
+        key = serialization.load_ssh_public_key(content)
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise ConfigError(
             f"{path} is no public key that can be read ({error}); name the .pub file that 'fedsign deploy key' wrote."

@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from clients.deployment.settings import SiteTable, node_keys, site_tables
 from fedsign.errors import ConfigError
-from simulations.deployment.federation import Federation, Site, site_facts, with_port
+from simulations.deployment.federation import Federation, Site, with_port
 
 SITE_FILE = "site.toml"
 _FACTS = frozenset({"name", "site", "partition", "host", "port", "insecure", "versions"})
@@ -64,15 +64,14 @@ class Kit:
 
     def node_config(self) -> dict[str, str | int]:
         """What the SuperNode tells its ClientApp."""
-        config: dict[str, str | int] = {"partition-id": self.facts["partition"], "site": self.facts["site"]}
-        own: dict[str, str | int] = {
-            "data-root": str(self.data_folder or ""),
-            "device": self.device,
-            "share-details": self.share_details,
-        }
+        root, shares = str(self.data_folder or ""), self.share_details
+        own: dict[str, str | int] = {"data-root": root, "device": self.device, "share-details": shares}
+        config = {"partition-id": self.facts["partition"], "site": self.facts["site"]}
         config |= {key: value for key, value in own.items() if value}
-        given = ((key, self.tables.get(table, {}).get(name)) for table, name, key, _ in node_keys())
-        return config | {key: value for key, value in given if value is not None}
+        for table, name, key, _ in node_keys():
+            if name in self.tables.get(table, {}):
+                config[key] = self.tables[table][name]
+        return config
 
 
 def open_kit(folder: Path) -> Kit:
@@ -127,7 +126,16 @@ def write_kit(federation: Federation, site: Site, *, data_root: str, device: str
     kit = federation.kit(site.name)
     kit.mkdir(parents=True, exist_ok=True, mode=0o700)
     mine = tomli_w.dumps({"data_root": data_root, "device": device})
-    theirs = tomli_w.dumps({"federation": site_facts(federation, site)})
+    facts = {
+        "name": federation.name,
+        "site": site.name,
+        "partition": site.partition,
+        "host": federation.hosts[0],
+        "port": federation.port,
+        "insecure": federation.insecure,
+        "versions": dict(federation.versions),
+    }
+    theirs = tomli_w.dumps({"federation": facts})
     _write(kit / SITE_FILE, "site.toml", mine=mine, theirs=theirs)
     if not federation.insecure:
         (kit / AUTHORITY_FILE).write_bytes(federation.authority.read_bytes())

@@ -1,29 +1,30 @@
-"""Which keys the SuperLink takes: made equal to the sites in federation.toml, as `flwr supernode` would.
+"""The SuperLink, asked over its Control API: which keys it takes, made equal to the sites in federation.toml.
 
 Flower keeps the key of a site that was unregistered and takes it never again, as long as its database is kept.
 """
 
 import fcntl
+import socket
+import ssl
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+import httpx
 import psutil
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
+from flwr.cli.cli_client_interceptor import CliClientHttpInterceptor
 from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, UnregisterNodeRequest
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
+from fedsign.errors import EngineError
 from simulations.deployment.federation import Federation
-from simulations.deployment.programs import answers_at, control
 from simulations.deployment.running import recorded
 
 _GONE = ("unregistered", "deleted")
-
-
-def home_of(federation: Federation) -> Path:
-    """Flower's own folder on the server's machine."""
-    return federation.server / "flower"
+_PATIENCE_S = 120.0
 
 
 def state_of(federation: Federation) -> Path:
@@ -36,16 +37,44 @@ def process_of(federation: Federation) -> psutil.Process | None:
     return recorded(federation.server / "pid")
 
 
+def answers_at(host: str, port: int) -> bool:
+    """Whether something listens there."""
+    try:
+        with socket.create_connection((host, port), timeout=1.0):
+            return True
+    except OSError:
+        return False
+
+
 def answers(federation: Federation) -> bool:
     """Whether something listens on the server's port."""
     return answers_at(federation.local_host, federation.port)
 
 
 @contextmanager
-def asking(federation: Federation) -> Iterator[ControlHttpClient]:
+def control(address: str, *, authority: Path | None) -> Iterator[ControlHttpClient]:
+    """The SuperLink's Control API, as `flwr` speaks to it; `authority`: the CA that vouches for it, None: without TLS.
+
+    Raises:
+        EngineError: it refuses what it is asked for, or gives no answer.
+    """
+    url, version = f"{'https' if authority else 'http'}://{address}", RuntimeVersionHttpInterceptor("flwr CLI")
+    with ControlHttpClient(url, interceptors=[CliClientHttpInterceptor(), version]) as client:
+        trust = ssl.create_default_context(cafile=authority) if authority else False
+        client._client = httpx.Client(verify=trust, timeout=_PATIENCE_S, trust_env=False)  # past any proxy
+        try:
+            yield client
+        except httpx.HTTPStatusError as error:
+            raise EngineError(f"the SuperLink refused: {error.response.text[-500:]}") from error
+        except httpx.HTTPError as error:
+            raise EngineError(
+                f"the SuperLink gave no answer at {address} ({type(error).__name__}); see whether it still runs, or start it again."
+            ) from error
+
+
+def asking(federation: Federation) -> AbstractContextManager[ControlHttpClient]:
     """The SuperLink, to be asked from its own machine; see `control`."""
-    with control(federation.local_address, authority=federation.trusted) as client:
-        yield client
+    return control(federation.local_address, authority=federation.trusted)
 
 
 def register_sites(federation: Federation) -> None:
@@ -56,8 +85,12 @@ def register_sites(federation: Federation) -> None:
     """
     if federation.insecure:
         return  # every SuperNode is taken, with or without a key
-    with _alone(federation), asking(federation) as link:
-        taken = {node.name: node.node_id for node in _nodes(link) if node.status not in _GONE}
+    lock = state_of(federation) / "lock"
+    lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with lock.open("w") as file, asking(federation) as link:
+        fcntl.flock(file, fcntl.LOCK_EX)  # one command at a time: the next one waits
+        nodes = link.ListNodes(ListNodesRequest()).nodes_info
+        taken = {node.name: node.node_id for node in nodes if node.status not in _GONE}
         for site in federation.sites:
             if site.is_active and site.name not in taken:
                 key = load_ssh_public_key(site.public_key.encode()).public_bytes(
@@ -68,31 +101,11 @@ def register_sites(federation: Federation) -> None:
                 link.UnregisterNode(UnregisterNodeRequest(node_id=taken[site.name]))
 
 
-def statuses(federation: Federation) -> dict[str, str]:
-    """Site -> Flower's word for it: registered (never seen), online, offline, unregistered."""
-    with asking(federation) as link:
-        return {node.name: node.status for node in _nodes(link)}
+def nodes_of(federation: Federation) -> Sequence[NodeInfo]:
+    """The SuperNodes; `status`: registered (never seen), online, offline, unregistered.
 
-
-def online_since(federation: Federation) -> dict[int, str]:
-    """Node id -> when it came, of the SuperNodes that the SuperLink believes to be online, whoever they are.
-
-    One that was struck down is believed to be, for a minute or two; also by a SuperLink that was itself away meanwhile.
+    One that was struck down is believed to be online, for a minute or two; also by a SuperLink that was itself away meanwhile.
     """
     with asking(federation) as link:
-        return {node.node_id: node.last_activated_at for node in _nodes(link) if node.status == "online"}
-
-
-def _nodes(link: ControlHttpClient) -> Sequence[NodeInfo]:
-    nodes: Sequence[NodeInfo] = link.ListNodes(ListNodesRequest()).nodes_info
+        nodes: Sequence[NodeInfo] = link.ListNodes(ListNodesRequest()).nodes_info
     return nodes
-
-
-@contextmanager
-def _alone(federation: Federation) -> Iterator[None]:
-    """One command at a time: the next one waits."""
-    state = state_of(federation)
-    state.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (state / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

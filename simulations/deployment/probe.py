@@ -18,7 +18,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedsign.errors import EngineError, FedSignError
+from fedsign.errors import EngineError
 from simulations.deployment.federation import with_port
 from simulations.deployment.keys import load_private
 from simulations.deployment.kits import AUTHORITY_FILE, Kit
@@ -38,12 +38,12 @@ _FOREIGN = (
 _TIMEOUT_S = 5.0
 
 
-class ServerError(FedSignError):
-    """The server cannot be reached, or is not the one that the CA vouches for."""
+class ServerError(EngineError):
+    """The server is not the one that the CA vouches for, or cannot be reached."""
 
-    def __init__(self, message: str, *, is_final: bool) -> None:
-        super().__init__(message)
-        self.is_final = is_final  # trying again does not help
+
+class AwayError(ServerError):
+    """It cannot be reached; trying again may help."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,17 +72,15 @@ def look_at_server(host: str, port: int, *, authority: Path | None) -> Seen:
         seen_at = dt.datetime.now(dt.UTC)
     except ssl.SSLCertVerificationError as error:
         sentence = _UNTRUSTED.get(error.verify_code, _FOREIGN)
-        raise ServerError(sentence.format(host=host, why=error.verify_message), is_final=True) from error
+        raise ServerError(sentence.format(host=host, why=error.verify_message)) from error
     except ssl.SSLError as error:
         raise ServerError(
             f"what answers at {host}, port {port}, does not speak TLS ({error.reason}); is it another program, or a federation "
-            "made with --insecure?",
-            is_final=True,
+            "made with --insecure?"
         ) from error
     except (OSError, HTTPException) as error:
-        raise ServerError(
-            f"nothing answers at {host}, port {port} ({error}); start the SuperLink there, and let the firewall pass this port.",
-            is_final=False,
+        raise AwayError(
+            f"nothing answers at {host}, port {port} ({error}); start the SuperLink there, and let the firewall pass this port."
         ) from error
     finally:
         connection.close()
@@ -96,8 +94,7 @@ def _trusting(authority: Path) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=authority)
     except OSError as error:  # which ssl.SSLError is, too
         raise ServerError(
-            f"{authority} is no CA's certificate that can be read ({error.strerror or error}); unpack the kit again.",
-            is_final=True,
+            f"{authority} is no CA's certificate that can be read ({error.strerror or error}); unpack the kit again."
         ) from error
 
 

@@ -3,7 +3,7 @@
 import datetime as dt
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from fedsign.errors import ConfigError
@@ -13,18 +13,8 @@ from simulations.deployment.keys import Certified, issue, make_authority, make_k
 from simulations.deployment.kits import KEY_FILE, write_kit, write_server
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Newcomer:
-    """A site to be; `public_key`: the file that it sent, or None for a key in the kit."""
-
-    name: str
-    public_key: Path | None = None
-    data_root: str = ""
-    device: str = ""
-
-
-def init(federation: Federation, newcomers: Sequence[Newcomer], *, lifetime: dt.timedelta) -> Federation:
-    """Make the folder: CA, server, a kit for each site.
+def init(federation: Federation, sites: Sequence[tuple[str, Path | None]], *, lifetime: dt.timedelta) -> Federation:
+    """Make the folder: CA, server, a kit for each site; `sites`: see `add_site`.
 
     Raises:
         ConfigError: the folder is in use, or a name, address or key cannot be one.
@@ -40,19 +30,31 @@ def init(federation: Federation, newcomers: Sequence[Newcomer], *, lifetime: dt.
         check_host(host)
     check_bind(federation.bind)
     try:
-        return _make(federation, newcomers, lifetime)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.chmod(0o700)
+        federation.server.mkdir(mode=0o700)
+        if not federation.insecure:
+            federation.authority.parent.mkdir(mode=0o700)
+            make_authority(federation.name).write(federation.authority, federation.authority_key)
+            _issue(federation, lifetime)
+        write_server(federation)
+        federation.write()
+        for name, public_key in sites:
+            federation = add_site(federation, name, public_key)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)  # half a federation is none
         raise
+    return federation
 
 
-def add_site(federation: Federation, newcomer: Newcomer) -> Federation:
-    """One site more, and its kit."""
-    federation.with_site(newcomer.name, public_key="")  # refuses a name in use before a key is made
-    public = _public_key(federation, newcomer)
-    grown = federation.with_site(newcomer.name, public_key=public)
+def add_site(
+    federation: Federation, name: str, public_key: Path | None, *, data_root: str = "", device: str = ""
+) -> Federation:
+    """One site more, and its kit; `public_key`: the file that the site sent, or None for a key in the kit."""
+    federation.with_site(name, public_key="")  # refuses a name in use before a key is made
+    grown = federation.with_site(name, public_key=_public_key(federation, name, public_key))
     grown.write()
-    write_kit(grown, grown.site(newcomer.name), data_root=newcomer.data_root, device=newcomer.device)
+    write_kit(grown, grown.site(name), data_root=data_root, device=device)
     write_server(grown)
     return grown
 
@@ -95,37 +97,20 @@ def apply(federation: Federation) -> bool:
     return True
 
 
-def _make(federation: Federation, newcomers: Sequence[Newcomer], lifetime: dt.timedelta) -> Federation:
-    federation.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    federation.folder.chmod(0o700)
-    federation.server.mkdir(mode=0o700)
-    if not federation.insecure:
-        federation.authority.parent.mkdir(mode=0o700)
-        make_authority(federation.name).write(federation.authority, federation.authority_key)
-        _issue(federation, lifetime)
-    write_server(federation)
-    federation.write()
-    for newcomer in newcomers:
-        federation = add_site(federation, newcomer)
-    return federation
-
-
 def _issue(federation: Federation, lifetime: dt.timedelta) -> None:
     authority = Certified(certificate=federation.authority.read_bytes(), key=federation.authority_key.read_bytes())
-    hosts = dict.fromkeys((*federation.hosts, federation.local_host))
-    issue(authority, list(hosts), lifetime=lifetime).write(federation.certificate, federation.server / "server.key")
+    hosts = (*federation.hosts, federation.local_host)
+    issue(authority, hosts, lifetime=lifetime).write(federation.certificate, federation.server / "server.key")
 
 
-def _public_key(federation: Federation, newcomer: Newcomer) -> str:
+def _public_key(federation: Federation, site: str, sent: Path | None) -> str:
     """The key that a site has sent, or else that of a new one in its kit; "" without keys."""
-    if federation.insecure and newcomer.public_key is not None:
-        raise ConfigError(
-            f"a public key was given for '{newcomer.name}', but an insecure federation asks for none; drop it."
-        )
+    if federation.insecure and sent is not None:
+        raise ConfigError(f"a public key was given for '{site}', but an insecure federation asks for none; drop it.")
     if federation.insecure:
         return ""
-    if newcomer.public_key is not None:
-        return read_public(newcomer.public_key)
-    kit = federation.kit(newcomer.name)
+    if sent is not None:
+        return read_public(sent)
+    kit = federation.kit(site)
     kit.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return " ".join(make_key(kit / KEY_FILE, comment=newcomer.name).split()[:2])
+    return " ".join(make_key(kit / KEY_FILE, comment=site).split()[:2])

@@ -18,10 +18,9 @@ from fedsign.storage.disk import is_private
 from simulations.deployment.federation import Federation, with_port
 from simulations.deployment.keys import ends_at, load_private, validity
 from simulations.deployment.kits import Kit
-from simulations.deployment.membership import answers, home_of, online_since, state_of
-from simulations.deployment.probe import ServerError, check_is_known, look_at_server
-from simulations.deployment.programs import flower_environment, free_port, write_connection
-from simulations.deployment.running import Programs, end, record_this_process, recorded
+from simulations.deployment.membership import answers, nodes_of, state_of
+from simulations.deployment.probe import AwayError, check_is_known, look_at_server
+from simulations.deployment.running import Programs, end, flower_environment, free_port, record_this_process, recorded
 
 Say = Callable[[str], None]
 _START = [sys.executable, "-P", "-m", "simulations.cli", "deploy", "start"]
@@ -38,25 +37,27 @@ def start_server(federation: Federation, say: Say) -> NoReturn:
         ConfigError: the certificate is over, or a key is readable for others.
     """
     _check_not_running(federation.server)
-    state, key = state_of(federation), federation.server / "server.key"
-    arguments = [
-        "--host", federation.bind, "--port", str(federation.port), "--database", str(state / "superlink.sqlite"),
-        "--disable-runtime-dependency-installation",
-    ]  # fmt: skip
     check_trust(federation, say)
+    state, home, key = state_of(federation), federation.server / "flower", federation.server / "server.key"
+    gate = ["simulations.deployment.gate", str(federation.folder), "--disable-runtime-dependency-installation"]
+    gate += ["--host", federation.bind, "--port", str(federation.port), "--database", str(state / "superlink.sqlite")]
+    link: dict[str, str | bool] = {"address": federation.local_address}  # for `flwr` on this machine
     if federation.insecure:
-        arguments.append("--insecure")
+        gate.append("--insecure")
+        link["insecure"] = True
     elif not key.exists() or not is_private(key):
         raise ConfigError(f"{key} is missing or can be read by others; restore it, or make it private with chmod 600.")
     else:
-        arguments += [
+        gate += [
             "--ssl-certfile", str(federation.certificate), "--ssl-keyfile", str(key),
             "--ssl-ca-certfile", str(federation.authority), "--enable-supernode-auth",
         ]  # fmt: skip
+        link["root-certificates"] = str(federation.authority)
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
-    write_connection(home_of(federation), federation.local_address, authority=federation.trusted)
-    gate = ["simulations.deployment.gate", str(federation.folder)]
-    _become(federation.server, home_of(federation), [*gate, *arguments])
+    home.mkdir(exist_ok=True)
+    tree = {"superlink": {"default": "fedsign", "fedsign": link}}
+    (home / "config.toml").write_text(tomli_w.dumps(tree), encoding="utf-8")
+    _become(federation.server, home, gate)
 
 
 def start_site(kit: Kit, say: Say, *, host: str | None = None) -> NoReturn:
@@ -106,11 +107,11 @@ def up(federation: Federation, num_sites: int, *, timeout_s: float, say: Say) ->
         link = programs.start("superlink", [*_START, str(federation.server)])
         programs.wait_until(lambda: answers(federation), timeout_s=timeout_s, complaint="the SuperLink does not answer")
         say(f"SuperLink at {federation.local_address}, process {link}")
-        before = online_since(federation).items()
+        before = _online(federation)
         own = ["--host", federation.local_host]
         nodes = {site: programs.start(site.name, [*_START, str(federation.kit(site.name)), *own]) for site in sites}
         programs.wait_until(
-            lambda: len(online_since(federation).items() - before) >= num_sites,
+            lambda: len(_online(federation) - before) >= num_sites,
             timeout_s=timeout_s,
             complaint="not all sites are online",
         )
@@ -140,20 +141,20 @@ def check_trust(federation: Federation, say: Say) -> None:
     if federation.insecure:
         say(UNSAFE)
         return
-    for path, what in (
-        (federation.certificate, "the server's certificate"),
-        (federation.authority, "the CA's certificate"),
-    ):
-        _judge(ends_at(path), what, say)
+    _judge(ends_at(federation.certificate), "the server's certificate", say)
+    _judge(ends_at(federation.authority), "the CA's certificate", say)
+
+
+def _online(federation: Federation) -> set[tuple[int, str]]:
+    """The SuperNodes that are believed to be online, whoever they are, and when each came."""
+    return {(node.node_id, node.last_activated_at) for node in nodes_of(federation) if node.status == "online"}
 
 
 def _greet(kit: Kit, say: Say, host: str) -> None:
     """Look at the server before Flower does; one that is not there yet is waited for by Flower."""
     try:
         seen = look_at_server(host, kit.facts["port"], authority=kit.trusted)
-    except ServerError as error:
-        if error.is_final:
-            raise
+    except AwayError as error:
         say(f"{str(error).rstrip('.')}. Trying on until it does.")
         return
     if seen.certificate_ends is not None:

@@ -21,7 +21,7 @@ from simulations.deployment import keys, membership
 from simulations.deployment.federation import Federation, open_federation
 from simulations.deployment.keys import Certified, ends_at, issue
 from simulations.deployment.kits import open_kit
-from simulations.deployment.programs import flower_environment, free_port
+from simulations.deployment.running import flower_environment, free_port
 from tests.deployment.test_sites import write_site
 from tests.e2e.command import fedsign, settings
 from tests.e2e.test_engines import processes_of, wait_until

@@ -48,9 +48,8 @@ def main(grid: Grid, context: Context) -> None:
             _play(grid, told[EXPERIMENT_KEY], folder)
     except Exception as error:
         kind = type(error).__name__
-        is_ours = isinstance(error, FedSignError)
-        said = str(error) if is_ours else f"{kind}: {error}"
-        folder.write_json(OUTCOME, {"status": "failed", "kind": kind if is_ours else "", "error": said})
+        said = str(error) if isinstance(error, FedSignError) else f"{kind}: {error}"
+        folder.write_json(OUTCOME, {"status": "failed", "kind": kind, "error": said})
         raise
     folder.write_json(OUTCOME, {"status": "finished"})
 
@@ -59,10 +58,8 @@ def _play(grid: Grid, config_toml: str, folder: RunFolder) -> None:
     workload = workload_of(config_toml)
     config = workload.config
     torch.set_num_threads(config.engine.threads)
-    timeout_s = float(config.engine.settings.get("start_timeout_s", 300.0))
-    partitions = called(
-        grid, workload, timeout_s=timeout_s, question={TOKENIZER_KEY: fingerprint(workload.dataset.text)}
-    )
+    timeout_s, question = config.engine.settings["start_timeout_s"], {TOKENIZER_KEY: fingerprint(workload.dataset.text)}
+    partitions = called(grid, workload, timeout_s=timeout_s, question=question)
     complete_partition(folder, label_counts(partitions.answers), num_clients=config.partition.num_clients)
     try:
         RoundLoop(workload, partitions, folder).run()

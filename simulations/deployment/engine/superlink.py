@@ -14,6 +14,7 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -32,10 +33,9 @@ from fedsign.storage.results import RunFolder
 from fedsign.workload import Workload
 from simulations.deployment.engine.submission import play
 from simulations.deployment.federation import Federation, open_federation
-from simulations.deployment.membership import asking, process_of
-from simulations.deployment.probe import ServerError, look_at_server
-from simulations.deployment.programs import answers_at, control, flower_environment, free_port
-from simulations.deployment.running import Programs
+from simulations.deployment.membership import answers_at, asking, control, process_of
+from simulations.deployment.probe import look_at_server
+from simulations.deployment.running import Programs, flower_environment, free_port
 from simulations.deployment.start import check_trust
 from simulations.rounds import OnRound
 
@@ -121,7 +121,10 @@ class SuperLink:
     def execute(self, workload: Workload, folder: RunFolder, on_round: OnRound) -> None:
         """See Engine."""
         if self.federation:
-            _play_on(open_federation(Path(self.federation)), workload, folder, on_round)
+            federation = open_federation(Path(self.federation))
+            check_alive = partial(_check_runs, federation)
+            with asking(federation) as link:
+                play(workload.config, folder, on_round, link=link, check_alive=check_alive)
             return
         local = LocalDeployment((folder.path / "flower").resolve(), folder.path / "logs")
         try:
@@ -150,15 +153,10 @@ class SuperLink:
             yield own
 
 
-def _play_on(federation: Federation, workload: Workload, folder: RunFolder, on_round: OnRound) -> None:
-    """On a federation that is up; this process is on the SuperLink's own machine."""
-
-    def check_alive() -> None:
-        if process_of(federation) is None:
-            raise EngineError("the SuperLink ended in the middle of the run; start it again, and go on with --resume.")
-
-    with asking(federation) as link:
-        play(workload.config, folder, on_round, link=link, check_alive=check_alive)
+def _check_runs(federation: Federation) -> None:
+    """Raise EngineError once the SuperLink, a process of this machine, has ended."""
+    if process_of(federation) is None:
+        raise EngineError("the SuperLink ended in the middle of the run; start it again, and go on with --resume.")
 
 
 def _check_fits(federation: Federation, num_clients: int) -> None:
@@ -192,7 +190,4 @@ def _check_is_up(federation: Federation) -> None:
             f"the SuperLink runs as user {other}, who writes the run's folder, but this is {getpass.getuser()}; run this command "
             f"as {other} too: sudo -u {other} fedsign run ..."
         )
-    try:
-        look_at_server(federation.local_host, federation.port, authority=federation.trusted)
-    except ServerError as error:
-        raise EngineError(str(error)) from error
+    look_at_server(federation.local_host, federation.port, authority=federation.trusted)
