@@ -8,7 +8,7 @@ Beyond the claim: the depth from which on (FG)²U is the smaller one.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,10 @@ from typing import Any
 from fedsign.bilevel.condense import Condensation
 from fedsign.bilevel.settings import from_dict
 from fedsign.memory.live import LiveBytes
+from fedsign.report.chart import Axis, Chart, Series
 from fedsign.report.figures import draw, write
 from fedsign.seeding import Purpose, torch_generator
 from simulations.recipes.base import Shown, at_least, recipe, within
-from simulations.recipes.fg2u.figures import depth_charts
 
 METHODS: dict[str, Mapping[str, Any]] = {
     "rgu": {},
@@ -34,15 +34,8 @@ PICTURE = Path("fg2u-memory.svg")
 
 def hypergradient(method: str, depth: int) -> Callable[[], object]:
     """One to be taken, again and again the same; data, network and batches are made."""
-    made = Condensation(
-        from_dict(
-            {
-                "inner": {"depth": depth},
-                "outer": {"batch_size": 256},
-                "method": {"name": method, **METHODS[method]},
-            }
-        )
-    )
+    said = {"name": method, **METHODS[method]}
+    made = Condensation(from_dict({"inner": {"depth": depth}, "outer": {"batch_size": 256}, "method": said}))
     meta, found = made.begin().meta, made.config.method.build()
 
     problem = made.problem(meta, torch_generator(0, Purpose.CONDENSATION, round=1))
@@ -56,10 +49,10 @@ def hypergradient(method: str, depth: int) -> Callable[[], object]:
 
 def peak_bytes(take: Callable[[], object]) -> int:
     """Live bytes at the peak of what a hypergradient makes itself."""
-    with LiveBytes() as live:
+    live = LiveBytes()
+    with live:
         take()
-    total: int = live.peak.total_bytes
-    return total
+    return live.peak.total_bytes
 
 
 @recipe(
@@ -84,7 +77,25 @@ def fg2u_memory(quick: bool) -> Shown:
         f"{method}_{depth}_bytes": size for method, by_depth in sizes.items() for depth, size in by_depth.items()
     }
     figures |= {f"{method}_growth": by_depth[200] / by_depth[10] for method, by_depth in sizes.items()}
-    return Shown(figures=figures | {"crossing_depth": _crossing(sizes["rgu"], sizes["fg2u"])}, page=PICTURE)
+    return figures | {"crossing_depth": _crossing(sizes["rgu"], sizes["fg2u"])}, PICTURE
+
+
+def depth_charts(
+    depths: Sequence[int], megabytes: Mapping[str, Sequence[float]], seconds: Mapping[str, Sequence[float]]
+) -> list[Chart]:
+    """Both axes logarithmic: what grows with the depth is a slope, what does not is level."""
+    return [
+        Chart(
+            title=title,
+            series=[
+                Series(name=name, x=depths, y=values, marker="o", color=color)
+                for color, (name, values) in enumerate(lines.items())
+            ],
+            x=Axis(label="steps of the training", scale="log"),
+            y=Axis(label=title, scale="log"),
+        )
+        for title, lines in (("peak, MB", megabytes), ("time, s", seconds))
+    ]
 
 
 def _crossing(reverse: Mapping[int, int], forward: Mapping[int, int]) -> float:

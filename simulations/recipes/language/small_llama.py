@@ -13,7 +13,7 @@ from fedsign.config import merged
 from fedsign.data.text import libraries as llm
 from simulations.api import run
 from simulations.language.export import export
-from simulations.recipes.cells import ONE_CLIENT
+from simulations.recipes.cells import ONE_READER
 
 SHAPE: dict[str, Any] = {
     "name": "gpt",
@@ -58,9 +58,7 @@ def write(folder: Path, *, steps: int, seed: int = 0) -> None:
 def experiment(*, steps: int, lr: float, optimizer: Mapping[str, Any]) -> dict[str, Any]:
     """One round of one client, batches of 8 blocks, each round's rate warmed up and brought down along a cosine."""
     return {
-        **ONE_CLIENT,
-        "task": "language",
-        "metrics": ["perplexity"],
+        **ONE_READER,
         "client": {
             "local_steps": steps,
             "batch_size": 8,

@@ -48,14 +48,9 @@ def valley_interpolation_batch_size(quick: bool) -> Figures:
             inside = (lambdas >= low - 1e-9) & (lambdas <= low + 0.5 + 1e-9)
             found[name].append(float(np.mean(errors[inside])) - line.facts[end])
     figures = averages(found)
-    small_asymmetry, large_asymmetry = (
-        abs(figures[f"{name}_outside"] - figures[f"{name}_inside"]) for name in ("small", "large")
-    )
-    return figures | {
-        "small_asymmetry": small_asymmetry,
-        "large_asymmetry": large_asymmetry,
-        "large_minus_small": large_asymmetry - small_asymmetry,
-    }
+    for name in ("small", "large"):
+        figures[f"{name}_asymmetry"] = abs(figures[f"{name}_outside"] - figures[f"{name}_inside"])
+    return figures | {"large_minus_small": figures["large_asymmetry"] - figures["small_asymmetry"]}
 
 
 @recipe(

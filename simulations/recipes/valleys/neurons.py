@@ -39,15 +39,13 @@ def softmax_demo(quick: bool) -> Figures:
     lambdas = np.linspace(-1, 1, 21)
     noises = [np.random.default_rng(seed).standard_normal(weights.shape) for seed in range(3 if quick else 10)]
     directions = {"raw": noises, "signs": [np.abs(each) * np.sign(weights) for each in noises]}
-    means = {}
+    means, figures = {}, {}
     for name, drawn in directions.items():
         curves = [softmax_curve(weights, each, features, labels, lambdas) for each in drawn]
         for what in ("error", "loss", "spread", "trace", "curvature"):
-            means[name, what] = np.mean([curve[what] for curve in curves], axis=0)
-    figures: dict[str, float] = {}
-    for (name, what), values in means.items():
-        figures[f"{name}_{what}_positive"] = float(values[lambdas > 0].mean())
-        figures[f"{name}_{what}_negative"] = float(values[lambdas < 0].mean())
+            means[name, what] = mean = np.mean([curve[what] for curve in curves], axis=0)
+            figures[f"{name}_{what}_positive"] = float(mean[lambdas > 0].mean())
+            figures[f"{name}_{what}_negative"] = float(mean[lambdas < 0].mean())
     return figures | {
         "signs_error_at_1": float(means["signs", "error"][-1]),
         "signs_error_at_minus_1": float(means["signs", "error"][0]),
