@@ -44,9 +44,8 @@ def print_finding(finding: Any) -> None:
     console.print(f"[bold]{recipe.name}[/]: {escaped(recipe.claim)}")
     if finding.figures:
         print_table(finding.rows())
-    if finding.reason:
-        console.print(f"reason: {escaped(finding.reason)}")
-    if finding.page:
-        console.print(f"page: {escaped(str(finding.page))}")
+    for what, told in (("reason", finding.reason), ("page", finding.page)):
+        if told:
+            console.print(f"{what}: {escaped(str(told))}")
     expected = "as expected" if finding.as_expected else f"expected was: {recipe.expected}"
     console.print(f"verdict: [bold]{finding.verdict}[/] ({expected})")

@@ -35,15 +35,8 @@ def settings(
     method: Mapping[str, Any], seed: int, *, steps: int = 300, lr: float = 0.02, depth: int = 100, **more: Any
 ) -> CondensationConfig:
     """One condensation; `steps` and `lr` are those of the images."""
-    return from_dict(
-        {
-            "seed": seed,
-            "inner": {"depth": depth},
-            "method": dict(method),
-            "outer": {"steps": steps, "lr": lr, "evaluations": 20},
-            **more,
-        }
-    )
+    outer = {"steps": steps, "lr": lr, "evaluations": 20}
+    return from_dict({"seed": seed, "inner": {"depth": depth}, "method": dict(method), "outer": outer, **more})
 
 
 def condense(config: CondensationConfig) -> float:
@@ -178,9 +171,8 @@ def one_shot_federation(quick: bool) -> Figures:
         name = f"alpha_{alpha:g}"
         for number in sorted(kinds):
             images, labels = map(torch.cat, zip(*(sent[number, alpha, each] for each in range(_CLIENTS)), strict=True))
-            figures[f"{name}_one_shot_{number}"] = Condensation(configs[number]).evaluate(
-                {IMAGES: images}, labels=labels
-            )
+            accuracy = Condensation(configs[number]).evaluate({IMAGES: images}, labels=labels)
+            figures[f"{name}_one_shot_{number}"] = accuracy
             figures[f"{name}_one_shot_{number}_bytes"] = images.nbytes + labels.nbytes
         for strategy in strategies:
             lines = runs[alpha, strategy]

@@ -63,42 +63,30 @@ def peak_bytes(take: Callable[[], object]) -> int:
 def fg2u_memory(quick: bool) -> Shown:
     """Bytes at each depth, their growth from 10 to 200, and where reverse unrolling and (FG)²U cross (quick: four depths)."""
     depths = _QUICK_DEPTHS if quick else DEPTHS
-    sizes: dict[str, dict[int, int]] = {method: {} for method in METHODS}
+    sizes: dict[tuple[str, int], int] = {}
     seconds: dict[str, list[float]] = {method: [] for method in METHODS}
     for method, depth in product(METHODS, depths):
         take = hypergradient(method, depth)
         began = time.perf_counter()
         take()
-        sizes[method][depth] = peak_bytes(take)
+        sizes[method, depth] = peak_bytes(take)
         seconds[method].append(time.perf_counter() - began)
-    megabytes = {method: [size / 1e6 for size in by_depth.values()] for method, by_depth in sizes.items()}
+    megabytes = {method: [sizes[method, depth] / 1e6 for depth in depths] for method in METHODS}
     write(lambda: draw(*depth_charts(depths, megabytes, seconds), height=2.5), PICTURE)
-    figures: dict[str, float] = {
-        f"{method}_{depth}_bytes": size for method, by_depth in sizes.items() for depth, size in by_depth.items()
-    }
-    figures |= {f"{method}_growth": by_depth[200] / by_depth[10] for method, by_depth in sizes.items()}
-    return figures | {"crossing_depth": _crossing(sizes["rgu"], sizes["fg2u"])}, PICTURE
+    figures: dict[str, float] = {f"{method}_{depth}_bytes": size for (method, depth), size in sizes.items()}
+    figures |= {f"{method}_growth": sizes[method, 200] / sizes[method, 10] for method in METHODS}
+    low, high = depths[0], depths[-1]  # reverse unrolling's bytes are a line in the depth
+    first, last = sizes["rgu", low], sizes["rgu", high]
+    figures["crossing_depth"] = low + (sizes["fg2u", low] - first) * (high - low) / (last - first)
+    return figures, PICTURE
 
 
 def depth_charts(
     depths: Sequence[int], megabytes: Mapping[str, Sequence[float]], seconds: Mapping[str, Sequence[float]]
 ) -> list[Chart]:
     """Both axes logarithmic: what grows with the depth is a slope, what does not is level."""
-    return [
-        Chart(
-            title=title,
-            series=[
-                Series(name=name, x=depths, y=values, marker="o", color=color)
-                for color, (name, values) in enumerate(lines.items())
-            ],
-            x=Axis(label="steps of the training", scale="log"),
-            y=Axis(label=title, scale="log"),
-        )
-        for title, lines in (("peak, MB", megabytes), ("time, s", seconds))
-    ]
-
-
-def _crossing(reverse: Mapping[int, int], forward: Mapping[int, int]) -> float:
-    """Reverse unrolling's bytes are a line in the depth."""
-    low, high = min(reverse), max(reverse)
-    return low + (forward[low] - reverse[low]) * (high - low) / (reverse[high] - reverse[low])
+    x, charts = Axis(label="steps of the training", scale="log"), []
+    for title, lines in (("peak, MB", megabytes), ("time, s", seconds)):
+        series = [Series(name=name, x=depths, y=lines[name], marker="o", color=at) for at, name in enumerate(lines)]
+        charts.append(Chart(title=title, series=series, x=x, y=Axis(label=title, scale="log")))
+    return charts

@@ -41,7 +41,6 @@ _X, _T = grid(128), np.linspace(0, 1, 64)
 _TRUE = torch.from_numpy(exact(_X, _T, advection=_ADVECTION, viscosity=_VISCOSITY))
 _SEEN_T, _SEEN_X = (torch.linspace(0, size - 1, 12).long()[1:-1] for size in _TRUE.shape)
 _RATE, _WIDTHS, _POINTS, _NETWORK_RATE, _FIRST_WEIGHT = 0.03, (32, 32), 128, 0.01, 10.0
-_GRAY = 7
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,20 +90,16 @@ def _time_ratio(solver: Discovery, other: Discovery) -> float:
 
 
 def discovery_charts(found: Mapping[str, Discovery]) -> list[Chart]:
-    """The errors of the coefficients over time, logarithmic, and the solutions at the last time."""
+    """The errors of the coefficients over time, logarithmic, and the solutions at the last time; the true one is gray."""
     longest = max(each.seconds[-1] for each in found.values())
-    errors, solutions = [], [Series(name="true", x=_X.tolist(), y=_TRUE[-1].tolist(), color=_GRAY)]
+    errors, solutions = [], [Series(name="true", x=_X.tolist(), y=_TRUE[-1].tolist(), color=7)]
     for color, (name, each) in enumerate(found.items()):
         times = [second / longest for second in each.seconds]
         errors.append(Series(name=name, x=times, y=each.errors, color=color))
         solutions.append(Series(name=name, x=_X.tolist(), y=each.u[-1].tolist(), color=color))
+    time_axis, error_axis = Axis(label="time, share of the longest"), Axis(label="error", scale="log")
     return [
-        Chart(
-            title="error of the coefficients",
-            series=errors,
-            x=Axis(label="time, share of the longest"),
-            y=Axis(label="error", scale="log"),
-        ),
+        Chart(title="error of the coefficients", series=errors, x=time_axis, y=error_axis),
         Chart(title="u at the last time", series=solutions, x=Axis(label="x"), y=Axis(label="u")),
     ]
 

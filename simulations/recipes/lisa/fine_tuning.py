@@ -27,7 +27,6 @@ from fedsign.workload import Workload
 from simulations.recipes.cells import ONE_READER
 
 Settings = Mapping[str, Any]
-OnStep = Callable[[nn.Module], None]
 
 BATCH_SIZE = 8
 PRETRAINING_STEPS = 600
@@ -88,7 +87,7 @@ def minimise(
     steps: int,
     lr: float,
     round: int,
-    on_step: OnStep = lambda model: None,
+    on_step: Callable[[nn.Module], None] = lambda model: None,
 ) -> torch.optim.Optimizer:
     """Steps on shuffled batches; the round is part of the seed of their order."""
     optimizer = begin(work, model, lr, round=round)

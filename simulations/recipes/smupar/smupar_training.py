@@ -147,19 +147,17 @@ def smupar_pareto(quick: bool) -> Figures:
     figures = {f"{scheme}_log2_rate": log2(rates[scheme]) for scheme in schemes}
     for (scheme, width, density), loss in losses.items():
         figures[f"{scheme}_{width}_{round(1 / density)}_loss"] = loss
-    over_others = []
     for density in densities:
         share, weights = round(1 / density), _num_weights(density)
         figures |= {f"weights_{_WIDTH}_{share}": weights, f"flops_{_WIDTH}_{share}": 6 * weights}
         for other in ("sp", "mup"):
             ratio = losses["smupar", _WIDTH, density] / losses[other, _WIDTH, density]
             figures[f"smupar_over_{other}_{share}"] = ratio
-            over_others.append(ratio)
     if not quick:
         dense = losses["smupar", BASE_WIDTH, 1.0]
         figures[f"iso_{_WIDTH}"] = losses["smupar", _WIDTH, 1 / 4] / dense
         figures[f"iso_{widest}"] = losses["smupar", widest, 1 / 16] / dense
-        figures["smupar_over_best_other"] = max(over_others)
+        figures["smupar_over_best_other"] = max(figures[name] for name in figures if name.startswith("smupar_over_"))
     return figures
 
 

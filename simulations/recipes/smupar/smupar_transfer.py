@@ -25,14 +25,9 @@ _FOLDER, _PICTURE = Path("tuning"), "transfer-loss.svg"
 
 def rates(quick: bool, *, seeds: int) -> Asked:
     """Learning rates 2^-12 to 2^-2 over 128 steps at the densities 1 and 1/32; quick: every second one, 2^-11 to 2^-3, over 64 steps."""
-    powers = range(-11, -2, 2) if quick else range(-12, -1)
-    return Asked(
-        values=[2.0**power for power in powers],
-        densities=(1.0, 1 / 32),
-        seeds=seeds,
-        steps=64 if quick else 128,
-        samples=256,
-    )
+    powers, steps = (range(-11, -2, 2), 64) if quick else (range(-12, -1), 128)
+    values = [2.0**power for power in powers]
+    return Asked(values=values, densities=(1.0, 1 / 32), seeds=seeds, steps=steps, samples=256)
 
 
 def starts(quick: bool, *, seeds: int) -> Asked:
