@@ -6,7 +6,7 @@ give; a claim of a paper that fails honestly is expected to `not hold`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain
 from math import inf
@@ -16,13 +16,8 @@ from typing import Any
 Figures = Mapping[str, float]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shown:
-    """Figures with a page or a picture of them."""
-
-    figures: Figures
-    page: Path
-
+Shown = tuple[Figures, Path]
+"""Figures with a page or a picture of them."""
 
 Measure = Callable[..., Figures | Shown]
 """Takes `quick`; that of a recipe with several data sets also `data`, and the folder `root` of its files."""
@@ -71,44 +66,6 @@ def within(value: float, tolerance: float, *figures: str) -> list[Threshold]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
-    """What a recipe found."""
-
-    name: str
-    claim: str
-    quick: bool
-    figures: Figures
-    thresholds: Sequence[Threshold]
-    verdict: Verdict
-    expected: Verdict
-    reason: str = ""
-    page: Path | None = None  # what there is to see
-
-    @property
-    def as_expected(self) -> bool:
-        """Whether the verdict is the one the recipe records."""
-        return self.verdict is self.expected
-
-    def rows(self) -> list[tuple[str, str, str, str]]:
-        """(figure, measured, threshold, met) for a table: one row for every threshold of a figure."""
-        rows = []
-        for name, measured in self.figures.items():
-            conditions = [threshold for threshold in self.thresholds if threshold.figure == name]
-            verdicts = [(each.condition, "yes" if each.is_met(self.figures) else "no") for each in conditions]
-            rows += [(name, f"{measured:.4g}", *verdict) for verdict in verdicts or [("", "")]]
-        return rows
-
-    def as_json(self) -> dict[str, Any]:
-        """All of it, for programs."""
-        thresholds = [
-            {"figure": each.figure, "condition": each.condition, "met": each.is_met(self.figures)}
-            for each in self.thresholds
-            if each.figure in self.figures
-        ]
-        return asdict(self) | {"thresholds": thresholds, "page": None if self.page is None else str(self.page)}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
     """A claim and how to check it.
 
@@ -124,31 +81,69 @@ class Recipe:
     expected: Verdict = Verdict.HOLDS
     data: Mapping[str, Verdict] = field(default_factory=dict)
 
-    def check(self, *, quick: bool = False) -> Finding:
+    def check(self, *, quick: bool = False) -> "Finding":
         """Measure and judge."""
-        thresholds, expected = self.thresholds, self.expected
+        judged = self
         if quick and self.quick_thresholds:  # these say that nothing is broken, whatever the claim's fate
-            thresholds, expected = self.quick_thresholds, Verdict.HOLDS
-        figures: Figures = {}
-        page, reason = None, ""
+            judged = replace(self, thresholds=self.quick_thresholds, expected=Verdict.HOLDS)
         try:
             measured = self.measure(quick)
-            figures, page = (measured.figures, measured.page) if isinstance(measured, Shown) else (measured, None)
-            met = all(threshold.is_met(figures) for threshold in thresholds)
-            verdict = Verdict.HOLDS if met else Verdict.DOES_NOT_HOLD
         except NotDecidableHere as lacking:
-            verdict, reason = Verdict.NOT_DECIDABLE, str(lacking)
-        return Finding(
-            name=self.name,
-            claim=self.claim,
-            quick=quick,
-            figures=figures,
-            thresholds=thresholds,
-            verdict=verdict,
-            expected=expected,
-            reason=reason,
-            page=page,
-        )
+            return Finding(recipe=judged, quick=quick, reason=str(lacking))
+        figures, page = measured if isinstance(measured, tuple) else (measured, None)
+        return Finding(recipe=judged, quick=quick, figures=figures, page=page)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """What a recipe, with the thresholds that count, found, or the `reason` why it found nothing."""
+
+    recipe: Recipe
+    quick: bool
+    figures: Figures = field(default_factory=dict)
+    page: Path | None = None  # what there is to see
+    reason: str = ""
+
+    @property
+    def verdict(self) -> Verdict:
+        """By the thresholds."""
+        if self.reason:
+            return Verdict.NOT_DECIDABLE
+        met = all(threshold.is_met(self.figures) for threshold in self.recipe.thresholds)
+        return Verdict.HOLDS if met else Verdict.DOES_NOT_HOLD
+
+    @property
+    def as_expected(self) -> bool:
+        """Whether the verdict is the one the recipe records."""
+        return self.verdict is self.recipe.expected
+
+    def rows(self) -> list[dict[str, str]]:
+        """A table: one row for every threshold of a figure."""
+        rows = []
+        for name, measured in self.figures.items():
+            conditions = [each for each in self.recipe.thresholds if each.figure == name]
+            verdicts = [(each.condition, "yes" if each.is_met(self.figures) else "no") for each in conditions]
+            for condition, met in verdicts or [("", "")]:
+                rows.append({"figure": name, "measured": f"{measured:.4g}", "threshold": condition, "met": met})
+        return rows
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it, for programs."""
+        return {
+            "name": self.recipe.name,
+            "claim": self.recipe.claim,
+            "quick": self.quick,
+            "figures": self.figures,
+            "thresholds": [
+                {"figure": each.figure, "condition": each.condition, "met": each.is_met(self.figures)}
+                for each in self.recipe.thresholds
+                if each.figure in self.figures
+            ],
+            "verdict": self.verdict,
+            "expected": self.recipe.expected,
+            "reason": self.reason,
+            "page": None if self.page is None else str(self.page),
+        }
 
 
 def recipe(

@@ -32,6 +32,9 @@ ONE_CLIENT: Mapping[str, Any] = {
 }
 """A training in one place: one client with all data."""
 
+ONE_READER: Mapping[str, Any] = {**ONE_CLIENT, "task": "language", "metrics": ["perplexity"]}
+"""The same of a language model."""
+
 
 def all_rounds(cells: Mapping[Key, Mapping[str, Any]]) -> dict[Key, list[Line]]:
     """The lines of rounds.jsonl of each experiment's run, whose folder is thrown away."""
@@ -58,9 +61,9 @@ def on_all_cores(jobs: Mapping[Key, Callable[[], Result]]) -> dict[Key, Result]:
         return {key: result.result() for key, result in results.items()}
 
 
-def best_settings(losses: Mapping[tuple[str, float], float]) -> dict[str, float]:
+def best_settings(losses: Mapping[tuple[Key, float], float]) -> dict[Key, float]:
     """The setting with the lowest loss of each name, the lower of two equals; one that diverged is never it."""
-    best: dict[str, tuple[float, float]] = {}
+    best: dict[Key, tuple[float, float]] = {}
     for (name, setting), loss in losses.items():
         found = (loss if isfinite(loss) else inf, setting)
         best[name] = min(found, best.get(name, found))

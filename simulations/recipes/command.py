@@ -4,7 +4,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from simulations.options import JsonOption
 from simulations.printing import escaped, print_json, print_table
@@ -41,15 +40,12 @@ def reproduce(
 
 def print_finding(finding: Any) -> None:
     """A recipe's claim, figures and verdict."""
-    console = Console(soft_wrap=True, highlight=False)
-    console.print(f"[bold]{finding.name}[/]: {escaped(finding.claim)}")
-    table = Table("figure", "measured", "threshold", "met", box=None, padding=(0, 2, 0, 0))
-    for row in finding.rows():
-        table.add_row(*(escaped(str(cell)) for cell in row))
-    console.print(table)
-    if finding.reason:
-        console.print(f"reason: {escaped(finding.reason)}")
-    if finding.page:
-        console.print(f"page: {escaped(str(finding.page))}")
-    expected = "as expected" if finding.as_expected else f"expected was: {finding.expected}"
+    console, recipe = Console(soft_wrap=True, highlight=False), finding.recipe
+    console.print(f"[bold]{recipe.name}[/]: {escaped(recipe.claim)}")
+    if finding.figures:
+        print_table(finding.rows())
+    for what, told in (("reason", finding.reason), ("page", finding.page)):
+        if told:
+            console.print(f"{what}: {escaped(str(told))}")
+    expected = "as expected" if finding.as_expected else f"expected was: {recipe.expected}"
     console.print(f"verdict: [bold]{finding.verdict}[/] ({expected})")

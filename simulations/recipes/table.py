@@ -40,10 +40,10 @@ def get(name: str, *, data: str = "", root: str = "") -> Recipe:
             f"recipe '{name}' was asked for on '{data}'."
             + (f"{one_of(data, known)}." if known else " It has data of its own: drop --data.")
         )
-    if root and (not known or "root" not in names_of("dataset", data or known[0])):
+    data = data or next(iter(known), "")
+    if root and not (data and "root" in names_of("dataset", data)):
         raise ConfigError(f"recipe '{name}' reads no files of {data or 'any data set'}: drop --data-root.")
-    if not known:
+    if not data:
         return recipe
-    data = data or known[0]
     measure = partial(recipe.measure, data=data, root=root)
     return replace(recipe, name=f"{name} on {data}", measure=measure, expected=recipe.data[data])

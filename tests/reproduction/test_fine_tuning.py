@@ -5,7 +5,7 @@ from math import nan
 import pytest
 
 from simulations.recipes.cells import best_settings
-from simulations.recipes.lisa import lisa_losses
+from simulations.recipes.lisa import lisa_training
 
 
 def test_the_best_rate_has_the_lowest_loss_and_one_that_diverged_is_never_it() -> None:
@@ -14,7 +14,7 @@ def test_the_best_rate_has_the_lowest_loss_and_one_that_diverged_is_never_it() -
 
 
 def test_ratios_are_means_over_pairs_of_the_same_seed() -> None:
-    figures = lisa_losses._figures({"full": [1.0, 4.0], "lora": [4.0, 2.0], "lisa": [2.0, 2.0]})
+    figures = lisa_training._figures({"full": [1.0, 4.0], "lora": [4.0, 2.0], "lisa": [2.0, 2.0]})
     assert figures["lisa_over_full"] == pytest.approx((2.0 + 0.5) / 2)
     assert figures["lisa_over_lora"] == pytest.approx((0.5 + 1.0) / 2)
     assert figures["lisa"] == 2.0

@@ -3,19 +3,21 @@
 import re
 
 import pytest
+import torch
 
 pytest.importorskip("matplotlib")
 
 from fedsign.report.chart import Chart
 from fedsign.report.figures import draw, style
-from simulations.recipes.fg2u.figures import depth_charts, discovery_charts
+from simulations.recipes.fg2u.fg2u_memory import depth_charts
+from simulations.recipes.fg2u.pde_coefficients import Discovery, discovery_charts
 
 DRAWN: dict[str, list[Chart]] = {
     "depths": depth_charts(
         [10, 100, 1000], {"rgu": [0.01, 1.0, 100.0], "fg2u": [2.0, 2.0, 2.0]}, {"rgu": [0.2, 0.3, 0.5]}
     ),
     "discovery": discovery_charts(
-        {"solver": ([0.1, 0.2, 1.0], [0.5, 1e-3, 1e-5])}, [-1.0, 1.0], {"true": [0.0, 0.1], "solver": [0.1, 0.1]}
+        {"solver": Discovery(seconds=[0.1, 0.2, 1.0], errors=[0.5, 1e-3, 1e-5], meta={}, u=torch.zeros(64, 128))}
     ),
 }
 

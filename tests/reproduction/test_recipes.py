@@ -43,7 +43,7 @@ def test_a_quick_check_is_judged_by_its_own_thresholds_and_expected_to_hold() ->
     recipe = replace(recipe_of(0.5, expected=Verdict.DOES_NOT_HOLD), quick_thresholds=quick)
     assert recipe.check().verdict is Verdict.DOES_NOT_HOLD
     finding = recipe.check(quick=True)
-    assert (finding.verdict, finding.as_expected, finding.thresholds) == (Verdict.HOLDS, True, quick)
+    assert (finding.verdict, finding.as_expected, finding.recipe.thresholds) == (Verdict.HOLDS, True, quick)
 
 
 def test_what_cannot_be_measured_here_is_not_decidable() -> None:
@@ -226,16 +226,14 @@ def test_reproduce_lists_recipes_and_names_a_missing_one(tmp_path: Path) -> None
 
 
 def test_a_finding_shows_its_reason_and_every_threshold_of_a_figure(capsys: pytest.CaptureFixture[str]) -> None:
-    finding = Finding(
-        name="n",
-        claim="c",
-        quick=False,
-        figures={"x": 3.0, "y": 4.0},
-        thresholds=[*at_least(1, "x"), *at_most(2, "x")],
-        verdict=Verdict.NOT_DECIDABLE,
-        expected=Verdict.HOLDS,
-        reason="needs a [GPU]",
-    )
-    assert finding.rows() == [("x", "3", "at least 1", "yes"), ("x", "3", "at most 2", "no"), ("y", "4", "", "")]
+    thresholds = [*at_least(1, "x"), *at_most(2, "x")]
+    recipe = Recipe(name="n", claim="c", measure=lambda quick: {}, thresholds=thresholds)
+    finding = Finding(recipe=recipe, quick=False, figures={"x": 3.0, "y": 4.0}, reason="needs a [GPU]")
+    assert finding.verdict is Verdict.NOT_DECIDABLE
+    assert [tuple(row.values()) for row in finding.rows()] == [
+        ("x", "3", "at least 1", "yes"),
+        ("x", "3", "at most 2", "no"),
+        ("y", "4", "", ""),
+    ]
     print_finding(finding)
     assert "reason: needs a [GPU]" in capsys.readouterr().out

@@ -16,7 +16,7 @@ from fedsign.parameterisation.apply import parameterised
 from fedsign.parameterisation.transfer import read_off
 from fedsign.workload import Workload
 from simulations import api
-from simulations.recipes.base import Figures, Recipe, Shown
+from simulations.recipes.base import Figures, Recipe
 from simulations.recipes.smupar import smupar_transfer
 from simulations.recipes.smupar.smupar_gpt import INIT_STD
 from simulations.sparsity import cells, training, transfer
@@ -310,9 +310,9 @@ def valley_shaped(best_of: Callable[[str, float], float]) -> Callable[..., Any]:
 
 
 def figures_of(recipe: Recipe, *, quick: bool) -> Figures:
-    shown = recipe.measure(quick)
-    assert isinstance(shown, Shown)
-    return shown.figures
+    measured = recipe.measure(quick)
+    assert isinstance(measured, tuple)
+    return measured[0]
 
 
 def test_a_recipes_figures_are_those_of_hand_made_losses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import torch
 from fedsign.data.base import Dataset, Samples
 from fedsign.storage.results import Line
 from simulations.recipes.base import Figures, at_least, at_most, recipe, within
-from simulations.recipes.cells import all_rounds, by_name, final_values, means, paired_difference
+from simulations.recipes.cells import all_rounds, averages, by_name, final_values, means, paired_difference
 
 
 @recipe(
@@ -34,9 +34,8 @@ def fedsign_beats_fedavg_digits(quick: bool) -> Figures:
             for seed in range(4 if quick else 10)
         }
     )
-    values = final_values(runs, "accuracy")
-    found = by_name(values)
-    return means(values) | paired_difference(found["fedsign"], found["fedavg"])
+    found = by_name(final_values(runs, "accuracy"))
+    return averages(found) | paired_difference(found["fedsign"], found["fedavg"])
 
 
 _STRATEGIES: dict[str, dict[str, Any]] = {

@@ -54,7 +54,6 @@ def final_weight(strategy: dict[str, Any], *, rounds: int) -> float:
     with tempfile.TemporaryDirectory() as root:
         done = run(
             {
-                "name": "two-parabolas",
                 "rounds": rounds,
                 "task": f"{__name__}:HalfSquaredError",
                 "metrics": [],

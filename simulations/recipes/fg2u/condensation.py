@@ -4,7 +4,7 @@ Paper: Shen et al. 2024 (arXiv 2406.14095).  An MLP with one hidden layer of 64 
 of the images, judged by the test accuracy of 20 fresh networks trained on them alone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -35,15 +35,8 @@ def settings(
     method: Mapping[str, Any], seed: int, *, steps: int = 300, lr: float = 0.02, depth: int = 100, **more: Any
 ) -> CondensationConfig:
     """One condensation; `steps` and `lr` are those of the images."""
-    return from_dict(
-        {
-            "seed": seed,
-            "inner": {"depth": depth},
-            "method": dict(method),
-            "outer": {"steps": steps, "lr": lr, "evaluations": 20},
-            **more,
-        }
-    )
+    outer = {"steps": steps, "lr": lr, "evaluations": 20}
+    return from_dict({"seed": seed, "inner": {"depth": depth}, "method": dict(method), "outer": outer, **more})
 
 
 def condense(config: CondensationConfig) -> float:
@@ -167,18 +160,26 @@ def one_shot_federation(quick: bool) -> Figures:
             for number, alpha, client in product(kinds, alphas, range(_CLIENTS))
         }
     )
+    sweep = {
+        ((alpha, strategy), rate): _cell(alpha, strategy, rate, 1, rounds)
+        for alpha, strategy, rate in product(alphas, strategies, rates)
+    }
+    best = best_settings({key: -float(lines[-1]["accuracy"]) for key, lines in all_rounds(sweep).items()})
+    runs = all_rounds({key: _cell(*key, rate, 0, rounds) for key, rate in best.items()})
     figures: dict[str, float] = {}
     for alpha in alphas:
         name = f"alpha_{alpha:g}"
         for number in sorted(kinds):
             images, labels = map(torch.cat, zip(*(sent[number, alpha, each] for each in range(_CLIENTS)), strict=True))
-            figures[f"{name}_one_shot_{number}"] = Condensation(configs[number]).evaluate(
-                {IMAGES: images}, labels=labels
-            )
+            accuracy = Condensation(configs[number]).evaluate({IMAGES: images}, labels=labels)
+            figures[f"{name}_one_shot_{number}"] = accuracy
             figures[f"{name}_one_shot_{number}_bytes"] = images.nbytes + labels.nbytes
         for strategy in strategies:
-            figures |= {f"{name}_{key}": value for key, value in _rounds(strategy, rates, alpha, rounds).items()}
-        a_round = figures[f"{name}_bytes_a_round"]
+            lines = runs[alpha, strategy]
+            shown = [line for line in lines if line["round"] in (1, 2, 5, 10, rounds)]
+            figures |= {f"{name}_{strategy}_{line['round']}": float(line["accuracy"]) for line in shown}
+            figures[f"{name}_{strategy}_rate"] = best[alpha, strategy]
+            figures[f"{name}_bytes_a_round"] = a_round = float(lines[0]["bytes_up"])
         most = max(number for number in kinds if figures[f"{name}_one_shot_{number}_bytes"] <= a_round)
         for strategy in strategies:
             gain = figures[f"{name}_one_shot_{most}"] - figures[f"{name}_{strategy}_1"]
@@ -196,7 +197,6 @@ def _sent(config: CondensationConfig, alpha: float, client: int) -> tuple[Tensor
 def _experiment(alpha: float, seed: int) -> dict[str, Any]:
     return {
         "seed": seed,
-        "callbacks": [],
         "data": {"name": "digits"},
         "partition": {"num_clients": _CLIENTS, "alpha": alpha},
         "server": {"cohort_size": _CLIENTS},
@@ -204,21 +204,6 @@ def _experiment(alpha: float, seed: int) -> dict[str, Any]:
     }
 
 
-def _rounds(strategy: str, rates: Sequence[float], alpha: float, rounds: int) -> dict[str, float]:
-    """Accuracies after 1, 2, 5, 10 and all rounds at the best rate, and bytes up in a round."""
-
-    def cell(rate: float, seed: int) -> dict[str, Any]:
-        own = {"client": {"lr": rate, "local_epochs": 1, "batch_size": 32}, "strategy": {"name": strategy}}
-        return {**_experiment(alpha, seed), "rounds": rounds, **own}
-
-    best = rates[0]
-    if len(rates) > 1:
-        swept = all_rounds({(strategy, rate): cell(rate, 1) for rate in rates})
-        best = best_settings({key: -float(lines[-1]["accuracy"]) for key, lines in swept.items()})[strategy]
-    lines = all_rounds({strategy: cell(best, 0)})[strategy]
-    shown = [line for line in lines if line["round"] in (1, 2, 5, 10, rounds)]
-    return {
-        **{f"{strategy}_{line['round']}": float(line["accuracy"]) for line in shown},
-        f"{strategy}_rate": best,
-        "bytes_a_round": float(lines[0]["bytes_up"]),
-    }
+def _cell(alpha: float, strategy: str, rate: float, seed: int, rounds: int) -> dict[str, Any]:
+    client = {"lr": rate, "local_epochs": 1, "batch_size": 32}
+    return {**_experiment(alpha, seed), "rounds": rounds, "client": client, "strategy": {"name": strategy}}

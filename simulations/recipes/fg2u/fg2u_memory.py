@@ -8,7 +8,7 @@ Beyond the claim: the depth from which on (FG)²U is the smaller one.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,10 @@ from typing import Any
 from fedsign.bilevel.condense import Condensation
 from fedsign.bilevel.settings import from_dict
 from fedsign.memory.live import LiveBytes
+from fedsign.report.chart import Axis, Chart, Series
 from fedsign.report.figures import draw, write
 from fedsign.seeding import Purpose, torch_generator
 from simulations.recipes.base import Shown, at_least, recipe, within
-from simulations.recipes.fg2u.figures import depth_charts
 
 METHODS: dict[str, Mapping[str, Any]] = {
     "rgu": {},
@@ -34,15 +34,8 @@ PICTURE = Path("fg2u-memory.svg")
 
 def hypergradient(method: str, depth: int) -> Callable[[], object]:
     """One to be taken, again and again the same; data, network and batches are made."""
-    made = Condensation(
-        from_dict(
-            {
-                "inner": {"depth": depth},
-                "outer": {"batch_size": 256},
-                "method": {"name": method, **METHODS[method]},
-            }
-        )
-    )
+    said = {"name": method, **METHODS[method]}
+    made = Condensation(from_dict({"inner": {"depth": depth}, "outer": {"batch_size": 256}, "method": said}))
     meta, found = made.begin().meta, made.config.method.build()
 
     problem = made.problem(meta, torch_generator(0, Purpose.CONDENSATION, round=1))
@@ -56,10 +49,10 @@ def hypergradient(method: str, depth: int) -> Callable[[], object]:
 
 def peak_bytes(take: Callable[[], object]) -> int:
     """Live bytes at the peak of what a hypergradient makes itself."""
-    with LiveBytes() as live:
+    live = LiveBytes()
+    with live:
         take()
-    total: int = live.peak.total_bytes
-    return total
+    return live.peak.total_bytes
 
 
 @recipe(
@@ -70,24 +63,30 @@ def peak_bytes(take: Callable[[], object]) -> int:
 def fg2u_memory(quick: bool) -> Shown:
     """Bytes at each depth, their growth from 10 to 200, and where reverse unrolling and (FG)²U cross (quick: four depths)."""
     depths = _QUICK_DEPTHS if quick else DEPTHS
-    sizes: dict[str, dict[int, int]] = {method: {} for method in METHODS}
+    sizes: dict[tuple[str, int], int] = {}
     seconds: dict[str, list[float]] = {method: [] for method in METHODS}
     for method, depth in product(METHODS, depths):
         take = hypergradient(method, depth)
         began = time.perf_counter()
         take()
-        sizes[method][depth] = peak_bytes(take)
+        sizes[method, depth] = peak_bytes(take)
         seconds[method].append(time.perf_counter() - began)
-    megabytes = {method: [size / 1e6 for size in by_depth.values()] for method, by_depth in sizes.items()}
+    megabytes = {method: [sizes[method, depth] / 1e6 for depth in depths] for method in METHODS}
     write(lambda: draw(*depth_charts(depths, megabytes, seconds), height=2.5), PICTURE)
-    figures: dict[str, float] = {
-        f"{method}_{depth}_bytes": size for method, by_depth in sizes.items() for depth, size in by_depth.items()
-    }
-    figures |= {f"{method}_growth": by_depth[200] / by_depth[10] for method, by_depth in sizes.items()}
-    return Shown(figures=figures | {"crossing_depth": _crossing(sizes["rgu"], sizes["fg2u"])}, page=PICTURE)
+    figures: dict[str, float] = {f"{method}_{depth}_bytes": size for (method, depth), size in sizes.items()}
+    figures |= {f"{method}_growth": sizes[method, 200] / sizes[method, 10] for method in METHODS}
+    low, high = depths[0], depths[-1]  # reverse unrolling's bytes are a line in the depth
+    first, last = sizes["rgu", low], sizes["rgu", high]
+    figures["crossing_depth"] = low + (sizes["fg2u", low] - first) * (high - low) / (last - first)
+    return figures, PICTURE
 
 
-def _crossing(reverse: Mapping[int, int], forward: Mapping[int, int]) -> float:
-    """Reverse unrolling's bytes are a line in the depth."""
-    low, high = min(reverse), max(reverse)
-    return low + (forward[low] - reverse[low]) * (high - low) / (reverse[high] - reverse[low])
+def depth_charts(
+    depths: Sequence[int], megabytes: Mapping[str, Sequence[float]], seconds: Mapping[str, Sequence[float]]
+) -> list[Chart]:
+    """Both axes logarithmic: what grows with the depth is a slope, what does not is level."""
+    x, charts = Axis(label="steps of the training", scale="log"), []
+    for title, lines in (("peak, MB", megabytes), ("time, s", seconds)):
+        series = [Series(name=name, x=depths, y=lines[name], marker="o", color=at) for at, name in enumerate(lines)]
+        charts.append(Chart(title=title, series=series, x=x, y=Axis(label=title, scale="log")))
+    return charts

@@ -14,7 +14,7 @@ from fedsign.bilevel import directions
 from fedsign.bilevel.descent import GradientDescent
 from fedsign.bilevel.forward_gradient import forward_exact, slopes_along
 from fedsign.bilevel.hypergradients import rgu
-from fedsign.bilevel.unroll import Problem, Tree
+from fedsign.bilevel.unroll import Problem, Tree, unflattened
 from fedsign.bilevel.updates import Sgd
 from simulations.recipes.base import Figures, at_most, recipe, within
 
@@ -83,9 +83,7 @@ def problem() -> tuple[Problem, Tree]:
 
 
 def _estimates(inner: Problem, meta: Tree, vectors: Tensor) -> Tensor:
-    parts = vectors.split([each.numel() for each in meta.values()], dim=1)
-    named = {key: part.reshape(-1, *meta[key].shape) for key, part in zip(meta, parts, strict=True)}
-    return slopes_along(inner, meta, named, memory_bytes=_MEMORY).slopes[:, None] * vectors
+    return slopes_along(inner, meta, unflattened(vectors, meta), memory_bytes=_MEMORY).slopes[:, None] * vectors
 
 
 def _flat(tree: Tree) -> Tensor:

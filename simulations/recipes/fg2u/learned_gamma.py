@@ -47,7 +47,6 @@ def _experiment(seed: int, gamma: float, rounds: int) -> dict[str, Any]:
     return {
         "seed": seed,
         "rounds": rounds,
-        "callbacks": [],
         "data": {"name": "digits", "validation_fraction": 0.2},
         "partition": {"num_clients": 10, "alpha": 0.3},
         "server": {"cohort_size": 5},

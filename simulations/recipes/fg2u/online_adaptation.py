@@ -16,6 +16,8 @@ The hypothesis, fixed before these sizes and seeds were measured: reverse unroll
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import product
 from statistics import fmean
 
 import torch
@@ -23,7 +25,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedsign.bilevel.adaptation import THETA, Reader, Weigh, adaptation, token_weights, uniform
-from fedsign.bilevel.descent import GradientDescent
 from fedsign.bilevel.estimate import Hypergradient, Method
 from fedsign.bilevel.forward_gradient import fg2u
 from fedsign.bilevel.hypergradients import rgu
@@ -81,9 +82,10 @@ class Library:
         def outer(state: Tree, _: Tree) -> Tensor:
             now = self.reader.logits(state[THETA], kept).log_softmax(-1)
             divergence = functional.kl_div(now, before, reduction="none", log_target=True).sum(-1).mean()
-            return self.losses(state[THETA], read)[read.is_answer].mean() + _DIVERGENCE * divergence
+            losses = self.reader.losses(state[THETA], read.tokens, read.targets)
+            return losses[read.is_answer].mean() + _DIVERGENCE * divergence
 
-        return Problem(inner=self._inner(lr, token_weights), data=read.passages, outer=outer)
+        return Problem(inner=adaptation(self.reader, start=self.theta, lr=lr), data=read.passages, outer=outer)
 
     def judged(
         self, own: Sequence[reading.Excerpt], meta: Tree, *, lr: float, num_streams: int, weigh: Weigh = token_weights
@@ -94,19 +96,15 @@ class Library:
         found = []
         for first in range(0, len(order) - size + 1, size)[:num_streams]:
             read = reading.stream([own[at] for at in order[first : first + size]])
-            problem = Problem(inner=self._inner(lr, weigh), data=read.passages, outer=_unjudged)
+            inner = adaptation(self.reader, start=self.theta, lr=lr, weigh=weigh)
+            theta = final_state(Problem(inner=inner, data=read.passages, outer=lambda state, _: state[THETA]), meta)[
+                THETA
+            ]
             with torch.no_grad():
-                losses = self.losses(final_state(problem, meta)[THETA], read)
+                losses = self.reader.losses(theta, read.tokens, read.targets)
             found.append((float(losses[read.is_answer].mean()), float(losses.mean())))
         answers, whole = zip(*found, strict=True)
         return fmean(answers), fmean(whole)
-
-    def losses(self, theta: Tensor, read: reading.Excerpt) -> Tensor:
-        """Of all characters of the questions."""
-        return self.reader.losses(theta, read.tokens, read.targets)
-
-    def _inner(self, lr: float, weigh: Weigh) -> GradientDescent:
-        return adaptation(self.reader, start=self.theta, lr=lr, weigh=weigh)
 
     def _pretrain(self, network: nn.Module, steps: int) -> None:
         optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2, weight_decay=1e-2)
@@ -131,26 +129,23 @@ def online_adaptation(quick: bool) -> Figures:
     pretraining, steps, more, num_seeds, count = (300, 20, 3, 1, 4) if quick else (1500, 100, 20, 3, 8)
     ways = ("rgu_6", "fg2u_24") if quick else tuple(WAYS)
     library = Library(pretraining)
-
-    def judged(meta: Tree, lr: float, weigh: Weigh = token_weights) -> tuple[float, float]:
-        return library.judged(library.judging, meta, lr=lr, num_streams=count, weigh=weigh)
-
+    judged = partial(library.judged, library.judging, num_streams=count)
     begun = _start(0)
     lr, lr_in_words = (_best_rate(library, weigh, count // 2) for weigh in (token_weights, _in_words))
     found = {
-        "unread": [judged(begun, 0.0)],
-        "uniform": [judged(begun, lr)],
-        "in_words": [judged(begun, lr_in_words, _in_words)],
+        "unread": [judged(begun, lr=0.0)],
+        "uniform": [judged(begun, lr=lr)],
+        "in_words": [judged(begun, lr=lr_in_words, weigh=_in_words)],
         "first_phase": [],
         **{name: [] for name in ways},
     }
     for seed in range(num_seeds):
         first = learnt(library, _start(seed), rgu(), _SHORT, lr=lr, steps=steps, seed=seed)
-        found["first_phase"].append(judged(first, lr))
+        found["first_phase"].append(judged(first, lr=lr))
         for name in ways:
             method, depth, times = WAYS[name]
             meta = learnt(library, first, method, depth, lr=lr, steps=more * times, seed=seed, after=steps)
-            found[name].append(judged(meta, lr))
+            found[name].append(judged(meta, lr=lr))
     return {"rate": lr, "rate_in_words": lr_in_words, **_figures(found)}
 
 
@@ -175,20 +170,19 @@ def _figures(found: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, fl
     figures |= {f"{name}_worst": max(answer for answer, _ in found[name]) for name in WAYS if name in found}
     figures |= {f"{name}_whole": whole for name, (_, whole) in means.items()}
     figures |= {f"{name}_minus_uniform": mean - answers["uniform"] for name, mean in answers.items()}
-    return figures | {
-        f"{name}_minus_{other}": mean - answers[other]
-        for name, mean in answers.items()
-        for other in ("rgu_6", "rgu_6_longer")
-        if name.startswith("fg2u") and other in answers
-    }
+    for name, other in product(answers, ("rgu_6", "rgu_6_longer")):
+        if name.startswith("fg2u") and other in answers:
+            figures[f"{name}_minus_{other}"] = answers[name] - answers[other]
+    return figures
 
 
 def _best_rate(library: Library, weigh: Weigh, num_streams: int) -> float:
     """Of the documents to learn on, where nothing is learnt yet."""
-    losses = {
-        lr: library.judged(library.learning, _start(0), lr=lr, num_streams=num_streams, weigh=weigh)[0] for lr in _RATES
-    }
-    return min(losses, key=losses.__getitem__)
+
+    def loss(lr: float) -> float:
+        return library.judged(library.learning, _start(0), lr=lr, num_streams=num_streams, weigh=weigh)[0]
+
+    return min(_RATES, key=loss)
 
 
 def _start(seed: int) -> Tree:
@@ -197,7 +191,3 @@ def _start(seed: int) -> Tree:
 
 def _in_words(meta: Tree, features: Tensor) -> Tensor:
     return features[..., reading.IN_WORD]
-
-
-def _unjudged(state: Tree, meta: Tree) -> Tensor:
-    return state[THETA].new_zeros(())

@@ -14,7 +14,7 @@ the error at which the better network ends than that network is at its end.  Sec
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -27,10 +27,10 @@ from fedsign.bilevel.estimate import Hypergradient, Method
 from fedsign.bilevel.forward_gradient import fg2u_zo
 from fedsign.bilevel.hypergradients import rgu
 from fedsign.bilevel.unroll import Inner, Problem, Tree
+from fedsign.report.chart import Axis, Chart, Series
 from fedsign.report.figures import draw, write
 from simulations.recipes.base import Shown, at_most, recipe
 from simulations.recipes.fg2u.burgers import Spectral, exact, grid, network, physics_informed, values
-from simulations.recipes.fg2u.figures import discovery_charts
 from simulations.recipes.fg2u.outer import adam
 
 PICTURE = Path("pde-coefficients.svg")
@@ -77,8 +77,9 @@ def pde_coefficients(quick: bool) -> Shown:
         figures[f"{what}_ratio"] = figures[f"quadrature_{what}"] / min(figures[f"{name}_{what}"] for name in NETWORKS)
     best = min(NETWORKS, key=lambda name: figures[f"{name}_eps_phi"])
     figures["quadrature_time_ratio"] = fmean(map(_time_ratio, found["quadrature"], found[best]))
-    _draw({name: of_seeds[0] for name, of_seeds in found.items()})
-    return Shown(figures=figures, page=PICTURE)
+    charts = discovery_charts({name: of_seeds[0] for name, of_seeds in found.items()})
+    write(lambda: draw(*charts, height=2.5), PICTURE)
+    return figures, PICTURE
 
 
 def _time_ratio(solver: Discovery, other: Discovery) -> float:
@@ -88,14 +89,19 @@ def _time_ratio(solver: Discovery, other: Discovery) -> float:
     return solver.seconds[at] / other.seconds[-1] if at < len(solver.seconds) else float("inf")
 
 
-def _draw(found: dict[str, Discovery]) -> None:
+def discovery_charts(found: Mapping[str, Discovery]) -> list[Chart]:
+    """The errors of the coefficients over time, logarithmic, and the solutions at the last time; the true one is gray."""
     longest = max(each.seconds[-1] for each in found.values())
-    charts = discovery_charts(
-        {name: ([second / longest for second in each.seconds], each.errors) for name, each in found.items()},
-        _X.tolist(),
-        {"true": _TRUE[-1].tolist(), **{name: each.u[-1].tolist() for name, each in found.items()}},
-    )
-    write(lambda: draw(*charts, height=2.5), PICTURE)
+    errors, solutions = [], [Series(name="true", x=_X.tolist(), y=_TRUE[-1].tolist(), color=7)]
+    for color, (name, each) in enumerate(found.items()):
+        times = [second / longest for second in each.seconds]
+        errors.append(Series(name=name, x=times, y=each.errors, color=color))
+        solutions.append(Series(name=name, x=_X.tolist(), y=each.u[-1].tolist(), color=color))
+    time_axis, error_axis = Axis(label="time, share of the longest"), Axis(label="error", scale="log")
+    return [
+        Chart(title="error of the coefficients", series=errors, x=time_axis, y=error_axis),
+        Chart(title="u at the last time", series=solutions, x=Axis(label="x"), y=Axis(label="u")),
+    ]
 
 
 def start(seed: int) -> Tree:

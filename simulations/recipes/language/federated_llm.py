@@ -70,21 +70,15 @@ def federated_llm(quick: bool) -> Figures:
 
 def _figures(lines: Mapping[_Which, list[Line]], seeds: Sequence[int], pretrained: float) -> dict[str, float]:
     losses = final_values(lines, "loss", last=1)
-    lisa, lora = (fmean(losses[name, "", seed] for seed in seeds) for name in ("lisa", "lora"))
+    together = {name: fmean(losses[name, "", seed] for seed in seeds) for name in _METHODS}
     alone = fmean(min(losses["lisa", silo, seed] for silo in docstrings.SILOS) for seed in seeds)
-    return {
-        "pretrained_loss": pretrained,
-        "best_alone_loss": alone,
-        "lisa_loss": lisa,
-        "lora_loss": lora,
-        "lisa_over_pretrained": lisa / pretrained,
-        "lora_over_pretrained": lora / pretrained,
-        "lisa_over_best_alone": lisa / alone,
-        **{
-            f"{name}_mb_up": float(lines[name, "", 0][-1]["bytes_up"]) / len(docstrings.SILOS) / 1e6
-            for name in _METHODS
-        },
-    }
+    figures = {"pretrained_loss": pretrained, "best_alone_loss": alone}
+    figures |= {f"{name}_loss": loss for name, loss in together.items()}
+    figures |= {f"{name}_over_pretrained": loss / pretrained for name, loss in together.items()}
+    figures["lisa_over_best_alone"] = together["lisa"] / alone
+    for name in _METHODS:
+        figures[f"{name}_mb_up"] = float(lines[name, "", 0][-1]["bytes_up"]) / len(docstrings.SILOS) / 1e6
+    return figures
 
 
 def cell(folder: Path, method: str, silo: str, seed: int, rounds: int) -> dict[str, Any]:

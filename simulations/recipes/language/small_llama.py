@@ -13,7 +13,7 @@ from fedsign.config import merged
 from fedsign.data.text import libraries as llm
 from simulations.api import run
 from simulations.language.export import export
-from simulations.recipes.cells import ONE_CLIENT
+from simulations.recipes.cells import ONE_READER
 
 SHAPE: dict[str, Any] = {
     "name": "gpt",
@@ -30,27 +30,22 @@ SHAPE: dict[str, Any] = {
 BLOCK_LENGTH, _VOCABULARY, _END = 128, 1024, "<|end|>"
 
 
-def write(folder: Path, *, steps: int, seed: int = 0) -> None:
+def write(folder: Path, *, steps: int) -> None:
     """Train the model for so many steps of 8 blocks, and write it; the folder must not be there yet.
 
     Raises:
         ConfigError: the extra `llm` is not installed, or the folder is there already.
     """
+    from pydoc_data.topics import topics  # what `help()` says of the language
+
     with tempfile.TemporaryDirectory() as room:
         texts, tokenizer = Path(room) / "texts", Path(room) / "tokenizer"
-        write_texts(texts)
+        texts.mkdir()
+        for name, text in topics.items():
+            (texts / f"{name}.txt").write_text(text, encoding="utf-8")
         write_tokenizer(texts, tokenizer)
-        pretraining = {
-            "seed": seed,
-            "data": {
-                "name": "text_folder",
-                "root": str(texts),
-                "tokenizer": str(tokenizer),
-                "block_length": BLOCK_LENGTH,
-            },
-            "model": SHAPE,
-            "results": {"root": str(Path(room) / "runs")},
-        }
+        data = {"name": "text_folder", "root": str(texts), "tokenizer": str(tokenizer), "block_length": BLOCK_LENGTH}
+        pretraining = {"data": data, "model": SHAPE, "results": {"root": str(Path(room) / "runs")}}
         done = run(merged(experiment(steps=steps, lr=3e-3, optimizer={"name": "adamw"}), pretraining))
         export(done.path, folder)
 
@@ -58,9 +53,7 @@ def write(folder: Path, *, steps: int, seed: int = 0) -> None:
 def experiment(*, steps: int, lr: float, optimizer: Mapping[str, Any]) -> dict[str, Any]:
     """One round of one client, batches of 8 blocks, each round's rate warmed up and brought down along a cosine."""
     return {
-        **ONE_CLIENT,
-        "task": "language",
-        "metrics": ["perplexity"],
+        **ONE_READER,
         "client": {
             "local_steps": steps,
             "batch_size": 8,
@@ -70,15 +63,6 @@ def experiment(*, steps: int, lr: float, optimizer: Mapping[str, Any]) -> dict[s
             "schedule": {"name": "warmup_cosine", "per": "step"},
         },
     }
-
-
-def write_texts(folder: Path) -> None:
-    """What `help()` says of the language, a file a topic."""
-    from pydoc_data.topics import topics
-
-    folder.mkdir(parents=True)
-    for name, text in topics.items():
-        (folder / f"{name}.txt").write_text(text, encoding="utf-8")
 
 
 def write_tokenizer(texts: Path, folder: Path) -> None:

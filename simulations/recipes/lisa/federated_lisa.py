@@ -10,7 +10,7 @@ most half of its bytes up.
 """
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -23,17 +23,12 @@ from simulations.recipes.lisa.fine_tuning import PRETRAINING_STEPS, experiment, 
 
 _STEPS, _ROUNDS, _SEEDS = 10, 10, (1, 2, 3)
 _LISA = {"name": "lisa", "num_sampled_layers": 2, "period": _STEPS}
-_METHODS: dict[str, Mapping[str, Any]] = {
-    "full": {"name": "adamw"},
-    "lora": {"name": "lora", "rank": 8},
-    "lisa_per_client": {**_LISA, "draws": "per_client"},
-    "lisa_per_round": {**_LISA, "draws": "per_round"},
-}
-_RATES = {
-    "full": (5e-4, 1e-3, 2e-3),
-    "lora": (2e-3, 4e-3, 8e-3),
-    "lisa_per_client": (5e-4, 1e-3, 2e-3),
-    "lisa_per_round": (5e-4, 1e-3, 2e-3),
+_LOW = (5e-4, 1e-3, 2e-3)
+_METHODS: dict[str, tuple[Mapping[str, Any], Sequence[float]]] = {  # settings, and the rates that are tried
+    "full": ({"name": "adamw"}, _LOW),
+    "lora": ({"name": "lora", "rank": 8}, (2e-3, 4e-3, 8e-3)),
+    "lisa_per_client": ({**_LISA, "draws": "per_client"}, _LOW),
+    "lisa_per_round": ({**_LISA, "draws": "per_round"}, _LOW),
 }
 
 
@@ -51,7 +46,7 @@ def federated_lisa(quick: bool) -> Figures:
         if quick:
             names = ("full", "lisa_per_round")
             return _figures(all_rounds({(name, 0): _cell(name, 1e-3, 0, weights, rounds=3) for name in names}))
-        sweep = {(name, rate): _cell(name, rate, 0, weights) for name, rates in _RATES.items() for rate in rates}
+        sweep = {(name, rate): _cell(name, rate, 0, weights) for name, (_, rates) in _METHODS.items() for rate in rates}
         best = best_settings(final_values(all_rounds(sweep), "loss", last=1))
         starts = {seed: write_base(folder, seed, PRETRAINING_STEPS) for seed in _SEEDS}
         runs = {(name, seed): _cell(name, best[name], seed, starts[seed]) for name in _METHODS for seed in _SEEDS}
@@ -63,7 +58,7 @@ def _figures(runs: Mapping[tuple[str, int], list[Line]]) -> dict[str, float]:
     losses, perplexities = (by_name(final_values(runs, metric, last=1)) for metric in ("loss", "perplexity"))
     for name, seeds in by_name(runs).items():
         figures |= {f"{name}_loss": fmean(losses[name]), f"{name}_perplexity": fmean(perplexities[name])}
-        figures[f"{name}_moments_mb"] = moment_bytes(_METHODS[name]) / 1e6
+        figures[f"{name}_moments_mb"] = moment_bytes(_METHODS[name][0]) / 1e6
         for way in ("up", "down"):
             num_bytes = fmean(float(line[f"bytes_{way}"]) / len(line["clients"]) for lines in seeds for line in lines)
             figures[f"{name}_mb_{way}"] = num_bytes / 1e6
@@ -81,4 +76,4 @@ def _cell(name: str, rate: float, seed: int, weights: Path, *, rounds: int = _RO
         "strategy": {"name": "fedavg", "weighting": "examples"},
         "server": {"cohort_size": 8},
     }
-    return merged(experiment(seed, _METHODS[name], start=str(weights)), changes)
+    return merged(experiment(seed, _METHODS[name][0], start=str(weights)), changes)

@@ -24,10 +24,9 @@ from fedsign.records import Tensors, tensors_of
 from fedsign.schedules.warmup import warmup_cosine
 from fedsign.seeding import Purpose, generator
 from fedsign.workload import Workload
-from simulations.recipes.cells import ONE_CLIENT
+from simulations.recipes.cells import ONE_READER
 
 Settings = Mapping[str, Any]
-OnStep = Callable[[int, nn.Module], None]
 
 BATCH_SIZE = 8
 PRETRAINING_STEPS = 600
@@ -40,24 +39,20 @@ METHODS: dict[str, Settings] = {
 
 
 def fine_tune(
-    method: Settings,
-    *,
-    lr: float,
-    steps: int,
-    seed: int = 0,
-    pretraining_steps: int = PRETRAINING_STEPS,
-    tied: bool = True,
-    on_step: OnStep = lambda step, model: None,
+    method: Settings, *, lr: float, steps: int, seed: int = 0, pretraining_steps: int = PRETRAINING_STEPS
 ) -> float:
-    """Train from the base; the last validation loss in nats a character.  `on_step` sees the model before the first step, as step 0, and after each."""
+    """Train from the base; the last validation loss in nats a character."""
+    work, model = pretrained(method, seed, pretraining_steps)
+    minimise(work, model, half(work.dataset.train, 1), steps=steps, lr=lr, round=2)
+    return work.evaluate(model, (half(work.dataset.test, 1), None))["loss"]
+
+
+def pretrained(method: Settings, seed: int, steps: int, *, tied: bool = True) -> tuple[Workload, nn.Module]:
+    """The base, as the method wants it."""
     with tempfile.TemporaryDirectory() as folder:
-        start = write_base(Path(folder), seed, pretraining_steps, tied=tied)
+        start = write_base(Path(folder), seed, steps, tied=tied)
         work = workload(seed, method, tied=tied, start=str(start))
-        model = work.make_model()
-    train, test = _half(work, 1)
-    on_step(0, model)
-    minimise(work, model, train, steps=steps, lr=lr, round=2, on_step=on_step)
-    return work.evaluate(model, (test, None))["loss"]
+        return work, work.make_model()
 
 
 def moment_bytes(method: Settings) -> int:
@@ -66,7 +61,7 @@ def moment_bytes(method: Settings) -> int:
     model = work.make_model()
     optimizer = minimise(work, model, work.dataset.train, steps=1, lr=1e-3, round=1)
     tensors = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 def write_base(folder: Path, seed: int, steps: int, *, tied: bool = True) -> Path:
@@ -80,8 +75,7 @@ def write_base(folder: Path, seed: int, steps: int, *, tied: bool = True) -> Pat
 def _base(seed: int, steps: int, *, tied: bool = True) -> Tensors:
     work = workload(seed, METHODS["full"], tied=tied)
     model = work.make_model()
-    train, _ = _half(work, 0)
-    minimise(work, model, train, steps=steps, lr=2e-3, round=1)
+    minimise(work, model, half(work.dataset.train, 0), steps=steps, lr=2e-3, round=1)
     return tensors_of(model)
 
 
@@ -93,14 +87,11 @@ def minimise(
     steps: int,
     lr: float,
     round: int,
-    on_step: OnStep = lambda step, model: None,
+    on_step: Callable[[nn.Module], None] = lambda model: None,
 ) -> torch.optim.Optimizer:
     """Steps on shuffled batches; the round is part of the seed of their order."""
-    optimizer = optimizer_of(work.config.client.optimizer, model, lr, 0.0)
-    model.train()
+    optimizer = begin(work, model, lr, round=round)
     rng = generator(work.config.seed, Purpose.BATCHES, round=round, partition=0)
-    if isinstance(optimizer, PartTrainer):
-        optimizer.begin(seed=work.config.seed, client=0, round=round, first_step=0)
     order: list[int] = []
     for step in range(1, steps + 1):
         if len(order) < BATCH_SIZE:
@@ -108,13 +99,26 @@ def minimise(
         chosen, order = order[:BATCH_SIZE], order[BATCH_SIZE:]
         for group in optimizer.param_groups:
             group["lr"] = lr * warmup_cosine(step, steps)
-        optimizer.zero_grad(set_to_none=True)
-        features, targets = samples.batch(torch.tensor(chosen))
-        work.task.loss(model(features), targets).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        on_step(step, model)
+        take_step(work, model, optimizer, samples.batch(torch.tensor(chosen)))
+        on_step(model)
     return optimizer
+
+
+def begin(work: Workload, model: nn.Module, lr: float, *, round: int) -> torch.optim.Optimizer:
+    """The method's optimiser, which has drawn its first layers if it trains a part."""
+    optimizer = optimizer_of(work.config.client.optimizer, model.train(), lr, 0.0)
+    if isinstance(optimizer, PartTrainer):
+        optimizer.begin(seed=work.config.seed, client=0, round=round, first_step=0)
+    return optimizer
+
+
+def take_step(work: Workload, model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor]) -> None:
+    """One step on a batch, its gradient clipped to norm 1."""
+    optimizer.zero_grad(set_to_none=True)
+    features, targets = batch
+    work.task.loss(model(features), targets).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
 
 
 def workload(seed: int, method: Settings, **model: Any) -> Workload:
@@ -125,22 +129,16 @@ def workload(seed: int, method: Settings, **model: Any) -> Workload:
 def experiment(seed: int, method: Settings, **model: Any) -> dict[str, Any]:
     """One client with all data; `model` are settings of its own."""
     return {
-        **ONE_CLIENT,
+        **ONE_READER,
         "seed": seed,
-        "task": "language",
-        "metrics": ["perplexity"],
         "data": {"name": "pytext", "block_length": 128},
         "model": {"name": "gpt", "depth": 6, "width": 96, "num_heads": 3, **model},
         "client": {"batch_size": BATCH_SIZE, "clip_norm": 1.0, "optimizer": dict(method)},
     }
 
 
-def _half(work: Workload, half: int) -> tuple[AnySamples, AnySamples]:
-    """Training and test samples of the documents with an even number, or of the others."""
-    return _of_documents(work.dataset.train, half), _of_documents(work.dataset.test, half)
-
-
-def _of_documents(samples: AnySamples, half: int) -> AnySamples:
+def half(samples: AnySamples, half: int) -> AnySamples:
+    """Those of the documents with an even number, or of the others."""
     if samples.owners is None:
         raise ValueError("the text has no documents; expected is a data set whose samples have owners.")
     return samples[np.flatnonzero(samples.owners.numpy() % 2 == half)]

@@ -13,19 +13,15 @@ parameterisation and of muP, after equal rounds and so for equal bytes.  Bytes a
 
 from collections.abc import Mapping, Sequence
 from itertools import product
-from math import prod
 from statistics import fmean
 from typing import Any
 
 from fedsign.config import from_dict, merged
-from fedsign.parameterisation.plan import plan_of
-from fedsign.parameterisation.roles import Role
-from fedsign.parameterisation.section import ParameterisationPart
 from fedsign.storage.results import Line
 from fedsign.workload import Workload
 from simulations.recipes.base import Figures, Verdict, at_most, recipe
 from simulations.recipes.cells import all_rounds, best_settings, final_values
-from simulations.recipes.smupar.smupar_gpt import BASE_WIDTH, HEAD_WIDTH, experiment
+from simulations.recipes.smupar.smupar_gpt import BASE_WIDTH, HEAD_WIDTH, experiment, hidden
 from simulations.sparsity.coordinates import variant
 
 _SILOS, _STEPS, _ROUNDS, _WIDTH, _SEED = 3, 10, 8, 256, 1
@@ -78,21 +74,14 @@ def _account(
     """Of any round of any cell: how far its bytes are from (dense part + density x hidden part) x width; the hidden part by its formula."""
     errors, shares = [], []
     for key, cell in cells.items():
-        dense, hidden = (_SILOS * _FLOAT_BYTES * size for size in _sizes(cell))
-        thinned = hidden / key[1]
+        model = Workload(from_dict(dict(cell))).make_model()
+        sizes = {name: _SILOS * _FLOAT_BYTES * each.numel() for name, each in model.named_parameters()}
+        inside = sum(sizes[name] for name in hidden(model))
+        dense, thinned = sum(sizes.values()) - inside, inside / key[1]
         for line, way in product(runs[key], ("bytes_up", "bytes_down")):
             errors.append(abs(float(line[way]) - (dense + thinned)))
             shares.append((float(line[way]) - dense) / thinned)
     return {"bytes_error": max(errors), "hidden_over_density": max(shares)}
-
-
-def _sizes(cell: Mapping[str, Any]) -> tuple[int, int]:
-    """Weights of the part that is never sparse, and of the hidden part, whether they are there or not."""
-    config = from_dict(dict(cell))
-    model = Workload(config).make_model()
-    tensors = plan_of(model, ParameterisationPart.of(config).build()).tensors.values()
-    hidden = sum(prod(tensor.shape) for tensor in tensors if tensor.role is Role.HIDDEN)
-    return sum(parameter.numel() for parameter in model.parameters()) - hidden, hidden
 
 
 def _cell(scheme: str, density: float, seed: int, *, lr: float, width: int, rounds: int) -> dict[str, Any]:

@@ -7,15 +7,15 @@ authors' code: betas 0.9 and 0.95, weight decay 0.1, gradients clipped at 1.
 
 from typing import Any
 
+from torch import nn
+
 from fedsign.config import ExperimentConfig, from_dict, merged
-from simulations.recipes.cells import ONE_CLIENT
+from simulations.recipes.cells import ONE_READER
 
 HEAD_WIDTH, BASE_WIDTH, INIT_STD = 32, 64, 0.08665602
 _CENTRAL: dict[str, Any] = {
-    **ONE_CLIENT,
+    **ONE_READER,
     "name": "smupar",
-    "task": "language",
-    "metrics": ["perplexity"],
     "data": {"name": "pytext", "block_length": 128},
     "client": {
         "local_steps": 1,
@@ -32,3 +32,8 @@ def experiment(*, width: int, lr: float, changes: dict[str, Any] | None = None) 
     """A model of so many units, one client with all data."""
     own = {"model": {"name": "gpt", "depth": 2, "width": width, "num_heads": width // HEAD_WIDTH, "bias": False}}
     return from_dict(merged(merged(_CENTRAL, own | {"client": {"lr": lr}}), changes or {}))
+
+
+def hidden(model: nn.Module) -> list[str]:
+    """The matrices of the blocks, which alone are sparse."""
+    return [name for name, each in model.named_parameters() if name.startswith("blocks.") and each.dim() == 2]

@@ -14,25 +14,20 @@ from numpy.typing import NDArray
 
 from fedsign.parameterisation.figures import transfer_figures
 from fedsign.report.analysis import Found, write_found
-from simulations.recipes.base import Figures, Shown, Threshold, Verdict, at_least, at_most, recipe, within
+from simulations.recipes.base import Shown, Verdict, at_least, at_most, recipe, within
 from simulations.recipes.smupar.smupar_gpt import INIT_STD, experiment
 from simulations.sparsity.transfer import Asked, tune
 
 _RATE = 2.0**-9  # the best one of the dense model under muP
 _BATCHES: dict[str, Any] = {"data": {"block_length": 32}, "client": {"batch_size": 8}}  # 256 tokens a step
-_FOLDER = Path("tuning")
+_FOLDER, _PICTURE = Path("tuning"), "transfer-loss.svg"
 
 
 def rates(quick: bool, *, seeds: int) -> Asked:
     """Learning rates 2^-12 to 2^-2 over 128 steps at the densities 1 and 1/32; quick: every second one, 2^-11 to 2^-3, over 64 steps."""
-    powers = range(-11, -2, 2) if quick else range(-12, -1)
-    return Asked(
-        values=[2.0**power for power in powers],
-        densities=(1.0, 1 / 32),
-        seeds=seeds,
-        steps=64 if quick else 128,
-        samples=256,
-    )
+    powers, steps = (range(-11, -2, 2), 64) if quick else (range(-12, -1), 128)
+    values = [2.0**power for power in powers]
+    return Asked(values=values, densities=(1.0, 1 / 32), seeds=seeds, steps=steps, samples=256)
 
 
 def starts(quick: bool, *, seeds: int) -> Asked:
@@ -50,10 +45,6 @@ def swept(name: str, asked: Asked, *, quick: bool, width: int = 128) -> Found:
 
 def _folder(name: str, quick: bool) -> Path:
     return _FOLDER / f"{name}{'-quick' if quick else ''}"
-
-
-def _shown(name: str, quick: bool, figures: Figures) -> Shown:
-    return Shown(figures=figures, page=_folder(name, quick) / "transfer-loss.svg")
 
 
 def _losses(found: Found) -> dict[str, dict[float, NDArray[np.float64]]]:
@@ -91,19 +82,18 @@ _TO_OTHERS = [
 ]
 
 
-def _rate_holds(most: float) -> tuple[list[Threshold], ...]:
-    return (
-        at_most(most, "smupar_moved"),
-        at_least(4, "sp_moved", "mup_moved"),
-        at_most(0.93, "kept_to_sp", "kept_to_mup"),
-        at_most(0.02, "smupar_excess"),
-    )
+_RATE_HOLDS = (
+    at_least(4, "sp_moved", "mup_moved"),
+    at_most(0.93, "kept_to_sp", "kept_to_mup"),
+    at_most(0.02, "smupar_excess"),
+)
 
 
 @recipe(
     "The best learning rate stays where it is at every density under SmuPar, and moves under the standard parameterisation and muP.",
-    *_rate_holds(1),
-    quick=_rate_holds(2),  # rates lie two factors of two apart
+    at_most(1, "smupar_moved"),
+    *_RATE_HOLDS,
+    quick=[at_most(2, "smupar_moved"), *_RATE_HOLDS],  # rates lie two factors of two apart
 )
 def smupar_lr_transfer(quick: bool) -> Shown:
     """3 seeds, densities 1, 1/4, 1/16 and 1/32, rates 2^-12 to 2^-2; quick: 1 seed, 64 steps, the ends, every second rate, no proxy.
@@ -129,7 +119,7 @@ def smupar_lr_transfer(quick: bool) -> Shown:
             losses = _losses(found)[scheme]
             own = next(row["best"] for row in reversed(found.summary) if row["scheme"] == scheme)
             figures[f"{scheme}_excess_from_width_64"] = float((losses[best] / losses[own]).mean()) - 1
-    return _shown(name, quick, figures)
+    return figures, _folder(name, quick) / _PICTURE
 
 
 @recipe(
@@ -155,7 +145,8 @@ def smupar_init_transfer(quick: bool) -> Shown:
     found = swept(name, starts(quick, seeds=1 if quick else 3), quick=quick)
     read = _read(found)
     moves = ["sp_raised", "mup_raised", "smupar_moved", "sp_excess", "mup_excess", "smupar_excess"]
-    return _shown(name, quick, {figure: read[figure] for figure in (*moves, *_TO_OTHERS, "optima_at_an_edge")})
+    figures = {figure: read[figure] for figure in (*moves, *_TO_OTHERS, "optima_at_an_edge")}
+    return figures, _folder(name, quick) / _PICTURE
 
 
 _HALVES = (at_least(2, "init_only_moved"), at_most(0.97, "both_to_init_only"))
@@ -196,11 +187,11 @@ def smupar_ablation(quick: bool) -> Shown:
         if scheme != "smupar":
             figures[f"both_to_{what}"] = read[f"kept_to_{scheme}"]
     if quick:
-        return _shown(name, quick, figures)
+        return figures, _folder(name, quick) / _PICTURE
     read = _read(swept(f"{name}-init", replace(starts(False, seeds=2), schemes=tuple(schemes)), quick=False))
     for scheme, what in schemes.items():
         figures[f"{what}_start_raised"] = read[f"{scheme}_raised"]
         figures[f"{what}_start_excess"] = read[f"{scheme}_excess"]
         if scheme != "smupar":
             figures[f"best_start_both_to_{what}"] = read[f"best_to_{scheme}"]
-    return _shown(name, quick, figures)
+    return figures, _folder(name, quick) / _PICTURE

@@ -18,7 +18,6 @@ from simulations.recipes.cells import ONE_CLIENT
 EPOCHS = 40
 _CENTRAL: dict[str, Any] = {
     **ONE_CLIENT,
-    "name": "central",
     "rounds": EPOCHS,
     "data": {"name": "digits"},
     "client": {

@@ -8,13 +8,12 @@ from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from itertools import product
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 
-from fedsign.intervals import mean_and_std
 from fedsign.landscape.directions import SPECIAL
 from fedsign.landscape.groups import GROUPS
 from fedsign.landscape.noise import NOISES
@@ -67,19 +66,17 @@ def valley_sign_ratio(quick: bool) -> Figures:
     ends = defaultdict[str, list[float]](list)
     gaps, correlations = [], []
     for subject in networks(2 if quick else 5):
-        drawn = [
-            [errors_along(subject, "gaussian", scale=2.0, draw=draw, signs=ratio)["gaussian"] for draw in range(5)]
-            for ratio in ratios
-        ]
-        right, left = (
-            [fmean(errors[f"mean_{side}"] for errors in of_ratio) for of_ratio in drawn]
-            for side in ("positive", "negative")
-        )
-        for name, means in (("positive", right), ("negative", left)):
-            ends[f"{name}_at_0"].append(means[0])
-            ends[f"{name}_at_1"].append(means[-1])
-        gaps.append(left[-1] - right[-1])
-        correlations += [-float(spearmanr(ratios, right)[0]), float(spearmanr(ratios, left)[0])]
+        sides: dict[str, list[float]] = {"positive": [], "negative": []}
+        for ratio in ratios:
+            drawn = [errors_along(subject, "gaussian", scale=2.0, draw=draw, signs=ratio) for draw in range(5)]
+            for side, means in sides.items():
+                means.append(fmean(errors["gaussian"][f"mean_{side}"] for errors in drawn))
+        for side, means in sides.items():
+            ends[f"{side}_at_0"].append(means[0])
+            ends[f"{side}_at_1"].append(means[-1])
+        gaps.append(sides["negative"][-1] - sides["positive"][-1])
+        for sign, side in ((-1, "positive"), (1, "negative")):
+            correlations.append(sign * float(spearmanr(ratios, sides[side])[0]))
     return averages(ends) | {"smallest_gap": min(gaps), "smallest_spearman": min(correlations)}
 
 
@@ -101,9 +98,8 @@ def valley_special_directions(quick: bool) -> Figures:
         for name, errors in errors_along(subject, *SPECIAL, scale=1.0).items():
             found[name].append(errors["asymmetry"])
     figures = averages(found)
-    _, std = mean_and_std(found["initial"])
     return figures | {
-        "initial_standard_error": float("nan") if std is None else std / len(found["initial"]) ** 0.5,
+        "initial_standard_error": stdev(found["initial"]) / len(found["initial"]) ** 0.5,
         "smallest_of_signs": min(figures[name] for name in ("final", "sign", "sign_centred")),
         "largest_of_sgp": max(abs(figures[name]) for name in ("sgp", "sgp_centred")),
     }
