@@ -14,7 +14,7 @@ from fedsign.errors import ConfigError
 from fedsign.sharding.layout import Cut, Granularity, Grouping
 from fedsign.sharding.plan import Estimate, Standing, Task, rank
 from fedsign.sharding.strategy import PAPER, STRATEGIES, Collective, Operation, Scope, strategy_of
-from fedsign.sharding.traffic import Link, Network, Payload, Rings, payload, seconds
+from fedsign.sharding.traffic import Count, Link, Network, Rings, planned, seconds
 from simulations.sharding.estimate import Asked, look, with_network
 from tests.e2e.command import fedsign
 
@@ -206,11 +206,11 @@ def test_two_level_rings_send_as_many_bytes_and_at_most_as_many_between_groups(
 ) -> None:
     """Flat: n - 1 blocks leave a group, on one rank's link.  Two-level: g - 1 blocks of each of its m ranks."""
 
-    def sent(rings: Rings) -> Payload:
+    def sent(rings: Rings) -> Count:
         collective = Collective(scope=Scope.ALL, operation=operation)
         ranks = grouping.group_ranks(0)
-        each = [payload(collective, rank=r, block_bytes=block, grouping=grouping, rings=rings) for r in ranks]
-        return sum(each, start=Payload())
+        each = [planned(collective, rank=r, block_bytes=block, grouping=grouping, rings=rings) for r in ranks]
+        return sum(each, start=Count())
 
     flat, two_level = sent(Rings.FLAT), sent(Rings.TWO_LEVEL)
     assert flat.intra_bytes + flat.inter_bytes == two_level.intra_bytes + two_level.inter_bytes
@@ -225,7 +225,7 @@ def test_for_two_groups_of_two_two_level_rings_send_two_thirds_over_the_slow_lin
     grouping = Grouping(groups=2, per_group=2)
     gather = Collective(scope=Scope.ALL, operation=Operation.ALL_GATHER)
     sent = {
-        rings: sum(payload(gather, rank=r, block_bytes=3, grouping=grouping, rings=rings).inter_bytes for r in (0, 1))
+        rings: sum(planned(gather, rank=r, block_bytes=3, grouping=grouping, rings=rings).inter_bytes for r in (0, 1))
         for rings in Rings
     }
     assert 3 * sent[Rings.TWO_LEVEL] == 2 * sent[Rings.FLAT]
@@ -240,7 +240,7 @@ def test_no_bandwidth_is_exceeded_by_what_is_sent(grouping: Grouping) -> None:
         collective = Collective(scope=scope, operation=operation)
         taken = seconds(collective, tensor_bytes=size, grouping=grouping, network=network)
         sent = [
-            payload(collective, rank=r, block_bytes=8, grouping=grouping, rings=rings) for r in range(grouping.ranks)
+            planned(collective, rank=r, block_bytes=8, grouping=grouping, rings=rings) for r in range(grouping.ranks)
         ]
         across = [each.inter_bytes for each in sent]
         if link is Link.GROUP:
