@@ -15,9 +15,10 @@ from collections.abc import Collection, Iterable, Iterator
 from math import inf
 from pathlib import Path
 
-from clients.sharding.decide import where_machines_join
+from torch._C._distributed_c10d import TCPStore
+
 from clients.sharding.machines import RemoteRanks, Rendezvous
-from clients.sharding.ranks import RENDEZVOUS_S, LocalRanks, RankMessage, store_for
+from clients.sharding.ranks import RENDEZVOUS_S, LocalRanks, RankMessage, opened_store
 from clients.sharding.training import mean_loss
 from clients.sharding.trial import OBJECTIVE
 from clients.state.store import ClientStore
@@ -54,12 +55,7 @@ class ShardGroup:
         self._roles = workload.roles
         self._rendezvous: Rendezvous | None = None
         self._joined: list[RemoteRanks] = []
-        self._is_started = False
-
-    @property
-    def processes(self) -> list[int]:
-        """The ids of those on this machine."""
-        return self._here.processes
+        self._store: TCPStore | None = None  # where the ranks of a group meet
 
     def train_many(self, requests: Iterable[TrainRequest], states: ClientStore) -> Iterator[TrainReply | Failure]:
         """See LocalTrainer; a reply's tensors lie in shared memory, which is used again when they are gone."""
@@ -88,7 +84,7 @@ class ShardGroup:
     def _train(self, request: TrainRequest) -> TrainReply:
         check([OBJECTIVE], Experiment(workload=self._workload, spec=request.objective))
         deadline = time.monotonic() + self._workload.config.server.round_timeout_s
-        if not self._is_started:
+        if self._store is None:
             self._start(deadline)
         came, memory = Layout.of(request.tensors), self._here.memory
         came.write(request.tensors, memory)
@@ -120,16 +116,9 @@ class ShardGroup:
         num, ranks = self._settings.machines, self._settings.ranks
         if num > 1:
             self._joined = self._opened_rendezvous().take(num - 1, deadline=deadline, wait_s=self._settings.join_s)
-            for number, joined in enumerate(self._joined, start=1):
-                joined.place(number, machines=num, ranks=ranks)
-        store = store_for({each.connection.local_host for each in self._joined})
-        self._is_started = True
-        try:
-            for number, host in enumerate(self._hosts):
-                host.start(range(ranks * number // num, ranks * (number + 1) // num), store)
-        finally:
-            if store.listener:
-                store.listener.close()  # rank 0 has it
+        self._store, where = opened_store({each.connection.local_host for each in self._joined})
+        for number, host in enumerate(self._hosts):
+            host.start(range(ranks * number // num, ranks * (number + 1) // num), where)
         try:
             self._answers(min(deadline, time.monotonic() + RENDEZVOUS_S))
         except LateError:
@@ -143,9 +132,14 @@ class ShardGroup:
     def _opened_rendezvous(self) -> Rendezvous:
         """Opened with the first client, whose failure it is if nobody can listen there."""
         if self._rendezvous is None:
-            address, key = where_machines_join(self._settings)
-            digest = digest_of(self._workload.dataset)
-            self._rendezvous = Rendezvous(address, key=key, experiment=described(self._workload), digest=digest)
+            address, key = self._settings.where_machines_join()
+            self._rendezvous = Rendezvous(
+                address,
+                key=key,
+                num_ranks=self._settings.ranks,
+                experiment=described(self._workload),
+                digest=digest_of(self._workload.dataset),
+            )
         return self._rendezvous
 
     def _answers(self, deadline: float) -> list[Message]:
@@ -185,7 +179,7 @@ class ShardGroup:
             host.end()
         if self._rendezvous:
             self._rendezvous.give_back(self._joined)
-        self._joined, self._is_started = [], False
+        self._joined, self._store = [], None
 
 
 def _first_cause(failures: Collection[Message]) -> FedSignError:

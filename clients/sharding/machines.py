@@ -46,26 +46,24 @@ _log = logging.getLogger("fedsign")
 class RemoteRanks:
     """Those of a host that has joined."""
 
-    def __init__(self, connection: Connection, *, command: str) -> None:
-        """`command` is the one that joins."""
-        self.connection, self._command = connection, command
-        self._name = ""
-        self._ranks, self._num_ranks, self._group = range(0), 0, 0
-
-    def place(self, number: int, *, machines: int, ranks: int) -> None:
-        """Which host of a group it is, for error messages; the group has so many ranks."""
-        self._name, self._num_ranks = f"machine {number + 1} of {machines} ({self.connection.peer_host})", ranks
+    def __init__(self, connection: Connection, *, num_ranks: int, command: str) -> None:
+        """`num_ranks` are those of all hosts; `command` is the one that joins."""
+        self.connection, self._num_ranks, self._command = connection, num_ranks, command
+        self._name, self._ranks, self._group = "", range(0), 0
 
     def still_waits(self) -> bool:
-        """Whether it is there; messages of a former group's ranks are dropped."""
+        """Whether it is there, or else its connection is closed; messages of a former group's ranks are dropped."""
         while poll([self.connection], 0.0):
             if None in self.connection.drain():
+                self.connection.close()
                 return False
         return True
 
     def start(self, ranks: range, store: StoreAddress) -> None:
         """See LocalRanks; its ranks find the store where it has joined."""
         self._ranks, self._group = ranks, self._group + 1
+        number, machines = ranks.start // len(ranks), self._num_ranks // len(ranks)
+        self._name = f"machine {number + 1} of {machines} ({self.connection.peer_host})"
         self.connection.send({"start": [ranks.start, ranks.stop], "group": self._group, "port": store.port})
 
     def ask(self, request: Message, tensors: Tensor) -> None:
@@ -104,13 +102,13 @@ class RemoteRanks:
 class Rendezvous:
     """Where hosts join: a thread accepts them, and each has a thread of its own until it waits, so that a silent one delays nobody."""
 
-    def __init__(self, address: Address, *, key: bytes, experiment: Message, digest: str) -> None:
+    def __init__(self, address: Address, *, key: bytes, num_ranks: int, experiment: Message, digest: str) -> None:
         """`experiment` is what a host has to know of it, `digest` that of the data it has to have.
 
         Raises:
             EngineError: nobody can listen there.
         """
-        self._key, self._experiment, self._digest = key, experiment, digest
+        self._key, self._num_ranks, self._experiment, self._digest = key, num_ranks, experiment, digest
         self._command = f"fedsign worker --join {address}" + (" --secret-file FILE" if key else "")
         self._server = _listening(address)
         self._changed = threading.Condition()
@@ -154,11 +152,7 @@ class Rendezvous:
 
     def _num_waiting(self) -> int:
         """How many hosts wait; those that are gone are dropped."""
-        found = [(host, host.still_waits()) for host in self._waiting]
-        self._waiting = [host for host, waits in found if waits]
-        for host, waits in found:
-            if not waits:
-                host.connection.close()
+        self._waiting = [host for host in self._waiting if host.still_waits()]
         return len(self._waiting)
 
     def _missing(self, num: int, wait_s: float) -> str:
@@ -193,7 +187,7 @@ class Rendezvous:
         with self._changed:
             is_open = self._arriving.pop(connection, None) is not None
             if is_open and not refusal:
-                self._waiting.append(RemoteRanks(connection, command=self._command))
+                self._waiting.append(RemoteRanks(connection, num_ranks=self._num_ranks, command=self._command))
                 self._changed.notify_all()
         if is_open and refusal:
             _log.warning("a machine at %s was not let in: %s", connection.peer_host, refusal)

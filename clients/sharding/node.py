@@ -10,23 +10,20 @@ there it is the process that started that.  The daemon ends with the one that la
 """
 
 import hashlib
-import json
 import os
 import socket
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
-from functools import lru_cache
 from pathlib import Path
 
-from clients.sharding.decide import check_machines
 from clients.state.store import ClientStore
 from clients.workers.messages import Result, request_message, result_from
 from clients.workers.shared_data import described
 from fedsign.errors import EngineError, RankError
 from fedsign.records import TrainRequest, failure_of
-from fedsign.transport.connection import Connection
+from fedsign.transport.connection import Connection, Message
 from fedsign.transport.process import ChildProcess
 from fedsign.transport.tensors import receive_tensors, send_tensors, slot_bytes_of
 from fedsign.workload import Workload
@@ -36,6 +33,7 @@ _ONE_MESSAGE = "flwr-clientapp"  # Flower's program that handles one message and
 _IDLE_S = 600.0
 _BACKLOG = 64
 _RETRY_S = 0.01
+_held: list[ChildProcess] = []  # the daemon of this process, one at most; what is let go of ends
 
 
 class AtDaemon:
@@ -46,13 +44,12 @@ class AtDaemon:
 
         Raises:
             EngineError: this is no Linux, whose local sockets it takes.
-            ConfigError: the node's clients are trained on several machines, and where these join cannot be used.
         """
         if sys.platform != "linux":
             raise EngineError("client.sharding at nodes of a deployment needs Linux; use engine.name=in_process here.")
-        check_machines(workload.config)
-        self._workload = workload
-        self._given = json.dumps({**described(workload), "node": _node(), "logs": str(logs), "idle_s": idle_s})
+        self._roles = workload.roles
+        self._given = {**described(workload), "node": _node(), "logs": str(logs), "idle_s": idle_s}
+        self._address = _address_of(self._given)
 
     def train_many(self, requests: Iterable[TrainRequest], states: ClientStore) -> Iterator[Result]:
         """See LocalTrainer."""
@@ -64,7 +61,7 @@ class AtDaemon:
 
     def shut_down(self) -> None:
         """Let the daemon end, if there is one."""
-        daemon = _connection_to(_address_of(self._given))
+        daemon = _connection_to(self._address)
         if daemon:
             with closing(daemon):
                 send_tensors(daemon, {"end": True}, {})
@@ -72,15 +69,36 @@ class AtDaemon:
         let_go()
 
     def _asked(self, request: TrainRequest) -> Result:
-        with closing(_connected(self._given)) as daemon:
+        with closing(self._connected()) as daemon:
             send_tensors(daemon, request_message(request), request.tensors)
             found = receive_tensors(daemon, max_bytes=slot_bytes_of(request.tensors))
         if found is None:
             raise RankError(
                 "the process that keeps the ranks of this node's clients ended before it answered; the next client gets another one. "
-                f"What it had to say is in {json.loads(self._given)['logs']}."
+                f"What it had to say is in {self._given['logs']}."
             )
-        return result_from(found[0], self._workload.roles, found[1], {})
+        return result_from(found[0], self._roles, found[1], {})
+
+    def _connected(self) -> Connection:
+        """A connection to the node's daemon, which is started if it is not there."""
+        while True:
+            if daemon := _connection_to(self._address):
+                return daemon
+            # bound here, so that who asks while the daemon starts waits for it, instead of starting another one
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server, suppress(OSError):
+                server.bind(self._address)
+                server.listen(_BACKLOG)
+                self._start(server.fileno())
+            time.sleep(_RETRY_S)
+
+    def _start(self, server: int) -> None:
+        """Start a daemon, whose end is that of the process that outlasts the message."""
+        let_go()  # of one that has died
+        logs = Path(self._given["logs"])
+        logs.mkdir(parents=True, exist_ok=True)
+        daemon = ChildProcess(_MODULE, log=logs / "daemon.log", descriptors=[server], ends_with=self._given["node"])
+        daemon.connection.send(self._given | {"server": server})
+        _held.append(daemon)
 
 
 def _node() -> int | None:
@@ -99,44 +117,15 @@ def _connection_to(address: str) -> Connection | None:
     return connection
 
 
-def _connected(given: str) -> Connection:
-    """A connection to the node's daemon, which is started if it is not there."""
-    address = _address_of(given)
-    while True:
-        if daemon := _connection_to(address):
-            return daemon
-        # bound here, so that who asks while the daemon starts waits for it, instead of starting another one
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server, suppress(OSError):
-            server.bind(address)
-            server.listen(_BACKLOG)
-            let_go()  # of one that has died
-            _daemon(given, server.fileno())
-        time.sleep(_RETRY_S)
-
-
 def let_go() -> None:
     """Let the daemon end that this process holds, if it holds one."""
-    _daemon.cache_clear()
+    _held.clear()
 
 
-def _address_of(given: str) -> str:
+def _address_of(given: Message) -> str:
     """In Linux's abstract namespace, so that nothing lies on a disk."""
-    lasts = json.loads(given)["node"] or os.getpid()
-    name = hashlib.sha256(f"{os.getuid()} {lasts} {_started_at(lasts)} {given}".encode()).hexdigest()[:32]
+    lasts = given["node"] or os.getpid()
+    # when it began, in the kernel's ticks: numbers of processes are used again
+    began = Path(f"/proc/{lasts}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+    name = hashlib.sha256(f"{os.getuid()} {lasts} {began} {given}".encode()).hexdigest()[:32]
     return f"\0fedsign-{name}"
-
-
-def _started_at(process: int) -> str:
-    """When a process began, in the kernel's ticks: numbers of processes are used again."""
-    return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
-
-
-@lru_cache(maxsize=1)  # a node plays one experiment at a time; what leaves the cache ends
-def _daemon(given: str, server: int) -> ChildProcess:
-    """A daemon that this process starts, and whose end is that of the process that outlasts the message."""
-    told = json.loads(given)
-    logs = Path(told["logs"])
-    logs.mkdir(parents=True, exist_ok=True)
-    daemon = ChildProcess(_MODULE, log=logs / "daemon.log", descriptors=[server], ends_with=told["node"])
-    daemon.connection.send(told | {"server": server})
-    return daemon

@@ -25,34 +25,29 @@ def rule_of(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer] | N
     return getattr(optimizer, "element_rule", None)
 
 
-class PieceOptimizers:
-    """Makes optimisers of a rank's pieces."""
-
-    def __init__(self, model: nn.Module, pieces: Sequence[Piece]) -> None:
-        self._names = {parameter: name for name, parameter in model.named_parameters()}
-        self._pieces: dict[str, list[Piece]] = {}
-        for piece in pieces:
-            self._pieces.setdefault(piece.name, []).append(piece)
-        self._nothing = nn.Parameter(torch.zeros(1))  # a rank may own nothing; an optimiser asks for at least one
-
-    def make(self, whole: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """One without a past, with the groups of the whole one, which has a rule."""
-        groups = [self._group(group) for group in whole.param_groups]
-        groups[0]["params"].append(self._nothing)
-        groups[0]["masks"].append(None)
-        rule: Any = rule_of(whole)
-        optimizer: torch.optim.Optimizer = made_lean(rule, groups, **({} if rule in _TORCHS else whole.defaults))
-        return step_leanly(optimizer)
-
-    def _group(self, whole: dict[str, Any]) -> dict[str, Any]:
-        group = {key: value for key, value in whole.items() if key not in _OF_TENSORS}
+def piece_optimizer(whole: torch.optim.Optimizer, model: nn.Module, pieces: Sequence[Piece]) -> torch.optim.Optimizer:
+    """An optimiser of a rank's pieces without a past, with the groups of the whole one, which has a rule."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    pieces_of: dict[str, list[Piece]] = {}
+    for piece in pieces:
+        pieces_of.setdefault(piece.name, []).append(piece)
+    groups = []
+    for given in whole.param_groups:
+        group: dict[str, Any] = {key: value for key, value in given.items() if key not in _OF_TENSORS}
         group |= {"params": [], "masks": []}
-        masks = whole.get("masks", [None] * len(whole["params"]))
-        for parameter, mask in zip(whole["params"], masks, strict=True):
-            for piece in self._pieces.get(self._names[parameter], []):
+        masks = given.get("masks", [None] * len(given["params"]))
+        for parameter, mask in zip(given["params"], masks, strict=True):
+            for piece in pieces_of.get(names[parameter], []):
                 group["params"].append(piece.tensor)
                 group["masks"].append(mask and mask.part(piece.start, piece.stop, piece.tensor.device))
-        return group
+        groups.append(group)
+    groups[0]["params"].append(
+        nn.Parameter(torch.zeros(1))
+    )  # a rank may own nothing; an optimiser asks for at least one
+    groups[0]["masks"].append(None)
+    rule: Any = rule_of(whole)
+    optimizer: torch.optim.Optimizer = made_lean(rule, groups, **({} if rule in _TORCHS else whole.defaults))
+    return step_leanly(optimizer)
 
 
 def forget(optimizer: torch.optim.Optimizer, pieces: Sequence[Piece], *, but: Collection[str]) -> None:

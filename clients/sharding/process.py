@@ -2,19 +2,18 @@
 
 In:  the rank's settings, once; then for each client its request (clients.workers.messages), the `layout` of its tensors and
      the `slot` of the reply
-Out: {"ready": true} once; then for each client {"nums", "losses"} of the training, and from rank 0 the `layout` of the slot;
-     {"failed": ...} in place of either
+Out: {"ready": true} once; then for each client {"nums", "losses"} of the training and the `layout` of what rank 0 has written into
+     the slot; {"failed": ...} in place of either
 """
 
 import logging
-import os
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store, TCPStore
 
-from clients.sharding.devices import agreed_backend
-from clients.sharding.ranks import INTERFACE, RENDEZVOUS_S
+from clients.sharding.ranks import RENDEZVOUS_S
 from clients.sharding.training import ShardedTraining
 from clients.workers.messages import request_from, result_message
 from clients.workers.shared_data import workload_from
@@ -47,36 +46,28 @@ def main(parent: Connection) -> None:
 def _trained(training: ShardedTraining, request: Message, models: SharedFile, replies: SharedFile) -> Message:
     """Train one client and report it.  Rank 0 writes the trained tensors into the reply's slot."""
     tensors = Layout.from_json(request["layout"]).read(models.memory(0))
-    trained = training.train(request_from(request, tensors))
-    message: Message = {"nums": trained.nums, "losses": trained.losses}
-    values = training.values(trained.names)
-    if dist.get_rank():
-        for _ in values:
-            pass  # all ranks take part in gathering what rank 0 writes
-        return message
-    own = training.layout_of(trained.names)
-    places = own.read(replies.memory(request["slot"]))
-    for name, value in values:
-        places[name].copy_(value)
-    return message | {"layout": own.as_json()}
+    nums, losses = training.train(request_from(request, tensors))
+    layout = training.layout()
+    places = {} if dist.get_rank() else layout.read(replies.memory(request["slot"]))
+    for name, value in training.values():  # all ranks take part in gathering what rank 0 writes
+        if places:
+            places[name].copy_(value)
+    return {"nums": nums, "losses": losses, "layout": layout.as_json()}
 
 
 def _init_process_group(given: Message, workload: Workload) -> None:
-    """Join the process group, whose store listens on a socket that rank 0 was handed; see ranks.StoreAddress."""
+    """Join the process group, which meets at the store of the first machine."""
     rank, ranks = given["rank"], ShardingSection.of(workload.config).ranks
-    host, port, *descriptors = given["store"]
-    store = dist.TCPStore(  # type: ignore[attr-defined] # torch's stub does not export it
-        host,
-        port,
-        ranks,
-        is_master=rank == 0,
-        timeout=timedelta(seconds=RENDEZVOUS_S),
-        wait_for_workers=False,
-        master_listen_fd=descriptors[0] if descriptors else None,
-    )
-    if INTERFACE in os.environ:
-        os.environ["NCCL_SOCKET_IFNAME"] = os.environ[INTERFACE]
+    host, port = given["store"]
+    store = TCPStore(host, port, timeout=timedelta(seconds=RENDEZVOUS_S))
     if workload.device.type != "cpu":
         torch.cuda.set_device(workload.device)
     backend = agreed_backend(store, given["backend"], rank=rank, ranks=ranks)
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
+
+
+def agreed_backend(store: Store, wished: str, *, rank: int, ranks: int) -> str:
+    """The backend of all ranks, which machines with other GPUs wish differently: NCCL if all do."""
+    store.set(f"backend-{rank}", wished)
+    every = {store.get(f"backend-{each}").decode() for each in range(ranks)}
+    return wished if every == {wished} else "gloo"

@@ -29,9 +29,9 @@ class ShardingProvider(TrainerProvider):
 
     def check(self) -> None:
         """See TrainerProvider."""
-        from clients.sharding.decide import check_machines
-
-        check_machines(self.workload.config)
+        settings = ShardingSection.of(self.workload.config)
+        if settings.machines > 1:
+            settings.where_machines_join()
 
     def open(self, *, logs: Path, in_process: bool) -> AbstractContextManager[LocalTrainer]:
         """Ranks of this process, or at a node those of a daemon, which outlast the message."""

@@ -1,16 +1,21 @@
-"""The ranks of a client that are on this machine: processes of this one, which see the client's tensors in its memory."""
+"""The ranks of a client that are on this machine: processes of this one, which see the client's tensors in its memory.
+
+On CPUs they talk over gloo.  With engine.device=cuda (or auto, where there is a GPU) each rank has a GPU of its own and they talk over NCCL, if there
+are as many; else, or if one is named (cuda:0), several ranks share one: NCCL refuses that, so they talk over gloo, by way of the host's memory.
+"""
 
 import os
 import socket
-import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
 
-from clients.sharding.devices import place_here
 from clients.workers.shared_data import TrainingProcesses
 from fedsign.errors import EngineError
 from fedsign.sharding.section import ShardingSection
@@ -32,7 +37,6 @@ class StoreAddress:
     host: str
     port: int
     interface: str
-    listener: socket.socket | None = None  # of rank 0, where it is on this host
 
 
 class RankMessage(NamedTuple):
@@ -58,24 +62,17 @@ class LocalRanks:
         self.replies = self._processes.replies  # of rank 0, if it is among them
         self._children: dict[int, ChildProcess] = {}
 
-    @property
-    def processes(self) -> list[int]:
-        """Their ids."""
-        return [child.process.pid for child in self._children.values()]
-
     def start(self, ranks: range, store: StoreAddress) -> None:
         """Start these; each sends a message when all ranks have joined the group."""
         for rank in ranks:
-            place = place_here(self._workload.device, rank=rank, sharding=self._sharding)
-            listeners = [store.listener.fileno()] if store.listener and rank == 0 else []
+            device, backend = place_of(self._workload.device, rank=rank, sharding=self._sharding)
             self._children[rank] = self._processes.start(
                 rank,
-                device=place.device,
-                environment={INTERFACE: store.interface} if store.interface else {},
-                descriptors=listeners,
+                device=device,
+                environment={INTERFACE: store.interface, "NCCL_SOCKET_IFNAME": store.interface},
                 rank=rank,
-                backend=place.backend,
-                store=[store.host, store.port, *listeners],
+                backend=backend,
+                store=[store.host, store.port],
             )
 
     def ask(self, request: Message, tensors: Tensor) -> None:
@@ -110,13 +107,22 @@ class LocalRanks:
         return {"died": [who, child.exit_reason(), f"What it had to say is in {child.log}"]}
 
 
+def place_of(device: torch.device, *, rank: int, sharding: ShardingSection) -> tuple[str, str]:
+    """The device of a rank whose client is to train on this one, and the backend that it wishes; consecutive ranks share a machine."""
+    if device.type != "cuda" or ":" in str(device):  # named by its number
+        return str(device), "gloo"
+    ranks, num_gpus = sharding.ranks // sharding.machines, torch.cuda.device_count()
+    own_each = num_gpus >= ranks
+    return f"cuda:{rank % ranks % num_gpus}", "nccl" if own_each and dist.is_nccl_available() else "gloo"
+
+
 def interface_at(address: str) -> str:
     """That of the ranks here, where this host has an address; empty if it is not known."""
     return os.environ.get(INTERFACE) or interface_of(address)
 
 
-def store_for(hosts: Collection[str]) -> StoreAddress:
-    """Of ranks on this host and others, which have joined by `hosts`, addresses of this one; the caller closes the listener once rank 0 has it.
+def opened_store(hosts: Collection[str]) -> tuple[TCPStore, StoreAddress]:
+    """A store for ranks on this host and others, which have joined by `hosts`, addresses of this one; it closes when nobody refers to it any more.
 
     Raises:
         EngineError: the others have joined by several addresses, of which one is not for all, or by none of an interface's.
@@ -126,7 +132,7 @@ def store_for(hosts: Collection[str]) -> StoreAddress:
             f"machines have joined this one by different addresses, {' and '.join(sorted(hosts))}; start all workers with the same "
             "--join, which all can reach."
         )
-    host, interface = LOOPBACK, "lo" if sys.platform == "linux" else ""
+    host, interface = LOOPBACK, "lo"
     for host in hosts:
         interface = interface_at(host)
         if not interface:
@@ -134,5 +140,7 @@ def store_for(hosts: Collection[str]) -> StoreAddress:
                 f"machines have joined this one by {host}, which no network interface here has as its first address; name the interface in "
                 f"the environment variable {INTERFACE}."
             )
-    listener = socket.create_server((host, 0))
-    return StoreAddress(host=host, port=listener.getsockname()[1], interface=interface, listener=listener)
+    listener = socket.create_server((host, 0))  # at this address alone, and a port that is free
+    port = listener.getsockname()[1]
+    store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    return store, StoreAddress(host=host, port=port, interface=interface)

@@ -15,10 +15,8 @@ class SiteMachines:
 
     def check(self, settings: Mapping[str, Any]) -> str:
         """See SiteTable."""
-        from clients.sharding.decide import where_machines_join  # imports torch
-
         sharding = checked(ShardingSection, settings)
-        address, _ = where_machines_join(sharding)
+        address, _ = sharding.where_machines_join()
         return f"{sharding.machines} machines, which join at {address}"
 
 

@@ -10,23 +10,24 @@ What is random besides the order of samples is drawn for the whole batch on ever
 `clients.sharding.trial`.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from clients.batches import Batching
 from clients.local_step import factors
-from clients.sharding.optim import PieceOptimizers, forget
-from clients.sharding.penalty import ShardedPenalty
+from clients.sharding.optim import forget, piece_optimizer
 from clients.trainer import make_optimizer
+from fedsign import plugins
 from fedsign.models.transform import packing_of
+from fedsign.objectives.base import LocalContext, Objective
 from fedsign.optim.base import BlockTrainer, PartTrainer, drawing
 from fedsign.optim.lean import made_lean
-from fedsign.records import Role, TrainRequest
+from fedsign.records import ObjectiveSpec, Role, Tensors, TrainRequest
 from fedsign.seeding import Purpose, generator, integer, torch_seeded
+from fedsign.sharding.flat import Piece
 from fedsign.sharding.layout import Grouping
 from fedsign.sharding.paro import Sharded
 from fedsign.sharding.section import ShardingSection
@@ -34,18 +35,6 @@ from fedsign.sharding.units import default_units
 from fedsign.tasks.base import num_terms
 from fedsign.transport.tensors import Layout
 from fedsign.workload import Workload
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Trained:
-    """What a rank says of a client's round."""
-
-    nums: list[int]
-    """Samples of each batch of the last epoch, those of all ranks."""
-    losses: list[float]
-    """This rank's part of each batch's mean loss."""
-    names: frozenset[str] | None
-    """Of the parameters that were trained; None for all."""
 
 
 class ShardedTraining:
@@ -68,13 +57,11 @@ class ShardedTraining:
             prefetch=settings.prefetch,
         )
         self._sizes = {name: parameter.numel() for name, parameter in self._model.named_parameters()}
-        self._optimizers = PieceOptimizers(self._model, self._sharded.pieces)
-        task = workload.training_task
-        self._needs_targets = getattr(task, "num_terms", None) is not None
-        self._varies = workload.config.data.augment != "none"
+        self._needs_whole_batch = workload.config.data.augment != "none" or hasattr(workload.training_task, "num_terms")
+        self._trained: frozenset[str] | None = None  # the parameters that the last client has trained; None for all
 
-    def train(self, request: TrainRequest) -> Trained:
-        """A client's round."""
+    def train(self, request: TrainRequest) -> tuple[list[int], list[float]]:
+        """A client's round: samples of each batch of the last epoch, those of all ranks, and this rank's part of each batch's mean loss."""
         workload, round, partition = self._workload, request.round, request.partition
         self._sharded.load(self._packing.whole(request.tensors))
         self._penalty = ShardedPenalty(request.objective, self._sharded.pieces, sizes=self._sizes)
@@ -83,7 +70,7 @@ class ShardedTraining:
         steps = batching.num_steps(len(index))
         whole = make_optimizer(workload, self._model, round=round)
         drawer = whole if isinstance(whole, PartTrainer) else None
-        self._sharded.optimizer = self._optimizers.make(whole)
+        self._sharded.optimizer = piece_optimizer(whole, self._model, self._sharded.pieces)
         full = [group["lr"] for group in self._sharded.optimizer.param_groups]
         seed, where = workload.config.seed, {"round": round, "partition": partition}
         rates = factors(workload, round=round, num_steps=steps)
@@ -102,21 +89,21 @@ class ShardedTraining:
                         _scale(self._sharded.optimizer, full, next(rates))
                     losses.append(self._step(torch.from_numpy(index[chosen.numpy()]), drawer))
                     nums.append(len(chosen))
-            names = None if drawer is None else drawer.trained
-        return Trained(nums=nums, losses=torch.stack(losses).tolist(), names=names)
+            self._trained = None if drawer is None else drawer.trained
+        return nums, torch.stack(losses).tolist()
 
-    def values(self, names: Collection[str] | None) -> Iterator[tuple[str, Tensor]]:
-        """What a reply holds, as it travels: these parameters, all without names, and all buffers; all ranks ask for the same."""
-        for name, value in self._sharded.values(names):
+    def values(self) -> Iterator[tuple[str, Tensor]]:
+        """What a reply holds, as it travels: what was trained, and all buffers; all ranks ask for it, to the end."""
+        for name, value in self._sharded.values(self._trained):
             yield from self._packing.packed({name: value}).items()
         yield from ((name, tensor) for name, tensor in self._model.state_dict().items() if self._is_buffer(name))
 
-    def layout_of(self, names: Collection[str] | None) -> Layout:
+    def layout(self) -> Layout:
         """Where `values` may be written, in the model's order."""
         places = {
             name: tensor.new_empty(self._packing.shape(name, tensor.shape), device="meta")
             for name, tensor in self._model.state_dict().items()
-            if names is None or name in names or self._is_buffer(name)
+            if self._trained is None or name in self._trained or self._is_buffer(name)
         }
         return Layout.of(places, contiguous=True)
 
@@ -145,20 +132,17 @@ class ShardedTraining:
     def _pieces(self, batch: Tensor) -> Iterator[tuple[Tensor, Tensor, float]]:
         """This rank's share: features, targets and their part of the batch's mean; see [Note: shares of a batch]."""
         workload, task, ranks = self._workload, self._workload.training_task, self._num_ranks
-        mine = share_of(len(batch), rank=self._rank, ranks=ranks)
-        samples, total = workload.training_samples, float(len(batch))
-        if self._varies or self._needs_targets:
-            features, targets = samples.batch(batch)
+        first, last = share_of(len(batch), rank=self._rank, ranks=ranks)
+        some = slice(first, last) if first < last else slice(0, 1)
+        if self._needs_whole_batch:
+            features, targets = workload.training_samples.batch(batch)
             total = max(num_terms(task, targets), 1)
-            if self._varies:
-                features = workload.augment(features)
-            some = slice(*mine) if mine[0] < mine[1] else slice(0, 1)
-            features, targets = features[some], targets[some]
+            features, targets = workload.augment(features)[some], targets[some]
         else:
-            features, targets = samples.batch(batch[slice(*mine)] if mine[0] < mine[1] else batch[:1])
+            (features, targets), total = workload.training_samples.batch(batch[some]), len(batch)
         size = workload.config.client.micro_batch or len(batch)
         for start in range(0, -(-len(batch) // ranks), size):
-            here = slice(start, min(start + size, mine[1] - mine[0]))
+            here = slice(start, min(start + size, last - first))
             if here.start < here.stop:
                 yield features[here], targets[here], num_terms(task, targets[here]) / total
             else:
@@ -168,6 +152,42 @@ class ShardedTraining:
         self._sharded.train_only(names)
         if self._workload.config.client.optimizer.settings["moments"] == "drop":
             forget(self._sharded.optimizer, self._sharded.pieces, but=names)
+
+
+class ShardedPenalty:
+    """An objective's penalty in one client's round, where a rank has parts of tensors: `pieces` hold what it received.
+
+    Its gradient is added to that of the loss once all ranks have that together; each element's term by every rank that owns the element.
+    """
+
+    def __init__(self, spec: ObjectiveSpec, pieces: Sequence[Piece], *, sizes: Mapping[str, int]) -> None:
+        """`sizes`: elements of each parameter of the model, whole."""
+        self._objective: Objective = plugins.build("objective", spec.name, dict(spec.settings))
+        self._pieces = pieces if self._objective.has_penalty else ()
+        self._context = LocalContext(
+            received={str(place): piece.tensor.detach().clone() for place, piece in enumerate(self._pieces)},
+            state={},
+            shared={},
+            unit_displacement=None,
+            sizes=sizes,
+        )
+
+    def add(self) -> None:
+        """Add the penalty's gradient to that of the pieces that are trained now."""
+        trained = {
+            str(place): piece.tensor for place, piece in enumerate(self._pieces) if piece.tensor.grad is not None
+        }
+        for name, gradient in self._gradients(trained).items() if trained else ():
+            trained[name].grad.add_(gradient)  # type: ignore[union-attr]
+
+    def _gradients(self, trained: Mapping[str, nn.Parameter]) -> Tensors:
+        if self._objective.has_gradient:
+            with torch.no_grad():
+                return self._objective.penalty_gradient(trained, self._context) or {}
+        penalty = self._objective.penalty(trained, self._context)
+        if penalty is None:
+            return {}
+        return dict(zip(trained, torch.autograd.grad(penalty, [*trained.values()]), strict=True))
 
 
 def share_of(num: int, *, rank: int, ranks: int) -> tuple[int, int]:

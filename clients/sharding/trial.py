@@ -9,7 +9,6 @@
 from dataclasses import replace
 
 import torch
-from torch import nn
 
 from clients.model_probes import dropouts, mixes_samples, moved_buffer
 from clients.sharding.optim import rule_of
@@ -50,13 +49,9 @@ def _tried(experiment: Experiment) -> str:
         return "lets samples of a batch depend on each other, which lie on different ranks"
     with torch_stream(0, Purpose.TRAINING):
         model(pair).sum().backward()
-    unused = _unused(model)
-    return f"does not use its parameter '{unused}', which an optimiser would leave alone" if unused else ""
-
-
-def _unused(model: nn.Module) -> str:
     named = model.named_parameters()
-    return next((name for name, parameter in named if parameter.requires_grad and parameter.grad is None), "")
+    unused = next((name for name, parameter in named if parameter.requires_grad and parameter.grad is None), "")
+    return f"does not use its parameter '{unused}', which an optimiser would leave alone" if unused else ""
 
 
 _WHOLE_PARAMETERS = Rule(

@@ -8,9 +8,9 @@ may be started anew, until it says that the run is over.
 
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from clients.sharding.machines import FACTS
@@ -29,34 +29,7 @@ from fedsign.workload import Workload
 _PAUSE_S = 0.5
 _CONNECTING_S = 10.0
 
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
-    """What `fedsign worker` was asked for."""
-
-    address: Address
-    key: bytes
-    interface: str  # empty: that of the connection
-    data_root: str  # empty: as on the first machine
-    logs: Path
-    wait_s: float
-
-
-def work(asked: Asked, say: Say) -> None:
-    """Hold ranks until the run is over.
-
-    Raises:
-        JoinError: the first machine does not let this one in, or this one cannot take part.
-        EngineError: the first machine is not to be found for `asked.wait_s` seconds.
-    """
-    check_interface(asked.interface)
-    say(f"looking for the first machine at {asked.address}")
-    with closing(_Worker(asked, say)) as worker:
-        while not worker.serve(_connected(asked, say)):
-            say(f"the connection to {asked.address} has ended; looking for it again")
-    say("the run is over")
+_say = partial(print, flush=True)
 
 
 def check_interface(name: str) -> None:
@@ -64,29 +37,6 @@ def check_interface(name: str) -> None:
     known = [each for _, each in socket.if_nameindex()]
     if name and name not in known:
         raise ConfigError(f"--interface={name} was given, but this machine has {', '.join(known)}; name one of these.")
-
-
-def _connected(asked: Asked, say: Say) -> Connection:
-    """An authenticated connection to the first machine.
-
-    Raises:
-        JoinError: it refuses this one, or does not know the key.
-        EngineError: it is not to be found.
-    """
-    deadline = time.monotonic() + asked.wait_s
-    while time.monotonic() < deadline:
-        with suppress(OSError):
-            where = (asked.address.resolved(), asked.address.port)
-            connection = Connection(socket.create_connection(where, timeout=_CONNECTING_S))
-            if handshake.connect(connection, asked.key, facts=FACTS):
-                say(f"joined {asked.address}")
-                return connection
-            connection.close()
-        time.sleep(_PAUSE_S)
-    raise EngineError(
-        f"no first machine of a client answered at {asked.address} for {asked.wait_s:g} s; start the run (or node) there with "
-        f"client.sharding.listen (or its sharding-listen) set to {asked.address}, and let the firewall pass it, or raise --wait."
-    )
 
 
 def _listed(ranks: range) -> str:
@@ -108,16 +58,55 @@ def _workload(experiment: Message, data_root: str) -> Workload:
     return Workload(config, None if here is None else frozenset(here))
 
 
-class _Worker:
+class Worker:
     """The ranks of this machine, and the experiment that they are for."""
 
-    def __init__(self, asked: Asked, say: Say) -> None:
-        self._asked, self._say = asked, say
+    def __init__(
+        self, address: Address, key: bytes, *, interface: str, data_root: str, logs: Path, wait_s: float
+    ) -> None:
+        """An empty `interface` is that of the connection; an empty `data_root` is the first machine's.
+
+        Raises:
+            ConfigError: this machine has no such interface.
+        """
+        check_interface(interface)
+        self._address, self._key, self._wait_s = address, key, wait_s
+        self._interface, self._data_root, self._logs = interface, data_root, logs
         self._experiment: Message | None = None
         self._ranks: LocalRanks
         self._digest, self._group = "", 0
 
-    def serve(self, first: Connection) -> bool:
+    def work(self) -> None:
+        """Hold ranks until the run is over.
+
+        Raises:
+            JoinError: the first machine does not let this one in, or this one cannot take part.
+            EngineError: the first machine is not to be found for `wait_s` seconds.
+        """
+        _say(f"looking for the first machine at {self._address}")
+        with closing(self):
+            while not self._serve(self._connected()):
+                _say(f"the connection to {self._address} has ended; looking for it again")
+        _say("the run is over")
+
+    def _connected(self) -> Connection:
+        """An authenticated connection to the first machine."""
+        deadline = time.monotonic() + self._wait_s
+        while time.monotonic() < deadline:
+            with suppress(OSError):
+                where = (self._address.resolved(), self._address.port)
+                connection = Connection(socket.create_connection(where, timeout=_CONNECTING_S))
+                if handshake.connect(connection, self._key, facts=FACTS):
+                    _say(f"joined {self._address}")
+                    return connection
+                connection.close()
+            time.sleep(_PAUSE_S)
+        raise EngineError(
+            f"no first machine of a client answered at {self._address} for {self._wait_s:g} s; start the run (or node) there with "
+            f"client.sharding.listen (or its sharding-listen) set to {self._address}, and let the firewall pass it, or raise --wait."
+        )
+
+    def _serve(self, first: Connection) -> bool:
         """Do what the first machine asks for; False if the connection is lost before the run is over."""
         with closing(first):
             experiment = first.receive()
@@ -148,8 +137,8 @@ class _Worker:
         """
         if experiment != self._experiment:
             self.close()
-            workload = _workload(experiment, self._asked.data_root)
-            self._ranks, self._digest = LocalRanks(workload, logs=self._asked.logs), digest_of(workload.dataset)
+            workload = _workload(experiment, self._data_root)
+            self._ranks, self._digest = LocalRanks(workload, logs=self._logs), digest_of(workload.dataset)
             self._experiment = experiment
 
     def _relay(self, first: Connection) -> bool:
@@ -178,9 +167,9 @@ class _Worker:
     def _start(self, request: Message, first: Connection) -> None:
         """The store is on the first machine."""
         self._group, ranks = request["group"], range(*request["start"])
-        self._say(f"holds {_listed(ranks)} of {self._ranks.num_ranks}")
+        _say(f"holds {_listed(ranks)} of {self._ranks.num_ranks}")
         try:
-            interface = self._asked.interface or interface_at(first.local_host)
+            interface = self._interface or interface_at(first.local_host)
             if not interface:
                 raise EngineError(
                     f"no network interface of the machine at {first.local_host} has this as its first address; give its worker --interface NAME."

@@ -1,7 +1,7 @@
 """What the engine does in a step, collective by collective: numbers and bytes that a rank can check its own counts against.
 
 For a model of which every unit is used once in each micro-batch's forward and backward.  A unit whose backward is not needed, such as
-frozen ones before all that is trained, is gathered once only.
+frozen ones before all that is trained, is gathered once only, and so less often than counted here.
 """
 
 from collections import defaultdict
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fedsign.sharding.layout import Cut, Grouping
 from fedsign.sharding.plan import GATHERS
 from fedsign.sharding.strategy import Collective, Strategy, gather_all
-from fedsign.sharding.traffic import Count, Rings, payload
+from fedsign.sharding.traffic import Count, Rings, planned
 
 NORM_BYTES = 8
 """The squares of a rank's gradient, in float64."""
@@ -24,8 +24,6 @@ class Flat:
     numel: int
     itemsize: int
     is_trainable: bool
-    gathers: int = GATHERS
-    """In a micro-batch."""
 
 
 def step_counts(
@@ -36,12 +34,13 @@ def step_counts(
 
     def add(collectives: Iterable[Collective], *, block_bytes: int, calls: int) -> None:
         for each in collectives:
-            sent = payload(each, rank=rank, block_bytes=block_bytes, grouping=grouping, rings=rings)
-            counts[each] += Count(calls=calls, payload=sent.times(calls))
+            counts[each] += planned(
+                each, rank=rank, block_bytes=block_bytes, grouping=grouping, rings=rings, calls=calls
+            )
 
     for flat in flats:
         block_bytes = Cut(numel=flat.numel, grouping=grouping).block * flat.itemsize
-        add(strategy.gather_params, block_bytes=block_bytes, calls=accumulate * flat.gathers)
+        add(strategy.gather_params, block_bytes=block_bytes, calls=accumulate * GATHERS)
         if flat.is_trainable:
             add(strategy.reduce_gradients, block_bytes=block_bytes, calls=accumulate)
             add(strategy.sync_gradients, block_bytes=block_bytes, calls=1)

@@ -7,35 +7,17 @@ gathered in vain is used when its turn comes, or freed at the pass' end.
 One unit's parameters are on their way at a time, and one unit's gradients: a rank has one unit more than without.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
-from enum import Enum, auto
-from typing import Protocol
+from typing import Literal
 
 from torch import Tensor
 
+from fedsign.sharding.flat import FlatParameter
 from fedsign.sharding.lanes import Ticket
 
-
-class Pass(Enum):
-    """A way through the model."""
-
-    FORWARD = auto()
-    BACKWARD = auto()
-
-
-class Unit(Protocol):
-    """Parameters that come and go together."""
-
-    @property
-    def is_gathered(self) -> bool:
-        """Whether they are there, or on their way."""
-
-    def start_gather(self) -> None:
-        """Have them on their way."""
-
-    def free(self) -> None:
-        """Let them go, once they have come."""
+Pass = Literal["forward", "backward"]  # a way through the model
+Flats = Sequence[FlatParameter]  # of a unit: they come and go together
 
 
 class Order:
@@ -53,15 +35,15 @@ class Order:
     """
 
     def __init__(self) -> None:
-        self._last: list[Unit] = []
-        self._now: list[Unit] = []
+        self._last: list[Flats] = []
+        self._now: list[Flats] = []
         self._is_as_expected = True
 
     def begin(self) -> None:
         """Another pass."""
         self._last, self._now, self._is_as_expected = self._now, [], True
 
-    def after(self, unit: Unit) -> Unit | None:
+    def after(self, unit: Flats) -> Flats | None:
         """What is expected now that this one has come; None, if that is not known."""
         place = len(self._now)
         self._now.append(unit)
@@ -75,34 +57,35 @@ class Ahead:
     """Of one model; `is_on` or not, it is told the same."""
 
     def __init__(self, *, is_on: bool) -> None:
-        self._is_on, self._pass = is_on, Pass.FORWARD
-        self._is_within = False
-        self._orders = {each: Order() for each in Pass}
-        self._fetched: Unit | None = None
+        self._is_on = is_on
+        self._order: Order | None = None  # of the pass that is under way
+        self._orders: defaultdict[Pass, Order] = defaultdict(Order)
+        self._fetched: Flats = ()
         self._reducing: deque[Sequence[tuple[Ticket, Tensor]]] = deque()
 
     def begin(self, which: Pass) -> None:
         """A pass through the whole model begins."""
         self.end()
-        self._pass, self._is_within = which, True
-        self._orders[which].begin()
+        self._order = self._orders[which]
+        self._order.begin()
 
     def end(self) -> None:
         """It is over: what was gathered in vain goes."""
-        self._is_within = False
-        if self._fetched is not None:
-            fetched, self._fetched = self._fetched, None
-            fetched.free()
+        self._order = None
+        fetched, self._fetched = self._fetched, ()
+        for flat in fetched:
+            flat.free()
 
-    def came(self, unit: Unit) -> None:
+    def came(self, unit: Flats) -> None:
         """A unit is there and about to be used: have the next one come meanwhile."""
-        if not (self._is_on and self._is_within):
+        if not self._is_on or self._order is None:
             return
         if unit is self._fetched:
-            self._fetched = None
-        following = self._orders[self._pass].after(unit)
-        if following is not None and self._fetched is None and not following.is_gathered:
-            following.start_gather()
+            self._fetched = ()
+        following = self._order.after(unit)
+        if following is not None and not self._fetched and not all(flat.is_gathered for flat in following):
+            for flat in following:
+                flat.start_gather()
             self._fetched = following
 
     def reduce(self, started: Sequence[tuple[Ticket, Tensor]]) -> None:
@@ -119,7 +102,7 @@ class Ahead:
     def forget(self) -> None:
         """Expect nothing, until a pass shows it."""
         self.settle()
-        self._orders = {each: Order() for each in Pass}
+        self._orders.clear()
 
     def _wait(self, *, but: int) -> None:
         while len(self._reducing) > but:

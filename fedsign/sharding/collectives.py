@@ -1,4 +1,4 @@
-"""The only file that sends tensors between ranks: rings, counted and timed.
+"""The only file that sends a training's tensors between ranks: rings, counted and timed.
 
 All operations work in place on flat tensors of equal blocks (`fedsign.sharding.layout`): the whole [n blocks] within a group and
 over all ranks, a rank's partition [g blocks] between groups.  An all-gather expects a rank's own part in its place; a
@@ -17,12 +17,11 @@ GPU for each rank, sends from GPU to GPU.
 
 With `overlaps` they are carried out beside the caller, which goes on (`fedsign.sharding.lanes`).
 
-Broadcasts of the beginning are the backend's own, and not part of any plan.
+Broadcasts of the beginning are the backend's own, which gloo carries out on a GPU's tensors too, and not part of any plan.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -33,7 +32,7 @@ from fedsign.errors import ConfigError
 from fedsign.sharding.lanes import Here, Lane, Streamed, Thread, Ticket
 from fedsign.sharding.layout import Granularity, Grouping
 from fedsign.sharding.strategy import Collective, Operation, Scope
-from fedsign.sharding.traffic import Count, Payload, Rings
+from fedsign.sharding.traffic import Count, Rings
 
 
 class Collectives:
@@ -62,7 +61,7 @@ class Collectives:
         self.grouping, self.rings, self.rank = grouping, rings, dist.get_rank()
         self._group = grouping.group_ranks(self.rank)
         self._peers = grouping.peer_ranks(self.rank)
-        self._sent = Payload()
+        self._sent = Count()
         self._counts: dict[Collective, Count] = {}
         self._overlaps, self._through_host = overlaps, through_host
         self._lane: Lane | None = None
@@ -102,12 +101,12 @@ class Collectives:
 
     def _carry_out(self, collectives: Sequence[Collective], tensor: Tensor, then: Callable[[], None] | None) -> None:
         for collective in collectives if tensor.numel() else ():
-            began, self._sent = time.perf_counter(), Payload()
+            began, self._sent = time.perf_counter(), Count(calls=1)
             if self._goes_through_host(tensor):
                 self._go_through_host(collective, tensor)
             else:
                 self._go(collective, tensor)
-            once = Count(calls=1, payload=self._sent, elapsed_s=time.perf_counter() - began)
+            once = self._sent + Count(elapsed_s=time.perf_counter() - began)
             self._counts[collective] = self._counts.get(collective, Count()) + once
         if then is not None:
             then()
@@ -138,31 +137,9 @@ class Collectives:
         else:
             tensor.copy_(host)
 
-    @contextmanager
-    def _at_host(self, tensor: Tensor) -> Iterator[Tensor]:
-        """The tensor, or a copy at the host that is copied back."""
-        if not self._goes_through_host(tensor):
-            yield tensor
-            return
-        host = tensor.to("cpu", copy=True)
-        yield host
-        tensor.copy_(host)
-
     def from_first(self, tensor: Tensor) -> None:
         """Copy a tensor of rank 0 to all."""
-        with self._at_host(tensor) as there:
-            dist.broadcast(there, src=0)
-
-    def meet(self) -> None:
-        """Wait for all ranks."""
-        dist.barrier()
-
-    def least(self, value: float, device: torch.device) -> float:
-        """The least of the ranks' values, on all ranks."""
-        found = torch.tensor(value, dtype=torch.double, device=device)
-        with self._at_host(found) as there:
-            dist.all_reduce(there, op=dist.ReduceOp.MIN)
-        return float(found)
+        dist.broadcast(tensor, src=0)
 
     def said_by_first(self, text: str) -> str:
         """What rank 0 says, on all ranks."""
@@ -229,7 +206,7 @@ class Collectives:
         target, source = ring[(me + 1) % len(ring)], ring[me - 1]
         size = sent.numel() * sent.element_size()
         crosses = self.grouping.group_of(target) != self.grouping.group_of(self.rank)
-        self._sent += Payload(inter_bytes=size) if crosses else Payload(intra_bytes=size)
+        self._sent += Count(inter_bytes=size) if crosses else Count(intra_bytes=size)
         # the receive first: between two ranks, gloo otherwise sends one way after the other, which takes twice as long
         found: Sequence[dist.Work] = dist.batch_isend_irecv(
             [dist.P2POp(dist.irecv, received, source), dist.P2POp(dist.isend, sent, target)]

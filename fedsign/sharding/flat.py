@@ -10,9 +10,10 @@ writing into it does not count as a change of the parameters.  In between a para
 out of turn it gives NaN, where memory that was given back would be a crash.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +24,7 @@ from fedsign.sharding.collectives import Collectives, own
 from fedsign.sharding.lanes import Ticket
 from fedsign.sharding.layout import Cut, Granularity
 from fedsign.sharding.strategy import Operation, Strategy, gather_all
-
-Named = Sequence[tuple[str, nn.Parameter]]
+from fedsign.sharding.units import Named
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -62,9 +62,7 @@ class FlatParameter:
         self.shapes = [param.shape for param in self.params]
         self.strategy, self.trainable = strategy, self.params[0].requires_grad
         self._collectives, self.grouping, self.rank = collectives, collectives.grouping, collectives.rank
-        self.offsets = [0]
-        for param in self.params:
-            self.offsets.append(self.offsets[-1] + param.numel())
+        self.offsets = [0, *accumulate(param.numel() for param in self.params)]
         self.cut = Cut(numel=self.offsets[-1], grouping=self.grouping)
         exact = torch.zeros(self.cut.padded, dtype=self.params[0].dtype, device=self.params[0].device)
         if self.rank == 0:

@@ -17,7 +17,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from typing import Protocol
 
 import torch
 
@@ -32,18 +31,11 @@ class Ticket:
     wait: Callable[[], object]
 
 
-class Lane(Protocol):
-    """See the module."""
-
-    def start(self, work: Work) -> Ticket:
-        """Run this after everything that was started before."""
-
-
 class Here:
     """The caller itself; what goes wrong is raised at once."""
 
     def start(self, work: Work) -> Ticket:
-        """See Lane."""
+        """Run this after everything that was started before."""
         work()
         return Ticket(lambda: None)
 
@@ -64,7 +56,7 @@ class Thread:
         weakref.finalize(self, self._jobs.put, None)
 
     def start(self, work: Work) -> Ticket:
-        """See Lane."""
+        """See Here."""
         if self._stream is not None:
             reached = torch.cuda.current_stream(self._device).record_event()
             work = partial(_on_stream, self._stream, reached, work)
@@ -101,9 +93,12 @@ class Streamed:
         self._device, self._stream = device, torch.cuda.Stream(device)
 
     def start(self, work: Work) -> Ticket:
-        """See Lane; the stream goes on from where the caller's stands, and who waits lets the caller's stream wait."""
+        """See Here; the stream goes on from where the caller's stands, and who waits lets the caller's stream wait."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             work()
         reached = self._stream.record_event()
         return Ticket(lambda: torch.cuda.current_stream(self._device).wait_event(reached))
+
+
+Lane = Here | Thread | Streamed

@@ -33,12 +33,6 @@ class Grouping:
     groups: int
     per_group: int
 
-    def __post_init__(self) -> None:
-        if self.groups < 1 or self.per_group < 1:
-            raise ConfigError(
-                f"groups={self.groups} of per_group={self.per_group} ranks were given; give at least one group of one rank."
-            )
-
     @classmethod
     def of(cls, *, ranks: int, per_group: int) -> "Grouping":
         """All ranks, in groups of a size.

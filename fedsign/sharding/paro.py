@@ -31,14 +31,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fedsign.errors import ConfigError
-from fedsign.sharding.ahead import Ahead, Pass
+from fedsign.sharding.ahead import Ahead
 from fedsign.sharding.collectives import Collectives
 from fedsign.sharding.flat import FlatParameter, Piece
 from fedsign.sharding.layout import Granularity, Grouping
 from fedsign.sharding.stored import StoredWeights, fill_buffers, make_room
 from fedsign.sharding.strategy import Strategy, gather_all, strategy_of
 from fedsign.sharding.traffic import Rings
-from fedsign.sharding.units import Part, parts_of
+from fedsign.sharding.units import Named, parts_of
 
 MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 
@@ -49,56 +49,44 @@ _NOT_ELEMENTWISE = (torch.optim.LBFGS, torch.optim.Adafactor)
 class _Unit:
     """A module whose own parameters come and go together."""
 
-    def __init__(
-        self, module: nn.Module, flats: Sequence[FlatParameter], backwards: "_Backwards", *, is_all: bool
-    ) -> None:
-        """`is_all`: the model itself, whose forward is a pass."""
-        self.flats, self._backwards, self._ahead, self._is_all = flats, backwards, backwards.ahead, is_all
+    def __init__(self, module: nn.Module, flats: Sequence[FlatParameter], model: "Sharded") -> None:
+        """The forward of the model itself is a pass."""
+        self.flats, self._model, self._is_all = flats, model, module is model.model
         self._is_in_backward = False  # where a forward within it, of activation checkpointing, changes nothing
         module.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True)
         module.register_forward_hook(self._after_forward, always_call=False)
 
-    @property
-    def is_gathered(self) -> bool:
-        """See fedsign.sharding.ahead.Unit."""
-        return all(flat.is_gathered for flat in self.flats)
-
-    def start_gather(self) -> None:
-        """See fedsign.sharding.ahead.Unit."""
+    def _come(self) -> None:
         for flat in self.flats:
             flat.start_gather()
-
-    def free(self) -> None:
-        """See fedsign.sharding.ahead.Unit."""
-        for flat in self.flats:
-            flat.free()
-
-    def _come(self) -> None:
-        self.start_gather()
         for flat in self.flats:
             flat.gather()
-        self._ahead.came(self)
+        self._model.ahead.came(self.flats)
+
+    def _free(self) -> None:
+        for flat in self.flats:
+            flat.free()
 
     def _before_forward(self, _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         if self._is_in_backward:
             return None
-        if self._is_all and not self._backwards.is_within:
-            self._ahead.begin(Pass.FORWARD)
+        if self._is_all and not self._model.is_in_backward:
+            self._model.ahead.begin("forward")
         self._come()
         return _marked((args, kwargs), self.after_backward) if torch.is_grad_enabled() else None
 
     def _after_forward(self, _: nn.Module, __: Any, outputs: Any) -> None:
         if self._is_in_backward:
             return
-        self.free()
-        if self._is_all and not self._backwards.is_within:
-            self._ahead.end()
+        self._free()
+        if self._is_all and not self._model.is_in_backward:
+            self._model.ahead.end()
         for tensor in tree_flatten(outputs)[0]:
             if isinstance(tensor, Tensor) and tensor.requires_grad:
                 tensor.register_hook(self._before_backward)
 
     def _before_backward(self, _: Tensor) -> None:
-        self._backwards.begin()
+        self._model.begin_backward()
         if self._is_in_backward:
             return
         self._come()
@@ -111,9 +99,9 @@ class _Unit:
         if not self._is_in_backward:
             return
         started = [each for flat in self.flats for each in flat.reduce_gradients()]
-        self.free()
+        self._free()
         self._is_in_backward = False
-        self._ahead.reduce(started)
+        self._model.ahead.reduce(started)
 
 
 class _AfterBackward(torch.autograd.Function):
@@ -142,27 +130,6 @@ def _marked(inputs: tuple[Any, Any], call: Callable[[], None]) -> tuple[Any, Any
         leaves[place] = marked
     args, kwargs = tree_unflatten(leaves, structure)
     return args, kwargs
-
-
-class _Backwards:
-    """Calls at the end of each backward, of the whole graph."""
-
-    def __init__(self, at_end: Callable[[], None], ahead: Ahead) -> None:
-        self._at_end, self.ahead = at_end, ahead
-        self.is_within, self.count = False, 0
-
-    def begin(self) -> None:
-        """The first hook of a backward has come."""
-        if not self.is_within:
-            self.is_within = True
-            self.ahead.begin(Pass.BACKWARD)
-            torch.autograd.Variable._execution_engine.queue_callback(self._end)
-
-    def _end(self) -> None:
-        self._at_end()
-        self.ahead.end()
-        self.is_within = False
-        self.count += 1
 
 
 class Sharded:
@@ -197,10 +164,10 @@ class Sharded:
         self.strategy = strategy_of(strategy) if isinstance(strategy, str) else strategy
         self.grouping = grouping
         self.collectives = Collectives(grouping, rings=rings, overlaps=prefetch, through_host=through_host)
-        self._ahead = Ahead(is_on=prefetch)
-        self._backwards = _Backwards(self._after_backwards, self._ahead)
+        self.ahead = Ahead(is_on=prefetch)
+        self.is_in_backward, self._num_backwards = False, 0
         read = self._reader(weights, torch.device(device))
-        self._units = [self._unit(part, dtype, read) for part in parts_of(model, units)]
+        self._units = [_Unit(module, self._flats(alike, dtype, read), self) for module, alike in parts_of(model, units)]
         self.flats = [flat for unit in self._units for flat in unit.flats]
         for buffer in model.buffers():
             self.collectives.from_first(buffer)
@@ -209,12 +176,13 @@ class Sharded:
             raise ConfigError(
                 "a model without trainable parameters was given to be sharded; at least one has to require a gradient."
             )
-        self._masks: dict[str, Tensor] = {}
+        self._masks: dict[nn.Parameter, Tensor] = {}
         self._names: dict[nn.Parameter, list[str]] = {}
         for name, param in model.named_parameters(remove_duplicate=False):
             self._names.setdefault(param, []).append(name)
         # a rank may own nothing but padding; an optimiser asks for at least one tensor
-        owned = [(_key(piece), piece.tensor) for piece in self.pieces] or [("nothing", nn.Parameter(torch.zeros(1)))]
+        owned = [(f"{piece.name}[{piece.start}:{piece.stop}]", piece.tensor) for piece in self.pieces]
+        owned = owned or [("nothing", nn.Parameter(torch.zeros(1)))]
         self.optimizer = optimizer(owned)
         if isinstance(self.optimizer, _NOT_ELEMENTWISE):
             raise ConfigError(
@@ -245,10 +213,11 @@ class Sharded:
         fill_buffers(self.model, stored, device)
         return stored.read if stored else None
 
-    def _unit(self, part: Part, dtype: torch.dtype | None, read: Callable[[str], Tensor] | None) -> _Unit:
+    def _flats(
+        self, alike: list[Named], dtype: torch.dtype | None, read: Callable[[str], Tensor] | None
+    ) -> list[FlatParameter]:
         make = partial(FlatParameter, strategy=self.strategy, collectives=self.collectives, read=read)
-        flats = [make(named, dtype=dtype or named[0][1].dtype) for named in part.alike()]
-        return _Unit(part.module, flats, self._backwards, is_all=part.module is self.model)
+        return [make(named, dtype=dtype or named[0][1].dtype) for named in alike]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward."""
@@ -267,7 +236,7 @@ class Sharded:
                 f"masks of {', '.join(unknown)} were given, which no trainable parameter is called; name those that are."
             )
         self._masks = {
-            _key(piece): masks[piece.name].reshape(-1)[piece.start : piece.stop].to(piece.tensor)
+            piece.tensor: masks[piece.name].reshape(-1)[piece.start : piece.stop].to(piece.tensor)
             for piece in self.pieces
             if piece.name in masks
         }
@@ -297,7 +266,7 @@ class Sharded:
         Raises:
             ConfigError: of parameters that come and go together, some were named and others not; or one was frozen at first.
         """
-        self._ahead.forget()
+        self.ahead.forget()
         for flat in self.flats:
             named = [name in names for name in flat.names]
             if any(named) and not all(named):
@@ -315,16 +284,16 @@ class Sharded:
         Raises:
             ConfigError: there was no backward since the last step.
         """
-        if not self._backwards.count:
+        if not self._num_backwards:
             raise ConfigError("step() was called without a backward; call it after the backward of each micro-batch.")
-        self._backwards.count = 0
-        self._ahead.settle()
+        self._num_backwards = 0
+        self.ahead.settle()
         for flat in self.flats:
             flat.sync_gradients()
         if add is not None:
             add()
         for piece, gradient in self._gradients():
-            if (mask := self._masks.get(_key(piece))) is not None:
+            if (mask := self._masks.get(piece.tensor)) is not None:
                 gradient.mul_(mask)
         norm = self._global_norm()
         if clip_norm is not None:
@@ -388,10 +357,16 @@ class Sharded:
             self.collectives.run(collective, parts)
         return float(parts.sum().sqrt())
 
-    def _after_backwards(self) -> None:
+    def begin_backward(self) -> None:
+        """The first hook of a backward has come, which ends with that of the whole graph."""
+        if not self.is_in_backward:
+            self.is_in_backward = True
+            self.ahead.begin("backward")
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+
+    def _end_backward(self) -> None:
         for unit in reversed(self._units):
             unit.after_backward()
-
-
-def _key(piece: Piece) -> str:
-    return f"{piece.name}[{piece.start}:{piece.stop}]"
+        self.ahead.end()
+        self.is_in_backward = False
+        self._num_backwards += 1

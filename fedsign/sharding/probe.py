@@ -4,9 +4,11 @@ Within a group all groups gather at once, as they do in training.  Between group
 their groups gather, first one of each group alone, then all at once: where that makes each of them slower, they share a link.
 """
 
+import os
 import statistics
 
 import torch
+import torch.distributed as dist
 
 from fedsign.errors import ConfigError
 from fedsign.sharding.collectives import Collectives
@@ -16,6 +18,30 @@ from fedsign.sharding.traffic import Link, Network
 
 MESSAGE_BYTES = 16 * 2**20
 _REPETITIONS = 3
+_TORCHRUNS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def measured(per_group: int) -> tuple[Network, int] | None:
+    """The network of the ranks that `torchrun` has started, and their number; None on all but the first, which has to say it.
+
+    Raises:
+        ConfigError: this process is no rank, or the ranks are not at least two groups of two.
+    """
+    if not all(os.environ.get(name) for name in _TORCHRUNS):
+        raise ConfigError(
+            "--measure was given without ranks to measure between; start them on every machine: "
+            "torchrun --nproc-per-node 8 ... --no-python fedsign estimate sharding --measure ..."
+        )
+    device = None
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device else "gloo")
+    try:
+        found = probe(Grouping.of(ranks=dist.get_world_size(), per_group=per_group), device=device)
+        return (found, dist.get_world_size()) if dist.get_rank() == 0 else None
+    finally:
+        dist.destroy_process_group()
 
 
 def probe(grouping: Grouping, *, message_bytes: int = MESSAGE_BYTES, device: torch.device | None = None) -> Network:
@@ -58,12 +84,14 @@ def _bps(collectives: Collectives, scope: Scope, num_bytes: int, device: torch.d
     found = []
     for repetition in range(_REPETITIONS + 1):
         collectives.counts.pop(gather, None)
-        collectives.meet()
+        dist.barrier()
         if takes_part:
             collectives.run(gather, tensor)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             count = collectives.counts[gather]
             if repetition:  # the first one connects
-                found.append(8 * (count.payload.intra_bytes + count.payload.inter_bytes) / count.elapsed_s)
-    return collectives.least(statistics.median(found) if found else torch.inf, device)
+                found.append(8 * (count.intra_bytes + count.inter_bytes) / count.elapsed_s)
+    least = torch.tensor(statistics.median(found) if found else torch.inf, dtype=torch.double, device=device)
+    dist.all_reduce(least, op=dist.ReduceOp.MIN)
+    return float(least)

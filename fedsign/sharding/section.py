@@ -56,6 +56,23 @@ class ShardingSection(Section):
         if self.listen:
             Address.of(self.listen, given_as="client.sharding.listen")
 
+    def where_machines_join(self) -> tuple[Address, bytes]:
+        """Where the first of several machines listens, and the secret that the others have to know.
+
+        Raises:
+            ConfigError: it is not said, or cannot be used.
+        """
+        from fedsign.transport.handshake import read_key  # not when a configuration is read
+
+        if not self.listen:
+            raise ConfigError(
+                f"client.sharding.machines={self.machines} was given, but not where the first machine listens for the others; set "
+                "client.sharding.listen=HOST:PORT, or at a node sharding-listen in its --node-config."
+            )
+        address = Address.of(self.listen, given_as="client.sharding.listen")
+        given_as = "client.sharding.secret_file (a node's sharding-secret-file)"
+        return address, read_key(self.secret_file, is_loopback=address.is_loopback, given_as=given_as)
+
     def _refuse_changed(self, keys: Iterable[str], why: str) -> None:
         default = type(self)()
         given = [

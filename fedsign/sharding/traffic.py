@@ -11,7 +11,6 @@ n = ranks, m = per_group, g = groups, B = between groups, B' = within one, b * P
 from dataclasses import dataclass
 from enum import StrEnum
 
-from fedsign.errors import ConfigError
 from fedsign.sharding.layout import Grouping
 from fedsign.sharding.strategy import Collective, Operation, Scope
 
@@ -39,66 +38,43 @@ class Network:
     link: Link = Link.RANK
     rings: Rings = Rings.FLAT
 
-    def __post_init__(self) -> None:
-        if not (self.intra_bps > 0 and self.inter_bps > 0):
-            raise ConfigError(
-                f"bandwidths of {self.intra_bps:g} and {self.inter_bps:g} bits a second were given; both must be above 0."
-            )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Payload:
-    """Bytes that a rank sends within its group and to other groups, headers not counted."""
-
-    intra_bytes: int = 0
-    inter_bytes: int = 0
-
-    def __add__(self, other: "Payload") -> "Payload":
-        return Payload(
-            intra_bytes=self.intra_bytes + other.intra_bytes, inter_bytes=self.inter_bytes + other.inter_bytes
-        )
-
-    def times(self, count: int) -> "Payload":
-        """As often."""
-        return Payload(intra_bytes=count * self.intra_bytes, inter_bytes=count * self.inter_bytes)
-
-
-_NOTHING = Payload()
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Count:
-    """What a rank does of one kind of collective; a plan takes no time."""
+    """Collectives of a rank: bytes that it sends within its group and to other groups, headers not counted; a plan takes no time."""
 
     calls: int = 0
-    payload: Payload = _NOTHING
+    intra_bytes: int = 0
+    inter_bytes: int = 0
     elapsed_s: float = 0.0
 
     def __add__(self, other: "Count") -> "Count":
         return Count(
             calls=self.calls + other.calls,
-            payload=self.payload + other.payload,
+            intra_bytes=self.intra_bytes + other.intra_bytes,
+            inter_bytes=self.inter_bytes + other.inter_bytes,
             elapsed_s=self.elapsed_s + other.elapsed_s,
         )
 
 
-def payload(collective: Collective, *, rank: int, block_bytes: int, grouping: Grouping, rings: Rings) -> Payload:
-    """What a rank sends, exactly."""
+def planned(
+    collective: Collective, *, rank: int, block_bytes: int, grouping: Grouping, rings: Rings, calls: int = 1
+) -> Count:
+    """What a rank sends, exactly, in so many of them."""
     n, m, g = grouping.ranks, grouping.per_group, grouping.groups
-    within = Payload(intra_bytes=(m - 1) * g * block_bytes)
-    across = Payload(inter_bytes=(g - 1) * block_bytes)
-    match collective.scope, rings:
-        case Scope.INTRA, _:
-            once = within
-        case Scope.INTER, _:
-            once = across
-        case Scope.ALL, Rings.TWO_LEVEL:
-            once = within + across
-        case _:
-            crosses = grouping.group_of(rank) != grouping.group_of((rank + 1) % n)
-            sent = (n - 1) * block_bytes
-            once = Payload(inter_bytes=sent) if crosses else Payload(intra_bytes=sent)
-    return once.times(_passes(collective))
+    intra = inter = 0  # blocks
+    if collective.scope is Scope.ALL and rings is Rings.FLAT:
+        if grouping.group_of(rank) != grouping.group_of((rank + 1) % n):
+            inter = n - 1
+        else:
+            intra = n - 1
+    else:
+        if collective.scope is not Scope.INTER:
+            intra = (m - 1) * g
+        if collective.scope is not Scope.INTRA:
+            inter = g - 1
+    num_bytes = calls * _passes(collective) * block_bytes
+    return Count(calls=calls, intra_bytes=intra * num_bytes, inter_bytes=inter * num_bytes)
 
 
 def seconds(collective: Collective, *, tensor_bytes: float, grouping: Grouping, network: Network) -> float:

@@ -5,31 +5,17 @@ model itself, whose parameters are there for as long as any unit's.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from fedsign.errors import ConfigError
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
-    """A unit's module, and its own parameters by their first name in the model."""
-
-    module: nn.Module
-    named: list[tuple[str, nn.Parameter]]
-
-    def alike(self) -> list[list[tuple[str, nn.Parameter]]]:
-        """The parameters in lists of one type and device, all trained or none."""
-        lists: dict[tuple[bool, torch.dtype, torch.device], list[tuple[str, nn.Parameter]]] = {}
-        for name, param in self.named:
-            lists.setdefault((param.requires_grad, param.dtype, param.device), []).append((name, param))
-        return list(lists.values())
+Named = list[tuple[str, nn.Parameter]]  # by their first name in the model
 
 
-def parts_of(model: nn.Module, units: Iterable[nn.Module] | None) -> list[Part]:
-    """The model's parameters by unit, the model's own first.
+def parts_of(model: nn.Module, units: Iterable[nn.Module] | None) -> list[tuple[nn.Module, list[Named]]]:
+    """Each unit's module with its own parameters, in lists of one type and device, all trained or none; the model's own first.
 
     Raises:
         ConfigError: a unit is no module of the model.
@@ -40,11 +26,13 @@ def parts_of(model: nn.Module, units: Iterable[nn.Module] | None) -> list[Part]:
         raise ConfigError("a unit was given that is no module of the model; name modules that model.modules() gives.")
     owners: dict[int, nn.Module] = {}
     _assign(model, model, {id(unit) for unit in chosen}, model, owners)
-    parts = {id(module): Part(module=module, named=[]) for module in [model, *chosen]}
+    parts = {id(module): module for module in [model, *chosen]}
+    alike: dict[int, dict[tuple[bool, torch.dtype, torch.device], Named]] = {owner: {} for owner in parts}
     for name, param in model.named_parameters():
         if param.is_floating_point():
-            parts[id(owners[id(param)])].named.append((name, param))
-    return list(parts.values())
+            kind = (param.requires_grad, param.dtype, param.device)
+            alike[id(owners[id(param)])].setdefault(kind, []).append((name, param))
+    return [(module, list(alike[owner].values())) for owner, module in parts.items()]
 
 
 def _assign(

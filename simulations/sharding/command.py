@@ -13,6 +13,7 @@ from simulations.printing import print_json
 
 
 def sharding(
+    context: typer.Context,
     params: Annotated[float, typer.Option(help="The model's parameters, such as 65e9.")],
     per_group: Annotated[int, typer.Option(help="GPUs that fast links join: those of a machine.")],
     memory: Annotated[str, typer.Option(metavar="SIZE", help="Of a GPU, such as 80GB or 24GiB.")],
@@ -53,25 +54,10 @@ def sharding(
     """Sharding strategies (PaRO) by memory and time: what fits, and what is fastest on this network."""
     from simulations.sharding import estimate as estimates
 
-    asked = estimates.Asked(
-        params=params,
-        per_group=per_group,
-        memory=memory,
-        ranks=ranks,
-        intra=intra,
-        inter=inter,
-        link=link,
-        trainable=trainable,
-        accumulate=accumulate,
-        compute_s=t_comp,
-        collectives=collectives,
-        candidates=candidates,
-    )
-    known = estimates.with_network(asked, measure=measure)
-    if known is None:
+    asked = estimates.with_network(estimates.Asked(**context.params))  # the parameters above, by their names
+    if asked is None:
         return  # the first rank says it
-    path = out or (None if json else estimates.DEFAULT_PATH)
-    found = estimates.look(known, path)
+    found = estimates.look(asked)
     if json:
         print_json(found.as_json())
     else:
@@ -117,20 +103,10 @@ def worker(
 
     It ends with exit code 0 when the run is over, and with 1 when the first machine was not to be found for --wait seconds.
     """
-    from clients.sharding.worker import Asked, work
+    from clients.sharding.worker import Worker
     from fedsign.transport.addresses import Address
     from fedsign.transport.handshake import read_key
 
     address = Address.of(join, given_as="--join")
     key = read_key(secret_file, is_loopback=address.is_loopback, given_as="--secret-file")
-    work(
-        Asked(
-            address=address,
-            key=key,
-            interface=interface,
-            data_root=data_root,
-            logs=logs.resolve(),
-            wait_s=wait,
-        ),
-        say=typer.echo,
-    )
+    Worker(address, key, interface=interface, data_root=data_root, logs=logs.resolve(), wait_s=wait).work()

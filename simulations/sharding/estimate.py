@@ -1,10 +1,10 @@
 """`fedsign estimate sharding`: the plan of `fedsign.sharding.plan`, as a table, a picture and JSON."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -20,17 +20,13 @@ from fedsign.sharding.traffic import Link, Network, Rings
 from simulations.printing import escaped
 from simulations.sharding.quantities import bits_per_second, bytes_of, fraction
 
-DEFAULT_PATH = Path("sharding.svg")
+_DEFAULT_PATH = Path("sharding.svg")
 _CANDIDATES = {"all": tuple(STRATEGIES), "paper": PAPER}
-_LEGEND: dict[Standing, tuple[str, str]] = {
-    "near": ("fits, near the fastest", "o"),
-    "slower": ("fits, slower", "o"),
-    "too_large": ("does not fit", "x"),
+_LEGEND: dict[Standing, tuple[str, str, str]] = {
+    "near": ("fast", "fits, near the fastest", "o"),
+    "slower": ("", "fits, slower", "o"),
+    "too_large": ("too large", "does not fit", "x"),
 }
-_REMARKS: dict[Standing, str] = {"near": "fast", "slower": "", "too_large": "too large"}
-E_ = TypeVar("E_", bound=StrEnum)
-
-
 _MEASURED = ("ranks", "intra", "inter", "link")
 
 
@@ -44,22 +40,47 @@ class Asked:
     ranks: int | None
     intra: str | None
     inter: str | None
-    link: str | None
+    measure: bool
     trainable: str
     accumulate: int
-    compute_s: float
+    t_comp: float
+    link: str | None
     collectives: str
     candidates: str
+    out: str | None
+    json: bool
+
+    @property
+    def picture(self) -> Path | None:
+        """Where it is drawn, if it is."""
+        default = None if self.json else _DEFAULT_PATH
+        return default if self.out is None else Path(self.out)
+
+    @property
+    def title(self) -> str:
+        """What is estimated, in a line."""
+        return (
+            f"{_count(self.params)} parameters, {self.trainable} of them trained, "
+            f"on {self.ranks} ranks in groups of {self.per_group}"
+        )
+
+    @property
+    def subtitle(self) -> str:
+        """Network and step, in a line."""
+        return (
+            f"{self.intra} within a group, {self.inter} between groups for each {self.link}, {self.collectives} collectives; "
+            f"{self.accumulate} micro-batches a step"
+        )
 
 
-def with_network(asked: Asked, *, measure: bool) -> Asked | None:
+def with_network(asked: Asked) -> Asked | None:
     """With ranks and network as they are said, or measured; None on ranks that have nothing to say.
 
     Raises:
         ConfigError: something is missing, or was said although it is measured.
     """
     given = [name for name in _MEASURED if getattr(asked, name) is not None]
-    if not measure:
+    if not asked.measure:
         missing = [f"--{name}" for name in _MEASURED if name not in given and name != "link"]
         if missing:
             raise ConfigError(
@@ -70,7 +91,7 @@ def with_network(asked: Asked, *, measure: bool) -> Asked | None:
     if given:
         options = ", ".join(f"--{name}" for name in given)
         raise ConfigError(f"--measure was given with {options}, which it measures; leave one of them out.")
-    from simulations.sharding.probing import measured  # torch
+    from fedsign.sharding.probe import measured  # torch
 
     found = measured(asked.per_group)
     if found is None:
@@ -82,30 +103,11 @@ def with_network(asked: Asked, *, measure: bool) -> Asked | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """The strategies in their order, and where their picture lies."""
+    """The strategies in their order."""
 
     asked: Asked
     limit_bytes: int
     rows: list[tuple[Standing, Estimate]]
-    picture: Path | None
-
-    @property
-    def title(self) -> str:
-        """What was estimated, in a line."""
-        asked = self.asked
-        return (
-            f"{_count(asked.params)} parameters, {asked.trainable} of them trained, "
-            f"on {asked.ranks} ranks in groups of {asked.per_group}"
-        )
-
-    @property
-    def subtitle(self) -> str:
-        """Network and step, in a line."""
-        asked = self.asked
-        return (
-            f"{asked.intra} within a group, {asked.inter} between groups for each {asked.link}, {asked.collectives} collectives; "
-            f"{asked.accumulate} micro-batches a step"
-        )
 
     def as_json(self) -> dict[str, Any]:
         """The numbers, in the order of the table."""
@@ -114,31 +116,38 @@ class Found:
             **{name: getattr(self.asked, name) for name in _MEASURED},
             "memory_limit_bytes": self.limit_bytes,
             "recommended": None if standing == "too_large" else first.strategy.name,
-            "picture": None if self.picture is None else str(self.picture),
+            "picture": None if self.asked.picture is None else str(self.asked.picture),
             "strategies": [_as_json(standing, each) for standing, each in self.rows],
         }
 
 
-def look(asked: Asked, picture: Path | None) -> Found:
-    """Estimate, and draw what was found into `picture`, if one is given.
+def look(asked: Asked) -> Found:
+    """Estimate, and draw what was found if a picture is asked for.
 
     Raises:
         FedSignError: an option has no meaning, or the picture cannot be written.
     """
-    if picture is not None:
-        figures.check_name(picture)
-    if asked.candidates not in _CANDIDATES:
-        raise ConfigError(f"--candidates {asked.candidates} was given; expected is one of {', '.join(_CANDIDATES)}.")
-    if asked.compute_s < 0:
-        raise ConfigError(f"--t-comp {asked.compute_s:g} was given; expected are seconds, 0 or more.")
+    if asked.picture is not None:
+        figures.check_name(asked.picture)
+    intra, inter, link = asked.intra or "", asked.inter or "", asked.link or ""
+    choices: dict[str, tuple[str, Iterable[str]]] = {
+        "candidates": (asked.candidates, _CANDIDATES),
+        "link": (link, Link),
+        "collectives": (asked.collectives, Rings),
+    }
+    for option, (text, known) in choices.items():
+        if text not in list(known):
+            raise ConfigError(f"--{option} {text} was given; expected is one of {', '.join(known)}.")
+    if asked.t_comp < 0:
+        raise ConfigError(f"--t-comp {asked.t_comp:g} was given; expected are seconds, 0 or more.")
     if not asked.params >= 1:
         raise ConfigError(f"--params {asked.params:g} was given; expected is a number of parameters, such as 65e9.")
     grouping = Grouping.of(ranks=asked.ranks or 0, per_group=asked.per_group)
     network = Network(
-        intra_bps=bits_per_second(asked.intra or "", option="--intra"),
-        inter_bps=bits_per_second(asked.inter or "", option="--inter"),
-        link=_choice(Link, asked.link or "", option="--link"),
-        rings=_choice(Rings, asked.collectives, option="--collectives"),
+        intra_bps=bits_per_second(intra, option="--intra"),
+        inter_bps=bits_per_second(inter, option="--inter"),
+        link=Link(link),
+        rings=Rings(asked.collectives),
     )
     share = fraction(asked.trainable, option="--trainable")
     task = Task(params=asked.params, trainable=share * asked.params, accumulate=asked.accumulate)
@@ -148,12 +157,14 @@ def look(asked: Asked, picture: Path | None) -> Found:
         grouping=grouping,
         network=network,
         memory_bytes=limit_bytes,
-        compute_s=asked.compute_s,
+        compute_s=asked.t_comp,
         names=_CANDIDATES[asked.candidates],
     )
-    found = Found(asked=asked, limit_bytes=limit_bytes, rows=rows, picture=picture)
-    if picture is not None:
-        figures.write(partial(figures.draw, chart_of(found), height=4.0, width=figures.PAGE, titled=True), picture)
+    found = Found(asked=asked, limit_bytes=limit_bytes, rows=rows)
+    if asked.picture is not None:
+        figures.write(
+            partial(figures.draw, chart_of(found), height=4.0, width=figures.PAGE, titled=True), asked.picture
+        )
     return found
 
 
@@ -173,11 +184,11 @@ def chart_of(found: Found) -> Chart:
             marker=marker,
             is_open=standing == "slower",
         )
-        for standing, (name, marker) in _LEGEND.items()
+        for standing, (_, name, marker) in _LEGEND.items()
     ]
-    said = (f"{each.strategy.name}: {duration(each.step_s)}, {_LEGEND[standing][0]}" for standing, each in rows)
+    said = (f"{each.strategy.name}: {duration(each.step_s)}, {_LEGEND[standing][1]}" for standing, each in rows)
     return Chart(
-        title=f"{found.title}\n{found.subtitle}",
+        title=f"{found.asked.title}\n{found.asked.subtitle}",
         series=series,
         x=Axis(label="model states of a rank, GB", scale="log", limits=(x[0], x[-1])),
         y=Axis(label="communication of a step, s", scale="log", limits=(y[0], y[-1])),
@@ -191,13 +202,6 @@ def _count(params: float) -> str:
         if params >= size:
             return f"{params / size:g} {name}"
     return f"{params:g}"
-
-
-def _choice(kind: type[E_], text: str, *, option: str) -> E_:
-    try:
-        return kind(text)
-    except ValueError:
-        raise ConfigError(f"{option} {text} was given; expected is one of {', '.join(kind)}.") from None
 
 
 def _as_json(standing: Standing, each: Estimate) -> dict[str, Any]:
@@ -214,7 +218,9 @@ def _as_json(standing: Standing, each: Estimate) -> dict[str, Any]:
 def show(found: Found) -> None:
     """Print the table, what to take, and where the picture is."""
     console = Console(soft_wrap=True, highlight=False)
-    console.print(f"[bold]{escaped(found.title)}[/]\n{escaped(found.subtitle)}\nmodel states of a rank; seconds a step")
+    console.print(
+        f"[bold]{escaped(found.asked.title)}[/]\n{escaped(found.asked.subtitle)}\nmodel states of a rank; seconds a step"
+    )
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading in ("strategy", "known as"):
         table.add_column(heading, no_wrap=True)
@@ -225,12 +231,16 @@ def show(found: Found) -> None:
         sync_s = each.sync_gradient_s + each.sync_param_s
         times = (figure(value) for value in (each.param_s, each.gradient_s, sync_s, each.step_s))
         table.add_row(
-            each.strategy.name, each.strategy.known_as, byte_count(round(each.memory_bytes)), *times, _REMARKS[standing]
+            each.strategy.name,
+            each.strategy.known_as,
+            byte_count(round(each.memory_bytes)),
+            *times,
+            _LEGEND[standing][0],
         )
     console.print(table)
     console.print(_advice(found))
-    if found.picture is not None:
-        console.print(f"picture: {escaped(str(found.picture))}")
+    if found.asked.picture is not None:
+        console.print(f"picture: {escaped(str(found.asked.picture))}")
 
 
 def _advice(found: Found) -> str:

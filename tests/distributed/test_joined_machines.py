@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from clients.local_trainers import provider_of
 from clients.sharding.decide import sharded
 from clients.sharding.group import ShardGroup
 from clients.trainer import SequentialTrainer
@@ -25,7 +26,16 @@ from fedsign.storage.checkpoints import load_latest
 from fedsign.workload import Workload
 from simulations import run
 from tests.distributed.federation import sharding, tree
-from tests.distributed.test_sharded_clients import answer, close, is_alive, marked, numbers, request, wait_for
+from tests.distributed.test_sharded_clients import (
+    answer,
+    close,
+    is_alive,
+    marked,
+    numbers,
+    ranks_here,
+    request,
+    wait_for,
+)
 
 TWO_MACHINES = {"ranks": 2, "groups": 2, "strategy": "GGG", "machines": 2}
 MORTAL = {"name": "tests.distributed.federation:mortal", "file": "die"}  # in the folder of each machine
@@ -89,7 +99,7 @@ def test_a_rank_or_a_machine_that_dies_ends_its_clients_round_and_the_next_one_h
         with closing(ShardGroup(work, logs=tmp_path / "logs")) as group:
             first = machines.enter_context(worker(there, address))
             assert close(answer(group, asked, tmp_path).tensors, expected)
-            assert len(group.processes) == 1 and len(numbers(mark, "clients.sharding.process")) == 2
+            assert len(ranks_here()) == 1 and len(numbers(mark, "clients.sharding.process")) == 2
 
             (there / "die").touch()
             failure = answer(group, asked, tmp_path)
@@ -194,7 +204,7 @@ def test_where_machines_join_is_said_before_a_run(tmp_path: Path) -> None:
         "192.0.2.1:29400": "client.sharding.secret_file .* was not given, but machines join over a network; make a file",
     }.items():
         with pytest.raises(ConfigError, match=sentence):
-            workload(tmp_path, settings, known)
+            provider_of(workload(tmp_path, settings, known)).check()
 
 
 @pytest.mark.slow

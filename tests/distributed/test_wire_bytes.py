@@ -60,7 +60,7 @@ def planned(player: str, host: int) -> int:
             rank=rank,
             rings=Rings.FLAT if rings else Rings.TWO_LEVEL,
         )
-        total += STEPS * sum(count.payload.inter_bytes for count in counts.values())
+        total += STEPS * sum(count.inter_bytes for count in counts.values())
     return total
 
 

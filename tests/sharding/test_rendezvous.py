@@ -40,7 +40,7 @@ def pair() -> Iterator[tuple[Connection, Connection]]:
 
 def test_a_clients_tensors_are_sent_once_for_all_ranks_of_a_host(pair: tuple[Connection, Connection]) -> None:
     first, worker = pair
-    remote, memory = RemoteRanks(first, command=""), torch.zeros(64, dtype=torch.uint8)
+    remote, memory = RemoteRanks(first, num_ranks=8, command=""), torch.zeros(64, dtype=torch.uint8)
     remote.start(range(4, 8), STORE)
     remote.ask({"train": 3}, torch.ones(48, dtype=torch.uint8))
     remote.end()
@@ -51,7 +51,7 @@ def test_a_clients_tensors_are_sent_once_for_all_ranks_of_a_host(pair: tuple[Con
 
 def test_messages_of_a_former_group_are_dropped(pair: tuple[Connection, Connection]) -> None:
     first, worker = pair
-    remote = RemoteRanks(first, command="")
+    remote = RemoteRanks(first, num_ranks=8, command="")
     for _ in range(2):
         remote.start(range(4, 8), STORE)
     for group, rank in ((1, 4), (2, 7)):
@@ -63,7 +63,7 @@ def test_messages_of_a_former_group_are_dropped(pair: tuple[Connection, Connecti
 
 
 def opened(digest: str = "d") -> tuple[Rendezvous, tuple[str, int]]:
-    made = Rendezvous(ANYWHERE, key=KEY, experiment=EXPERIMENT, digest=digest)
+    made = Rendezvous(ANYWHERE, key=KEY, num_ranks=4, experiment=EXPERIMENT, digest=digest)
     return made, made._server.getsockname()[:2]
 
 
@@ -220,7 +220,7 @@ def test_a_port_that_is_taken_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> 
         with pytest.raises(
             EngineError, match=rf"nobody can listen on {address} here \(.*in use\); give .* a port that is free"
         ):
-            Rendezvous(address, key=KEY, experiment=EXPERIMENT, digest="")
+            Rendezvous(address, key=KEY, num_ranks=4, experiment=EXPERIMENT, digest="")
 
 
 @pytest.mark.parametrize(

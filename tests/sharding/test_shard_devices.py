@@ -6,16 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from clients.sharding.devices import agreed_backend, place_here, place_of
+from clients.sharding.process import agreed_backend
+from clients.sharding.ranks import place_of
 from fedsign.sharding.section import ShardingSection
-
-
-def places(device: str, *, ranks: int, num_gpus: int, has_nccl: bool = True) -> list[tuple[str, str]]:
-    found = [
-        place_of(torch.device(device), rank=rank, ranks=ranks, num_gpus=num_gpus, has_nccl=has_nccl)
-        for rank in range(ranks)
-    ]
-    return [(each.device, each.backend) for each in found]
 
 
 @pytest.mark.parametrize(
@@ -32,16 +25,19 @@ def places(device: str, *, ranks: int, num_gpus: int, has_nccl: bool = True) -> 
     ],
 )
 def test_ranks_have_a_gpu_each_or_share(
-    device: str, num_gpus: int, has_nccl: bool, expected: list[tuple[str, str]]
+    device: str, num_gpus: int, has_nccl: bool, expected: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert places(device, ranks=3, num_gpus=num_gpus, has_nccl=has_nccl) == expected
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: has_nccl)
+    sharding = ShardingSection(ranks=3)
+    assert [place_of(torch.device(device), rank=rank, sharding=sharding) for rank in range(3)] == expected
 
 
 def test_of_several_machines_each_has_its_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six ranks on two machines with three GPUs each: ranks 3 to 5 have those of the second one."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     sharding = ShardingSection(ranks=6, machines=2)
-    found = [place_here(torch.device("cuda"), rank=rank, sharding=sharding).device for rank in range(6)]
+    found = [place_of(torch.device("cuda"), rank=rank, sharding=sharding)[0] for rank in range(6)]
     assert found == ["cuda:0", "cuda:1", "cuda:2"] * 2
 
 

@@ -15,7 +15,7 @@ from fedsign.sharding.lanes import Here, Thread, Ticket
 
 @dataclass(eq=False)
 class Fake:
-    """A unit that notes what happens to it."""
+    """A unit's parameters, which note what happens to them."""
 
     name: str
     log: list[str]
@@ -32,43 +32,46 @@ class Fake:
         self.is_gathered = False
 
 
-def through(ahead: Ahead, units: list[Fake], which: Pass = Pass.FORWARD) -> list[str]:
+def through(ahead: Ahead, units: list[list[Fake]], which: Pass = "forward") -> list[str]:
     """What happens in a pass through these units."""
-    log = units[0].log
+    log = units[0][0].log
     log.clear()
     ahead.begin(which)
     for unit in units:
-        unit.start_gather()
+        (flat,) = unit
+        flat.start_gather()
         ahead.came(unit)
-        log.append(unit.name)
-        unit.free()
+        log.append(flat.name)
+        flat.free()
     ahead.end()
     return list(log)
 
 
 @pytest.fixture
-def units() -> list[Fake]:
+def units() -> list[list[Fake]]:
     log: list[str] = []
-    return [Fake(name, log) for name in "abc"]
+    return [[Fake(name, log)] for name in "abc"]
 
 
-def test_the_first_pass_shows_the_order_and_the_next_ones_are_ahead_of_it(units: list[Fake]) -> None:
+def test_the_first_pass_shows_the_order_and_the_next_ones_are_ahead_of_it(units: list[list[Fake]]) -> None:
     ahead = Ahead(is_on=True)
     one_by_one = ["+a", "a", "-a", "+b", "b", "-b", "+c", "c", "-c"]
     assert through(ahead, units) == one_by_one
     assert through(ahead, units) == ["+a", "+b", "a", "-a", "+c", "b", "-b", "c", "-c"]
-    assert through(ahead, units[::-1], Pass.BACKWARD)[:3] == ["+c", "c", "-c"], "another way has an order of its own"
-    assert through(ahead, units[::-1], Pass.BACKWARD)[:3] == ["+c", "+b", "c"]
+    assert through(ahead, units[::-1], "backward")[:3] == ["+c", "c", "-c"], "another way has an order of its own"
+    assert through(ahead, units[::-1], "backward")[:3] == ["+c", "+b", "c"]
     ahead.forget()
     assert through(ahead, units) == one_by_one
 
 
-def test_without_nothing_is_ahead(units: list[Fake]) -> None:
+def test_without_nothing_is_ahead(units: list[list[Fake]]) -> None:
     ahead = Ahead(is_on=False)
     assert through(ahead, units) == through(ahead, units)
 
 
-def test_a_unit_that_comes_out_of_order_is_gathered_then_and_one_in_vain_goes_at_the_end(units: list[Fake]) -> None:
+def test_a_unit_that_comes_out_of_order_is_gathered_then_and_one_in_vain_goes_at_the_end(
+    units: list[list[Fake]],
+) -> None:
     ahead, (a, b, c) = Ahead(is_on=True), units
     through(ahead, units)
     assert through(ahead, [a, c]) == ["+a", "+b", "a", "-a", "+c", "c", "-c", "-b"]
@@ -76,7 +79,7 @@ def test_a_unit_that_comes_out_of_order_is_gathered_then_and_one_in_vain_goes_at
     assert through(ahead, [a, c, b]) == ["+a", "+b", "a", "-a", "+c", "c", "-c", "b", "-b"], "used when its turn comes"
 
 
-def test_of_reductions_one_unit_is_under_way(units: list[Fake]) -> None:
+def test_of_reductions_one_unit_is_under_way(units: list[list[Fake]]) -> None:
     ahead, log, some = Ahead(is_on=True), list[str](), torch.zeros(1)
     for name in "xyz":
         ahead.reduce([(Ticket(partial(log.append, name)), some)])
