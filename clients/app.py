@@ -40,7 +40,11 @@ def in_process_handler(trainer: LocalTrainer, states: ClientStore, workload: Wor
             except Exception as error:  # noqa: BLE001 - a request that cannot be read is answered, as on any engine
                 yield wire.failure_reply(error, message)
         for result in one_by_one(trainer.train_many(requests, states)):
-            yield _as_message(result, waiting[result.partition], encoding)
+            message = waiting[result.partition]
+            try:
+                yield _as_message(result, message, encoding)
+            except ReplyError as error:
+                yield wire.failure_reply(error, message)
 
     return handle
 
@@ -106,9 +110,6 @@ def _as_message(result: TrainReply | Failure, request: Message, encoding: Update
         return wire.failure_reply(result, request)
     reply = clipping.honour(wire.pack_reply(result, request), request)
     if encoding is not None:
-        try:
-            sent = encoded(encoding, wire.unpack_reply(reply), wire.unpack_request(request).tensors)
-        except ReplyError as error:
-            return wire.failure_reply(error, request)
+        sent = encoded(encoding, wire.unpack_reply(reply), wire.unpack_request(request).tensors)
         wire.replace_arrays(reply, sent.tensors)
     return reply

@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+from fedsign.errors import ReplyError
+
 Tensors = dict[str, Tensor]
 OtherT = TypeVar("OtherT")
 
@@ -173,9 +175,11 @@ def one_by_one(results: Iterable[TrainReply | ReplyStack | OtherT]) -> Iterator[
 
 
 def failure_of(partition: int, error: Exception) -> Failure:
-    """A client's exception as a failure: one line, and the traceback."""
-    reason = " ".join(f"{type(error).__name__}: {error}".split())
-    return Failure(partition=partition, reason=reason, details="".join(traceback.format_exception(error)))
+    """A client's exception as a failure: one line, and the traceback unless the line says it all."""
+    is_refused = isinstance(error, ReplyError)
+    reason = " ".join(str(error).split() if is_refused else f"{type(error).__name__}: {error}".split())
+    details = "" if is_refused and error.__cause__ is None else "".join(traceback.format_exception(error))
+    return Failure(partition=partition, reason=reason, details=details)
 
 
 def _unbound(stack: Tensors, num: int) -> list[Tensors]:

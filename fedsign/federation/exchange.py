@@ -257,7 +257,7 @@ class DirectExchange:
             if not self.traffic.spread.add(whole, self._received):
                 check_finite(reply.tensors, {})  # says which
         except ReplyError as error:
-            self.traffic.failures.append(Failure(partition=reply.partition, reason=str(error)))
+            self.traffic.failures.append(failure_of(reply.partition, error))
             return None
         for observer in self.observers:
             observer.add(whole, self._received)
@@ -271,7 +271,7 @@ class DirectExchange:
             check_claims(stack, round=request.round, roles=self._roles)
             check_shapes(first, {name: tensor[0] for name, tensor in stack.extra.items()}, like=request.tensors)
         except ReplyError as error:  # of one is of all
-            self.traffic.failures += [Failure(partition=partition, reason=str(error)) for partition in stack.partitions]
+            self.traffic.failures += [failure_of(partition, error) for partition in stack.partitions]
             return stack.without(range(len(stack)))
         besides = [tensor for name, tensor in stack.tensors.items() if name not in self._received]
         besides += stack.extra.values()
@@ -292,7 +292,7 @@ class DirectExchange:
             try:
                 check_finite(reply.tensors, reply.extra)
             except ReplyError as error:
-                self.traffic.failures.append(Failure(partition=reply.partition, reason=str(error)))
+                self.traffic.failures.append(failure_of(reply.partition, error))
                 diverged.append(place)
         return stack.without(diverged)
 
@@ -327,24 +327,27 @@ def check_addresses(partitions: Sequence[int], num_partitions: int) -> None:
 
 
 def encoded(encoding: UpdateEncoding, reply: TrainReply, received: Tensors) -> TrainReply:
-    """What a client sends in place of its reply; raises ReplyError where it cannot be encoded."""
-    return _converted(encoding.encode, "encoded", reply, received)
+    """What a client sends in place of its reply; raises ReplyError where encoding fails."""
+    return _converted(encoding.encode, reply, received)
 
 
 def decoded(encoding: UpdateEncoding, reply: TrainReply, received: Tensors) -> TrainReply:
-    """A reply with the model's tensors in place of what was sent; raises ReplyError where it cannot be decoded."""
-    return _converted(encoding.decode, "decoded", reply, received)
+    """A reply with the model's tensors in place of what was sent; raises ReplyError where decoding fails."""
+    return _converted(encoding.decode, reply, received)
 
 
-def _converted(
-    convert: Callable[[TrainReply, Tensors], Tensors], how: str, reply: TrainReply, received: Tensors
-) -> TrainReply:
+def _converted(convert: Callable[[TrainReply, Tensors], Tensors], reply: TrainReply, received: Tensors) -> TrainReply:
+    """Whatever goes wrong is that client's failure alone."""
     try:
-        return replace(reply, tensors=convert(reply, received))
+        tensors = convert(reply, received)
+        if not (isinstance(tensors, dict) and all(isinstance(tensor, Tensor) for tensor in tensors.values())):
+            raise TypeError("what it returned is no dict of tensors")
     except ReplyError:
         raise
-    except Exception as error:  # that client's failure alone
-        raise ReplyError(f"the reply cannot be {how}: {failure_of(reply.partition, error).reason}.") from error
+    except Exception as error:
+        reason = failure_of(reply.partition, error).reason
+        raise ReplyError(f"{convert.__qualname__} failed: {reason}.") from error
+    return replace(reply, tensors=tensors)
 
 
 def check_claims(reply: Reply, *, round: int, roles: Mapping[str, Role]) -> None:
@@ -371,7 +374,7 @@ def check_shapes(tensors: Tensors, extra: Tensors, *, like: Tensors, is_partial:
         )
     for name, tensor in tensors.items():
         if tensor.shape != like[name].shape or tensor.dtype != like[name].dtype:
-            raise ReplyError(f"tensor '{name}' came as {_kind(tensor)}, expected is {_kind(like[name])}.")
+            raise ReplyError(f"tensor '{name}' is {_kind(tensor)}; expected is {_kind(like[name])}.")
     for name, tensor in extra.items():
         if name not in like or tensor.shape != like[name].shape:
             raise ReplyError(

@@ -1,7 +1,7 @@
 """Whether a message can be used as the reply to a request; whatever a node sends is that node's failure alone."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import TypeVar, cast
 
@@ -84,6 +84,6 @@ def read_reply(came: Message | str, partition: int, read: Callable[[Message], Re
     try:
         return read(came)
     except FedSignError as error:
-        return Failure(partition=partition, reason=str(error))
+        return replace(failure_of(partition, error), reason=str(error))
     except Exception as error:  # noqa: BLE001 - whatever a node sends is that node's failure alone
         return Failure(partition=partition, reason=f"the reply cannot be read: {failure_of(0, error).reason}.")

@@ -206,8 +206,8 @@ def test_finite_values_whose_difference_overflows_are_no_failure() -> None:
     ("model", "said"),
     [
         ({"w": torch.zeros(2)}, r"missing \['mean'\]"),
-        ({"w": torch.zeros(3), "mean": torch.zeros(1)}, r"tensor 'w' came as float32\[3\], expected is float32\[2\]"),
-        ({"w": torch.zeros(2, dtype=torch.float64), "mean": torch.zeros(1)}, r"came as float64\[2\]"),
+        ({"w": torch.zeros(3), "mean": torch.zeros(1)}, r"tensor 'w' is float32\[3\]; expected is float32\[2\]"),
+        ({"w": torch.zeros(2, dtype=torch.float64), "mean": torch.zeros(1)}, r"is float64\[2\]"),
     ],
 )
 def test_a_reply_of_another_model_is_a_failure(model: Tensors, said: str) -> None:

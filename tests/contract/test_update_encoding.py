@@ -1,5 +1,6 @@
 """An update encoding changes what a client sends; the server decodes it before anything else looks at the reply."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -97,7 +98,7 @@ def test_a_run_is_the_same_over_messages(path: str, tmp_path: Path, monkeypatch:
 
 
 class Broken(LargestEntries):
-    """Client 1 cannot encode, 2 sends what cannot be decoded, 3 a model of other shapes, 4 places outside."""
+    """Client 1 cannot encode, 2 sends what cannot be decoded, 3 a model of other shapes, 4 places outside, 5 no tensors."""
 
     def encode(self, reply: TrainReply, received: Tensors) -> Tensors:
         if reply.partition == 1:
@@ -105,6 +106,8 @@ class Broken(LargestEntries):
         sent: dict[str, Any] = super().encode(reply, received)
         if reply.partition == 2:
             sent.popitem()
+        if reply.partition == 5:
+            return {"w": torch.zeros(2).numpy()}  # type: ignore[dict-item]
         if reply.partition == 4:
             sent = {name: tensor + 10**6 if name.endswith("places") else tensor for name, tensor in sent.items()}
         return sent
@@ -119,13 +122,18 @@ def test_what_cannot_be_coded_is_its_own_clients_failure(
     strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encode_with(monkeypatch, Broken())
-    (line,) = run(tree(tmp_path, strategy, rounds=1, server={"cohort_size": 6})).rounds
+    played = run(tree(tmp_path, strategy, rounds=1, server={"cohort_size": 6}))
+    (line,) = played.rounds
     reasons = {each["client"]: each["reason"] for each in line["failures"]}
-    assert sorted(reasons) == [1, 2, 3, 4] and line["num_replies"] == 2
-    assert "cannot be encoded: RuntimeError: no memory left" in reasons[1]
-    assert "cannot be decoded: KeyError" in reasons[2]
-    assert "came as float32[1, 2, 3]" in reasons[3]
+    assert sorted(reasons) == [1, 2, 3, 4, 5] and line["num_replies"] == 1
+    assert "Broken.encode failed: RuntimeError: no memory left" in reasons[1]
+    assert "Broken.decode failed: KeyError" in reasons[2]
+    assert "is float32[1, 2, 3]" in reasons[3]
     assert "lie outside of the tensor" in reasons[4]
+    assert "Broken.encode failed: TypeError: what it returned is no dict of tensors" in reasons[5]
+    written = map(json.loads, (played.path / "failures.jsonl").read_text().splitlines())
+    details = {each["partition"]: each["details"] for each in written}
+    assert all(("Traceback" in details[client]) is (client in (1, 2, 5)) for client in reasons)
 
 
 @pytest.mark.parametrize(

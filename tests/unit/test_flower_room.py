@@ -543,8 +543,8 @@ UNUSABLE: dict[str, tuple[Change, str]] = {
     "infinite bf16": (changed(half=-MODEL["half"].abs() / 0), "'half' holds NaN or infinite"),
     "missing": (without("half"), "missing ['half'], unknown []"),
     "extra": (changed(bias=torch.zeros(1)), "missing [], unknown ['bias']"),
-    "shape": (changed(weight=MODEL["weight"].T), "'weight' came as float32[3, 2], expected is float32[2, 3]"),
-    "type": (changed(half=torch.zeros(2)), "'half' came as float32[2], expected is bfloat16[2]"),
+    "shape": (changed(weight=MODEL["weight"].T), "'weight' is float32[3, 2]; expected is float32[2, 3]"),
+    "type": (changed(half=torch.zeros(2)), "'half' is float32[2]; expected is bfloat16[2]"),
     "role": (lambda reply: dataclasses.replace(reply, roles=ROLES | {"mean": Role.PARAMETER}), "other parameters"),
     "no examples": (lambda reply: dataclasses.replace(reply, num_examples=0), "num-examples=0"),
 }
