@@ -27,7 +27,7 @@ from fedsign.bilevel import directions
 from fedsign.bilevel.condensation import IMAGES, Training, draws
 from fedsign.bilevel.condense import Condensation
 from fedsign.bilevel.settings import from_dict
-from fedsign.bilevel.unroll import Problem, Tree, pushed, pushed_by_func
+from fedsign.bilevel.unroll import Inner, Problem, Tree, pushed
 from fedsign.seeding import Purpose, torch_generator
 from simulations.recipes.fg2u.fg2u_memory import METHODS, hypergradient, peak_bytes
 
@@ -88,7 +88,7 @@ def by_func(problem: Problem, meta: Tree, vectors: Tree) -> Tensor:
     state = problem.inner.initial(meta)
     tangents = {key: each.new_zeros(len(vectors[IMAGES]), *each.shape) for key, each in state.items()}
     for data in problem.data:
-        state, tangents = pushed_by_func(problem.inner, state, tangents, meta, vectors, data)
+        state, tangents = Inner.push(problem.inner, state, tangents, meta, vectors, data)
     return tangents["parameters"]
 
 

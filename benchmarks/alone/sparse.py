@@ -19,11 +19,11 @@ from benchmarks.machine import machine
 from benchmarks.measure import Figures, result_head, spread, write_result
 from fedsign.models.transform import prepare_training
 from fedsign.optim.base import optimizer_of
-from fedsign.parameterisation.coordinates import drawn_batches
 from fedsign.parameterisation.masks import mask_of
 from fedsign.parameterisation.products import SparseForward, pays
 from fedsign.workload import Workload
 from simulations.recipes.smupar.smupar_gpt import experiment
+from simulations.sparsity.coordinates import drawn_batches
 
 NAME = "sparse"
 WIDTHS, ROWS = (256, 512, 1024, 2048), (64, 1024)

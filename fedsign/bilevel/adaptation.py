@@ -97,10 +97,4 @@ def adaptation(reader: Reader, *, start: Tensor, lr: float, weigh: Weigh = token
         losses = reader.losses(own[THETA], passage.tokens, passage.targets)
         return (weigh(meta, passage.features) * losses).mean()
 
-    return GradientDescent(
-        start=lambda meta: {THETA: start},
-        loss=loss,
-        update=Sgd(momentum=0.0),
-        rate=lambda meta, passage: lr,
-        parameters=(THETA,),
-    )
+    return GradientDescent(start=lambda meta: {THETA: start}, loss=loss, update=Sgd(momentum=0.0), rate=lambda meta: lr)

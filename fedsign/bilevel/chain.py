@@ -21,6 +21,16 @@ _CACHE_BYTES = 3 * 2**19
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Passes:
+    """A forward and a backward pass, layer by layer."""
+
+    passed: list[Passed]
+    shares: Tensor
+    widest: int
+    """Bytes of the largest activation."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Chain:
     """What a classifier does to images [n, c, h, w]."""
 
@@ -54,16 +64,10 @@ class Chain:
 
     def parts(self, theta: Tensor) -> list[Parts]:
         """Each layer's weights, of a vector [M] or of b of them [b, M]."""
-        found, at = [], 0
-        for layer in self.layers:
-            parts = []
-            for shape in layer.shapes:
-                parts.append(theta[..., at : at + prod(shape)].unflatten(-1, shape))
-                at += prod(shape)
-            found.append(tuple(parts))
-        return found
+        pieces = iter(theta.split([prod(shape) for layer in self.layers for shape in layer.shapes], dim=-1))
+        return [tuple(next(pieces).unflatten(-1, shape) for shape in layer.shapes) for layer in self.layers]
 
-    def gradient(self, theta: Tensor, images: Tensor, targets: Tensor) -> tuple[Tensor, "Passes"]:
+    def gradient(self, theta: Tensor, images: Tensor, targets: Tensor) -> tuple[Tensor, Passes]:
         """The gradient [M] of the mean cross-entropy to targets [n, k], and what its tangents need to know."""
         x = images.permute(0, 2, 3, 1).contiguous()
         passed: list[Passed] = []
@@ -71,22 +75,18 @@ class Chain:
             x, kept = layer.forward(weights, x)
             passed.append(Passed(weights, kept, None))
         shares = torch.softmax(x, dim=-1)
-        g: Tensor | None = (shares - targets) / len(x)
+        g = (shares - targets) / len(x)
         found: list[Tensor] = []
         widest = 0
-        for index in self._inwards():
-            if g is None:
-                break
+        for index, goes_on in self._inwards():
             widest = max(widest, g.numel() * g.element_size())
             weights, kept, _ = passed[index]
-            g, by_weights, left = self.layers[index].backward(weights, kept, g, inwards=index > self._first)
+            g, by_weights, left = self.layers[index].backward(weights, kept, g, inwards=goes_on)
             passed[index] = Passed(weights, kept, left)
             found = [each.flatten() for each in by_weights] + found
         return torch.cat(found), Passes(passed=passed, shares=shares, widest=widest)
 
-    def add_tangents(
-        self, passes: "Passes", theta_t: Tensor, images_t: Tensor, targets_t: Tensor | None, *, into: Tensor
-    ) -> None:
+    def add_tangents(self, passes: Passes, theta_t: Tensor, images_t: Tensor, targets_t: Tensor, into: Tensor) -> None:
         """Add the gradient's tangents along directions of all that it depends on to `into` [b, M]."""
         count = len(theta_t)
         size = count
@@ -95,68 +95,43 @@ class Chain:
             size = count if groups == 1 else math.ceil(count / (num_threads * math.ceil(groups / num_threads)))
 
         def add(part: slice) -> None:
-            labels = None if targets_t is None else targets_t[part]
-            self._add_tangents(passes, theta_t[part], images_t[part], labels, into[part])
+            self._add_tangents(passes, theta_t[part], images_t[part], targets_t[part], into[part])
 
         threads.each(add, (slice(start, start + size) for start in range(0, count, size)))
 
-    def _add_tangents(
-        self, passes: "Passes", theta_t: Tensor, images_t: Tensor, targets_t: Tensor | None, into: Tensor
-    ) -> None:
-        moved, all_into = self.parts(theta_t), self.parts(into)
+    def _add_tangents(self, passes: Passes, theta_t: Tensor, images_t: Tensor, targets_t: Tensor, into: Tensor) -> None:
+        all_into = self.parts(into)
         x_t = images_t.permute(0, 1, 3, 4, 2).clone(memory_format=torch.contiguous_format)
-        kept_t = []
-        for layer, weights_t, own in zip(self.layers, moved, passes.passed, strict=True):
-            x_t, left = layer.forward_tangent(own.weights, weights_t, own.kept, x_t)
-            kept_t.append(left)
+        passed_t: list[Passed] = []
+        for layer, weights_t, own in zip(self.layers, self.parts(theta_t), passes.passed, strict=True):
+            x_t, kept_t = layer.forward_tangent(own, weights_t, x_t)
+            passed_t.append(Passed(weights_t, kept_t, None))
         shares = passes.shares
         shares_t = shares * (x_t - (shares * x_t).sum(-1, keepdim=True))
-        g_t: Tensor | None = (shares_t if targets_t is None else shares_t - targets_t) / len(shares)
-        for index in self._inwards():
-            if g_t is None:
-                break
-            own, goes_on = passes.passed[index], index > self._first
-            g_t = self.layers[index].backward_tangent(
-                own, moved[index], kept_t.pop(), g_t, into=all_into[index], inwards=goes_on
-            )
+        g_t = (shares_t - targets_t) / len(shares)
+        for index, goes_on in self._inwards():
+            layer, own = self.layers[index], passes.passed[index]
+            g_t = layer.backward_tangent(own, passed_t.pop(), g_t, into=all_into[index], inwards=goes_on)
 
-    def _inwards(self) -> range:
-        """The way of gradients."""
-        return range(len(self.layers) - 1, self._first - 1, -1)
-
-    @property
-    def _first(self) -> int:
-        """Gradients go no further inwards than the first layer with weights."""
-        return next(index for index, layer in enumerate(self.layers) if layer.shapes)
+    def _inwards(self) -> list[tuple[int, bool]]:
+        """The way of gradients, and whether they go on from there: no further inwards than the first layer with weights."""
+        first = next(index for index, layer in enumerate(self.layers) if layer.shapes)
+        return [(index, index > first) for index in range(len(self.layers) - 1, first - 1, -1)]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Passes:
-    """A forward and a backward pass, layer by layer."""
-
-    passed: list[Passed]
-    shares: Tensor
-    widest: int
-    """Bytes of the largest activation."""
-
-
-def conv_net(shape: tuple[int, int, int], num_outputs: int, *, width: int = 128, num_blocks: int = 3) -> Chain:
+def conv_net(shape: tuple[int, ...], num_outputs: int, *, width: int = 128, num_blocks: int = 3) -> Chain:
     """Blocks of convolution, ReLU, InstanceNorm and pooling, then a linear layer; `shape` is that of an image, [c, h, w]."""
     channels, height, across = shape
     layers: list[Layer] = []
     for _ in range(num_blocks):
-        layers += [
-            Convolution(num_inputs=channels, num_outputs=width),
-            Relu(),
-            InstanceNorm(num_channels=width),
-            AveragePool(),
-        ]
+        norm = InstanceNorm(num_channels=width)
+        layers += [Convolution(num_inputs=channels, num_outputs=width), Relu(), norm, AveragePool()]
         channels, height, across = width, height // 2, across // 2
     layers += [Flatten(), Linear(num_inputs=channels * height * across, num_outputs=num_outputs)]
     return Chain(layers=tuple(layers))
 
 
-def mlp(shape: tuple[int, int, int], num_outputs: int, *, hidden: tuple[int, ...] = (128,)) -> Chain:
+def mlp(shape: tuple[int, ...], num_outputs: int, *, hidden: tuple[int, ...] = (128,)) -> Chain:
     """Linear layers with ReLUs between them."""
     sizes = (prod(shape), *hidden, num_outputs)
     layers: list[Layer] = [Flatten()]

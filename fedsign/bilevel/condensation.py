@@ -8,15 +8,16 @@ The inner problem brings tangents of its own: the network is a chain of layers w
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from fedsign.bilevel.chain import Chain
-from fedsign.bilevel.unroll import Tree
+from fedsign.bilevel.unroll import Inner, Tree
 from fedsign.bilevel.updates import Sgd
 
 IMAGES, LABELS = "images", "labels"
@@ -31,10 +32,9 @@ class Draw(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Training:
+class Training(Inner):
     """The inner problem.  `labels` [k] are the synthetic images' classes, where no soft labels are learnt."""
 
-    parameters: ClassVar[tuple[str, ...]] = ("parameters",)  # all weights are one vector
     network: Chain
     start: Tensor
     labels: Tensor
@@ -44,33 +44,35 @@ class Training:
 
     def initial(self, meta: Tree) -> Tree:
         """The same weights for all directions, and no velocity."""
-        return {"parameters": self.start, "momentum": torch.zeros_like(self.start)}
+        return self._update.begin({"parameters": self.start})
 
     def step(self, state: Tree, meta: Tree, data: Draw) -> Tree:
         """One step of SGD, for autograd and `torch.func`."""
         images, targets = meta[IMAGES][data.chosen], self.targets(meta)[data.chosen]
         gradient = torch.func.grad(self._loss)(state["parameters"], images, targets)
-        return self._moved(state, gradient, data.rate)
+        return self._update.apply(state, {"parameters": gradient}, data.rate)
 
     def push(self, state: Tree, tangents: Tree, meta: Tree, directions: Tree, data: Draw) -> tuple[Tree, Tree]:
         """One step with its tangents: SGD's step is linear, and theirs the same one, in place."""
-        theta, theta_t, momentum_t = state["parameters"], tangents["parameters"], tangents["momentum"]
+        theta, theta_t, momentum_t = state["parameters"], tangents["parameters"], tangents["parameters/0"]
         images, targets = meta[IMAGES][data.chosen], self.targets(meta)[data.chosen]
         gradient, passes = self.network.gradient(theta, images, targets)
-        targets_t = self._targets_tangent(meta, directions)
-        if targets_t is not None:
-            targets_t = targets_t[:, data.chosen]
+        images_t, targets_t = (
+            directions[IMAGES][:, data.chosen],
+            self._targets_tangent(meta, directions)[:, data.chosen],
+        )
         momentum_t.mul_(self.momentum).add_(theta_t, alpha=2 * self.decay)
-        images_t = directions[IMAGES][:, data.chosen]
         self.network.add_tangents(passes, theta_t, images_t, targets_t, into=momentum_t)
         theta_t.add_(momentum_t, alpha=-data.rate)
-        return self._moved(state, gradient.add_(theta, alpha=2 * self.decay), data.rate), tangents
+        gradient.add_(theta, alpha=2 * self.decay)
+        return self._update.apply(state, {"parameters": gradient}, data.rate), tangents
 
     def advance(self, state: Tree, meta: Tree, data: Draw) -> Tree:
         """One step of SGD by the gradient written out."""
         theta = state["parameters"]
         gradient, _ = self.network.gradient(theta, meta[IMAGES][data.chosen], self.targets(meta)[data.chosen])
-        return self._moved(state, gradient.add_(theta, alpha=2 * self.decay), data.rate)
+        gradient.add_(theta, alpha=2 * self.decay)
+        return self._update.apply(state, {"parameters": gradient}, data.rate)
 
     def objective(self, state: Tree, meta: Tree) -> Tensor:
         """The penalised loss on all synthetic images."""
@@ -82,34 +84,28 @@ class Training:
             return torch.softmax(meta[LABELS], dim=-1)
         return functional.one_hot(self.labels, self.num_classes).to(self.start.dtype)
 
-    def bytes_per_direction(self, meta: Tree, data: Draw) -> int:
+    def bytes_per_direction(self, meta: Tree, data: Sequence[Draw]) -> int:
         """Tangents of parameters, velocity and gradient, and of a batch's patches in every layer."""
         images = meta[IMAGES]
-        activations = self.network.activations(tuple(images.shape[1:])) * len(data.chosen)
+        activations = self.network.activations(tuple(images.shape[1:])) * len(data[0].chosen)
         return images.element_size() * (4 * self.network.size + images.numel() + _PASSES * activations)
 
     def _loss(self, theta: Tensor, images: Tensor, targets: Tensor) -> Tensor:
         shares = torch.log_softmax(self.network.outputs(theta, images), dim=-1)
         return -(targets * shares).sum(-1).mean() + self.decay * theta.square().sum()
 
-    def _moved(self, state: Tree, gradient: Tensor, rate: float) -> Tree:
-        update = Sgd(momentum=self.momentum)
-        theta, (momentum,) = update.apply(state["parameters"], (state["momentum"],), gradient, rate)
-        return {"parameters": theta, "momentum": momentum}
+    @property
+    def _update(self) -> Sgd:
+        return Sgd(momentum=self.momentum)
 
-    def _targets_tangent(self, meta: Tree, directions: Tree) -> Tensor | None:
+    def _targets_tangent(self, meta: Tree, directions: Tree) -> Tensor:
         if LABELS not in meta:
-            return None
+            return self.start.new_zeros(len(directions[IMAGES]), len(self.labels), self.num_classes)
         shares, moved = torch.softmax(meta[LABELS], dim=-1), directions[LABELS]
         return shares * (moved - (shares * moved).sum(-1, keepdim=True))
 
 
 def draws(num_images: int, *, depth: int, batch_size: int, rate: float, generator: torch.Generator) -> list[Draw]:
     """Batches with replacement, and a rate along half a cosine to 0."""
-    return [
-        Draw(
-            chosen=torch.randint(num_images, (batch_size,), generator=generator),
-            rate=rate * 0.5 * (1 + math.cos(math.pi * step / depth)),
-        )
-        for step in range(depth)
-    ]
+    rates = [rate * 0.5 * (1 + math.cos(math.pi * step / depth)) for step in range(depth)]
+    return [Draw(torch.randint(num_images, (batch_size,), generator=generator), each) for each in rates]

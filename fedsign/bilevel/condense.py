@@ -3,8 +3,7 @@
 Everything that a step draws is derived from (seed, step): a condensation that goes on from a checkpoint draws what it would have drawn.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isqrt
 from time import perf_counter
@@ -19,7 +18,7 @@ from fedsign.bilevel.condensation import IMAGES, LABELS, Draw, Training, draws
 from fedsign.bilevel.estimate import Method
 from fedsign.bilevel.settings import CondensationConfig, PhaseSection
 from fedsign.bilevel.unroll import Problem, Tree, final_state
-from fedsign.bilevel.updates import Adam
+from fedsign.bilevel.updates import Adam, parameters_of
 from fedsign.data.base import AnySamples, Dataset, Samples
 from fedsign.data.checks import checked_dataset
 from fedsign.errors import DataError
@@ -32,22 +31,15 @@ _EVALUATION_BATCH = 1024
 
 @dataclass(slots=True)
 class Progress:
-    """How far a condensation is: the images, Adam's memory of them, and the steps done."""
+    """How far a condensation is: the images, with Adam's memory of them, and the steps done."""
 
-    meta: Tree
-    memory: Tree = field(default_factory=dict)  # NAME/0, NAME/1, ...
+    state: Tree
     step: int = 0
 
-    def as_tensors(self) -> Tree:
-        """All of it, for a file."""
-        return {**self.meta, **self.memory, "step": torch.tensor(self.step)}
-
-    @classmethod
-    def of_tensors(cls, tensors: Mapping[str, Tensor]) -> "Progress":
-        """What `as_tensors` gave."""
-        meta = {key: tensors[key] for key in (IMAGES, LABELS) if key in tensors}
-        memory = {name: each for name, each in tensors.items() if "/" in name}
-        return cls(meta=meta, memory=memory, step=int(tensors["step"]))
+    @property
+    def meta(self) -> Tree:
+        """The images, and their soft labels."""
+        return parameters_of(self.state)
 
 
 @dataclass(frozen=True)
@@ -67,15 +59,25 @@ class Condensation:
         Raises:
             DataError: they are no images of classes, or not fractions.
         """
-        part = self.config.data
+        part, size = self.config.data, self.config.image_size
         dataset = self.share or checked_dataset(part.build(self.config.seed), name=part.name)
-        return image_dataset(dataset, name=part.name, size=self.config.image_size)
+        if not dataset.class_names:
+            raise DataError(
+                f"data '{part.name}' has no classes, but condensation makes images of each class; take another data set."
+            )
+        train, test = (_images(each, part.name, size) for each in (dataset.train, dataset.test))
+        low, high = train.features.aminmax()
+        if low < 0 or high > 1:
+            raise DataError(
+                f"data '{part.name}' has features from {low:.3g} to {high:.3g}; expected are pixels from 0 to 1, as fractions."
+            )
+        return Dataset(train=train, test=test, class_names=dataset.class_names)
 
     @cached_property
     def network(self) -> Chain:
         """What is trained."""
         dataset, said = self.dataset, self.config.network
-        shape = _image_shape(dataset.input_shape)
+        shape = dataset.input_shape
         if said.kind == "mlp":
             return mlp(shape, dataset.num_outputs, hidden=said.hidden)
         if min(shape[1:]) < 2 ** (said.num_blocks + 1):  # the mean of a whole normalised channel says nothing
@@ -117,28 +119,19 @@ class Condensation:
             shares = functional.one_hot(self.labels, num_classes).float()
             rest = (1 - config.label_confidence) / (num_classes - 1)
             meta[LABELS] = (rest + shares * (config.label_confidence - rest)).log().to(self.device)
-        return Progress(meta=meta)
-
-    def steps(self, progress: Progress) -> Iterator[dict[str, Any]]:
-        """Take all steps that are left; a line for each."""
-        while progress.step < self.config.num_steps:
-            yield self.take(progress)
+        return Progress(meta)
 
     def take(self, progress: Progress) -> dict[str, Any]:
-        """One step of the images; `progress` is moved on."""
+        """One step of the images, as a line; `progress` is moved on."""
         started, first = perf_counter(), self.config.first_phase.steps
         phase, method = self._phases[progress.step >= first]
         step = progress.step - (first if progress.step >= first else 0)
-        if step == 0:
-            progress.memory = {}  # Adam begins anew with each phase
+        if step == 0:  # Adam begins anew with each phase
+            progress.state = Adam().begin(progress.meta)
         generator = torch_generator(self.config.seed, Purpose.CONDENSATION, round=progress.step + 1)
         found = method(self.problem(progress.meta, generator), progress.meta, generator=generator)
-        for key, gradient in found.gradient.items():
-            names, rate = [f"{key}/{index}" for index in range(len(Adam.slots))], phase.lr * (1 - step / phase.steps)
-            slots = tuple(progress.memory[name] for name in names) if step else Adam().begin(gradient)
-            moved, slots = Adam().apply(progress.meta[key], slots, gradient, rate)
-            progress.memory |= dict(zip(names, slots, strict=True))
-            progress.meta[key] = moved.clamp(0, 1) if key == IMAGES else moved
+        progress.state = Adam().apply(progress.state, found.gradient, phase.lr * (1 - step / phase.steps))
+        progress.state[IMAGES].clamp_(0, 1)
         progress.step += 1
         return {
             "step": progress.step,
@@ -209,30 +202,11 @@ class Condensation:
             case "mean":
                 return train.batch(of_class)[0].mean(0)
             case "noise":
-                return torch.rand(_image_shape(self.dataset.input_shape), generator=generator)
-
-
-def image_dataset(dataset: Dataset, *, name: str, size: int = 0) -> Dataset:
-    """The data set with images [n, c, h, w] of pixels in [0, 1], in the middle of `size` x `size` zeros.
-
-    Raises:
-        DataError: it has none, or no classes.
-    """
-    if not dataset.class_names:
-        raise DataError(
-            f"data '{name}' has no classes, but condensation makes images of each class; take another data set."
-        )
-    train, test = (_images(each, name, size) for each in (dataset.train, dataset.test))
-    found = Dataset(train=train, test=test, class_names=dataset.class_names)
-    low, high = found.train.features.aminmax()
-    if low < 0 or high > 1:
-        raise DataError(
-            f"data '{name}' has features from {low:.3g} to {high:.3g}; expected are pixels from 0 to 1, as fractions."
-        )
-    return found
+                return torch.rand(self.dataset.input_shape, generator=generator)
 
 
 def _images(samples: AnySamples, name: str, size: int) -> AnySamples:
+    """Images [n, c, h, w], in the middle of `size` x `size` zeros."""
     shape = samples.shape
     if len(shape) != 3:
         side = isqrt(shape[0]) if len(shape) == 1 else 0
@@ -252,8 +226,3 @@ def _images(samples: AnySamples, name: str, size: int) -> AnySamples:
     left, top = (size - width) // 2, (size - height) // 2
     frame = (left, size - width - left, top, size - height - top)
     return replace(samples, features=functional.pad(samples.features, frame))
-
-
-def _image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    channels, height, width = shape
-    return channels, height, width

@@ -1,7 +1,7 @@
 """What every way to a hypergradient returns, and the one signature that they share."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -32,12 +32,8 @@ class Hypergradient:
         return self.variance / squared if squared > 0 else None
 
 
-class Method(Protocol):
-    """A way to a hypergradient; a row of the table."""
-
-    def __call__(self, problem: Problem, meta: Tree, *, generator: torch.Generator) -> Hypergradient:
-        """The hypergradient at `meta`; methods without chance leave the generator alone."""
-        ...
+Method = Callable[..., Hypergradient]
+"""A way to a hypergradient, a row of the table: (problem, meta, *, generator); methods without chance leave the generator alone."""
 
 
 def judged(problem: Problem, state: Tree, meta: Tree) -> tuple[float, Tree, Tree]:

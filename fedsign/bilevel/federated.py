@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedsign.bilevel.unroll import Tree
-from fedsign.bilevel.updates import Sgd
+from fedsign.bilevel.unroll import Inner, Tree
+from fedsign.bilevel.updates import Sgd, parameters_of
 from fedsign.errors import ConfigError
 
 LR, WEIGHT_DECAY, WEIGHTS = "client.lr", "client.weight_decay", "aggregation.weights"
@@ -39,7 +39,7 @@ class Round(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Federation:
+class Federation(Inner):
     """The inner problem.  `loss(parameters, features, targets)` is a batch's, `penalty(parameters, received, settings)` what the objective adds, None for nothing.
 
     `settings` are the values of all knobs that are not learnt: `client.lr`, `client.weight_decay`, those of the strategy, and `aggregation.weights` [clients].
@@ -66,19 +66,17 @@ class Federation:
     def _trained(self, received: Tree, values: Mapping[str, Tensor], client: Client, factor: float) -> Tree:
         """A client's model after its local steps."""
         update = Sgd(momentum=self.momentum)
-        theta = dict(received)
-        slots = {name: update.begin(each) for name, each in theta.items()}
+        state = update.begin(received)
 
         def loss(own: Tree, features: Tensor, targets: Tensor) -> Tensor:
             found, penalty = self.loss(own, features, targets), self.penalty(own, received, values)
             return found if penalty is None else found + penalty
 
         for features, targets in client.batches:
-            gradients = torch.func.grad(loss)(theta, features, targets)
-            for name, gradient in gradients.items():
-                decayed = gradient + values[WEIGHT_DECAY] * theta[name]
-                theta[name], slots[name] = update.apply(theta[name], slots[name], decayed, values[LR] * factor)
-        return theta
+            gradients = torch.func.grad(loss)(parameters_of(state), features, targets)
+            decayed = {name: gradient + values[WEIGHT_DECAY] * state[name] for name, gradient in gradients.items()}
+            state = update.apply(state, decayed, values[LR] * factor)
+        return state
 
 
 def values_of(meta: Tree) -> Tree:

@@ -15,12 +15,9 @@ from torch import Tensor
 
 from fedsign.bilevel import directions as ways
 from fedsign.bilevel.estimate import Hypergradient, Method, judged
-from fedsign.bilevel.unroll import Problem, Pushing, Tree, along, bytes_of, final_state, pushed, size_of, unflattened
+from fedsign.bilevel.unroll import Problem, Tree, along, final_state, pushed, size_of, unflattened
 
 _MIB = 2**20
-_TANGENTS_OF_A_STEP = (
-    8  # intermediate results that a push of torch.func holds, in units of its state: a guess that errs upwards
-)
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -112,12 +109,7 @@ def slopes_along(problem: Problem, meta: Tree, vectors: Tree, *, memory_bytes: i
 
 def chunk_size(problem: Problem, meta: Tree, *, memory_bytes: int) -> int:
     """How many directions go through the training together; one at least."""
-    inner = problem.inner
-    if isinstance(inner, Pushing) and problem.depth:
-        each = inner.bytes_per_direction(meta, problem.data[0])
-    else:
-        each = _TANGENTS_OF_A_STEP * bytes_of(inner.initial(meta)) + bytes_of(meta)
-    return max(1, memory_bytes // each)
+    return max(1, memory_bytes // problem.inner.bytes_per_direction(meta, problem.data))
 
 
 def _mean(found: Slopes, vectors: Tree) -> Hypergradient:

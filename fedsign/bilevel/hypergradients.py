@@ -19,7 +19,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsign.bilevel.estimate import Hypergradient, Method, gradient_of, judged, leaves
-from fedsign.bilevel.unroll import Problem, Stationary, Tree, final_state
+from fedsign.bilevel.unroll import Inner, Problem, Tree, final_state
+from fedsign.bilevel.updates import parameters_of
 from fedsign.errors import ConfigError
 
 Steps = Annotated[int, Field(ge=1)]
@@ -47,7 +48,7 @@ def neumann(*, num_terms: Steps = 3, alpha: Annotated[float, Field(gt=0)] = 1.0)
 
 def _reverse(problem: Problem, meta: Tree, *, generator: torch.Generator, truncated_steps: int | None) -> Hypergradient:
     given = leaves(meta)
-    skipped = 0 if truncated_steps is None else max(0, problem.depth - truncated_steps)
+    skipped = 0 if truncated_steps is None else max(0, len(problem.data) - truncated_steps)
     if skipped:
         state = final_state(replace(problem, data=problem.data[:skipped]), meta)
     else:
@@ -57,26 +58,25 @@ def _reverse(problem: Problem, meta: Tree, *, generator: torch.Generator, trunca
             state = problem.inner.step(state, given, data)
         value = problem.outer(state, given)
     gradient = gradient_of(value, given)
-    return Hypergradient(
-        value=float(value.detach()), gradient=gradient, state={key: each.detach() for key, each in state.items()}
-    )
+    end = {key: each.detach() for key, each in state.items()}
+    return Hypergradient(value=float(value.detach()), gradient=gradient, state=end)
 
 
 def _implicit(
     problem: Problem, meta: Tree, *, generator: torch.Generator, num_terms: int, alpha: float
 ) -> Hypergradient:
     inner = problem.inner
-    if not isinstance(inner, Stationary):
+    if type(inner).objective is Inner.objective:
         raise ConfigError(
             f"{type(inner).__name__} does not say what its steps minimise, which implicit differentiation needs; give it "
-            "`parameters` and `objective`, or take a method that goes through the steps, such as fg2u."
+            "`objective`, or take a method that goes through the steps, such as fg2u."
         )
     state = final_state(problem, meta)
     value, by_state, direct = judged(problem, state, meta)
-    start = {key: by_state[key] for key in inner.parameters}
-    given, at = leaves(meta), leaves({key: state[key] for key in inner.parameters})
+    start = parameters_of(by_state)
+    given, at = leaves(meta), leaves(parameters_of(state))
     with torch.enable_grad():
-        loss = inner.objective({**state, **at}, given)
+        loss = inner.objective(at, given)
         slope = dict(zip(at, torch.autograd.grad(loss, list(at.values()), create_graph=True), strict=True))
     total = start
     for _ in range(num_terms):  # (I - alpha H) v + v_0

@@ -14,7 +14,7 @@ A new kind of layer is one class here; `fedsign.bilevel.chain` puts them togethe
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ Kept = Any  # what a pass of a layer leaves for its later passes; no other layer
 
 
 class Passed(NamedTuple):
-    """A layer's weights, and what its forward and its backward pass left: what all directions share."""
+    """A layer's weights, and what its forward and its backward pass left: what all directions share; or the tangents of these."""
 
     weights: Parts
     kept: Kept
@@ -36,11 +36,9 @@ class Passed(NamedTuple):
 class Layer:
     """One link of a chain; the base class has no weights and is linear around its input, so that tangents go through it as values do.
 
-    `weights` and `moved` are its weights and their tangents, in the order of `shapes`.  Tangents and gradients that come in are
-    the layer's, to keep or to overwrite; what it hands on it does not keep.
+    `weights` are in the order of `shapes`.  Tangents and gradients that come in are the layer's, to keep or to overwrite; what it
+    hands on it does not keep.  A gradient that does not go on `inwards` is handed on as it came, for nobody.
     """
-
-    __slots__ = ()
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
@@ -67,32 +65,31 @@ class Layer:
         """Its adjoint applied to g."""
         raise NotImplementedError
 
-    def forward_tangent(self, weights: Parts, moved: Parts, kept: Kept, x_t: Tensor) -> tuple[Tensor, Kept]:
+    def forward_tangent(self, passed: Passed, weights_t: Parts, x_t: Tensor) -> tuple[Tensor, Kept]:
         """The output's tangents."""
-        return self.through(kept, x_t), None
+        return self.through(passed.kept, x_t), None
 
-    def backward(self, weights: Parts, kept: Kept, g: Tensor, *, inwards: bool) -> tuple[Tensor | None, Parts, Kept]:
+    def backward(self, weights: Parts, kept: Kept, g: Tensor, *, inwards: bool) -> tuple[Tensor, Parts, Kept]:
         """Gradients by the input (if it goes on `inwards`) and by the weights; what is `left` for their tangents."""
-        return self.back(kept, g) if inwards else None, (), None
+        return self.back(kept, g) if inwards else g, (), None
 
-    def backward_tangent(
-        self, passed: Passed, moved: Parts, kept_t: Kept, g_t: Tensor, *, into: Parts, inwards: bool
-    ) -> Tensor | None:
+    def backward_tangent(self, passed: Passed, passed_t: Passed, g_t: Tensor, *, into: Parts, inwards: bool) -> Tensor:
         """Tangents of the first (if it goes on), those of the second added to `into`."""
-        return self.back(passed.kept, g_t) if inwards else None
+        return self.back(passed.kept, g_t) if inwards else g_t
 
 
 @dataclass(frozen=True, kw_only=True)
 class Linear(Layer):
     """Weights [i, o], bias [o]."""
 
+    window: ClassVar[int] = 1  # places that an output sees
     num_inputs: int
     num_outputs: int
 
     @property
     def fan_in(self) -> int:
         """How many numbers an output is a sum of."""
-        return self.num_inputs
+        return self.window * self.num_inputs
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
@@ -112,40 +109,34 @@ class Linear(Layer):
         """x w + bias."""
         return torch.addmm(weights[1], x, weights[0]), x
 
-    def forward_tangent(self, weights: Parts, moved: Parts, kept: Kept, x_t: Tensor) -> tuple[Tensor, Kept]:
+    def forward_tangent(self, passed: Passed, weights_t: Parts, x_t: Tensor) -> tuple[Tensor, Kept]:
         """x_t w + x w_t + bias_t."""
-        found = torch.baddbmm(moved[1][:, None], kept.expand(len(x_t), *kept.shape), moved[0])
-        found.view(-1, self.num_outputs).addmm_(x_t.reshape(-1, self.fan_in), weights[0])
+        found = torch.baddbmm(weights_t[1][:, None], passed.kept.expand(len(x_t), *passed.kept.shape), weights_t[0])
+        found.view(-1, self.num_outputs).addmm_(x_t.reshape(-1, self.fan_in), passed.weights[0])
         return found, x_t
 
-    def backward(self, weights: Parts, kept: Kept, g: Tensor, *, inwards: bool) -> tuple[Tensor | None, Parts, Kept]:
+    def backward(self, weights: Parts, kept: Kept, g: Tensor, *, inwards: bool) -> tuple[Tensor, Parts, Kept]:
         """g w^T; x^T g and the sum of g."""
-        return g @ weights[0].T if inwards else None, (kept.T @ g, g.sum(0)), g
+        return g @ weights[0].T if inwards else g, (kept.T @ g, g.sum(0)), g
 
-    def backward_tangent(
-        self, passed: Passed, moved: Parts, kept_t: Kept, g_t: Tensor, *, into: Parts, inwards: bool
-    ) -> Tensor | None:
+    def backward_tangent(self, passed: Passed, passed_t: Passed, g_t: Tensor, *, into: Parts, inwards: bool) -> Tensor:
         """g_t w^T + g w_t^T; x_t^T g + x^T g_t and the sums of g_t."""
         (weight, _), x, g = passed
         many = g.expand(len(g_t), *g.shape)
         into[0].baddbmm_(x.T.expand(len(g_t), *x.T.shape), g_t)
-        into[0].baddbmm_(kept_t.transpose(1, 2), many)
+        into[0].baddbmm_(passed_t.kept.transpose(1, 2), many)
         into[1].add_(g_t.sum(1))
         if not inwards:
-            return None
-        found: Tensor = many.bmm(moved[0].transpose(1, 2))
+            return g_t
+        found: Tensor = many.bmm(passed_t.weights[0].transpose(1, 2))
         found.view(-1, self.fan_in).addmm_(g_t.reshape(-1, self.num_outputs), weight.T)
         return found
 
 
-@dataclass(frozen=True, kw_only=True)
 class Convolution(Linear):
     """3x3, as large as its input: a linear layer on patches; weights [3 * 3 * i, o], bias [o]."""
 
-    @property
-    def fan_in(self) -> int:
-        """All channels of a window."""
-        return 9 * self.num_inputs
+    window = 9
 
     def outputs(self, weights: Parts, x: Tensor) -> Tensor:
         """torch's convolution."""
@@ -157,30 +148,27 @@ class Convolution(Linear):
         found, p = super().forward(weights, patches(x))
         return found.view(*x.shape[:3], -1), p
 
-    def forward_tangent(self, weights: Parts, moved: Parts, kept: Kept, x_t: Tensor) -> tuple[Tensor, Kept]:
+    def forward_tangent(self, passed: Passed, weights_t: Parts, x_t: Tensor) -> tuple[Tensor, Kept]:
         """Of the same."""
-        p_t = patches(x_t.flatten(0, 1)).view(len(x_t), *kept.shape)
-        found, _ = super().forward_tangent(weights, moved, kept, p_t)
+        p_t = patches(x_t.flatten(0, 1)).view(len(x_t), *passed.kept.shape)
+        found, _ = super().forward_tangent(passed, weights_t, p_t)
         return found.view(*x_t.shape[:4], -1), p_t
 
-    def backward(self, weights: Parts, kept: Kept, g: Tensor, *, inwards: bool) -> tuple[Tensor | None, Parts, Kept]:
+    def backward(self, weights: Parts, kept: Kept, g: Tensor, *, inwards: bool) -> tuple[Tensor, Parts, Kept]:
         """Patches^T g; by the input, a convolution with the kernel turned about."""
         _, found, rows = super().backward(weights, kept, g.flatten(0, 2), inwards=False)
         if not inwards:
-            return None, found, (rows, None)
+            return g, found, (rows, None)
         around = patches(g)
         return (around @ self._turned(weights[0])).view(*g.shape[:3], -1), found, (rows, around)
 
-    def backward_tangent(
-        self, passed: Passed, moved: Parts, kept_t: Kept, g_t: Tensor, *, into: Parts, inwards: bool
-    ) -> Tensor | None:
+    def backward_tangent(self, passed: Passed, passed_t: Passed, g_t: Tensor, *, into: Parts, inwards: bool) -> Tensor:
         """Of the same."""
         rows, around = passed.left
-        flat = passed._replace(left=rows)
-        super().backward_tangent(flat, moved, kept_t, g_t.flatten(1, 3), into=into, inwards=False)
+        super().backward_tangent(passed._replace(left=rows), passed_t, g_t.flatten(1, 3), into=into, inwards=False)
         if not inwards:
-            return None
-        found = around.expand(len(g_t), *around.shape).bmm(self._turned(moved[0]))
+            return g_t
+        found = around.expand(len(g_t), *around.shape).bmm(self._turned(passed_t.weights[0]))
         found.view(-1, self.num_inputs).addmm_(patches(g_t.flatten(0, 1)), self._turned(passed.weights[0]))
         by_input: Tensor = found.view(*g_t.shape[:4], -1)
         return by_input
@@ -229,37 +217,36 @@ class InstanceNorm(Layer):
         h = centred * r
         return torch.addcmul(weights[1], h, weights[0]), (h, r)
 
-    def forward_tangent(self, weights: Parts, moved: Parts, kept: Kept, x_t: Tensor) -> tuple[Tensor, Kept]:
+    def forward_tangent(self, passed: Passed, weights_t: Parts, x_t: Tensor) -> tuple[Tensor, Kept]:
         """h_t = r (x_t - mean(x_t) - h mean(h x_t)), which is not made: what is needed of it is a sum of x_t, h and a constant."""
-        h, r = kept
-        scale_t, shift_t = (_per_direction(each) for each in moved)
-        slope = weights[0] * r
+        h, r = passed.kept
+        scale_t, shift_t = (_per_direction(each) for each in weights_t)
+        slope = passed.weights[0] * r
         mean, growth = _mean(x_t), _mean(h * x_t)
         y_t = torch.addcmul(torch.addcmul(shift_t, slope, mean, value=-1), x_t, slope)
         return y_t.addcmul_(h, torch.addcmul(scale_t, slope, growth, value=-1)), (x_t, mean, growth)
 
-    def backward(self, weights: Parts, kept: Kept, g: Tensor, *, inwards: bool) -> tuple[Tensor | None, Parts, Kept]:
+    def backward(self, weights: Parts, kept: Kept, g: Tensor, *, inwards: bool) -> tuple[Tensor, Parts, Kept]:
         """With u = g scale: r (u - mean(u) - h mean(h u))."""
         h, r = kept
         g_mean, along_h, size = _mean(g), _mean(g * h), g.shape[-3] * g.shape[-2]
-        found = (weights[0] * r) * (g - g_mean - h * along_h) if inwards else None
+        found = (weights[0] * r) * (g - g_mean - h * along_h) if inwards else g
         return found, (size * _total(along_h), size * _total(g_mean)), (g, g_mean, along_h)
 
-    def backward_tangent(
-        self, passed: Passed, moved: Parts, kept_t: Kept, g_t: Tensor, *, into: Parts, inwards: bool
-    ) -> Tensor | None:
+    def backward_tangent(self, passed: Passed, passed_t: Passed, g_t: Tensor, *, into: Parts, inwards: bool) -> Tensor:
         """r (u_t - mean(u_t) - h_t mean(h u) - h mean(h_t u + h u_t)) - (sigma_t / sigma) of the gradient itself.
 
         Multiplied out: a sum of g_t, g, h, x_t and a constant, with factors for each image's channels.
         """
         (scale, _), (h, r), (g, g_mean, gh_mean) = passed
-        (x_t, mean, growth), scale_t, size = kept_t, _per_direction(moved[0]), g_t.shape[-3] * g_t.shape[-2]
+        (x_t, mean, growth), size = passed_t.kept, g_t.shape[-3] * g_t.shape[-2]
+        scale_t = _per_direction(passed_t.weights[0])
         g_t_mean, along_h = _mean(g_t), _mean(g_t * h)
         along_h = along_h.add_(_mean(g * x_t).addcmul_(mean, g_mean, value=-1).addcmul_(growth, gh_mean, value=-1) * r)
         into[0].add_(_total(along_h), alpha=size)
         into[1].add_(_total(g_t_mean), alpha=size)
         if not inwards:
-            return None
+            return g_t
         slope, share = scale * r, scale * r * r * gh_mean
         pull = growth * r * slope
         level = torch.addcmul(pull * g_mean, mean, share)
@@ -286,8 +273,6 @@ def _per_direction(weights: Tensor) -> Tensor:
 class Relu(Layer):
     """The positive part."""
 
-    __slots__ = ()
-
     def outputs(self, weights: Parts, x: Tensor) -> Tensor:
         """torch's ReLU."""
         return functional.relu(x)
@@ -308,8 +293,6 @@ class Relu(Layer):
 
 class AveragePool(Layer):
     """Means of 2x2; an odd row or column at the end is left out."""
-
-    __slots__ = ()
 
     def outputs(self, weights: Parts, x: Tensor) -> Tensor:
         """torch's average pooling."""
@@ -339,8 +322,6 @@ class AveragePool(Layer):
 
 class Flatten(Layer):
     """[n, h, w, c] -> [n, h w c]."""
-
-    __slots__ = ()
 
     def outputs(self, weights: Parts, x: Tensor) -> Tensor:
         """The channels last, as here."""

@@ -6,7 +6,6 @@ interpreter, which an operation of torch lets go.
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
 from typing import TypeVar
 
 import torch
@@ -33,21 +32,14 @@ def each(work: Callable[[_Piece], None], pieces: Iterable[_Piece]) -> None:
         with torch.no_grad(), torch.inference_mode(is_inference):
             work(piece)
 
-    with ThreadPoolExecutor(threads, thread_name_prefix="fedsign-piece") as pool:
-        _keep_whole(pool, threads)
-        for done in [pool.submit(on_thread, piece) for piece in pieces]:
-            done.result()
-
-
-def _keep_whole(pool: ThreadPoolExecutor, threads: int) -> None:
-    """Let no thread of the pool divide an operation any further."""
-    all_there = Barrier(threads)
-
-    def begin() -> None:
-        torch.get_num_threads()  # a thread's first use of torch takes the number that was set last, anywhere
-        torch.set_num_threads(1)
-        all_there.wait()
-
-    for begun in [pool.submit(begin) for _ in range(threads)]:
-        begun.result()
+    with ThreadPoolExecutor(threads, thread_name_prefix="fedsign-piece", initializer=_keep_whole) as pool:
+        done = [pool.submit(on_thread, piece) for piece in pieces]
     torch.set_num_threads(threads)  # the number that was set last
+    for piece_done in done:
+        piece_done.result()
+
+
+def _keep_whole() -> None:
+    """Let a thread divide no operation any further."""
+    torch.get_num_threads()  # a thread's first use of torch takes the number that was set last, anywhere
+    torch.set_num_threads(1)

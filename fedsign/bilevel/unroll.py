@@ -13,59 +13,46 @@ see the same initial weights and the same batches, or they would be directional 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 Tree = dict[str, Tensor]
 
+# Intermediate results that a push by torch.func holds, in units of its state: a guess that errs upwards.
+_TANGENTS_OF_A_STEP = 8
 
-class Inner(Protocol):
-    """What is trained.  Both functions are pure, and neither changes a tensor in place."""
+
+class Inner:
+    """What is trained.  `initial` and `step` are pure, and neither changes a tensor in place."""
 
     def initial(self, meta: Tree) -> Tree:
         """The state before the first step, which may depend on the meta-parameters."""
-        ...
+        raise NotImplementedError
 
     def step(self, state: Tree, meta: Tree, data: Any) -> Tree:
         """The state after one step on these data."""
-        ...
-
-
-@runtime_checkable
-class Pushing(Protocol):
-    """An inner problem that knows its own tangents better than `torch.func` does."""
+        raise NotImplementedError
 
     def push(self, state: Tree, tangents: Tree, meta: Tree, directions: Tree, data: Any) -> tuple[Tree, Tree]:
-        """One step of the state and of its tangents [b, ...], along directions [b, ...] of the meta-parameters.
+        """One step of the state and of its tangents [b, ...], along directions [b, ...] of the meta-parameters: a jvp, mapped over them.
 
-        The tangents that it is given are its own to write into: nobody looks at them again.
+        Who knows its tangents better overrides it; those that it is given are its own to write into: nobody looks at them again.
         """
-        ...
+        return _jvps(lambda at, given: self.step(at, given, data), (state, meta), (tangents, directions))
 
     def advance(self, state: Tree, meta: Tree, data: Any) -> Tree:
         """`step` to rounding, with nothing to be differentiated."""
-        ...
+        return self.step(state, meta, data)
 
-    def bytes_per_direction(self, meta: Tree, data: Any) -> int:
-        """About how much one direction needs during a push."""
-        ...
-
-
-@runtime_checkable
-class Stationary(Protocol):
-    """An inner problem that says what its steps minimise: what implicit differentiation asks for."""
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """Which entries of the state are minimised over."""
-        ...
+    def bytes_per_direction(self, meta: Tree, data: Sequence[Any]) -> int:
+        """About how much one direction needs while it goes through the steps."""
+        return _TANGENTS_OF_A_STEP * bytes_of(self.initial(meta)) + bytes_of(meta)
 
     def objective(self, state: Tree, meta: Tree) -> Tensor:
-        """The inner loss g(theta, phi)."""
-        ...
+        """The inner loss g(theta, phi) that steps minimise, for implicit differentiation."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,20 +63,13 @@ class Problem:
     data: Sequence[Any]
     outer: Callable[[Tree, Tree], Tensor]
 
-    @property
-    def depth(self) -> int:
-        """The number of steps, T."""
-        return len(self.data)
-
 
 @torch.no_grad()
 def final_state(problem: Problem, meta: Tree) -> Tree:
     """theta_T(phi)."""
-    inner = problem.inner
-    advance = inner.advance if isinstance(inner, Pushing) else inner.step
-    state = inner.initial(meta)
+    state = problem.inner.initial(meta)
     for data in problem.data:
-        state = advance(state, meta, data)
+        state = problem.inner.advance(state, meta, data)
     return state
 
 
@@ -99,22 +79,13 @@ def pushed(problem: Problem, meta: Tree, directions: Tree) -> tuple[Tree, Tree]:
 
     What is held at any time is one state and b tangents, whatever the depth.
     """
-    inner = problem.inner
-    state, tangents = _jvps(inner.initial, (meta,), (directions,))
+    state, tangents = _jvps(problem.inner.initial, (meta,), (directions,))
     tangents = {  # a push may write into them, and these may be the directions themselves, or one 0 seen b times
         key: each.clone(memory_format=torch.contiguous_format) for key, each in tangents.items()
     }
-    push = inner.push if isinstance(inner, Pushing) else partial(pushed_by_func, inner)
     for data in problem.data:
-        state, tangents = push(state, tangents, meta, directions, data)
+        state, tangents = problem.inner.push(state, tangents, meta, directions, data)
     return state, tangents
-
-
-def pushed_by_func(
-    inner: Inner, state: Tree, tangents: Tree, meta: Tree, directions: Tree, data: Any
-) -> tuple[Tree, Tree]:
-    """One step with tangents of any inner problem: a jvp, mapped over the directions."""
-    return _jvps(lambda at, given: inner.step(at, given, data), (state, meta), (tangents, directions))
 
 
 def _jvps(function: Callable[..., Tree], at: tuple[Tree, ...], tangents: tuple[Tree, ...]) -> tuple[Tree, Tree]:

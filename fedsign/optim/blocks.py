@@ -55,7 +55,7 @@ def find_blocks(model: nn.Module, path: str = "") -> Found:
 def _lists(module: nn.Module, name: str) -> Iterator[Found]:
     """The outermost lists at or below a module."""
     children = _with_parameters(module, name)
-    composed = {name: child for name, child in children.items() if _is_composed(child)}
+    composed = {name: child for name, child in children.items() if next(child.children(), None) is not None}
     stages = {name: child for name, child in composed.items() if _is_list(child) and re.search(r"[^.\d]\d+$", name)}
     if _is_list(module) and _is_repeated(module, children, composed):
         yield composed
@@ -110,10 +110,6 @@ def _with_parameters(module: nn.Module, name: str) -> Found:
 
 def _is_list(module: nn.Module | None) -> bool:
     return isinstance(module, nn.ModuleList | nn.Sequential)
-
-
-def _is_composed(module: nn.Module) -> bool:
-    return next(module.children(), None) is not None
 
 
 def _size(module: nn.Module) -> int:

@@ -56,9 +56,8 @@ class LayerSampler:
         num = self.num_sampled - len(certain)
         ends = np.cumsum(inclusion[others])
         points = rng.random() + np.arange(num)
-        hit = np.minimum(
-            np.searchsorted(ends, points, side="right"), len(others) - 1
-        )  # the last end is num but for rounding
+        # the last end is num but for rounding
+        hit = np.minimum(np.searchsorted(ends, points, side="right"), len(others) - 1)
         return tuple(sorted(map(int, (*certain, *others[hit]))))
 
     def inclusion(self) -> npt.NDArray[np.float64]:

@@ -97,17 +97,12 @@ class LISA(torch.optim.AdamW):
         self._waiting.clear()
         self._trained.clear()
         self._draw, self._step = draw, first_step
-        self._turn()
+        self._turn(draw)
 
     def end(self) -> None:
         """Everything may have gradients again, as before; the moments stay as they are."""
         self._draw, self._index = None, -1
         self._set_active(set(self._names))
-
-    @property
-    def active(self) -> frozenset[str]:
-        """The names of the parameters that train now."""
-        return self._named(self._active)
 
     @property
     def trained(self) -> frozenset[str]:
@@ -127,8 +122,8 @@ class LISA(torch.optim.AdamW):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients; where a period ends, the next one begins."""
         super().zero_grad(set_to_none)
-        if self._is_due:
-            self._turn()
+        if self._draw is not None and self._is_due:
+            self._turn(self._draw)
         for parameter in self._names.keys() - self._active:
             parameter.grad = None
 
@@ -166,11 +161,10 @@ class LISA(torch.optim.AdamW):
     def _index_of(self, step: int) -> int:
         return step // self._period if self._redraws else 0
 
-    def _turn(self) -> None:
-        """The next draw, where there is one to be made."""
-        if self._draw is not None:
-            self._index = self._index_of(self._step)
-            self._take(self._draw(self._index), forget=True)
+    def _turn(self, draw: Draw) -> None:
+        """The next draw."""
+        self._index = self._index_of(self._step)
+        self._take(draw(self._index), forget=True)
 
     def _take(self, drawn: Iterable[int], *, forget: bool) -> None:
         self.drawn = tuple(sorted({*drawn}))

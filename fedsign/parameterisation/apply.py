@@ -25,8 +25,7 @@ from fedsign.parameterisation.plan import Plan, TensorPlan, plan_of
 from fedsign.parameterisation.products import Products, multiply_sparsely
 from fedsign.parameterisation.schemes import Scheme
 from fedsign.parameterisation.section import MaskDraw, ParameterisationPart, SparseKeys, SparsityPart
-from fedsign.parameterisation.sparsity.base import MaskRule
-from fedsign.parameterisation.sparsity.changing import Changing, Masked
+from fedsign.parameterisation.sparsity.base import Changing, Masked, MaskRule
 from fedsign.sections import OptimizerPart
 from fedsign.traits import OptimizerTraits
 
@@ -127,7 +126,7 @@ def parameterise(
     for name, tensor in plan.tensors.items():
         if tensor.density < 1:
             density = rule.first_density(tensor.density) if rule else tensor.density
-            masks[name] = mask_of(seed, name, tensor.shape, density, draw=draw)
+            masks[name] = mask_of(seed, name, model.get_parameter(name).shape, density, draw=draw)
     hold(model, masks)
     multiply(model, plan)
     attach(model, Parameterised(plan=plan, masks=masks, rule=rule, products=products))
@@ -142,9 +141,8 @@ def parameterise_as(config: ExperimentConfig, model: nn.Module) -> None:
     sparsity, engine = SparsityPart.of(config), config.engine
     scheme, rule = _built(ParameterisationPart.of(config), Scheme), _built(sparsity, MaskRule)
     if scheme is not None:
-        products = Products(
-            kind=SparseKeys.of(config).sparse_products, precision=engine.precision, compile=engine.compile
-        )
+        kind = SparseKeys.of(config).sparse_products
+        products = Products(kind=kind, precision=engine.precision, compile=engine.compile)
         parameterise(model, scheme, seed=config.seed, rule=rule, draw=sparsity.draw, products=products)
 
 

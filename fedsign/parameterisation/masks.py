@@ -15,7 +15,9 @@ The other weights start at 0 and stay there, since their gradients are 0: no opt
 no weight decay and no penalty that compares with the received model moves a weight that is 0 there and gets no gradient.
 """
 
+import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
@@ -47,6 +49,21 @@ class Mask:
         places = self.is_there.flatten().nonzero().squeeze(1)
         return places.int() if self.is_there.numel() <= torch.iinfo(torch.int32).max else places
 
+    @cached_property
+    def columns(self) -> "Columns":
+        """Where they are in a matrix, for products of compressed rows; 12 bytes each."""
+        rows, columns = self.is_there.nonzero(as_tuple=True)
+        turned = columns.argsort(stable=True)
+        return Columns(
+            shape=tuple(self.is_there.shape),
+            places=self.places,
+            starts=_starts(rows, self.is_there.shape[0]),
+            columns=columns.int(),
+            turned=turned.int(),
+            turned_starts=_starts(columns[turned], self.is_there.shape[1]),
+            turned_columns=rows[turned].int(),
+        )
+
     def part(self, start: int, stop: int, device: torch.device) -> "Mask":
         """The mask of a piece of the flat tensor."""
         return Mask(self.is_there.reshape(-1)[start:stop].to(device, copy=True))
@@ -54,7 +71,7 @@ class Mask:
     def become(self, is_there: Tensor) -> None:
         """Other weights are there from now on."""
         self.is_there = is_there
-        for name in ("num", "places"):
+        for name in ("num", "places", "columns"):
             vars(self).pop(name, None)
 
     def keep_gradient(self, keeps: bool) -> None:
@@ -69,20 +86,49 @@ class Mask:
         return gradient * self.is_there
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Columns:
+    """Where the weights of a matrix [out, in] are, row by row and column by column, as compressed rows take it."""
+
+    shape: tuple[int, ...]
+    places: Tensor  # [num], in the matrix as one row
+    starts: Tensor  # [out + 1]
+    columns: Tensor  # [num]
+    turned: Tensor  # [num]: the order of the transpose's weights
+    turned_starts: Tensor  # [in + 1]
+    turned_columns: Tensor  # [num]
+
+    def rows(self, values: Tensor) -> Tensor:
+        """The matrix with these weights."""
+        return _compressed(self.starts, self.columns, values, self.shape)
+
+    def turned_rows(self, values: Tensor) -> Tensor:
+        """Its transpose."""
+        return _compressed(self.turned_starts, self.turned_columns, values[self.turned], self.shape[::-1])
+
+
+def _starts(ascending: Tensor, num: int) -> Tensor:
+    """Where each of `num` numbers begins in a row of them, and its end."""
+    return torch.searchsorted(ascending, torch.arange(num + 1), out_int32=True)
+
+
+def _compressed(starts: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state")
+        return torch.sparse_csr_tensor(starts, columns, values, shape, check_invariants=False)
+
+
 def mask_of(seed: int, name: str, shape: tuple[int, ...], density: float, *, draw: MaskDraw = "bernoulli") -> Mask:
     """The mask of a tensor, the same in every process.
 
     >>> mask_of(0, "up.weight", (64, 64), 0.25).num, mask_of(0, "up.weight", (64, 64), 0.25, draw="exact").num
     (1030, 1024)
     """
-    match draw:
-        case "bernoulli":
-            is_there = named_generator(seed, Purpose.MASKS, name).random(shape, dtype=np.float32) < density
-        case "exact":
-            drawn = named_words(seed, Purpose.MASKS, name, num=prod(shape))
-            is_there = _smallest(drawn, round(density * drawn.size)).reshape(shape)
-        case _:
-            raise ValueError(f"draw={draw!r}; expected 'bernoulli' or 'exact'.")
+    if draw == "bernoulli":
+        is_there = named_generator(seed, Purpose.MASKS, name).random(shape, dtype=np.float32) < density
+    else:
+        drawn = named_words(seed, Purpose.MASKS, name, num=prod(shape))
+        is_there = _smallest(drawn, round(density * drawn.size)).reshape(shape)
     return Mask(torch.from_numpy(is_there))
 
 

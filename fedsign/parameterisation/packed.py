@@ -114,9 +114,7 @@ def packed_sgd(
     """SGD with state for the weights that there are."""
     if nesterov and momentum == 0:
         raise ConfigError("optimizer 'packed_sgd': nesterov=true needs a momentum above 0; raise it or drop nesterov.")
-    return made_lean(
-        PackedSGD, _checked(groups), lr=lr, weight_decay=weight_decay, momentum=momentum, nesterov=nesterov
-    )
+    return made_lean(PackedSGD, _masked(groups), lr=lr, weight_decay=weight_decay, momentum=momentum, nesterov=nesterov)
 
 
 def packed_adamw(
@@ -129,10 +127,10 @@ def packed_adamw(
     eps: Annotated[float, Field(ge=0)] = 1e-8,
 ) -> torch.optim.Optimizer:
     """AdamW with state for the weights that there are."""
-    return made_lean(PackedAdamW, _checked(groups), lr=lr, weight_decay=weight_decay, betas=(beta1, beta2), eps=eps)
+    return made_lean(PackedAdamW, _masked(groups), lr=lr, weight_decay=weight_decay, betas=(beta1, beta2), eps=eps)
 
 
-def _checked(groups: Iterable[Any]) -> list[dict[str, Any]]:
+def _masked(groups: Iterable[Any]) -> list[dict[str, Any]]:
     found = list(groups)
     if not all(isinstance(group, dict) and "masks" in group for group in found):
         raise ConfigError(

@@ -36,7 +36,6 @@ _WHY = {Role.EMBEDDING: "reads in", Role.UNEMBEDDING: "reads off", Role.VECTOR: 
 class TensorPlan:
     """Of one parameter; the rates are multiples of client.lr, `init_std` is None for what is no random matrix."""
 
-    shape: tuple[int, ...]
     role: Role
     density: float
     init_std: float | None
@@ -70,9 +69,7 @@ def plan_of(model: nn.Module, scheme: Scheme) -> Plan:
     """
     roles = roles_of_model(model)
     m_d, (alpha_input, alpha_output) = scheme.width_factor(roles.width), scheme.multipliers
-    tensors = {
-        name: _tensor(name, tuple(parameter.shape), roles, scheme, m_d) for name, parameter in model.named_parameters()
-    }
+    tensors = {name: _tensor(name, each.dim(), roles, scheme, m_d) for name, each in model.named_parameters()}
     _check_patterns(scheme, [name for name, tensor in tensors.items() if tensor.role is Role.HIDDEN])
     return Plan(
         scheme=scheme,
@@ -84,8 +81,8 @@ def plan_of(model: nn.Module, scheme: Scheme) -> Plan:
     )
 
 
-def _tensor(name: str, shape: tuple[int, ...], roles: ModelRoles, scheme: Scheme, m_d: float) -> TensorPlan:
-    role = roles.role(name, len(shape))
+def _tensor(name: str, num_dims: int, roles: ModelRoles, scheme: Scheme, m_d: float) -> TensorPlan:
+    role = roles.role(name, num_dims)
     density, adam_rate, sgd_rate, why = 1.0, 1.0, m_d, _WHY.get(role, "")
     init_std = None if role is Role.VECTOR else scheme.init_std
     if role is Role.HIDDEN:
@@ -97,15 +94,7 @@ def _tensor(name: str, shape: tuple[int, ...], roles: ModelRoles, scheme: Scheme
         if matches(name, roles.residual):
             init_std /= (2 * roles.depth) ** 0.5
             why += f", adds to the stream of {roles.depth} blocks"
-    return TensorPlan(
-        shape=shape,
-        role=role,
-        density=density,
-        init_std=init_std,
-        adam_rate=adam_rate,
-        sgd_rate=sgd_rate,
-        why=why,
-    )
+    return TensorPlan(role=role, density=density, init_std=init_std, adam_rate=adam_rate, sgd_rate=sgd_rate, why=why)
 
 
 def _check_patterns(scheme: Scheme, hidden: list[str]) -> None:

@@ -16,7 +16,6 @@ the machine's load, so that every process of an experiment decides alike.  Convo
 whole products: a GPU's sparse tensor cores want 2 of every 4 neighbours, which is a mask of density 1/2 that is not random.
 """
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -26,7 +25,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fedsign.errors import ConfigError
-from fedsign.parameterisation.masks import Mask
+from fedsign.parameterisation.masks import Columns, Mask
 
 MOST_DENSITY: Final = 1 / 12  # between the densities that were tried: a random mask has about its density
 LEAST_PRODUCTS: Final = 2**26  # B in out
@@ -84,7 +83,6 @@ class SparseForward:
 
     def __init__(self, module: nn.Linear, mask: Mask, *, always: bool) -> None:
         self._module, self._mask, self._always = module, mask, always
-        self._columns: tuple[Tensor, Columns] | None = None  # of which mask
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
@@ -92,7 +90,7 @@ class SparseForward:
         rows = x.reshape(-1, x.shape[-1])
         if not self._is_compressed(len(rows)):
             return nn.functional.linear(x, weight, bias)
-        product: Tensor = _Product.apply(rows, weight, self._of_mask())  # type: ignore[no-untyped-call]
+        product: Tensor = _Product.apply(rows, weight, self._mask.columns)  # type: ignore[no-untyped-call]
         return (product if bias is None else product + bias).view(*x.shape[:-1], -1)
 
     def _is_compressed(self, num_rows: int) -> bool:
@@ -100,55 +98,6 @@ class SparseForward:
         if not self._module.training or self._mask.keeps_gradient or not isinstance(self._module.weight, nn.Parameter):
             return False
         return self._always or pays(self._mask, num_rows)
-
-    def _of_mask(self) -> "Columns":
-        is_there = self._mask.is_there
-        if self._columns is None or self._columns[0] is not is_there:
-            self._columns = is_there, columns_of(self._mask)
-        return self._columns[1]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Columns:
-    """Where the weights of a matrix [out, in] are, row by row and column by column, as compressed rows take it."""
-
-    shape: tuple[int, int]
-    places: Tensor  # [num], in the matrix as one row
-    starts: Tensor  # [out + 1]
-    columns: Tensor  # [num]
-    turned: Tensor  # [num]: the order of the transpose's weights
-    turned_starts: Tensor  # [in + 1]
-    turned_columns: Tensor  # [num]
-
-    def rows(self, values: Tensor) -> Tensor:
-        """The matrix with these weights."""
-        return _compressed(self.starts, self.columns, values, self.shape)
-
-    def turned_rows(self, values: Tensor) -> Tensor:
-        """Its transpose."""
-        return _compressed(self.turned_starts, self.turned_columns, values[self.turned], self.shape[::-1])
-
-
-def columns_of(mask: Mask) -> Columns:
-    """Of a matrix's mask."""
-    num_out, num_in = mask.is_there.shape
-    rows, columns = mask.is_there.nonzero(as_tuple=True)
-    turned = columns.argsort(stable=True)
-    return Columns(
-        shape=(num_out, num_in),
-        places=mask.places,
-        starts=torch.searchsorted(rows, torch.arange(num_out + 1), out_int32=True),
-        columns=columns.int(),
-        turned=turned.int(),
-        turned_starts=torch.searchsorted(columns[turned], torch.arange(num_in + 1), out_int32=True),
-        turned_columns=rows[turned].int(),
-    )
-
-
-def _compressed(starts: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state")
-        return torch.sparse_csr_tensor(starts, columns, values, shape, check_invariants=False)
 
 
 class _Product(torch.autograd.Function):

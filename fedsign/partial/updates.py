@@ -14,7 +14,7 @@ Over messages, what is left out is named by a digest of its values, so that a cl
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -49,9 +49,9 @@ class PartialUpdates(UpdateEncoding):
         """See UpdateEncoding; computed anew for what is not the tensor of the time before."""
         found = {}
         for name, tensor in model.items():
-            known = self._known.get(name)
-            if known is None or not known.is_of(tensor):
-                known = self._known[name] = _Known(tensor, tensor._version, digest_of(tensor))
+            known, memory = self._known.get(name), _memory_of(tensor)
+            if known is None or known.memory != memory:
+                known = self._known[name] = _Known(tensor, memory, digest_of(tensor))
             found[name] = known.digest
         return found
 
@@ -97,21 +97,17 @@ class PartialUpdates(UpdateEncoding):
         self.changed_in, self.held = dict(facts[_CHANGED_IN]), dict(tables[_RECEIVED])
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
+class _Known(NamedTuple):
     """A digest, and the tensor that it is of: while that is held, its memory is nobody else's."""
 
     tensor: Tensor
-    version: int
+    memory: tuple[Any, ...]
     digest: str
 
-    def is_of(self, tensor: Tensor) -> bool:
-        """Whether it is the same memory, which nobody has written to."""
-        mine = self.tensor
-        return (
-            (mine.data_ptr(), mine.shape, mine.stride(), mine.dtype)
-            == (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-        ) and self.version == tensor._version
+
+def _memory_of(tensor: Tensor) -> tuple[Any, ...]:
+    """Equal for the same memory, which nobody has written to."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor._version
 
 
 def digest_of(tensor: Tensor) -> str:

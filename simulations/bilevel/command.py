@@ -32,19 +32,19 @@ def condense(
     if resume is not None:
         if config is not None or overrides or out is not None:
             raise ConfigError("--resume goes on with a condensation's own configuration and folder: drop the others.")
-        done = condensing.resume(resume)
+        lines, written = condensing.resume(resume)
     else:
         asked = settings.load(config, overrides or [])
         if show_config:
             typer.echo(asked.to_toml(), nl=False)
             return
-        done = condensing.condense(asked, out or Path("condensations") / asked.name)
+        lines, written = condensing.condense(asked, out or Path("condensations") / asked.name)
+    start, accuracy = (lines[at]["accuracy"] for at in (0, -1))
     if json:
-        print_json({"accuracy": done.accuracy, "lines": done.lines, "files": [str(path) for path in done.written]})
+        print_json({"accuracy": accuracy, "lines": lines, "files": [str(path) for path in written]})
         return
-    start = done.lines[0]["accuracy"]
-    print_table([{"accuracy": f"{done.accuracy:.4f}", "at the start": f"{start:.4f}", "steps": len(done.lines) - 1}])
-    for path in done.written:
+    print_table([{"accuracy": f"{accuracy:.4f}", "at the start": f"{start:.4f}", "steps": len(lines) - 1}])
+    for path in written:
         typer.echo(path)
 
 
@@ -76,7 +76,6 @@ def learn(
 ) -> None:
     """Learn settings by gradients through whole rounds, on held-out samples of the server."""
     from fedsign import config as configs
-    from fedsign.bilevel.figures import learning_figures
     from fedsign.report.analysis import write_found
     from fedsign.storage.disk import write_text
     from simulations.bilevel import learning
@@ -85,17 +84,16 @@ def learn(
         raise ConfigError("--toml and --json were both given; expected is one of them.")
     experiment = configs.load(config, overrides or [])
     asked = learning.Asked(names=tuple(names), steps=steps, rounds=rounds, lr=lr, method=method)
-    is_quiet, console = toml or json, Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, quiet=toml or json)
 
     def say(step: Any) -> None:
-        if not is_quiet:
-            console.print(f"step {step.step}/{steps}: loss {step.loss:.4f}")
+        console.print(f"step {step['step']}/{steps}: loss {step['loss']:.4f}")
 
     folder = out or Path("tuning") / f"{experiment.name}-learnt"
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; give a folder, or the name of one to be made, with --out.")
     found = learning.learn(experiment, asked, on_step=say)
-    written = write_found(found, folder, learning_figures(found))
+    written = write_found(found, folder, learning.learning_figures(found))
     learnt = learning.learnt_config(experiment, found).to_toml()
     file = folder / "learnt.toml"
     write_text(file, learnt)

@@ -23,7 +23,7 @@ from fedsign import plugins
 from fedsign.bilevel.estimate import Method
 from fedsign.bilevel.federated import LR, WEIGHT_DECAY, WEIGHTS, Client, Federation, Round, raw_of, values_of
 from fedsign.bilevel.unroll import Problem, Tree
-from fedsign.bilevel.updates import Adam
+from fedsign.bilevel.updates import Adam, parameters_of
 from fedsign.compatibility import WEIGHTS_FOR_ALL, Experiment, Unless
 from fedsign.config import ExperimentConfig
 from fedsign.errors import ConfigError, RoundError
@@ -32,13 +32,15 @@ from fedsign.objectives.base import LocalContext, Objective
 from fedsign.optim.displacement import is_linear
 from fedsign.records import ObjectiveSpec
 from fedsign.report.analysis import Found
+from fedsign.report.chart import Axis, Chart, Series
+from fedsign.report.figures import Draw, draw
 from fedsign.rules import Rule, check
 from fedsign.seeding import Purpose, generator, torch_generator
 from fedsign.workload import Workload
 from strategies.base import Strategy
 
 _STRATEGY = "strategy."
-_KEYS = {WEIGHTS: "strategy.weights"}  # where a configuration has what is called otherwise here
+_COLUMNS = 3  # of the picture
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,14 +54,7 @@ class Asked:
     method: str = "forward_exact"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
-    """One line of the trajectory: the values before the step, and what the rounds with them gave."""
-
-    step: int
-    values: Mapping[str, Any]
-    loss: float
-    gradient: Mapping[str, Any]
+Step = dict[str, Any]  # its number, the values before it by setting, and the loss that the rounds with them gave
 
 
 class Learning:
@@ -111,27 +106,23 @@ class Learning:
         return Problem(inner=self._inner, data=rounds, outer=outer)
 
     def steps(self) -> Iterator[Step]:
-        """The trajectory, a step at a time; the last one has the learnt values in the rounds of the first, and no gradient.
+        """The trajectory, a step at a time; the last one has the learnt values in the rounds of the first.
 
         Raises:
             RoundError: the training diverged.
         """
-        meta, slots = dict(self.start), {name: Adam().begin(each) for name, each in self.start.items()}
+        state = Adam().begin(self.start)
         for step in range(self.asked.steps + 1):
             seed = torch_generator(self._config.seed, Purpose.LEARNING, round=step + 1)
-            last = step == self.asked.steps
-            found = self._method(self.problem(0 if last else step), meta, generator=seed)
+            meta = parameters_of(state)
+            found = self._method(self.problem(step % self.asked.steps), meta, generator=seed)
             values = {name: each.tolist() for name, each in values_of(meta).items()}
-            slopes = {} if last else {name: each.tolist() for name, each in found.gradient.items()}
             if not math.isfinite(found.value):
                 raise RoundError(
                     f"the training diverged in step {step} with {values}; begin with a lower client.lr, or learn with a lower --lr."
                 )
-            yield Step(step=step, values=values, loss=found.value, gradient=slopes)
-            if last:
-                return
-            for name, gradient in found.gradient.items():
-                meta[name], slots[name] = Adam().apply(meta[name], slots[name], gradient, self.asked.lr)
+            yield {"step": step, "loss": found.value, **values}
+            state = Adam().apply(state, found.gradient, self.asked.lr)
 
     @cached_property
     def _inner(self) -> Federation:
@@ -264,7 +255,7 @@ def learn(config: ExperimentConfig, asked: Asked, *, on_step: Callable[[Step], N
         found.append(step)
         on_step(step)
     first, last = found[0], found[-1]
-    summary = [{"setting": name, "before": first.values[name], "learnt": last.values[name]} for name in asked.names]
+    summary = [{"setting": name, "before": first[name], "learnt": last[name]} for name in asked.names]
     return Found(
         kind="learnt",
         name=config.name,
@@ -273,22 +264,28 @@ def learn(config: ExperimentConfig, asked: Asked, *, on_step: Callable[[Step], N
             "rounds": learning.num_rounds,
             "steps": asked.steps,
             "method": asked.method,
-            "loss_before": first.loss,
-            "loss": last.loss,
+            "loss_before": first["loss"],
+            "loss": last["loss"],
         },
-        rows=[{"step": each.step, "loss": each.loss, **each.values} for each in found],
+        rows=found,
         summary=summary,
-        arrays={
-            "loss": np.array([each.loss for each in found]),
-            **{name: np.array([each.values[name] for each in found]) for name in asked.names},
-        },
+        arrays={name: np.array([step[name] for step in found]) for name in ("loss", *asked.names)},
     )
 
 
 def learnt_config(config: ExperimentConfig, found: Found) -> ExperimentConfig:
     """The experiment with what was learnt."""
-    changes: dict[str, Any] = {}
-    for row in found.summary:
-        setting = str(row["setting"])
-        changes[_KEYS.get(setting, setting)] = row["learnt"]
+    changes = {row["setting"]: row["learnt"] for row in found.summary}
+    if WEIGHTS in changes:
+        changes["strategy.weights"] = changes.pop(WEIGHTS)
     return config.replace(**changes)
+
+
+def learning_figures(found: Found) -> dict[str, Draw]:
+    """What -> what draws it: a panel each for the loss and each setting; settings of several numbers have a line for each."""
+    charts = []
+    for name in ("loss", *found.facts["names"]):
+        lines = found.arrays[name].reshape(len(found.arrays[name]), -1).T.tolist()
+        series = [Series(name=name, x=range(len(line)), y=line, color=color) for color, line in enumerate(lines)]
+        charts.append(Chart(title=name, series=series, x=Axis(label="step"), y=Axis()))
+    return {"trajectory": partial(draw, *charts, height=1.7, columns=min(_COLUMNS, len(charts)))}

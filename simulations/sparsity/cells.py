@@ -20,10 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fedsign.config import ExperimentConfig
 from fedsign.errors import ConfigError, EngineError, ResultsError
 from fedsign.storage.disk import disk_errors, exclusive, remove_partials, write_text
-from fedsign.transport.connection import Message
 from simulations.jobs import Job, Watcher, digest_of, play_all
-
-_WORKER = "simulations.sparsity.training"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,11 +39,6 @@ class Cell:
     def id(self) -> str:
         """The hash."""
         return digest_of(self.config, steps=self.steps, samples=self.samples)
-
-    def asked(self, path: Path) -> Message:
-        """What a worker is told, which writes the loss there."""
-        told = {"steps": self.steps, "samples": self.samples, "words": dict(self.words)}
-        return {"config": self.config.to_toml(), "path": str(path.absolute()), **told}
 
 
 def loss_in(path: Path) -> float | None:
@@ -89,7 +81,10 @@ def losses_of(cells: Sequence[Cell], folder: Path, *, workers: int | None = None
 
 
 def _play(pending: Mapping[Path, Cell], folder: Path, workers: int) -> None:
-    jobs = [Job(id=cell.id, asked=cell.asked(path)) for path, cell in pending.items()]
+    jobs = []
+    for path, cell in pending.items():
+        told = {"steps": cell.steps, "samples": cell.samples, "words": dict(cell.words)}
+        jobs.append(Job(id=cell.id, asked={"config": cell.config.to_toml(), "path": str(path.absolute()), **told}))
     console = Console(stderr=True)
     columns = (TextColumn("cells"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"))
     # in a notebook Rich would ask for ipywidgets
@@ -103,7 +98,9 @@ def _play(pending: Mapping[Path, Cell], folder: Path, workers: int) -> None:
                 bar.advance(task)
                 failures.extend([] if error is None else [error])
 
-        play_all(jobs, workers=workers, logs=folder / "logs", watchers=(Ended(),), module=_WORKER)
+        play_all(
+            jobs, workers=workers, logs=folder / "logs", watchers=(Ended(),), module="simulations.sparsity.training"
+        )
     if failures:
         raise EngineError(
             f"{len(failures)} of {len(jobs)} cells could not be played; the same command plays them once more. The "

@@ -1,20 +1,35 @@
-"""`fedsign analyse coordinates`: do activations keep their size when a model gets sparser?"""
+"""`fedsign analyse coordinates`: how large activations are while a model trains, and how far they have moved.
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from itertools import product
+Paper: Dey et al. 2024 (arXiv 2405.15743), Figure 5, as the check of Yang et al. 2022 (arXiv 2203.03466): under the right rules the
+mean |activation| does not depend on width and density, neither at the start nor after any number of steps.  What is looked at is
+the output of the modules that the model's roles name as watched: attention and feed-forward of each block, or hidden layers.
+
+One batch, which is the first one trained on, is looked at throughout, so that what has changed is the model.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from itertools import chain, islice, product
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from fedsign import plugins
 from fedsign.config import ExperimentConfig, from_dict
 from fedsign.errors import ConfigError
-from fedsign.parameterisation.coordinates import Coordinates, coordinates
+from fedsign.models.transform import prepare_training
+from fedsign.optim.base import optimizer_of
+from fedsign.parameterisation.roles import roles_of_model
 from fedsign.parameterisation.section import ParameterisationPart, SparsityPart
 from fedsign.registry import one_of
 from fedsign.report.analysis import Found
+from fedsign.report.chart import Axis, Chart, Series
+from fedsign.report.figures import Draw, draw
+from fedsign.seeding import Purpose, generator
 from fedsign.workload import Workload
 
 VARIANTS = {  # what may be looked at -> the parameterisation, and what it differs in from the configuration's
@@ -24,16 +39,6 @@ VARIANTS = {  # what may be looked at -> the parameterisation, and what it diffe
     "smupar-init": ("smupar", {"corrects": "init"}),
     "smupar-rate": ("smupar", {"corrects": "rate"}),
 }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
-    """What to look at; see the command's options."""
-
-    schemes: Sequence[str] = ("sp", "mup", "smupar")
-    densities: Sequence[float] = (1.0, 0.25, 0.0625)
-    seeds: int = 3
-    steps: int = 10
 
 
 def check_sweep(schemes: Sequence[str], densities: Sequence[float]) -> None:
@@ -76,51 +81,55 @@ def facts_of(config: ExperimentConfig) -> dict[str, Any]:
     }
 
 
-def look(config: ExperimentConfig, asked: Asked) -> Found:
+def look(
+    config: ExperimentConfig, *, schemes: Sequence[str], densities: Sequence[float], seeds: int, steps: int
+) -> Found:
     """Train each scheme at each density from each seed, and look at its activations.
 
     Raises:
         FedSignError: the model cannot be looked at.
     """
-    check_sweep(asked.schemes, asked.densities)
-    if not asked.schemes or not asked.densities or min(asked.seeds, asked.steps) < 1:
+    check_sweep(schemes, densities)
+    if not schemes or not densities or min(seeds, steps) < 1:
         raise ConfigError(
-            f"{len(asked.schemes)} schemes, {len(asked.densities)} densities, --seeds={asked.seeds} and --steps={asked.steps} were "
-            "given, but expected is one of each at least."
+            f"{len(schemes)} schemes, {len(densities)} densities, --seeds={seeds} and --steps={steps} were given, but expected is "
+            "one of each at least."
         )
-    seen: list[Coordinates] = []
-    for seed in range(config.seed, config.seed + asked.seeds):
+    sizes, changes = [], []
+    for seed in range(config.seed, config.seed + seeds):
         first: Workload | None = None
-        for scheme, density in product(asked.schemes, asked.densities):
+        for scheme, density in product(schemes, densities):
             workload = Workload(variant(config, scheme, density, seed=seed))
             if first is not None:
                 workload.take_data(first)
             first = first or workload
-            seen.append(coordinates(workload, steps=asked.steps))
-    modules = seen[0].modules
-    shape = (asked.seeds, len(asked.schemes), len(asked.densities), asked.steps + 1, len(modules))
-    size, change = (
-        np.moveaxis(np.reshape([getattr(each, what) for each in seen], shape), 0, 2) for what in ("size", "change")
-    )
+            modules, of_modules, changes_of_modules = _watched(workload, steps)
+            sizes.append(of_modules)
+            changes.append(changes_of_modules)
+    shape = (seeds, len(schemes), len(densities), steps + 1, len(modules))
+    size, change = (np.moveaxis(np.reshape(each, shape), 0, 2) for each in (sizes, changes))
     rows = [
         {"scheme": scheme, "density": density, "step": step, "size": float(size[i, j, :, step].mean())}
-        for (i, scheme), (j, density) in product(enumerate(asked.schemes), enumerate(asked.densities))
-        for step in range(asked.steps + 1)
+        for (i, scheme), (j, density) in product(enumerate(schemes), enumerate(densities))
+        for step in range(steps + 1)
     ]
+    asked = {"schemes": schemes, "densities": densities, "seeds": seeds, "steps": steps}
     return Found(
         kind="coordinates",
         name=config.name,
-        facts={**asdict(asked), **facts_of(config), "lr": config.client.lr, "modules": modules},
+        facts=asked | facts_of(config) | {"lr": config.client.lr, "modules": modules},
         rows=rows,
-        summary=_summary(asked, size, change),
+        summary=_summary(schemes, densities, size, change),
         arrays={"size": size, "change": change},
     )
 
 
-def _summary(asked: Asked, size: NDArray[Any], change: NDArray[Any]) -> list[dict[str, Any]]:
+def _summary(
+    schemes: Sequence[str], densities: Sequence[float], size: NDArray[Any], change: NDArray[Any]
+) -> list[dict[str, Any]]:
     """Ratios to the first density, paired by seed and module: their range at both ends, and of the first step's change."""
     rows = []
-    for (i, scheme), (j, density) in product(enumerate(asked.schemes), enumerate(asked.densities)):
+    for (i, scheme), (j, density) in product(enumerate(schemes), enumerate(densities)):
         row: dict[str, Any] = {"scheme": scheme, "density": density}
         for what, values, step in (("start", size, 0), ("end", size, -1), ("change", change, 1)):
             own, first = values[i, j, :, step], values[i, 0, :, step]
@@ -128,3 +137,76 @@ def _summary(asked: Asked, size: NDArray[Any], change: NDArray[Any]) -> list[dic
             row |= {f"{what}_low": float(ratios.min()), f"{what}_high": float(ratios.max())}
         rows.append(row | {"size_at_end": float(size[i, j, :, -1].mean())})
     return rows
+
+
+def _watched(workload: Workload, steps: int) -> tuple[Sequence[str], NDArray[np.float64], NDArray[np.float64]]:
+    """Train the experiment's model on all its clients' samples, with their optimiser, and look at it before every step.
+
+    The watched modules, the mean |activation| of each [steps + 1, modules], and of its change since the start.
+
+    Raises:
+        ConfigError: the model names nothing to watch.
+    """
+    model, client = workload.make_model().train(), workload.config.client
+    prepare_training(model)
+    modules = roles_of_model(model).watched
+    if not modules:
+        raise ConfigError(
+            f"model.name={workload.config.model.name} has no hidden layer to watch; give it two or more layers, or name modules in "
+            "model_roles.watched."
+        )
+    optimizer = optimizer_of(client.optimizer, model, client.lr, client.weight_decay)
+    batches = drawn_batches(workload)
+    probe = next(batches)
+    first = _activations(model, modules, probe[0])
+    sizes, changes = [_means(first)], [np.zeros(len(modules))]
+    for features, targets in chain([probe], islice(batches, steps - 1)):
+        optimizer.zero_grad()
+        workload.training_task.loss(model(features), targets).backward()
+        if client.clip_norm:
+            nn.utils.clip_grad_norm_(model.parameters(), client.clip_norm)
+        optimizer.step()
+        now = _activations(model, modules, probe[0])
+        sizes.append(_means(now))
+        changes.append(_means([new - old for new, old in zip(now, first, strict=True)]))
+    return modules, np.stack(sizes), np.stack(changes)
+
+
+def drawn_batches(workload: Workload) -> Iterator[tuple[Tensor, Tensor]]:
+    """Without end, each drawn from all samples."""
+    samples, size = workload.training_samples, workload.config.client.batch_size
+    rng = generator(workload.config.seed, Purpose.BATCHES)
+    while True:
+        yield samples.batch(torch.from_numpy(rng.choice(len(samples), size=min(size, len(samples)), replace=False)))
+
+
+def _means(activations: Sequence[Tensor]) -> NDArray[np.float64]:
+    return np.array([activation.abs().mean(dtype=torch.float64).item() for activation in activations])
+
+
+def _activations(model: nn.Module, modules: Sequence[str], features: Tensor) -> list[Tensor]:
+    seen: dict[str, Tensor] = {}
+
+    def record(name: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        seen[name] = output
+
+    with torch.no_grad(), ExitStack() as hooks:
+        for name in modules:
+            hooks.enter_context(model.get_submodule(name).register_forward_hook(partial(record, name)))
+        model(features)
+    return [seen[name] for name in modules]
+
+
+def coordinate_figures(found: Found) -> dict[str, Draw]:
+    """What -> what draws it: lines on top of each other are what is hoped for."""
+    sizes = found.arrays["size"].mean((2, 4))  # [schemes, densities, steps + 1]
+    charts = []
+    for scheme, of_scheme in zip(found.facts["schemes"], sizes.tolist(), strict=True):
+        series = [
+            Series(name=f"{density:g}", x=range(len(values)), y=values, color=color)
+            for color, (density, values) in enumerate(zip(found.facts["densities"], of_scheme, strict=True))
+        ]
+        limits = (float(sizes.min()) / 1.2, float(sizes.max()) * 1.2)
+        y = Axis(label="mean |activation|", scale="log", limits=limits)
+        charts.append(Chart(title=scheme, series=series, x=Axis(label="step"), y=y))
+    return {"size": partial(draw, *charts, height=2.3, legend="density")}

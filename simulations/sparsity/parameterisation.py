@@ -33,7 +33,7 @@ def look(config: ExperimentConfig) -> dict[str, Any]:
         tensors.append(
             {
                 "name": name,
-                "shape": list(tensor.shape),
+                "shape": list(parameter.shape),
                 "role": str(tensor.role),
                 "density": tensor.density,
                 "num_weights": parameter.numel() if mask is None else mask.num,

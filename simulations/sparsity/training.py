@@ -30,7 +30,6 @@ from simulations.jobs import answer_all
 from simulations.sparsity.cells import write_loss
 
 VALIDATION_FRACTION = 0.1
-_METRIC = "validation_loss"
 _log = logging.getLogger("fedsign")
 
 
@@ -147,5 +146,5 @@ def _federated(config: ExperimentConfig) -> float:
         except RoundError as error:  # what remains of a round whose clients have all diverged
             _log.warning("a cell counts as diverged: %s", error)
             return nan
-        value = final_value(done.rounds, _METRIC)
+        value = final_value(done.rounds, "validation_loss")
     return nan if value is None else value

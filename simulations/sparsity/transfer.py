@@ -1,15 +1,19 @@
 """`fedsign tune transfer`: does a setting tuned on a small dense proxy hold for wider and sparser models?
 
 Paper: Dey et al. 2024 (arXiv 2405.15743), Figures 6, 7, 9, 13 and 14.  Under each scheme the same values of one setting are tried at
-every width and density from the same seeds; the first width at the first density is the proxy.  What is read off:
-`fedsign.parameterisation.transfer`.  Losses are those of held-out samples.
+every width and density from the same seeds; the first width at the first density is the proxy.  Losses are those
+of held-out samples.
+
+Values lie a factor of two apart, or whatever was asked for; how far an optimum has moved is counted in factors of two, which are
+called bins.  A loss that is not finite is a training that diverged: its value is never the best one.
 """
 
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import pairwise, product
-from math import prod
+from math import log2, nan, prod
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -21,20 +25,23 @@ from fedsign.config import ExperimentConfig
 from fedsign.errors import ConfigError
 from fedsign.parameterisation.roles import roles_of_model
 from fedsign.parameterisation.section import ParameterisationPart
-from fedsign.parameterisation.transfer import read_off
 from fedsign.registry import one_of
 from fedsign.report.analysis import Found
+from fedsign.report.chart import Axis, Chart, Series
+from fedsign.report.figures import Draw, draw
 from fedsign.workload import Workload
+from simulations.sparsity import training
 from simulations.sparsity.cells import Cell, losses_of
 from simulations.sparsity.coordinates import check_sweep, facts_of, variant
-from simulations.sparsity.training import check as check_cell
-from simulations.sparsity.training import held_out
 
 SETTINGS = {"rate": "client.lr", "init": "parameterisation.init_std"}
 _AROUND = [2.0**power for power in range(-4, 5)]  # times the experiment's own value
 _WIDTHS = ("width", "hidden", "channels")  # settings of models that say how wide they are; the first one there counts
 _SCALED = (*_WIDTHS, "num_heads", "num_kv_heads", "ffn_width")  # heads keep their width
 _FEWEST_INPUTS = 4  # of a sparse unit, where means over them still are the rule
+
+_SHOWN = 1.6  # times the lowest loss of all: what is above leaves the picture
+_NAMES = {"client.lr": "learning rate", "parameterisation.init_std": "standard deviation of the start"}
 
 _log = logging.getLogger("fedsign")
 
@@ -148,7 +155,7 @@ def _completed(config: ExperimentConfig, asked: Asked, own_width: int) -> Asked:
 
 def _cells(config: ExperimentConfig, asked: Asked, own_width: int) -> Iterator[Cell]:
     """Seed by seed, so that what is there of a sweep that was stopped is whole seeds; the first seed's are checked."""
-    config, base_density = held_out(config), ParameterisationPart.of(config).settings.get("base_density", 1.0)
+    config, base_density = training.held_out(config), ParameterisationPart.of(config).settings.get("base_density", 1.0)
     last: Workload | None = None
     for seed, scheme, width, density in product(
         range(config.seed, config.seed + asked.seeds), asked.schemes, asked.widths, asked.densities
@@ -160,7 +167,7 @@ def _cells(config: ExperimentConfig, asked: Asked, own_width: int) -> Iterator[C
         for index, value in enumerate(asked.values):
             tried = of_condition.replace(**{SETTINGS[asked.setting]: value})
             if seed == config.seed and index == 0:
-                last = check_cell(tried, steps=asked.steps, like=last)
+                last = training.check(tried, steps=asked.steps, like=last)
             words = {"scheme": played, "width": width, "density": density, SETTINGS[asked.setting]: value, "seed": seed}
             yield Cell(config=tried, steps=asked.steps, samples=asked.samples, words=words)
 
@@ -187,3 +194,89 @@ def _found(config: ExperimentConfig, asked: Asked, losses: NDArray[np.float64]) 
         summary=summary,
         arrays={"loss": losses, "values": np.array(asked.values)},
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """Of one condition; `kept` is what the base's best value gives there, `excess` how much more that is than the own best, as a share.
+
+    The best value is that of the lowest mean loss over the seeds; `moved_low` and `moved_high` are the smallest and the largest of the
+    single seeds' own moves.  NaN where every value diverged.
+    """
+
+    best: float = nan
+    best_loss: float = nan
+    is_at_edge: bool = False  # of the values that were tried: the optimum may lie beyond
+    moved: float = nan  # factors of two from the base's best value
+    moved_low: float = nan
+    moved_high: float = nan
+    kept_loss: float = nan
+    excess: float = nan
+
+
+def read_off(losses: NDArray[np.float64], values: Sequence[float]) -> list[Reading]:
+    """Of each condition, from losses [conditions, values, seeds], the base's first; the values ascend.
+
+    >>> losses = np.array([[3.0, 2.0, 4.0], [5.0, 4.0, 3.0]])[:, :, None]
+    >>> [(each.best, each.moved, round(each.excess, 3)) for each in read_off(losses, [1, 2, 4])][1]
+    (4.0, 1.0, 0.333)
+    """
+    finite = np.where(np.isfinite(losses), losses, np.inf)
+    of_base, of_seeds = int(finite[0].mean(-1).argmin()), finite[0].argmin(0)
+    found = []
+    for condition in finite:
+        means = condition.mean(-1)
+        best = int(means.argmin())
+        if not np.isfinite(means[best]):
+            found.append(Reading())
+            continue
+        moves = [log2(values[own] / values[theirs]) for own, theirs in zip(condition.argmin(0), of_seeds, strict=True)]
+        reading = Reading(
+            best=float(values[best]),
+            best_loss=float(means[best]),
+            is_at_edge=best in (0, len(values) - 1),
+            moved=log2(values[best] / values[of_base]),
+            moved_low=min(moves),
+            moved_high=max(moves),
+            kept_loss=float(means[of_base]),
+            excess=float((condition[of_base] / condition[best]).mean() - 1),
+        )
+        found.append(reading)
+    return found
+
+
+def transfer_figures(found: Found) -> dict[str, Draw]:
+    """What -> what draws it: means over the seeds, with a band from the lowest to the highest, and the best value as a dot."""
+    facts, losses = found.facts, found.arrays["loss"]
+    charts = []
+    for row, width in enumerate(facts["widths"]):
+        for column, scheme in enumerate(facts["schemes"]):
+            series = [
+                each
+                for color, density in enumerate(facts["densities"])
+                for each in _line(f"{density:g}", found.arrays["values"], losses[column, row, color], color)
+            ]
+            x = Axis(label=_NAMES.get(facts["setting"], str(facts["setting"])), scale="log2")
+            title = scheme if len(facts["widths"]) == 1 else f"{scheme}, width {width}"
+            charts.append(Chart(title=title, series=series, x=x, y=_axis(losses)))
+    return {"loss": partial(draw, *charts, columns=len(facts["schemes"]), legend="density")}
+
+
+def _line(name: str, values: Any, losses: Any, color: int) -> list[Series]:
+    """Of losses [values, seeds]; where a seed diverged there is no point."""
+    known = np.where(np.isfinite(losses), losses, np.nan)
+    means, x = known.mean(-1), values.tolist()
+    low, high = known.min(-1).tolist(), known.max(-1).tolist()
+    line = Series(name=name, x=x, y=means.tolist(), low=low, high=high, color=color)
+    if not np.isfinite(means).any():
+        return [line]
+    best = int(np.nanargmin(means))
+    return [line, Series(name=name, x=[x[best]], y=[float(means[best])], mark="point", color=color)]
+
+
+def _axis(losses: Any) -> Axis:
+    known = losses[np.isfinite(losses)]
+    if not known.size:
+        return Axis(label="loss")
+    low, high = float(known.min()), float(min(known.max(), _SHOWN * known.min()))
+    return Axis(label="loss", limits=(low - 0.04 * (high - low) - 1e-9, high * 1.01))

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from fedsign.bilevel.condense import Condensation, Progress
 from fedsign.bilevel.settings import from_dict, load
 from fedsign.errors import ResultsError
 from simulations.bilevel.condensing import condense, resume
@@ -48,19 +49,24 @@ class _Stop(Exception):
     pass
 
 
-def test_a_resumed_condensation_ends_in_the_same_images(tmp_path: Path) -> None:
+def test_a_resumed_condensation_ends_in_the_same_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped after step 3, with a checkpoint of step 2: the lines and the images are those of one that was not."""
     config = load(None, [each for each in SMALL if each != "--set"])
 
-    def stop(line: dict[str, Any]) -> None:
-        if line["step"] == 3:
+    take = Condensation.take
+
+    def stop(self: Condensation, progress: Progress) -> dict[str, Any]:
+        if progress.step == 3:
             raise _Stop
+        return take(self, progress)
 
     condense(config, tmp_path / "whole")
-    with pytest.raises(_Stop):
-        condense(config, tmp_path / "cut", on_step=stop)
+    with monkeypatch.context() as patched, pytest.raises(_Stop):
+        patched.setattr(Condensation, "take", stop)
+        condense(config, tmp_path / "cut")
     assert len((tmp_path / "cut" / "steps.jsonl").read_text("utf-8").splitlines()) == 3  # 0, 1 and 2
-    assert resume(tmp_path / "cut").accuracy == resume(tmp_path / "whole").accuracy
+    (cut, _), (whole, _) = (resume(tmp_path / name) for name in ("cut", "whole"))
+    assert cut[-1]["accuracy"] == whole[-1]["accuracy"]
     for name in ("config.toml", "steps.jsonl", "images.safetensors"):
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
@@ -69,8 +75,8 @@ def test_two_phases_and_soft_labels(tmp_path: Path) -> None:
     """The first phase's method, then the second's, from where the first one ended; the shares of classes move."""
     tree = {"first_phase": {"steps": 2}, "soft_labels": True, "inner": {"depth": 4}, "images_per_class": 2}
     outer = {"steps": 1, "evaluations": 1, "batch_size": 64}
-    done = condense(from_dict({**tree, "outer": outer}), tmp_path / "two")
-    assert [line.get("method") for line in done.lines] == [None, "hessian_free", "hessian_free", "fg2u"]
+    lines, _ = condense(from_dict({**tree, "outer": outer}), tmp_path / "two")
+    assert [line.get("method") for line in lines] == [None, "hessian_free", "hessian_free", "fg2u"]
     shares = load_file(tmp_path / "two" / "images.safetensors")["classes"]
     assert shares.shape == (20, 10)
     torch.testing.assert_close(shares.sum(1), torch.ones(20))

@@ -14,8 +14,8 @@ from fedsign.bilevel.descent import GradientDescent
 from fedsign.bilevel.estimate import Hypergradient, Method
 from fedsign.bilevel.forward_gradient import chunk_size, fg2u, fg2u_zo, forward_exact, slopes_along
 from fedsign.bilevel.hypergradients import hessian_free, neumann, rgu, trgu
-from fedsign.bilevel.unroll import Problem, Tree, final_state, pushed, pushed_by_func
-from fedsign.bilevel.updates import Adam, Sgd, Update
+from fedsign.bilevel.unroll import Inner, Problem, Tree, final_state, pushed
+from fedsign.bilevel.updates import Adam, Sgd, Update, parameters_of
 from fedsign.errors import ConfigError
 
 UPDATES = {"momentum": Sgd(momentum=0.9), "adam": Adam()}
@@ -39,8 +39,7 @@ def random_problem(update: Update, *, seed: int = 0, depth: int = 6) -> tuple[Pr
         start=lambda meta: {"w": begin + meta["start"], "b": begin.new_zeros(2)},
         loss=loss,
         update=update,
-        rate=lambda meta, _: meta["rate"].exp(),
-        parameters=("w", "b"),
+        rate=lambda meta: meta["rate"].exp(),
         objective_data=torch.arange(5),
     )
     data = [torch.randint(0, 5, (4,), generator=draw) for _ in range(depth)]
@@ -102,14 +101,8 @@ def test_the_optimisers_memory_carries_its_tangent(update: Update) -> None:
 
     class Forgetful(GradientDescent):
         def push(self, state: Tree, tangents: Tree, meta: Tree, along: Tree, data: object) -> tuple[Tree, Tree]:
-            known = {key: each if key in self.parameters else torch.zeros_like(each) for key, each in tangents.items()}
-            return pushed_by_func(self, state, known, meta, along, data)
-
-        def advance(self, state: Tree, meta: Tree, data: object) -> Tree:
-            return self.step(state, meta, data)
-
-        def bytes_per_direction(self, meta: Tree, data: object) -> int:
-            return 1
+            known = {key: torch.zeros_like(each) for key, each in tangents.items()} | parameters_of(tangents)
+            return Inner.push(self, state, known, meta, along, data)
 
     inner = problem.inner
     assert isinstance(inner, GradientDescent)
@@ -129,12 +122,12 @@ def test_sgd_and_adam_are_torchs() -> None:
     ):
         weights = torch.ones(4, dtype=torch.float64)
         parameter = torch.nn.Parameter(weights.clone())
-        optimizer, slots = theirs([parameter]), ours.begin(weights)
+        optimizer, state = theirs([parameter]), ours.begin({"w": weights})
         for gradient in gradients:
-            weights, slots = ours.apply(weights, slots, gradient, 0.1)
+            state = ours.apply(state, {"w": gradient}, 0.1)
             parameter.grad = gradient.clone()
             optimizer.step()
-        torch.testing.assert_close(weights, parameter.detach())
+        torch.testing.assert_close(state["w"], parameter.detach())
 
 
 def small_problem() -> tuple[Problem, Tree]:
@@ -234,7 +227,7 @@ def test_nodes_of_a_quadrature_stand_for_a_normal_distribution() -> None:
 def test_a_black_box_of_few_meta_parameters_is_differenced_along_the_nodes_of_a_quadrature() -> None:
     """The authors' sum_i w_i (h(phi + epsilon v_i) - h(phi)) v_i / epsilon, of a linear f: the same up to the length of the differences."""
 
-    class Box:
+    class Box(Inner):
         def initial(self, meta: Tree) -> Tree:
             return {"u": torch.stack([(meta["a"] * meta["b"]).sin(), meta["b"].exp()])}
 
@@ -273,7 +266,7 @@ def test_a_truncated_reverse_takes_the_state_before_its_steps_as_given() -> None
     later = replace(problem, data=problem.data[-2:])
     state = final_state(replace(problem, data=problem.data[:-2]), meta)
 
-    class From:
+    class From(Inner):
         def initial(self, meta: Tree) -> Tree:
             return state
 
@@ -290,8 +283,7 @@ def quadratic(curvature: float) -> tuple[Problem, Tree]:
         start=lambda meta: {"theta": torch.zeros(2, dtype=torch.float64)},
         loss=lambda own, meta, _: 0.5 * curvature * (own["theta"] - meta["phi"]).square().sum(),
         update=Sgd(momentum=0.0),
-        rate=lambda meta, _: 1 / curvature,
-        parameters=("theta",),
+        rate=lambda meta: 1 / curvature,
     )
     problem = Problem(
         inner=inner, data=[None], outer=lambda state, meta: 0.5 * state["theta"].square().sum() + meta["phi"].sum()
@@ -312,7 +304,7 @@ def test_implicit_gradients_of_a_quadratic_are_the_series() -> None:
 
 
 def test_implicit_methods_ask_for_an_inner_loss() -> None:
-    class Halving:
+    class Halving(Inner):
         def initial(self, meta: Tree) -> Tree:
             return dict(meta)
 

@@ -69,7 +69,7 @@ def _tangents(network: Chain, count: int) -> Tensor:
     images_t = torch.randn(count, 4, 1, 8, 8, generator=draws, dtype=torch.float64)
     _, passes = network.gradient(theta, images, targets)
     into = torch.zeros_like(theta_t)
-    network.add_tangents(passes, theta_t, images_t, None, into=into)
+    network.add_tangents(passes, theta_t, images_t, targets.new_zeros(count, *targets.shape), into=into)
     return into
 
 

@@ -17,7 +17,7 @@ from fedsign.optim.base import optimizer_of
 from fedsign.parameterisation.apply import Parameterised, parameterise, parameterised
 from fedsign.parameterisation.masks import Mask
 from fedsign.parameterisation.schemes import SmuPar
-from fedsign.parameterisation.sparsity.base import MaskRule, Sparse, largest
+from fedsign.parameterisation.sparsity.base import Masked, MaskRule, largest
 from fedsign.parameterisation.sparsity.gmp import GMP
 from fedsign.parameterisation.sparsity.rigl import RigL
 from fedsign.sections import OptimizerPart
@@ -309,7 +309,7 @@ def test_pruning_takes_the_smallest_of_those_that_are_there() -> None:
     rule = GMP(initial_density=0.75, every=1, first_step=0, last_step=1)
     assert rule.first_density(0.25) == 0.75
     weights, there = torch.tensor([[3.0, -1.0], [0.5, 9.0]]), torch.tensor([[True, True], [True, False]])
-    kept = rule.new_mask(Sparse(step=1, weights=weights, is_there=there, density=0.5, gradient=None))
+    kept = rule.new_mask(Masked(weights, Mask(there), density=0.5), step=1)
     assert kept.tolist() == [[True, True], [False, False]]
 
 

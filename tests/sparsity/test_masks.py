@@ -109,8 +109,6 @@ def test_a_configuration_says_how_masks_are_drawn_and_without_it_they_are_bernou
 def test_a_draw_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"sparsity\.draw='exakt' was given, but expected is 'bernoulli' or 'exact'"):
         from_dict({**BASE, "sparsity": {"draw": "exakt"}})
-    with pytest.raises(ValueError, match="expected 'bernoulli' or 'exact'"):
-        mask_of(0, "w", (2, 2), 0.5, draw="exakt")  # type: ignore[arg-type]
 
 
 def test_an_exact_draw_of_a_model_that_is_never_sparse_is_refused() -> None:

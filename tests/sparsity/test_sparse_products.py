@@ -20,7 +20,6 @@ from fedsign.parameterisation.products import (
     MOST_DENSITY,
     Products,
     SparseForward,
-    columns_of,
     pays,
 )
 from fedsign.parameterisation.schemes import SmuPar
@@ -78,7 +77,7 @@ def test_both_orders_of_a_masks_weights_are_the_matrix() -> None:
     values = torch.arange(1.0, mask.num + 1)
     whole = torch.zeros(9, 14)
     whole[mask.is_there] = values
-    columns = columns_of(mask)
+    columns = mask.columns
     assert torch.equal(columns.rows(values).to_dense(), whole)
     assert torch.equal(columns.turned_rows(values).to_dense(), whole.t())
     taken = sum(each.nbytes for each in (columns.columns, columns.turned, columns.turned_columns))

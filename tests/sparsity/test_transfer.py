@@ -13,7 +13,6 @@ import pytest
 from fedsign.config import ExperimentConfig, from_dict
 from fedsign.errors import ConfigError, ResultsError
 from fedsign.parameterisation.apply import parameterised
-from fedsign.parameterisation.transfer import read_off
 from fedsign.workload import Workload
 from simulations import api
 from simulations.recipes.base import Figures, Recipe
@@ -21,7 +20,7 @@ from simulations.recipes.smupar import smupar_transfer
 from simulations.recipes.smupar.smupar_gpt import INIT_STD
 from simulations.sparsity import cells, training, transfer
 from simulations.sparsity.command import values_of
-from simulations.sparsity.transfer import Asked, tune, widened, width_of
+from simulations.sparsity.transfer import Asked, read_off, tune, widened, width_of
 
 VALUES = [0.25, 0.5, 1.0, 2.0]
 

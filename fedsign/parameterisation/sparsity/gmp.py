@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsign.errors import ConfigError
-from fedsign.parameterisation.sparsity.base import MaskRule, Sparse, Steps, largest
+from fedsign.parameterisation.sparsity.base import Masked, MaskRule, Steps, largest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +74,9 @@ class GMP(MaskRule):
         left = 1 - (step - self.first_step) / self.span
         return final + (self.initial_density - final) * left**3
 
-    def new_mask(self, tensor: Sparse) -> Tensor:
+    def new_mask(self, tensor: Masked, step: int) -> Tensor:
         """The largest of those that are there."""
-        there = tensor.is_there.flatten()
-        num = round(self.density(tensor.step, tensor.density) * there.numel())
+        there = tensor.mask.is_there.flatten()
+        num = round(self.density(step, tensor.density) * there.numel())
         kept = largest(tensor.weights.abs().flatten().masked_fill(~there, -1), num)
-        return (kept & there).view_as(tensor.is_there)
+        return (kept & there).view_as(tensor.weights)

@@ -23,7 +23,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsign.errors import ConfigError
-from fedsign.parameterisation.sparsity.base import MaskRule, Sparse, Steps, largest
+from fedsign.parameterisation.sparsity.base import Masked, MaskRule, Steps, largest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,13 +60,14 @@ class RigL(MaskRule):
         """
         return self.drop_fraction / 2 * (1 + cos(pi * step / self.last_step))
 
-    def new_mask(self, tensor: Sparse) -> Tensor:
+    def new_mask(self, tensor: Masked, step: int) -> Tensor:
         """Drop, then grow."""
-        if tensor.gradient is None:
+        gradient = tensor.mask.dense_gradient
+        if gradient is None:
             raise ValueError("RigL was given no gradient of the absent weights.")
-        there = tensor.is_there.flatten()
+        there = tensor.mask.is_there.flatten()
         num = int(there.sum())
-        k = int(num * self.fraction(tensor.step))
+        k = int(num * self.fraction(step))
         kept = largest(tensor.weights.abs().flatten().masked_fill(~there, -1), num - k)
-        grown = largest(tensor.gradient.abs().flatten().masked_fill(kept, -1), k)
-        return (kept | grown).view_as(tensor.is_there)
+        grown = largest(gradient.abs().flatten().masked_fill(kept, -1), k)
+        return (kept | grown).view_as(tensor.weights)

@@ -25,8 +25,8 @@ from scipy.special import ive
 from torch import Tensor
 
 from fedsign.bilevel.descent import GradientDescent
-from fedsign.bilevel.unroll import Tree
-from fedsign.bilevel.updates import Adam
+from fedsign.bilevel.unroll import Inner, Tree
+from fedsign.bilevel.updates import Adam, parameters_of
 
 Array = NDArray[np.float64]
 
@@ -85,7 +85,7 @@ def solution(first: Array, t: Array, *, advection: float, viscosity: float) -> A
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Spectral:
+class Spectral(Inner):
     """The numerical solver as an inner problem of one step, whose data are the times; the state is `u`, [times, points]."""
 
     x: Array
@@ -149,7 +149,7 @@ def derivatives(weights: Tree, x: Tensor, t: Tensor) -> Tensor:
 
 def _depth(weights: Tree) -> int:
     """Layers; a state of training holds more than weights."""
-    return sum(name.startswith("W") for name in weights)
+    return sum(name.startswith("W") for name in parameters_of(weights))
 
 
 def residual(weights: Tree, meta: Tree, points: Tensor) -> Tensor:
@@ -168,6 +168,4 @@ def physics_informed(begun: Tree, *, rate: float, first_weight: float, first_poi
         missing = values(weights, x, zero) - first
         return residual(weights, meta, points).square().mean() + first_weight * missing.square().mean()
 
-    return GradientDescent(
-        start=lambda meta: begun, loss=loss, update=Adam(), rate=lambda meta, _: rate, parameters=tuple(begun)
-    )
+    return GradientDescent(start=lambda meta: begun, loss=loss, update=Adam(), rate=lambda meta: rate)

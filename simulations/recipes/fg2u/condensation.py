@@ -47,8 +47,8 @@ def condense(config: CondensationConfig) -> float:
 
 def _images(condensation: Condensation) -> Tensor:
     progress = condensation.begin()
-    for _ in condensation.steps(progress):
-        pass
+    while progress.step < condensation.config.num_steps:
+        condensation.take(progress)
     return progress.meta[IMAGES]
 
 

@@ -70,8 +70,7 @@ def problem() -> tuple[Problem, Tree]:
             (torch.tanh(x[index] @ own["w"]) - y[index]).square().mean() + meta["decay"].exp() * own["w"].square().sum()
         ),
         update=Sgd(momentum=0.9),
-        rate=lambda meta, _: meta["rate"].exp(),
-        parameters=("w",),
+        rate=lambda meta: meta["rate"].exp(),
     )
     found = Problem(
         inner=inner,

@@ -33,7 +33,7 @@ def learned_gamma(quick: bool) -> Figures:
         grid = all_rounds({("grid", gamma): _experiment(seed, gamma, rounds) for gamma in _GRID})
         best = best_settings(final_values(grid, "validation_loss", last=1))["grid"]
         *_, last = Learning(from_dict(_experiment(seed, _START, rounds)), asked).steps()
-        learnt = float(last.values["strategy.gamma"])
+        learnt = float(last["strategy.gamma"])
         lines_of_learnt = all_rounds({"learnt": _experiment(seed, learnt, rounds)})["learnt"]
         for name, gamma, lines in (("grid", best, grid["grid", best]), ("learnt", learnt, lines_of_learnt)):
             found[f"{name}_gamma", seed] = gamma

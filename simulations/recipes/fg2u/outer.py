@@ -4,17 +4,15 @@ from collections.abc import Callable, Iterator
 
 from fedsign.bilevel.estimate import Hypergradient
 from fedsign.bilevel.unroll import Tree
-from fedsign.bilevel.updates import Adam
+from fedsign.bilevel.updates import Adam, parameters_of
 
 
 def adam(
     take: Callable[[int, Tree], Hypergradient], begun: Tree, *, steps: int, lr: float
 ) -> Iterator[tuple[Tree, Hypergradient]]:
     """The meta-parameters after each step, and the hypergradient it took; the rate falls to 0 along a line."""
-    update, meta = Adam(), dict(begun)
-    slots = {name: update.begin(each) for name, each in meta.items()}
+    state = Adam().begin(begun)
     for step in range(steps):
-        found = take(step, meta)
-        for name, gradient in found.gradient.items():
-            meta[name], slots[name] = update.apply(meta[name], slots[name], gradient, lr * (1 - step / steps))
-        yield meta, found
+        found = take(step, parameters_of(state))
+        state = Adam().apply(state, found.gradient, lr * (1 - step / steps))
+        yield parameters_of(state), found

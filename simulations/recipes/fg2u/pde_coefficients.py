@@ -141,7 +141,7 @@ def by_solver(seed: int, steps: int, method: Method) -> Discovery:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class From:
+class From(Inner):
     """An inner problem that goes on from a state."""
 
     inner: Inner

@@ -13,12 +13,12 @@ import numpy as np
 
 from fedsign.config import from_dict
 from fedsign.models.transform import packing_of
-from fedsign.parameterisation.transfer import read_off
 from fedsign.workload import Workload
 from simulations.recipes.base import Figures, Verdict, at_least, at_most, recipe, within
 from simulations.recipes.cells import all_rounds, best_settings, final_values
 from simulations.recipes.smupar.smupar_gpt import BASE_WIDTH, experiment, hidden
-from simulations.sparsity.coordinates import Asked, look, variant
+from simulations.sparsity.coordinates import look, variant
+from simulations.sparsity.transfer import read_off
 
 _WIDTH, _LOWEST, _STEPS = 128, 1 / 32, 128
 _RULES: Mapping[str, Mapping[str, Any]] = {
@@ -57,10 +57,10 @@ def smupar_coordinate_check(quick: bool) -> Figures:
     alone does not mend the first step's change.
     """
     seeds, schemes = 1 if quick else 3, ("sp", "mup", "smupar")
-    asked = Asked(schemes=(*schemes, "smupar-init", "smupar-rate"), densities=(1.0, 1 / 16), seeds=seeds, steps=10)
-    pair = look(experiment(width=256, lr=2**-9), asked)
+    halves = (*schemes, "smupar-init", "smupar-rate")
+    pair = look(experiment(width=256, lr=2**-9), schemes=halves, densities=(1.0, 1 / 16), seeds=seeds, steps=10)
     densities = (1.0, 1 / 64) if quick else (1.0, 1 / 4, 1 / 16, 1 / 64)
-    wide = look(experiment(width=256, lr=2**-7), Asked(densities=densities, seeds=seeds, steps=10))
+    wide = look(experiment(width=256, lr=2**-7), schemes=schemes, densities=densities, seeds=seeds, steps=10)
     sparse = {row["scheme"]: row for row in pair.summary if row["density"] < 1}
     ends = ("start_low", "start_high", "end_low", "end_high")
     figures = {f"{scheme}_{what}": float(sparse[scheme][what]) for scheme in schemes for what in ends} | {

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsign.parameterisation.figures import transfer_figures
 from fedsign.report.analysis import Found, write_found
 from simulations.recipes.base import Shown, Verdict, at_least, at_most, recipe, within
 from simulations.recipes.smupar.smupar_gpt import INIT_STD, experiment
-from simulations.sparsity.transfer import Asked, tune
+from simulations.sparsity.transfer import Asked, transfer_figures, tune
 
 _RATE = 2.0**-9  # the best one of the dense model under muP
 _BATCHES: dict[str, Any] = {"data": {"block_length": 32}, "client": {"batch_size": 8}}  # 256 tokens a step

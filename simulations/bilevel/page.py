@@ -11,10 +11,12 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 from PIL import Image
 
+from fedsign.bilevel.condense import Condensation
 from fedsign.report.chart import Chart, Series
 from fedsign.report.run_charts import line_chart
 from fedsign.report.template import render
 from fedsign.storage.disk import replace_file, write_text
+from simulations.api import environment
 
 _LARGEST_SIDE = 112  # of an image on the page, in pixels
 _GAP = 1  # between the images of a sheet, in their own pixels
@@ -22,33 +24,52 @@ _LARGEST_WIDTH = 1200  # of a sheet
 _FAINT = 245
 
 
-def write_condensation(
+def write_page(
     folder: Path,
+    condensation: Condensation,
+    lines: Sequence[Mapping[str, Any]],
     *,
-    class_names: Sequence[str],
-    labels: Sequence[int],
     before: NDArray[Any],
     after: NDArray[Any],
-    lines: Sequence[Mapping[str, Any]],
-    **told: Any,
 ) -> list[Path]:
-    """Write the page, and the images [k, c, h, w] as sheets of PNG, a column for each class.
-
-    `lines` has one for each step; what else is `told` goes into the page as it is.
+    """Write the page, and the images [k, c, h, w] as sheets of PNG, a column for each class; `lines` has one for each step.
 
     Raises:
         ResultsError: the folder cannot be written.
     """
+    config, dataset, network = condensation.config, condensation.dataset, condensation.config.network
     written = [folder / "condensation.html"]
     for name, images in (("images", after), ("start", before)):
         written.append(folder / f"{name}.png")
-        drawn = sheet(images, num_classes=len(class_names))
+        drawn = sheet(images, num_classes=len(dataset.class_names))
         replace_file(written[-1], lambda partial, drawn=drawn: drawn.save(partial, format="PNG"))  # type: ignore[misc]
     rows = []
-    for label, name in enumerate(class_names):
-        chosen = [index for index, each in enumerate(labels) if each == label]
+    for label, name in enumerate(dataset.class_names):
+        chosen = (condensation.labels == label).nonzero().flatten().tolist()
         rows.append((name, [(picture(before[index]), picture(after[index])) for index in chosen]))
-    page = render("condensation.html.jinja", package=__package__, rows=rows, charts=charts(lines), **told)
+    kind = f"MLP {list(network.hidden)}" if network.kind == "mlp" else f"ConvNet of width {network.width}"
+    facts = [
+        ("data", config.data.name, f"{len(dataset.train):,} training images"),
+        ("images", str(len(after)), f"{config.images_per_class} of each class, from {config.start}"),
+        ("network", kind, f"{condensation.network.size:,} parameters"),
+        ("training", f"{config.inner.depth} steps", f"at {config.inner.lr:g}, momentum {config.inner.momentum:g}"),
+        ("method", config.method.name, f"{config.outer.steps} steps at {config.outer.lr:g}"),
+    ]
+    first = config.first_phase
+    if first.steps:
+        facts.append(("first phase", first.method.name, f"{first.steps} steps at {first.lr:g}"))
+    begun, ended = (100 * lines[at]["accuracy"] for at in (0, -1))
+    page = render(
+        "condensation.html.jinja",
+        package=__package__,
+        name=config.name,
+        headline=("accuracy", f"{ended:.1f} %", f"{begun:.1f} % at the start"),
+        facts=facts,
+        rows=rows,
+        charts=charts(lines),
+        config_toml=config.to_toml(),
+        environment={key: str(value) for key, value in environment().items()},
+    )
     write_text(written[0], page)
     return written
 
