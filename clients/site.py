@@ -44,7 +44,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         while node.poll() is None:
             if executor.poll() is not None:
-                _mourn(executor, time.monotonic() - began_at)
+                _log.warning("the training process ended with code %d; another takes its place", executor.returncode)
+                time.sleep(_PAUSE_S if time.monotonic() - began_at > _YOUNG_S else _LONG_PAUSE_S)
                 executor, began_at = _start(train), time.monotonic()
             time.sleep(_LOOKS_EVERY_S)
         return node.returncode
@@ -57,12 +58,6 @@ def main(arguments: Sequence[str]) -> int:
 
 def _start(command: Sequence[str]) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(command, start_new_session=True)
-
-
-def _mourn(executor: "subprocess.Popen[bytes]", lived_s: float) -> None:
-    """Say that it has died, and wait longer before the next one if it died young."""
-    _log.warning("the training process ended with code %d; another takes its place", executor.returncode)
-    time.sleep(_PAUSE_S if lived_s > _YOUNG_S else _LONG_PAUSE_S)
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:

@@ -11,9 +11,9 @@ pulling tries for two hours.  A SuperNode has one message at a time, so that ano
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent import futures
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 
 from flwr.app import Context, Error, Message
@@ -71,7 +71,9 @@ class Tasks:
         context: Context | None = None
         why = "the content of the message never came"
         with closing(self._connect(RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"), own)) as client:
-            with _beating(client):
+            heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
+            heartbeat.start()
+            try:
                 pulled = self._pulled(client)
                 if pulled is None:
                     _log.warning("a message whose content never came was given up: its run has ended")
@@ -79,6 +81,8 @@ class Tasks:
                     message, context, run, fab = pulled
                     reply, why = _answer(lambda: self._app(run, fab), message, context)
                     push_message(client, reply, context)
+            finally:
+                heartbeat.stop()  # one that comes later is refused, and Flower then interrupts this process
             push_task_output(client, context, SubStatus.FAILED if why else SubStatus.COMPLETED, why)
 
     def _acquired(self) -> Task | None:
@@ -114,17 +118,6 @@ class Tasks:
             interceptors=list(interceptors),
             retry_invoker=make_simple_http_retry_invoker(),
         )
-
-
-@contextmanager
-def _beating(client: RuntimeHttpClient) -> Iterator[None]:
-    """Heartbeats, which end before the task does: one that comes later is refused, and Flower then interrupts this process."""
-    heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
-    heartbeat.start()
-    try:
-        yield
-    finally:
-        heartbeat.stop()
 
 
 def _answer(app: Callable[[], ClientApp], message: Message, context: Context) -> tuple[Message, str]:

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from fedsign.storage.results import Line
 from simulations.callbacks.tracking import Earlier, Tracker, settings_of
 
-FOLDER = "tensorboard"
-
 
 class TensorBoard(Tracker):
     """Every round is flushed, so that the page of a run that is played now is up to date."""
@@ -25,7 +23,7 @@ class TensorBoard(Tracker):
 
     def begin(self, earlier: Earlier | None, *, last_played: int) -> tuple[str, int]:
         """See Tracker.  Rounds that will be played again are purged, which is TensorBoard's own way."""
-        path = self.folder.path / FOLDER
+        path = self.folder.path / self.name
         goes_on = earlier is not None and path.is_dir()
         kept = min(earlier.last_sent, last_played) if earlier and goes_on else 0
         self._writer = self._library.SummaryWriter(path, purge_step=kept + 1 if goes_on else None)
@@ -38,7 +36,7 @@ class TensorBoard(Tracker):
         self._writer.add_text("configuration", code, kept)
         self._writer.add_text("environment", _table(self.folder.environment), kept)
         self._writer.flush()
-        return FOLDER, kept
+        return self.name, kept
 
     def log(self, round: int, numbers: Mapping[str, float]) -> None:
         """See Tracker."""

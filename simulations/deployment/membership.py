@@ -27,11 +27,6 @@ _GONE = ("unregistered", "deleted")
 _PATIENCE_S = 120.0
 
 
-def state_of(federation: Federation) -> Path:
-    """Where the SuperLink's memory lies."""
-    return federation.server / "state"
-
-
 def process_of(federation: Federation) -> psutil.Process | None:
     """The SuperLink's process, if it was started here and is alive."""
     return recorded(federation.server / "pid")
@@ -85,7 +80,7 @@ def register_sites(federation: Federation) -> None:
     """
     if federation.insecure:
         return  # every SuperNode is taken, with or without a key
-    lock = state_of(federation) / "lock"
+    lock = federation.server / "state" / "lock"
     lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with lock.open("w") as file, asking(federation) as link:
         fcntl.flock(file, fcntl.LOCK_EX)  # one command at a time: the next one waits

@@ -18,7 +18,7 @@ from fedsign.storage.disk import is_private
 from simulations.deployment.federation import Federation, with_port
 from simulations.deployment.keys import ends_at, load_private, validity
 from simulations.deployment.kits import Kit
-from simulations.deployment.membership import answers, nodes_of, state_of
+from simulations.deployment.membership import answers, nodes_of
 from simulations.deployment.probe import AwayError, check_is_known, look_at_server
 from simulations.deployment.running import Programs, end, flower_environment, free_port, record_this_process, recorded
 
@@ -38,7 +38,7 @@ def start_server(federation: Federation, say: Say) -> NoReturn:
     """
     _check_not_running(federation.server)
     check_trust(federation, say)
-    state, home, key = state_of(federation), federation.server / "flower", federation.server / "server.key"
+    state, home, key = (federation.server / name for name in ("state", "flower", "server.key"))
     gate = ["simulations.deployment.gate", str(federation.folder), "--disable-runtime-dependency-installation"]
     gate += ["--host", federation.bind, "--port", str(federation.port), "--database", str(state / "superlink.sqlite")]
     link: dict[str, str | bool] = {"address": federation.local_address}  # for `flwr` on this machine
