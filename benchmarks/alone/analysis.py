@@ -24,9 +24,8 @@ from benchmarks.works.w1 import W1
 from benchmarks.works.w2 import W2
 from fedsign.config import from_dict, merged
 from fedsign.data.base import Samples
+from fedsign.landscape.directions import Scaling, noise, scaled, with_signs
 from fedsign.landscape.landscape import Landscape
-from fedsign.landscape.noise import noise, with_signs
-from fedsign.landscape.scaling import Scaling, scaled
 from fedsign.landscape.valley import curves, lambdas_of
 from fedsign.models.channels_last import laid_out, prepare
 from fedsign.models.resnet import resnet20
@@ -61,7 +60,7 @@ def mlp_valley() -> dict[str, Callable[[], object]]:
 
     def ours() -> object:
         landscape = Landscape(model, workload.task, samples)
-        return curves(landscape, directions_of(landscape, 2), scales=SCALES)
+        return curves(landscape, directions_of(landscape, 2), scales=SCALES, lambdas=lambdas_of())
 
     def loop() -> object:
         landscape = Landscape(model, workload.task, samples)
@@ -94,7 +93,7 @@ def resnet_curve() -> dict[str, Callable[[], object]]:
 
     def ours() -> object:
         landscape = Landscape(model, Classification(), samples, statistics=images, statistics_batch=BATCH)
-        return curves(landscape, directions_of(landscape, 1))
+        return curves(landscape, directions_of(landscape, 1), scales=[1.0], lambdas=lambdas_of())
 
     def passes() -> object:
         with torch.no_grad():

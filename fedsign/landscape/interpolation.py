@@ -5,55 +5,48 @@ Acc(0.5 A + 0.5 B) - 0.5 (Acc(A) + Acc(B)).  Barrier: Frankle et al. 2020 (arXiv
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedsign.errors import ConfigError
-from fedsign.landscape.landscape import Array, Landscape, grid
-from fedsign.landscape.valley import Curve
+from fedsign.landscape.landscape import Array, Landscape, Values, grid
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Path:
-    """Values on the line through two minima, at lambdas in [-1, 2]; 0 is the first, 1 the second."""
+def between(
+    landscape: Landscape, first: Tensor, second: Tensor, *, points: int = 61
+) -> tuple[Array, Values, dict[str, Any]]:
+    """The line through two models [D]: lambdas in [-1, 2], values at them, and what is read off; 0 is the first, 1 the second.
 
-    curve: Curve
-    values: Array  # of `figure`, along the curve
-    middle: float  # of `figure`, at lambda = 0.5
-    ends: tuple[float, float]
-    figure: str  # loss or error
-
-    @property
-    def midpoint_gap(self) -> float:
-        """What the middle is better by than the mean of the ends; below 0 it is worse."""
-        return sum(self.ends) / 2 - self.middle
-
-    @property
-    def barrier(self) -> float:
-        """The most that a point between the minima is above the line that joins their values; 0 if none is."""
-        at = self.curve.lambdas
-        inside = (at >= 0) & (at <= 1)
-        line = (1 - at) * self.ends[0] + at * self.ends[1]
-        return float(max(0.0, np.max((self.values - line)[inside])))
-
-
-def between(landscape: Landscape, first: Tensor, second: Tensor, *, points: int = 61) -> Path:
-    """The line through two models [D].
+    Of `figure`: its values at the `first`, the `second` and in the `middle`; `midpoint_gap`, what the middle is better by than the
+    mean of the ends, below 0 where it is worse; `barrier`, the most that a point between the two is above the line that joins their
+    values, 0 if none is.
 
     Raises:
         ConfigError: there are too few points.
     """
     if points < 3:
         raise ConfigError(f"{points} points from -1 to 2 were asked for, but expected are 3 or more.")
-    lambdas = np.linspace(-1.0, 2.0, points)
-    values = landscape.along([second - first], grid([*lambdas.tolist(), 0.0, 0.5, 1.0]), centre=first)
+    at = np.linspace(-1.0, 2.0, points)
+    values = landscape.along([second - first], grid([*at.tolist(), 0.0, 0.5, 1.0]), centre=first)
     figure, found = values.main()
     start, middle, end = found[points:].tolist()
-    curve = Curve(values.loss[:points], None if values.error is None else values.error[:points], lambdas)
-    return Path(curve=curve, values=found[:points], middle=middle, ends=(start, end), figure=figure)
+    inside = (at >= 0) & (at <= 1)
+    line = (1 - at) * start + at * end
+    return (
+        at,
+        Values(values.loss[:points], None if values.error is None else values.error[:points]),
+        {
+            "figure": figure,
+            "first": start,
+            "second": end,
+            "middle": middle,
+            "midpoint_gap": (start + end) / 2 - middle,
+            "barrier": float(max(0.0, np.max((found[:points] - line)[inside]))),
+        },
+    )
 
 
 def soup_gap(landscape: Landscape, models: Sequence[Tensor]) -> float:

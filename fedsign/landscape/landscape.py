@@ -108,8 +108,7 @@ class Landscape:
             parts = [self._alone(torch.addmv(centre, stack.t(), row)) for row in weights]
         else:
             parts = [self._stacked(centre, stack, part) for part in weights.split(self._chunk())]
-        errors = [part.error for part in parts if part.error is not None]
-        return Values(np.concatenate([part.loss for part in parts]), np.concatenate(errors) if errors else None)
+        return joined(parts)
 
     def at(self, points: Tensor) -> Values:
         """Values at points [P, D]."""
@@ -210,6 +209,12 @@ class Landscape:
         """How many points a stack holds: half of the budget is for parameters, thrice since they are made and used."""
         fitting = max(1, self._max_bytes // 2 // (3 * self.centre.numel() * self.centre.element_size()))
         return min(fitting, _MOST_ON_A_CPU) if self.centre.device.type == "cpu" else fitting
+
+
+def joined(parts: Sequence[Values]) -> Values:
+    """Values [P] one after the other."""
+    errors = [part.error for part in parts if part.error is not None]
+    return Values(np.concatenate([part.loss for part in parts]), np.concatenate(errors) if errors else None)
 
 
 def grid(*axes: Sequence[float]) -> Tensor:

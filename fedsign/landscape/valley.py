@@ -12,7 +12,7 @@ import torch
 
 from fedsign.errors import ConfigError
 from fedsign.intervals import Interval, paired_difference
-from fedsign.landscape.landscape import Array, Landscape, Values, grid
+from fedsign.landscape.landscape import Array, Landscape, Values, grid, joined
 
 RISE = 0.1
 """Above the centre, where a valley's width is measured: 10 points of error, or 0.1 nats of loss."""
@@ -35,24 +35,6 @@ class Sides:
     asymmetry: float
 
 
-@dataclass(frozen=True)
-class Curve(Values):
-    """Values at lambdas [P], ascending, with 0 among them."""
-
-    lambdas: Array
-
-    def sides(self, figure: str = "error") -> Sides:
-        """Of `loss` or `error`.
-
-        Raises:
-            ConfigError: the curve has no such figure.
-        """
-        values = self.arrays().get(figure)
-        if values is None:
-            raise ConfigError(f"figure '{figure}' was asked for, but a curve has 'loss' and, for classes, 'error'.")
-        return sides_of(self.lambdas, values)
-
-
 def lambdas_of(points: int = 41) -> Array:
     """Evenly spaced from -1 to 1, with both ends.
 
@@ -67,25 +49,12 @@ def lambdas_of(points: int = 41) -> Array:
 
 
 def curves(
-    landscape: Landscape,
-    directions: Sequence[torch.Tensor],
-    *,
-    scales: Sequence[float] = (1.0,),
-    lambdas: Array | None = None,
-) -> list[list[Curve]]:
-    """A curve for each direction [D], scaled already, and each s; all of them in one batched program.
-
-    Returns:
-        curves[direction][scale], over lambda; the point is theta_f + lambda s direction.
-    """
-    at = lambdas_of() if lambdas is None else lambdas
-    steps = [scale * value for scale in scales for value in at]
-    found: list[list[Curve]] = []
-    for direction in directions:
-        values = shaped(landscape.along([direction], grid(steps)), len(scales), len(at))
-        errors = [None] * len(scales) if values.error is None else values.error
-        found.append([Curve(loss, error, at) for loss, error in zip(values.loss, errors, strict=True)])
-    return found
+    landscape: Landscape, directions: Sequence[torch.Tensor], *, scales: Sequence[float], lambdas: Array
+) -> Values:
+    """Values [directions, scales, lambdas] at theta_f + lambda s direction, of directions [D] that are scaled already."""
+    steps = grid([scale * value for scale in scales for value in lambdas])
+    found = joined([landscape.along([direction], steps) for direction in directions])
+    return shaped(found, len(directions), len(scales), len(lambdas))
 
 
 def surface(landscape: Landscape, first: torch.Tensor, second: torch.Tensor, *, rows: Array, columns: Array) -> Values:
@@ -117,9 +86,9 @@ def sides_of(lambdas: Array, values: Array) -> Sides:
     )
 
 
-def asymmetry(sides: Sequence[Sides]) -> Interval | None:
-    """Mean over directions of mean_negative - mean_positive, with its 95 % interval (Student's t); None without a number."""
-    values = {index: side.asymmetry for index, side in enumerate(sides)}
+def asymmetry(of_draws: Sequence[float]) -> Interval | None:
+    """The mean over directions, with its 95 % interval (Student's t); None without a number."""
+    values = dict(enumerate(of_draws))
     return paired_difference(values, dict.fromkeys(values, 0.0), higher_is_better=True)
 
 

@@ -21,7 +21,7 @@ def look(
     _warn_of_other_data(first, second)
     landscape = first.landscape(samples, statistics)
     one, other = landscape.centre, second.vector_in(landscape.layout).to(landscape.centre)
-    path = between(landscape, one, other, points=points)
+    lambdas, values, facts = between(landscape, one, other, points=points)
     return Found(
         kind="interpolation",
         name=f"{first.name} to {second.name}",
@@ -29,16 +29,11 @@ def look(
             **first.facts,
             "target": str(second.source),
             **landscape.sizes,
-            "figure": path.figure,
-            "first": path.ends[0],
-            "second": path.ends[1],
-            "middle": path.middle,
-            "midpoint_gap": path.midpoint_gap,
-            "barrier": path.barrier,
+            **facts,
             "same_sign_ratio": same_sign_ratio(one, other),
         },
         rows=step_by_group(first.model, landscape.layout, one.cpu(), other.cpu()),
-        arrays={"lambda": path.curve.lambdas, **path.curve.arrays()},
+        arrays={"lambda": lambdas, **values.arrays()},
     )
 
 

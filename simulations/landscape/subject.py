@@ -80,16 +80,12 @@ class Subject:
 
     def landscape(self, samples: int | None, statistics: int) -> Landscape:
         """On so many test samples (None: all), BatchNorm's statistics taken anew of so many training samples."""
-        chosen = self.test_samples(samples)
-        return Landscape(self.model, self.workload.task, chosen, statistics=self.statistics(statistics))
+        chosen, others = self.test_samples(samples), self._some(self.workload.dataset.train, statistics, draw=1)
+        return Landscape(self.model, self.workload.task, chosen, statistics=others.features)
 
     def test_samples(self, count: int | None) -> Samples:
         """The server's test samples, or that many of them, drawn by the experiment's seed."""
         return self._some(self.workload.dataset.test, count, draw=0)
-
-    def statistics(self, count: int) -> Tensor:
-        """Features of training samples for BatchNorm's statistics, drawn by the experiment's seed."""
-        return self._some(self.workload.dataset.train, count, draw=1).features
 
     def _some(self, samples: AnySamples, count: int | None, *, draw: int) -> Samples:
         if count is not None and count < 1:

@@ -8,17 +8,16 @@ import torch
 from torch import Tensor
 
 from fedsign.errors import ConfigError
-from fedsign.landscape.directions import SPECIAL, special
+from fedsign.landscape.directions import NOISES, SPECIAL, Scaling, noise, scaled, special, with_signs
 from fedsign.landscape.groups import mask_of
 from fedsign.landscape.landscape import Array, Landscape
-from fedsign.landscape.noise import NOISES, noise, with_signs
-from fedsign.landscape.scaling import Scaling, scaled
-from fedsign.landscape.valley import Curve, asymmetry, curves, lambdas_of, surface
+from fedsign.landscape.valley import asymmetry, curves, lambdas_of, sides_of, surface
 from fedsign.registry import nearest, one_of
 from fedsign.report.analysis import Found, Row
 from simulations.landscape.subject import Subject
 
 _IN_FACTS = ("directions", "draws", "scales", "scaling", "signs", "group", "seed")
+Ray = tuple[Row, Tensor]  # direction, label and draw, which counts those of a noise; and the direction, scaled
 _AVERAGED = ("mean_positive", "mean_negative", "width_positive", "width_negative")
 
 
@@ -87,41 +86,31 @@ def look(subject: Subject, asked: Asked) -> Found:
     return _curves(subject.name, landscape, rays, asked, facts)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Ray:
-    """A direction, scaled; `draw` counts those of a noise."""
-
-    name: str
-    label: str
-    draw: int
-    direction: Tensor
-
-
-def _curves(name: str, landscape: Landscape, rays: Sequence[_Ray], asked: Asked, facts: Row) -> Found:
-    drawn = curves(landscape, [ray.direction for ray in rays], scales=asked.scales, lambdas=asked.lambdas)
-    rows = [
-        {"direction": ray.name, "label": ray.label, "draw": ray.draw, "scale": scale}
-        | {figure: asdict(curve.sides(figure)) for figure in curve.arrays()}
-        for ray, of_scales in zip(rays, drawn, strict=True)
-        for scale, curve in zip(asked.scales, of_scales, strict=True)
-    ]
-    arrays = {
-        figure: np.array([[curve.arrays()[figure] for curve in of_scales] for of_scales in drawn])
-        for figure in drawn[0][0].arrays()
-    }
-    summary = _summary(rays, drawn, asked.scales)
+def _curves(name: str, landscape: Landscape, rays: Sequence[Ray], asked: Asked, facts: Row) -> Found:
+    values = curves(landscape, [direction for _, direction in rays], scales=asked.scales, lambdas=asked.lambdas)
+    rows: list[Row] = []
+    for index, (ray, _) in enumerate(rays):
+        for column, scale in enumerate(asked.scales):
+            sides = {name: asdict(sides_of(asked.lambdas, of[index, column])) for name, of in values.arrays().items()}
+            rows.append({**ray, "scale": scale, **sides})
+    figure, _ = values.main()
     return Found(
-        kind="valley", name=name, facts=facts, rows=rows, summary=summary, arrays={"lambda": asked.lambdas, **arrays}
+        kind="valley",
+        name=name,
+        facts=facts,
+        rows=rows,
+        summary=_summary(rows, figure, len(asked.scales)),
+        arrays={"lambda": asked.lambdas, **values.arrays()},
     )
 
 
-def _surface(name: str, landscape: Landscape, rays: Sequence[_Ray], asked: Asked, facts: Row) -> Found:
+def _surface(name: str, landscape: Landscape, rays: Sequence[Ray], asked: Asked, facts: Row) -> Found:
     if len(rays) < 2:
         raise ConfigError("one direction was given for a surface, but expected are two: name two, or raise --draws.")
-    first, second, *_ = rays
     scale, sides = max(asked.scales), {"rows": asked.lambdas, "columns": asked.lambdas}
-    values = surface(landscape, scale * first.direction, scale * second.direction, **sides)
-    labels = {"rows": f"{first.label} {first.draw}", "columns": f"{second.label} {second.draw}"}
+    first, second = (scale * direction for _, direction in rays[:2])
+    values = surface(landscape, first, second, **sides)
+    labels = {side: f"{ray['label']} {ray['draw']}" for side, (ray, _) in zip(sides, rays, strict=False)}
     return Found(
         kind="surface",
         name=name,
@@ -130,11 +119,11 @@ def _surface(name: str, landscape: Landscape, rays: Sequence[_Ray], asked: Asked
     )
 
 
-def _rays(subject: Subject, landscape: Landscape, asked: Asked) -> list[_Ray]:
+def _rays(subject: Subject, landscape: Landscape, asked: Asked) -> list[Ray]:
     layout, theta = landscape.layout, landscape.centre.cpu()
     where = None if asked.group == "ALL" else mask_of(asked.group, subject.model, layout)
     initial = subject.initial_vector(layout)
-    found = []
+    found: list[Ray] = []
     for name in asked.directions:
         for draw in range(asked.draws if name in NOISES else 1):
             if name in NOISES:
@@ -144,7 +133,7 @@ def _rays(subject: Subject, landscape: Landscape, asked: Asked) -> list[_Ray]:
             if asked.signs is not None:
                 eps = with_signs(eps, theta, fraction=asked.signs, seed=asked.seed, index=draw)
             direction = scaled(layout, eps, theta, Scaling(asked.scaling), where=where).to(landscape.centre.device)
-            found.append(_Ray(name=name, label=_label(name, asked.signs), draw=draw, direction=direction))
+            found.append(({"direction": name, "label": _label(name, asked.signs), "draw": draw}, direction))
     return found
 
 
@@ -155,29 +144,27 @@ def _label(name: str, signs: float | None) -> str:
     return f"|{label}| sign(θf)" if signs == 1 else f"{label}, {100 * signs:g} % of signs"
 
 
-def _summary(rays: Sequence[_Ray], drawn: Sequence[Sequence[Curve]], scales: Sequence[float]) -> list[Row]:
+def _summary(rows: Sequence[Row], figure: str, num_scales: int) -> list[Row]:
     """For each direction and scale: means over its draws, and the asymmetry's interval."""
-    figure, _ = drawn[0][0].main()
-    rows: list[Row] = []
-    for name, label in dict.fromkeys((ray.name, ray.label) for ray in rays):
-        mine = [of_scales for ray, of_scales in zip(rays, drawn, strict=True) if ray.name == name]
-        for column, scale in enumerate(scales):
-            sides = [of_scales[column].sides(figure) for of_scales in mine]
-            interval = asymmetry(sides)
-            rows.append(
-                {
-                    "direction": name,
-                    "label": label,
-                    "scale": scale,
-                    "figure": figure,
-                    "num_draws": len(sides),
-                    **{key: _mean([getattr(side, key) for side in sides]) for key in _AVERAGED},
-                    "asymmetry": interval and interval.mean,
-                    "asymmetry_low": interval and interval.low,
-                    "asymmetry_high": interval and interval.high,
-                }
-            )
-    return rows
+    drawn: dict[tuple[str, int], list[Row]] = {}
+    for number, row in enumerate(rows):  # those of one direction have one scale after the other
+        drawn.setdefault((row["direction"], number % num_scales), []).append(row)
+    found: list[Row] = []
+    for alike in drawn.values():
+        sides = [row[figure] for row in alike]
+        interval = asymmetry([side["asymmetry"] for side in sides])
+        found.append(
+            {
+                **{key: alike[0][key] for key in ("direction", "label", "scale")},
+                "figure": figure,
+                "num_draws": len(sides),
+                **{key: _mean([side[key] for side in sides]) for key in _AVERAGED},
+                "asymmetry": interval and interval.mean,
+                "asymmetry_low": interval and interval.low,
+                "asymmetry_high": interval and interval.high,
+            }
+        )
+    return found
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

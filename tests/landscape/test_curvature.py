@@ -9,9 +9,8 @@ from torch.func import functional_call, hessian
 
 from fedsign.data.base import Samples
 from fedsign.errors import ConfigError
-from fedsign.landscape.activations import activation_confusion, relu_demo
+from fedsign.landscape.activations import activation_confusion, relu_demo, softmax_curve
 from fedsign.landscape.curvature import Curvature
-from fedsign.landscape.softmax_demo import softmax_curve
 from fedsign.landscape.vector import Layout
 from fedsign.models.mlp import mlp
 from fedsign.seeding import Purpose, generator

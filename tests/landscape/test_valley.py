@@ -10,12 +10,10 @@ from torch import Tensor, nn
 
 from fedsign.data.base import Samples
 from fedsign.errors import ConfigError
-from fedsign.landscape.directions import special
+from fedsign.landscape.directions import NOISES, Scaling, noise, scaled, special, with_signs
 from fedsign.landscape.groups import GROUPS, mask_of
 from fedsign.landscape.interpolation import between, soup_gap
 from fedsign.landscape.landscape import Landscape
-from fedsign.landscape.noise import NOISES, noise, with_signs
-from fedsign.landscape.scaling import Scaling, scaled
 from fedsign.landscape.sign_ratios import same_sign_ratio, step_by_group
 from fedsign.landscape.valley import asymmetry, curves, lambdas_of, sides_of, surface
 from fedsign.landscape.vector import Layout
@@ -176,11 +174,13 @@ def test_curves_of_a_parabola() -> None:
     theta, direction = landscape.centre, torch.randn(5, dtype=torch.float64)
     residual = samples.features @ theta - samples.targets
     slope = 2 * (samples.features.t() @ residual / 40) @ direction
-    for scale, curve in zip([0.5, 2.0], curves(landscape, [direction], scales=[0.5, 2.0])[0], strict=True):
-        step = scale * torch.from_numpy(curve.lambdas)
+    lambdas = lambdas_of()
+    values = curves(landscape, [direction], scales=[0.5, 2.0], lambdas=lambdas)
+    assert values.error is None and values.loss.shape == (1, 2, 41)
+    for scale, loss in zip([0.5, 2.0], values.loss[0], strict=True):
+        step = scale * torch.from_numpy(lambdas)
         expected = residual.square().mean() + step * slope + 0.5 * step**2 * (direction @ hessian @ direction)
-        assert np.allclose(curve.loss, expected, rtol=1e-10)
-        assert curve.error is None and len(curve.lambdas) == 41
+        assert np.allclose(loss, expected, rtol=1e-10)
 
 
 def test_a_surface_of_a_paraboloid() -> None:
@@ -202,12 +202,12 @@ def test_the_middle_of_two_models_is_better_by_an_eighth_of_the_hessians_form() 
     model, samples, hessian = least_squares()
     landscape = Landscape(model, Regression(), samples)
     first, second = (torch.randn(5, dtype=torch.float64) for _ in range(2))
-    path = between(landscape, first, second, points=31)
+    lambdas, _, facts = between(landscape, first, second, points=31)
     expected = float((second - first) @ hessian @ (second - first) / 8)
-    assert path.midpoint_gap == pytest.approx(expected, rel=1e-10)
-    assert path.barrier == 0 and path.figure == "loss"
+    assert facts["midpoint_gap"] == pytest.approx(expected, rel=1e-10)
+    assert facts["barrier"] == 0 and facts["figure"] == "loss"
     assert soup_gap(landscape, [first, second]) == pytest.approx(expected, rel=1e-10)
-    assert path.curve.lambdas[[0, -1]].tolist() == [-1, 2]
+    assert lambdas[[0, -1]].tolist() == [-1, 2]
 
 
 def test_a_barrier_is_what_stands_between_two_minima() -> None:
@@ -218,11 +218,11 @@ def test_a_barrier_is_what_stands_between_two_minima() -> None:
     second = torch.tensor([-3.0, 0, 3, 0, -2, 2, 2, -2], dtype=torch.float64)
     features = torch.randn(200, 2, dtype=torch.float64)
     landscape = Landscape(model, Classification(), Samples(features=features, targets=(features[:, 0] < 0).long()))
-    path = between(landscape, first, second)
-    assert path.ends == (0.0, 0.0)
+    _, _, facts = between(landscape, first, second)
+    assert (facts["first"], facts["second"]) == (0.0, 0.0)
     share = (features[:, 0] < 0).double().mean().item()  # in the middle all weights are 0, and the first class is said
-    assert path.middle == pytest.approx(share) and path.barrier == pytest.approx(share)
-    assert path.midpoint_gap == pytest.approx(-share)
+    assert facts["middle"] == pytest.approx(share) and facts["barrier"] == pytest.approx(share)
+    assert facts["midpoint_gap"] == pytest.approx(-share)
 
 
 def test_the_sides_of_a_curve() -> None:
@@ -255,7 +255,7 @@ def test_sides_of_what_is_not_finite() -> None:
 
 def test_the_asymmetrys_interval_is_students() -> None:
     sides = [sides_of(np.array([-1.0, 0.0, 1.0]), np.array([rise, 0.0, 0.0])) for rise in (0.2, 0.4, 0.6)]
-    found = asymmetry(sides)
+    found = asymmetry([each.asymmetry for each in sides])
     values = np.array([0.1, 0.2, 0.3])
     half = stats.t.ppf(0.975, 2) * values.std(ddof=1) / 3**0.5
     assert found is not None and found.mean == pytest.approx(0.2)

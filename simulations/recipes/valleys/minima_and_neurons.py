@@ -12,12 +12,11 @@ from scipy.stats import spearmanr
 from fedsign.data.base import Samples
 from fedsign.landscape.activations import activation_confusion as confusion
 from fedsign.landscape.activations import relu_demo as relu_inputs
+from fedsign.landscape.activations import softmax_curve
+from fedsign.landscape.directions import Scaling, noise, scaled, with_signs
 from fedsign.landscape.interpolation import soup_gap
 from fedsign.landscape.landscape import Landscape
-from fedsign.landscape.noise import noise, with_signs
-from fedsign.landscape.scaling import Scaling, scaled
 from fedsign.landscape.sign_ratios import same_sign_ratio
-from fedsign.landscape.softmax_demo import softmax_curve
 from fedsign.landscape.vector import Layout
 from fedsign.records import tensors_of
 from simulations.landscape.interpolate import look

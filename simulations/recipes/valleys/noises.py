@@ -14,10 +14,8 @@ from typing import Any
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 
-from fedsign.landscape.directions import SPECIAL
+from fedsign.landscape.directions import NOISES, SPECIAL, Scaling
 from fedsign.landscape.groups import GROUPS
-from fedsign.landscape.noise import NOISES
-from fedsign.landscape.scaling import Scaling
 from fedsign.models.batch_norm import BATCH_NORMS
 from fedsign.models.cnn import cnn
 from simulations.recipes.base import Figures, Verdict, at_least, at_most, recipe
