@@ -8,15 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fedsign.comparison.labels import (
-    entries_of,
-    metric_name,
-    num_seeds,
-    reference_label,
-    scale_of,
-    short_label,
-    strategies_of,
-)
+from fedsign.comparison.labels import short_label
 from fedsign.comparison.summary import Curve, Entry, Summary, ToTarget
 from fedsign.comparison.verdict import includes_zero
 from fedsign.report.chart import Axis, Chart, Series, bar_chart, drawable, nice_ticks, trailing_mean, value_axis
@@ -28,10 +20,10 @@ _RISE = 0.2  # the share of the rounds whose first steep part may leave the pict
 
 def curves(summary: Summary, condition: Mapping[str, Any], key: str, *, title: str) -> Chart | None:
     """One figure of the strategies under a condition, over the rounds, with bands of one standard deviation; None without a value."""
-    looks, percent = list(strategies_of(summary)), is_share(key)
+    looks, percent = list(summary.labels), is_share(key)
     series = [
         _line(entry.label, entry.curves[key], color=looks.index(entry.strategy), last=summary.last)
-        for entry in entries_of(summary, condition)
+        for entry in summary.entries_of(condition)
         if key in entry.curves
     ]
     if not any(value is not None for each in series for value in each.y):
@@ -43,7 +35,7 @@ def curves(summary: Summary, condition: Mapping[str, Any], key: str, *, title: s
 
 def differences(summary: Summary) -> Chart | None:
     """Paired differences with their intervals, strategy below strategy; a full dot's interval lies on one side of 0."""
-    scale = scale_of(summary)
+    scale = summary.scale
     entries = _by_condition(summary, lambda entry: entry.difference)
     if not entries:
         return None
@@ -64,24 +56,24 @@ def differences(summary: Summary) -> Chart | None:
         )
         ends += [end for end in (scale.factor * difference.mean, low, high) if end is not None]
     ticks = nice_ticks(min(ends), max(ends), at_most=8)
-    unit = "percentage points" if scale.percent else metric_name(summary)
+    unit = "percentage points" if scale.percent else summary.metric_name
     side = "right" if summary.higher_is_better else "left"
-    label = f"difference to {reference_label(summary)}, {unit}; {side} is better"
+    label = f"difference to {summary.reference_label}, {unit}; {side} is better"
     return Chart(
-        title=f"Differences to {reference_label(summary)}",
+        title=f"Differences to {summary.reference_label}",
         series=marks,
         x=Axis(label=label, limits=(ticks[0], ticks[-1])),
         y=y,
         rules=[(0.0, "")],
         text="A full dot: the 95 % interval lies on one side of 0. An empty dot: it includes 0, so the seeds do not tell the two apart."
-        if num_seeds(summary.entries) > 1
+        if summary.num_seeds > 1
         else "One seed: no intervals.",
     )
 
 
 def to_target(summary: Summary) -> dict[str, Chart]:
     """Bars of the rounds and of the bytes of all clients, down and up, by the names of their files; empty without a target."""
-    target = "the target" if summary.target is None else scale_of(summary).with_unit(summary.target)
+    target = "the target" if summary.target is None else summary.scale.with_unit(summary.target)
     entries = _by_condition(summary, lambda entry: entry.to_target)
     if not entries:
         return {}
@@ -121,13 +113,12 @@ def _bars(
 
 
 def _by_condition(summary: Summary, found: Callable[[Entry], Any]) -> list[tuple[Entry, Any]]:
-    entries = [entry for condition in summary.conditions for entry in entries_of(summary, condition)]
-    return [(entry, value) for entry in entries if (value := found(entry)) is not None]
+    return [(entry, value) for entry in summary.entries if (value := found(entry)) is not None]
 
 
 def _rows(summary: Summary, entries: Iterable[tuple[Entry, Any]]) -> tuple[Axis, list[Series]]:
     """A row for each entry below the heading of its condition: the axis, and series that still lack their values."""
-    looks = list(strategies_of(summary))
+    looks = list(summary.labels)
     names: list[str] = []
     headings, series, former = set(), [], ""
     for entry, _ in entries:

@@ -14,15 +14,18 @@ Each file is put in its place in one step, and the same summary gives the same b
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from fedsign.comparison import latex
-from fedsign.comparison.figures import all_figures
-from fedsign.comparison.rows import frame_of, names, table_rows
-from fedsign.comparison.summary import Summary
+from fedsign.comparison import charts, latex
+from fedsign.comparison.labels import short_label
+from fedsign.comparison.summary import Summary, values_label
+from fedsign.comparison.tables import frame_of, names, table_rows
 from fedsign.errors import ResultsError
 from fedsign.report import figures
+from fedsign.report.population import Population, draw_clients
 from fedsign.storage.disk import write_text
 from fedsign.storage.results import Line, RunFolder
 
@@ -60,7 +63,7 @@ def export(summary: Summary, folder: Path) -> list[Path]:
         "rounds.csv": _csv(_round_rows(summary)),
         "cells.csv": _csv(_cell_rows(summary)),
     }
-    drawn = all_figures(summary)
+    drawn = _figures(summary)
     tables = [name for name in texts if name.endswith(".tex")]
     shown = {f"figures/{stem}.pdf": caption for stem, (caption, _) in drawn.items()}
     texts["paper.tex"] = latex.document(summary, tables, shown)
@@ -114,3 +117,38 @@ def _cell_rows(summary: Summary) -> list[Line]:
 def _csv(rows: Sequence[Line]) -> str:
     """Floats in full, None as nothing."""
     return str(frame_of(rows).to_csv(index=False, lineterminator="\n"))
+
+
+def _figures(summary: Summary) -> dict[str, tuple[str, figures.Draw]]:
+    """File stem -> (caption, what draws it), for every figure of which there is something to see."""
+    found: dict[str, tuple[str, figures.Draw]] = {}
+    names = {summary.metric: f"Test {summary.metric_name}", "loss": "Test loss", "train_loss": "Training loss"}
+    for key, title in {**names, "client_drift": "Client drift"}.items():
+        for condition in summary.conditions:
+            chart = charts.curves(summary, condition, key, title=title)
+            if chart is not None:
+                found[_stem(key, condition)] = (
+                    _captioned(f"{title} over the rounds", condition),
+                    partial(figures.draw, chart),
+                )
+    differences = charts.differences(summary)
+    if differences is not None:
+        said = f"Paired differences of the test {summary.metric_name} to {summary.reference_label}, with 95 % intervals"
+        found["differences"] = (said, partial(figures.draw, differences))
+    found |= {stem: (chart.title, partial(figures.draw, chart)) for stem, chart in charts.to_target(summary).items()}
+    for condition in summary.conditions:
+        partition = summary.population.get(values_label(condition)) or {}
+        if partition.get("counts"):
+            caption = _captioned("Samples of the clients", condition)
+            found[_stem("clients", condition)] = (caption, partial(draw_clients, Population.of(partition)))
+    return found
+
+
+def _captioned(said: str, condition: Mapping[str, Any]) -> str:
+    return f"{said}, {short_label(condition)}" if condition else said
+
+
+def _stem(key: str, condition: Mapping[str, Any]) -> str:
+    """A file's name that every system and LaTeX take."""
+    text = "-".join([key.replace("_", "-"), *(short_label(condition).replace(", ", " ").split())])
+    return "".join(character if character.isascii() and character.isalnum() else "-" for character in text)

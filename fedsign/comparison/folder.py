@@ -13,16 +13,16 @@ with ends in the same table as one that nobody disturbed.
 """
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsign.comparison.card import render_comparison_card
-from fedsign.comparison.rows import to_frame
-from fedsign.comparison.summary import Cell, Plan, Played, Summary, summarise
+from fedsign.comparison.over_seeds import summarise
+from fedsign.comparison.report import render_card
+from fedsign.comparison.summary import Cell, Plan, Played, Summary
+from fedsign.comparison.tables import to_frame
 from fedsign.errors import ResultsError
 from fedsign.storage.disk import exclusive, write_text
 from fedsign.storage.results import RunFolder
@@ -33,14 +33,6 @@ if TYPE_CHECKING:
 FORMAT = 1
 PLAN = "comparison.json"
 _FAILURE = "failure.json"
-
-
-class CellState(StrEnum):
-    """How far a cell is."""
-
-    UNFINISHED = "unfinished"  # not begun, or stopped in the middle
-    FINISHED = "finished"
-    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,21 +74,19 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the final table and the differences to the reference."""
-        return render_comparison_card(self.summary())
+        return render_card(self.summary())
 
     def write_plan(self, plan: Plan) -> None:
         """Put comparison.json in its place in one step."""
         write_text(self.path / PLAN, json.dumps({"format": FORMAT, **asdict(plan)}, indent=1) + "\n")
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """Hold the comparison for this process.
 
         Raises:
             ResultsError: another process holds it.
         """
-        with exclusive(self.path / "lock", what=f"the comparison in {self.path}"):
-            yield
+        return exclusive(self.path / "lock", what=f"the comparison in {self.path}")
 
     @property
     def cells(self) -> Path:
@@ -108,11 +98,9 @@ class Comparison:
         runs = [RunFolder(config.parent) for config in self._folder_of(cell).glob("*/config.toml")]
         return max(runs, key=lambda run: (_is_finished(run), run.path.name), default=None)
 
-    def state_of(self, cell: Cell) -> CellState:
-        """How far a cell is."""
-        if _is_finished(self.run_of(cell)):
-            return CellState.FINISHED
-        return CellState.UNFINISHED if self.failure_of(cell) is None else CellState.FAILED
+    def is_finished(self, cell: Cell) -> bool:
+        """Whether its run has come to its end."""
+        return _is_finished(self.run_of(cell))
 
     def failure_of(self, cell: Cell) -> str | None:
         """The note of why a cell failed, if there is one."""
@@ -164,4 +152,4 @@ def load_comparison(path: str | Path) -> Comparison:
 
 
 def _is_finished(run: RunFolder | None) -> bool:
-    return run is not None and run.outcome["status"] == CellState.FINISHED
+    return run is not None and run.outcome["status"] == "finished"

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedsign.comparison.summary import Entry, Interval, Summary
-from fedsign.report.wording import MISSING, NARROW_SPACE, is_share, plural, setting
+from fedsign.intervals import Interval
+from fedsign.report.wording import MISSING, NARROW_SPACE, setting
 
 MINUS = "−"
 PLUS_MINUS = "±"
@@ -31,29 +31,6 @@ def short_label(values: Mapping[str, Any]) -> str:
     )
 
 
-def entries_of(summary: Summary, condition: Mapping[str, Any]) -> list[Entry]:
-    """The strategies under a condition, in the order given."""
-    return [entry for entry in summary.entries if entry.condition == condition]
-
-
-def strategies_of(summary: Summary) -> dict[str, str]:
-    """Name -> label, in the order given; the position is a strategy's colour and line style."""
-    return {entry.strategy: entry.label for entry in summary.entries}
-
-
-def reference_label(summary: Summary) -> str:
-    """The label of the strategy that differences are taken to."""
-    return strategies_of(summary).get(summary.reference, summary.reference)
-
-
-def metric_name(summary: Summary) -> str:
-    """The metric in words.
-
-    The figures on test samples are meant wherever nothing else is said.
-    """
-    return summary.metric.replace("_", " ")
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scale:
     """How the metric's numbers are written: shares as percent, their differences as percentage points."""
@@ -62,7 +39,6 @@ class Scale:
     percent: bool = False
     factor: float = 1.0  # from the metric to what is written
     unit: str = ""  # of a value; empty for a plain number
-    difference_unit: str = ""
 
     def number(self, value: float | None) -> str:
         """A value without its unit."""
@@ -76,6 +52,10 @@ class Scale:
         """A value with its unit, on one line."""
         return NARROW_SPACE.join(filter(None, [self.number(value), self.unit]))
 
+    def spread(self, mean: float | None, std: float | None) -> str:
+        """`97.62 ± 0.31`, or the mean alone where there is no deviation."""
+        return self.number(mean) if std is None else f"{self.number(mean)} {PLUS_MINUS} {self.number(std)}"
+
     def signed(self, value: float | None) -> str:
         """A difference without its unit."""
         text = self.number(value)
@@ -86,32 +66,6 @@ class Scale:
         if interval.low is None or interval.high is None:
             return self.signed(interval.mean)
         return f"{self.signed(interval.mean)} [{self.signed(interval.low)}, {self.signed(interval.high)}]"
-
-
-def scale_of(summary: Summary) -> Scale:
-    """Two decimals of a percentage; four significant digits of anything else."""
-    if is_share(summary.metric):
-        return Scale(decimals=2, percent=True, factor=100.0, unit="%", difference_unit="points")
-    sizes = [abs(entry.mean) for entry in summary.entries if entry.mean]
-    magnitude = math.floor(math.log10(sorted(sizes)[len(sizes) // 2])) if sizes else 0
-    return Scale(decimals=min(8, max(0, 3 - magnitude)))
-
-
-def seeds_of_all(entry: Entry) -> str:
-    """`2 of 3 seeds`, where a mean is not of all seeds that were planned; empty where it is."""
-    if entry.num_values == entry.num_seeds:
-        return ""
-    return f"{entry.num_values} of {plural(entry.num_seeds, 'seed')}"
-
-
-def last_rounds(summary: Summary) -> str:
-    """What a final value is: `mean of the last 5 rounds`."""
-    return "value of the last round" if summary.last == 1 else f"mean of the last {summary.last} rounds"
-
-
-def num_seeds(entries: Sequence[Entry]) -> int:
-    """The most seeds that one of the entries has."""
-    return max((len(entry.seeds) for entry in entries), default=0)
 
 
 def enumerate_words(words: Sequence[str]) -> str:

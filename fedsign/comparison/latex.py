@@ -9,18 +9,9 @@ pdflatex does not know becomes a question mark.
 
 from collections.abc import Mapping, Sequence
 
-from fedsign.comparison.labels import (
-    last_rounds,
-    metric_name,
-    num_seeds,
-    reference_label,
-    scale_of,
-    seeds_of_all,
-    short_label,
-    strategies_of,
-)
+from fedsign.comparison.labels import short_label
 from fedsign.comparison.summary import Summary
-from fedsign.comparison.tables import ResultRow, results, seed_troubles
+from fedsign.comparison.tables import ResultRow, results
 from fedsign.report.wording import NARROW_SPACE
 
 _GREEK = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi omega"
@@ -69,26 +60,20 @@ def results_table(summary: Summary) -> str:
 
 def details_table(summary: Summary) -> str:
     """Every figure of every strategy, condition below condition."""
-    scale = scale_of(summary)
+    scale = summary.scale
     unit = r" (\%)" if scale.percent else ""
     has_target = any(entry.to_target for entry in summary.entries)
-    heads = [f"{escape(metric_name(summary).capitalize())}{unit}", f"Difference to {escape(reference_label(summary))}"]
+    heads = [f"{escape(summary.metric_name.capitalize())}{unit}", f"Difference to {escape(summary.reference_label)}"]
     heads += ["Rounds to target", "Bytes to target"] if has_target else []
     heads += ["Bytes up"]
-    lines = [_row(["Strategy", *heads]), r"\midrule"]
+    lines: list[str] = []
     for number, table in enumerate(results(summary)):
         if table.condition:
             lines += [r"\addlinespace"] if number else []
             head = escape(table.condition + (f"; target {table.target}" if table.target else ""))
             lines.append(rf"\multicolumn{{{1 + len(heads)}}}{{l}}{{\textit{{{head}}}}} \\")
         lines += [_row(_cells(row, has_target)) for row in table.rows]
-    return _table(
-        summary,
-        "l" + "r" * len(heads),
-        lines,
-        caption=_caption(summary, all_figures=True),
-        label="tab:comparison-details",
-    )
+    return _table(summary, heads, lines, all_figures=True)
 
 
 def document(summary: Summary, tables: Sequence[str], figures: Mapping[str, str]) -> str:
@@ -117,28 +102,26 @@ def document(summary: Summary, tables: Sequence[str], figures: Mapping[str, str]
 def _by_condition(summary: Summary) -> str:
     """Strategies below each other, conditions side by side."""
     tables = results(summary)
-    lines = [_row(["Strategy", *(escape(table.condition) for table in tables)]), r"\midrule"]
-    columns = [{row.strategy: row for row in table.rows} for table in tables]
-    for strategy, label in strategies_of(summary).items():
+    lines, columns = [], [{row.entry.strategy: row for row in table.rows} for table in tables]
+    for strategy, label in summary.labels.items():
         values = [_bold(escape(column[strategy].whole_value), column[strategy].is_best) for column in columns]
         lines.append(_row([escape(label), *values]))
-    caption = _caption(summary, all_figures=False)
-    return _table(summary, "l" + "r" * len(columns), lines, caption=caption, label="tab:comparison")
+    return _table(summary, [escape(table.condition) for table in tables], lines, all_figures=False)
 
 
 def _cells(row: ResultRow, has_target: bool) -> list[str]:
     choice = f" ({row.choice})" if row.choice else ""
     taken = [row.rounds, row.bytes_to_target] if has_target else []
     return [
-        _bold(escape(row.label), row.is_best) + escape(choice),
+        _bold(escape(row.entry.label), row.is_best) + escape(choice),
         _bold(escape(row.whole_value), row.is_best),
         *map(escape, [row.difference, *taken, row.bytes_up]),
     ]
 
 
 def _caption(summary: Summary, *, all_figures: bool) -> str:
-    seeds, scale = num_seeds(summary.entries), scale_of(summary)
-    said = f"Test {metric_name(summary)}{' in %' if scale.percent else ''}, {last_rounds(summary)}"
+    seeds, scale = summary.num_seeds, summary.scale
+    said = f"Test {summary.metric_name}{' in %' if scale.percent else ''}, {summary.last_rounds}"
     if seeds < 2:
         said += ", one seed. Bold: the best."
     else:
@@ -156,11 +139,11 @@ def _caption(summary: Summary, *, all_figures: bool) -> str:
 
 def _lacking(summary: Summary) -> str:
     """Which means are not of all seeds, and what that does to their rank."""
-    partly = [entry for entry in summary.entries if seeds_of_all(entry)]
+    partly = [entry for entry in summary.entries if entry.seeds_of_all]
     if not partly:
         return ""
     rows = "; ".join(
-        f"{', '.join(filter(None, [entry.label, short_label(entry.condition)]))}: {seeds_of_all(entry)} ({seed_troubles(entry)})"
+        f"{', '.join(filter(None, [entry.label, short_label(entry.condition)]))}: {entry.seeds_of_all} ({entry.seed_troubles})"
         for entry in partly
     )
     rank = (
@@ -171,13 +154,14 @@ def _lacking(summary: Summary) -> str:
     return f" Means are not of all seeds for {rows}.{rank}"
 
 
-def _table(summary: Summary, columns: str, lines: Sequence[str], *, caption: str, label: str) -> str:
-    body = "\n".join(f"    {line}" for line in lines)
-    size = "footnotesize" if any(seeds_of_all(entry) for entry in summary.entries) else "small"  # wider cells
+def _table(summary: Summary, heads: Sequence[str], lines: Sequence[str], *, all_figures: bool) -> str:
+    body = "\n".join(f"    {line}" for line in [_row(["Strategy", *heads]), r"\midrule", *lines])
+    label = "tab:comparison-details" if all_figures else "tab:comparison"
+    size = "footnotesize" if any(entry.seeds_of_all for entry in summary.entries) else "small"  # wider cells
     return (
         f"{_NOTE}\\begin{{table}}[htbp]\n  \\centering\n  \\{size}\n  \\setlength{{\\tabcolsep}}{{4pt}}\n  \\setlength{{\\belowcaptionskip}}{{6pt}}\n"
-        f"  \\caption{{{caption}}}\n  \\label{{{label}}}\n"
-        f"  \\begin{{tabular}}{{@{{}}{columns}@{{}}}}\n    \\toprule\n{body}\n    \\bottomrule\n  \\end{{tabular}}\n\\end{{table}}\n"
+        f"  \\caption{{{_caption(summary, all_figures=all_figures)}}}\n  \\label{{{label}}}\n"
+        f"  \\begin{{tabular}}{{@{{}}l{'r' * len(heads)}@{{}}}}\n    \\toprule\n{body}\n    \\bottomrule\n  \\end{{tabular}}\n\\end{{table}}\n"
     )
 
 

@@ -1,10 +1,13 @@
-"""Figures over seeds: curves, and what it took to reach a target."""
+"""What is read off the runs of a comparison: choices, means, curves, and what it took to reach a target."""
 
 import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from fedsign.intervals import mean_and_std
+from fedsign.comparison.summary import LAST, Curve, Entry, Plan, Played, Summary, ToTarget, Trial, values_label
+from fedsign.intervals import mean_and_std, paired_difference
 from fedsign.storage.results import Line
 
 TARGET_SHARE = 0.95
@@ -13,28 +16,60 @@ TARGET_SHARE = 0.95
 _NOT_CURVES = frozenset({"round", "clients", "failures"})  # of a line of rounds.jsonl
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Curve:
-    """A figure per round over seeds: mean and sample standard deviation; None where a seed has no number."""
+def summarise(plan: Plan, path: Path, played: Sequence[Played]) -> Summary:
+    """Choose by the validation samples, then read everything else off the chosen cells."""
+    conditions = distinct(cell.condition for cell in plan.cells)
+    trials: list[Trial] = []
+    entries: list[Entry] = []
+    for condition in conditions:
+        taken, num_choices = {}, {}
+        for name in plan.labels:
+            own = [each for each in played if (each.cell.condition, each.cell.strategy) == (condition, name)]
+            tried = _trials(plan, own)
+            choice = next(trial.choice for trial in tried if trial.chosen)
+            taken[name], num_choices[name] = [each for each in own if each.cell.choice == choice], len(tried)
+            trials += tried if len(tried) > 1 else []
+        reference = _finals(taken[plan.reference], plan.metric)
+        target = plan.target
+        if target is None:
+            end, _ = mean_and_std(reference.values())
+            target = default_target(end, higher_is_better=plan.higher_is_better)
+        entries += [
+            _entry(plan, taken[name], reference, num_choices=num_choices[name], target=target) for name in taken
+        ]
+    return Summary(
+        name=plan.name,
+        path=path,
+        metric=plan.metric,
+        higher_is_better=plan.higher_is_better,
+        last=min(LAST, max(cell.rounds for cell in plan.cells)),
+        target=target if len(conditions) == 1 else plan.target,
+        reference=plan.reference,
+        conditions=tuple(conditions),
+        entries=tuple(entries),
+        trials=tuple(trials),
+        config_toml=plan.config_toml,
+        environment=plan.environment,
+        population={
+            values_label(condition): next(
+                (each.population for each in played if each.cell.condition == condition and each.population), {}
+            )
+            for condition in conditions
+        },
+        num_cells=len(plan.cells),
+        num_finished=sum(each.is_finished for each in played),
+        failed={each.cell.id: each.failure for each in played if each.failure is not None},
+        seconds=sum(each.seconds for each in played),
+    )
 
-    rounds: tuple[int, ...]
-    mean: tuple[float | None, ...]
-    std: tuple[float | None, ...]  # 0.0 for one seed
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ToTarget:
-    """What it took until the metric first reached the target; medians over the seeds that reached it.
-
-    `num_seeds` are those that finished or failed: a run that failed has not reached the target.
-    """
-
-    target: float
-    num_reached: int
-    num_seeds: int
-    rounds: float | None
-    bytes_down: float | None
-    bytes_up: float | None
+def distinct(values: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Each mapping once, in the order of the first."""
+    found: list[Mapping[str, Any]] = []
+    for value in values:
+        if value not in found:
+            found.append(value)
+    return found
 
 
 def curves(runs: Sequence[Sequence[Line]]) -> dict[str, Curve]:
@@ -118,3 +153,75 @@ def _is_figure(value: object) -> bool:
 
 def _median(values: Sequence[float]) -> float | None:
     return float(statistics.median(values)) if values else None
+
+
+def _trials(plan: Plan, played: Sequence[Played]) -> list[Trial]:
+    """All choices of one strategy under one condition.  Only validation figures are looked at.
+
+    A choice with which a run failed, or has not ended, cannot win over one with which all runs ended: what is
+    left of it would be the lucky seeds.
+    """
+    key = f"validation_{plan.metric}"
+    sign = 1 if plan.higher_is_better else -1
+    trials: list[Trial] = []
+    ranks: list[tuple[int, float]] = []
+    for choice in distinct(each.cell.choice for each in played):
+        values = list(_finals([each for each in played if each.cell.choice == choice], key).values())
+        mean, std = mean_and_std(values)
+        rank = (sum(value is not None for value in values), 0.0 if mean is None else sign * mean)
+        ranks.append(rank)
+        trial = Trial(
+            strategy=played[0].cell.strategy,
+            condition=played[0].cell.condition,
+            choice=choice,
+            validation_mean=mean,
+            validation_std=std,
+            chosen=False,
+        )
+        trials.append(trial)
+    best = ranks.index(max(ranks))  # the first of equals
+    trials[best] = replace(trials[best], chosen=True)
+    return trials
+
+
+def _entry(
+    plan: Plan,
+    played: Sequence[Played],
+    reference: Mapping[int, float | None],
+    *,
+    num_choices: int,
+    target: float | None,
+) -> Entry:
+    """One strategy under one condition, read off the cells of its choice."""
+    cell, values = played[0].cell, _finals(played, plan.metric)
+    finished = [each for each in played if each.is_finished]
+    num_failed = sum(each.failure is not None for each in played)
+    runs, direction = [each.lines for each in finished], plan.higher_is_better
+    mean, std = mean_and_std(values.values())
+    return Entry(
+        strategy=cell.strategy,
+        label=plan.labels[cell.strategy],
+        condition=cell.condition,
+        choice=cell.choice,
+        num_choices=num_choices,
+        seeds=tuple(values),
+        values=tuple(values.values()),
+        mean=mean,
+        std=std,
+        difference=None
+        if cell.strategy == plan.reference
+        else paired_difference(values, reference, higher_is_better=direction),
+        to_target=to_target(runs, plan.metric, target, higher_is_better=direction, num_failed=num_failed),
+        bytes_down=mean_and_std(total(lines, "bytes_down") for lines in runs)[0],
+        bytes_up=mean_and_std(total(lines, "bytes_up") for lines in runs)[0],
+        curves=curves(runs),
+        failures=sum(len(line.get("failures") or ()) for each in played for line in each.lines),
+        num_failed=num_failed,
+        unfinished=len(played) - len(finished) - num_failed,
+        folders=tuple(each.folder for each in finished if each.folder is not None),
+    )
+
+
+def _finals(played: Iterable[Played], key: str) -> dict[int, float | None]:
+    """Seed -> final value, of the cells that have finished."""
+    return {each.cell.seed: each.final(key) for each in played if each.is_finished}

@@ -2,23 +2,12 @@
 
 import json
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
-from typing import Any
 
-from fedsign.comparison import charts, labels, tables
-from fedsign.comparison.labels import (
-    entries_of,
-    last_rounds,
-    metric_name,
-    num_seeds,
-    reference_label,
-    scale_of,
-    seeds_of_all,
-    short_label,
-    strategies_of,
-)
+from fedsign.comparison import charts, tables
+from fedsign.comparison.labels import enumerate_words, short_label
 from fedsign.comparison.summary import Entry, Summary, values_label
 from fedsign.comparison.verdict import verdict
 from fedsign.report import template, wording
@@ -28,16 +17,7 @@ from fedsign.report.run_charts import DRIFT, MIN_ROUNDS_TO_SMOOTH
 from fedsign.report.summary import Fact, settings_by_section
 from fedsign.storage.disk import write_text
 
-TEMPLATE = "comparison.html.jinja"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Group:
-    """Charts of one kind, one for each condition."""
-
-    title: str
-    text: str
-    charts: tuple[Chart, ...]
+TEMPLATE, CARD = "comparison.html.jinja", "comparison_card.html.jinja"
 
 
 def write_comparison(summary: Summary) -> Path:
@@ -49,31 +29,36 @@ def write_comparison(summary: Summary) -> Path:
 
 def render(summary: Summary) -> str:
     """The page as text."""
-    scale = scale_of(summary)
     return template.render(
         TEMPLATE,
         package=__package__,
-        name=summary.name,
-        status=status(summary),
         summary=summary,
+        status=status(summary),
         verdicts=[verdict(summary, condition) for condition in summary.conditions],
         facts=facts(summary),
-        metric=metric_name(summary),
-        unit=f" ({scale.unit})" if scale.unit else "",
-        reference=reference_label(summary),
-        last_rounds=last_rounds(summary),
-        has_intervals=num_seeds(summary.entries) > 1,
         results=tables.results(summary),
         differences=charts.differences(summary),
         groups=groups(summary),
         to_target=charts.to_target(summary).values(),
         populations=populations(summary),
-        trials=tables.trials(summary),
-        troubles=troubles(summary),
+        panels=panels,
+        trials=[
+            (short_label(condition), list(tried))
+            for condition, tried in groupby(summary.trials, key=lambda trial: trial.condition)
+        ],
+        short_label=short_label,
         configuration=configuration(summary),
-        config_toml=summary.config_toml,
         environment=summary.environment,
     )
+
+
+def render_card(summary: Summary) -> str:
+    """A comparison as a notebook shows it: the final table and the differences to the reference, in a few lines of HTML.
+
+    As the card of a run: nothing is asked of the page around it, and nothing of it is changed.
+    """
+    results, differences = tables.results(summary), charts.differences(summary)
+    return template.render(CARD, package=__package__, summary=summary, results=results, differences=differences)
 
 
 def status(summary: Summary) -> str:
@@ -83,7 +68,7 @@ def status(summary: Summary) -> str:
 
 def facts(summary: Summary) -> list[Fact]:
     """The numbers of the head."""
-    counts = {"strategies": len(strategies_of(summary)), "seeds": num_seeds(summary.entries)}
+    counts = {"strategies": len(summary.labels), "seeds": summary.num_seeds}
     counts["conditions"] = len(summary.conditions)
     found = [Fact(name=name, value=f"{count:,}") for name, count in counts.items() if count]
     cells = Fact(name="runs", value=f"{summary.num_finished:,}", remark=f"of {summary.num_cells:,} finished")
@@ -91,9 +76,9 @@ def facts(summary: Summary) -> list[Fact]:
     return [*found, cells, time]
 
 
-def groups(summary: Summary) -> list[Group]:
-    """Curves over the rounds: the metric, the losses, the drift of the clients."""
-    metric = metric_name(summary)
+def groups(summary: Summary) -> list[tuple[str, str, list[Chart]]]:
+    """Title, text, and a chart for each condition: curves of the metric, the losses and the clients' drift."""
+    metric = summary.metric_name
     metric_text = f"On the test samples: {_what_lines_are(summary)}"
     if _is_smooth(summary):
         metric_text += " Each line ends at the figure of the table."
@@ -110,28 +95,22 @@ def groups(summary: Summary) -> list[Group]:
         for condition in summary.conditions:
             chart = charts.curves(summary, condition, key, title=title)
             if chart is not None:
-                note = _lost(entries_of(summary, condition), key)
+                note = _lost(summary.entries_of(condition), key)
                 heading, about = (title, text) if is_one else (short_label(condition), "")
                 drawn.append(replace(chart, title=heading, text=about, note=note))
         if drawn:
-            found.append(Group(title=title, text=text, charts=tuple(drawn)))
+            found.append((title, text, drawn))
     return found
 
 
-def populations(summary: Summary) -> list[dict[str, Any]]:
-    """The clients' samples, once for all conditions that share them."""
+def populations(summary: Summary) -> list[tuple[str, Population]]:
+    """Conditions, and the clients' samples under them, once for all that share them; unnamed where all do."""
     names: dict[str, list[str]] = {}  # of the conditions, by the partition
     for condition in summary.conditions:
         partition = summary.population.get(values_label(condition)) or {}
         if partition.get("counts"):
             names.setdefault(json.dumps(partition), []).append(short_label(condition))
-    return [_population(json.loads(each), names[each] if len(names) > 1 else []) for each in names]
-
-
-def troubles(summary: Summary) -> list[tuple[str, str, str]]:
-    """(condition, strategy, what went wrong) wherever something did."""
-    found = [(short_label(entry.condition), entry.label, tables.troubles(entry)) for entry in summary.entries]
-    return [row for row in found if row[2]]
+    return [("; ".join(names[each]) if len(names) > 1 else "", Population.of(json.loads(each))) for each in names]
 
 
 def configuration(summary: Summary) -> list[tuple[str, list[tuple[str, str]]]]:
@@ -142,27 +121,14 @@ def configuration(summary: Summary) -> list[tuple[str, list[tuple[str, str]]]]:
         return []  # the text itself stands on the page
 
 
-def _population(partition: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
-    clients = Population.of(partition)
-    return {
-        "title": "; ".join(names),
-        "clients": clients,
-        "panels": panels(clients),
-        "sizes": clients.size_sentence(),
-        "caption": clients.caption(),
-    }
-
-
-def _has(entries: list[Entry], key: str) -> bool:
-    return any(value is not None for entry in entries if key in entry.curves for value in entry.curves[key].mean)
-
-
 def _lost(entries: list[Entry], key: str) -> str:
     """Names those whose line is missing, since a mean over seeds needs a number of each, and those whose seeds are."""
-    drawn = [entry for entry in entries if _has([entry], key)]
+    drawn = [
+        entry for entry in entries if key in entry.curves and any(value is not None for value in entry.curves[key].mean)
+    ]
     lost = [entry.label for entry in entries if entry.seeds and entry not in drawn]
-    notes = [f"No line for {labels.enumerate_words(lost)}: not every seed has a number."] if lost else []
-    notes += [f"{entry.label}: {seeds_of_all(entry)}." for entry in drawn if seeds_of_all(entry)]
+    notes = [f"No line for {enumerate_words(lost)}: not every seed has a number."] if lost else []
+    notes += [f"{entry.label}: {entry.seeds_of_all}." for entry in drawn if entry.seeds_of_all]
     return " ".join(notes)
 
 
@@ -173,7 +139,7 @@ def _is_smooth(summary: Summary) -> bool:
 
 def _what_lines_are(summary: Summary) -> str:
     """What a line and its band are made of."""
-    seeds = num_seeds(summary.entries)
+    seeds = summary.num_seeds
     line = f"the mean of {wording.plural(seeds, 'seed')}" if seeds > 1 else "one seed"
     band = ", the band one standard deviation either way" if seeds > 1 else ""
     smooth = f", both averaged over {summary.last} rounds" if seeds > 1 else f", averaged over {summary.last} rounds"

@@ -10,17 +10,16 @@ orders.
 """
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedsign.comparison.over_seeds import Curve as Curve
-from fedsign.comparison.over_seeds import ToTarget as ToTarget
-from fedsign.comparison.over_seeds import curves, default_target, to_target, total
-from fedsign.intervals import Interval as Interval
-from fedsign.intervals import mean_and_std, paired_difference
+from fedsign.comparison.labels import Scale
+from fedsign.intervals import Interval
 from fedsign.registry import target_of
+from fedsign.report.wording import is_share, plural
 from fedsign.storage.results import Line, final_value
 
 LAST = 5
@@ -79,6 +78,30 @@ class Played:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Curve:
+    """A figure per round over seeds: mean and sample standard deviation; None where a seed has no number."""
+
+    rounds: tuple[int, ...]
+    mean: tuple[float | None, ...]
+    std: tuple[float | None, ...]  # 0.0 for one seed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToTarget:
+    """What it took until the metric first reached the target; medians over the seeds that reached it.
+
+    `num_seeds` are those that finished or failed: a run that failed has not reached the target.
+    """
+
+    target: float
+    num_reached: int
+    num_seeds: int
+    rounds: float | None
+    bytes_down: float | None
+    bytes_up: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
     """One strategy under one condition, at its chosen hyper-parameters."""
 
@@ -121,6 +144,23 @@ class Entry:
         """Seeds that will have no number: what is left of the strategy are its lucky ones."""
         return self.num_diverged + self.num_failed
 
+    @property
+    def seeds_of_all(self) -> str:
+        """`2 of 3 seeds`, where the mean is not of all seeds that were planned; empty where it is."""
+        return "" if self.num_values == self.num_seeds else f"{self.num_values} of {plural(self.num_seeds, 'seed')}"
+
+    @property
+    def seed_troubles(self) -> str:
+        """What became of the seeds that have no value; empty where all have one."""
+        said = [(self.num_diverged, "diverged"), (self.num_failed, "failed"), (self.unfinished, "unfinished")]
+        return ", ".join(f"{count:,} {what}" for count, what in said if count)
+
+    @property
+    def troubles(self) -> str:
+        """What went wrong, in few words; empty where nothing did."""
+        replies = f"{self.failures:,} failed {'reply' if self.failures == 1 else 'replies'}" if self.failures else ""
+        return ", ".join(filter(None, [self.seed_troubles, replies]))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
@@ -162,52 +202,43 @@ class Summary:
         """Cells that are still to be played, or to be played on."""
         return self.num_cells - self.num_finished - len(self.failed)
 
+    @property
+    def num_seeds(self) -> int:
+        """The most seeds that one of the entries has."""
+        return max((len(entry.seeds) for entry in self.entries), default=0)
 
-def summarise(plan: Plan, path: Path, played: Sequence[Played]) -> Summary:
-    """Choose by the validation samples, then read everything else off the chosen cells."""
-    conditions = distinct(cell.condition for cell in plan.cells)
-    trials: list[Trial] = []
-    entries: list[Entry] = []
-    for condition in conditions:
-        taken, num_choices = {}, {}
-        for name in plan.labels:
-            own = [each for each in played if (each.cell.condition, each.cell.strategy) == (condition, name)]
-            tried = _trials(plan, own)
-            choice = next(trial.choice for trial in tried if trial.chosen)
-            taken[name], num_choices[name] = [each for each in own if each.cell.choice == choice], len(tried)
-            trials += tried if len(tried) > 1 else []
-        reference = _finals(taken[plan.reference], plan.metric)
-        target = plan.target
-        if target is None:
-            end, _ = mean_and_std(reference.values())
-            target = default_target(end, higher_is_better=plan.higher_is_better)
-        entries += [
-            _entry(plan, taken[name], reference, num_choices=num_choices[name], target=target) for name in taken
-        ]
-    return Summary(
-        name=plan.name,
-        path=path,
-        metric=plan.metric,
-        higher_is_better=plan.higher_is_better,
-        last=min(LAST, max(cell.rounds for cell in plan.cells)),
-        target=target if len(conditions) == 1 else plan.target,
-        reference=plan.reference,
-        conditions=tuple(conditions),
-        entries=tuple(entries),
-        trials=tuple(trials),
-        config_toml=plan.config_toml,
-        environment=plan.environment,
-        population={
-            values_label(condition): next(
-                (each.population for each in played if each.cell.condition == condition and each.population), {}
-            )
-            for condition in conditions
-        },
-        num_cells=len(plan.cells),
-        num_finished=sum(each.is_finished for each in played),
-        failed={each.cell.id: each.failure for each in played if each.failure is not None},
-        seconds=sum(each.seconds for each in played),
-    )
+    @property
+    def labels(self) -> dict[str, str]:
+        """Of the strategies, in the order given; the position is a strategy's color and line style."""
+        return {entry.strategy: entry.label for entry in self.entries}
+
+    @property
+    def reference_label(self) -> str:
+        """Of the strategy that differences are taken to."""
+        return self.labels.get(self.reference, self.reference)
+
+    @property
+    def metric_name(self) -> str:
+        """The metric in words; the figures on test samples are meant wherever nothing else is said."""
+        return self.metric.replace("_", " ")
+
+    @property
+    def scale(self) -> Scale:
+        """Two decimals of a percentage; four significant digits of anything else."""
+        if is_share(self.metric):
+            return Scale(decimals=2, percent=True, factor=100.0, unit="%")
+        sizes = [abs(entry.mean) for entry in self.entries if entry.mean]
+        magnitude = math.floor(math.log10(sorted(sizes)[len(sizes) // 2])) if sizes else 0
+        return Scale(decimals=min(8, max(0, 3 - magnitude)))
+
+    @property
+    def last_rounds(self) -> str:
+        """What a final value is: `mean of the last 5 rounds`."""
+        return "value of the last round" if self.last == 1 else f"mean of the last {self.last} rounds"
+
+    def entries_of(self, condition: Mapping[str, Any]) -> list[Entry]:
+        """The strategies under a condition, in the order given."""
+        return [entry for entry in self.entries if entry.condition == condition]
 
 
 def strategy_label(name: str) -> str:
@@ -245,83 +276,3 @@ def products(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     ([{'a': 1, 'b': 3}, {'a': 2, 'b': 3}], [{}])
     """
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
-
-
-def distinct(values: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Each mapping once, in the order of the first."""
-    found: list[Mapping[str, Any]] = []
-    for value in values:
-        if value not in found:
-            found.append(value)
-    return found
-
-
-def _trials(plan: Plan, played: Sequence[Played]) -> list[Trial]:
-    """All choices of one strategy under one condition.  Only validation figures are looked at.
-
-    A choice with which a run failed, or has not ended, cannot win over one with which all runs ended: what is
-    left of it would be the lucky seeds.
-    """
-    key = f"validation_{plan.metric}"
-    sign = 1 if plan.higher_is_better else -1
-    found: list[tuple[tuple[int, float], Trial]] = []
-    for choice in distinct(each.cell.choice for each in played):
-        values = list(_finals([each for each in played if each.cell.choice == choice], key).values())
-        mean, std = mean_and_std(values)
-        rank = (sum(value is not None for value in values), 0.0 if mean is None else sign * mean)
-        cell = played[0].cell
-        trial = Trial(
-            strategy=cell.strategy,
-            condition=cell.condition,
-            choice=choice,
-            validation_mean=mean,
-            validation_std=std,
-            chosen=False,
-        )
-        found.append((rank, trial))
-    best = max(rank for rank, _ in found)
-    chosen = next(trial for rank, trial in found if rank == best)  # the first of equals
-    return [replace(trial, chosen=trial is chosen) for _, trial in found]
-
-
-def _entry(
-    plan: Plan,
-    played: Sequence[Played],
-    reference: Mapping[int, float | None],
-    *,
-    num_choices: int,
-    target: float | None,
-) -> Entry:
-    """One strategy under one condition, read off the cells of its choice."""
-    cell, values = played[0].cell, _finals(played, plan.metric)
-    finished = [each for each in played if each.is_finished]
-    num_failed = sum(each.failure is not None for each in played)
-    runs, direction = [each.lines for each in finished], plan.higher_is_better
-    mean, std = mean_and_std(values.values())
-    return Entry(
-        strategy=cell.strategy,
-        label=plan.labels[cell.strategy],
-        condition=cell.condition,
-        choice=cell.choice,
-        num_choices=num_choices,
-        seeds=tuple(values),
-        values=tuple(values.values()),
-        mean=mean,
-        std=std,
-        difference=None
-        if cell.strategy == plan.reference
-        else paired_difference(values, reference, higher_is_better=direction),
-        to_target=to_target(runs, plan.metric, target, higher_is_better=direction, num_failed=num_failed),
-        bytes_down=mean_and_std(total(lines, "bytes_down") for lines in runs)[0],
-        bytes_up=mean_and_std(total(lines, "bytes_up") for lines in runs)[0],
-        curves=curves(runs),
-        failures=sum(len(line.get("failures") or ()) for each in played for line in each.lines),
-        num_failed=num_failed,
-        unfinished=len(played) - len(finished) - num_failed,
-        folders=tuple(each.folder for each in finished if each.folder is not None),
-    )
-
-
-def _finals(played: Iterable[Played], key: str) -> dict[int, float | None]:
-    """Seed -> final value, of the cells that have finished."""
-    return {each.cell.seed: each.final(key) for each in played if each.is_finished}

@@ -9,18 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedsign.comparison.labels import (
-    Scale,
-    entries_of,
-    enumerate_words,
-    metric_name,
-    reference_label,
-    scale_of,
-    seeds_of_all,
-    short_label,
-)
-from fedsign.comparison.summary import Entry, Interval, Summary
-from fedsign.intervals import paired_difference
+from fedsign.comparison.labels import Scale, enumerate_words, short_label
+from fedsign.comparison.summary import Entry, Summary
+from fedsign.intervals import Interval, paired_difference
 from fedsign.report.wording import NARROW_SPACE, plural
 
 
@@ -64,7 +55,7 @@ def includes_zero(interval: Interval | None) -> bool:
 
 def verdict(summary: Summary, condition: Mapping[str, Any]) -> Verdict:
     """Who is best under a condition, by how much, and how sure that is."""
-    entries, scale = entries_of(summary, condition), scale_of(summary)
+    entries, scale = summary.entries_of(condition), summary.scale
     order = ranked(entries, higher_is_better=summary.higher_is_better)
     title = short_label(condition)
     unfinished = sum(entry.unfinished for entry in entries)
@@ -82,14 +73,14 @@ def verdict(summary: Summary, condition: Mapping[str, Any]) -> Verdict:
         condition=title,
         best=best.label,
         value=scale.with_unit(best.mean),
-        remark=f"test {metric_name(summary)}, mean of {seeds_of_all(best) or plural(best.num_seeds, 'seed')}",
+        remark=f"test {summary.metric_name}, mean of {best.seeds_of_all or plural(best.num_seeds, 'seed')}",
         sentences=tuple(filter(None, sentences)),
     )
 
 
 def _comparison(summary: Summary, order: Sequence[Entry], scale: Scale) -> str:
     """The best against the reference; the reference, where it is the best, against the next."""
-    best, reference = order[0], reference_label(summary)
+    best, reference = order[0], summary.reference_label
     if best.strategy == summary.reference:
         if len(order) == 1:
             return f"Nothing to compare {best.label} with has ended yet."
@@ -107,7 +98,7 @@ def _comparison(summary: Summary, order: Sequence[Entry], scale: Scale) -> str:
 
 
 def _measured(difference: Interval, scale: Scale, *, than: str) -> str:
-    amount = " ".join(filter(None, [scale.number(abs(difference.mean)), scale.difference_unit]))
+    amount = scale.number(abs(difference.mean)) + (" points" if scale.percent else "")
     way = "above" if difference.mean >= 0 else "below"
     interval = ""
     if difference.low is not None and difference.high is not None:

@@ -68,6 +68,11 @@ class Columns:
         """Of training and test rows."""
         return self.path, self.test_path or self.path
 
+    @property
+    def owners(self) -> list[str]:
+        """The column of owners, if there is one."""
+        return [] if self.owner is None else [self.owner]
+
     def levels_of(self, name: str) -> tuple[str, ...] | None:
         """The texts of a column that were agreed on."""
         return (self.levels or {}).get(name)
@@ -121,14 +126,12 @@ def from_tables(read: Callable[[Path], "pd.DataFrame"], columns: Columns, seed: 
         train, test = train.iloc[first], train.iloc[second]
     else:
         test = _table(read, columns.test_path, "data.test_path")
-    parts = list(zip((train, test), columns.files, strict=True))
     if columns.strict:
-        for part, file in parts:
+        for part, file in zip((train, test), columns.files, strict=True):
             _check_agreed(part, columns, file)
     names = _feature_names(train, columns)
-    for part, file in parts:
-        owners = [columns.owner] if columns.owner is not None and part is train else []
-        _check_complete(part, [*names, columns.target, *owners], file)
+    _check_complete(train, [*names, columns.target, *columns.owners], columns.files[0])
+    _check_complete(test, [*names, columns.target], columns.files[1])
     encoded = [_encode(train, test, name, columns) for name in names]
     features = [np.concatenate([each[part] for each in encoded], axis=1) for part in (0, 1)]
     scaled = np.concatenate([np.full(each[0].shape[1], each[2]) for each in encoded])
@@ -179,7 +182,7 @@ def _check_agreed(table: "pd.DataFrame", columns: Columns, path: str) -> None:
             f"data.categorical names the column '{unlevelled}' without its levels; give them with "
             f"--set 'data.levels.{unlevelled}=[\"...\"]'."
         )
-    named = (columns.target, *columns.features, *columns.unused, *([columns.owner] if columns.owner else []))
+    named = (columns.target, *columns.features, *columns.unused, *columns.owners)
     extra = next((str(name) for name in table.columns if name not in named), None)
     if extra is not None:
         raise DataError(
@@ -191,9 +194,8 @@ def _check_agreed(table: "pd.DataFrame", columns: Columns, path: str) -> None:
 def _feature_names(table: "pd.DataFrame", columns: Columns) -> list[str]:
     """The columns to use, in the order given or the file's own."""
     known = [str(name) for name in table.columns]
-    owners = [] if columns.owner is None else [columns.owner]
     wanted = {"target": [columns.target], "features": columns.features, "categorical": columns.categorical}
-    for key, names in {**wanted, "levels": columns.levels or {}, "owner": owners}.items():
+    for key, names in {**wanted, "levels": columns.levels or {}, "owner": columns.owners}.items():
         for name in names:
             if name not in known:
                 shown = ", ".join(known[:20]) + (", ..." if len(known) > 20 else "")

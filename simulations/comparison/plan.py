@@ -15,7 +15,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from fedsign import plugins
@@ -56,10 +55,6 @@ class Request:
     by: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     validation_fraction: float | None = None
-
-    def own(self, strategy: str) -> dict[str, Any]:
-        """The settings for one strategy; what is said for it alone wins."""
-        return _own(self.settings, strategy)
 
     def choices(self, strategy: str) -> list[dict[str, Any]]:
         """All combinations of hyper-parameters to try for one strategy."""
@@ -125,7 +120,7 @@ def make_plan(
             for choice in request.choices(strategy):
                 own = _own(condition, strategy)  # without the settings that it does not have
                 words = json.dumps([own, choice])
-                changes = {"strategy.name": strategy, **shared, **request.own(strategy), **own, **choice}
+                changes = {"strategy.name": strategy, **shared, **_own(request.settings, strategy), **own, **choice}
                 for seed in request.seeds:
                     config = base.replace(seed=seed, **changes)
                     cell = _cell(config, condition, choice)
@@ -151,12 +146,6 @@ def make_plan(
         environment=environment,
     )
     return plan, configs
-
-
-def for_folder(config: ExperimentConfig, cell: Cell, cells: Path) -> ExperimentConfig:
-    """A cell's configuration for a run under `cells`/<id>; the comparison has a progress bar of its own."""
-    callbacks = [name for name in config.callbacks if name != "progress"]
-    return config.replace(name=cell.id, callbacks=callbacks, **{"results.root": str(cells)})
 
 
 def _check(request: Request) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsign import config as configs
-from fedsign.comparison.folder import PLAN, CellState, Comparison, load_comparison
+from fedsign.comparison.folder import PLAN, Comparison, load_comparison
 from fedsign.comparison.report import write_comparison
 from fedsign.comparison.summary import Cell, Plan
 from fedsign.config import ExperimentConfig
@@ -22,7 +22,7 @@ from fedsign.workload import Workload
 from simulations import api
 from simulations.comparison import arguments
 from simulations.comparison.board import Board
-from simulations.comparison.plan import NUM_SEEDS, STRATEGIES, Request, for_folder, make_plan
+from simulations.comparison.plan import NUM_SEEDS, STRATEGIES, Request, make_plan
 from simulations.jobs import Job, Watcher, digest_of, play_all
 
 Configs = Mapping[str, ExperimentConfig]
@@ -134,12 +134,16 @@ def _play(
     comparison: Comparison, plan: Plan, cell_configs: Configs, *, workers: int | None, extend: bool, retry_failed: bool
 ) -> Comparison:
     processes = _workers(cell_configs, workers)
-    _check_folder(comparison, plan, extend=extend)
+    there = comparison.plan if (comparison.path / PLAN).is_file() else None
+    _check_folder(comparison.path, plan, there, extend=extend)
     _check_parts([cell_configs[cell.id] for cell in _pending(comparison, plan, retry_failed)])
     with disk_errors(comparison.path):
         comparison.path.mkdir(parents=True, exist_ok=True)
+    if there is not None and there.cells == plan.cells:
+        # the versions that it was begun with; runs warn of other ones
+        plan = dataclasses.replace(plan, environment=there.environment)
     with comparison.locked():
-        comparison.write_plan(_with_first_environment(comparison, plan))
+        comparison.write_plan(plan)
         pending = _pending(comparison, plan, retry_failed)
         for cell in pending:
             comparison.write_failure(cell, None)
@@ -149,18 +153,11 @@ def _play(
     return comparison
 
 
-def _with_first_environment(comparison: Comparison, plan: Plan) -> Plan:
-    """A comparison that is gone on with keeps the versions that it was begun with; runs warn of other ones."""
-    if not (comparison.path / PLAN).is_file() or comparison.plan.cells != plan.cells:
-        return plan
-    return dataclasses.replace(plan, environment=comparison.plan.environment)
-
-
 def _pending(comparison: Comparison, plan: Plan, retry_failed: bool) -> list[Cell]:
     """The cells that are to be played; one for all that have the same configuration."""
-    states = (CellState.UNFINISHED, CellState.FAILED) if retry_failed else (CellState.UNFINISHED,)
     first = {cell.digest: cell for cell in reversed(plan.cells)}
-    return [cell for cell in plan.cells if first[cell.digest] is cell and comparison.state_of(cell) in states]
+    left = [cell for cell in plan.cells if first[cell.digest] is cell and not comparison.is_finished(cell)]
+    return left if retry_failed else [cell for cell in left if comparison.failure_of(cell) is None]
 
 
 def _play_cells(
@@ -188,8 +185,10 @@ def _play_cells(
 
 
 def _job(comparison: Comparison, cell: Cell, config: ExperimentConfig) -> Job:
+    """Play a cell in its folder; the comparison has a progress bar of its own."""
     run = comparison.run_of(cell)
-    here = for_folder(config, cell, comparison.cells)
+    callbacks = [name for name in config.callbacks if name != "progress"]
+    here = config.replace(name=cell.id, callbacks=callbacks, **{"results.root": str(comparison.cells)})
     return Job(id=cell.id, asked={"config": here.to_toml(), "resume": None if run is None else str(run.path)})
 
 
@@ -210,11 +209,10 @@ def _workers(cell_configs: Configs, given: int | None) -> int:
     return given or max(1, len(os.sched_getaffinity(0)) // cores)
 
 
-def _check_folder(comparison: Comparison, plan: Plan, *, extend: bool) -> None:
+def _check_folder(path: Path, plan: Plan, there: Plan | None, *, extend: bool) -> None:
     """Raise ResultsError if the folder holds something else."""
-    path = comparison.path
-    if (path / PLAN).is_file():
-        difference = _difference(plan, comparison.plan)
+    if there is not None:
+        difference = _difference(plan, there)
         if difference and not extend:
             raise ResultsError(
                 f"{path} holds another plan: {difference}; give another --out, or --extend to take the new plan and keep the "

@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from fedsign.comparison.folder import Comparison
-from fedsign.comparison.labels import entries_of, last_rounds, reference_label, seeds_of_all
 from fedsign.comparison.over_seeds import TARGET_SHARE
-from fedsign.comparison.summary import Entry, Interval, Summary, ToTarget, values_label
+from fedsign.comparison.summary import Entry, Summary, ToTarget, values_label
+from fedsign.intervals import Interval
 from fedsign.report.wording import byte_count, plural
 from simulations.printing import print_table
 
@@ -44,7 +44,7 @@ def as_json(comparison: Comparison, summary: Summary) -> dict[str, Any]:
 
 
 def _rows(summary: Summary, condition: Mapping[str, Any]) -> list[dict[str, Any]]:
-    entries = entries_of(summary, condition)
+    entries = summary.entries_of(condition)
     target = next((entry.to_target.target for entry in entries if entry.to_target), None)
     reaching = "-" if target is None else f"{target:.4g}"
     has_choices = any(entry.choice for entry in summary.entries)
@@ -53,7 +53,7 @@ def _rows(summary: Summary, condition: Mapping[str, Any]) -> list[dict[str, Any]
             "strategy": entry.label,
             **({"choice": values_label(entry.choice) or None} if has_choices else {}),
             summary.metric: _mean(entry),
-            f"difference to {reference_label(summary)}": _difference(entry.difference),
+            f"difference to {summary.reference_label}": _difference(entry.difference),
             "wins": entry.difference and f"{entry.difference.wins}/{entry.difference.num_pairs}",
             f"rounds to {reaching}": _rounds(entry.to_target),
             f"bytes to {reaching}": _bytes(entry.to_target),
@@ -65,7 +65,7 @@ def _rows(summary: Summary, condition: Mapping[str, Any]) -> list[dict[str, Any]
 def _mean(entry: Entry) -> str:
     mean = "-" if entry.mean is None else f"{entry.mean:.4f}"
     std = "" if entry.mean is None or entry.std is None else f" ± {entry.std:.4f}"
-    missing = seeds_of_all(entry)
+    missing = entry.seeds_of_all
     return f"{mean}{std}{f' ({missing})' if missing else ''}"
 
 
@@ -94,7 +94,7 @@ def _remarks(summary: Summary, *, is_given: bool) -> list[str]:
     """How the figures were made."""
     direction = "" if summary.higher_is_better else f" A small {summary.metric} is a good one."
     remarks = [
-        f"{summary.metric}: mean ± standard deviation over seeds of the {last_rounds(summary)}.{direction}",
+        f"{summary.metric}: mean ± standard deviation over seeds of the {summary.last_rounds}.{direction}",
         "Differences are paired by seed, with a 95 % interval of Student's t.",
     ]
     if any(entry.to_target for entry in summary.entries):

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.compatibility import tree
-from fedsign.comparison.summary import Played, summarise
+from fedsign.comparison.over_seeds import summarise
+from fedsign.comparison.summary import Played
 from fedsign.config import from_dict
 from fedsign.registry import KINDS
 from simulations import run

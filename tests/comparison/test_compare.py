@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedsign.comparison.folder import CellState, Comparison, load_comparison
+from fedsign.comparison.folder import Comparison, load_comparison
 from fedsign.config import from_dict
 from fedsign.errors import ConfigError, FedSignError, ResultsError
 from fedsign.workload import Workload
@@ -300,10 +300,13 @@ def test_a_run_that_another_process_takes_at_the_last_moment_is_left_where_it_is
 def test_a_worker_that_dies_costs_its_cell_alone(base: dict[str, Any]) -> None:
     Path("dying.py").write_text(DYING, encoding="utf-8")
     done = compare(base, strategies=["dying:Dying", "fedavg"], seeds=2, workers=1, reference="fedavg")
-    states = {(cell.strategy, cell.seed): done.state_of(cell) for cell in done.plan.cells}
+    states = {
+        (cell.strategy, cell.seed): (done.is_finished(cell), done.failure_of(cell) is not None)
+        for cell in done.plan.cells
+    }
     assert states == {
-        **{("dying:Dying", seed): CellState.FAILED for seed in (0, 1)},
-        **{("fedavg", seed): CellState.FINISHED for seed in (0, 1)},
+        **{("dying:Dying", seed): (False, True) for seed in (0, 1)},
+        **{("fedavg", seed): (True, False) for seed in (0, 1)},
     }
     assert all("ended by signal 9" in failure for failure in done.failures.values())
     assert (done.summary().entries[0].num_failed, done.summary().entries[0].unfinished) == (2, 0)

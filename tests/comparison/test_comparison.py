@@ -14,16 +14,14 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedsign.comparison.folder import Comparison
-from fedsign.comparison.over_seeds import curves, default_target, first_round_at, to_target
+from fedsign.comparison.over_seeds import curves, default_target, distinct, first_round_at, summarise, to_target
 from fedsign.comparison.summary import (
     Cell,
     Plan,
     Played,
     Summary,
-    distinct,
     products,
     strategy_label,
-    summarise,
     values_label,
 )
 from fedsign.intervals import mean_and_std, paired_difference

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from fedsign.comparison import charts
-from fedsign.comparison.card import render_comparison_card
-from fedsign.comparison.labels import scale_of, short_label
+from fedsign.comparison.labels import short_label
 from fedsign.comparison.latex import details_table
-from fedsign.comparison.report import render, write_comparison
+from fedsign.comparison.report import render, render_card, write_comparison
 from fedsign.comparison.summary import Curve, Entry, Summary, ToTarget
 from fedsign.comparison.tables import results
 from fedsign.comparison.verdict import as_good_as_best, verdict
@@ -250,19 +249,14 @@ def test_a_final_value_names_the_rounds_that_it_is_of(rounds: int, said: str, tm
 
 def test_a_notebook_shows_the_table_and_the_differences(tmp_path: Path) -> None:
     summary = a_comparison(tmp_path, conditions=ALPHAS, labels={"feddyn": HOSTILE}, failed=[("fedprox", 0)])
-    card = render_comparison_card(summary)
+    card = render_card(summary)
     assert HOSTILE not in card and "<script" not in card and "://" not in card
     assert all(mark.labels[0] in card for mark in differences_of(summary).series)
     text = words(card)
     for row in (row for table in results(summary) for row in table.rows):
-        assert (
-            f"{row.label} {row.value} {f'({row.seeds}) ' if row.seeds else ''}{row.difference}".replace(
-                NARROW_SPACE, " "
-            )
-            in text
-        )
+        assert f"{row.entry.label} {row.whole_value} {row.difference}".replace(NARROW_SPACE, " ") in text
     assert "57 of 60 runs finished · 3 failed" in text and all(short_label(each) in text for each in ALPHAS)
-    assert render_comparison_card(a_comparison(tmp_path / "none", **CASES["nothing finished"]))
+    assert render_card(a_comparison(tmp_path / "none", **CASES["nothing finished"]))
 
 
 def test_for_a_metric_that_should_be_low_the_lowest_is_best(tmp_path: Path) -> None:
@@ -374,4 +368,4 @@ def test_marks_are_where_the_axis_says(tmp_path: Path) -> None:
 
 def test_decimals_of_plain_numbers_follow_their_size(tmp_path: Path) -> None:
     for value, text in ((0.0421, "0.04210"), (3.2, "3.200"), (1234.5, "1234")):
-        assert scale_of(a_summary(tmp_path, metric="rmse", first=(value,))).number(value) == text
+        assert a_summary(tmp_path, metric="rmse", first=(value,)).scale.number(value) == text

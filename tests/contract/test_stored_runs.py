@@ -73,13 +73,12 @@ def test_a_stored_run_that_was_stopped_is_resumed_to_what_it_would_have_been(fol
 @pytest.mark.parametrize("folder", sorted(FIXTURES.glob("*/comparison")), ids=lambda path: path.parent.name)
 def test_a_stored_comparison_is_read_and_has_nothing_left_to_play(folder: Path, tmp_path: Path) -> None:
     """To be gone on with, it has to find its cells by the hashes of their configurations."""
-    from fedsign.comparison.folder import CellState
     from simulations import load_comparison
     from simulations.comparison.play import go_on
 
     comparison = load_comparison(copied(folder, tmp_path))
     plan, summary = comparison.plan, comparison.summary()
-    assert [comparison.state_of(cell) for cell in plan.cells] == [CellState.FINISHED] * 4
+    assert [comparison.is_finished(cell) for cell in plan.cells] == [True] * 4
     values = {entry.strategy: entry.values for entry in summary.entries}
     cells = {cell.id: comparison.run_of(cell) for cell in plan.cells}
     assert all(folder is not None and len(folder.rounds()) == 1 for folder in cells.values())

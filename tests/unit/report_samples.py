@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsign.comparison.summary import Cell, Plan, Played, Summary, products, summarise
+from fedsign.comparison.over_seeds import summarise
+from fedsign.comparison.summary import Cell, Plan, Played, Summary, products
 
 STRATEGIES = {
     "fedavg": ("FedAvg", 0.948, 22.0),

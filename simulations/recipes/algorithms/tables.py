@@ -7,7 +7,6 @@ from statistics import fmean
 from typing import Any
 
 from fedsign.comparison.export import export
-from fedsign.comparison.labels import entries_of
 from fedsign.comparison.summary import Summary, values_label
 from fedsign.comparison.verdict import ranked
 from fedsign.config import merged
@@ -271,7 +270,7 @@ def means(summary: Summary) -> dict[str, float]:
 def best_in(summary: Summary, strategy: str) -> int:
     """Under how many conditions a strategy has the best mean; one that has lost seeds loses to one that has all."""
     orders = [
-        ranked(entries_of(summary, condition), higher_is_better=summary.higher_is_better)
+        ranked(summary.entries_of(condition), higher_is_better=summary.higher_is_better)
         for condition in summary.conditions
     ]
     return sum(order[0].strategy == strategy for order in orders if order)
