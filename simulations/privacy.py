@@ -26,13 +26,11 @@ class Account(RoundHook):
         """`round`: the last one that was played."""
         self._privacy, self._accountant = privacy, accountant
         self._budget = Budget(folder.path, accountant, round=round)
-        self._round = round
-        self._figures: Line = {}
 
     def begin(self, round: int) -> None:
         """What the rule is for this round."""
         self._round = round
-        self._figures = dict(self._privacy.figures()) if isinstance(self._privacy, Central) else {}
+        self._figures: Line = dict(self._privacy.figures()) if isinstance(self._privacy, Central) else {}
 
     def end(self, traffic: Traffic) -> Line:
         """Spend; what the record says of privacy."""

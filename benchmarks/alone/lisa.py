@@ -101,10 +101,10 @@ def memory(kind: str, data: Dataset) -> Figures:
         training = small(kind, data)
         live.name(WEIGHTS, training.model.parameters())
         training.step(live)
-        live.forget()
+        live.begin("counted")
         for _ in range(PERIOD + 1):
             training.step(live)
-        gradients, states, peak = live.most_of(GRADIENTS), live.most_of(STATES), live.peak
+        gradients, states, peak = live.most_of(GRADIENTS), live.most_of(STATES), live.peak_of("counted")
         weights = live.current[WEIGHTS]
     del training, live
     gc.collect()

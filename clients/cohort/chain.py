@@ -144,16 +144,12 @@ def chain_gradient(layers: Sequence[Layer] | None, task: Task, sample_shape: Seq
     linear = [layer for layer in layers or () if isinstance(layer, Linear)]
     if not layers or not linear:
         return None
-    is_flat = len(sample_shape) == 1 or _FLATTEN in layers[: layers.index(linear[0])]
-    loss = _loss_of(task, linear[-1].width)
-    return ChainGradient(layers, loss) if loss and is_flat else None
-
-
-def _loss_of(task: Task, num_outputs: int) -> _Loss | None:
+    if len(sample_shape) != 1 and _FLATTEN not in layers[: layers.index(linear[0])]:
+        return None
     if type(task) is Classification:
-        return partial(_cross_entropy, smoothing=task.label_smoothing)
-    if type(task) is Regression and num_outputs == 1:
-        return _squared_error
+        return ChainGradient(layers, partial(_cross_entropy, smoothing=task.label_smoothing))
+    if type(task) is Regression and linear[-1].width == 1:
+        return ChainGradient(layers, _squared_error)
     return None
 
 

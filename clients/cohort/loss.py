@@ -2,15 +2,19 @@
 
 The sum of the clients' losses has each client's own gradient in its slice, since no client's loss depends on
 another's parameters; so plain autograd serves.  Models of linear layers and elementwise functions are batched
-matrix products; every other model and every contrast is mapped over the clients by `torch.func.vmap`.  Penalties
-are `clients.cohort.penalty`'s; `clients.cohort.chain` does the same by hand for small chains.
+matrix products; every other model and every contrast is mapped over the clients by `torch.func.vmap`.
+`clients.cohort.chain` does the same by hand for small chains.
+
+The gradient of penalties is added by itself: the objective's own, of all clients at once, or autograd's; see
+[Note: one gradient for three paths] in fedsign.objectives.base.
 
 [Note: means over true samples] A batch may be filled up with samples of weight 0.  The task's loss is therefore
 asked for sample by sample (`Task.losses`) and summed with the weights; so is an objective's contrast, whose mean over
 the batch (`Objective.contrast_is_mean`) is rebuilt from its samples' contrasts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -53,9 +57,10 @@ class StackedLoss:
 
     def draws(self, theta: Tensors, batch: StackedBatch, context: StackedContext, *, buffers: Tensors) -> list[Draw]:
         """What dropout draws in such a step, call by call; moves `buffers`."""
-        with self._model.batch.noting_draws() as draws:
-            self._passed(theta, buffers, batch, context)
-        return draws
+        noted = self._model.batch.draws = list[Draw]()
+        self._passed(theta, buffers, batch, context)
+        self._model.batch.draws = None
+        return noted
 
     def _passed(
         self, theta: Tensors, buffers: Tensors, batch: StackedBatch, context: StackedContext
@@ -96,3 +101,43 @@ class StackedLoss:
 
         places = torch.arange(len(features), device=features.device)
         return outputs, (torch.vmap(of_sample)(z, places) * batch.weights).sum()
+
+
+def penalty_gradient(
+    objective: Objective, theta: Tensors, context: StackedContext
+) -> Callable[[], Tensors | None] | None:
+    """Gives what the penalties add to the gradient where theta [K, ...] is now, as new tensors, or None for nothing.
+
+    None itself if the objective has no penalty.
+    """
+    if objective.has_gradient:
+        return partial(_own, objective, theta, context.joint())
+    return partial(by_autograd, objective, theta, context) if objective.has_penalty else None
+
+
+def _own(objective: Objective, theta: Tensors, context: LocalContext) -> Tensors | None:
+    found = objective.penalty_gradient(theta, context)
+    if found is None:
+        return None
+    # One that reads no more than what the clients share is the same for all of them.
+    return {
+        name: found[name] if found[name].shape == tensor.shape else found[name].expand_as(tensor).clone()
+        for name, tensor in theta.items()
+    }
+
+
+def by_autograd(objective: Objective, theta: Tensors, context: StackedContext) -> Tensors:
+    """The sum of the clients' penalties has each client's own gradient in its slice."""
+
+    def penalty(context: LocalContext, theta: Mapping[str, Tensor]) -> tuple[Tensor]:
+        term = objective.penalty(theta, context)
+        return (next(iter(theta.values())).new_zeros(()) if term is None else term,)
+
+    with torch.enable_grad():
+        free = {name: tensor.detach().requires_grad_() for name, tensor in theta.items()}
+        (terms,) = context.mapped(penalty, free)
+        total = terms.sum()
+    if not total.requires_grad:
+        return {name: torch.zeros_like(tensor) for name, tensor in theta.items()}
+    found = torch.autograd.grad(total, list(free.values()), materialize_grads=True)
+    return {name: tensor.clone() for name, tensor in zip(free, found, strict=True)}  # may be expanded

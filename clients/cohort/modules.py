@@ -13,7 +13,6 @@ generator that is in the state in which the sequential path lends torch's own; a
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from clients.model_probes import dropouts
 from fedsign.data.base import IntArray
 from fedsign.models import dropout
 
@@ -48,19 +48,12 @@ class Batch:
     def __init__(self) -> None:
         self.weights, self.count = torch.ones(1), torch.ones(())  # [B], 1/n for true samples; n
         self.masks: Iterator[Tensor] = iter(())  # [B, ...] each, in the order of the calls
-        self.draws: list[Draw] | None = None  # what is noted
+        self.draws: list[Draw] | None = None  # where dropout notes what it would draw, and lets everything pass
 
     def begin(self, weights: Tensor, masks: Sequence[Tensor]) -> None:
         """Another batch."""
         self.weights, self.count = weights, 1 / weights[0]  # the first sample is a true one
         self.masks = iter(masks)
-
-    @contextmanager
-    def noting_draws(self) -> Iterator[list[Draw]]:
-        """Let dropout pass everything in this block, and note what it would draw."""
-        self.draws = []
-        yield self.draws
-        self.draws = None
 
 
 class StackedModel:
@@ -69,17 +62,13 @@ class StackedModel:
     def __init__(self, model: nn.Module) -> None:
         self.batch: Final = Batch()
         self.has_norm: Final = any(type(module) in STACKED_NORMS for module in model.modules())
-        self.draws: Final = any(type(module) in STACKED_DROPOUTS and _rate(module) > 0 for module in model.modules())
+        self.draws: Final = any(type(module) in STACKED_DROPOUTS for module in dropouts(model))
         self.module: Final = copy.deepcopy(model) if self.has_norm or self.draws else model
         for module in self.module.modules():
             if isinstance(module, STACKED_NORMS) and type(module) in STACKED_NORMS:
                 vars(module)["forward"] = partial(_batch_norm, module, self.batch)  # of this instance alone
             elif isinstance(module, STACKED_DROPOUTS) and type(module) in STACKED_DROPOUTS and module.p > 0:
                 vars(module)["forward"] = partial(_dropout, module, self.batch)
-
-
-def _rate(module: nn.Module) -> float:
-    return float(getattr(module, "p", 0.0))
 
 
 def drawn_masks(

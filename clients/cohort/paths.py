@@ -54,16 +54,11 @@ def chunk_of(workload: Workload) -> int:
 
 
 def _num_activations(model: nn.Module, sample: Tensor) -> int:
-    """Numbers that the layers put out for one sample, the sample's own included."""
+    """Numbers that the layers put out for one sample, the sample's own included; the model keeps the hooks that count them."""
     counts = [prod(sample.shape)]
-    leaves = [module for module in model.modules() if next(module.children(), None) is None]
-    handles = [
-        module.register_forward_hook(lambda module, inputs, output: counts.append(output.numel())) for module in leaves
-    ]
-    try:
-        with torch.no_grad():
-            model(sample)
-    finally:
-        for handle in handles:
-            handle.remove()
+    for module in model.modules():
+        if next(module.children(), None) is None:
+            module.register_forward_hook(lambda module, inputs, output: counts.append(output.numel()))
+    with torch.no_grad():
+        model(sample)
     return sum(counts)

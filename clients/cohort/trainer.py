@@ -21,7 +21,7 @@ from clients.batches import Batching
 from clients.cohort.context import same_tensors, stacked_context, stacked_tensors
 from clients.cohort.optim import StackedOptimizer
 from clients.cohort.plan import stacked_plan
-from clients.cohort.training import StackedTensors, StackedTraining
+from clients.cohort.training import StackedTraining
 from clients.local_trainers import chunks_of
 from clients.state.store import ClientStore
 from clients.trainer import learning_rate, load_state, to_device
@@ -54,14 +54,13 @@ class _Client:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Stack:
-    """Clients that have trained together: their tensors [K, ...] in the order of `clients`, by name.
+    """Clients that have trained together: their models' tensors [K, ...] in the order of `clients`, by name.
 
-    `theta` are the parameters, `buffers` what else the model holds; `train_losses` are means over the last epochs.
+    `train_losses` are means over the last epochs.
     """
 
     clients: Sequence[_Client]
-    theta: Tensors
-    buffers: Tensors
+    tensors: Tensors
     train_losses: Sequence[float]
 
 
@@ -100,12 +99,12 @@ class CohortTrainer:
             optimizer = self._optimizer_at(self._learning_rate(request.round))
             self._round = _Round(request, self._workload, self._model, optimizer)
         num_samples = len(self._workload.partition[request.partition])
-        received = self._round.received(request.tensors)
+        received, buffers = self._round.received(request.tensors)
         return _Client(
             request=request,
             round=self._round,
             context=self._round.context(request, received, states, self._batching.num_steps(num_samples)),
-            buffers=received.buffers,
+            buffers=buffers,
             frozen_norms=self._batching.freezes_norms(num_samples),
         )
 
@@ -133,31 +132,30 @@ class CohortTrainer:
             self._batching,
         )
         ordered = [clients[index] for index in plan.order]
-        tensors = StackedTensors(
-            theta=_copies([client.context.received for client in ordered]),
-            buffers=_copies([client.buffers for client in ordered]),
-        )
+        theta = _copies([client.context.received for client in ordered])
+        buffers = _copies([client.buffers for client in ordered])
         streams = [
             torch_generator(seed, Purpose.TRAINING, round=round, partition=client.request.partition)
             for client in ordered
             if self._training.needs_streams
         ]
         losses = self._training.minimise(
-            tensors,
+            theta,
+            buffers,
             objective,
-            clients[0].round.make_optimizer(),
+            StackedOptimizer(clients[0].round.optimizer, self._model.parameters()),
             plan,
             stacked_context([client.context for client in ordered]),
             streams,
             frozen_norms=frozen,
         )
-        trained = _Stack(clients=ordered, theta=tensors.theta, buffers=tensors.buffers, train_losses=losses)
+        trained = _Stack(clients=ordered, tensors=theta | buffers, train_losses=losses)
         return trained if plan.order == sorted(plan.order) else _joined([trained], clients)
 
     def _replies(self, stack: _Stack, states: ClientStore) -> Iterator[TrainReply | ReplyStack | Failure]:
         """The clients' states are saved, then they answer as one."""
         objective, partitions = stack.clients[0].round.objective, [each.request.partition for each in stack.clients]
-        tensors = self._packing.packed({**stack.theta, **stack.buffers})
+        tensors = self._packing.packed(stack.tensors)
         replies = ReplyStack(
             round=stack.clients[0].request.round,
             partitions=partitions,
@@ -188,7 +186,8 @@ class CohortTrainer:
         client, packing = stack.clients[place], self._packing
         request, context, objective, next_state = client.request, client.context, client.round.objective, Tensors()
         if objective.has_state:
-            next_state = objective.next_state({name: tensor[place] for name, tensor in stack.theta.items()}, context)
+            trained = {name: stack.tensors[name][place] for name in context.received}
+            next_state = objective.next_state(trained, context)
             states.save(request.partition, request.round, packing.packed(next_state))
         return to_device(packing.packed(objective.to_server(next_state, context)), torch.device("cpu"))
 
@@ -200,7 +199,7 @@ class _Round:
         self, request: TrainRequest, workload: Workload, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> None:
         self._number, self._spec = request.round, request.objective
-        self._workload, self._model, self._optimizer = workload, model, optimizer
+        self._workload, self._model, self.optimizer = workload, model, optimizer
         self._packing = packing_of(model)
         self._sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
         self._contexts: dict[int, LocalContext] = {}
@@ -212,29 +211,23 @@ class _Round:
         """Whether it is this round, with the same objective."""
         return self._number == request.round and self._spec == request.objective
 
-    def make_optimizer(self) -> StackedOptimizer:
-        """A fresh one."""
-        return StackedOptimizer(self._optimizer, self._model.parameters())
-
-    def context(
-        self, request: TrainRequest, received: "StackedTensors", states: ClientStore, num_steps: int
-    ) -> LocalContext:
+    def context(self, request: TrainRequest, received: Tensors, states: ClientStore, num_steps: int) -> LocalContext:
         """The same one for clients that differ in nothing an objective may read."""
         shared, known = self._shared(request.shared), self._contexts.get(num_steps)
-        is_same = known is not None and known.received is received.theta and known.shared is shared
+        is_same = known is not None and known.received is received and known.shared is shared
         if known is not None and is_same and not self.objective.has_state:
             return known
-        state = load_state(self.objective, received.theta, request, states, self._workload.device)
+        state = load_state(self.objective, received, request, states, self._workload.device)
         self._contexts[num_steps] = context = LocalContext(
-            received=received.theta,
+            received=received,
             state=dict(self._packing.whole(state)),
             shared=shared,
-            unit_displacement=unit_displacement(self._optimizer, num_steps),
+            unit_displacement=unit_displacement(self.optimizer, num_steps),
             sizes=self._sizes,
         )
         return context
 
-    def _received(self, came: Tensors) -> StackedTensors:
+    def _received(self, came: Tensors) -> tuple[Tensors, Tensors]:
         """A client's parameters and buffers on the device, in the model's types."""
         own, packing = self._model.state_dict(), self._packing
         whole = packing.whole(came)
@@ -243,8 +236,7 @@ class _Round:
         }:
             self._model.load_state_dict(dict(whole))  # says what does not fit, as on the sequential path
         found = {name: whole[name].to(tensor.device, tensor.dtype) for name, tensor in own.items()}
-        parameters = {name: found.pop(name) for name, _ in self._model.named_parameters()}
-        return StackedTensors(theta=parameters, buffers=found)
+        return {name: found.pop(name) for name, _ in self._model.named_parameters()}, found
 
 
 def _once(convert: Callable[[Tensors], T]) -> Callable[[Tensors], T]:
@@ -285,17 +277,12 @@ def _joined(stacks: Sequence[_Stack], clients: Sequence[_Client]) -> _Stack:
     found = {id(client): place for place, client in enumerate(client for stack in stacks for client in stack.clients)}
     places = [found[id(client)] for client in clients]
     losses = [loss for stack in stacks for loss in stack.train_losses]
-
-    def ordered(trees: Sequence[Tensors]) -> Tensors:
-        tensors = (
-            trees[0] if len(trees) == 1 else {name: torch.cat([tree[name] for tree in trees]) for name in trees[0]}
-        )
-        given = torch.tensor(places, device=next(iter(tensors.values())).device) if tensors else torch.tensor(places)
-        return {name: tensor.index_select(0, given) for name, tensor in tensors.items()}
-
+    tensors = stacks[0].tensors
+    if len(stacks) > 1:
+        tensors = {name: torch.cat([stack.tensors[name] for stack in stacks]) for name in tensors}
+    order = torch.tensor(places, device=next(iter(tensors.values())).device)
     return _Stack(
         clients=clients,
-        theta=ordered([stack.theta for stack in stacks]),
-        buffers=ordered([stack.buffers for stack in stacks]),
+        tensors={name: tensor.index_select(0, order) for name, tensor in tensors.items()},
         train_losses=[losses[place] for place in places],
     )

@@ -5,7 +5,6 @@ otherwise; the penalty's is added to it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import cast
 
@@ -14,10 +13,9 @@ from torch import Tensor, nn
 
 from clients.cohort.chain import chain_gradient, stacked_layers
 from clients.cohort.context import StackedContext
-from clients.cohort.loss import StackedLoss
+from clients.cohort.loss import StackedLoss, penalty_gradient
 from clients.cohort.modules import Draw, StackedModel, drawn_masks
 from clients.cohort.optim import StackedOptimizer, clip_each
-from clients.cohort.penalty import penalty_gradient
 from clients.cohort.plan import StackedBatch, StackedPlan
 from fedsign.data.base import IntArray, Samples
 from fedsign.models.batch_norm import freeze_batch_norm
@@ -31,14 +29,6 @@ from fedsign.workload import Workload
 _AT_ONCE = 8 * 2**20  # bytes of features
 
 # K = clients of a stack, n = those that take part in a step, S = steps, B = samples of the largest batch
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StackedTensors:
-    """The clients' models: parameters and buffers by name, [K, ...]."""
-
-    theta: Tensors
-    buffers: Tensors
 
 
 class StackedTraining:
@@ -61,7 +51,8 @@ class StackedTraining:
 
     def minimise(
         self,
-        tensors: StackedTensors,
+        theta: Tensors,
+        buffers: Tensors,
         objective: Objective,
         optimizer: StackedOptimizer,
         plan: StackedPlan,
@@ -70,12 +61,14 @@ class StackedTraining:
         *,
         frozen_norms: bool = False,
     ) -> list[float]:
-        """Take the clients' steps, in place; returns each one's mean task loss of its last epoch.
+        """Take the clients' steps, which move their parameters and buffers [K, ...] in place.
+
+        Returns each client's mean task loss of its last epoch.
 
         `streams` are the clients' own, in the plan's order, if `needs_streams`.  `frozen_norms`: BatchNorm goes by its
         running statistics; see [Note: batches of one] in clients.batches.
         """
-        some = next(iter(tensors.theta.values()))
+        some = next(iter(theta.values()))
         weights = plan.weights.to(some)
         losses = torch.zeros_like(weights)
         step = _Step(self, objective, optimizer)
@@ -86,7 +79,7 @@ class StackedTraining:
         with torch.no_grad():
             for place, (features, targets) in enumerate(self._batches(plan.samples.to(some.device))):
                 num, batch, kept = plan.active[place], StackedBatch(features, targets, weights[place]), losses[place]
-                step.take_part(num, tensors, context)
+                step.take_part(num, theta, buffers, context)
                 if num < len(kept):
                     batch, kept = batch.first(num), kept[:num]
                 if streams:
@@ -141,13 +134,13 @@ class _Step:
         self._context: StackedContext
         self._penalty: Callable[[], Tensors | None] | None = None
 
-    def take_part(self, num: int, tensors: StackedTensors, context: StackedContext) -> None:
+    def take_part(self, num: int, theta: Tensors, buffers: Tensors, context: StackedContext) -> None:
         """From now on the first `num` clients of the stack."""
         if num == self._num:
             return
         self._num = num
-        self._theta = {name: tensor[:num] for name, tensor in tensors.theta.items()}
-        self._buffers = {name: tensor[:num] for name, tensor in tensors.buffers.items()}
+        self._theta = {name: tensor[:num] for name, tensor in theta.items()}
+        self._buffers = {name: tensor[:num] for name, tensor in buffers.items()}
         if self._reads_context:
             self._context = context.first(num)
             self._penalty = penalty_gradient(self._objective, self._theta, self._context)

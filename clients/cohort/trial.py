@@ -8,10 +8,9 @@ from torch import Tensor, nn
 
 from clients.cohort.chain import stacked_layers
 from clients.cohort.context import StackedContext, stacked_context
-from clients.cohort.loss import StackedLoss
+from clients.cohort.loss import StackedLoss, by_autograd, penalty_gradient
 from clients.cohort.modules import STACKED_DROPOUTS, STACKED_NORMS, StackedModel
 from clients.cohort.optim import ELEMENTWISE
-from clients.cohort.penalty import by_autograd, penalty_gradient
 from clients.cohort.plan import StackedBatch
 from clients.model_probes import dropouts, mixes_samples, moved_buffer, shares_tensors
 from fedsign.compatibility import Experiment, Unless

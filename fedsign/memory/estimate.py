@@ -5,12 +5,18 @@ The step is taken on the meta device, where tensors have shapes and no values, a
 and what the optimizer keeps of each.  Gradients grow in the backward pass while activations go, so that the peak is below the sum of
 what each takes at most; where it lies is found and not assumed.
 
+[Note: several devices] One part of the model lies behind the other.  Blocks are shared out evenly in their order; what comes before
+them lies with the first, what comes after with the last.  One device works at a time, as in the naive model parallelism of the
+paper (arXiv 2403.17919, section 4.1).  Where a tensor of the forward or backward pass is made is the place of the block whose
+turn it is: until the first block that is the first device, and after the last one it stays the last one's, until the backward
+pass has come to a block of another.
+
 Not in it: what the device's context and libraries take (half a gigabyte on a GPU, or so), and what the allocator cannot use
 between its blocks.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -19,7 +25,6 @@ from torch import Tensor, nn
 from fedsign.errors import ConfigError
 from fedsign.memory.live import OTHER, LiveBytes, Peak
 from fedsign.memory.methods import Method
-from fedsign.memory.places import follow, places_of
 from fedsign.memory.step import (
     BACKWARD,
     FORWARD,
@@ -32,13 +37,13 @@ from fedsign.memory.step import (
     Batch,
     Device,
     Moments,
-    Precision,
     galore,
     keep_gradients_in,
     take_step,
     under_kernels,
     warm_up,
 )
+from fedsign.optim.blocks import find_blocks
 
 ACTIVATIONS = "activations"
 """All else that is alive: what the backward pass needs, temporaries, the batch."""
@@ -57,41 +62,61 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """In which types, by which kernels, on how many devices."""
+    """In which types, by which kernels, on how many devices.
 
-    precision: Precision
+    `masters`: copies of the trained weights, in the moments' type, that the optimizer moves.
+    """
+
+    weights: torch.dtype
+    gradients: torch.dtype
+    states: torch.dtype
+    masters: bool = False
     device: Device = "cuda"
     attention: AttentionKind = "fused"
     adam: AdamKind = "fused"
     devices: int = 1
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether all is in the weights' type, as torch's optimizers keep it."""
+        return not self.masters and {self.states, self.gradients} == {self.weights}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Static:
-    """What stays from step to step, in bytes, and gradients, which stay for a step."""
+class Measured:
+    """Bytes of a real step: `static` is what is there when it is done but for the batch: weights, gradients, moments."""
 
-    weights: int
-    gradients: int
-    states: int
+    static: int = 0
+    peak: int = 0
+    refused: str = ""  # why there is none
 
-    @property
-    def total(self) -> int:
-        """All three."""
-        return self.weights + self.gradients + self.states
+    def as_json(self) -> dict[str, Any]:
+        """All of it, for programs."""
+        return (
+            {"not_measured": self.refused} if self.refused else {"static_bytes": self.static, "peak_bytes": self.peak}
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """One method's; `activations` and gradients at their own most, `at_peak` what is there when all is at its most."""
+    """One method's; activations and gradients at their own most, `peak` what is there when all is at its most.
+
+    `static_bytes` are weights, moments and gradients; the last stay for a step, the others from step to step.
+    """
 
     method: str
     num_parameters: int
     num_trained: int
-    static: Static
-    activations: int
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    static_bytes: int
+    activations_bytes: int
     peak: Peak
     phases: Mapping[str, int]
-    of_devices: tuple[Peak, ...] = field(default=())  # where there are several
+    of_devices: tuple[Peak, ...]  # where there are several
+    fits: bool | None = None  # into a card, if there is one
+    measured: Measured | None = None  # if a real step was asked for
 
     @property
     def largest(self) -> Peak:
@@ -100,21 +125,19 @@ class Estimate:
 
     def as_json(self) -> dict[str, Any]:
         """All of it, for programs."""
-        return {
-            "method": self.method,
-            "num_parameters": self.num_parameters,
-            "num_trained": self.num_trained,
-            "weights_bytes": self.static.weights,
-            "gradients_bytes": self.static.gradients,
-            "optimizer_bytes": self.static.states,
-            "static_bytes": self.static.total,
-            "activations_bytes": self.activations,
+        facts = {name: value for name, value in asdict(self).items() if type(value) in (int, str)}
+        facts |= {
             "peak_bytes": self.peak.total_bytes,
             "peak_in": self.peak.phase,
             "at_peak_bytes": dict(self.peak.by_category),
             "peak_of_phases_bytes": dict(self.phases),
             "peak_of_devices_bytes": [peak.total_bytes for peak in self.of_devices],
         }
+        if self.fits is not None:
+            facts["fits"] = self.fits
+        if self.measured is not None:
+            facts["measured"] = self.measured.as_json()
+        return facts
 
 
 def estimate(work: Work, method: Method, setting: Setting) -> Estimate:
@@ -123,32 +146,26 @@ def estimate(work: Work, method: Method, setting: Setting) -> Estimate:
     Raises:
         ConfigError: the method does not fit the model, or the model cannot be played without values.
     """
-    precision = setting.precision
     with torch.device("meta"):
-        model = work.make().to(precision.weights).train()
+        model = work.make().to(setting.weights).train()
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
         method.apply(model)
-        keep_gradients_in(model, precision.gradients)
-        batch = work.batch(precision.weights)
+        keep_gradients_in(model, setting.gradients)
+        batch = work.batch(setting.weights)
     optimizer = _optimizer(model, method, setting)
     warm_up(model, optimizer)
-    live = LiveBytes()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     num_trained = sum(parameter.numel() for parameter in trained)
-    static = Static(
-        weights=sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())),
-        gradients=num_trained * precision.gradients.itemsize,
-        states=sum(
-            tensor.nbytes for parameter in trained for tensor in _kept_for(optimizer, parameter) if tensor.dim()
-        ),
-    )
-    places = places_of(model, setting.devices)
+    weights = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    gradients = num_trained * setting.gradients.itemsize
+    states = sum(tensor.nbytes for parameter in trained for tensor in _kept_for(optimizer, parameter) if tensor.dim())
+    live = LiveBytes()
+    places = _placed(model, setting.devices, live)
     for parameter, place in places.items():
         live.name(WEIGHTS, [parameter], place=place)
         live.name(STATES, _kept_for(optimizer, parameter), place=place)
     live.name(WEIGHTS, model.buffers())
     live.name(OTHER, [batch.features, batch.targets])
-    follow(model, setting.devices, live)
     under_kernels(model, setting.device, setting.attention)
     try:
         with live:
@@ -165,12 +182,49 @@ def estimate(work: Work, method: Method, setting: Setting) -> Estimate:
         method=method.name,
         num_parameters=num_parameters,
         num_trained=num_trained,
-        static=static,
-        activations=live.most_of(OTHER),
+        weights_bytes=weights,
+        gradients_bytes=gradients,
+        optimizer_bytes=states,
+        static_bytes=weights + gradients + states,
+        activations_bytes=live.most_of(OTHER),
         peak=_renamed(live.peak),
         phases={phase: live.peak_of(phase).total_bytes for phase in (FORWARD, BACKWARD, OPTIMIZER)},
         of_devices=tuple(_renamed(live.peak_of(place=place)) for place in several),
     )
+
+
+def _placed(model: nn.Module, devices: int, live: LiveBytes) -> dict[nn.Parameter, int]:
+    """Parameter -> number of its device; hooks on the blocks tell `live` whose turn it is.  See [Note: several devices].
+
+    Raises:
+        ConfigError: there are more devices than blocks.
+    """
+    if devices == 1:
+        return dict.fromkeys(model.parameters(), 0)
+    blocks = list(find_blocks(model).values())
+    if devices > len(blocks):
+        raise ConfigError(
+            f"--devices {devices} was given, but the model has {len(blocks)} blocks, each of which lies on one device; expected is "
+            f"at most {len(blocks)}."
+        )
+    of_block: dict[nn.Parameter, int] = {}
+    for index, block in enumerate(blocks):
+        place = index * devices // len(blocks)
+        of_block |= dict.fromkeys(block.parameters(), place)
+        block.register_forward_pre_hook(_turn_to(live, place))
+        block.register_full_backward_pre_hook(_turn_to(live, place))
+    found, last = {}, 0
+    for parameter in model.parameters():
+        last = max(last, of_block.get(parameter, 0))
+        found[parameter] = of_block.get(parameter, devices - 1 if last else 0)
+    return found
+
+
+def _turn_to(live: LiveBytes, place: int) -> Any:
+    def turn(*_: object) -> None:
+        live.place = place
+
+    return turn
 
 
 def _kept_for(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> list[Tensor]:
@@ -180,19 +234,17 @@ def _kept_for(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> list
 def _optimizer(model: nn.Module, method: Method, setting: Setting) -> torch.optim.Optimizer:
     """torch's own AdamW where it does more than keep moments."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    precision = setting.precision
-    is_plain = not precision.masters and {precision.states, precision.gradients} == {precision.weights}
-    if is_plain and method.kind == "galore":
+    if setting.is_plain and method.kind == "galore":
         return galore(model, method.rank)
     if setting.adam == "fused" or method.kind == "galore":
         return Moments(
             trained,
-            dtype=precision.states,
-            masters=precision.masters,
+            dtype=setting.states,
+            masters=setting.masters,
             projected=method.projected(model),
             rank=method.rank,
         )
-    if not is_plain:
+    if not setting.is_plain:
         raise ConfigError(
             f"--adamw {setting.adam} was given with types of moments or gradients other than the weights'; torch's AdamW keeps both in "
             "the weights' type: use --adamw fused."

@@ -106,14 +106,6 @@ class LiveBytes(TorchDispatchMode):
         """What comes from here on belongs to this phase."""
         self._phase = phase
 
-    def forget(self) -> None:
-        """The peak is what is alive now, and of phases none has begun: before the next of many steps, for instance."""
-        self._phase = ""
-        self._events = [(number, size, "") for number, size, _ in self._alive.values()]
-        alive = {number for number, _, _ in self._events}
-        self._categories = {number: name for number, name in self._categories.items() if number in alive}
-        self._places = {number: place for number, place in self._places.items() if number in alive}
-
     def _by_category(self, changes: Iterable[tuple[int, int]]) -> dict[str, int]:
         found: Counter[str] = Counter()
         for number, change in changes:

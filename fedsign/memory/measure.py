@@ -4,20 +4,18 @@ On CUDA the allocator keeps the account; on the CPU torch's profiler is told of 
 What would not fit into what is free is not begun.
 """
 
-import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedsign.memory.estimate import Estimate, Setting, Work
-from fedsign.memory.live import allocated
+from fedsign.memory.estimate import Estimate, Measured, Setting, Work
+from fedsign.memory.live import LiveBytes, allocated
 from fedsign.memory.methods import Method
 from fedsign.memory.step import AdamKind, galore, take_step, warm_up
 from fedsign.optim.blocks import find_blocks
@@ -25,40 +23,25 @@ from fedsign.optim.lisa import LISA
 from fedsign.report.wording import byte_count
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
-    """Bytes of a real step: `static` is what is there when it is done but for the batch: weights, gradients, moments."""
-
-    static: int = 0
-    peak: int = 0
-    refused: str = ""  # why there is none
-
-    def as_json(self) -> dict[str, Any]:
-        """All of it, for programs."""
-        return (
-            {"not_measured": self.refused} if self.refused else {"static_bytes": self.static, "peak_bytes": self.peak}
-        )
-
-
 def measure(work: Work, method: Method, setting: Setting, estimated: Estimate, device: torch.device) -> Measured:
     """Play the step, if it fits into what is free."""
     free = free_bytes(device)
-    precision = setting.precision
-    if {precision.gradients, precision.states} != {precision.weights} or precision.masters:
+    if not setting.is_plain:
         return Measured(refused="torch's AdamW keeps gradients and moments in the weights' type; only that is measured")
     if estimated.peak.total_bytes > free:
         needed = byte_count(estimated.peak.total_bytes)
         return Measured(refused=f"it would need {needed}, and {byte_count(free)} are free")
     with allocated(device) as given:
-        with device, _weights_in(precision.weights):
+        with device, _weights_in(setting.weights):
             model = work.make().train()
-            batch = work.batch(precision.weights)
+            batch = work.batch(setting.weights)
         method.apply(model)
         optimizer = real_optimizer(model, method, setting.adam)
         warm_up(model, optimizer)
         with sdpa_kernel(SDPBackend.MATH) if setting.attention == "math" else nullcontext():
-            take_step(model, batch, optimizer)
-    return Measured(static=given.kept_bytes - batch.num_bytes, peak=given.peak_bytes)
+            take_step(model, batch, optimizer, LiveBytes())
+    of_batch = sum(tensor.untyped_storage().nbytes() for tensor in (batch.features, batch.targets))
+    return Measured(static=given.kept_bytes - of_batch, peak=given.peak_bytes)
 
 
 def real_optimizer(model: nn.Module, method: Method, adam: AdamKind) -> torch.optim.Optimizer:
@@ -76,18 +59,13 @@ def real_optimizer(model: nn.Module, method: Method, adam: AdamKind) -> torch.op
 
 def free_bytes(device: torch.device) -> int:
     """What can be had: of a GPU, of the machine, or of the container that the process is in."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else min(_limits())
-
-
-def _limits() -> Iterator[int]:
-    yield os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    machine = Path("/proc/meminfo")
-    available = re.search(r"MemAvailable:\s+(\d+)", machine.read_text(encoding="utf-8")) if machine.exists() else None
-    if available is not None:
-        yield 1024 * int(available[1])
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    free: int = psutil.virtual_memory().available
     limit, used = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current"))
     if limit.exists() and used.exists() and limit.read_text(encoding="utf-8").strip() != "max":
-        yield max(0, int(limit.read_text(encoding="utf-8")) - int(used.read_text(encoding="utf-8")))
+        free = min(free, int(limit.read_text(encoding="utf-8")) - int(used.read_text(encoding="utf-8")))
+    return free
 
 
 @contextmanager

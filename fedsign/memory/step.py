@@ -26,8 +26,6 @@ AdamKind = Literal["fused", "foreach", "loop"]
 WEIGHTS, GRADIENTS, STATES = "weights", "gradients", "optimizer"
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "step"
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
@@ -35,22 +33,7 @@ class Batch:
 
     features: Tensor
     targets: Tensor
-    loss: Loss
-
-    @property
-    def num_bytes(self) -> int:
-        """Of both tensors."""
-        return self.features.untyped_storage().nbytes() + self.targets.untyped_storage().nbytes()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Precision:
-    """Types of what is kept; `masters`: copies of the trained weights, in the moments' type, that the optimiser moves."""
-
-    weights: torch.dtype
-    gradients: torch.dtype
-    states: torch.dtype
-    masters: bool = False
+    loss: Callable[[Tensor, Tensor], Tensor]
 
 
 class Kernels(TorchFunctionMode):
@@ -177,9 +160,8 @@ def warm_up(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad(set_to_none=True)
 
 
-def take_step(model: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer, live: LiveBytes | None = None) -> None:
-    """One step, and what of it is weights, gradients and moments."""
-    live = LiveBytes() if live is None else live
+def take_step(model: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer, live: LiveBytes) -> None:
+    """One step, whose phases `live` is told of."""
     live.begin(FORWARD)
     loss = batch.loss(model(batch.features), batch.targets)
     live.begin(BACKWARD)

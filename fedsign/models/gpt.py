@@ -184,12 +184,17 @@ class GPT(nn.Module):
         places = torch.arange(tokens.shape[1], device=tokens.device)
         if self.positions is None:
             rotation = rotations(places, self.head_width, self.rotary_base)
+        elif len(places) > self.num_positions:
+            raise ConfigError(
+                f"a sample of {len(places)} tokens was given to model.name=gpt with {self.num_positions} learned positions; give "
+                "shorter samples, raise model.num_positions, or use model.positions=rotary, which has no end."
+            )
         else:
-            self._check_length(len(places))
             x = x + self.positions(places)
         x = self.dropout(x)
+        keeps_little = self.checkpoint_activations and self.training and torch.is_grad_enabled()
         for block in self.blocks:
-            x = self._passed(block, x, rotation)
+            x = checkpoint(block, x, rotation, use_reentrant=False) if keeps_little else block(x, rotation)
         x = self.norm(x)
         logits: Tensor = functional.linear(x, self.embedding.weight) if self.head is None else self.head(x)
         return logits
@@ -215,20 +220,6 @@ class GPT(nn.Module):
             "attention": {f"{block}.attention": self.head_width for block in blocks},
             "watched": tuple(f"{block}.{part}" for block in blocks for part in ("attention", "ffn")),
         }
-
-    def _passed(self, block: nn.Module, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
-        if self.checkpoint_activations and self.training and torch.is_grad_enabled():
-            passed: Tensor = checkpoint(block, x, rotation, use_reentrant=False)
-        else:
-            passed = block(x, rotation)
-        return passed
-
-    def _check_length(self, length: int) -> None:
-        if length > self.num_positions:
-            raise ConfigError(
-                f"a sample of {length} tokens was given to model.name=gpt with {self.num_positions} learned positions; give "
-                "shorter samples, raise model.num_positions, or use model.positions=rotary, which has no end."
-            )
 
     @torch.no_grad()
     def initialise(self) -> None:
@@ -280,8 +271,7 @@ def ffn_width_of(width: int, activation: Activation) -> int:
 
 
 def _check_heads(width: int, num_heads: int, num_kv_heads: int, positions: Positions) -> None:
-    given: dict[str, Any] = {"width": width, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
-    said = ", ".join(f"model.{name}={value}" for name, value in given.items())
+    said = f"model.width={width}, model.num_heads={num_heads}, model.num_kv_heads={num_kv_heads}"
     if width % num_heads or num_heads % num_kv_heads:
         raise ConfigError(
             f"{said} were given; expected is a width that is a multiple of num_heads, which is one of num_kv_heads."

@@ -17,36 +17,40 @@ from fedsign.models.causal_lm import CausalLM
 from fedsign.models.gpt import GPT
 
 _WHAT = "an export for `transformers`"
-_OF_BLOCK = {
+_NAMES = {  # of a part of our model, there
     "llama": {
+        "embedding": "model.embed_tokens",
+        "blocks": "model.layers",
         "attention_norm": "input_layernorm",
+        "attention": "self_attn",
+        "query": "q_proj",
+        "key": "k_proj",
+        "value": "v_proj",
+        "out": "o_proj",
         "ffn_norm": "post_attention_layernorm",
-        "attention.query": "self_attn.q_proj",
-        "attention.key": "self_attn.k_proj",
-        "attention.value": "self_attn.v_proj",
-        "attention.out": "self_attn.o_proj",
-        "ffn.gate": "mlp.gate_proj",
-        "ffn.up": "mlp.up_proj",
-        "ffn.down": "mlp.down_proj",
+        "ffn": "mlp",
+        "gate": "gate_proj",
+        "up": "up_proj",
+        "down": "down_proj",
+        "norm": "model.norm",
+        "head": "lm_head",
     },
-    "gpt2": {
-        "attention_norm": "ln_1",
-        "ffn_norm": "ln_2",
-        "attention.out": "attn.c_proj",
-        "ffn.up": "mlp.c_fc",
-        "ffn.down": "mlp.c_proj",
-    },
-}
-_AROUND = {
-    "llama": {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"},
     "gpt2": {
         "embedding": "transformer.wte",
         "positions": "transformer.wpe",
+        "blocks": "transformer.h",
+        "attention_norm": "ln_1",
+        "attention": "attn",
+        "query": "c_attn",
+        "out": "c_proj",
+        "ffn_norm": "ln_2",
+        "ffn": "mlp",
+        "up": "c_fc",
+        "down": "c_proj",
         "norm": "transformer.ln_f",
         "head": "lm_head",
     },
 }
-_BLOCKS = {"llama": "model.layers", "gpt2": "transformer.h"}
 
 
 def network_of(model: nn.Module, *, end_id: int) -> Any:
@@ -93,14 +97,9 @@ def _of_gpt(model: GPT, end_id: int) -> Any:
     network = library.AutoModelForCausalLM.from_config(config, dtype=model.embedding.weight.dtype)
     zeros = {name: torch.zeros_like(tensor) for name, tensor in network.state_dict().items() if name.endswith(".bias")}
     tensors = (zeros if kind == "gpt2" else {}) | dict(_renamed(model, kind))
-    with torch.no_grad():
-        found = network.load_state_dict(tensors, strict=False)
-    missing = [name for name in found.missing_keys if not (model.head is None and name == "lm_head.weight")]
-    if missing or found.unexpected_keys:
-        raise ConfigError(
-            f"{_WHAT}: {type(network).__name__} of this version of `transformers` has other tensors, such as "
-            f"'{(missing or found.unexpected_keys)[0]}'; install another one of the extra's versions."
-        )
+    if model.head is None:
+        tensors["lm_head.weight"] = model.embedding.weight
+    network.load_state_dict(tensors)
     return network.eval()
 
 
@@ -148,21 +147,14 @@ def _config(library: Any, model: GPT, kind: str, end_id: int) -> Any:
 
 def _renamed(model: GPT, kind: str) -> Iterator[tuple[str, Tensor]]:
     """The model's tensors by their names there."""
-    for name, layer in _AROUND[kind].items():
-        if (mine := getattr(model, name)) is not None:
-            yield from _tensors(mine, layer, transposed=False)
-    for at, block in enumerate(model.blocks):
-        for name, layer in _OF_BLOCK[kind].items():
-            mine, its = block.get_submodule(name), f"{_BLOCKS[kind]}.{at}.{layer}"
-            yield from _tensors(mine, its, transposed=kind == "gpt2" and isinstance(mine, nn.Linear))
-        if kind == "gpt2":
-            of = [block.get_submodule(f"attention.{name}") for name in ("query", "key", "value")]
-            for part in dict(of[0].named_parameters()):
-                joined = torch.cat([each.get_parameter(part).detach() for each in of])
-                yield f"{_BLOCKS[kind]}.{at}.attn.c_attn.{part}", joined.T if part == "weight" else joined
-
-
-def _tensors(layer: nn.Module, name: str, *, transposed: bool) -> Iterator[tuple[str, Tensor]]:
-    for part, parameter in layer.named_parameters():
-        tensor = parameter.detach()
-        yield f"{name}.{part}", tensor.T if transposed and part == "weight" else tensor
+    tensors, names = model.state_dict(), _NAMES[kind]
+    for name, tensor in tensors.items():
+        its = ".".join(names.get(part, part) for part in name.split("."))
+        if kind == "gpt2" and name.startswith("blocks."):
+            if ".key." in name or ".value." in name:
+                continue
+            if ".query." in name:
+                tensor = torch.cat([tensors[name.replace("query", part)] for part in ("query", "key", "value")])
+            yield its, tensor.T if tensor.dim() == 2 else tensor
+        else:
+            yield its, tensor

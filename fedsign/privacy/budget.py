@@ -9,6 +9,7 @@ repeatable, is one more release, and counts.
 import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from math import isfinite
 from pathlib import Path
 
 from fedsign.privacy.accounting import Accountant
@@ -43,7 +44,8 @@ class Budget:
         self._note(round, released)
         self._count(round)
         spent = self._accountant.epsilon(max(self._spent.values(), default=0))
-        line = {"round": round, "released": released, **figures, "epsilon": _plain(self.total)}
+        total = self.total
+        line = {"round": round, "released": released, **figures, "epsilon": total if isfinite(total) else None}
         with disk_errors(self._path):
             append_bytes(self._path, (json.dumps(line) + "\n").encode(), durable=True)
         return spent
@@ -61,8 +63,3 @@ class Budget:
 
     def _count(self, round: int) -> None:
         self._spent.update({holder: len(tags) for holder, tags in self._tags.pop(round, {}).items()})
-
-
-def _plain(epsilon: float) -> float | None:
-    """JSON knows no infinity."""
-    return epsilon if epsilon < float("inf") else None

@@ -17,6 +17,7 @@ took part; with `public` from the experiment's seed, as without privacy, and the
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import ClassVar
 
@@ -24,10 +25,10 @@ import numpy as np
 
 from fedsign.errors import FedSignError
 from fedsign.federation.aggregation import Aggregate, Aggregator, Weigh
-from fedsign.privacy.clipping import Layout, Vector, clipped
+from fedsign.privacy.clipping import Layout, clipped
 from fedsign.privacy.secret import Secret, digest_of, open_secret
 from fedsign.privacy.settings import ClipNorm, Delta, NoiseMultiplier, Sampling
-from fedsign.records import Reply, Tensors, TrainReply, one_by_one
+from fedsign.records import Reply, Tensors, one_by_one
 
 MODEL = "model"  # what a round with central privacy releases; with local privacy, each client's reply
 
@@ -83,28 +84,33 @@ class Central(Aggregator):
     ) -> Aggregate | None:
         """The replies as served + noisy mean update; weights are uniform, and missing replies count as zero updates."""
         self._released = {}
-        size, secret = self.cohort_size, self.secret
-        total: _ClippedSum | None = None
-        for reply in one_by_one(replies):
-            total = total or _ClippedSum(served, reply)
-            total.add(reply, self.clip_norm)
-        if total is None:
+        size, secret, each = self.cohort_size, self.secret, one_by_one(replies)
+        first = next(each, None)
+        if first is None:
             return None
-        labels = (round, total.digest(self.clip_norm))
+        layout = Layout(served, first.extra)
+        total, num_below, partitions = np.zeros_like(layout.served), 0, list[int]()
+        for reply in chain([first], each):
+            update, is_below = clipped(layout.update(reply), self.clip_norm)
+            total += update
+            num_below += is_below
+            partitions.append(reply.partition)
+        labels = (round, digest_of([layout.served, total], self.clip_norm, num_below, *partitions))
         self._released = {MODEL: secret.tag("released", *labels)}
         std = self.update_multiplier(size) * self.clip_norm
-        mean, extra = total.mean(size, noise=std * secret.normal(len(total.sum), "update", *labels) if std else None)
-        self.follow(total.num_below, len(total.partitions), cohort_size=size, secret=secret, labels=labels)
+        noisy = total + std * secret.normal(len(total), "update", *labels) if std else total
+        mean, extra = layout.tensors(layout.served + noisy / size)
+        self.follow(num_below, len(partitions), cohort_size=size, secret=secret, labels=labels)
         return Aggregate(
             round=round,
             served=served,
             mean=mean,
             extra=extra,
-            roles=total.roles,
+            roles=first.roles,
             num_replies=size,
             num_clients=num_clients,
-            num_sent=dict.fromkeys(total.roles, size),
-            weight_sent=dict.fromkeys(total.roles, float(size)),
+            num_sent=dict.fromkeys(first.roles, size),
+            weight_sent=dict.fromkeys(first.roles, float(size)),
         )
 
     def released(self, asked: Sequence[int]) -> dict[str, str]:
@@ -123,34 +129,3 @@ class Central(Aggregator):
     def figures(self) -> dict[str, float]:
         """What the next round's line says of the rule."""
         return {}
-
-
-class _ClippedSum:
-    """One round's updates, clipped and added up as they come."""
-
-    def __init__(self, served: Tensors, first: TrainReply) -> None:
-        self._layout = Layout(served, first.extra)
-        self.sum: Vector = np.zeros_like(self._layout.served)
-        self.roles = first.roles
-        self.partitions: list[int] = []
-        self.num_below = 0  # updates that were not clipped
-
-    def add(self, reply: TrainReply, clip_norm: float) -> None:
-        """Take one client's in.
-
-        Raises:
-            ReplyError: something else travels besides than with the first.
-        """
-        update, is_below = clipped(self._layout.update(reply), clip_norm)
-        self.sum += update
-        self.num_below += is_below
-        self.partitions.append(reply.partition)
-
-    def digest(self, clip_norm: float) -> str:
-        """Of all that the release depends on."""
-        return digest_of([self._layout.served, self.sum], clip_norm, self.num_below, *self.partitions)
-
-    def mean(self, size: int, *, noise: Vector | None) -> tuple[Tensors, Tensors]:
-        """Served + (sum + noise) / size: the model, and what travels besides."""
-        total = self.sum if noise is None else self.sum + noise
-        return self._layout.tensors(self._layout.served + total / size)

@@ -15,8 +15,10 @@ import math
 import os
 import secrets
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,19 +113,10 @@ def _given(path: Path) -> bytes:
 
 def _write_once(path: Path, key: bytes) -> None:
     """Whole or not at all, for the owner only; of processes that do it at once, one wins and all read what it wrote."""
-    partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}{PARTIAL}")
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            os.write(descriptor, key)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        try:
-            os.link(partial, path)
-        except FileExistsError:
-            pass
-        finally:
-            partial.unlink()
+        with NamedTemporaryFile(dir=path.parent, suffix=PARTIAL, buffering=0) as partial, suppress(FileExistsError):
+            partial.write(key)
+            os.fsync(partial.fileno())
+            os.link(partial.name, path)
         sync(path.parent)

@@ -3,8 +3,10 @@
 Like the command line itself, importing this imports neither torch nor Flower nor NumPy.
 """
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 from rich.console import Console
@@ -89,6 +91,10 @@ def memory(
     import torch
 
     from fedsign.config import load
+    from fedsign.memory.estimate import Setting, estimate
+    from fedsign.memory.measure import measure as taken
+    from fedsign.memory.methods import methods_of
+    from fedsign.memory.step import AdamKind, AttentionKind, Device
     from simulations.memory import estimate as estimates
 
     is_named = config is None and not overrides
@@ -99,6 +105,11 @@ def memory(
     if measure and devices > 1:
         raise ConfigError(
             f"--measure was given with --devices {devices}, but a step is measured on one device; leave one of the two out."
+        )
+    if masters and state_dtype not in (None, "float32"):
+        raise ConfigError(
+            f"--masters was given with --state-dtype {state_dtype}; copies for the optimiser are float32, and so are their "
+            "moments: leave one of the two out."
         )
     if out is not None:
         figures.check_name(out)
@@ -111,32 +122,33 @@ def memory(
         experiment = load(config, overrides or [])
         dtype = dtype or str(experiment.model.settings.get("dtype", "float32"))
         work = estimates.of_experiment(experiment, batch=batch, tokens=tokens, checkpoint=checkpoint)
-    setting = estimates.setting_of(
-        dtype=dtype,
-        gradient_dtype=gradient_dtype,
-        state_dtype=state_dtype,
+    setting = Setting(
+        weights=estimates.dtype_of("--dtype", dtype),
+        gradients=estimates.dtype_of("--gradient-dtype", gradient_dtype or dtype),
+        states=estimates.dtype_of("--state-dtype", "float32" if masters else state_dtype or dtype),
         masters=masters,
-        attention=attention,
-        adamw=adamw,
-        kernels=kernels or (here.type if measure else "cuda"),
+        device=estimates.chosen("--kernels", kernels or (here.type if measure else "cuda"), get_args(Device)),
+        attention=estimates.chosen("--attention", attention, get_args(AttentionKind)),
+        adam=estimates.chosen("--adamw", adamw, get_args(AdamKind)),
         devices=devices,
     )
-    rows = estimates.rows_of(
-        work,
-        setting,
-        None if methods is None else words(methods),
-        rank=rank,
-        dropout=lora_dropout,
-        card_bytes=card_bytes,
-        measure_on=here if measure else None,
-    )
+    names = estimates.possible_methods(work) if methods is None else words(methods)
+    if not names:
+        raise ConfigError("--methods names none; expected are names such as full,lora,E+H+2L.")
+    rows = []
+    for method in methods_of(names, rank=rank, dropout=lora_dropout):
+        found = estimate(work, method, setting)
+        fits = None if card_bytes is None else found.largest.total_bytes <= card_bytes
+        measured = taken(work, method, setting, found, here) if measure else None
+        rows.append(replace(found, fits=fits, measured=measured))
     title = f"{work.title}, {dtype}{' with float32 masters' if masters else ''}"
-    num_parameters = rows[0].estimate.num_parameters
+    num_parameters = rows[0].num_parameters
     if out is not None:
-        estimates.draw(rows, title, card_bytes, out)
+        chart = estimates.chart_of(rows, title, card_bytes)
+        figures.write(partial(figures.draw, chart, width=figures.PAGE, titled=True), out)
     if json:
-        found = [row.as_json() for row in rows]
-        print_json({"title": title, "num_parameters": num_parameters, "card_bytes": card_bytes, "methods": found})
+        said = [row.as_json() for row in rows]
+        print_json({"title": title, "num_parameters": num_parameters, "card_bytes": card_bytes, "methods": said})
         return
     where = f"measured on {'the GPU' if here.type == 'cuda' else 'the CPU'}; " if measure else ""
     how = f"{where}{setting.device} kernels, {attention} attention, {adamw} AdamW"
@@ -152,7 +164,7 @@ def _print_rows(rows: list[Any], heading: str, how: str, card: str | None) -> No
     print_wide(_table(rows, card))
     for row in rows:
         if row.measured is not None and row.measured.refused:
-            console.print(f"{escaped(row.estimate.method)} was not measured: {escaped(row.measured.refused)}.")
+            console.print(f"{escaped(row.method)} was not measured: {escaped(row.measured.refused)}.")
     console.print(
         f"{how}. The peak is below the sum: gradients come while activations go. A device's context and libraries are not in it.",
         style="dim",
@@ -162,7 +174,7 @@ def _print_rows(rows: list[Any], heading: str, how: str, card: str | None) -> No
 def _table(rows: list[Any], card: str | None) -> Table:
     from fedsign.report.wording import byte_count
 
-    has_devices, is_measured = bool(rows[0].estimate.of_devices), rows[0].measured is not None
+    has_devices, is_measured = bool(rows[0].of_devices), rows[0].measured is not None
     columns = ["method", "trained", "weights", "gradients", "optimiser", "activations", "peak", "in"]
     columns += ["a device"] * has_devices + [escaped(card or "")] * bool(card)
     columns += ["measured static", "measured peak"] * is_measured
@@ -170,12 +182,13 @@ def _table(rows: list[Any], card: str | None) -> Table:
     for column in columns:
         table.add_column(column, justify="left" if column in ("method", "in") else "right", no_wrap=True)
     for row in rows:
-        each, static, measured = row.estimate, row.estimate.static, row.measured
-        sizes = (static.weights, static.gradients, static.states, each.activations, each.peak.total_bytes)
-        cells = [escaped(each.method), _count(each.num_trained), *map(byte_count, sizes), each.peak.phase]
-        cells += [byte_count(each.largest.total_bytes)] * has_devices
+        parts = (row.weights_bytes, row.gradients_bytes, row.optimizer_bytes, row.activations_bytes)
+        cells = [escaped(row.method), _count(row.num_trained), *map(byte_count, (*parts, row.peak.total_bytes))]
+        cells.append(row.peak.phase)
+        cells += [byte_count(row.largest.total_bytes)] * has_devices
         cells += [("fits" if row.fits else "[red]does not fit[/]")] * bool(card)
         if is_measured:
+            measured = row.measured
             cells += ["-", "-"] if measured.refused else map(byte_count, (measured.static, measured.peak))
         table.add_row(*cells)
     return table

@@ -1,23 +1,20 @@
-"""`fedsign estimate memory`: from the command's options to a work and a setting, and from estimates to a picture."""
+"""`fedsign estimate memory`: from the command's options to a work, and from estimates to a picture."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import nn
 
 from fedsign.config import ExperimentConfig
 from fedsign.errors import ConfigError
-from fedsign.memory.estimate import CATEGORIES, Estimate, Setting, Work, estimate
-from fedsign.memory.measure import Measured, measure
-from fedsign.memory.methods import DEFAULT, blocks_of, methods_of
+from fedsign.memory.estimate import CATEGORIES, Estimate, Work
+from fedsign.memory.methods import DEFAULT, blocks_of
 from fedsign.memory.named import subject_of
-from fedsign.memory.step import AdamKind, AttentionKind, Batch, Device, Precision, next_tokens
+from fedsign.memory.step import Batch, next_tokens
 from fedsign.registry import one_of
-from fedsign.report import figures
 from fedsign.report.chart import Axis, Chart, Series
 from fedsign.report.wording import BYTE_UNITS, NARROW_SPACE, byte_count
 from fedsign.workload import Workload
@@ -28,59 +25,9 @@ _DTYPES = {"bf16": torch.bfloat16, "float16": torch.float16, "float32": torch.fl
 _NAMES = {"optimizer": "optimiser"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
-    """One method; without a card nothing fits or does not, and a real step is taken if that was asked for."""
-
-    estimate: Estimate
-    fits: bool | None
-    measured: Measured | None
-
-    def as_json(self) -> dict[str, Any]:
-        """All of it, for programs."""
-        found = self.estimate.as_json()
-        if self.fits is not None:
-            found["fits"] = self.fits
-        if self.measured is not None:
-            found["measured"] = self.measured.as_json()
-        return found
-
-
-def rows_of(
-    work: Work,
-    setting: Setting,
-    methods: Sequence[str] | None,
-    *,
-    rank: int,
-    dropout: float,
-    card_bytes: int | None,
-    measure_on: torch.device | None,
-) -> list[Row]:
-    """Estimate all methods, and measure them if there is a device for it; without names, those that the model can take.
-
-    Raises:
-        ConfigError: a method is unknown, or does not fit the model.
-    """
-    rows = []
-    for method in methods_of(possible_methods(work) if methods is None else methods, rank=rank, dropout=dropout):
-        found = estimate(work, method, setting)
-        measured = None if measure_on is None else measure(work, method, setting, found, measure_on)
-        fits = None if card_bytes is None else found.largest.total_bytes <= card_bytes
-        rows.append(Row(estimate=found, fits=fits, measured=measured))
-    if not rows:
-        raise ConfigError("--methods names none; expected are names such as full,lora,E+H+2L.")
-    return rows
-
-
-def draw(rows: Sequence[Row], title: str, card_bytes: int | None, path: Path) -> None:
-    """Write the picture of all methods."""
-    chart = chart_of(rows, title, card_bytes)
-    figures.write(partial(figures.draw, chart, width=figures.PAGE, titled=True), path)
-
-
-def chart_of(rows: Sequence[Row], title: str, card_bytes: int | None) -> Chart:
+def chart_of(rows: Sequence[Estimate], title: str, card_bytes: int | None) -> Chart:
     """Stacked bars of what is there at each method's peak; of several devices, on the fullest one."""
-    peaks = [row.estimate.largest for row in rows]
+    peaks = [row.largest for row in rows]
     largest = max([peak.total_bytes for peak in peaks] + [card_bytes or 0])
     unit = byte_count(largest).split(NARROW_SPACE)[1]
     size, positions, starts = 1000.0 ** BYTE_UNITS.index(unit), range(len(peaks)), [0.0] * len(peaks)
@@ -90,16 +37,14 @@ def chart_of(rows: Sequence[Row], title: str, card_bytes: int | None) -> Chart:
         name = _NAMES.get(category, category)
         series.append(Series(name=name, x=ends, y=positions, low=starts, mark="bar", color=color))
         starts = ends
-    totals = [
-        byte_count(row.estimate.largest.total_bytes) + (", too large" if row.fits is False else "") for row in rows
-    ]
+    totals = [byte_count(row.largest.total_bytes) + (", too large" if row.fits is False else "") for row in rows]
     series[-1] = replace(series[-1], labels=totals)
     measured = [None if row.measured is None or row.measured.refused else row.measured.peak / size for row in rows]
     if any(measured):
         series.append(Series(name="measured", x=measured, y=positions, mark="point", color=7, is_open=True))
-    names = [row.estimate.method for row in rows]
+    names = [row.method for row in rows]
     return Chart(
-        title=title + (", the fullest device" if rows[0].estimate.of_devices else ""),
+        title=title + (", the fullest device" if rows[0].of_devices else ""),
         series=series,
         x=Axis(label=unit, limits=(0.0, 1.2 * largest / size)),
         y=Axis(categories=names),
@@ -118,41 +63,6 @@ def possible_methods(work: Work) -> list[str]:
     has_matrices = any(parameter.dim() == 2 for block in blocks for parameter in block.parameters())
     impossible = ({"E+H+4L"} if len(blocks) < 4 else set()) | (set() if has_matrices else {"galore"})
     return [name for name in DEFAULT if name not in impossible]
-
-
-def setting_of(
-    *,
-    dtype: str,
-    gradient_dtype: str | None,
-    state_dtype: str | None,
-    masters: bool,
-    attention: str,
-    adamw: str,
-    kernels: str,
-    devices: int,
-) -> Setting:
-    """Types and kernels.
-
-    Raises:
-        ConfigError: there is none of that name.
-    """
-    if masters and state_dtype not in (None, "float32"):
-        raise ConfigError(
-            f"--masters was given with --state-dtype {state_dtype}; copies for the optimiser are float32, and so are their "
-            "moments: leave one of the two out."
-        )
-    return Setting(
-        precision=Precision(
-            weights=_dtype("--dtype", dtype),
-            gradients=_dtype("--gradient-dtype", gradient_dtype or dtype),
-            states=_dtype("--state-dtype", "float32" if masters else state_dtype or dtype),
-            masters=masters,
-        ),
-        device=_one_of("--kernels", kernels, get_args(Device)),
-        attention=_one_of("--attention", attention, get_args(AttentionKind)),
-        adam=_one_of("--adamw", adamw, get_args(AdamKind)),
-        devices=devices,
-    )
 
 
 def of_named(model: str, *, batch: int | None, tokens: int | None, checkpoint: bool) -> Work:
@@ -218,11 +128,17 @@ def of_experiment(config: ExperimentConfig, *, batch: int | None, tokens: int | 
     return Work(title=f"{config.model.name} on {config.data.name}, batches of {num}", make=make, batch=batch_of)
 
 
-def _dtype(option: str, name: str) -> torch.dtype:
-    return _DTYPES[_one_of(option, name, _DTYPES)]
+def chosen(option: str, name: str, expected: Any) -> Any:
+    """What an option names.
 
-
-def _one_of(option: str, name: str, expected: Any) -> Any:
+    Raises:
+        ConfigError: there is none of that name.
+    """
     if name not in expected:
         raise ConfigError(f"{option} {name} was given.{one_of(name, expected)}.")
     return name
+
+
+def dtype_of(option: str, name: str) -> torch.dtype:
+    """The type that an option names; raises ConfigError as above."""
+    return _DTYPES[chosen(option, name, _DTYPES)]

@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 from clients.cohort.chain import chain_gradient, stacked_layers
 from clients.cohort.context import StackedContext
-from clients.cohort.loss import StackedLoss
+from clients.cohort.loss import StackedLoss, penalty_gradient
 from clients.cohort.modules import StackedModel
 from clients.cohort.optim import StackedOptimizer
-from clients.cohort.penalty import penalty_gradient
 from clients.cohort.plan import StackedBatch
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.objectives.fedprox import FedProxObjective

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from clients.cohort.context import StackedContext
-from clients.cohort.penalty import by_autograd, penalty_gradient
+from clients.cohort.loss import by_autograd, penalty_gradient
 from clients.local_step import LocalStep
 from clients.working_model import WorkingModel
 from fedsign import plugins

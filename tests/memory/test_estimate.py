@@ -3,16 +3,20 @@
 import json
 import re
 import shlex
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from fedsign.errors import ConfigError
+from fedsign.memory.estimate import Setting, estimate
+from fedsign.memory.methods import methods_of
 from simulations.cli import app
-from simulations.memory.estimate import chart_of, of_named, rows_of, setting_of
+from simulations.memory.estimate import chart_of, of_named
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "how-to" / "estimate-memory.md"
@@ -85,15 +89,15 @@ def test_the_picture_has_a_bar_for_every_method_and_the_cards_line(tiny: Path, t
 
 
 def test_the_charts_parts_stand_on_each_other_up_to_the_peak(tiny: Path) -> None:
-    options = {"gradient_dtype": None, "state_dtype": None, "masters": False, "attention": "fused", "adamw": "fused"}
-    setting = setting_of(dtype="float32", kernels="cuda", devices=1, **options)
+    setting = Setting(weights=torch.float32, gradients=torch.float32, states=torch.float32)
     work = of_named(str(tiny), batch=None, tokens=32, checkpoint=False)
-    rows = rows_of(work, setting, ["full", "E+H"], rank=8, dropout=0.0, card_bytes=1_500_000, measure_on=None)
+    estimates = [estimate(work, method, setting) for method in methods_of(["full", "E+H"], rank=8)]
+    rows = [replace(each, fits=each.method == "E+H") for each in estimates]
     chart = chart_of(rows, "any", 1_500_000)
     assert [series.name for series in chart.series] == ["weights", "optimiser", "gradients", "activations"]
     assert all(lower.x == upper.low for lower, upper in pairwise(chart.series))
     unit = {"kB": 1e3, "MB": 1e6}[chart.x.label]
-    assert chart.series[-1].x == pytest.approx([row.estimate.largest.total_bytes / unit for row in rows])
+    assert chart.series[-1].x == pytest.approx([row.largest.total_bytes / unit for row in rows])
     assert chart.rules == [(pytest.approx(1.5e6 / unit), "card of 1.5\u202fMB")]
     assert chart.y.categories == ["full", "E+H"]
 

@@ -121,13 +121,14 @@ def test_what_was_there_before_counts_once_it_is_named() -> None:
         assert live.current == {}
 
 
-def test_after_forgetting_the_peak_is_what_is_alive() -> None:
+def test_what_was_made_before_a_phase_counts_in_it_while_it_is_alive() -> None:
     with LiveBytes() as live:
         kept = torch.ones(10)
         torch.ones(1000)
+        live.begin("later")
+        torch.ones(20)
         assert live.peak.total_bytes == 4040
-        live.forget()
-        assert live.peak.total_bytes == 40, kept
+        assert live.peak_of("later").total_bytes == 120, kept
 
 
 def test_tensors_made_of_python_numbers_count() -> None:

@@ -14,13 +14,12 @@ from fedsign.memory.estimate import CATEGORIES, Estimate, Setting, Work, estimat
 from fedsign.memory.measure import measure
 from fedsign.memory.methods import Method, methods_of
 from fedsign.memory.named import NAMED, subject_of
-from fedsign.memory.step import Precision, next_tokens
+from fedsign.memory.step import next_tokens
 from fedsign.models.gpt import gpt
 
 CPU = torch.device("cpu")
 FLOAT = torch.float32
-IN_FLOAT = Precision(weights=FLOAT, gradients=FLOAT, states=FLOAT)
-SETTING = Setting(precision=IN_FLOAT, device="cpu")
+SETTING = Setting(weights=FLOAT, gradients=FLOAT, states=FLOAT, device="cpu")
 DEPTH, WIDTH, VOCABULARY, BATCH, TOKENS = 4, 64, 97, 2, 48
 FFN = 4 * WIDTH
 BLOCK = 4 * WIDTH * WIDTH + 4 * WIDTH + 2 * WIDTH * FFN + FFN + WIDTH + 4 * WIDTH  # attention, feed-forward, two norms
@@ -68,7 +67,7 @@ def test_full_training_keeps_a_gradient_and_two_moments_of_every_weight() -> Non
     found = estimated("full")
     num = OUTSIDE + DEPTH * BLOCK
     assert (found.num_parameters, found.num_trained) == (num, num)
-    assert (found.static.weights, found.static.gradients, found.static.states) == (4 * num, 4 * num, 8 * num)
+    assert (found.weights_bytes, found.gradients_bytes, found.optimizer_bytes) == (4 * num, 4 * num, 8 * num)
 
 
 @pytest.mark.parametrize("layers", [0, 1, 2, 4])
@@ -76,7 +75,7 @@ def test_lisa_keeps_them_of_what_is_outside_the_blocks_and_of_the_drawn_blocks(l
     found = estimated(f"E+H+{layers}L")
     trained = OUTSIDE + layers * BLOCK
     assert found.num_trained == trained
-    assert found.static.total == 4 * (OUTSIDE + DEPTH * BLOCK) + 12 * trained
+    assert found.static_bytes == 4 * (OUTSIDE + DEPTH * BLOCK) + 12 * trained
 
 
 def test_lora_trains_r_times_the_sides_of_every_layer() -> None:
@@ -85,8 +84,8 @@ def test_lora_trains_r_times_the_sides_of_every_layer() -> None:
     of_block = rank * (4 * (WIDTH + WIDTH) + 2 * (WIDTH + FFN))
     adapters = DEPTH * of_block + rank * (2 * (VOCABULARY + WIDTH) + (TOKENS + WIDTH))
     assert found.num_trained == adapters
-    assert found.static.weights == 4 * (OUTSIDE + DEPTH * BLOCK + adapters)
-    assert found.static.states == 8 * adapters
+    assert found.weights_bytes == 4 * (OUTSIDE + DEPTH * BLOCK + adapters)
+    assert found.optimizer_bytes == 8 * adapters
 
 
 @pytest.mark.parametrize(
@@ -96,23 +95,22 @@ def test_galore_keeps_moments_of_rank_times_the_longer_side_and_a_projector_of_t
     gradients: torch.dtype,
 ) -> None:
     rank = 8
-    precision = Precision(weights=FLOAT, gradients=gradients, states=FLOAT)
-    found = estimated("galore", replace(SETTING, precision=precision))
+    found = estimated("galore", replace(SETTING, gradients=gradients))
     matrices = 4 * WIDTH * WIDTH + 2 * WIDTH * FFN
     projected = 4 * rank * (2 * WIDTH + WIDTH) + 2 * rank * (2 * FFN + WIDTH)
     others = OUTSIDE + DEPTH * (BLOCK - matrices)
-    assert found.static.states == 4 * (2 * others + DEPTH * projected)
-    assert found.static.gradients == gradients.itemsize * (OUTSIDE + DEPTH * BLOCK)
+    assert found.optimizer_bytes == 4 * (2 * others + DEPTH * projected)
+    assert found.gradients_bytes == gradients.itemsize * (OUTSIDE + DEPTH * BLOCK)
 
 
 def test_types_of_weights_gradients_and_moments_count_apart() -> None:
     bf16 = torch.bfloat16
     num = OUTSIDE + DEPTH * BLOCK
-    mixed = replace(SETTING, precision=Precision(weights=bf16, gradients=FLOAT, states=FLOAT, masters=True))
+    mixed = replace(SETTING, weights=bf16, masters=True)
     found = estimated("full", mixed)
-    assert (found.static.weights, found.static.gradients, found.static.states) == (2 * num, 4 * num, 12 * num)
-    in_bf16 = replace(SETTING, precision=Precision(weights=bf16, gradients=bf16, states=bf16))
-    assert estimated("full", in_bf16).static.total == 8 * num
+    assert (found.weights_bytes, found.gradients_bytes, found.optimizer_bytes) == (2 * num, 4 * num, 12 * num)
+    in_bf16 = replace(SETTING, weights=bf16, gradients=bf16, states=bf16)
+    assert estimated("full", in_bf16).static_bytes == 8 * num
 
 
 @pytest.mark.parametrize("name", ["full", "lora", "E+H", "E+H+2L"])
@@ -123,7 +121,7 @@ def test_a_real_step_takes_what_was_estimated(name: str, adam: Any) -> None:
     found = estimated(name, setting)
     measured = measure(tiny(), method(name), setting, found, CPU)
     assert not measured.refused
-    assert measured.static == pytest.approx(found.static.total, rel=1e-3)
+    assert measured.static == pytest.approx(found.static_bytes, rel=1e-3)
     assert measured.peak == pytest.approx(found.peak.total_bytes, rel=1e-3)
 
 
@@ -131,7 +129,7 @@ def test_a_real_step_of_galore_takes_what_was_estimated() -> None:
     """But for what LAPACK takes for itself in a decomposition."""
     found = estimated("galore")
     measured = measure(tiny(), method("galore"), SETTING, found, CPU)
-    assert measured.static == pytest.approx(found.static.total, rel=0.03)
+    assert measured.static == pytest.approx(found.static_bytes, rel=0.03)
     assert measured.peak == pytest.approx(found.peak.total_bytes, rel=0.1)
 
 
@@ -140,7 +138,7 @@ def test_the_peak_is_the_sum_of_its_parts_and_lies_in_one_of_the_phases() -> Non
     assert tuple(found.peak.by_category) == CATEGORIES
     assert sum(found.peak.by_category.values()) == found.peak.total_bytes
     assert found.phases[found.peak.phase] == max(found.phases.values()) == found.peak.total_bytes
-    assert found.peak.total_bytes < found.static.total + found.activations
+    assert found.peak.total_bytes < found.static_bytes + found.activations_bytes
 
 
 def test_the_last_blocks_are_the_worst_that_lisa_can_draw_where_weights_are_larger_than_activations() -> None:
@@ -171,20 +169,20 @@ def test_attention_without_a_fused_kernel_keeps_a_square_of_the_tokens_for_each_
     """Where the fused one keeps the logarithm of a row's sum; queries, keys, values and the outcome both keep."""
     heads = 4
     fused, math = (estimated("full", replace(SETTING, attention=kind)) for kind in ("fused", "math"))
-    assert math.activations - fused.activations == 4 * DEPTH * BATCH * heads * (TOKENS * TOKENS - TOKENS)
+    assert math.activations_bytes - fused.activations_bytes == 4 * DEPTH * BATCH * heads * (TOKENS * TOKENS - TOKENS)
 
 
 def test_checkpointing_keeps_one_stream_a_block() -> None:
     plain, checkpointed = (estimated("full", work=tiny(checkpoint_activations=on)) for on in (False, True))
-    assert checkpointed.static == plain.static
-    assert checkpointed.activations < plain.activations / 2
+    assert checkpointed.static_bytes == plain.static_bytes
+    assert checkpointed.activations_bytes < plain.activations_bytes / 2
 
 
 def test_several_devices_hold_the_weights_among_them_and_no_more() -> None:
     whole, shared = (estimated("full", replace(SETTING, devices=devices)) for devices in (1, 2))
     assert whole.peak == shared.peak and len(shared.of_devices) == 2
     weights = [peak.by_category["weights"] for peak in shared.of_devices]
-    assert sum(weights) == whole.static.weights
+    assert sum(weights) == whole.weights_bytes
     assert weights[0] == 4 * ((VOCABULARY + TOKENS) * WIDTH + DEPTH // 2 * BLOCK)
     assert shared.largest.total_bytes < whole.peak.total_bytes
     assert sum(peak.total_bytes for peak in shared.of_devices) >= whole.peak.total_bytes
@@ -240,7 +238,7 @@ def test_another_family_is_made_by_transformers(tmp_path: Path) -> None:
     of_block = 64 * (64 + 1) + 2 * 32 * (64 + 1) + 64 * 64 + 3 * 64 * 128 + 2 * 64
     assert found.num_trained == 2 * 97 * 64 + 64 + of_block
     measured = measure(work, method("E+H+1L"), SETTING, found, CPU)
-    assert measured.static == pytest.approx(found.static.total, rel=0.03)
+    assert measured.static == pytest.approx(found.static_bytes, rel=0.03)
     assert measured.peak == pytest.approx(found.peak.total_bytes, rel=0.03)
 
 

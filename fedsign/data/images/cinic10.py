@@ -6,7 +6,7 @@ Source: Darlow et al. 2018 (arXiv 1810.03505).  The third part, `valid`, is not 
 
 from fedsign.data.base import Dataset
 from fedsign.data.files import check_present, folder_of
-from fedsign.data.images.image_folder import InMemory, from_folders
+from fedsign.data.images.image_folder import InMemory, Listing, dataset_of
 from fedsign.data.normalise import Normalisation
 
 _CINIC10 = Normalisation(shift=(0.47889522, 0.47227842, 0.43047404), scale=(0.24205776, 0.23828046, 0.25874835))
@@ -17,6 +17,5 @@ def cinic10(seed: int, *, root: str = "data", in_memory: InMemory = "auto") -> D
     folder = folder_of(root) / "CINIC-10"
     remedy = "CINIC-10.tar.gz of the University of Edinburgh's DataShare (doi 10.7488/ds/2448) holds them."
     check_present("CINIC-10", folder, ["train", "test"], remedy)
-    return from_folders(
-        folder / "train", folder / "test", size=32, channels=3, in_memory=in_memory, normalisation=_CINIC10
-    )
+    train, test = (Listing(folder / part, size=32, channels=3) for part in ("train", "test"))
+    return dataset_of(train, test, in_memory, _CINIC10)

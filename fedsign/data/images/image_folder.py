@@ -12,6 +12,7 @@ an engine reads its own.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -30,7 +31,6 @@ from fedsign.traits import declares
 
 InMemory = Literal["auto", "always", "never"]
 _MAX_BYTES = 4 * 2**30  # training and test images together
-_PARTS = ("train", "test")
 
 
 def _frame(settings: Mapping[str, Any]) -> Frame:
@@ -49,35 +49,26 @@ def image_folder(
     class_names: tuple[str, ...] = (),
 ) -> Dataset:
     """Features [n, channels, size, size] in [0, 1].  `test_fraction` counts where there are no folders train and test."""
-    folder = folder_of(root)
-    if all((folder / part).is_dir() for part in _PARTS):
-        parts = (folder / part for part in _PARTS)
-        return from_folders(*parts, size=size, channels=channels, in_memory=in_memory, class_names=class_names)
-    listed = Listing(folder, size=size, channels=channels, class_names=class_names)
+    folder, listing = folder_of(root), partial(Listing, size=size, channels=channels, class_names=class_names)
+    if all((folder / part).is_dir() for part in ("train", "test")):
+        return dataset_of(listing(folder / "train"), listing(folder / "test"), in_memory)
+    listed = listing(folder)
     train, test = train_test(len(listed), seed, test_fraction)
     samples = listed.samples(in_memory, num_images=len(listed))
     return Dataset(train=samples[train], test=samples[test], class_names=listed.class_names)
 
 
-def from_folders(
-    train: Path,
-    test: Path,
-    *,
-    size: int,
-    channels: int,
-    in_memory: InMemory,
-    normalisation: Normalisation = IDENTITY,
-    class_names: tuple[str, ...] = (),
+def dataset_of(
+    train: "Listing", test: "Listing", in_memory: InMemory, normalisation: Normalisation = IDENTITY
 ) -> Dataset:
     """A data set of a folder of training images and one of test images, with the same classes."""
-    listed = [Listing(folder, size=size, channels=channels, class_names=class_names) for folder in (train, test)]
-    names = [each.class_names for each in listed]
-    if names[0] != names[1]:
-        odd = ", ".join(sorted(set(names[0]) ^ set(names[1])))
-        raise DataError(f"{train} and {test} do not have the same class folders: only one of them has {odd}.")
-    num_images = sum(map(len, listed))
-    parts = [each.samples(in_memory, num_images=num_images) for each in listed]
-    return Dataset(train=parts[0], test=parts[1], class_names=names[0], normalisation=normalisation)
+    if train.class_names != test.class_names:
+        odd = ", ".join(sorted(set(train.class_names) ^ set(test.class_names)))
+        raise DataError(
+            f"{train.folder} and {test.folder} do not have the same class folders: only one of them has {odd}."
+        )
+    parts = [each.samples(in_memory, num_images=len(train) + len(test)) for each in (train, test)]
+    return Dataset(train=parts[0], test=parts[1], class_names=train.class_names, normalisation=normalisation)
 
 
 class Listing:
@@ -91,6 +82,7 @@ class Listing:
                 f"{folder.absolute()} is no folder of class folders with images ({error}). Expected is {folder}/CLASS/IMAGE for "
                 "every class; name another folder with --set data.root=PATH."
             ) from error
+        self.folder = folder
         self._files: list[str] = [path for path, _ in found.samples]
         self._shape = (channels, size, size)
         self.class_names: tuple[str, ...] = class_names or tuple(found.classes)

@@ -8,7 +8,7 @@ it only what its block holds before it.  The last block is filled up with paddin
 and the two are streams of their own.  So no token of a test block stands in a block that is trained on.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,13 +101,8 @@ def blocks(stream: Stream, block_length: int, *, pad_id: int) -> tuple[IntArray,
     return features.reshape(shape)[is_kept], targets.reshape(shape)[is_kept]
 
 
-def samples_of(streams: Iterable[Stream], block_length: int, *, pad_id: int) -> Samples:
-    """The blocks of all streams one after another; a block is owned as its stream."""
-    return joined([(*blocks(stream, block_length, pad_id=pad_id), stream.owner) for stream in streams], block_length)
-
-
 def joined(parts: Sequence[tuple[IntArray, IntArray, int]], block_length: int) -> Samples:
-    """Features and targets [n, T] of several owners as samples."""
+    """Features and targets [n, T], one after another, each with its owner, as samples."""
     nothing = [np.zeros((0, block_length), dtype=np.int64)]
     owners = [owner for _, targets, owner in parts for _ in targets]
     return Samples(
@@ -138,5 +133,6 @@ def dataset_of(
                 f"data.block_length={block_length} was given, but the longest document of {where} has {longest} tokens for training, "
                 "so that no block would be full; lower it."
             )
-        parts.append(samples_of(streams, block_length, pad_id=tokenizer.pad_id))
+        cut_up = [(*blocks(stream, block_length, pad_id=tokenizer.pad_id), stream.owner) for stream in streams]
+        parts.append(joined(cut_up, block_length))
     return Dataset(train=parts[0], test=parts[1], class_names=(), text=tokenizer)

@@ -45,7 +45,9 @@ def example_of(line: Mapping[str, Any], tokenizer: Tokenizer, *, prompt: Prompt,
         DataError: the line has neither form.
     """
     if "messages" in line:
-        pieces = list(_chat(_messages(line["messages"]), tokenizer))
+        messages = _messages(line["messages"])
+        has_template = getattr(tokenizer, "has_chat_template", False)  # of Hugging Face's
+        pieces = list(_templated(messages, tokenizer) if has_template else _plain(messages))
     elif "instruction" in line:
         pieces = _alpaca(line, prompt)
     else:
@@ -84,11 +86,6 @@ def _messages(given: Any) -> Sequence[Mapping[str, str]]:
     if not any(each["role"] == "assistant" and each["content"] for each in given):
         raise DataError("has messages of which none is the assistant's, so that a model could learn nothing of them.")
     return given
-
-
-def _chat(messages: Sequence[Mapping[str, str]], tokenizer: Tokenizer) -> Iterator[Piece]:
-    has_template = getattr(tokenizer, "has_chat_template", False)  # of Hugging Face's
-    return _templated(messages, tokenizer) if has_template else _plain(messages)
 
 
 def _plain(messages: Sequence[Mapping[str, str]]) -> Iterator[Piece]:

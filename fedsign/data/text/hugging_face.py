@@ -43,6 +43,7 @@ class HuggingFace:
         tokenizer.model_max_length = int(1e30)  # long texts are cut into blocks here, and nobody needs to be warned
         self._tokenizer: Any = tokenizer
         self._folder = folder
+        self.has_chat_template = bool(tokenizer.chat_template)  # which says how a conversation is written
         self.vocabulary_size: int = len(tokenizer)
         self.end_id: int = tokenizer.eos_token_id
         self.start_id: int = self.end_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
@@ -68,11 +69,6 @@ class HuggingFace:
         text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
         return text
 
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether it says how a conversation is written."""
-        return bool(self._tokenizer.chat_template)
-
     def chat(self, messages: Sequence[Mapping[str, str]], *, asks: bool) -> str:
         """A conversation as text, by the tokenizer's template; `asks`: with the beginning of the answer to come.
 
@@ -90,7 +86,4 @@ class HuggingFace:
         return text
 
 
-@lru_cache(maxsize=2)
-def hugging_face(folder: str) -> HuggingFace:
-    """The tokenizer of a folder; kept, since reading it takes seconds and sites ask for the same one."""
-    return HuggingFace(folder)
+hugging_face = lru_cache(maxsize=2)(HuggingFace)  # kept, since reading it takes seconds and sites ask for the same one

@@ -64,8 +64,8 @@ def jsonl(
     for which, part, key in zip(("training", "test"), parts, (owner, None), strict=True):
         owners = _owners(part, key)
         examples = [_example(line, made, prompt, score, each) for line, each in zip(part, owners, strict=True)]
-        samples, cut = pack(examples, block_length, pad_id=made.pad_id, packing=packing)
-        notes.append(cut.sentence(which, block_length))
+        samples, note = pack(examples, block_length, pad_id=made.pad_id, packing=packing, which=which)
+        notes.append(note)
         if not len(samples):
             raise DataError(
                 f"nothing that is scored is left of the {len(part)} {which} lines, since their prompts fill "

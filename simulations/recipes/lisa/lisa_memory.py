@@ -13,18 +13,18 @@ import torch
 
 from fedsign.memory.estimate import Estimate, Setting, estimate
 from fedsign.memory.methods import methods_of
-from fedsign.memory.step import AttentionKind, Precision
+from fedsign.memory.step import AttentionKind
 from simulations.memory.estimate import of_named
 from simulations.recipes.base import Figures, at_least, at_most, recipe, within
 
-IN_BF16 = Precision(weights=torch.bfloat16, gradients=torch.bfloat16, states=torch.bfloat16)
 SEVEN = {"eh": "E+H", "lisa_2l": "E+H+2L", "lisa_4l": "E+H+4L", "full": "full"}
 
 
 def of(model: str, methods: Mapping[str, str], attention: AttentionKind = "fused") -> dict[str, Estimate]:
     """One row of the paper's table, by the methods' names here."""
     work = of_named(model, batch=1, tokens=1024, checkpoint=False)
-    setting = Setting(precision=IN_BF16, attention=attention)
+    bf16 = torch.bfloat16
+    setting = Setting(weights=bf16, gradients=bf16, states=bf16, attention=attention)
     made = methods_of(methods.values(), rank=128, dropout=0.1)
     return {name: estimate(work, method, setting) for name, method in zip(methods, made, strict=True)}
 
@@ -49,7 +49,7 @@ def lisa_memory(quick: bool) -> Figures:
     seventy = _peaks(of("llama-2-70b", {"lora": "lora", "lisa_2l": "E+H+2L"}))
     math = _peaks(of("llama-2-7b", {"lisa_2l": "E+H+2L"}, attention="math"))
     return {
-        **{f"static_7b_{name}_gb": found.static.total / 1e9 for name, found in seven.items()},
+        **{f"static_7b_{name}_gb": found.static_bytes / 1e9 for name, found in seven.items()},
         **{f"peak_7b_{name}_gb": peak for name, peak in peaks.items()},
         "smallest_step_7b_gb": min(after - before for before, after in pairwise(peaks.values())),
         "math_7b_lisa_2l_gb": math["lisa_2l"],
