@@ -63,9 +63,9 @@ class _Call:
 
     queue: Queue
     states: ClientStore
-    num_left: int
+    num_left: int  # units
     tasks: WeakValueDictionary[object, _Task] = field(default_factory=WeakValueDictionary)
-    ready: deque[tuple[Unit, Result]] = field(default_factory=deque)
+    ready: deque[tuple[Result, Unit | None]] = field(default_factory=deque)  # with the unit that is done with it
 
 
 @dataclass(slots=True, eq=False)
@@ -140,12 +140,10 @@ class Workers:
                 self._poll(0.0 if call.ready else self._patience_s())
                 self._end_the_late()
                 if call.ready:
-                    unit, result = call.ready.popleft()
-                    num = len(result) if isinstance(result, ReplyStack) else 1
-                    call.num_left -= num
-                    unit.num_passed_on += num
-                    if unit.num_passed_on == len(unit.requests):
-                        call.queue.done(unit)
+                    result, done = call.ready.popleft()
+                    if done is not None:
+                        call.queue.done(done)
+                        call.num_left -= 1
                     yield result
                     del result  # its memory may be used again as soon as the caller is done with it
         finally:
@@ -230,7 +228,7 @@ class Workers:
             for unit in chunks_of(requests, self._largest_unit)
         ]
         window = max(2 * len(self._workers), _WINDOW_BYTES // (self._largest_unit * self._processes.model_bytes))
-        return _Call(Queue(units, window=window, num_workers=len(self._workers)), states, len(requests))
+        return _Call(Queue(units, window=window, num_workers=len(self._workers)), states, len(units))
 
     def _hand_out(self) -> None:
         """Everyone gets a job; then a second one, except of the last few, which go to whoever is done first."""
@@ -334,7 +332,7 @@ class Workers:
         if known and isinstance(result, ReplyStack):
             result = result.without(known)
         unit.answered.update(partitions)
-        call.ready.append((unit, result))
+        call.ready.append((result, unit if len(unit.answered) == len(unit.requests) else None))
 
 
 def _written(tensors: Tensors, memory: Tensor) -> Layout:

@@ -29,7 +29,6 @@ class Unit:
     position: int = 0
     attempts: int = 0  # that ended with the worker's death
     answered: set[int] = field(default_factory=set)  # partitions
-    num_passed_on: int = 0
 
 
 class Queue:
