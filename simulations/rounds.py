@@ -19,7 +19,7 @@ from clients.working_model import WorkingModel
 from fedsign.errors import ConfigError, RoundError
 from fedsign.extensions import extensions
 from fedsign.federation.aggregation import is_finite
-from fedsign.federation.exchange import ClientLedger, DirectExchange, RoundHook, Traffic
+from fedsign.federation.exchange import ClientLedger, DirectExchange, Exchange, RoundHook, Traffic
 from fedsign.flower import foreign, foreign_rules
 from fedsign.flower.array import to_record, to_tensors
 from fedsign.flower.parameters_only import ParametersOnly, release
@@ -63,7 +63,7 @@ class RoundLoop:
         self._strategy = make_strategy(workload)
         is_direct = isinstance(self._strategy, Strategy) and not self._strategy.needs_messages()
         self._direct = direct if is_direct else None
-        self._exchange: PartitionGrid | DirectExchange = self._direct or grid
+        self._exchange: Exchange = self._direct or grid
         self._encoding = self._exchange.encoding = workload.make_update_encoding()
         server = self._config.server
         self._num_asked = min(ceil(server.cohort_size * (1 + server.over_sampling)), self._config.partition.num_clients)
