@@ -156,15 +156,9 @@ class Workload:
         """The same data, split and task for clients that train in another way."""
         client = self.config.client.model_copy(update=changes)
         other = Workload(self.config.model_copy(update={"client": client}), self.sites_here)
-        kept = (
-            "dataset",
-            "split",
-            "task",
-            "device",
-            "training_samples",
-            "_shared",
-        )  # what was made already and does not depend on the change
-        other.__dict__.update({name: self.__dict__[name] for name in kept if name in self.__dict__})
+        # what was made already and does not depend on the change
+        kept = ("dataset", "split", "task", "device", "training_samples", "_shared")
+        vars(other).update({name: vars(self)[name] for name in kept if name in vars(self)})
         return other
 
     def samples_of(self, partition: int) -> AnySamples:

@@ -66,14 +66,15 @@ def run(
 ) -> None:
     """Run an experiment: train, evaluate every round, write results and a report."""
     from fedsign import config as configs
+    from fedsign.storage.results import open_run
 
     if resume is not None:
         if config is not None:
             raise ConfigError(
                 "a configuration and --resume were both given; a run is resumed with its own: drop the file."
             )
-        changed = _changed_on_resume(resume, overrides or [])
-        done = _run(changed, resume=resume)
+        file = open_run(resume).path / "config.toml"
+        done = _run(configs.load(file, overrides) if overrides else None, resume=resume)
     else:
         experiment = configs.load(config, overrides or [])
         if show_config:
@@ -253,13 +254,6 @@ class _Warnings(logging.Handler):
         """One line."""
         if record.levelno >= logging.WARNING:
             print(f"warning: {record.getMessage()}", file=sys.stderr)
-
-
-def _changed_on_resume(folder: Path, overrides: list[str]) -> Any:
-    from fedsign import config as configs
-    from fedsign.storage.results import open_run
-
-    return configs.load(open_run(folder).path / "config.toml", overrides) if overrides else None
 
 
 if __name__ == "__main__":

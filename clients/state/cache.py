@@ -36,9 +36,8 @@ class StateCache(ClientStore):
         super().__init__(folder)
         self._database = StateDatabase(folder)
         self._budget_bytes = budget_bytes
-        self._held: OrderedDict[int, dict[int, Tensors]] = (
-            OrderedDict()
-        )  # partition -> version -> state; first: oldest use
+        # partition -> version -> state; first: oldest use
+        self._held: OrderedDict[int, dict[int, Tensors]] = OrderedDict()
         self._unwritten: set[tuple[int, int]] = set()  # (partition, version)
         self.held_bytes = 0
 

@@ -36,12 +36,7 @@ class PartitionGrid(MessageGrid, Exchange):
     """See the module.  `leaves_process`: messages are serialised by the engine underneath."""
 
     def __init__(
-        self,
-        grid: Grid,
-        *,
-        num_partitions: int,
-        roles: Mapping[str, Role],
-        leaves_process: bool = False,
+        self, grid: Grid, *, num_partitions: int, roles: Mapping[str, Role], leaves_process: bool = False
     ) -> None:
         Exchange.__init__(self, num_partitions, roles)
         ensure_task_identity()

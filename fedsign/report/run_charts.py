@@ -19,9 +19,8 @@ def charts(run: Run) -> list[Chart]:
     """The curves over the rounds: every metric, the losses, the bytes, and how far the clients drift apart."""
     drawn = [_metric_chart(run, name) for name in run.metrics]
     losses = {"test": "loss", "training, mean of the clients": "train_loss", "validation": "validation_loss"}
-    shown = {
-        name: key for name, key in losses.items() if key == "loss" or run.has(key)
-    }  # with privacy nobody knows the training's
+    # with privacy nobody knows the training's
+    shown = {name: key for name, key in losses.items() if key == "loss" or run.has(key)}
     loss = round_chart(
         run, "Loss", {name: run.values(key) for name, key in shown.items()}, note=_diverged(run, "loss", "train_loss")
     )

@@ -4,7 +4,7 @@ import html
 import importlib
 import math
 import time
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -16,21 +16,11 @@ from fedsign.storage.results import Line, RunFolder
 from simulations.callbacks.base import Callback
 
 
-class Bar(Protocol):
-    """Something that shows how far a run is."""
-
-    def show(self, round: int, figures: str) -> None:
-        """Move on to a round."""
-
-    def stop(self) -> None:
-        """Leave the bar as it stands."""
-
-
 class Progress(Callback):
     """Draws on standard error, so that standard output stays for results; in a notebook, below the cell."""
 
     def __init__(self) -> None:
-        self._bar: Bar | None = None
+        self._bar: TerminalBar | NotebookBar | None = None
         self._metric = ""
 
     def on_start(self, folder: RunFolder, config: ExperimentConfig, lines: list[Line]) -> None:
@@ -68,11 +58,11 @@ class TerminalBar:
         self._bar.start()
 
     def show(self, round: int, figures: str) -> None:
-        """See Bar."""
+        """Move on to a round."""
         self._bar.update(self._task, completed=round, figures=figures)
 
     def stop(self) -> None:
-        """See Bar."""
+        """Leave the bar as it stands."""
         self._bar.stop()
 
 
@@ -88,12 +78,12 @@ class NotebookBar:
         self._line = shown.display(self._html(self._drawn()), display_id=True)
 
     def show(self, round: int, figures: str) -> None:
-        """See Bar."""
+        """Move on to a round."""
         self._round, self._figures = round, figures
         self._line.update(self._html(self._drawn()))
 
     def stop(self) -> None:
-        """See Bar."""
+        """Leave the bar as it stands."""
         self._line.update(self._html(self._drawn(ended=True)))
 
     def _drawn(self, *, ended: bool = False) -> str:
