@@ -16,8 +16,7 @@ import logging
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,7 +31,7 @@ _LONGEST = 300  # characters of a foreign exception's message
 _MOVED = {old: new for each in CAPABILITIES.values() for old, new in each.moved.items()}
 
 
-_CORE: dict[str, Kind] = {
+KINDS: dict[str, Kind] = {
     "dataset": Kind(
         plural="datasets",
         num_given=1,
@@ -187,18 +186,11 @@ _CORE: dict[str, Kind] = {
 }
 
 
-def _with_capabilities(core: dict[str, Kind]) -> dict[str, Kind]:
-    """The core's kinds with the rows of capabilities, then the kinds that are theirs alone."""
-    kinds = {name: replace(kind, table=dict(kind.table)) for name, kind in core.items()}
-    for capability in CAPABILITIES.values():
-        kinds |= capability.kinds
-    for capability in CAPABILITIES.values():
-        for kind, rows in capability.rows.items():
-            kinds[kind].table.update(rows)
-    return kinds
-
-
-KINDS: Mapping[str, Kind] = _with_capabilities(_CORE)
+for _capability in CAPABILITIES.values():  # the kinds that are theirs alone, then rows of any kind
+    KINDS |= _capability.kinds
+for _capability in CAPABILITIES.values():
+    for _kind, _rows in _capability.rows.items():
+        KINDS[_kind].table.update(_rows)
 
 
 def nearest(given: str, candidates: Iterable[str]) -> str:

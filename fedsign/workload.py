@@ -28,7 +28,7 @@ from fedsign.errors import ConfigError, DataError
 from fedsign.extensions import extensions
 from fedsign.federation.exchange import UpdateEncoding
 from fedsign.figures import Evaluation
-from fedsign.models.transform import ModelTransform, transforms_of
+from fedsign.models.transform import transforms_of
 from fedsign.models.weights import load_weights
 from fedsign.numerics import Numerics, device_of
 from fedsign.records import Role, roles_of
@@ -193,8 +193,7 @@ class Workload:
         """A new model with the experiment's initial parameters, the same in every process."""
         with torch_stream(self.config.seed, Purpose.MODEL):
             model: nn.Module = self.config.model.build(self.dataset.input_shape, self.dataset.num_outputs)
-            transforms: tuple[ModelTransform, ...] = extensions("model_transform")
-            for transform in transforms:
+            for transform in extensions("model_transform"):
                 transform(self.config, model)
         if self.config.model.start:
             load_weights(model, Path(self.config.model.start), key="model.start")

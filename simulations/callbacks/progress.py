@@ -19,10 +19,6 @@ from simulations.callbacks.base import Callback
 class Progress(Callback):
     """Draws on standard error, so that standard output stays for results; in a notebook, below the cell."""
 
-    def __init__(self) -> None:
-        self._bar: TerminalBar | NotebookBar | None = None
-        self._metric = ""
-
     def on_start(self, folder: RunFolder, config: ExperimentConfig, lines: list[Line]) -> None:
         """Show the bar at the round where the run starts."""
         self._metric = config.metrics[0].rpartition(":")[2] if config.metrics else ""
@@ -31,14 +27,12 @@ class Progress(Callback):
 
     def on_round(self, line: Line) -> None:
         """One step."""
-        if self._bar is not None:
-            figures = "  ".join(f"{name} {_number(line.get(name))}" for name in (self._metric, "loss") if name)
-            self._bar.show(line["round"], figures)
+        figures = "  ".join(f"{name} {_number(line.get(name))}" for name in (self._metric, "loss") if name)
+        self._bar.show(line["round"], figures)
 
     def on_end(self, outcome: Line) -> None:
         """Leave the bar as it stands."""
-        if self._bar is not None:
-            self._bar.stop()
+        self._bar.stop()
 
 
 class TerminalBar:
