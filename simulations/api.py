@@ -10,7 +10,7 @@ import importlib.metadata
 import logging
 import platform
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -199,7 +199,8 @@ def _failed(error: BaseException) -> Line:
 
 def _conclude(folder: RunFolder, outcome: Line, callbacks: list[Callback]) -> None:
     """Write how the run ended and tell the callbacks; on a full disk the first error is the one to see."""
-    for end in (partial(folder.write_json, "outcome.json"), *(callback.on_end for callback in callbacks)):
+    ends: list[Callable[[Line], None]] = [callback.on_end for callback in callbacks]
+    for end in (partial(folder.write_json, "outcome.json"), *ends):
         try:
             end(outcome)
         except FedSignError:

@@ -13,8 +13,7 @@ gave or was given.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -79,13 +78,9 @@ class StateCache(ClientStore):
                 self._forget(partition, version)
         self._database.commit()
 
-    @contextmanager
-    def closed_at_the_end(self) -> Iterator["StateCache"]:
+    def close(self) -> None:
         """Close the file when the run ends, however it ends."""
-        try:
-            yield self
-        finally:
-            self._database.close()
+        self._database.close()
 
     def _hold(self, partition: int, version: int, state: Tensors) -> None:
         held = self._held.setdefault(partition, {})
