@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Annotated, Any, Literal, Optional, get_args, get_origin, get_type_hints
 
-import tomli_w
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError, PydanticSerializationError, to_jsonable_python
@@ -295,10 +294,23 @@ def _said(value: Any) -> Any:
     """A value as TOML says it, or None."""
     try:
         said = to_jsonable_python(value)
-        tomli_w.dumps({"value": said})
-    except (PydanticSerializationError, TypeError):
+    except PydanticSerializationError:
         return None
-    return said
+    return said if _is_toml(said) else None
+
+
+def _is_toml(value: Any) -> bool:
+    match value:
+        case bool() | str() | float():
+            return True
+        case int():
+            return -(2**63) <= value < 2**63
+        case list():
+            return all(_is_toml(item) for item in value)
+        case dict():
+            return all(isinstance(key, str) and _is_toml(item) for key, item in value.items())
+        case _:
+            return False
 
 
 def _path(problem: ErrorDetails, given: Any) -> str:

@@ -199,8 +199,8 @@ def _failed(error: BaseException) -> Line:
 
 def _conclude(folder: RunFolder, outcome: Line, callbacks: list[Callback]) -> None:
     """Write how the run ended and tell the callbacks; on a full disk the first error is the one to see."""
-    ends: list[Callable[[Line], None]] = [callback.on_end for callback in callbacks]
-    for end in (partial(folder.write_json, "outcome.json"), *ends):
+    ends: list[Callable[[Line], None]] = [partial(folder.write_json, "outcome.json")]
+    for end in [*ends, *(callback.on_end for callback in callbacks)]:
         try:
             end(outcome)
         except FedSignError:

@@ -33,7 +33,10 @@ _log = logging.getLogger("fedsign")
 
 
 class PartitionGrid(MessageGrid, Exchange):
-    """See the module.  `leaves_process`: messages are serialised by the engine underneath."""
+    """See the module.  `leaves_process`: messages are serialised by the engine underneath.
+
+    With `num_wanted` a round ends with the first good replies that come.
+    """
 
     def __init__(
         self, grid: Grid, *, num_partitions: int, roles: Mapping[str, Role], leaves_process: bool = False

@@ -4,6 +4,8 @@ Paper: arXiv 2405.12489, section 5.  ReLU demonstration: for w = a h + delta, th
 lambda.  Confusion matrix: which hidden features are active (above 0) in theta_f and in theta_f + lambda |eps| sign(theta_f).
 """
 
+import copy
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -21,12 +23,11 @@ def activation_confusion(
 
     Rows are of the centre, columns of the moved one: inactive, active.
     """
-    counts = torch.zeros(4, dtype=torch.int64)
+    counts, model = torch.zeros(4, dtype=torch.int64), copy.deepcopy(model).eval()
     with torch.no_grad():
         for part in features.split(batch):
             before, after = (
-                forward_with_features(model, layout.tensors(point), part, training=False)[1] > 0
-                for point in (centre, moved)
+                forward_with_features(model, layout.tensors(point), part)[1] > 0 for point in (centre, moved)
             )
             counts += torch.bincount((2 * before + after.long()).flatten().cpu(), minlength=4)
     return counts.view(2, 2)

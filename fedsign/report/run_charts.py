@@ -33,15 +33,13 @@ def charts(run: Run) -> list[Chart]:
     ]
 
 
-def round_chart(
-    run: Run, title: str, curves: Mapping[str, Values], *, percent: bool = False, text: str = "", note: str = ""
-) -> Chart:
+def round_chart(run: Run, title: str, curves: Mapping[str, Values], *, text: str = "", note: str = "") -> Chart:
     """Curves over the rounds of a run, by their names."""
     series = [
         Series(name=name, x=run.round_numbers, y=values, color=color)
         for color, (name, values) in enumerate(curves.items())
     ]
-    return line_chart(title, series, percent=percent, text=text, note=note)
+    return line_chart(title, series, text=text, note=note)
 
 
 def line_chart(
