@@ -6,7 +6,6 @@ the same operations in the same order without the wrapping, so that the bits are
 """
 
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,22 +14,6 @@ from fedsign.optim.lean import clear_leanly, step_leanly
 
 _TORCHS = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 _PLAIN = {"maximize": False, "dampening": 0, "differentiable": False, "fused": None, "foreach": None}
-
-
-class Stepper(Protocol):
-    """What a local step needs of an optimiser."""
-
-    def clear(self) -> None:
-        """Forget the gradients."""
-        ...
-
-    def step(self) -> None:
-        """Move the parameters by their gradients."""
-        ...
-
-    def scale(self, factor: float) -> None:
-        """Take so many times the learning rates that the optimiser was made with, from now on."""
-        ...
 
 
 class LocalOptimizer:
@@ -56,7 +39,7 @@ class LocalOptimizer:
         return self._optimizer
 
 
-def stepper(optimizer: torch.optim.Optimizer) -> Stepper:
+def stepper(optimizer: torch.optim.Optimizer) -> "_SGD | _Wrapped":
     """The fastest way to take this optimiser's steps."""
     groups = optimizer.param_groups
     if (
@@ -76,7 +59,7 @@ def _is_torchs(optimizer: torch.optim.Optimizer) -> bool:
 
 
 class _Wrapped:
-    """An optimiser's own step."""
+    """An optimiser's own step.  `scale`: from now on take so many times the learning rates that it was made with."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer

@@ -5,7 +5,6 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
 
@@ -27,19 +26,13 @@ from fedsign.models.transform import prepare_training
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.optim.base import optimizer_of
 from fedsign.optim.displacement import unit_displacement
-from fedsign.records import (
-    LATE,
-    Failure,
-    ObjectiveSpec,
-    ReplyStack,
-    Tensors,
-    TrainReply,
-    TrainRequest,
-    failure_of,
-)
+from fedsign.records import LATE, Failure, ObjectiveSpec, ReplyStack, Tensors, TrainReply, TrainRequest, failure_of
 from fedsign.seeding import Purpose, generator, integer, torch_seeded
 from fedsign.tasks.base import CheckingTask
 from fedsign.workload import Workload
+
+Draws = tuple[np.random.Generator, int]
+"""A client's streams in a round: what orders its samples, and the seed of what torch draws."""
 
 _AT_ONCE = 64  # clients whose streams are made one after another, which takes a fifth of the time
 
@@ -83,13 +76,11 @@ class SequentialTrainer:
                 except Exception as error:  # noqa: BLE001 - a client's error is an answer, on every engine
                     yield failure_of(request.partition, error)
 
-    def _draws(self, request: TrainRequest) -> "_Draws":
+    def _draws(self, request: TrainRequest) -> Draws:
         seed, where = self._workload.config.seed, {"round": request.round, "partition": request.partition}
-        return _Draws(
-            batches=generator(seed, Purpose.BATCHES, **where), training=integer(seed, Purpose.TRAINING, **where)
-        )
+        return generator(seed, Purpose.BATCHES, **where), integer(seed, Purpose.TRAINING, **where)
 
-    def train(self, request: TrainRequest, states: ClientStore, draws: "_Draws | None" = None) -> TrainReply:
+    def train(self, request: TrainRequest, states: ClientStore, draws: Draws | None = None) -> TrainReply:
         """One client's round: load, minimise, save its state, reply.  `draws` are the client's own, if they are there already."""
         draws = draws or self._draws(request)
         self._model.load(request.tensors)
@@ -98,7 +89,7 @@ class SequentialTrainer:
         finally:
             self._model.release()
 
-    def _trained(self, request: TrainRequest, states: ClientStore, draws: "_Draws") -> TrainReply:
+    def _trained(self, request: TrainRequest, states: ClientStore, draws: Draws) -> TrainReply:
         workload, model = self._workload, self._model
         objective = self._objective_of(request.objective)
         index = workload.share_of(request.partition)
@@ -145,9 +136,9 @@ class SequentialTrainer:
             self._objective = spec, plugins.build("objective", spec.name, spec.settings)
         return self._objective[1]
 
-    def _minimise(self, step: LocalStep, index: IntArray, draws: "_Draws", rates: Iterator[float] | None) -> float:
+    def _minimise(self, step: LocalStep, index: IntArray, draws: Draws, rates: Iterator[float] | None) -> float:
         """All local steps on the samples at `index`; returns the mean task loss of the last epoch, per sample."""
-        workload = self._workload
+        workload, (order, stream) = self._workload, draws
         samples, varies = workload.training_samples, workload.config.data.augment != "none"
         deadline = time.monotonic() + workload.config.server.round_timeout_s
         nums: list[int] = []
@@ -156,8 +147,8 @@ class SequentialTrainer:
         if freezes:
             freeze_batch_norm(self._model.module)  # [Note: batches of one] in clients.batches
         try:
-            with torch_seeded(draws.training, device=workload.device), workload.numerics.repeatable():
-                for epoch in self._batching.schedule(len(index), draws.batches):
+            with torch_seeded(stream, device=workload.device), workload.numerics.repeatable():
+                for epoch in self._batching.schedule(len(index), order):
                     nums.clear()
                     losses.clear()
                     for chosen in epoch:
@@ -174,14 +165,6 @@ class SequentialTrainer:
                 self._model.module.train()
         means: list[float] = [losses[0].item()] if len(losses) == 1 else torch.stack(losses).tolist()
         return sum(num * mean for num, mean in zip(nums, means, strict=True)) / sum(nums)
-
-
-@dataclass(frozen=True, slots=True)
-class _Draws:
-    """A client's streams in a round: what orders its samples, and the seed of what torch draws."""
-
-    batches: np.random.Generator
-    training: int
 
 
 def load_state(

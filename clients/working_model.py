@@ -52,11 +52,8 @@ class WorkingModel:
         self._is_plain = _loads_plainly(module)
         has_buffers = next(module.buffers(), None) is not None
         self._tensors = None if has_buffers else module.state_dict()  # None: it may put other buffers in their place
-        self._received: tuple[object, Tensors, Mapping[str, Tensor]] = (
-            None,
-            {},
-            {},
-        )  # of which round, as it came, on the device
+        # of which round, as it came, on the device
+        self._received: tuple[object, Tensors, Mapping[str, Tensor]] = (None, {}, {})
 
     def outputs(self, features: Tensor) -> Tensor:
         """A training pass, in the experiment's precision and layout; the outputs are float32 in any."""

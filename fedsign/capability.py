@@ -12,8 +12,8 @@ class Kind:
     """A family of factories that a configuration chooses from by name."""
 
     plural: str
-    num_given: int  # leading parameters that the program hands in; the others are settings
     table: dict[str, Row]
+    num_given: int = 0  # leading parameters that the program hands in; the others are settings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,8 +36,7 @@ class Capability:
     commands: Mapping[str, str] = field(default_factory=dict)  # "analyse signs" -> a Typer app or a function
     api: Mapping[str, str] = field(default_factory=dict)  # name in `simulations` -> target
     extends: Mapping[str, str] = field(default_factory=dict)  # extension point (`fedsign.extensions`) -> target
-    examples: Mapping[str, Mapping[str, Any]] = field(
-        default_factory=dict
-    )  # settings that use it: see docs/capabilities.md
+    # settings that use it: see docs/capabilities.md
+    examples: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     files: tuple[str, ...] = ()  # patterns of other files that go with it: tests, benchmarks, pages
     extras: tuple[str, ...] = ()  # optional dependencies in pyproject.toml that nothing else needs

@@ -47,11 +47,9 @@ class Experiment:
 
     @property
     def serves(self) -> StrategyTraits:
-        return (
-            StrategyTraits(takes_target=True, takes_parts=True)
-            if self.strategy is None
-            else StrategyTraits.of(self.strategy)
-        )
+        if self.strategy is None:
+            return StrategyTraits(takes_target=True, takes_parts=True)
+        return StrategyTraits.of(self.strategy)
 
     @cached_property
     def model(self) -> nn.Module:

@@ -312,11 +312,7 @@ def _name_at(data: Any, path: str) -> str:
 
 
 def _check_names(config: ExperimentConfig) -> None:
-    for kind, names in (
-        ("task", [config.task]),
-        ("metric", config.metrics),
-        ("callback", config.callbacks),
-    ):
+    for kind, names in (("task", [config.task]), ("metric", config.metrics), ("callback", config.callbacks)):
         for name in names:
             plugins.check(kind, name)
     columns = [name.rpartition(":")[2] for name in config.metrics]

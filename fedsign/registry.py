@@ -16,8 +16,7 @@ import logging
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,12 +27,11 @@ from fedsign.errors import ConfigError, FedSignError
 
 PACKAGES = ("fedsign", "strategies", "clients", "simulations")
 _LONGEST = 300  # characters of a foreign exception's message
-_MOVED = {  # modules that configurations of 0.1 may name; each old name is read, with a warning, for one release
-    old: new for each in CAPABILITIES.values() for old, new in each.moved.items()
-}
+# Modules that configurations of 0.1 may name; each old name is read, with a warning, for one release.
+_MOVED = {old: new for each in CAPABILITIES.values() for old, new in each.moved.items()}
 
 
-_CORE: dict[str, Kind] = {
+KINDS: dict[str, Kind] = {
     "dataset": Kind(
         plural="datasets",
         num_given=1,
@@ -87,7 +85,6 @@ _CORE: dict[str, Kind] = {
     ),
     "task": Kind(
         plural="tasks",
-        num_given=0,
         table={
             "classification": ("fedsign.tasks.classification:Classification", "cross-entropy on class labels"),
             "regression": ("fedsign.tasks.regression:Regression", "mean squared error on real targets"),
@@ -109,7 +106,6 @@ _CORE: dict[str, Kind] = {
     ),
     "objective": Kind(
         plural="objectives",
-        num_given=0,
         table={
             "plain": ("fedsign.objectives.base:Objective", "the task's loss alone"),
             "fedprox": ("fedsign.objectives.fedprox:FedProxObjective", "plus (mu/2) distance to the received model"),
@@ -148,7 +144,6 @@ _CORE: dict[str, Kind] = {
     ),
     "server_optimizer": Kind(
         plural="server_optimizers",
-        num_given=0,
         table={
             "none": ("strategies.server_optim.none:none", "the server goes to the mean (or the strategy's target)"),
             "sgd": ("strategies.server_optim.sgd:ServerSGD", "SGD with momentum on the pseudo-gradient (FedAvgM)"),
@@ -159,7 +154,6 @@ _CORE: dict[str, Kind] = {
     ),
     "strategy": Kind(
         plural="strategies",
-        num_given=0,
         table={
             "fedavg": ("strategies.fedavg:FedAvg", "mean of the clients' models"),
             "fedprox": ("strategies.fedprox:FedProx", "FedAvg with a proximal term at the clients"),
@@ -178,14 +172,12 @@ _CORE: dict[str, Kind] = {
     ),
     "engine": Kind(
         plural="engines",
-        num_given=0,
         table={
             "in_process": ("simulations.backends.in_process:InProcess", "clients one after another in this process"),
         },
     ),
     "callback": Kind(
         plural="callbacks",
-        num_given=0,
         table={
             "progress": ("simulations.callbacks.progress:Progress", "progress bar on the terminal"),
             "report": ("simulations.callbacks.report:Report", "report.html at the end of the run"),
@@ -194,18 +186,11 @@ _CORE: dict[str, Kind] = {
 }
 
 
-def _with_capabilities(core: dict[str, Kind]) -> dict[str, Kind]:
-    """The core's kinds with the rows of capabilities, then the kinds that are theirs alone."""
-    kinds = {name: replace(kind, table=dict(kind.table)) for name, kind in core.items()}
-    for capability in CAPABILITIES.values():
-        kinds |= capability.kinds
-    for capability in CAPABILITIES.values():
-        for kind, rows in capability.rows.items():
-            kinds[kind].table.update(rows)
-    return kinds
-
-
-KINDS: Mapping[str, Kind] = _with_capabilities(_CORE)
+for _capability in CAPABILITIES.values():  # the kinds that are theirs alone, then rows of any kind
+    KINDS |= _capability.kinds
+for _capability in CAPABILITIES.values():
+    for _kind, _rows in _capability.rows.items():
+        KINDS[_kind].table.update(_rows)
 
 
 def nearest(given: str, candidates: Iterable[str]) -> str:

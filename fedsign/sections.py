@@ -231,9 +231,8 @@ class ServerSection(Section):
     """The server's side of a round."""
 
     cohort_size: Positive = 10
-    over_sampling: NonNegativeReal = (
-        0.0  # 0.3: asks 30 % more clients, and the round ends with the first cohort_size replies
-    )
+    # 0.3: asks 30 % more clients, and the round ends with the first cohort_size replies
+    over_sampling: NonNegativeReal = 0.0
     min_replies: Positive = 1
     round_timeout_s: Seconds = 3600.0
     evaluation: Literal["auto", "server", "clients"] = "auto"  # whose test samples; auto: the server's, if it has some

@@ -105,24 +105,17 @@ def integer(seed: int, purpose: Purpose, *, round: int = 0, partition: int = 0) 
     return int(state[0] >> np.uint64(1))
 
 
-def torch_stream(
-    seed: int,
-    purpose: Purpose,
-    *,
-    round: int = 0,
-    partition: int = 0,
-    device: "torch.device | None" = None,
-) -> AbstractContextManager[None]:
+def torch_stream(seed: int, purpose: Purpose, *, round: int = 0, partition: int = 0) -> AbstractContextManager[None]:
     """Seed torch's generators inside the block and give them back as they were.
 
     torch's initialisers and dropout know only the global generator, so it is lent, not used.
     """
-    return torch_seeded(integer(seed, purpose, round=round, partition=partition), device=device)
+    return torch_seeded(integer(seed, purpose, round=round, partition=partition))
 
 
 @contextmanager
 def torch_seeded(stream: int, *, device: "torch.device | None" = None) -> Iterator[None]:
-    """`torch_stream` with an `integer` that is there already."""
+    """`torch_stream` with an `integer` that is there already, on the CPU and on a device."""
     import torch
 
     generators = [torch.default_generator]  # torch.manual_seed would reseed every device

@@ -17,7 +17,7 @@ from fedsign.rules import Rule
 FactoryT = TypeVar("FactoryT", bound=Callable[..., Any])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Traits:
     """Read off whatever is registered under a name, or off an object made of it."""
 
@@ -37,7 +37,7 @@ class Traits:
         return [name for name, its in known.items() if all(getattr(its, key) == value for key, value in values.items())]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class DatasetTraits(Traits):
     """What a reader says of its data without reading them."""
 
@@ -45,7 +45,7 @@ class DatasetTraits(Traits):
     frame: Any = None  # settings -> fedsign.data.base.Frame
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class EngineTraits(Traits):
     """Where clients train."""
 
@@ -55,7 +55,7 @@ class EngineTraits(Traits):
     keeps_processes: bool = False  # a client may have processes that outlive a round
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class MetricTraits(Traits):
     """What a metric is of."""
 
@@ -63,7 +63,7 @@ class MetricTraits(Traits):
     targets: str = ""  # class labels, real targets or text; empty: not known
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class ObjectiveTraits(Traits):
     """What clients minimise."""
 
@@ -75,7 +75,7 @@ class ObjectiveTraits(Traits):
     adds_up: bool = False  # its penalty is a sum over elements
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class OptimizerTraits(Traits):
     """How the clients' optimizer treats the model."""
 
@@ -91,7 +91,7 @@ class OptimizerTraits(Traits):
         return self.takes_groups if self.takes_model else self.adapt_model is None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class PartitionTraits(Traits):
     """Whose the data are."""
 
@@ -99,7 +99,7 @@ class PartitionTraits(Traits):
     client_data: Any = None  # reads what clients hold themselves; nothing is dealt out
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class StrategyTraits(Traits):
     """How the server treats replies."""
 
@@ -111,7 +111,7 @@ class StrategyTraits(Traits):
     weights: tuple[float, ...] = ()  # of clients in their order
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class TaskTraits(Traits):
     """What a task learns."""
 
@@ -119,19 +119,7 @@ class TaskTraits(Traits):
     targets: str = ""  # class labels, real targets or text; empty: not known
 
 
-TRAITS: Mapping[str, type[Traits]] = {
-    each.kind: each
-    for each in (
-        DatasetTraits,
-        EngineTraits,
-        MetricTraits,
-        ObjectiveTraits,
-        OptimizerTraits,
-        PartitionTraits,
-        StrategyTraits,
-        TaskTraits,
-    )
-}
+TRAITS: Mapping[str, type[Traits]] = {each.kind: each for each in Traits.__subclasses__()}
 
 
 def traits_shown(kind: str, name: str) -> dict[str, Any]:

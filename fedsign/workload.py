@@ -28,7 +28,7 @@ from fedsign.errors import ConfigError, DataError
 from fedsign.extensions import extensions
 from fedsign.federation.exchange import UpdateEncoding
 from fedsign.figures import Evaluation
-from fedsign.models.transform import ModelTransform, transforms_of
+from fedsign.models.transform import transforms_of
 from fedsign.models.weights import load_weights
 from fedsign.numerics import Numerics, device_of
 from fedsign.records import Role, roles_of
@@ -156,15 +156,9 @@ class Workload:
         """The same data, split and task for clients that train in another way."""
         client = self.config.client.model_copy(update=changes)
         other = Workload(self.config.model_copy(update={"client": client}), self.sites_here)
-        kept = (
-            "dataset",
-            "split",
-            "task",
-            "device",
-            "training_samples",
-            "_shared",
-        )  # what was made already and does not depend on the change
-        other.__dict__.update({name: self.__dict__[name] for name in kept if name in self.__dict__})
+        # what was made already and does not depend on the change
+        kept = ("dataset", "split", "task", "device", "training_samples", "_shared")
+        vars(other).update({name: vars(self)[name] for name in kept if name in vars(self)})
         return other
 
     def samples_of(self, partition: int) -> AnySamples:
@@ -199,8 +193,7 @@ class Workload:
         """A new model with the experiment's initial parameters, the same in every process."""
         with torch_stream(self.config.seed, Purpose.MODEL):
             model: nn.Module = self.config.model.build(self.dataset.input_shape, self.dataset.num_outputs)
-            transforms: tuple[ModelTransform, ...] = extensions("model_transform")
-            for transform in transforms:
+            for transform in extensions("model_transform"):
                 transform(self.config, model)
         if self.config.model.start:
             load_weights(model, Path(self.config.model.start), key="model.start")

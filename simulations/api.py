@@ -10,9 +10,9 @@ import importlib.metadata
 import logging
 import platform
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,7 +101,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the main figures and the learning curve."""
-        from fedsign.report.card import render_card  # only notebooks ask for it, and a run should begin at once
+        from fedsign.report.page import render_card  # only notebooks ask for it, and a run should begin at once
 
         return render_card(self.folder)
 
@@ -199,14 +199,10 @@ def _failed(error: BaseException) -> Line:
 
 def _conclude(folder: RunFolder, outcome: Line, callbacks: list[Callback]) -> None:
     """Write how the run ended and tell the callbacks; on a full disk the first error is the one to see."""
-    try:
-        folder.write_json("outcome.json", outcome)
-    except FedSignError:
-        if outcome["status"] == "finished":
-            raise
-    for callback in callbacks:
+    ends: list[Callable[[Line], None]] = [partial(folder.write_json, "outcome.json")]
+    for end in [*ends, *(callback.on_end for callback in callbacks)]:
         try:
-            callback.on_end(outcome)
+            end(outcome)
         except FedSignError:
             if outcome["status"] == "finished":
                 raise

@@ -4,6 +4,7 @@ Importing this module, and `fedsign --help`, import neither torch nor Flower nor
 what they need when they run.
 """
 
+import importlib.util
 import logging
 import os
 import shlex
@@ -66,14 +67,15 @@ def run(
 ) -> None:
     """Run an experiment: train, evaluate every round, write results and a report."""
     from fedsign import config as configs
+    from fedsign.storage.results import open_run
 
     if resume is not None:
         if config is not None:
             raise ConfigError(
                 "a configuration and --resume were both given; a run is resumed with its own: drop the file."
             )
-        changed = _changed_on_resume(resume, overrides or [])
-        done = _run(changed, resume=resume)
+        file = open_run(resume).path / "config.toml"
+        done = _run(configs.load(file, overrides) if overrides else None, resume=resume)
     else:
         experiment = configs.load(config, overrides or [])
         if show_config:
@@ -196,11 +198,9 @@ _add_commands()
 
 def main() -> None:
     """Entry point: a user's mistake is one sentence and exit code 2, never a traceback."""
-    from fedsign.guard import check_packages
-
     logging.getLogger("fedsign").addHandler(_Warnings())
     try:
-        check_packages()
+        _check_packages()
         app(prog_name="fedsign")
     except Stopped as stopped:
         _leave(str(stopped), STOPPED)
@@ -221,6 +221,29 @@ def main() -> None:
             f"your own module: rerun with {TRACEBACK}=1 to see where",
             1,
         )
+
+
+def _check_packages() -> None:
+    """Look where each of the four packages would be imported from; nothing is imported.
+
+    `clients` or `simulations` are likely names for a folder of one's own.  If such a folder comes first on the path, Python
+    imports it in place of ours, and the errors that follow are hard to read.
+
+    Raises:
+        ConfigError: one of them is not beside `fedsign`.
+    """
+    from fedsign.registry import PACKAGES
+
+    home = Path(fedsign.__file__).resolve().parent.parent
+    for package in PACKAGES:
+        spec = importlib.util.find_spec(package)
+        places = list(spec.submodule_search_locations or []) if spec else []
+        found = Path(places[0]).resolve() if places else None
+        if found != home / package:
+            raise ConfigError(
+                f"Python finds the package '{package}' in {found or (spec and spec.origin) or 'no place'}, but FedSign's is in "
+                f"{home / package}: a folder or file of yours has the same name; rename it, or start from another folder."
+            )
 
 
 def _leave(line: str, exit_code: int) -> NoReturn:
@@ -253,13 +276,6 @@ class _Warnings(logging.Handler):
         """One line."""
         if record.levelno >= logging.WARNING:
             print(f"warning: {record.getMessage()}", file=sys.stderr)
-
-
-def _changed_on_resume(folder: Path, overrides: list[str]) -> Any:
-    from fedsign import config as configs
-    from fedsign.storage.results import open_run
-
-    return configs.load(open_run(folder).path / "config.toml", overrides) if overrides else None
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """The evaluation of a round: on the server's test samples, unless a capability evaluates elsewhere (extension point `evaluation`)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from clients.working_model import WorkingModel
 from fedsign.extensions import extensions
@@ -22,41 +21,23 @@ class Evaluation:
     lines: Mapping[str, Line] = field(default_factory=dict)
 
 
-class Evaluator(Protocol):
-    """Evaluates the model of each round."""
-
-    def evaluate(self, round: int, tensors: Tensors) -> Evaluation:
-        """Figures of a model, given as its tensors."""
-        ...
+Evaluate = Callable[[int, Tensors], Evaluation]
+"""Evaluates the model of a round, given as its tensors."""
 
 
-class MakeEvaluator(Protocol):
-    """The extension point `evaluation`."""
+def evaluator_for(workload: Workload, model: WorkingModel, grid: PartitionGrid, *, num_threads: int) -> Evaluate:
+    """A capability's way to evaluate, or the server's.
 
-    def __call__(self, workload: Workload, grid: PartitionGrid, *, num_threads: int) -> Evaluator | None:
-        """Who evaluates this experiment; None: the server."""
-        ...
+    At the extension point are functions `(workload, grid, *, num_threads)` that give an object with such a method `evaluate`, or
+    None for the server.
+    """
+    for make in extensions("evaluation"):
+        if (evaluator := make(workload, grid, num_threads=num_threads)) is not None:
+            evaluate: Evaluate = evaluator.evaluate
+            return evaluate
 
+    def on_the_server(round: int, tensors: Tensors) -> Evaluation:
+        model.load(tensors)
+        return Evaluation(figures=workload.evaluate(model.module, num_threads=num_threads))
 
-@dataclass(kw_only=True, slots=True)
-class ServerEvaluator:
-    """Evaluates on the server's test samples."""
-
-    workload: Workload
-    model: WorkingModel
-    num_threads: int = 1
-
-    def evaluate(self, round: int, tensors: Tensors) -> Evaluation:
-        """See Evaluator."""
-        self.model.load(tensors)
-        return Evaluation(figures=self.workload.evaluate(self.model.module, num_threads=self.num_threads))
-
-
-def evaluator_for(workload: Workload, model: WorkingModel, grid: PartitionGrid, *, num_threads: int) -> Evaluator:
-    """A capability's evaluator, or the server's."""
-    makers: tuple[MakeEvaluator, ...] = extensions("evaluation")
-    for make in makers:
-        evaluator = make(workload, grid, num_threads=num_threads)
-        if evaluator is not None:
-            return evaluator
-    return ServerEvaluator(workload=workload, model=model, num_threads=num_threads)
+    return on_the_server

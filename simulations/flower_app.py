@@ -55,14 +55,15 @@ def write_app(
         shutil.copyfile(source, copy)
     components = {"serverapp": server_app, "clientapp": f"{CLIENT_STUB}:app"}
     run_config = {EXPERIMENT_KEY: config.to_toml(), **run_config}
+    app = {"publisher": "fedsign", "components": components, "config": run_config}
     project = {
         "name": "fedsign-experiment",
         "version": fedsign.__version__,
         "license": "Apache-2.0",
         "dependencies": [],
+        "description": "A FedSign experiment",
     }
-    app = {"publisher": "fedsign", "components": components, "config": run_config}
-    tree = {"project": {**project, "description": "A FedSign experiment"}, "tool": {"flwr": {"app": app}}}
+    tree = {"project": project, "tool": {"flwr": {"app": app}}}
     (target / "pyproject.toml").write_text(tomli_w.dumps(tree), encoding="utf-8")
     return target
 

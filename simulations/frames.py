@@ -20,21 +20,14 @@ def numbers_of(line: Line) -> dict[str, float]:
     """
     numbers: dict[str, float] = {}
     for key, value in line.items():
-        match value:
-            case _ if key == "round":
-                continue
-            case list() if key in _COUNTED:
-                numbers[key] = len(value)
-            case None:  # see RunFolder.append: JSON knows no NaN
-                numbers[key] = math.nan
-            case bool():
-                continue
-            case int() | float():
-                numbers[key] = value
-            case dict():
-                numbers |= {f"{key}.{inner}": number for inner, number in numbers_of(value).items()}
-            case _:
-                continue
+        if key in _COUNTED:
+            numbers[key] = len(value)
+        elif value is None:  # see RunFolder.append: JSON knows no NaN
+            numbers[key] = math.nan
+        elif isinstance(value, dict):
+            numbers |= {f"{key}.{inner}": number for inner, number in numbers_of(value).items()}
+        elif isinstance(value, int | float) and not isinstance(value, bool) and key != "round":
+            numbers[key] = value
     return numbers
 
 

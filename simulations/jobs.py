@@ -55,14 +55,7 @@ class _Worker:
         self.is_ready = False
 
 
-def play_all(
-    jobs: Sequence[Job],
-    *,
-    workers: int,
-    logs: Path,
-    watchers: Sequence[Watcher],
-    module: str,
-) -> None:
+def play_all(jobs: Sequence[Job], *, workers: int, logs: Path, watchers: Sequence[Watcher], module: str) -> None:
     """Play all jobs, some at a time, in their order.
 
     Raises:

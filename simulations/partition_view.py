@@ -1,8 +1,11 @@
 """`fedsign partition`: how an experiment's training samples are dealt out, without training anything."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -10,14 +13,17 @@ import numpy as np
 from fedsign import config as configs
 from fedsign.data.partition.base import label_distance
 from fedsign.errors import ConfigError
-from fedsign.report.figures import check_name
-from fedsign.report.population import Population
-from fedsign.report.split import SplitPicture, write_split
+from fedsign.report import figures
+from fedsign.report.population import Population, draw_clients, panels
+from fedsign.report.template import render
 from fedsign.report.wording import middle, plural
+from fedsign.storage.disk import write_text
 from fedsign.workload import Workload
 from simulations.api import environment, split_facts
 
 DEFAULT_PATH = Path("partition.svg")
+_MAX_COLUMNS = 160
+_LINE = 120  # characters above the picture
 _SAID_IN_THE_PICTURE = ("clients", "training samples", "samples per client", "classes per client")
 
 
@@ -28,7 +34,7 @@ def look(config: Path | None, overrides: Sequence[str], path: Path | None) -> di
         FedSignError: the configuration is wrong, the data cannot be split so, or the picture not written.
     """
     if path is not None:
-        check_name(path, ".html")  # before data is read, which may take minutes
+        figures.check_name(path, ".html")  # before data is read, which may take minutes
     facts = describe(Workload(configs.load(config, overrides)))
     if path is not None:
         draw(facts, path)
@@ -128,16 +134,27 @@ def title(facts: Mapping[str, Any]) -> str:
 
 
 def draw(facts: Mapping[str, Any], path: Path) -> None:
-    """Write the picture of a split.
+    """Write the picture of a split: a page that loads nothing, or a figure.
 
     Raises:
-        ConfigError: the file's name says no kind of picture.
         ResultsError: it cannot be written.
     """
-    picture = SplitPicture(
-        title=title(facts),
-        clients=Population.of(facts),
-        facts=[row for row in rows(facts) if row[0] not in _SAID_IN_THE_PICTURE],
-        environment=environment(),
-    )
-    write_split(picture, path)
+    clients = replace(Population.of(facts), max_columns=_MAX_COLUMNS)
+    others = [row for row in rows(facts) if row[0] not in _SAID_IN_THE_PICTURE]
+    if path.suffix.lower() == ".html":
+        page = render(
+            "split.html.jinja",
+            title=title(facts),
+            sizes=clients.size_sentence(),
+            facts=others,
+            clients=clients,
+            panels=panels(clients),
+            caption=clients.caption(),
+            environment=environment(),
+        )
+        write_text(path, page)
+        return
+    said = [f"{name}: {value} ({remark})" if remark else f"{name}: {value}" for name, value, remark in others]
+    lines = [title(facts), clients.size_sentence(), *said, clients.caption()]
+    above = "\n".join(fill(line, _LINE) for line in lines)
+    figures.write(partial(draw_clients, clients, title=above), path)

@@ -10,6 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from math import ceil
 
 from flwr.app import ConfigRecord
@@ -19,7 +20,7 @@ from clients.working_model import WorkingModel
 from fedsign.errors import ConfigError, RoundError
 from fedsign.extensions import extensions
 from fedsign.federation.aggregation import is_finite
-from fedsign.federation.exchange import ClientLedger, DirectExchange, RoundHook, Traffic
+from fedsign.federation.exchange import ClientLedger, DirectExchange, Exchange, RoundHook, Traffic
 from fedsign.flower import foreign, foreign_rules
 from fedsign.flower.array import to_record, to_tensors
 from fedsign.flower.parameters_only import ParametersOnly, release
@@ -59,11 +60,11 @@ class RoundLoop:
         self.round = 0
         self._config = workload.config
         self._model = WorkingModel(workload.make_model(), workload.numerics)
-        self._evaluator = evaluator_for(workload, self._model, grid, num_threads=evaluation_threads)
+        self._evaluate = evaluator_for(workload, self._model, grid, num_threads=evaluation_threads)
         self._strategy = make_strategy(workload)
         is_direct = isinstance(self._strategy, Strategy) and not self._strategy.needs_messages()
         self._direct = direct if is_direct else None
-        self._exchange: PartitionGrid | DirectExchange = self._direct or grid
+        self._exchange: Exchange = self._direct or grid
         self._encoding = self._exchange.encoding = workload.make_update_encoding()
         server = self._config.server
         self._num_asked = min(ceil(server.cohort_size * (1 + server.over_sampling)), self._config.partition.num_clients)
@@ -92,7 +93,7 @@ class RoundLoop:
             self._encoding.commit(self.round, traffic.accepted, before=before, after=self._served)
         besides = [hook.end(traffic) for hook in self._hooks]
         trained_at = time.perf_counter()
-        evaluated = self._evaluator.evaluate(self.round, self._evaluated)
+        evaluated = self._evaluate(self.round, self._evaluated)
         self._report(evaluated.failures)
         traffic.failures += evaluated.failures
         traffic.bytes_down += evaluated.bytes_down
@@ -201,15 +202,7 @@ class RoundLoop:
     def _report(self, failures: Iterable[Failure]) -> None:
         for failure in failures:
             _log.warning("round %d: client %d failed: %s", self.round, failure.partition, failure.reason)
-            self.folder.append(
-                "failures.jsonl",
-                {
-                    "round": self.round,
-                    "partition": failure.partition,
-                    "reason": failure.reason,
-                    "details": failure.details,
-                },
-            )
+            self.folder.append("failures.jsonl", {"round": self.round, **asdict(failure)})
 
     def _write(self, line: Line, timings: dict[str, float], evaluated: Evaluation) -> None:
         """See [Note: what is written when]."""

@@ -13,8 +13,7 @@ gave or was given.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -36,9 +35,8 @@ class StateCache(ClientStore):
         super().__init__(folder)
         self._database = StateDatabase(folder)
         self._budget_bytes = budget_bytes
-        self._held: OrderedDict[int, dict[int, Tensors]] = (
-            OrderedDict()
-        )  # partition -> version -> state; first: oldest use
+        # partition -> version -> state; first: oldest use
+        self._held: OrderedDict[int, dict[int, Tensors]] = OrderedDict()
         self._unwritten: set[tuple[int, int]] = set()  # (partition, version)
         self.held_bytes = 0
 
@@ -80,13 +78,9 @@ class StateCache(ClientStore):
                 self._forget(partition, version)
         self._database.commit()
 
-    @contextmanager
-    def closed_at_the_end(self) -> Iterator["StateCache"]:
+    def close(self) -> None:
         """Close the file when the run ends, however it ends."""
-        try:
-            yield self
-        finally:
-            self._database.close()
+        self._database.close()
 
     def _hold(self, partition: int, version: int, state: Tensors) -> None:
         held = self._held.setdefault(partition, {})

@@ -11,7 +11,6 @@ CAPABILITY = Capability(
     kinds={
         "hypergradient": Kind(
             plural="hypergradients",
-            num_given=0,
             table={
                 "fg2u": (
                     "fedsign.bilevel.forward_gradient:fg2u",

@@ -15,7 +15,6 @@ CAPABILITY = Capability(
     kinds={
         "privacy": Kind(
             plural="privacies",
-            num_given=0,
             table={
                 "none": ("fedsign.privacy.none:none", "what clients send is used as it is"),
                 "central": (

@@ -16,7 +16,6 @@ CAPABILITY = Capability(
     kinds={
         "attack": Kind(
             plural="attacks",
-            num_given=0,
             table={
                 "none": ("clients.robustness.attack:none", "nobody attacks"),
                 "sign_flip": (

@@ -16,7 +16,6 @@ CAPABILITY = Capability(
     kinds={
         "parameterisation": Kind(
             plural="parameterisations",
-            num_given=0,
             table={
                 "none": ("fedsign.parameterisation.schemes:none", "the model's own start, one learning rate for all"),
                 "sp": (
@@ -32,7 +31,6 @@ CAPABILITY = Capability(
         ),
         "sparsity": Kind(
             plural="sparsities",
-            num_given=0,
             table={
                 "static": ("fedsign.parameterisation.sparsity.static:static", "masks stay as they were drawn"),
                 "rigl": (

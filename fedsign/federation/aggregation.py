@@ -85,10 +85,8 @@ class WeightedMean:
         if not self.count:
             raise ValueError("the mean of no models was asked for; add at least one first.")
         for name, total in self._sums.items():
-            if (
-                self.num_sent[name] > 1 and total.is_floating_point()
-            ):  # of one model it is that model: w x / w is rounded twice
-                total.div_(self.weight_sent[name])
+            if self.num_sent[name] > 1 and total.is_floating_point():
+                total.div_(self.weight_sent[name])  # the mean of one model is that model: w x / w is rounded twice
         return {name: total.to(self._dtypes[name]) for name, total in self._sums.items()}
 
 

@@ -5,7 +5,6 @@ travel as uint16).  Messages that hold a part of a model, or of sparse tensors t
 (`fedsign.models.transform.Packing`), need no encoding: what is there is encoded as always.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -40,23 +39,6 @@ _TYPES = frozenset(
 )
 
 
-def _to_bf16(tensor: Tensor) -> npt.NDArray[np.generic]:
-    return tensor.view(torch.uint16).numpy()
-
-
-def _from_bf16(payload: npt.NDArray[np.generic]) -> Tensor:
-    return torch.from_numpy(payload).view(torch.bfloat16)
-
-
-_TABLE: dict[
-    Encoding,
-    tuple[Callable[[Tensor], npt.NDArray[np.generic]], Callable[[npt.NDArray[np.generic]], Tensor]],
-] = {
-    Encoding.DENSE: (lambda tensor: tensor.numpy(), torch.from_numpy),
-    Encoding.BF16: (_to_bf16, _from_bf16),
-}
-
-
 _READABLE = {
     Encoding.DENSE: frozenset(str(dtype).removeprefix("torch.") for dtype in _TYPES - {torch.bfloat16}),
     Encoding.BF16: frozenset({"uint16"}),
@@ -74,9 +56,9 @@ def encode(tensor: Tensor) -> Encoded:
             f"a tensor of type {tensor.dtype} ({tensor.layout}) has no encoding; send dense float, int, bool or bfloat16."
         )
     host = tensor.detach().cpu().contiguous()
-    encoding = Encoding.BF16 if host.dtype == torch.bfloat16 else Encoding.DENSE
-    to_array, _ = _TABLE[encoding]
-    return Encoded(encoding=encoding, payload=to_array(host))
+    if host.dtype == torch.bfloat16:
+        return Encoded(encoding=Encoding.BF16, payload=host.view(torch.uint16).numpy())
+    return Encoded(encoding=Encoding.DENSE, payload=host.numpy())
 
 
 def decode(encoding: str, payload: npt.NDArray[np.generic]) -> Tensor:
@@ -85,8 +67,8 @@ def decode(encoding: str, payload: npt.NDArray[np.generic]) -> Tensor:
     Raises:
         CodecError: an encoding that this version does not read.
     """
-    if encoding not in list(_TABLE):
-        known = ", ".join(_TABLE)
+    if encoding not in list(Encoding):
+        known = ", ".join(Encoding)
         raise CodecError(
             f"a tensor came in the encoding '{encoding}', but version {VERSION} of the codec reads {known}; "
             "install the same version of fedsign on server and clients."
@@ -94,4 +76,5 @@ def decode(encoding: str, payload: npt.NDArray[np.generic]) -> Tensor:
     expected = "uint16" if encoding == Encoding.BF16 else "float16, float32, float64, int8 to int64, uint8 or bool"
     if str(payload.dtype) not in _READABLE[Encoding(encoding)]:
         raise CodecError(f"a tensor came as '{encoding}' of {payload.dtype}; expected is {expected}.")
-    return _TABLE[Encoding(encoding)][1](payload)
+    tensor = torch.from_numpy(payload)
+    return tensor.view(torch.bfloat16) if encoding == Encoding.BF16 else tensor

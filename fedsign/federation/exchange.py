@@ -29,7 +29,6 @@ from fedsign.records import (
 )
 from fedsign.storage.results import Line
 
-NUM_EXAMPLES = "the reply counts num-examples={}; expected is 1 or more."
 TrainMany = Callable[[Sequence[TrainRequest]], Iterator[TrainReply | ReplyStack | Failure]]
 
 
@@ -163,21 +162,48 @@ class RoundHook(Protocol):
         return record
 
 
-class DirectExchange:
-    """See the module.  `roles` are the model's; `traffic` tells of the last round; `observers` see each good reply.
+class Exchange:
+    """Of either kind.  `roles` are the model's, which every reply has to confirm; `observers` see each good reply.
 
-    With `num_wanted` a round ends with so many good replies.
+    `traffic` tells of the last round.  With `num_wanted` a round ends with so many good replies.
     """
 
-    def __init__(self, train_many: TrainMany, *, num_partitions: int, roles: Mapping[str, Role]) -> None:
-        self._train_many, self._num_partitions, self._roles = train_many, num_partitions, dict(roles)
+    def __init__(self, num_partitions: int, roles: Mapping[str, Role]) -> None:
+        self._num_partitions, self._roles = num_partitions, dict(roles)
         self._parameters = [name for name, role in roles.items() if role is Role.PARAMETER]
-        self._received: Tensors = {}  # the parameters of this round's request
         self.ledger = ClientLedger()
         self.encoding: UpdateEncoding | None = None
         self.traffic = Traffic()
         self.observers: Sequence[ReplyObserver] = ()
         self.num_wanted: int | None = None
+
+    def _count(
+        self,
+        reply: Reply,
+        sent: Tensors,
+        partitions: Sequence[int],
+        num_examples: Sequence[int],
+        metrics: Sequence[Mapping[str, float]],
+    ) -> None:
+        """Add the good replies of some clients to the account; `sent` is what came in place of their models."""
+        traffic = self.traffic
+        traffic.accepted += partitions
+        traffic.with_state += partitions if reply.has_state else []
+        traffic.bytes_up += sum(tensor.nbytes for tensor in (*sent.values(), *reply.extra.values()))
+        traffic.weighted_losses += [
+            (num, each["train-loss"])
+            for num, each in zip(num_examples, metrics, strict=True)
+            if each.get("train-loss") is not None
+        ]
+
+
+class DirectExchange(Exchange):
+    """With clients that are trained in this process; see the module."""
+
+    def __init__(self, train_many: TrainMany, *, num_partitions: int, roles: Mapping[str, Role]) -> None:
+        super().__init__(num_partitions, roles)
+        self._train_many = train_many
+        self._received: Tensors = {}  # the parameters of this round's request
 
     def train(self, request: CohortRequest) -> Iterator[Reply]:
         """The good replies in the order of the cohort, as soon as that can be; a stack stands where its first client does."""
@@ -296,24 +322,6 @@ class DirectExchange:
                 diverged.append(place)
         return stack.without(diverged)
 
-    def _count(
-        self,
-        reply: Reply,
-        sent: Tensors,
-        partitions: Sequence[int],
-        num_examples: Sequence[int],
-        metrics: Sequence[Mapping[str, float]],
-    ) -> None:
-        traffic = self.traffic
-        traffic.accepted += partitions
-        traffic.with_state += partitions if reply.has_state else []
-        traffic.bytes_up += sum(tensor.nbytes for tensor in (*sent.values(), *reply.extra.values()))
-        traffic.weighted_losses += [
-            (num, each["train-loss"])
-            for num, each in zip(num_examples, metrics, strict=True)
-            if each.get("train-loss") is not None
-        ]
-
 
 def check_addresses(partitions: Sequence[int], num_partitions: int) -> None:
     """Raise RoundError unless a strategy addressed different clients that there are."""
@@ -358,7 +366,7 @@ def check_claims(reply: Reply, *, round: int, roles: Mapping[str, Role]) -> None
         raise ReplyError("the reply names other parameters and buffers than the model has.")
     nums = reply.num_examples if isinstance(reply, ReplyStack) else [reply.num_examples]
     if bad := [num for num in nums if not 1 <= num < inf]:  # NaN too
-        raise ReplyError(NUM_EXAMPLES.format(bad[0]))
+        raise ReplyError(f"the reply counts num-examples={bad[0]}; expected is 1 or more.")
 
 
 def check_shapes(tensors: Tensors, extra: Tensors, *, like: Tensors, is_partial: bool = False) -> None:

@@ -69,27 +69,19 @@ class PlainArrays:
     """Records of plain arrays for messages that leave the process; an array is made once, when the first message needs it."""
 
     def __init__(self) -> None:
-        self._arrays: dict[tuple[int, str], tuple[Array, str]] = {}
         # the records that they were made of are kept too, so that an id stays its own
-        self._records: dict[tuple[int, tuple[str, ...]], tuple[ArrayRecord, ArrayRecord, dict[str, str]]] = {}
+        self._arrays: dict[tuple[int, str], tuple[ArrayRecord, tuple[Array, str]]] = {}
 
     def of(self, record: ArrayRecord, names: Iterable[str] | None = None) -> tuple[ArrayRecord, dict[str, str]]:
         """A record, or the named arrays of it, ready for the wire, and the encoding of each."""
-        chosen = tuple(record if names is None else names)
-        if (id(record), chosen) not in self._records:
-            made = {name: self._made(record, name) for name in chosen}
-            plain = ArrayRecord()
-            for name, (array, _) in made.items():
-                plain[name] = array
-            encodings = {name: encoding for name, (_, encoding) in made.items()}
-            self._records[id(record), chosen] = record, plain, encodings
-        _, plain, encodings = self._records[id(record), chosen]
-        return plain, encodings
+        made = {name: self._made(record, name) for name in (record if names is None else names)}
+        plain = filled(ArrayRecord(), {name: array for name, (array, _) in made.items()})
+        return plain, {name: encoding for name, (_, encoding) in made.items()}
 
     def _made(self, record: ArrayRecord, name: str) -> tuple[Array, str]:
         if (id(record), name) not in self._arrays:
-            self._arrays[id(record), name] = plain_array(record[name])
-        return self._arrays[id(record), name]
+            self._arrays[id(record), name] = record, plain_array(record[name])
+        return self._arrays[id(record), name][1]
 
 
 def to_tensors(record: ArrayRecord, encodings: Mapping[str, str] | None = None) -> Tensors:

@@ -29,9 +29,8 @@ def _listed(arrays: Tensors) -> Any:
     return [array.numpy() for array in arrays.values()]
 
 
-_Kept = Mapping[
-    str, Callable[[Tensors], Any]
-]  # attribute -> how its arrays are given back; a number, or None, is any attribute's
+# attribute -> how its arrays are given back; a number, or None, is any attribute's
+_Kept = Mapping[str, Callable[[Tensors], Any]]
 _ADAPTIVE: _Kept = {"m_t": _by_name, "v_t": _by_name}
 _CLIPPING_NORM: _Kept = {"clipping_norm": _by_name}
 

@@ -13,25 +13,18 @@ from contextlib import contextmanager
 from functools import partial
 from math import inf
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from fedsign.errors import IncompleteModelError
 from fedsign.federation.aggregation import in_slot_order
-from fedsign.federation.exchange import (
-    ClientLedger,
-    ReplyObserver,
-    Traffic,
-    UpdateEncoding,
-    bytes_down,
-    check_addresses,
-)
+from fedsign.federation.exchange import Exchange, Traffic, bytes_down, check_addresses
 from fedsign.flower import wire
 from fedsign.flower.array import PlainArrays, to_tensors
 from fedsign.flower.nodes import Nodes
 from fedsign.flower.pulling import arrivals
-from fedsign.flower.reply_checks import GoodReply, ReplyChecks
+from fedsign.flower.reply_checks import GoodReply, checked, read_reply
 from fedsign.flower.shims import MessageGrid, ensure_task_identity
 from fedsign.records import Failure, Role
 
@@ -39,36 +32,22 @@ _TTL_SLACK_S = 60.0
 _log = logging.getLogger("fedsign")
 
 
-class PartitionGrid(MessageGrid):
+class PartitionGrid(MessageGrid, Exchange):
     """See the module.  `leaves_process`: messages are serialised by the engine underneath.
 
-    `roles` are the model's, which every reply has to confirm; `traffic` tells of the last round.  With `num_wanted` a round
-    ends with so many good replies, the first that come.
+    With `num_wanted` a round ends with the first good replies that come.
     """
 
     def __init__(
-        self,
-        grid: Grid,
-        *,
-        num_partitions: int,
-        roles: Mapping[str, Role],
-        ledger: ClientLedger | None = None,
-        leaves_process: bool = False,
+        self, grid: Grid, *, num_partitions: int, roles: Mapping[str, Role], leaves_process: bool = False
     ) -> None:
+        Exchange.__init__(self, num_partitions, roles)
         ensure_task_identity()
         self._grid = grid
-        self._num_partitions = num_partitions
-        self._checks = ReplyChecks(roles)
-        self._parameters = [name for name, role in roles.items() if role == Role.PARAMETER]
         self.leaves_process = leaves_process
         self._nodes = Nodes(grid, num_partitions=num_partitions)
         self._shown: Sequence[int] = range(num_partitions)
-        self.ledger = ledger or ClientLedger()
-        self.encoding: UpdateEncoding | None = None
         self._has_warned = False
-        self.traffic = Traffic()
-        self.observers: Sequence[ReplyObserver] = ()
-        self.num_wanted: int | None = None
         self._ttl_s = inf  # of a message that no node has pulled; a node that comes back finds no round that is over
 
     def set_run(self, run: Run) -> None:
@@ -138,19 +117,19 @@ class PartitionGrid(MessageGrid):
             elif isinstance(reply, Failure):
                 self.traffic.failures.append(reply)
             else:
-                self._account(reply.message, reply.nbytes, request)
+                self._account(reply, request)
                 yield reply.message
 
     def _arrivals(
         self, batch: list[Message], message_ids: list[str], deadline: float
     ) -> Iterator[tuple[int, GoodReply | Failure | None]]:
         """(slot, reply or failure), in order of arrival; every slot once.  None: it is not waited for any more."""
-        trains = bool(batch) and batch[0].metadata.message_type == MessageType.TRAIN
-        num_wanted, num_good = (self.num_wanted if trains else None) or len(batch), 0
+        num_wanted, num_good = self.num_wanted or len(batch), 0
         left = dict.fromkeys(range(len(batch)))
         again = None if self.encoding is None else partial(self._asked_again, batch, set())
         for slot, came in arrivals(self._grid, message_ids, len(batch), deadline=deadline, asked_again=again):
-            outcome = self._checks.checked(came, batch[slot], encoding=self.encoding)
+            check = partial(checked, request=batch[slot], roles=self._roles, encoding=self.encoding)
+            outcome = read_reply(came, batch[slot].metadata.dst_node_id, check)
             del left[slot]
             num_good += isinstance(outcome, GoodReply)
             yield slot, outcome
@@ -184,13 +163,13 @@ class PartitionGrid(MessageGrid):
         encodings: dict[str, str] = {}
         digests: dict[str, str] = {}
         if trains and not whole:
-            self.traffic.bytes_down += self._bytes_down(partition, content)
+            model, shared = to_tensors(wire.arrays_of(content)), to_tensors(wire.besides(content))
+            self.traffic.bytes_down += bytes_down([partition], model, shared, self.encoding)
         if plain is not None:
             content = RecordDict(dict(content))
-            model = wire.arrays_of(content) if trains and self.encoding is not None else None
             for key, record in wire.of_kind(content, ArrayRecord).items():
                 names = None
-                if record is model and self.encoding is not None:
+                if trains and key != wire.BESIDES and self.encoding is not None:
                     digests = self.encoding.digests(to_tensors(record))
                     names = None if whole else self.encoding.lacking(partition, record)
                 content[key], own = plain.of(record, names)
@@ -211,27 +190,11 @@ class PartitionGrid(MessageGrid):
             group_id=metadata.group_id,
         )
 
-    def _bytes_down(self, partition: int, content: RecordDict) -> int:
-        if self.encoding is None:
-            return wire.nbytes_of(content)
-        model, shared = to_tensors(wire.arrays_of(content)), to_tensors(wire.besides(content))
-        return bytes_down([partition], model, shared, self.encoding)
-
-    def _account(self, reply: Message, nbytes: int, request: Message) -> None:
-        if reply.metadata.message_type != MessageType.TRAIN:
-            return
-        self.traffic.accepted.append(reply.metadata.src_node_id)
-        record = wire.of_kind(reply.content, ConfigRecord).get(wire.REPLY)
-        if record is not None and record.get("has-state"):
-            self.traffic.with_state.append(reply.metadata.src_node_id)
-        self.traffic.bytes_up += nbytes
-        before, after = to_tensors(wire.arrays_of(request.content)), to_tensors(wire.arrays_of(reply.content))
-        parameters = {name: before[name] for name in self._parameters}
-        whole = {**parameters, **after}  # what was not sent is as it was received
-        self.traffic.spread.add(whole, parameters)
+    def _account(self, good: GoodReply, request: Message) -> None:
+        served, reply = to_tensors(wire.arrays_of(request.content)), good.reply
+        received = {name: served[name] for name in self._parameters}
+        whole = {**received, **reply.tensors}  # what was not sent is as it was received
+        self.traffic.spread.add(whole, received)
         for observer in self.observers:
-            observer.add(whole, parameters)
-        metrics = next(iter(wire.of_kind(reply.content, MetricRecord).values()))
-        num_examples, loss = metrics.get(wire.NUM_EXAMPLES_KEY), metrics.get("train-loss")
-        if isinstance(num_examples, int | float) and isinstance(loss, int | float):
-            self.traffic.weighted_losses.append((int(num_examples), float(loss)))
+            observer.add(whole, received)
+        self._count(reply, good.sent, [reply.partition], [reply.num_examples], [reply.metrics])

@@ -28,12 +28,7 @@ class MessageGrid(Grid):
     """A Grid with Flower's older way to make a message, which the interface still asks for."""
 
     def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
     ) -> Message:
         """The message itself; nothing is sent."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)

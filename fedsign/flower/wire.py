@@ -9,10 +9,8 @@ control variates) is a second ArrayRecord, `besides`, either way.
 import json
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from math import prod
 from typing import TypeVar, cast
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedsign.errors import ReplyError
@@ -139,7 +137,7 @@ def unpack_reply(message: Message) -> TrainReply:
         partition=int(cast(int, record["partition"])),
         tensors=to_tensors(arrays_of(content), encodings),
         roles=dict(_roles_of_text(str(record["roles"]))),
-        num_examples=int(cast(int, num_examples)),
+        num_examples=cast(int, num_examples),
         metrics={name: float(cast(float, value)) for name, value in metrics.items()},
         has_state=bool(record["has-state"]),
         extra=to_tensors(besides(content), encodings),
@@ -170,14 +168,6 @@ def replace_arrays(message: Message, tensors: Tensors) -> None:
     """Other tensors in place of the model's."""
     key = next(key for key in of_kind(message.content, ArrayRecord) if key != BESIDES)
     message.content[key] = to_record(tensors)
-
-
-def nbytes_of(content: RecordDict) -> int:
-    """Bytes of all arrays."""
-    arrays = (array for record in of_kind(content, ArrayRecord).values() for array in record.values())
-    return sum(
-        prod(array.shape) * (2 if array.dtype == "bfloat16" else np.dtype(array.dtype).itemsize) for array in arrays
-    )
 
 
 def decode(message: Message) -> None:

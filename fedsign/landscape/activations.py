@@ -10,6 +10,8 @@ gradient and Hessian with the moved weights; here, as in its text, it is the noi
 n = samples, C = classes, d = features, P = points.
 """
 
+import copy
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -29,12 +31,11 @@ def activation_confusion(
 
     Rows are of the centre, columns of the moved one: inactive, active.
     """
-    counts = torch.zeros(4, dtype=torch.int64)
+    counts, model = torch.zeros(4, dtype=torch.int64), copy.deepcopy(model).eval()
     with torch.no_grad():
         for part in features.split(batch):
             before, after = (
-                forward_with_features(model, layout.tensors(point), part, training=False)[1] > 0
-                for point in (centre, moved)
+                forward_with_features(model, layout.tensors(point), part)[1] > 0 for point in (centre, moved)
             )
             counts += torch.bincount((2 * before + after.long()).flatten().cpu(), minlength=4)
     return counts.view(2, 2)

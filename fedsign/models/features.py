@@ -6,8 +6,7 @@ inside `torch.func.grad` and `torch.func.vmap`.
 
 BatchNorm: a pass that only asks for a representation must not move the running statistics, or a client would
 change its model by looking at another one.  In training mode it is normalised by the batch, as any training pass.
-The authors' code runs the received and the previous model with `eval()`, hence by their running statistics:
-that is `training=False`.
+The authors' code runs the received and the previous model with `eval()`, hence by their running statistics.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -76,12 +75,7 @@ def recorded_features(model: nn.Module) -> Iterator[Callable[[], Tensor]]:
 
 
 def forward_with_features(
-    model: nn.Module,
-    tensors: Mapping[str, Tensor],
-    inputs: Tensor,
-    *,
-    training: bool | None = None,
-    moves_buffers: bool = False,
+    model: nn.Module, tensors: Mapping[str, Tensor], inputs: Tensor, *, moves_buffers: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Outputs [n, outputs] and representation [n, d] of a model that has other tensors for this one pass.
 
@@ -90,7 +84,6 @@ def forward_with_features(
 
     Args:
         tensors: parameters and buffers by name; the model's own stand in for those left out.
-        training: the mode of the pass; None is the mode the model is in.
 
     Raises:
         ConfigError: the model has no nn.Linear.
@@ -99,21 +92,9 @@ def forward_with_features(
         buffers = {name: tensors.get(name, buffer).clone() for name, buffer in model.named_buffers()}
         tensors = {**tensors, **buffers}
     statistics = nullcontext() if moves_buffers else _statistics_left_alone(model)
-    with _mode(model, training), statistics, recorded_features(model) as features:
+    with statistics, recorded_features(model) as features:
         outputs: Tensor = functional_call(model, dict(tensors), (inputs,))
         return outputs, features()
-
-
-@contextmanager
-def _mode(model: nn.Module, training: bool | None) -> Iterator[None]:
-    before = [(module, module.training) for module in model.modules()]
-    if training is not None:
-        model.train(training)
-    try:
-        yield
-    finally:
-        for module, was in before:
-            module.training = was
 
 
 @contextmanager

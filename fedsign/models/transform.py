@@ -1,12 +1,12 @@
 """Transforms: what a capability did to a model, kept with the model for everyone who uses it.
 
-A capability transforms every new model of an experiment at the extension point `model_transform`, and an optimizer's
-factory by its `adapt_model`.  Either may attach a `Transform`, whose methods are called where models are placed on
+A capability changes every new model of an experiment at the extension point `model_transform`, a function `(config, model) ->
+None` that is called before weights are loaded, and an optimizer's factory does by its `adapt_model`.  Either may attach a `Transform`, whose methods are called where models are placed on
 their device, sent, trained and exported.
 """
 
 from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +15,6 @@ from fedsign.records import Tensors
 from fedsign.sections import OptimizerPart
 
 _ATTRIBUTE: Final = "_fedsign_transforms"
-
-
-class ModelTransform(Protocol):
-    """An extension at `model_transform`: changes a model after it is built and before weights are loaded."""
-
-    def __call__(self, config: Any, model: nn.Module, /) -> None: ...
 
 
 class Packing:

@@ -71,15 +71,11 @@ class FedSignObjective(Objective):
 
     def _share(self, name: str, context: LocalContext) -> float:
         """What an element of a tensor counts in the reduction."""
-        match self.reduction:
-            case "sum":
-                return 1.0
-            case "tensor_mean":
-                return 1 / (context.sizes[name] * len(context.sizes))
-            case "mean":
-                return 1 / context.num_elements
-            case _:
-                raise ValueError(f"reduction={self.reduction!r}; expected sum, tensor_mean or mean.")
+        if self.reduction == "sum":
+            return 1.0
+        if self.reduction == "tensor_mean":
+            return 1 / (context.sizes[name] * len(context.sizes))
+        return 1 / context.num_elements
 
 
 def soft_agreement(theta: Tensor, received: Tensor) -> Tensor:

@@ -22,9 +22,8 @@ from fedsign.traits import OptimizerTraits
 class PartTrainer(Protocol):
     """An optimiser that trains a part of the model at a time, and draws which."""
 
-    before_training: (
-        Callable[[frozenset[str]], None] | None
-    )  # told the names of the parameters that train next, before they do
+    # told the names of the parameters that train next, before they do
+    before_training: Callable[[frozenset[str]], None] | None
 
     def begin(self, *, seed: int, client: int, round: int, first_step: int) -> None:
         """A client's round begins: its draws are those of these numbers; `first_step` is the first step of the round, counted over all rounds."""

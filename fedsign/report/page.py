@@ -1,4 +1,4 @@
-"""report.html: one run on one page, in one file.
+"""report.html: one run on one page, in one file; and its card, as a notebook shows it.
 
 The page loads nothing: style and pictures stand in it, so that it can be mailed, archived and opened
 years later.  It is made from results on disk only, without torch, Flower or matplotlib, and looks the
@@ -12,7 +12,8 @@ from fedsign.report.sections import sections
 from fedsign.storage.disk import write_text
 from fedsign.storage.results import RunFolder
 
-TEMPLATE = "page.html.jinja"
+TEMPLATE, CARD_TEMPLATE = "page.html.jinja", "card.html.jinja"
+_NUM_CARD_FACTS = 7
 
 
 def write_report(folder: RunFolder, *, live: bool = False) -> Path:
@@ -43,7 +44,30 @@ def render(run: summary.Run, *, live: bool = False) -> str:
         population=summary.population(run),
         private_counts=summary.private_counts(run),
         failures=summary.failures(run),
-        configuration=summary.configuration(run),
+        configuration=summary.settings_by_section(run.config),
         config_toml=run.config_toml,
         environment=run.environment,
+    )
+
+
+def render_card(folder: RunFolder) -> str:
+    """The main figures of a run and its first learning curve, in a few lines of HTML.
+
+    The picture is the static one of the page, with colors that go with light and dark notebooks alike: nothing is asked of
+    the page around it, and nothing of it is changed.
+
+    Raises:
+        ResultsError: the run cannot be read.
+    """
+    run = summary.read(folder)
+    added = [fact for section in sections(run) for fact in section.facts]
+    return template.render(
+        CARD_TEMPLATE,
+        name=str(run.config.get("name", "run")),
+        seed=run.config.get("seed", 0),
+        outcome=run.outcome,
+        strategy=summary.strategy(run),
+        figures=[summary.headline(run), *summary.facts(run, added)][:_NUM_CARD_FACTS],
+        chart=run_charts.charts(run)[0],
+        path=str(folder.path),
     )

@@ -19,9 +19,8 @@ def charts(run: Run) -> list[Chart]:
     """The curves over the rounds: every metric, the losses, the bytes, and how far the clients drift apart."""
     drawn = [_metric_chart(run, name) for name in run.metrics]
     losses = {"test": "loss", "training, mean of the clients": "train_loss", "validation": "validation_loss"}
-    shown = {
-        name: key for name, key in losses.items() if key == "loss" or run.has(key)
-    }  # with privacy nobody knows the training's
+    # with privacy nobody knows the training's
+    shown = {name: key for name, key in losses.items() if key == "loss" or run.has(key)}
     loss = round_chart(
         run, "Loss", {name: run.values(key) for name, key in shown.items()}, note=_diverged(run, "loss", "train_loss")
     )
@@ -34,15 +33,13 @@ def charts(run: Run) -> list[Chart]:
     ]
 
 
-def round_chart(
-    run: Run, title: str, curves: Mapping[str, Values], *, percent: bool = False, text: str = "", note: str = ""
-) -> Chart:
+def round_chart(run: Run, title: str, curves: Mapping[str, Values], *, text: str = "", note: str = "") -> Chart:
     """Curves over the rounds of a run, by their names."""
     series = [
         Series(name=name, x=run.round_numbers, y=values, color=color)
         for color, (name, values) in enumerate(curves.items())
     ]
-    return line_chart(title, series, percent=percent, text=text, note=note)
+    return line_chart(title, series, text=text, note=note)
 
 
 def line_chart(

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from fedsign.extensions import extensions
 from fedsign.report.chart import Chart
@@ -30,14 +29,10 @@ class Section:
     facts: Sequence[Fact] = ()
 
 
-class ReportSection(Protocol):
-    """The extension point `report_section`, called for every page: import neither torch nor matplotlib, and NumPy only if need be."""
-
-    def __call__(self, run: Run) -> Section | None:
-        """None where a run has nothing of the kind."""
-
-
 def sections(run: Run) -> list[Section]:
-    """Of all capabilities, in the order of their names."""
-    points: Sequence[ReportSection] = extensions("report_section")
-    return [section for point in points if (section := point(run)) is not None]
+    """Of all capabilities, in the order of their names.
+
+    At the extension point `report_section` are functions `(run) -> Section | None`, with None where a run has nothing of the
+    kind.  They are called for every page: import neither torch nor matplotlib, and NumPy only if need be.
+    """
+    return [section for point in extensions("report_section") if (section := point(run)) is not None]

@@ -165,11 +165,6 @@ def failures(run: Run) -> dict[str, Any]:
     return {"rows": rows, "total": len(unique)}
 
 
-def configuration(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
-    """The settings of the run by section."""
-    return settings_by_section(run.config)
-
-
 def settings_by_section(config: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
     """The settings by section; a table within a table is a section of its own."""
     sections: list[tuple[str, list[tuple[str, str]]]] = []

@@ -21,8 +21,8 @@ runs/<experiment>/<id>/
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -71,8 +71,7 @@ class RunFolder:
         path = self.path / "outcome.json"
         return _read_json(path) if path.exists() else {"status": "unfinished"}
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """Hold the run for this process: two processes that play one run would spoil it.
 
         The system gives the lock back when a process dies, however it dies.
@@ -80,8 +79,7 @@ class RunFolder:
         Raises:
             ResultsError: another process holds it.
         """
-        with exclusive(self.path / "lock", what=f"the run in {self.path}"):
-            yield
+        return exclusive(self.path / "lock", what=f"the run in {self.path}")
 
     def rounds(self) -> list[Line]:
         """The lines of all complete rounds."""

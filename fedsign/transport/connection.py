@@ -43,9 +43,8 @@ class Connection:
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
-        self.num_buffered: Callable[[], int] = getattr(
-            sock, "pending", int
-        )  # bytes that only TLS knows of, not the system's `poll`
+        # bytes that only TLS knows of, not the system's `poll`
+        self.num_buffered: Callable[[], int] = getattr(sock, "pending", int)
         self.passes_descriptors = sock.family == socket.AF_UNIX and not hasattr(sock, "pending")
         self.local_host = self.peer_host = ""  # of TCP
         if sock.family == socket.AF_INET:

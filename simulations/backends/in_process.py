@@ -1,5 +1,6 @@
 """In process: clients one after another or in stacks, nothing serialised.  The fast default, and the reference."""
 
+from contextlib import closing
 from functools import partial
 from typing import Annotated
 
@@ -33,11 +34,11 @@ class InProcess:
     def execute(self, workload: Workload, folder: RunFolder, on_round: OnRound) -> None:
         """See Engine."""
         config = workload.config
-        cache = StateCache(folder.clients, budget_bytes=int(config.client.state_cache_mib * 2**20))
+        cache_bytes = int(config.client.state_cache_mib * 2**20)
         with (
             intra_op_threads(config.engine.threads),
             provider_of(workload, self.workers).open(logs=folder.path / "logs", in_process=True) as local,
-            cache.closed_at_the_end() as states,
+            closing(StateCache(folder.clients, budget_bytes=cache_bytes)) as states,
         ):
             trainer = with_middleware(local, workload, in_process=True, folder=folder.clients)
             num_partitions, roles = config.partition.num_clients, workload.roles

@@ -4,7 +4,7 @@ import html
 import importlib
 import math
 import time
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -16,22 +16,8 @@ from fedsign.storage.results import Line, RunFolder
 from simulations.callbacks.base import Callback
 
 
-class Bar(Protocol):
-    """Something that shows how far a run is."""
-
-    def show(self, round: int, figures: str) -> None:
-        """Move on to a round."""
-
-    def stop(self) -> None:
-        """Leave the bar as it stands."""
-
-
 class Progress(Callback):
     """Draws on standard error, so that standard output stays for results; in a notebook, below the cell."""
-
-    def __init__(self) -> None:
-        self._bar: Bar | None = None
-        self._metric = ""
 
     def on_start(self, folder: RunFolder, config: ExperimentConfig, lines: list[Line]) -> None:
         """Show the bar at the round where the run starts."""
@@ -41,14 +27,12 @@ class Progress(Callback):
 
     def on_round(self, line: Line) -> None:
         """One step."""
-        if self._bar is not None:
-            figures = "  ".join(f"{name} {_number(line.get(name))}" for name in (self._metric, "loss") if name)
-            self._bar.show(line["round"], figures)
+        figures = "  ".join(f"{name} {_number(line.get(name))}" for name in (self._metric, "loss") if name)
+        self._bar.show(line["round"], figures)
 
     def on_end(self, outcome: Line) -> None:
         """Leave the bar as it stands."""
-        if self._bar is not None:
-            self._bar.stop()
+        self._bar.stop()
 
 
 class TerminalBar:
@@ -68,11 +52,11 @@ class TerminalBar:
         self._bar.start()
 
     def show(self, round: int, figures: str) -> None:
-        """See Bar."""
+        """Move on to a round."""
         self._bar.update(self._task, completed=round, figures=figures)
 
     def stop(self) -> None:
-        """See Bar."""
+        """Leave the bar as it stands."""
         self._bar.stop()
 
 
@@ -88,12 +72,12 @@ class NotebookBar:
         self._line = shown.display(self._html(self._drawn()), display_id=True)
 
     def show(self, round: int, figures: str) -> None:
-        """See Bar."""
+        """Move on to a round."""
         self._round, self._figures = round, figures
         self._line.update(self._html(self._drawn()))
 
     def stop(self) -> None:
-        """See Bar."""
+        """Leave the bar as it stands."""
         self._line.update(self._html(self._drawn(ended=True)))
 
     def _drawn(self, *, ended: bool = False) -> str:

@@ -13,10 +13,6 @@ _SHARE = 0.02  # of a run's time that its page may take
 class Report(Callback):
     """Writes the page from what is on disk; while the run goes on, one that a browser loads again by itself."""
 
-    def __init__(self) -> None:
-        self._folder: RunFolder | None = None
-        self._next_at = 0.0
-
     def on_start(self, folder: RunFolder, config: ExperimentConfig, lines: list[Line]) -> None:
         """Remember the folder."""
         self._folder = folder
@@ -37,5 +33,4 @@ class Report(Callback):
     def _write(self, *, live: bool) -> None:
         from fedsign.report.page import write_report  # now, so that the first round does not wait for it
 
-        if self._folder is not None:
-            write_report(self._folder, live=live)
+        write_report(self._folder, live=live)

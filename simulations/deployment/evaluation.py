@@ -25,7 +25,7 @@ _VALIDATION = "validation_"
 
 
 def at_sites(workload: Workload, grid: PartitionGrid, *, num_threads: int) -> "EvaluationAtSites | None":
-    """See `simulations.evaluation.MakeEvaluator`; over messages only where they leave the process."""
+    """See `simulations.evaluation.evaluator_for`; over messages only where they leave the process."""
     if not workload.is_evaluated_at_clients:
         return None
     ask: AskSites = partial(ask_sites, grid, timeout_s=workload.config.server.round_timeout_s)
@@ -36,13 +36,13 @@ def at_sites(workload: Workload, grid: PartitionGrid, *, num_threads: int) -> "E
 
 @dataclass(frozen=True, slots=True)
 class EvaluationAtSites:
-    """An Evaluator; `ask` is the way to the sites."""
+    """`ask` is the way to the sites."""
 
     config: ExperimentConfig
     ask: AskSites
 
     def evaluate(self, round: int, tensors: Tensors) -> Evaluation:
-        """See Evaluator."""
+        """See `simulations.evaluation.Evaluate`."""
         asked = evaluating(self.config, round)
         requests = [EvaluateRequest(round=round, partition=site, tensors=tensors) for site in asked]
         names = ["loss", *(name.rpartition(":")[2] for name in self.config.metrics)]

@@ -14,8 +14,6 @@ from fedsign.config import from_dict
 from fedsign.data.base import Dataset, Samples
 from fedsign.data.partition.base import Split
 from fedsign.errors import ConfigError, DataError
-from fedsign.report.population import Population
-from fedsign.report.split import SplitPicture, html, write_split
 from fedsign.workload import Workload
 from simulations import partition_view
 from simulations.api import partition_record
@@ -79,18 +77,25 @@ def test_a_run_of_which_nothing_was_moved_is_not_warned_of(caplog: pytest.LogCap
     assert (record["num_moved"], record["moved_label_distance"], caplog.messages) == (0, 0.0, [])
 
 
-def picture(num_clients: int, *, class_names: tuple[str, ...] = ("<a>", "b")) -> SplitPicture:
-    counts = [[1 + client % 7] * max(1, len(class_names)) for client in range(num_clients)]
-    clients = Population(class_names=class_names, counts=counts)
-    return SplitPicture(title="my <data>", clients=clients, facts=[("moved", "3 samples", "")], environment={})
+def facts_of(num_clients: int, *, class_names: tuple[str, ...] = ("<a>", "b")) -> dict[str, Any]:
+    """Of clients with 1 to 7 samples of each class."""
+    targets: list[float] | list[int] = []
+    indices: list[list[int]] = []
+    for client in range(num_clients):
+        own = [label for label in range(len(class_names) or 1) for _ in range(1 + client % 7)]
+        indices.append([*range(len(targets), len(targets) + len(own))])
+        targets += own if class_names else map(float, own)
+    split = Split(indices=parts(*indices), num_moved=3)
+    return partition_view.describe(made(data(targets, class_names=class_names), split=split)) | {"data": "my <data>"}
 
 
 @pytest.mark.parametrize(("num_clients", "shown"), [(1, 1), (10, 10), (100, 100), (1_000, 160)])
 @pytest.mark.parametrize("class_names", [("<a>", "b"), ()])
 def test_the_page_stands_alone_and_shows_the_clients(
-    num_clients: int, shown: int, class_names: tuple[str, ...]
+    num_clients: int, shown: int, class_names: tuple[str, ...], tmp_path: Path
 ) -> None:
-    page = html(picture(num_clients, class_names=class_names))
+    partition_view.draw(facts_of(num_clients, class_names=class_names), tmp_path / "split.html")
+    page = (tmp_path / "split.html").read_text(encoding="utf-8")
     (samples, *classes) = page.split('<div class="columns">')[1:]
     assert samples.count('<i title="client ') == shown and len(classes) == bool(class_names)
     bars = page.partition('class="bar" d="')[2].partition('"')[0]
@@ -110,15 +115,13 @@ def test_the_page_stands_alone_and_shows_the_clients(
 @pytest.mark.parametrize("suffix", [".svg", ".pdf", ".png"])
 def test_the_picture_is_a_file_of_the_kind_that_its_name_says(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"split{suffix}"
-    write_split(picture(30), path)
+    partition_view.draw(facts_of(30), path)
     begins = {".svg": b"<?xml", ".pdf": b"%PDF", ".png": b"\x89PNG"}
     assert path.read_bytes().startswith(begins[suffix])
 
 
 def test_a_name_of_another_kind_is_refused_before_data_is_read() -> None:
-    with pytest.raises(ConfigError, match=r"--out split.gif .* \.svg, \.pdf, \.png, \.html"):
-        write_split(picture(3), Path("split.gif"))
-    with pytest.raises(ConfigError, match=r"--out split\.gif"):
+    with pytest.raises(ConfigError, match=r"--out split\.gif .* \.svg, \.pdf, \.png, \.html"):
         partition_view.look(Path("no such file.toml"), [], Path("split.gif"))
 
 

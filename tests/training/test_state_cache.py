@@ -13,7 +13,7 @@ from clients.state.cache import StateCache
 from clients.state.database import StateDatabase
 from clients.state.store import ClientStore
 from fedsign.errors import ClientStateError, DiskFullError
-from fedsign.flower.partition_grid import ClientLedger
+from fedsign.federation.exchange import ClientLedger
 from fedsign.records import ObjectiveSpec, Tensors, TrainRequest
 from fedsign.storage import checkpoints
 from simulations import Run, load_run, run

@@ -17,7 +17,7 @@ from clients.state.store import ClientStore
 from clients.trainer import SequentialTrainer
 from fedsign.config import from_dict
 from fedsign.errors import ClientStateError
-from fedsign.flower.partition_grid import ClientLedger
+from fedsign.federation.exchange import ClientLedger
 from fedsign.records import Failure, ObjectiveSpec, Role, Tensors, TrainReply, TrainRequest, tensors_of
 from fedsign.seeding import Purpose, generator
 from fedsign.workload import Workload

@@ -1,6 +1,7 @@
 """Arrays that hold tensors, the grid in this process, and the grid whose nodes are partitions."""
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -17,11 +18,12 @@ from flwr.supercore.run import Run
 
 from fedsign.errors import CodecError, EngineError, ReplyError
 from fedsign.federation import codec
+from fedsign.federation.exchange import ClientLedger
 from fedsign.flower import array, nodes, wire
 from fedsign.flower.array import PlainArrays, TensorArray, plain_array, to_record, to_tensors
 from fedsign.flower.in_process import InProcessGrid
-from fedsign.flower.partition_grid import ClientLedger, PartitionGrid
-from fedsign.flower.reply_checks import GoodReply, ReplyChecks
+from fedsign.flower.partition_grid import PartitionGrid
+from fedsign.flower.reply_checks import GoodReply, checked, read_reply
 from fedsign.flower.shims import empty_run, ensure_task_identity, set_message_id
 from fedsign.records import Failure, Role, Tensors, TrainReply
 from tests.contract.contexts import make_context, message_by_message
@@ -577,7 +579,7 @@ def test_a_reply_counts_only_for_its_round_and_client_and_with_a_finite_number_o
     (request,) = requests(1)
     good = TrainReply(round=3, partition=1, tensors=MODEL, roles=ROLES, num_examples=2, metrics={})
     reply = wire.pack_reply(dataclasses.replace(good, **changes), request)
-    result = ReplyChecks(ROLES).checked(reply, request, encoding=None)
+    result = read_reply(reply, 1, functools.partial(checked, request=request, roles=ROLES, encoding=None))
     if said is None:
         assert isinstance(result, GoodReply) and result.message is reply
     else:

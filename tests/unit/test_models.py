@@ -285,17 +285,6 @@ def test_a_pass_that_moves_buffers_is_an_ordinary_training_pass() -> None:
     assert given["2.num_batches_tracked"] == 1
 
 
-def test_the_mode_of_a_pass_can_be_chosen_and_is_given_back() -> None:
-    model = build("cnn", DIGITS)
-    model(samples(5, DIGITS))
-    model.get_submodule("6").eval()
-    modes = [module.training for module in model.modules()]
-    outputs, _ = forward_with_features(model, {}, samples(5, DIGITS), training=False)
-    assert [module.training for module in model.modules()] == modes
-    assert not torch.allclose(outputs, forward_with_features(model, {}, samples(5, DIGITS))[0])
-    torch.testing.assert_close(outputs, model.eval()(samples(5, DIGITS)))
-
-
 @pytest.mark.parametrize("name", ["mlp", "cnn", "mcmahan_cnn", "resnet20"])
 def test_representations_of_many_models_in_one_pass_are_those_of_each(name: str) -> None:
     """vmap over parameters; the buffers are mapped in one case and shared by all models in the other."""
