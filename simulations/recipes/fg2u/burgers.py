@@ -141,8 +141,9 @@ def derivatives(weights: Tree, x: Tensor, t: Tensor) -> Tensor:
         if index < last:
             value = value.tanh()
             inner = 1 - value * value
+            slope = inner * by_x  # first: gradients are added up in the order of these products
             by_xx = inner * by_xx - 2 * value * inner * by_x * by_x
-            by_x, by_t = inner * by_x, inner * by_t
+            by_x, by_t = slope, inner * by_t
         carried = torch.stack([value, by_x, by_xx, by_t])
     return carried[..., 0]
 
