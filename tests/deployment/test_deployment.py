@@ -319,6 +319,7 @@ def test_a_server_that_is_not_there_is_worth_another_try(tmp_path: Path, authori
         look_at_server("127.0.0.1", 1, authority=tmp_path / "ca.pem")
 
 
+@pytest.mark.needs("sharding")
 def test_check_tells_of_what_is_missing_at_a_site(federation: Federation, tmp_path: Path) -> None:
     kit = federation.kit("berlin")
     text = (kit / "site.toml").read_text(encoding="utf-8")

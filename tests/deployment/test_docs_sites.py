@@ -11,6 +11,7 @@ from simulations.api import load_run, run
 from tests.e2e.test_docs import snippets
 
 PAGE = "docs/how-to/sites.md"
+pytestmark = pytest.mark.needs("images")
 
 
 @pytest.fixture(scope="module")

@@ -39,6 +39,7 @@ def _own_modules_are_forgotten() -> Iterator[None]:
         del sys.modules[name]
 
 
+@pytest.mark.needs("deployment")  # for sites
 def test_the_page_has_a_command_for_every_route() -> None:
     named = [match[1] for line in COMMANDS if (match := re.search(r"data\.name=([\w:]+)", line))]
     assert named == ["pytext", "text_folder", "jsonl", "text_folder", "jsonl", "primes:primes"]

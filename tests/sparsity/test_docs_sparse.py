@@ -39,6 +39,7 @@ def test_the_page_shows_every_tool() -> None:
     ]
 
 
+@pytest.mark.needs("language")
 @pytest.mark.parametrize("changes", CHANGES)
 def test_what_the_page_changes_in_its_experiment_is_taken(changes: str) -> None:
     tree = tomllib.loads(EXPERIMENT)
