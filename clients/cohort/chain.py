@@ -22,7 +22,8 @@ from fedsign.tasks.regression import Regression
 # K = clients, B = samples of a batch, C = classes, n_l = width of layer l
 
 _aten = torch.ops.aten
-# (outputs [K, B, C], targets [K, B], weights [K, B]) -> each sample's loss [K, B], and the gradient of their weighted sum
+# (outputs [K, B, C], targets [K, B], weights [K, B])
+# -> each sample's loss [K, B], and the gradient of the weighted sum of losses
 # by the outputs
 _Loss = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 

@@ -2,10 +2,10 @@
 
 `client.path = sequential` is the specification, and the only path whose bits are the same on every engine.
 `cohort` gives the same results to rounding; what it could not do exactly is refused before a run
-(`clients.cohort.trial`).  `auto` is `cohort` where that is exact and known to be faster, which a rule says (never a clock, so that the same
-experiment takes the same path everywhere): a chain of linear layers and elementwise functions with at most
-`_MOST_PARAMETERS` parameters, and an objective without a penalty, or with its gradient.  Convolutions stay sequential: stacked they become grouped
-convolutions, which are slower on CPUs.
+(`clients.cohort.trial`).  `auto` is `cohort` where that is exact and known to be faster.  A rule decides, not a clock:
+the same experiment takes the same path everywhere.  It takes a chain of linear layers and elementwise functions with at
+most `_MOST_PARAMETERS` parameters, and an objective without a penalty, or with its gradient.  Convolutions stay
+sequential: stacked, they become grouped convolutions, which are slower on CPUs.
 """
 
 from math import prod
@@ -54,7 +54,7 @@ def chunk_of(workload: Workload) -> int:
 
 
 def _num_activations(model: nn.Module, sample: Tensor) -> int:
-    """Numbers that the layers put out for one sample, the sample's own included; the model keeps the hooks that count them."""
+    """Activations of one sample, its own features included; the model keeps the hooks that count them."""
     counts = [prod(sample.shape)]
     for module in model.modules():
         if next(module.children(), None) is None:

@@ -142,7 +142,8 @@ def _check_sites(config: ExperimentConfig, partitions: tuple[int, ...], root: st
     """Raise ConfigError unless each site of a node has a folder, and is one of the experiment's."""
     if root and len(partitions) > 1:
         raise ConfigError(
-            f"a node with one {settings.ROOT_KEY} serves the sites {list(partitions)}; start a SuperNode for each, with its own {settings.ROOT_KEY}."
+            f"a node with one {settings.ROOT_KEY} serves the sites {list(partitions)}; start a SuperNode for each, with its own "
+            f"{settings.ROOT_KEY}."
         )
     num_clients = config.partition.num_clients
     for site in partitions:

@@ -6,6 +6,7 @@ are as many; else, or if one is named (cuda:0), several ranks share one: NCCL re
 
 import os
 import socket
+import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,7 +133,7 @@ def opened_store(hosts: Collection[str]) -> tuple[TCPStore, StoreAddress]:
             f"machines have joined this one by different addresses, {' and '.join(sorted(hosts))}; start all workers with the same "
             "--join, which all can reach."
         )
-    host, interface = LOOPBACK, "lo"
+    host, interface = LOOPBACK, "lo" if sys.platform == "linux" else "lo0"
     for host in hosts:
         interface = interface_at(host)
         if not interface:

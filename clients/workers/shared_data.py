@@ -6,7 +6,7 @@ The training samples are there once, however many processes train on them.
 import hashlib
 import os
 import tomllib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -79,7 +79,6 @@ class TrainingProcesses:
         *,
         device: str,
         environment: Mapping[str, str],
-        descriptors: Sequence[int] = (),
         **given: object,
     ) -> ChildProcess:
         """One; `given` is what it has to know besides."""
@@ -87,7 +86,7 @@ class TrainingProcesses:
         child = ChildProcess(
             self._module,
             log=self._logs / f"{self._name}-{number}.log",
-            descriptors=[*(file.descriptor for file in self._files), *descriptors],
+            descriptors=[file.descriptor for file in self._files],
             environment={self._mark: "1", **environment},
         )
         child.connection.send({**described(self._workload, device=device), **self._memory, **given})

@@ -96,12 +96,12 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """What a recipe, with the thresholds that count, found, or the `reason` why it found nothing."""
+    """The figures that a recipe measured, judged by the recipe's thresholds; or the `reason` why it could not measure them here."""
 
     recipe: Recipe
     quick: bool
     figures: Figures = field(default_factory=dict)
-    page: Path | None = None  # what there is to see
+    page: Path | None = None  # or a picture; of the figures
     reason: str = ""
 
     @property
