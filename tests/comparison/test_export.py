@@ -150,7 +150,9 @@ def test_a_run_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         export(summary, tmp_path / "out")
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [name if name == "hostile" else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
 def test_every_figure_is_there_twice_and_the_document_compiles(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     written = export(a_comparison(tmp_path / "cells", **CASES[name]), folder)
@@ -174,6 +176,7 @@ def test_every_figure_is_there_twice_and_the_document_compiles(name: str, tmp_pa
         assert "Overfull \\hbox" not in done.stdout or name == "hostile"
 
 
+@pytest.mark.slow
 def test_the_same_summary_gives_the_same_bytes(tmp_path: Path) -> None:
     summary = a_comparison(tmp_path / "cells", rounds=12, seeds=2)
     folders = [tmp_path / name for name in ("one", "two")]

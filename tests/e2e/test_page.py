@@ -95,7 +95,14 @@ def runs() -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path")
-@pytest.mark.parametrize("name", runs())
+@pytest.mark.parametrize(
+    "name",
+    [
+        "usual",
+        "regression",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in runs() if name not in ("usual", "regression")),
+    ],
+)
 def test_the_page_fits_a_phone_and_a_desk(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
@@ -143,7 +150,15 @@ def test_without_scripts_a_static_picture_shows(tmp_path: Path) -> None:
 @pytest.mark.needs("comparison")
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path")
 @pytest.mark.parametrize(
-    "name", ["usual", "one seed", "eight by three", "diverged", "nothing finished", "hostile names"]
+    "name",
+    [
+        "usual",
+        "hostile names",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("one seed", "eight by three", "diverged", "nothing finished")
+        ),
+    ],
 )
 def test_the_page_of_a_comparison_fits_a_phone_and_a_desk(name: str, tmp_path: Path) -> None:
     from fedsign.comparison.report import write_comparison

@@ -148,7 +148,7 @@ def commands() -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "command", [*commands()[:3], *(pytest.param(command, marks=pytest.mark.slow) for command in commands()[3:])]
+    "command", [*commands()[:2], *(pytest.param(command, marks=pytest.mark.slow) for command in commands()[2:])]
 )
 def test_the_commands_of_the_how_to_run(
     command: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -83,7 +83,11 @@ def test_the_clients_minima_are_far_from_the_joint_one() -> None:
     [
         ({"name": "scaffold"}, {}),
         pytest.param({"name": "scaffold"}, {"lr": 0.004, "optimizer": {"momentum": 0.8}}, marks=pytest.mark.slow),
-        ({"name": "scaffold"}, {"lr": 0.004, "optimizer": {"momentum": 0.8, "nesterov": True}}),
+        pytest.param(
+            {"name": "scaffold"},
+            {"lr": 0.004, "optimizer": {"momentum": 0.8, "nesterov": True}},
+            marks=pytest.mark.slow,
+        ),
         ({"name": "feddyn", "alpha": 1.0}, {}),
     ],
     ids=["scaffold", "scaffold with momentum", "scaffold with Nesterov", "feddyn"],

@@ -95,6 +95,7 @@ def test_the_same_clients_fail_by_messages(sequential: Any, tmp_path: Path) -> N
 
 
 @pytest.mark.needs("workers")
+@pytest.mark.slow
 def test_the_same_clients_fail_with_workers(sequential: Any, tmp_path: Path) -> None:
     with intra_op_threads(1):
         assert lines(run(tree(tmp_path / "workers", engine={"workers": 2}))) == lines(sequential)

@@ -258,6 +258,7 @@ def test_signs_are_counted_of_the_weights_that_there_are(tmp_path: Path) -> None
 
 
 @pytest.mark.needs("workers")
+@pytest.mark.slow
 def test_workers_get_rows_too(tmp_path: Path) -> None:
     one = run(tree(tmp_path, "feddyn"))
     two = run(tree(tmp_path, "feddyn", engine={"workers": 2}))

@@ -191,6 +191,7 @@ def test_mlflow_has_every_number_of_every_round_the_settings_and_the_artifacts(
     }
 
 
+@pytest.mark.slow
 def test_wandb_offline_has_every_number_of_every_round_the_settings_and_the_end(
     tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

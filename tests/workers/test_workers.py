@@ -222,6 +222,7 @@ def test_workers_give_the_bits_of_one_process(num: int, path: str, tmp_path: Pat
 
 
 @pytest.mark.needs("partial")
+@pytest.mark.slow
 def test_workers_that_train_parts_of_the_model_give_the_bits_of_one_process(tmp_path: Path) -> None:
     """Replies differ in which tensors they hold; the shared memory with the served model is read, and never written."""
     lisa = {"name": "lisa", "blocks": "0,2,4", "num_sampled_layers": 1, "period": 3}
@@ -266,6 +267,7 @@ def test_a_killed_worker_is_reported_and_replaced_and_no_bit_differs(
         assert_same_bits(results(workers, asked, tmp_path / "again"), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ONE_IN_SHORT)
 def test_a_client_whose_worker_dies_twice_is_a_failure_and_the_others_are_trained(path: str, tmp_path: Path) -> None:
     work = workload(path)
@@ -331,6 +333,7 @@ def test_replies_that_are_taken_in_take_no_more_memory_than_the_window(
         )
 
 
+@pytest.mark.slow
 def test_a_round_that_is_given_up_does_not_disturb_the_next_one(tmp_path: Path) -> None:
     work = workload("sequential")
     asked = requests(work, ObjectiveSpec())
@@ -388,6 +391,7 @@ def test_samples_that_are_fetched_batch_by_batch_are_fetched_by_each_worker(tmp_
     assert_same_bits(found, results(trainer_of(work), asked, tmp_path))
 
 
+@pytest.mark.slow
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
     work = workload("sequential")
     gc.collect()  # what earlier tests left
