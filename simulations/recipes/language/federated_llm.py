@@ -49,12 +49,12 @@ _EXPORT = (at_most(1e-3, "export_logits_error"), at_least(1.0, "export_same_toke
     quick=[at_most(1.0, "lisa_over_pretrained"), *_EXPORT],
 )
 def federated_llm(quick: bool) -> Figures:
-    """Losses in nats a token (quick: a shorter pretraining, 3 rounds, one seed)."""
+    """Losses in nats a token (quick: a shorter pretraining, 2 rounds, one seed)."""
     try:
         llm.transformers("this recipe")
     except ConfigError as error:
         raise NotDecidableHere(str(error)) from error
-    seeds, rounds, pretraining_steps = ((0,), 3, 100) if quick else ((0, 1, 2), 10, 800)
+    seeds, rounds, pretraining_steps = ((0,), 2, 80) if quick else ((0, 1, 2), 10, 800)
     kinds = [*((name, "") for name in _METHODS), *(("lisa", silo) for silo in docstrings.SILOS)]
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)

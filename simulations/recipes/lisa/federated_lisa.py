@@ -39,13 +39,13 @@ _METHODS: dict[str, tuple[Mapping[str, Any], Sequence[float]]] = {  # settings, 
     quick=[at_most(1.15, "per_round_over_full"), at_most(0.5, "bytes_up_over_full")],
 )
 def federated_lisa(quick: bool) -> Figures:
-    """Losses, perplexities and megabytes a client and round (quick: full and `per_round`, 3 rounds, one rate, one seed)."""
+    """Losses, perplexities and megabytes a client and round (quick: full and `per_round`, 2 rounds, one rate, one seed)."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         weights = write_base(folder, 0, 60 if quick else PRETRAINING_STEPS)
         if quick:
             names = ("full", "lisa_per_round")
-            return _figures(all_rounds({(name, 0): _cell(name, 1e-3, 0, weights, rounds=3) for name in names}))
+            return _figures(all_rounds({(name, 0): _cell(name, 1e-3, 0, weights, rounds=2) for name in names}))
         sweep = {(name, rate): _cell(name, rate, 0, weights) for name, (_, rates) in _METHODS.items() for rate in rates}
         best = best_settings(final_values(all_rounds(sweep), "loss", last=1))
         starts = {seed: write_base(folder, seed, PRETRAINING_STEPS) for seed in _SEEDS}

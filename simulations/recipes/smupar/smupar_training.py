@@ -98,7 +98,7 @@ def smupar_dynamic(quick: bool) -> Figures:
     A bin is what one seed leaves uncertain, so that two are a move: up under muP, as with static masks, and down under SmuPar, which
     over-corrects.  The thresholds are not met: SmuPar's rate stays where it was.
     """
-    rates = [2.0**power for power in range(-11, -4, 2 if quick else 1)]
+    rates = [2.0**power for power in ((-11, -9, -7) if quick else range(-11, -4))]
     sparse = [("smupar", rule) for rule in _RULES] + ([] if quick else [("mup", "rigl"), ("mup", "gmp")])
     dense = ("smupar", "dense")
     cells = {(dense, rate): cell("smupar", 1.0, rate) for rate in rates} | {
