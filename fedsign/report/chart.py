@@ -177,7 +177,7 @@ def decades(low: float, high: float, *, at_most: int = 6) -> list[float]:
     """
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     # the logarithm of a value next to a power of ten is rounded to that power
-    first -= float(f"1e{first}") > low
+    first = max(first - (float(f"1e{first}") > low), -307)  # smaller ones have few digits, or none
     last += float(f"1e{last}") < high
     last = max(last, first + 1)
     stride = math.ceil((last - first) / (at_most - 1))

@@ -11,7 +11,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedsign.config import ExperimentConfig
@@ -374,6 +374,7 @@ def test_ticks_refuse_what_is_no_range() -> None:
 
 
 @given(st.lists(st.one_of(st.none(), st.floats(allow_nan=False, allow_infinity=False)), max_size=30))
+@example([1.0, 51.0, 5e-324])
 def test_any_finite_values_can_be_drawn(values: list[float | None]) -> None:
     chart = run_charts.line_chart("Loss", [Series(name="loss", x=range(1, len(values) + 1), y=values)])
     drawn = json.loads(plots.data(chart))["series"][0]["y"]

@@ -333,7 +333,6 @@ def test_replies_that_are_taken_in_take_no_more_memory_than_the_window(
         )
 
 
-@pytest.mark.slow
 def test_a_round_that_is_given_up_does_not_disturb_the_next_one(tmp_path: Path) -> None:
     work = workload("sequential")
     asked = requests(work, ObjectiveSpec())
