@@ -314,7 +314,7 @@ def bits(run: Path, folder: Path) -> dict[str, bytes]:
 def copy_of_kit(folder: Path, name: str) -> Path:
     """Of a site's kit, as it was sent."""
     kit = folder / name
-    shutil.unpack_archive(folder / "federation" / "kits" / "site-1.tar.gz", folder / f"{name}-unpacked", filter="data")
+    shutil.unpack_archive(folder / "federation" / "kits" / "site-1.tar.gz", folder / f"{name}-unpacked")
     (folder / f"{name}-unpacked" / "site-1").rename(kit)
     return kit
 

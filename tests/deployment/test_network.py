@@ -153,7 +153,7 @@ def provision(machines: Machines) -> None:
     assert done.returncode == 0, done.stderr
     for site in SITES:
         archive = machines.disk("server") / "federation" / "kits" / f"{site}.tar.gz"
-        shutil.unpack_archive(archive, machines.disk(site), filter="data")
+        shutil.unpack_archive(archive, machines.disk(site))
     (machines.disk("leipzig") / "leipzig.key").rename(machines.disk("leipzig") / "leipzig" / "key")
 
 
