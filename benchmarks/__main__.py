@@ -33,6 +33,7 @@ _EXTRAS = tuple(  # of FedSign alone; those of a capability are there if the cap
     for name in (
         "startup",
         "population",
+        "checkpoint",
         "aggregation",
         "analysis",
         "engines",

@@ -9,6 +9,7 @@ _TARGET_S = 1.5  # of the start-up beyond the imports
 _LISA_TARGET = 0.25  # optimizer and gradients of LISA over those of full fine-tuning, at most
 _SPARSE_TARGET = 1.1  # of a dense client's step
 _HYPERGRADIENTS_TARGET = 2.0  # a step of ours over one written by hand, at most
+_CHECKPOINT_TARGET = 1.1  # of one without digests
 _GAP = 1.25  # of two predictions
 COMPARED = (("GGG flat", "IIG", 4.0), ("FSDP2", "IIG", 2.0), ("FSDP2 ZeRO-2", "NII", 2.0))
 """The slower, the faster, and how many times at least."""
@@ -62,6 +63,26 @@ def _population(result: Figures) -> str:
         "about the split; of a larger population a round draws those of most of its clients itself, however many there are.",
         result,
         table(head, rows, left=1),
+    )
+
+
+def _checkpoint(result: Figures) -> str:
+    """Milliseconds with and without digests."""
+    rows = []
+    for name, row in result["checkpoints"].items():
+        ratio = row["ratio"]
+        cells = [figure(row[key]["median"]) for key in ("ours_ms", "plain_ms")]
+        cells += [f"{ratio['median']:.3f}", f"{ratio['lowest']:.3f}-{ratio['highest']:.3f}"]
+        rows.append([name, f"{row['num_parameters']:,}", *cells])
+    worst = max(row["ratio"]["median"] for row in result["checkpoints"].values())
+    verdict = "within" if worst <= _CHECKPOINT_TARGET else "**above**"
+    return _alone(
+        "Checkpoints",
+        "A checkpoint with digests, forced to the disk, in turn with the same files without; for FedDyn with the server's state and "
+        "the versions of 10,000 clients' states.",
+        result,
+        table(("", "parameters", "ms", "without, ms", "ratio", "range"), rows, left=1),
+        f"At most {worst:.3f} times as long, {verdict} the {_CHECKPOINT_TARGET} that digests may cost.",
     )
 
 
@@ -404,6 +425,7 @@ def inversions(players: Figures) -> list[str]:
 SECTIONS: dict[str, Callable[[Figures], str]] = {
     "startup": _startup,
     "population": _population,
+    "checkpoint": _checkpoint,
     "aggregation": _aggregation,
     "analysis": _analysis,
     "engines": _engines,

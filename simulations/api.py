@@ -136,10 +136,11 @@ def run(
     else:
         folder = results.open_run(Path(resume))
         with folder.locked():
+            checkpoints.set_damaged_aside(folder.checkpoints)
             workload, engine, watchers = _prepare(Workload(_resumed_config(folder, experiment)))
             _warn_of_other_versions(folder)
-            last = checkpoints.rounds_on_disk(folder.checkpoints)
-            folder.rewind(last[-1] if last else 0)
+            last = checkpoints.load_latest(folder.checkpoints)
+            folder.rewind(last.round if last else 0, last.records if last else {})
             _execute(workload, engine, folder, [*watchers, *callbacks])
     return Run(folder)
 

@@ -120,14 +120,21 @@ def partition(
         console.print(f"{name:<20}[bold]{escaped(value)}[/]  {escaped(remark)}".rstrip())
 
 
-@app.command()
+_runs = typer.Typer(help="List the runs on disk, or verify one.")
+app.add_typer(_runs, name="runs")
+
+
+@_runs.callback(invoke_without_command=True)
 def runs(
+    context: typer.Context,
     root: Annotated[Path, typer.Option("--root", help="The folder that holds the runs.")] = Path("runs"),
     json: JsonOption = False,
 ) -> None:
-    """List the runs on disk."""
+    """List the runs on disk, or verify one."""
     from fedsign.storage.results import find_runs
 
+    if context.invoked_subcommand is not None:
+        return
     rows = [run_row(folder) for folder in find_runs(root)]
     if json:
         print_json(rows)
@@ -135,6 +142,26 @@ def runs(
         typer.echo(f"no runs under {root}; 'fedsign run' makes one.")
     else:
         print_table(rows)
+
+
+@_runs.command("verify")
+def verify_files(
+    path: Annotated[Path, typer.Argument(help="The folder of a run, of a comparison or of clients' states.")],
+    json: JsonOption = False,
+) -> None:
+    """Read every file against its digest, and change nothing."""
+    from simulations.verify import verify
+
+    found = list(verify(path))
+    wrong = {damage: str(file) for file, damage in found if damage}  # what two files show is said once
+    if json:
+        print_json({"num_files": len(found), "damaged": wrong})
+    else:
+        for damage in wrong:
+            typer.echo(damage)
+        typer.echo(f"{len(found)} files read, {'all whole' if not wrong else f'{len(wrong)} damaged'}.")
+    if wrong:
+        raise typer.Exit(1)
 
 
 @app.command("list")

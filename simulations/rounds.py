@@ -2,7 +2,7 @@
 
 [Note: what is written when] In each round: the line of the round is appended and flushed; at a
 checkpoint it is first forced to the disk, then the clients' states that the checkpoint counts on (by
-`keep_states`, where they are not on disk yet), then the checkpoint is put in place in one step.  So a
+`states`, where they are not on disk yet), then the checkpoint is put in place in one step.  So a
 checkpoint never knows of a round whose line is missing, and resuming drops the lines after it.
 """
 
@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from math import ceil
+from typing import Protocol
 
 from flwr.app import ConfigRecord
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
@@ -36,8 +37,19 @@ from simulations.evaluation import Evaluation, evaluator_for
 from strategies.base import COHORT_KEY, SEED_KEY, Strategy
 
 OnRound = Callable[[Line], None]
-KeepStates = Callable[[Mapping[int, int]], None]  # given partition -> version
 _log = logging.getLogger("fedsign")
+
+
+class ClientStates(Protocol):
+    """The clients' states, where the server's process keeps them; versions are partition -> version."""
+
+    def resume(self, versions: Mapping[int, int], digest: str) -> None:
+        """A checkpoint counts on these versions; `digest` is what `commit` returned, empty if it was not kept."""
+        ...
+
+    def commit(self, versions: Mapping[int, int]) -> str:
+        """Write what the server counts on, before a checkpoint is put in place; returns its digest."""
+        ...
 
 
 class RoundLoop:
@@ -51,12 +63,12 @@ class RoundLoop:
         on_round: OnRound = lambda line: None,
         *,
         direct: DirectExchange | None = None,
-        keep_states: KeepStates = lambda versions: None,
+        states: ClientStates | None = None,
         evaluation_threads: int = 1,
     ) -> None:
         """`direct` is a shorter way to the same clients, for strategies that need no messages."""
         self.workload, self.grid, self.folder, self.on_round = workload, grid, folder, on_round
-        self._keep_states = keep_states
+        self._states = states
         self.round = 0
         self._config = workload.config
         self._model = WorkingModel(workload.make_model(), workload.numerics)
@@ -215,8 +227,8 @@ class RoundLoop:
             self.folder.append(name, said, durable=is_checkpoint)
         self.folder.append("rounds.jsonl", line, durable=is_checkpoint)
         if is_checkpoint:
-            if self._exchange.ledger.versions:  # some clients keep a state
-                self._keep_states(self._exchange.ledger.versions)
+            versions = self._exchange.ledger.versions
+            states = self._states.commit(versions) if self._states is not None and versions else ""
             own = self._strategy if isinstance(self._strategy, Strategy) else None
             facts, tables = ({}, {}) if self._encoding is None else self._encoding.state()
             on_disk = checkpoints.save(
@@ -226,9 +238,11 @@ class RoundLoop:
                     served=self._served,
                     evaluated=own.evaluated_model if own else None,
                     strategy=own.memory() if own else foreign.snapshot(self._strategy),
-                    client_versions=self._exchange.ledger.versions,
+                    client_versions=versions,
                     facts=facts,
                     tables=tables,
+                    records=self.folder.chains(),
+                    states=states,
                 ),
                 keep=results.keep_checkpoints,
             )
@@ -254,6 +268,8 @@ class RoundLoop:
         self._evaluated = checkpoint.evaluated or checkpoint.served
         if self._encoding is not None:
             self._encoding.load_state(checkpoint.facts, checkpoint.tables)
+        if self._states is not None:
+            self._states.resume(checkpoint.client_versions, checkpoint.states)
         self._exchange.ledger = ClientLedger(
             versions=dict(checkpoint.client_versions),
             checkpoints=checkpoints.client_versions_on_disk(self.folder.checkpoints),

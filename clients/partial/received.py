@@ -18,13 +18,12 @@ from pathlib import Path
 from secrets import token_hex
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from clients.middleware import ClientMiddleware
 from fedsign.errors import FedSignError, IncompleteModelError
 from fedsign.records import TrainRequest
-from fedsign.storage.checkpoints import save_tensors
+from fedsign.storage.checkpoints import load_tensors, save_tensors
 from fedsign.storage.disk import PARTIAL, disk_errors, sync
 from fedsign.traits import OptimizerTraits
 from fedsign.workload import Workload
@@ -76,7 +75,7 @@ class ReceivedTensors(ClientMiddleware):
     def _read(self, digest: str) -> Tensor | None:
         """A tensor; None where it is not here.  A file that is damaged is removed, so that it is written again."""
         try:
-            return load_file(self._path(digest))[_TENSOR]
+            return load_tensors(self._path(digest))[_TENSOR]
         except (SafetensorError, KeyError):
             self._path(digest).unlink(missing_ok=True)
         except OSError:

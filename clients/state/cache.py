@@ -10,6 +10,9 @@ transaction's end leaves what the last checkpoint knows; one after it leaves new
 Memory is a budget.  The clients that were longest not asked for leave first; what was not written yet goes to the disk,
 in the same transaction, so that a kill takes it back.  A kept state is a copy: an objective may change the tensors it
 gave or was given.
+
+[Note: the digest of the states] That of a checkpoint is the sum of the digests of the states that it counts on, as far as they lie in
+the database, so that a commit costs no more than what changed since the one before, however many clients there are.
 """
 
 from collections import OrderedDict
@@ -20,6 +23,7 @@ import torch
 
 from clients.state.database import StateDatabase
 from clients.state.store import ClientStore
+from fedsign.errors import ClientStateError
 from fedsign.records import Tensors, TrainRequest
 
 _TENSOR_BYTES = 640  # what a tensor takes besides its numbers
@@ -38,7 +42,25 @@ class StateCache(ClientStore):
         # partition -> version -> state; first: oldest use
         self._held: OrderedDict[int, dict[int, Tensors]] = OrderedDict()
         self._unwritten: set[tuple[int, int]] = set()  # (partition, version)
+        self._changed: set[int] = set()  # partitions, since the last commit
+        self._counted: dict[int, int] = {}  # partition -> digest of the state that the last checkpoint counts on
+        self._sum = 0  # of those
         self.held_bytes = 0
+
+    def resume(self, versions: Mapping[int, int], digest: str) -> None:
+        """A checkpoint counts on these versions; see [Note: the digest of the states].
+
+        Raises:
+            ClientStateError: they are not those that were here when it was written.
+        """
+        found = self._database.digests()
+        self._counted = {partition: found.get((partition, version), 0) for partition, version in versions.items()}
+        self._sum = sum(self._counted.values())
+        if digest and digest != self._digest:
+            raise ClientStateError(
+                f"the clients' states in {self._database.path} are not those that the checkpoint counts on: some are damaged, "
+                "missing or of another run; restore the file from a copy, or start a new run."
+            )
 
     def load(self, request: TrainRequest) -> Tensors | None:
         """See ClientStore."""
@@ -62,6 +84,7 @@ class StateCache(ClientStore):
     def save(self, partition: int, version: int, state: Tensors) -> None:
         """Take the state after round `version` into memory; see [Note: when states reach the disk]."""
         self._unwritten.add((partition, version))
+        self._changed.add(partition)
         self._hold(partition, version, _copy(state))
 
     def versions(self, partition: int) -> list[int]:
@@ -69,14 +92,24 @@ class StateCache(ClientStore):
         held = self._held.get(partition, {})
         return sorted({*held, *self._database.versions(partition), *super().versions(partition)})
 
-    def commit(self, versions: Mapping[int, int]) -> None:
-        """Write what the server counts on (partition -> version), before a checkpoint is put in place."""
+    def commit(self, versions: Mapping[int, int]) -> str:
+        """Write what the server counts on (partition -> version), before a checkpoint is put in place; returns its digest."""
         for partition, version in sorted(self._unwritten):
             if versions.get(partition) == version:
                 self._write(partition, version)
             else:
                 self._forget(partition, version)
+        for partition in self._changed:
+            found = self._database.digests(partition).get((partition, versions.get(partition, 0)), 0)
+            self._sum += found - self._counted.get(partition, 0)
+            self._counted[partition] = found
+        self._changed.clear()
         self._database.commit()
+        return self._digest
+
+    @property
+    def _digest(self) -> str:
+        return f"{self._sum % 2**128:032x}"
 
     def close(self) -> None:
         """Close the file when the run ends, however it ends."""

@@ -11,10 +11,12 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from fedsign.errors import ClientStateError
 from fedsign.records import Tensors
+from fedsign.storage.digests import digest_of
 from fedsign.storage.disk import disk_errors, disk_full, sync
 
 _PIECE_BYTES = 2**28  # SQLite holds a value of a billion bytes at most
@@ -22,7 +24,7 @@ _PIECE_BYTES = 2**28  # SQLite holds a value of a billion bytes at most
 _SETTINGS = "PRAGMA page_size=16384; PRAGMA locking_mode=EXCLUSIVE; PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;"
 _TABLE = (
     "CREATE TABLE IF NOT EXISTS states "
-    "(partition INTEGER, version INTEGER, piece INTEGER, data BLOB, PRIMARY KEY (partition, version, piece))"
+    "(partition INTEGER, version INTEGER, piece INTEGER, digest TEXT, data BLOB, PRIMARY KEY (partition, version, piece))"
 )
 
 
@@ -47,9 +49,29 @@ class StateDatabase:
             return None
         with self._errors():
             rows = self._connection.execute(
-                "SELECT data FROM states WHERE partition = ? AND version = ? ORDER BY piece", (partition, version)
+                "SELECT piece, digest, data FROM states WHERE partition = ? AND version = ? ORDER BY piece",
+                (partition, version),
             ).fetchall()
-        return load(b"".join(data for (data,) in rows)) if rows else None
+            if any(digest != _digest(partition, version, piece, data) for piece, digest, data in rows if digest):
+                raise sqlite3.DatabaseError(f"the digest of client {partition}'s state does not match")
+            return load(b"".join(data for *_, data in rows)) if rows else None
+
+    def digests(self, partition: int | None = None) -> dict[tuple[int, int], int]:
+        """The sum of the digests of each state, by partition and version; of one partition, or of all."""
+        found: dict[tuple[int, int], int] = {}
+        if self._connection is not None:
+            chosen, arguments = ("", ()) if partition is None else (" WHERE partition = ?", (partition,))
+            with self._errors():
+                for *key, digest in self._connection.execute(
+                    f"SELECT partition, version, digest FROM states{chosen}", arguments
+                ):
+                    found[key[0], key[1]] = found.get((key[0], key[1]), 0) + int(digest or "0", 16)
+        return found
+
+    def check(self) -> None:
+        """Read all states, each against its digest."""
+        for partition, version in self.digests():
+            self.read(partition, version)
 
     def write(self, partition: int, version: int, state: Tensors) -> None:
         """Put a state here, or in the place of the one of this version; nothing is forced to the disk before `commit`."""
@@ -57,10 +79,11 @@ class StateDatabase:
         with self._errors():
             self._begun().execute("DELETE FROM states WHERE partition = ? AND version = ?", (partition, version))
             self._begun().executemany(
-                "INSERT INTO states VALUES (?, ?, ?, ?)",
+                "INSERT INTO states (partition, version, piece, digest, data) VALUES (?, ?, ?, ?, ?)",
                 (
-                    (partition, version, piece, data[start : start + self._piece_bytes])
+                    (partition, version, piece, _digest(partition, version, piece, part), part)
                     for piece, start in enumerate(range(0, len(data), self._piece_bytes))
+                    for part in [data[start : start + self._piece_bytes]]
                 ),
             )
 
@@ -109,6 +132,8 @@ class StateDatabase:
             self._connection = sqlite3.connect(self.path, isolation_level=None)  # transactions begin where we say
             self._connection.executescript(_SETTINGS)
             self._connection.execute(_TABLE)
+            if "digest" not in {row[1] for row in self._connection.execute("PRAGMA table_info(states)")}:
+                self._connection.execute("ALTER TABLE states ADD COLUMN digest TEXT")  # written by an older version
         sync(self.path.parent)
         return self._connection
 
@@ -116,10 +141,14 @@ class StateDatabase:
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.Error as error:
+        except (sqlite3.Error, SafetensorError, ValueError) as error:
             if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
                 raise disk_full(self.path) from error
             raise ClientStateError(
                 f"the clients' states in {self.path} cannot be read or written ({error}): the file is damaged, in use or "
                 "write-protected; start a new run, or resume where the folder can be written."
             ) from error
+
+
+def _digest(partition: int, version: int, piece: int, data: bytes) -> str:
+    return digest_of(f"{partition} {version} {piece} ".encode(), data)

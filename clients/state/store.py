@@ -9,11 +9,11 @@ counts only once the server asks for it.  In the server's own process: `clients.
 
 from pathlib import Path
 
-from safetensors.torch import load_file
+from safetensors import SafetensorError
 
 from fedsign.errors import ClientStateError
 from fedsign.records import Tensors, TrainRequest
-from fedsign.storage.checkpoints import save_tensors
+from fedsign.storage.checkpoints import load_tensors, save_tensors
 from fedsign.storage.disk import remove_partials, replace_file
 
 
@@ -30,7 +30,7 @@ class ClientStore:
         left alone: they may belong to a younger request that another process has answered.
 
         Raises:
-            ClientStateError: the version is not here.
+            ClientStateError: the version is not here, or damaged.
         """
         partition, version = request.partition, request.state_version
         remove_partials(self._path(partition, version).parent)
@@ -43,7 +43,21 @@ class ClientStore:
         for old in versions:
             if old < request.round and old not in request.needed_versions:
                 self._path(partition, old).unlink()
-        return load_file(self._path(partition, version)) if version else None
+        return self.read(partition, version) if version else None
+
+    def read(self, partition: int, version: int) -> Tensors:
+        """One version, which is here.
+
+        Raises:
+            ClientStateError: it is damaged.
+        """
+        try:
+            return load_tensors(self._path(partition, version))
+        except (OSError, SafetensorError) as error:
+            raise ClientStateError(
+                f"the state of partition {partition} in {self._path(partition, version)} is damaged ({error}); restore the file "
+                "from a copy, or start a new run."
+            ) from error
 
     def save(self, partition: int, version: int, state: Tensors) -> None:
         """Write the state after round `version`, in one step."""

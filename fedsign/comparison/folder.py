@@ -12,7 +12,6 @@ Everything that is reported is read off the runs, so that a comparison that was 
 with ends in the same table as one that nobody disturbed.
 """
 
-import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
@@ -23,9 +22,10 @@ from fedsign.comparison.over_seeds import summarise
 from fedsign.comparison.report import render_card
 from fedsign.comparison.summary import Cell, Plan, Played, Summary
 from fedsign.comparison.tables import to_frame
-from fedsign.errors import ResultsError
+from fedsign.errors import ResultsError, ResumeError
+from fedsign.storage.digests import sealed_json
 from fedsign.storage.disk import exclusive, write_text
-from fedsign.storage.results import RunFolder
+from fedsign.storage.results import RunFolder, read_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,12 +50,12 @@ class Comparison:
         """
         path = self.path / PLAN
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = read_json(path)
             if content.pop("format") != FORMAT:
                 raise ResultsError(f"{path} is not of format {FORMAT}; read it with the fedsign that wrote it.")
             cells = tuple(Cell(**cell) for cell in content.pop("cells"))
             return Plan(cells=cells, seeds=tuple(content.pop("seeds")), **content)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ResumeError, KeyError, TypeError) as error:
             raise ResultsError(f"{path} is missing or damaged ({error}); the comparison cannot be read.") from error
 
     @property
@@ -78,7 +78,7 @@ class Comparison:
 
     def write_plan(self, plan: Plan) -> None:
         """Put comparison.json in its place in one step."""
-        write_text(self.path / PLAN, json.dumps({"format": FORMAT, **asdict(plan)}, indent=1) + "\n")
+        write_text(self.path / PLAN, sealed_json({"format": FORMAT, **asdict(plan)}))
 
     def locked(self) -> AbstractContextManager[None]:
         """Hold the comparison for this process.
@@ -105,7 +105,7 @@ class Comparison:
     def failure_of(self, cell: Cell) -> str | None:
         """The note of why a cell failed, if there is one."""
         path = self._folder_of(cell) / _FAILURE
-        return str(json.loads(path.read_text(encoding="utf-8"))["error"]) if path.exists() else None
+        return str(read_json(path)["error"]) if path.exists() else None
 
     def write_failure(self, cell: Cell, error: str | None) -> None:
         """Note why a cell failed; None takes the note away."""
@@ -113,7 +113,7 @@ class Comparison:
         if error is None:
             path.unlink(missing_ok=True)
         else:
-            write_text(path, json.dumps({"error": error}) + "\n")
+            write_text(path, sealed_json({"error": error}))
 
     def _folder_of(self, cell: Cell) -> Path:
         """By the hash alone: a plan that says the same configuration in other words has another readable name for it."""

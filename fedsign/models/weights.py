@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedsign.errors import ConfigError
+from fedsign.storage.checkpoints import load_tensors
 
 
 def load_weights(model: nn.Module, path: Path, *, may_differ: tuple[str, ...] = (), key: str = "model.weights") -> None:
@@ -46,7 +46,7 @@ def read_tensors(path: Path, *, key: str = "model.weights") -> dict[str, Tensor]
     """
     try:
         found: Any = (
-            load_file(path)
+            load_tensors(path)
             if path.suffix == ".safetensors"
             else torch.load(path, map_location="cpu", weights_only=True)
         )

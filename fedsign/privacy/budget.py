@@ -6,15 +6,12 @@ gives the same is the same release.  One that gives something else, because a cl
 repeatable, is one more release, and counts.
 """
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from math import isfinite
 from pathlib import Path
 
 from fedsign.privacy.accounting import Accountant
-from fedsign.storage.disk import append_bytes, disk_errors, write_text
-from fedsign.storage.results import read_lines
+from fedsign.storage.results import RunFolder, keep_lines, read_lines
 
 NAME = "privacy.jsonl"
 
@@ -31,10 +28,8 @@ class Budget:
         self._read(round)
 
     def _read(self, round: int) -> None:
-        lines = read_lines(self._path)
-        if lines:  # a kill may have left half a line at the end
-            write_text(self._path, "".join(json.dumps(line) + "\n" for line in lines))
-        for line in lines:
+        keep_lines(self._path)  # a kill may have left half a line at the end
+        for line in read_lines(self._path):
             self._note(line["round"], line["released"])
         for played in [each for each in self._tags if each <= round]:
             self._count(played)
@@ -44,10 +39,9 @@ class Budget:
         self._note(round, released)
         self._count(round)
         spent = self._accountant.epsilon(max(self._spent.values(), default=0))
-        total = self.total
-        line = {"round": round, "released": released, **figures, "epsilon": total if isfinite(total) else None}
-        with disk_errors(self._path):
-            append_bytes(self._path, (json.dumps(line) + "\n").encode(), durable=True)
+        RunFolder(self._path.parent).append(
+            NAME, {"round": round, "released": released, **figures, "epsilon": self.total}, durable=True
+        )
         return spent
 
     @property

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsign.errors import ConfigError, ResumeError
+from fedsign.storage.digests import digest_of as storage_digest
 from fedsign.storage.disk import PARTIAL, disk_errors, sync
 
 NAME = "privacy.key"  # of the file, in a run's folder or that of clients' states
@@ -90,22 +91,29 @@ def open_secret(folder: Path, *, given: str = "", expected: bool = False) -> Sec
                 "or start a new run."
             )
         _write_once(path, _given(Path(given)) if given else secrets.token_bytes(NUM_BYTES))
-    key = path.read_bytes()
-    if len(key) != NUM_BYTES:
-        raise ResumeError(f"{path} is damaged: it holds {len(key)} bytes, expected are {NUM_BYTES}; start a new run.")
+    key = _key_in(path.read_bytes())
+    if key is None:
+        raise ResumeError(f"{path} is damaged: its digest does not match; restore it from a copy, or start a new run.")
     return Secret(key)
+
+
+def _key_in(content: bytes) -> bytes | None:
+    """The key, of which a file holds the digest too, unless it was made by hand or by an older version; None if it is damaged."""
+    key, digest = content[:NUM_BYTES], content[NUM_BYTES:]
+    return key if len(key) == NUM_BYTES and digest in (b"", storage_digest(key).encode()) else None
 
 
 def _given(path: Path) -> bytes:
     try:
-        key = path.read_bytes()
+        content = path.read_bytes()
     except OSError as error:
         raise ConfigError(
             f"privacy.secret_file={path} cannot be read: {error.strerror}; correct the path, or leave it out for a secret that is made."
         ) from error
-    if len(key) != NUM_BYTES:
+    key = _key_in(content)
+    if key is None:
         raise ConfigError(
-            f"privacy.secret_file={path} holds {len(key)} bytes; expected are {NUM_BYTES}, as "
+            f"privacy.secret_file={path} holds {len(content)} bytes; expected are {NUM_BYTES}, as "
             f"'head -c {NUM_BYTES} /dev/urandom > FILE' writes them."
         )
     return key
@@ -116,7 +124,7 @@ def _write_once(path: Path, key: bytes) -> None:
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile(dir=path.parent, suffix=PARTIAL, buffering=0) as partial, suppress(FileExistsError):
-            partial.write(key)
+            partial.write(key + storage_digest(key).encode())
             os.fsync(partial.fileno())
             os.link(partial.name, path)
         sync(path.parent)

@@ -7,18 +7,19 @@ FOLDER/<kind>-<what>.*      the figures, as they go into a paper
 The same finding gives the same bytes.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsign.errors import ResultsError
 from fedsign.report import figures
+from fedsign.storage.digests import read_json, sealed_json
 from fedsign.storage.disk import replace_file, write_text
 
 Row = Mapping[str, Any]
@@ -52,7 +53,7 @@ def write_found(found: Found, folder: Path, drawn: Mapping[str, figures.Draw]) -
     if folder.exists() and not folder.is_dir():
         raise ResultsError(f"{folder} is a file; give a folder, or the name of one to be made, with --out.")
     written = [folder / f"{found.kind}.json", folder / f"{found.kind}.npz"]
-    write_text(written[0], json.dumps(found.as_json(), indent=1) + "\n")
+    write_text(written[0], sealed_json(found.as_json()))
     replace_file(written[1], lambda partial: _save(partial, found.arrays))
     for what, draw in drawn.items():
         written += figures.write(draw, *(folder / f"{found.kind}-{what}{suffix}" for suffix in figures.SUFFIXES))
@@ -66,7 +67,7 @@ def read_found(path: Path) -> Found:
         ResultsError: it cannot be read.
     """
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        told, _ = read_json(path.read_text(encoding="utf-8"))
         with np.load(path.with_suffix(".npz")) as arrays:
             return Found(
                 kind=told["kind"],
@@ -76,7 +77,7 @@ def read_found(path: Path) -> Found:
                 summary=told["summary"],
                 arrays={name: arrays[name] for name in arrays.files},
             )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, BadZipFile) as error:
         raise ResultsError(f"{path} cannot be read ({error}); make it again with 'fedsign analyse'.") from error
 
 

@@ -76,7 +76,7 @@ def read(folder: RunFolder) -> Run:
     """
     try:
         config = tomllib.loads(folder.config_toml)
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except tomllib.TOMLDecodeError as error:
         raise ResultsError(f"{folder.path / 'config.toml'} cannot be read ({error}).") from error
     # a run that was stopped at its very start has no partition yet
     has_partition = (folder.path / "partition.json").exists()

@@ -4,7 +4,7 @@ runs/<experiment>/<id>/
     config.toml        the complete configuration, with versions and git state in its header
     environment.json   the same facts for programs
     partition.json     samples of each class at each client
-    rounds.jsonl       one line a round: the same bits whenever the run is repeated or resumed
+    rounds.jsonl       one line a round, with a digest of it and of those before: the same bits whenever the run is repeated or resumed
     timings.jsonl      seconds per round (kept apart, since they never repeat)
     failures.jsonl     what failed clients reported, in full
     privacy.jsonl      what was released in each round and what of the budget is spent, with [privacy]
@@ -21,7 +21,7 @@ runs/<experiment>/<id>/
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsign.errors import ResultsError, ResumeError
+from fedsign.storage import digests
 from fedsign.storage.disk import DISK_FULL, append_bytes, disk_errors, exclusive, remove_partials, write_text
 
 Line = dict[str, Any]
@@ -53,23 +54,31 @@ class RunFolder:
     @property
     def config_toml(self) -> str:
         """The configuration as text."""
-        return (self.path / "config.toml").read_text(encoding="utf-8")
+        path = self.path / "config.toml"
+        try:
+            text = path.read_text(encoding="utf-8")
+            digests.check_seal(text)
+            if not any(line and not line.startswith("#") for line in text.splitlines()):
+                raise ValueError("it holds no settings")
+        except (OSError, ValueError) as error:
+            raise damaged(path, error) from error
+        return text
 
     @property
     def environment(self) -> Line:
         """Versions and git state of the program that wrote the run."""
-        return _read_json(self.path / "environment.json")
+        return read_json(self.path / "environment.json")
 
     @property
     def partition(self) -> Line:
         """`{"class_names": [...], "counts": [clients][classes]}`."""
-        return _read_json(self.path / "partition.json")
+        return read_json(self.path / "partition.json")
 
     @property
     def outcome(self) -> Line:
         """`{"status": "finished" | "failed" | "unfinished", ...}`."""
         path = self.path / "outcome.json"
-        return _read_json(path) if path.exists() else {"status": "unfinished"}
+        return read_json(path) if path.exists() else {"status": "unfinished"}
 
     def locked(self) -> AbstractContextManager[None]:
         """Hold the run for this process: two processes that play one run would spoil it.
@@ -82,8 +91,14 @@ class RunFolder:
         return exclusive(self.path / "lock", what=f"the run in {self.path}")
 
     def rounds(self) -> list[Line]:
-        """The lines of all complete rounds."""
-        return read_lines(self.path / "rounds.jsonl")
+        """The lines of all complete rounds.
+
+        Raises:
+            ResumeError: they are damaged, or fewer than the newest checkpoint counts on.
+        """
+        states = sorted(self.checkpoints.glob("round-??????/state.json"))
+        chains = read_json(states[-1]).get("records", {}) if states else {}
+        return read_lines(self.path / "rounds.jsonl", until=chains.get("rounds.jsonl", ""))
 
     def timings(self) -> list[Line]:
         """Seconds per round: `{"round", "train_s", "aggregate_s", "evaluate_s"}`."""
@@ -91,21 +106,39 @@ class RunFolder:
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Write a small JSON file in one step."""
-        write_text(self.path / name, json.dumps(value, indent=1) + "\n")
+        write_text(self.path / name, digests.sealed_json(value))
 
     def append(self, name: str, line: Mapping[str, Any], *, durable: bool = False) -> None:
-        """Add one line to a .jsonl file and flush it; `durable` forces it to the disk."""
+        """Add one line to a .jsonl file, chained to those before, and flush it; `durable` forces it to the disk."""
         path = self.path / name
-        text = json.dumps({key: _finite(value) for key, value in line.items()}) + "\n"
+        text = json.dumps({key: _finite(value) for key, value in line.items()})
         with disk_errors(path):
-            append_bytes(path, text.encode(), durable=durable)
+            append_bytes(path, (digests.chained(text, _last_chain(path)) + "\n").encode(), durable=durable)
 
-    def rewind(self, round: int) -> None:
+    def chains(self) -> dict[str, str]:
+        """Of each .jsonl file the chain of its last line, for the checkpoint that counts on those before it."""
+        return {path.name: _last_chain(path) for path in sorted(self.path.glob("*.jsonl"))}
+
+    def check_records(self, chains: Mapping[str, str]) -> None:
+        """Read all records, and what else is known of the run but how it ended.
+
+        Raises:
+            ResumeError: one is damaged, or lacks lines that `chains`, those of a checkpoint, count on.
+        """
+        for path in self.path.glob("*.json"):
+            if path.name != "outcome.json":
+                read_json(path)
+        for name in {*chains, *(path.name for path in self.path.glob("*.jsonl"))}:
+            read_lines(self.path / name, until=chains.get(name, ""))
+
+    def rewind(self, round: int, chains: Mapping[str, str] | None = None) -> None:
         """Drop what was written after a round, and the half line that a kill may have left.
 
         Raises:
-            ResumeError: rounds.jsonl is not complete up to that round; nothing has been changed.
+            ResumeError: a record is damaged, lacks lines that a checkpoint counts on (`chains`), or rounds.jsonl is not
+                complete up to that round; nothing has been changed.
         """
+        self.check_records(chains or {})
         found = [line["round"] for line in self.rounds() if line["round"] <= round]
         if found != list(range(1, round + 1)):
             raise ResumeError(
@@ -120,9 +153,7 @@ class RunFolder:
     def drop_after(self, round: int, *names: str) -> None:
         """Drop the lines of .jsonl files that were written after a round."""
         for path in map(self.path.joinpath, names):
-            if path.exists():
-                kept = [line for line in read_lines(path) if line["round"] <= round]
-                write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+            keep_lines(path, lambda line: bool(line["round"] <= round))
 
 
 def create(
@@ -149,9 +180,9 @@ def create(
 
 
 def update_config(folder: RunFolder, config_toml: str) -> None:
-    """Write the configuration, with the environment as its header."""
-    header = "".join(f"# {key}: {value}\n" for key, value in folder.environment.items())
-    write_text(folder.path / "config.toml", header + "\n" + config_toml)
+    """Write the configuration, sealed, with the environment as its header."""
+    header = "".join(f"# {key}: {value}\n" for key, value in {"digest": digests.BLANK, **folder.environment}.items())
+    write_text(folder.path / "config.toml", digests.sealed(header + "\n" + config_toml))
 
 
 def open_run(path: Path) -> RunFolder:
@@ -174,15 +205,44 @@ def find_runs(root: Path) -> list[RunFolder]:
     return [RunFolder(config.parent) for config in sorted(root.glob("*/*/config.toml"))]
 
 
-def read_lines(path: Path) -> list[Line]:
-    """The complete lines of a .jsonl file; a last line without its end was cut off by a kill."""
-    if not path.exists():
-        return []
-    *complete, _cut_off = path.read_text(encoding="utf-8").split("\n")
+def read_lines(path: Path, *, until: str = "") -> list[Line]:
+    """The complete lines of a .jsonl file; a last line without its end was cut off by a kill.
+
+    Raises:
+        ResumeError: a line is damaged or missing, or the one with the chain `until` is not here.
+    """
     try:
-        return [json.loads(line) for line in complete if line]
-    except json.JSONDecodeError as error:
-        raise ResumeError(f"{path} is damaged ({error}); the run cannot be read.") from error
+        texts = _texts(path)
+        lines = [json.loads(line) for line in digests.unchained(texts)]
+        if until and until not in map(digests.chain_of, texts):
+            raise ValueError(f"{len(lines)} lines are left; a checkpoint counts on more")
+    except (OSError, ValueError) as error:
+        raise damaged(path, error) from error
+    return lines
+
+
+def keep_lines(path: Path, wanted: Callable[[Line], bool] = lambda line: True) -> None:
+    """Drop the other lines of a .jsonl file, all of them at its end, and the half line that a kill may have left."""
+    if path.exists():
+        kept = zip(_texts(path), read_lines(path), strict=True)
+        write_text(path, "".join(f"{text}\n" for text, line in kept if wanted(line)))
+
+
+def read_json(path: Path) -> Line:
+    """A JSON file that `RunFolder.write_json` wrote.
+
+    Raises:
+        ResumeError: it is missing or damaged.
+    """
+    try:
+        return digests.read_json(path.read_text(encoding="utf-8"))[0]
+    except (OSError, ValueError) as error:
+        raise damaged(path, error) from error
+
+
+def damaged(path: Path, error: Exception) -> ResumeError:
+    """The error for a file that is not as it was written."""
+    return ResumeError(f"{path} is missing or damaged ({error}); restore it from a copy, or start a new run.")
 
 
 def final_value(lines: list[Line], key: str, *, last: int = 5) -> float | None:
@@ -214,9 +274,16 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _read_json(path: Path) -> Line:
+def _texts(path: Path) -> list[str]:
+    """The complete lines of a file, as they are written."""
+    return [line for line in path.read_text(encoding="utf-8").split("\n")[:-1] if line] if path.exists() else []
+
+
+def _last_chain(path: Path) -> str:
+    """The chain of a file's last line."""
     try:
-        content: Line = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
-        raise ResumeError(f"{path} is missing or damaged ({error}); the run cannot be read.") from error
-    return content
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 64))
+            return digests.chain_of(file.read().decode("utf-8", errors="replace").removesuffix("\n"))
+    except FileNotFoundError:
+        return ""

@@ -56,6 +56,6 @@ class InProcess:
                 folder,
                 on_round,
                 direct=direct,
-                keep_states=states.commit,
+                states=states,
                 evaluation_threads=self.workers,  # who have nothing to do meanwhile
             ).run()

@@ -14,19 +14,21 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from fedsign.bilevel.condensation import IMAGES, LABELS
 from fedsign.bilevel.condense import Condensation, Progress
 from fedsign.bilevel.settings import CondensationConfig, load
-from fedsign.errors import ResultsError
-from fedsign.storage.checkpoints import save_model
+from fedsign.errors import ResultsError, ResumeError
+from fedsign.storage.checkpoints import load_tensors, save_model
+from fedsign.storage.digests import BLANK, chain_of, chained, check_seal, sealed
 from fedsign.storage.disk import exclusive, write_text
+from fedsign.storage.results import read_lines
 from simulations.bilevel.page import write_page
 
 Line = dict[str, Any]
 CLASSES = "classes"
 _CONFIG, _STEPS, _TIMINGS = "config.toml", "steps.jsonl", "timings.jsonl"
+_FIRST = {_STEPS: 0, _TIMINGS: 1}  # the step of a file's first line
 _START, _IMAGES = "start.safetensors", "images.safetensors"
 
 
@@ -48,7 +50,7 @@ def condense(config: CondensationConfig, folder: Path) -> tuple[list[Line], list
     with _held(folder):
         save_model(folder / _START, _with_classes(condensation, progress))
         _save(folder, condensation, progress, lines, [])
-        write_text(folder / _CONFIG, config.to_toml())
+        write_text(folder / _CONFIG, sealed(f"# digest: {BLANK}\n\n{config.to_toml()}"))
         return _go_on(condensation, progress, folder, lines, [])
 
 
@@ -60,14 +62,15 @@ def resume(folder: Path) -> tuple[list[Line], list[Path]]:
     """
     if not (folder / _CONFIG).exists():
         raise ResultsError(f"{folder} holds no condensation; 'fedsign condense --out {folder}' makes one.")
-    condensation = Condensation(load(folder / _CONFIG))
     with _held(folder):
         try:
-            state = {key: each.to(condensation.device) for key, each in load_file(folder / _IMAGES).items()}
+            check_seal((folder / _CONFIG).read_text(encoding="utf-8"))
+            condensation = Condensation(load(folder / _CONFIG))
+            state = {key: each.to(condensation.device) for key, each in load_tensors(folder / _IMAGES).items()}
             progress = Progress(state, step=int(state.pop("step")))
             del state[CLASSES]
-            lines, timings = (_read(folder / name, progress.step) for name in (_STEPS, _TIMINGS))
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            lines, timings = (_read(folder / name, range(start, progress.step + 1)) for name, start in _FIRST.items())
+        except (OSError, SafetensorError, KeyError, ValueError, ResumeError) as error:
             raise ResultsError(f"the condensation in {folder} cannot be read ({error}); make it again.") from error
         return _go_on(condensation, progress, folder, lines, timings)
 
@@ -84,14 +87,18 @@ def _go_on(
         lines.append(line)
         if "accuracy" in line:
             _save(folder, condensation, progress, lines, timings)
-    before, after = (load_file(folder / name)[IMAGES].numpy() for name in (_START, _IMAGES))
+    before, after = (load_tensors(folder / name)[IMAGES].numpy() for name in (_START, _IMAGES))
     return lines, [folder / _IMAGES, *write_page(folder, condensation, lines, before=before, after=after)]
 
 
 def _save(folder: Path, condensation: Condensation, progress: Progress, lines: list[Line], timings: list[Line]) -> None:
     """Lines first: those beyond the images' step are dropped when it goes on."""
     for name, rows in ((_STEPS, lines), (_TIMINGS, timings)):
-        write_text(folder / name, "".join(json.dumps(row) + "\n" for row in rows))
+        chain, text = "", ""
+        for row in rows:
+            line = chained(json.dumps(row), chain)
+            chain, text = chain_of(line), f"{text}{line}\n"
+        write_text(folder / name, text)
     save_model(folder / _IMAGES, _with_classes(condensation, progress))
 
 
@@ -101,9 +108,11 @@ def _with_classes(condensation: Condensation, progress: Progress) -> dict[str, t
     return {**progress.state, CLASSES: classes, "step": torch.tensor(progress.step)}
 
 
-def _read(path: Path, step: int) -> list[Line]:
-    rows: list[Line] = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
-    return [row for row in rows if row["step"] <= step]
+def _read(path: Path, steps: range) -> list[Line]:
+    rows = [row for row in read_lines(path) if row["step"] in steps]
+    if [row["step"] for row in rows] != [*steps]:
+        raise ValueError(f"{path.name} lacks steps")
+    return rows
 
 
 def _held(folder: Path) -> Any:

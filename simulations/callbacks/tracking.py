@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 from fedsign.config import ExperimentConfig
 from fedsign.extras import require
 from fedsign.storage import results
-from fedsign.storage.results import Line, RunFolder
+from fedsign.storage.results import Line, RunFolder, read_json
 from simulations.callbacks.base import Callback
 from simulations.frames import numbers_of
 
@@ -165,5 +165,4 @@ def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, S
 
 def _read_state(folder: RunFolder) -> dict[str, Any]:
     path = folder.path / STATE_FILE
-    state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return state
+    return read_json(path) if path.exists() else {}

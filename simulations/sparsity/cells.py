@@ -6,7 +6,6 @@ FOLDER/logs/                what the worker processes had to say
 FOLDER/lock                 held by the process that plays
 """
 
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fedsign.config import ExperimentConfig
 from fedsign.errors import ConfigError, EngineError, ResultsError
+from fedsign.storage.digests import read_json, sealed_json
 from fedsign.storage.disk import disk_errors, exclusive, remove_partials, write_text
 from simulations.jobs import Job, Watcher, digest_of, play_all
 
@@ -44,7 +44,7 @@ class Cell:
 def loss_in(path: Path) -> float | None:
     """What a cell's file says: NaN if it diverged; None if it was not played, or its file was damaged."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))["loss"]
+        found = read_json(path.read_text(encoding="utf-8"))[0]["loss"]
         return math.nan if found is None else float(found)
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -53,7 +53,7 @@ def loss_in(path: Path) -> float | None:
 def write_loss(path: Path, loss: float, words: Mapping[str, Any]) -> None:
     """A loss that is no finite number is written as null."""
     content = {**words, "loss": loss if math.isfinite(loss) else None}
-    write_text(path, json.dumps(content, indent=1) + "\n")
+    write_text(path, sealed_json(content))
 
 
 def losses_of(cells: Sequence[Cell], folder: Path, *, workers: int | None = None) -> list[float]:

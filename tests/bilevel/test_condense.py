@@ -68,7 +68,14 @@ def test_a_resumed_condensation_ends_in_the_same_images(tmp_path: Path, monkeypa
     (cut, _), (whole, _) = (resume(tmp_path / name) for name in ("cut", "whole"))
     assert cut[-1]["accuracy"] == whole[-1]["accuracy"]
     for name in ("config.toml", "steps.jsonl", "images.safetensors"):
-        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+        content = (tmp_path / "cut" / name).read_bytes()
+        assert content == (tmp_path / "whole" / name).read_bytes()
+        flipped = bytearray(content)
+        flipped[-9] ^= 1
+        (tmp_path / "cut" / name).write_bytes(flipped)
+        with pytest.raises(ResultsError, match="cannot be read"):
+            resume(tmp_path / "cut")
+        (tmp_path / "cut" / name).write_bytes(content)
 
 
 def test_two_phases_and_soft_labels(tmp_path: Path) -> None:

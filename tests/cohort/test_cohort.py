@@ -633,7 +633,7 @@ def test_the_path_is_written_into_the_run_and_kept_on_resume(tmp_path: Path) -> 
 def test_a_run_from_before_there_were_paths_goes_on_sequentially(tmp_path: Path) -> None:
     begun = run({**SMALL, "rounds": 2, "client": {"path": "sequential"}, "results": {"root": str(tmp_path)}})
     config = begun.path / "config.toml"
-    without = re.sub(r"^(path|chunk) = .*\n", "", config.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    without = re.sub(r"^(path|chunk|# digest:) .*\n", "", config.read_text(encoding="utf-8"), flags=re.MULTILINE)
     config.write_text(without, encoding="utf-8")
     resumed = run({"rounds": 4}, resume=begun.path)
     assert resumed.config.client.path == "sequential"

@@ -10,7 +10,7 @@ import logging
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -40,7 +40,7 @@ from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.flower.shims import PARTITION_KEY
 from fedsign.records import Tensors, roles_of
 from fedsign.registry import KINDS
-from fedsign.storage.checkpoints import load_latest
+from fedsign.storage.checkpoints import load_latest, save
 from fedsign.storage.results import RunFolder
 from fedsign.workload import Workload
 from simulations import Run, run
@@ -612,12 +612,13 @@ def test_what_is_kept_matters(name: str, runs: Callable[[str], tuple[Run, Run]],
     """With its memory set to zero a strategy goes on differently; without it, it says so."""
     whole, half = runs(name)
     zeroed, missing = copied(half, tmp_path / "zeroed"), copied(half, tmp_path / "missing")
-    path = zeroed / "checkpoints" / "round-000003" / "strategy.safetensors"
-    memory = load_file(path)
-    assert all(tensor.any() for tensor in memory.values()), "there would be nothing to lose"
-    save_file({place: torch.zeros_like(tensor) for place, tensor in memory.items()}, path)
+    checkpoint = load_latest(zeroed / "checkpoints")
+    assert checkpoint is not None and checkpoint.round == 3
+    assert all(tensor.any() for tensor in checkpoint.strategy.values()), "there would be nothing to lose"
+    zeros = {place: torch.zeros_like(tensor) for place, tensor in checkpoint.strategy.items()}
+    save(zeroed / "checkpoints", replace(checkpoint, strategy=zeros), keep=1)
     assert lines(run({"rounds": 6}, resume=zeroed)) != lines(whole)
-    (missing / "checkpoints" / "round-000003" / "strategy.safetensors").unlink()
+    save(missing / "checkpoints", replace(checkpoint, strategy={}), keep=1)
     with pytest.raises(ResultsError, match="the checkpoint lacks"):
         run({"rounds": 6}, resume=missing)
 

@@ -223,8 +223,9 @@ def test_a_sites_name_is_text_on_the_page_whatever_it_is(played: Run, tmp_path: 
     lines = site_lines(played)
     for line in lines:
         line["sites"][0]["name"] = hostile
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    (tmp_path / "run" / "sites.jsonl").write_text(text, encoding="utf-8")
+    (tmp_path / "run" / "sites.jsonl").unlink()
+    for line in lines:
+        RunFolder(tmp_path / "run").append("sites.jsonl", line)
     page = write_report(RunFolder(tmp_path / "run")).read_text(encoding="utf-8")
     assert "<script>alert" not in page and "&lt;/table&gt;&lt;script&gt;" in page
 

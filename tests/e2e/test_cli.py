@@ -79,7 +79,7 @@ def test_resume_adds_rounds_but_refuses_another_experiment(tmp_path: Path) -> No
     records.write_text("".join(records.read_text().splitlines(keepends=True)[1:]))
     refused = fedsign("run", "--resume", str(run), *settings(rounds=4), folder=tmp_path)
     assert refused.returncode == 2 and refused.stderr.count("\n") == 1
-    assert "rounds.jsonl does not hold one record for each of the rounds 1 to 3" in refused.stderr
+    assert "rounds.jsonl is missing or damaged (line 1: its digest does not match)" in refused.stderr
 
 
 def test_doctor_finds_nothing_broken(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ from fedsign.storage import checkpoints, results
 from fedsign.storage.results import RunFolder, find_runs
 from fedsign.workload import Workload
 from simulations import load_run, run
+from tests.e2e.checkpoints import files_of
 
 STRATEGIES = ("fedavg", "feddyn", "fedsign")
 STACKS = "feddyn in stacks"  # the clients of a round as two stacks of tensors
@@ -199,15 +200,11 @@ def traces(run: Path) -> dict[str, str]:
         for partition, version in checkpoint.client_versions.items()
     }
     database.close()
-    last = run / "checkpoints" / f"round-{ROUNDS:06d}"
-    tensors = {path.name: digest(path) for path in sorted(last.glob("*.safetensors"))}
-    assert tensors
     return {
         "partition": digest(run / "partition.json"),
         "lines": digest(run / "rounds.jsonl"),
         "model": digest(run / "model.safetensors"),
-        "state.json": digest(last / "state.json"),
-        **tensors,
+        **files_of(run / "checkpoints" / f"round-{ROUNDS:06d}"),
         **states,
     }
 

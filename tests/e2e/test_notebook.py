@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import shutil
 import time
 import tomllib
 from pathlib import Path
@@ -170,5 +171,6 @@ def test_a_run_shows_itself_with_its_figures_and_one_curve_also_when_it_has_no_r
     card = done._repr_html_()
     assert card.count('class="static"') == 1 and "<script" not in card and "a-name" in card and str(done.path) in card
     assert f"{100 * (done.final('accuracy') or 0):.1f}" in card
+    shutil.rmtree(done.folder.checkpoints)
     done.folder.rewind(0)
     assert "no round was played" in done._repr_html_()

@@ -78,9 +78,16 @@ def test_what_is_no_secret_is_refused(tmp_path: Path) -> None:
         open_secret(tmp_path, given=str(tmp_path / "short"))
     with pytest.raises(ResumeError, match=r"privacy\.key is missing"):
         open_secret(tmp_path, expected=True)
-    (tmp_path / NAME).write_bytes(b"")
-    with pytest.raises(ResumeError, match="is damaged: it holds 0 bytes"):
-        open_secret(tmp_path)
+
+
+def test_a_secret_with_a_flipped_bit_is_refused(tmp_path: Path) -> None:
+    open_secret(tmp_path)
+    content = (tmp_path / NAME).read_bytes()
+    damaged = [content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :] for place in range(len(content))]
+    for text in (b"", content[:31], content[:40], *damaged):
+        (tmp_path / NAME).write_bytes(text)
+        with pytest.raises(ResumeError, match=r"privacy\.key is damaged"):
+            open_secret(tmp_path)
 
 
 # Clipping

@@ -20,7 +20,7 @@ from torch import Tensor
 Number = int | float | None  # bool is an int; None is JSON's null, as which a diverged loss is written
 
 TIMES = frozenset({"timings.jsonl", "time_s", "seconds"})  # files and keys whose numbers are times
-NOT_COMPARED = TIMES | {"environment.json", "inputs"}
+NOT_COMPARED = TIMES | {"environment.json", "inputs", "format"}
 ALIASES: dict[str, str] = {}  # a file, key or tensor as it was named once -> as it is named today
 
 
@@ -121,7 +121,7 @@ def _tensor(base: Tensor, other: Tensor) -> tuple[str, float] | None:
 def _numbers(value: Any, place: tuple[str, ...]) -> Iterator[tuple[str, Number]]:
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:
-        if str(key) not in TIMES:
+        if str(key) not in NOT_COMPARED:
             yield from _numbers(inner, (*place, str(key)))
     if value is None or isinstance(value, int | float):
         yield _name(place), value

@@ -151,10 +151,11 @@ def test_a_cells_file_holds_its_loss_and_a_damaged_one_counts_as_none(tmp_path: 
     path = tmp_path / "cell.json"
     assert cells.loss_in(path) is None
     cells.write_loss(path, 1.25, {"seed": 3})
-    assert cells.loss_in(path) == 1.25 and json.loads(path.read_text()) == {"seed": 3, "loss": 1.25}
+    assert cells.loss_in(path) == 1.25 and json.loads(path.read_text()).items() >= {"seed": 3, "loss": 1.25}.items()
     cells.write_loss(path, inf, {})
-    assert isnan(cells.loss_in(path) or 0.0) and json.loads(path.read_text()) == {"loss": None}
-    for damaged in ("", "{", "[]", "{}", '{"loss": "x"}'):
+    assert isnan(cells.loss_in(path) or 0.0) and json.loads(path.read_text())["loss"] is None
+    flipped = path.read_text().replace("null", "0.25")
+    for damaged in (flipped, "", "{", "[]", "{}", '{"loss": "x"}'):
         path.write_text(damaged)
         assert cells.loss_in(path) is None
 

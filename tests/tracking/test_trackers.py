@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from fedsign.errors import ConfigError, RoundError
-from fedsign.storage.results import Line
+from fedsign.storage.results import Line, read_json
 from simulations import Run, run
 from simulations.callbacks.base import Callback
 from simulations.callbacks.tracking import STATE_FILE, Earlier, Tracker, settings_of
@@ -258,11 +258,11 @@ def test_a_run_killed_behind_its_checkpoint_goes_on_in_the_same_tracker_runs_wit
     killed = subprocess.run([sys.executable, "-c", program, json.dumps(changes)], check=False, timeout=300)
     assert killed.returncode == -signal.SIGKILL
     (path,) = (tmp_path / "runs" / "fedsign-digits").iterdir()
-    before = json.loads((path / STATE_FILE).read_text())
+    before = read_json(path / STATE_FILE)
     assert {name: state["last_sent"] for name, state in before.items()} == dict.fromkeys(ALL, 7)
 
     done = run({"rounds": 12}, resume=path)
-    after = json.loads((path / STATE_FILE).read_text())
+    after = read_json(path / STATE_FILE)
     assert {name: state["id"] for name, state in after.items()} == {n: state["id"] for n, state in before.items()}
     expected = [(line["round"], pytest.approx(line["loss"], rel=1e-6)) for line in done.rounds]
     assert len(expected) == 12

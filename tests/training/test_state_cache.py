@@ -17,6 +17,7 @@ from fedsign.federation.exchange import ClientLedger
 from fedsign.records import ObjectiveSpec, Tensors, TrainRequest
 from fedsign.storage import checkpoints
 from simulations import Run, load_run, run
+from tests.e2e.checkpoints import files_of
 
 MIB = 2**20
 
@@ -228,10 +229,10 @@ def play(root: Path, strategy: str, *, state_cache_mib: float, rounds: int = 8) 
     return run({**EXPERIMENT, "rounds": rounds, "strategy": {"name": strategy}, "client": client, "results": results})
 
 
-def traces(done: Run) -> dict[str, bytes]:
+def traces(done: Run) -> dict[str, str]:
     """The lines of a run, its models, and the versions that the server counts on."""
     last = max(done.folder.checkpoints.glob("round-*"))
-    return {path.name: path.read_bytes() for path in (done.path / "rounds.jsonl", *last.iterdir())}
+    return {"lines": (done.path / "rounds.jsonl").read_text(encoding="utf-8"), **files_of(last)}
 
 
 @pytest.mark.slow

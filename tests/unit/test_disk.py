@@ -223,15 +223,15 @@ def test_a_damaged_checkpoint_is_a_sentence_with_the_remedy(tmp_path: Path, file
     path = tmp_path / "round-000004" / file
     damaged = path.read_bytes().rstrip()[:keep_bytes]
     path.write_bytes(damaged)
-    with pytest.raises(ResultsError, match=r"round-000004 is damaged .*remove this folder"):
+    with pytest.raises(ResultsError, match=r"round-000004 is damaged .*restore it from a copy"):
         checkpoints.load_latest(tmp_path)
 
 
 def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path) -> None:
     checkpoints.save(tmp_path, checkpoint(4), keep=1)
     path = tmp_path / "round-000004" / "state.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99}))
-    with pytest.raises(ResultsError, match="format 99, this version reads 2"):
+    path.write_text(json.dumps({"format": 99}))
+    with pytest.raises(ResultsError, match="format 99, this version reads 3"):
         checkpoints.load_latest(tmp_path)
 
 
@@ -284,7 +284,8 @@ def test_a_damaged_line_is_a_sentence(tmp_path: Path) -> None:
 
 def test_a_figure_that_diverged_is_null(run_folder: RunFolder) -> None:
     run_folder.append("rounds.jsonl", {"loss": math.nan, "high": math.inf, "low": -math.inf, "x": 0.1}, durable=True)
-    assert (run_folder.path / "rounds.jsonl").read_text() == '{"loss": null, "high": null, "low": null, "x": 0.1}\n'
+    (line,) = (run_folder.path / "rounds.jsonl").read_text().splitlines()
+    assert line.startswith('{"loss": null, "high": null, "low": null, "x": 0.1, "chain": "')
 
 
 def test_runs_that_start_in_the_same_second_get_folders_of_their_own(tmp_path: Path) -> None:
@@ -300,7 +301,7 @@ def test_runs_that_start_in_the_same_second_get_folders_of_their_own(tmp_path: P
 
 def test_a_run_is_opened_by_its_folder_or_a_file_in_it(run_folder: RunFolder, tmp_path: Path) -> None:
     assert results.open_run(run_folder.path) == results.open_run(run_folder.path / "report.html") == run_folder
-    assert run_folder.config_toml == "# fedsign: 1\n\nseed = 0\n"
+    assert run_folder.config_toml.endswith("# fedsign: 1\n\nseed = 0\n")
     with pytest.raises(ResultsError, match="is not a run"):
         results.open_run(tmp_path)
     (run_folder.path / "partition.json").unlink()

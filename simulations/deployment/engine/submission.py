@@ -1,7 +1,6 @@
 """Runs that a SuperLink plays: submitted as by `flwr run`, followed by the lines that the ServerApp writes into the run's folder."""
 
 import hashlib
-import json
 import os
 import time
 import uuid
@@ -23,7 +22,7 @@ from fedsign.config import ExperimentConfig
 from fedsign.data.sites import lies_at_nodes
 from fedsign.errors import EngineError
 from fedsign.storage.disk import write_text
-from fedsign.storage.results import RunFolder
+from fedsign.storage.results import RunFolder, read_json
 from simulations.deployment.engine.server_app import FOLDER_KEY, FOLLOWER_KEY, OUTCOME, WORKING_KEY
 from simulations.flower_app import write_app
 from simulations.rounds import OnRound
@@ -70,7 +69,7 @@ def play(
         with suppress(httpx.HTTPError):  # without this process, the ServerApp ends anyway
             link.StopRun(StopRunRequest(run_id=run_id))
         raise
-    ended = json.loads(outcome.read_text(encoding="utf-8"))
+    ended = read_json(outcome)
     if ended["status"] != "finished":
         raise getattr(errors, ended["kind"], EngineError)(ended["error"])  # in the kind in which it was raised there
 

@@ -1,0 +1,115 @@
+"""A checkpoint of the server with digests, in turn with the same files without: what it costs to find damage.
+
+FedAvg's and FedDyn's checkpoints of three models, with the versions of 10,000 clients' states where the strategy has any, forced
+to the disk.  The plain one is what `fedsign.storage.checkpoints` wrote before it had digests: the same tensors, the same steps.
+"""
+
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from benchmarks.machine import machine
+from benchmarks.measure import result_head, spread, write_result
+from fedsign.records import Tensors
+from fedsign.storage import checkpoints
+from fedsign.storage.checkpoints import Checkpoint
+from fedsign.storage.disk import replaced_folder
+
+NAME = "checkpoint"
+MODELS = {"mlp": 4_810, "resnet20": 272_474, "25m": 25_000_000}  # parameters
+STRATEGIES = {"fedavg": 0, "feddyn": 1}  # tensors of the strategy's state, for each of the model's
+NUM_CLIENTS = 10_000
+ROUNDS = {"mlp": 50, "resnet20": 30, "25m": 8}  # checkpoints of each kind in a turn
+
+
+def measure(path: Path, *, repetitions: int) -> None:
+    """Both kinds in turn, within each turn after each other."""
+    before = machine()
+    figures: dict[str, Any] = {}
+    for model, num_parameters in MODELS.items():
+        for strategy, num_states in STRATEGIES.items():
+            given = checkpoint_of(num_parameters, num_states)
+            turns = [play(given, ROUNDS[model]) for _ in range(repetitions)]
+            figures[f"{model} {strategy}"] = {
+                "num_parameters": num_parameters,
+                **{f"{kind}_ms": spread([turn[kind] for turn in turns]) for kind in ("ours", "plain")},
+                "ratio": spread([turn["ours"] / turn["plain"] for turn in turns]),
+            }
+    write_result(path, {**result_head(NAME, "A checkpoint with digests", before, repetitions), "checkpoints": figures})
+    for name, row in figures.items():
+        ratio = row["ratio"]
+        print(
+            f"{name}: {row['ours_ms']['median']:.2f} ms, {ratio['median']:.3f} x ({ratio['lowest']:.3f}-{ratio['highest']:.3f})"
+        )
+
+
+def checkpoint_of(num_parameters: int, num_states: int) -> Checkpoint:
+    """A model in ten tensors, and the strategy's and clients' part."""
+    sizes = [num_parameters // 10] * 10
+    served = {f"layer.{number}": torch.randn(size) for number, size in enumerate(sizes)}
+    strategy = {
+        f"{name}.{each}": torch.randn_like(value) for each in range(num_states) for name, value in served.items()
+    }
+    return Checkpoint(
+        round=1,
+        served=served,
+        strategy=strategy,
+        client_versions=dict.fromkeys(range(NUM_CLIENTS), 1) if num_states else {},
+        records={"rounds.jsonl": "0" * 16, "timings.jsonl": "0" * 16},
+    )
+
+
+def play(given: Checkpoint, rounds: int) -> dict[str, float]:
+    """Median milliseconds of each kind."""
+    taken: dict[str, list[float]] = {"ours": [], "plain": []}
+    with tempfile.TemporaryDirectory() as root:
+        for _ in range(rounds):
+            for kind, write in (("ours", save), ("plain", save_plain)):
+                started_at = time.perf_counter()
+                write(Path(root) / kind, given)
+                taken[kind].append(1000 * (time.perf_counter() - started_at))
+    return {kind: statistics.median(each) for kind, each in taken.items()}
+
+
+def save(folder: Path, given: Checkpoint) -> None:
+    """As a run writes it."""
+    checkpoints.save(folder, given, keep=2)
+
+
+def save_plain(folder: Path, given: Checkpoint) -> None:
+    """Without digests."""
+    versions = given.client_versions
+    files: dict[str, Tensors | None] = {
+        "served": given.served,
+        "strategy": given.strategy or None,
+        "clients": table_of(versions) if versions else None,
+    }
+    with replaced_folder(folder / f"round-{given.round:06d}") as target:
+        for name, tensors in files.items():
+            if tensors is not None:
+                plain = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
+                save_file(plain, target / f"{name}.safetensors")
+        state = {"format": 2, "round": given.round, "num_clients_with_state": len(versions)}
+        (target / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
+    checkpoints.rounds_on_disk(folder)  # as to find which ones to remove
+    set(folder.glob("round-??????"))
+
+
+def table_of(versions: Mapping[int, int]) -> Tensors:
+    """The clients' versions, by ascending partition."""
+    partitions = np.fromiter(versions.keys(), dtype=np.int64, count=len(versions))
+    order = np.argsort(partitions)
+    values = np.fromiter(versions.values(), dtype=np.int64, count=len(versions))
+    return {"partition": torch.from_numpy(partitions[order]), "version": torch.from_numpy(values[order])}
+
+
+if __name__ == "__main__":
+    measure(Path(__file__).parents[1] / "results" / f"{NAME}.json", repetitions=5)

@@ -1,0 +1,66 @@
+"""What lies on disk, read once more: every file against its digest."""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from clients.state.database import StateDatabase
+from fedsign.errors import FedSignError, ResultsError
+from fedsign.storage import checkpoints
+from fedsign.storage.results import RunFolder, damaged, read_json, read_lines
+
+
+def verify(path: Path) -> Iterator[tuple[Path, str]]:
+    """Each file under `path` that a run, a comparison or a client reads back, and what is damaged, empty if nothing is.
+
+    Raises:
+        ResultsError: there is none.
+    """
+    found = False
+    for file in sorted(path.rglob("*")):
+        read = _READERS.get(file.name, _READERS.get(file.suffix))
+        if read is None or not file.is_file() or any(part.startswith("damaged-") for part in file.parts):
+            continue
+        found = True
+        try:
+            read(file)
+        except FedSignError as error:
+            yield file, str(error)
+        else:
+            yield file, ""
+    if not found:
+        raise ResultsError(
+            f"{path} holds nothing to verify; give the folder of a run, of a comparison or of clients' states."
+        )
+
+
+def _read_tensors(file: Path) -> None:
+    try:
+        checkpoints.load_tensors(file)
+    except (OSError, SafetensorError) as error:
+        raise damaged(file, error) from error
+
+
+def _read_database(file: Path) -> None:
+    with closing(StateDatabase(file.parent)) as database:
+        database.check()
+
+
+def _read_rounds(file: Path) -> None:
+    """With the run's other records, up to what its newest checkpoint counts on."""
+    run = RunFolder(file.parent)
+    last = checkpoints.load_latest(run.checkpoints)
+    run.check_records({} if last is None else last.records)
+
+
+_READERS: dict[str, Callable[[Path], object]] = {
+    "config.toml": lambda file: RunFolder(file.parent).config_toml,
+    "state.json": lambda file: checkpoints.load(file.parent),
+    "rounds.jsonl": _read_rounds,
+    "states.sqlite": _read_database,
+    ".json": read_json,
+    ".jsonl": read_lines,
+    ".safetensors": _read_tensors,
+}
