@@ -36,6 +36,7 @@ from fedsign.storage.checkpoints import load_latest
 from fedsign.workload import Workload
 from simulations import load_run, run
 from simulations.backends.base import intra_op_threads
+from tests.e2e.checkpoints import files_of
 
 HERE = __name__
 NUM_CLIENTS = 9
@@ -455,7 +456,14 @@ def experiment(root: Path, num: int, **changes: Any) -> dict[str, Any]:
 
 def traces(path: Path) -> dict[str, Any]:
     """All that a run leaves but configuration and timings; of the database, what it holds, not how it lies there."""
-    files = {name: found for name, found in digest(path).items() if not re.search("config|timings|sqlite", name)}
+    files = {
+        name: found for name, found in digest(path).items() if not re.search("config|timings|sqlite|state.json", name)
+    }
+    files |= {
+        f"{folder.name} {name}": found
+        for folder in (path / "checkpoints").iterdir()
+        for name, found in files_of(folder).items()
+    }
     checkpoint = load_latest(path / "checkpoints")
     assert checkpoint is not None
     database = StateDatabase(path / "clients")
