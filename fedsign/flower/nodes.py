@@ -2,11 +2,15 @@
 
 Flower's node ids are random.  A SuperNode that comes back may have another one than before, and one that is struck down is
 known to be gone only when its heartbeats have been missing for a while.
+
+[Note: who speaks for whom] Where the operator registers sites with their keys, `members` says which node has which site's key: a site
+speaks for its own partition, whatever its node claims.  A claim beyond that is refused and noted.
 """
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -21,11 +25,28 @@ _ASKS_AGAIN_S = 60.0
 _log = logging.getLogger("fedsign")
 
 
-class Nodes:
-    """The nodes of a grid.  `answers`: what each said at the roll call."""
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A site as the operator registered it, and the node that has its key, if that is online."""
 
-    def __init__(self, grid: Grid, *, num_partitions: int) -> None:
+    name: str
+    partition: int
+    node_id: int | None
+
+
+Members = Callable[[], Sequence[Member]]
+Note = Callable[[Mapping[str, str]], None]
+
+
+class Nodes:
+    """The nodes of a grid.  `answers`: what the node of a partition said at the roll call; `note` is told who was refused."""
+
+    def __init__(
+        self, grid: Grid, *, num_partitions: int, members: Members | None = None, note: Note = lambda event: None
+    ) -> None:
         self._grid, self._num_partitions = grid, num_partitions
+        self._members, self._note = members, note
+        self._site_of: dict[int, Member] = {}  # by node id, where sites are registered
         self._node_of: dict[int, int] | None = None  # None: a node id is a partition
         self._asked: dict[int, float] = {}  # node id -> when
         self._waiting: dict[str, int] = {}  # message id -> node id
@@ -47,10 +68,10 @@ class Nodes:
         claimed: dict[int, int] = {}
         deadline = time.monotonic() + timeout_s
         for _ in pauses():
-            self._ask(self._grid.get_node_ids())
+            self._ask(self._online())
             for node_id, partitions, refusal in self._answers():
                 if refusal:
-                    raise EngineError(f"a node cannot take part: {refusal}")
+                    raise EngineError(f"{self._called(node_id)} cannot take part: {refusal}")
                 for partition in partitions:
                     if claimed.setdefault(partition, node_id) != node_id:
                         raise EngineError(
@@ -75,13 +96,13 @@ class Nodes:
         """
         if self._node_of is None:
             return
-        online = set(self._grid.get_node_ids())
+        online = self._online()
         self._ask(online)
         deadline = time.monotonic() + _REJOIN_S
         for _ in pauses():
             for node_id, partitions, refusal in self._answers():
                 if refusal:
-                    _log.warning("a node that has come cannot take part: %s", refusal)
+                    _log.warning("%s that has come cannot take part: %s", self._called(node_id), refusal)
                 for partition in partitions:
                     self._hand_over(partition, node_id, online)
             has_gone = any(self._node_of[partition] not in online for partition in wanted)
@@ -90,10 +111,33 @@ class Nodes:
 
     def shut_down(self, *, timeout_s: float) -> None:
         """Tell every node that serves a partition that the run is over; those that do not answer in time are not waited for."""
-        nodes = sorted({*(self._node_of or {}).values()} & {*self._grid.get_node_ids()})
+        nodes = sorted({*(self._node_of or {}).values()} & self._online())
         pushed = self._push(nodes, wire.SHUTDOWN, {})
         for _ in arrivals(self._grid, pushed, len(nodes), deadline=time.monotonic() + timeout_s):
             """Nothing is asked of them but that they have heard it."""
+
+    def _online(self) -> set[int]:
+        """Nodes that are online; where sites are registered, theirs alone."""
+        if self._members is None:
+            return set(self._grid.get_node_ids())
+        self._site_of = {site.node_id: site for site in self._members() if site.node_id is not None}
+        return set(self._site_of)
+
+    def _called(self, node_id: int) -> str:
+        return f"site {self._site_of[node_id].name}" if node_id in self._site_of else "a node"
+
+    def _own(self, node_id: int, claimed: Sequence[int]) -> list[int]:
+        """See [Note: who speaks for whom]."""
+        if self._members is None:
+            return [*claimed]
+        site = self._site_of.get(node_id)
+        if site is None:  # it was revoked before it answered
+            return []
+        foreign = [partition for partition in claimed if partition != site.partition]
+        if foreign:
+            why = f"it claims to be {foreign[:5]}, but its key is registered for partition {site.partition}"
+            self._note({"site": site.name, "event": "refused", "why": why})
+        return [site.partition] if site.partition in claimed else []
 
     def _push(self, node_ids: Iterable[int], kind: str, told: Mapping[str, str]) -> list[str | None]:
         """A message for each node; returns their ids."""
@@ -144,5 +188,6 @@ class Nodes:
                 yield node_id, [], (reply.error.reason or "it gave no reason").partition("\n")[0]
                 continue
             record = wire.of_kind(reply.content, ConfigRecord)[wire.REPLY]
-            self.answers[node_id] = record
-            yield node_id, list(cast("list[int]", record["partitions"])), ""
+            partitions = self._own(node_id, cast("list[int]", record["partitions"]))
+            self.answers |= dict.fromkeys(partitions, record)
+            yield node_id, partitions, ""

@@ -8,7 +8,7 @@ infinite values are taken out and written down as failures.
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from math import inf
@@ -22,7 +22,7 @@ from fedsign.federation.aggregation import in_slot_order
 from fedsign.federation.exchange import Exchange, Traffic, bytes_down, check_addresses
 from fedsign.flower import wire
 from fedsign.flower.array import PlainArrays, to_tensors
-from fedsign.flower.nodes import Nodes
+from fedsign.flower.nodes import Members, Nodes, Note
 from fedsign.flower.pulling import arrivals
 from fedsign.flower.reply_checks import GoodReply, checked, read_reply
 from fedsign.flower.shims import MessageGrid, ensure_task_identity
@@ -35,17 +35,24 @@ _log = logging.getLogger("fedsign")
 class PartitionGrid(MessageGrid, Exchange):
     """See the module.  `leaves_process`: messages are serialised by the engine underneath.
 
-    With `num_wanted` a round ends with the first good replies that come.
+    With `num_wanted` a round ends with the first good replies that come.  `members`, `note`: see Nodes.
     """
 
     def __init__(
-        self, grid: Grid, *, num_partitions: int, roles: Mapping[str, Role], leaves_process: bool = False
+        self,
+        grid: Grid,
+        *,
+        num_partitions: int,
+        roles: Mapping[str, Role],
+        leaves_process: bool = False,
+        members: Members | None = None,
+        note: Note = lambda event: None,
     ) -> None:
         Exchange.__init__(self, num_partitions, roles)
         ensure_task_identity()
         self._grid = grid
         self.leaves_process = leaves_process
-        self._nodes = Nodes(grid, num_partitions=num_partitions)
+        self._nodes = Nodes(grid, num_partitions=num_partitions, members=members, note=note)
         self._shown: Sequence[int] = range(num_partitions)
         self._has_warned = False
         self._ttl_s = inf  # of a message that no node has pulled; a node that comes back finds no round that is over
@@ -81,9 +88,9 @@ class PartitionGrid(MessageGrid, Exchange):
         self._nodes.shut_down(timeout_s=timeout_s)
 
     @property
-    def answers(self) -> Collection[ConfigRecord]:
-        """What the nodes said at the roll call."""
-        return self._nodes.answers.values()
+    def answers(self) -> Mapping[int, ConfigRecord]:
+        """What the node of each partition said at the roll call."""
+        return self._nodes.answers
 
     def turn_to(self, partitions: Iterable[int], *, timeout_s: float) -> None:
         """Before messages are sent to these partitions: who serves them now, and how long an answer is waited for."""

@@ -11,6 +11,7 @@ runs/<experiment>/<id>/
     privacy.key        the secret that noise comes from, for the server alone
     signs.jsonl        how far the clients' signs agree, per round and layer, if `results.signs` is set
     sites.jsonl        what each site said of the model, per round, where sites evaluate
+    members.jsonl      which sites of a federation came, went and were refused, with the round
     checkpoints/       see fedsign.storage.checkpoints
     clients/           what clients keep between rounds
     lock               held by the process that plays the run
@@ -148,7 +149,7 @@ class RunFolder:
         remove_partials(self.path)
         remove_partials(self.checkpoints)
         (self.path / "outcome.json").unlink(missing_ok=True)
-        self.drop_after(round, "rounds.jsonl", "timings.jsonl", "failures.jsonl", "sites.jsonl")
+        self.drop_after(round, "rounds.jsonl", "timings.jsonl", "failures.jsonl", "sites.jsonl", "members.jsonl")
 
     def drop_after(self, round: int, *names: str) -> None:
         """Drop the lines of .jsonl files that were written after a round."""

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from flwr.serverapp import Grid
 
+from fedsign.flower.nodes import Members, Note
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.storage.results import RunFolder
 from fedsign.workload import Workload
@@ -37,10 +38,18 @@ def intra_op_threads(num_threads: int) -> Iterator[None]:
 
 
 def called(
-    grid: Grid, workload: Workload, *, timeout_s: float, question: Mapping[str, str] | None = None
+    grid: Grid,
+    workload: Workload,
+    *,
+    timeout_s: float,
+    question: Mapping[str, str] | None = None,
+    members: Members | None = None,
+    note: Note = lambda event: None,
 ) -> PartitionGrid:
     """An engine's grid of nodes in other processes, after a roll call (see `fedsign.flower.nodes`)."""
-    num_partitions = workload.config.partition.num_clients
-    partitions = PartitionGrid(grid, num_partitions=num_partitions, roles=workload.roles, leaves_process=True)
+    num_partitions, roles = workload.config.partition.num_clients, workload.roles
+    partitions = PartitionGrid(
+        grid, num_partitions=num_partitions, roles=roles, leaves_process=True, members=members, note=note
+    )
     partitions.roll_call(timeout_s=timeout_s, question=question)
     return partitions

@@ -88,12 +88,14 @@ def register_sites(federation: Federation) -> None:
         taken = {node.name: node.node_id for node in nodes if node.status not in _GONE}
         for site in federation.sites:
             if site.is_active and site.name not in taken:
-                key = load_ssh_public_key(site.public_key.encode()).public_bytes(
-                    Encoding.PEM, PublicFormat.SubjectPublicKeyInfo
-                )
-                link.RegisterNode(RegisterNodeRequest(public_key=key, name=site.name))
+                link.RegisterNode(RegisterNodeRequest(public_key=in_pem(site.public_key), name=site.name))
             elif not site.is_active and site.name in taken:
                 link.UnregisterNode(UnregisterNodeRequest(node_id=taken[site.name]))
+
+
+def in_pem(public: str) -> bytes:
+    """A site's public key as Flower keeps it."""
+    return load_ssh_public_key(public.encode()).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 def nodes_of(federation: Federation) -> Sequence[NodeInfo]:

@@ -272,6 +272,8 @@ def test_label_counts_travel_only_if_the_node_shares_them(shares: bool, roots: l
     grid = grid_of(config, sites_of(config, tmp_path, roots, **{"share-details": shares}))
     known = Workload(from_dict(tree(tmp_path, roots))).label_counts()
     assert label_counts(grid.answers) == (dict(enumerate(known)) if shares else {})
+    if shares:
+        assert label_counts({0: grid.answers[1], 1: grid.answers[1]}) == {1: known[1]}, "a site counts for itself alone"
 
 
 def test_a_site_of_a_federation_says_itself_where_its_data_lie(roots: list[str], tmp_path: Path) -> None:

@@ -6,23 +6,28 @@ How it ended is written to the run's folder as `served.json`, for the process th
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import torch
 from flwr.app import ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
+from flwr.superlink.grid import HttpGrid
 
 from clients.deployment.node import COUNTS_KEY, TOKENIZER_KEY
 from clients.local_trainers import provider_of
 from clients.node import EXPERIMENT_KEY
 from fedsign.data.base import fingerprint
 from fedsign.errors import FedSignError
+from fedsign.flower.nodes import Member, Members
 from fedsign.flower.shims import quiet_flower
 from fedsign.storage.results import RunFolder
 from fedsign.transport.process import end_with
 from fedsign.workload import workload_of
 from simulations.backends.base import called
+from simulations.deployment.federation import open_federation
+from simulations.deployment.membership import in_pem
 from simulations.rounds import RoundLoop
 
 FOLDER_KEY = "run-folder"  # in the run configuration
@@ -59,7 +64,12 @@ def _play(grid: Grid, config_toml: str, folder: RunFolder) -> None:
     config = workload.config
     torch.set_num_threads(config.engine.threads)
     timeout_s, question = config.engine.settings["start_timeout_s"], {TOKENIZER_KEY: fingerprint(workload.dataset.text)}
-    partitions = called(grid, workload, timeout_s=timeout_s, question=question)
+
+    def note(event: Mapping[str, str]) -> None:
+        folder.append("members.jsonl", {"round": len(folder.rounds()) + 1, **event})
+
+    members = members_of(config.engine.settings["federation"], grid)
+    partitions = called(grid, workload, timeout_s=timeout_s, question=question, members=members, note=note)
     complete_partition(folder, label_counts(partitions.answers), num_clients=config.partition.num_clients)
     try:
         RoundLoop(workload, partitions, folder).run()
@@ -71,10 +81,23 @@ def _play(grid: Grid, config_toml: str, folder: RunFolder) -> None:
                 _log.warning("nodes were not told that the run is over: %s", error)
 
 
-def label_counts(answers: Iterable[ConfigRecord]) -> dict[int, list[int]]:
+def members_of(folder: str, grid: Grid) -> Members | None:
+    """The sites of a federation, as they are whenever somebody asks; None where no site shows who it is."""
+    if not folder or open_federation(Path(folder)).insecure:
+        return None
+
+    def members() -> list[Member]:
+        node_of = {node.public_key: node.node_id for node in cast(HttpGrid, grid).get_nodes()}
+        sites = open_federation(Path(folder)).active
+        return [Member(site.name, site.partition, node_of.get(in_pem(site.public_key))) for site in sites]
+
+    return members
+
+
+def label_counts(answers: Mapping[int, ConfigRecord]) -> dict[int, list[int]]:
     """Those of the clients whose nodes told them."""
-    told = [json.loads(str(answer.get(COUNTS_KEY, "{}"))) for answer in answers]
-    return {int(client): counts for each in told for client, counts in each.items()}
+    told = {client: json.loads(str(answer.get(COUNTS_KEY, "{}"))) for client, answer in answers.items()}
+    return {client: counts[str(client)] for client, counts in told.items() if str(client) in counts}
 
 
 def complete_partition(folder: RunFolder, counts: Mapping[int, list[int]], *, num_clients: int) -> None:

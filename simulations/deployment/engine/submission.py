@@ -1,6 +1,7 @@
 """Runs that a SuperLink plays: submitted as by `flwr run`, followed by the lines that the ServerApp writes into the run's folder."""
 
 import hashlib
+import logging
 import os
 import time
 import uuid
@@ -22,7 +23,7 @@ from fedsign.config import ExperimentConfig
 from fedsign.data.sites import lies_at_nodes
 from fedsign.errors import EngineError
 from fedsign.storage.disk import write_text
-from fedsign.storage.results import RunFolder, read_json
+from fedsign.storage.results import RunFolder, read_json, read_lines
 from simulations.deployment.engine.server_app import FOLDER_KEY, FOLLOWER_KEY, OUTCOME, WORKING_KEY
 from simulations.flower_app import write_app
 from simulations.rounds import OnRound
@@ -30,6 +31,7 @@ from simulations.rounds import OnRound
 _SERVER_APP = "simulations.deployment.engine.server_app:app"
 _POLL_S = 0.2
 _STATUS_EVERY_S = 15.0
+_log = logging.getLogger("fedsign")
 
 
 def play(
@@ -47,9 +49,11 @@ def play(
     """
     run_id = submit(write_submission(config, folder), link)
     outcome, num_seen, heard_at = folder.path / OUTCOME, len(folder.rounds()), time.monotonic()
+    num_told = len(read_lines(folder.path / "members.jsonl"))
     try:
         while True:
             has_ended = outcome.exists()  # asked before the lines are read: none can follow
+            num_told = tell_events(folder, num_told)
             for line in folder.rounds()[num_seen:]:
                 on_round(line)
                 num_seen, heard_at = num_seen + 1, time.monotonic()
@@ -72,6 +76,14 @@ def play(
     ended = read_json(outcome)
     if ended["status"] != "finished":
         raise getattr(errors, ended["kind"], EngineError)(ended["error"])  # in the kind in which it was raised there
+
+
+def tell_events(folder: RunFolder, num_told: int) -> int:
+    """Say what has happened to the sites since; returns how many lines of members.jsonl have been told."""
+    events = read_lines(folder.path / "members.jsonl")
+    for event in events[num_told:]:
+        _log.warning("round %(round)d: site %(site)s %(event)s: %(why)s", event)
+    return len(events)
 
 
 def write_submission(config: ExperimentConfig, folder: RunFolder) -> Path:
