@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("fedsign")
 _CHANGEABLE_ON_RESUME = frozenset({"rounds", "callbacks", "results"})
+_WHO_IS_WAITED_FOR = ("engine.start_timeout_s", "server.min_replies", "server.round_timeout_s")  # changeable, too
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ def run(
     Args:
         experiment: a configuration, or a tree of changes to the default one.
         resume: the folder of a run to go on with; `experiment`, if given, may differ from that run's in
-            rounds, callbacks, results and engine.workers only.
+            rounds, callbacks, results, engine.workers, time-outs and server.min_replies only.
         callbacks: more callbacks, besides the configured ones.
 
     Raises:
@@ -302,15 +304,18 @@ def _resumed_config(folder: RunFolder, experiment: ExperimentConfig | Mapping[st
         _check_tree(experiment)
         after = configs.from_dict(configs.merged(before.model_dump(mode="json"), experiment))
     after = _with_path(after, {key: value for key, value in before.client if key in ("path", "chunk")})
-    wanted = after.what_counts()
-    for section, value in before.what_counts().items():
+    counted, wanted = before.what_counts(), after.what_counts()
+    for tree, path in product((counted, wanted), _WHO_IS_WAITED_FOR):
+        section, _, key = path.partition(".")
+        tree[section].pop(key, None)
+    for section, value in counted.items():
         if section not in _CHANGEABLE_ON_RESUME and value != wanted[section]:
             changeable = [
                 f"{path}.{key}" for path, table in tables(ExperimentConfig) for key in sorted(table.no_result)
             ]
             raise ConfigError(
                 f"the run in {folder.path} was started with another '{section}'; on resume only "
-                f"{', '.join([*sorted(_CHANGEABLE_ON_RESUME), *changeable])} may change. Start a new run instead."
+                f"{', '.join([*sorted(_CHANGEABLE_ON_RESUME), *_WHO_IS_WAITED_FOR, *changeable])} may change. Start a new run instead."
             )
     played = checkpoints.rounds_on_disk(folder.checkpoints)
     if played and after.rounds < played[-1]:

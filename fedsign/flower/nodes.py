@@ -5,15 +5,21 @@ known to be gone only when its heartbeats have been missing for a while.
 
 [Note: who speaks for whom] Where the operator registers sites with their keys, `members` says which node has which site's key: a site
 speaks for its own partition, whatever its node claims.  A claim beyond that is refused and noted.
+
+[Note: who is absent] The roll call waits for all; with enough of them at its end, the others are absent: messages to them are not
+sent, and they are taken in when they come.  A site that is revoked is not waited for.
 """
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
+from operator import attrgetter
 from typing import cast
 
 from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from fedsign.errors import EngineError
@@ -22,24 +28,28 @@ from fedsign.flower.pulling import arrivals, pauses
 
 _REJOIN_S = 15.0  # to be waited for when somebody has gone and somebody else has come
 _ASKS_AGAIN_S = 60.0
+_NAMED_AFTER_S = 5.0
 _log = logging.getLogger("fedsign")
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A site as the operator registered it, and the node that has its key, if that is online."""
+    """A site as the operator registered it, and the node that has its key, if that is online; none if the site is revoked."""
 
     name: str
     partition: int
     node_id: int | None
+    is_active: bool = True
 
 
 Members = Callable[[], Sequence[Member]]
 Note = Callable[[Mapping[str, str]], None]
+NOBODY = -1  # in place of a node's id
+_LOST = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)  # on the way
 
 
 class Nodes:
-    """The nodes of a grid.  `answers`: what the node of a partition said at the roll call; `note` is told who was refused."""
+    """The nodes of a grid.  `answers`: what the node of a partition said at the roll call; `note` is told who comes, goes and is refused."""
 
     def __init__(
         self, grid: Grid, *, num_partitions: int, members: Members | None = None, note: Note = lambda event: None
@@ -47,6 +57,8 @@ class Nodes:
         self._grid, self._num_partitions = grid, num_partitions
         self._members, self._note = members, note
         self._site_of: dict[int, Member] = {}  # by node id, where sites are registered
+        self._site: dict[int, Member] = {}  # by partition
+        self._seen: tuple[set[int], set[int]] = (set(), set())  # nodes that were online, partitions that they served
         self._node_of: dict[int, int] | None = None  # None: a node id is a partition
         self._asked: dict[int, float] = {}  # node id -> when
         self._waiting: dict[str, int] = {}  # message id -> node id
@@ -55,18 +67,20 @@ class Nodes:
         self.answers: dict[int, ConfigRecord] = {}
 
     def of(self, partition: int) -> int:
-        """The node that serves a partition."""
-        return partition if self._node_of is None else self._node_of[partition]
+        """The node that serves a partition, or NOBODY."""
+        return partition if self._node_of is None else self._node_of.get(partition, NOBODY)
 
-    def roll_call(self, *, timeout_s: float, question: Mapping[str, str]) -> None:
+    def roll_call(self, *, timeout_s: float, question: Mapping[str, str], at_least: int | None = None) -> None:
         """Ask every node which partitions it serves, until each partition has a node; `question`: what else it is asked.
 
+        `at_least`: so many partitions are enough when the time is over, None: all; see [Note: who is absent].
+
         Raises:
-            EngineError: some partition has none in time, two nodes claim the same one, or one cannot take part.
+            EngineError: too many partitions have none in time, two nodes claim the same one, or one cannot take part.
         """
         self._question = question
         claimed: dict[int, int] = {}
-        deadline = time.monotonic() + timeout_s
+        began_at, is_told = time.monotonic(), False
         for _ in pauses():
             self._ask(self._online())
             for node_id, partitions, refusal in self._answers():
@@ -78,36 +92,49 @@ class Nodes:
                             f"two nodes claim partition {partition}: give every node its own partition-id in --node-config."
                         )
             missing = [partition for partition in range(self._num_partitions) if partition not in claimed]
-            if not missing:
+            awaited = [partition for partition in missing if self._is_active(partition)]
+            if not awaited or time.monotonic() > began_at + timeout_s:
                 break
-            if time.monotonic() > deadline:
-                silent = len({*self._waiting.values()})
-                unheard = f"; online without an answer: {silent}" if silent else ""
-                raise EngineError(
-                    f"{len(missing)} of {self._num_partitions} partitions have no node after {timeout_s:g} s (first: "
-                    f"{missing[:5]}{unheard}); start their nodes, or lower partition.num_clients."
+            if not is_told and time.monotonic() > began_at + _NAMED_AFTER_S:
+                is_told = True
+                self._tell(
+                    "awaited", missing, f"it has not answered yet, and is waited for until {timeout_s:g} s are over"
                 )
-        self._node_of = claimed
+        if self._num_partitions - len(missing) < (at_least or self._num_partitions):
+            silent = len({*self._waiting.values()})
+            unheard = f"; online without an answer: {silent}" if silent else ""
+            enough = f"server.min_replies={at_least}" if at_least else "partition.num_clients"
+            raise EngineError(
+                f"{len(missing)} of {self._num_partitions} partitions have no node after {timeout_s:g} s (first: "
+                f"{', '.join(self._names(missing[:5]))}{unheard}); start their nodes, or lower {enough}."
+            )
+        self._node_of = {partition: node for partition, node in claimed.items() if partition < self._num_partitions}
+        self._seen = self._online(), set(self._node_of)
+        self._tell("absent", missing, "the run goes on without it, and takes it in when it comes")
 
     def refresh(self, wanted: Iterable[int]) -> None:
         """Take in who has come, before something is sent to these partitions.
 
-        A node that has come may stand for one that has gone; only then its answer is waited for.
+        A node that has come may stand for one that has gone; only then its answer is waited for, and only once.
         """
         if self._node_of is None:
             return
-        online = self._online()
+        online, began_at = self._online(), time.monotonic()
         self._ask(online)
-        deadline = time.monotonic() + _REJOIN_S
         for _ in pauses():
             for node_id, partitions, refusal in self._answers():
                 if refusal:
                     _log.warning("%s that has come cannot take part: %s", self._called(node_id), refusal)
+                    self._note(
+                        {"site": self._called(node_id).removeprefix("site "), "event": "refused", "why": refusal}
+                    )
                 for partition in partitions:
                     self._hand_over(partition, node_id, online)
-            has_gone = any(self._node_of[partition] not in online for partition in wanted)
-            if not (has_gone and online.intersection(self._waiting.values())) or time.monotonic() > deadline:
-                return
+            has_gone = any(self.of(partition) not in online for partition in wanted)
+            has_come = any(self._asked.get(node_id, -inf) >= began_at for node_id in self._waiting.values())
+            if not (has_gone and has_come) or time.monotonic() > began_at + _REJOIN_S:
+                break
+        self._watch(online)
 
     def shut_down(self, *, timeout_s: float) -> None:
         """Tell every node that serves a partition that the run is over; those that do not answer in time are not waited for."""
@@ -120,11 +147,41 @@ class Nodes:
         """Nodes that are online; where sites are registered, theirs alone."""
         if self._members is None:
             return set(self._grid.get_node_ids())
-        self._site_of = {site.node_id: site for site in self._members() if site.node_id is not None}
+        members = sorted(
+            self._members(), key=attrgetter("is_active")
+        )  # a partition is the active site's, if it has one
+        self._site = {site.partition: site for site in members}
+        self._site_of = {site.node_id: site for site in members if site.node_id is not None}
         return set(self._site_of)
 
     def _called(self, node_id: int) -> str:
         return f"site {self._site_of[node_id].name}" if node_id in self._site_of else "a node"
+
+    def _names(self, partitions: Sequence[int]) -> list[str]:
+        """The sites of partitions, or one name for all where they have none."""
+        names = [self._site[partition].name for partition in partitions if partition in self._site]
+        return names or [str([*partitions])]
+
+    def _is_active(self, partition: int) -> bool:
+        return partition not in self._site or self._site[partition].is_active
+
+    def _tell(self, event: str, partitions: Sequence[int], why: str) -> None:
+        """Note what has happened to the sites of these partitions; of one that is revoked, that it is."""
+        active = [partition for partition in partitions if self._is_active(partition)]
+        for name in self._names(active) if active else ():
+            self._note({"site": name, "event": event, "why": why})
+        for partition in sorted({*partitions} - {*active}):
+            self._note({"site": self._site[partition].name, "event": "revoked", "why": "the run goes on without it"})
+
+    def _watch(self, online: set[int]) -> None:
+        """Note who has come and who has gone since the last look."""
+        (before, served), table = self._seen, self._node_of or {}
+        if online == before and len(served) == len(table):
+            return
+        here = {partition for partition, node in table.items() if node in online}
+        self._tell("left", sorted(served - here), "its SuperNode is not online")
+        self._tell("joined", sorted(here - served), "it takes part from this round on")
+        self._seen = online, here
 
     def _own(self, node_id: int, claimed: Sequence[int]) -> list[int]:
         """See [Note: who speaks for whom]."""
@@ -149,18 +206,21 @@ class Nodes:
         table = self._node_of
         if table is None or table.get(partition) == node_id:
             return
-        if partition not in table:
+        if partition not in range(self._num_partitions):
             _log.warning("a node that has come serves partition %d, which is not asked for", partition)
-        elif table[partition] in online:
+        elif table.get(partition) in online:
             _log.warning(
                 "a node that has come claims partition %d, which another one serves: it gets no work", partition
             )
         else:
             table[partition] = node_id
 
-    def _ask(self, node_ids: Iterable[int]) -> None:
+    def _ask(self, node_ids: Collection[int]) -> None:
         """Send the roll call's question to those who were not asked yet."""
         now = time.monotonic()
+        self._asked = {
+            node_id: when for node_id, when in self._asked.items() if node_id in node_ids
+        }  # who comes back is asked again
         for node_id in {*self._waiting.values()} & self._asked.keys():
             # Flower lost it, as it does when a machine is very busy; where others still answer, its turn may only not have come.
             # The answer to either question counts.
@@ -184,6 +244,9 @@ class Nodes:
                 continue  # it has answered another question
             node_id, self._heard_at = self._waiting[reply.metadata.reply_to_message_id], time.monotonic()
             self._waiting = {question: asked for question, asked in self._waiting.items() if asked != node_id}
+            if reply.has_error() and reply.error.code in _LOST:
+                self._asked.pop(node_id, None)  # it is asked again, once it is online
+                continue
             if reply.has_error():
                 yield node_id, [], (reply.error.reason or "it gave no reason").partition("\n")[0]
                 continue

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from math import inf
+from typing import cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
@@ -22,7 +23,7 @@ from fedsign.federation.aggregation import in_slot_order
 from fedsign.federation.exchange import Exchange, Traffic, bytes_down, check_addresses
 from fedsign.flower import wire
 from fedsign.flower.array import PlainArrays, to_tensors
-from fedsign.flower.nodes import Members, Nodes, Note
+from fedsign.flower.nodes import NOBODY, Members, Nodes, Note
 from fedsign.flower.pulling import arrivals
 from fedsign.flower.reply_checks import GoodReply, checked, read_reply
 from fedsign.flower.shims import MessageGrid, ensure_task_identity
@@ -79,9 +80,11 @@ class PartitionGrid(MessageGrid, Exchange):
         finally:
             self._shown = range(self._num_partitions)
 
-    def roll_call(self, *, timeout_s: float, question: Mapping[str, str] | None = None) -> None:
+    def roll_call(
+        self, *, timeout_s: float, question: Mapping[str, str] | None = None, at_least: int | None = None
+    ) -> None:
         """Find out which node serves which partition; see Nodes."""
-        self._nodes.roll_call(timeout_s=timeout_s, question=question or {})
+        self._nodes.roll_call(timeout_s=timeout_s, question=question or {}, at_least=at_least)
 
     def shut_down(self, *, timeout_s: float) -> None:
         """Tell the nodes that the run is over; see Nodes."""
@@ -98,10 +101,13 @@ class PartitionGrid(MessageGrid, Exchange):
         self._nodes.refresh(partitions)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages that are addressed to partitions."""
+        """Send messages that are addressed to partitions; in place of an id, None for what could not be sent."""
         plain = PlainArrays() if self.leaves_process else None
-        batch = [self._outgoing(message, plain) for message in messages]  # a list: HTTP walks it twice
-        return list(self._grid.push_messages(batch))
+        batch = [self._outgoing(message, plain) for message in messages]
+        sent = [message for message in batch if message.metadata.dst_node_id != NOBODY]  # a list: HTTP walks it twice
+        ids = iter([*self._grid.push_messages(sent)] if sent else ())
+        is_sent = [message.metadata.dst_node_id != NOBODY for message in batch]
+        return [cast(str, (next(ids, None) or None) if each else None) for each in is_sent]
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Replies as they come, unchecked, from partitions."""
@@ -157,8 +163,7 @@ class PartitionGrid(MessageGrid, Exchange):
                 (reply.error.reason or "").partition("\n")[0],
             )
         second = self._outgoing(batch[slot], PlainArrays(), whole=True)
-        pushed: list[str | None] = list(self._grid.push_messages([second]))
-        return pushed[0] if pushed else None
+        return next(iter(self._grid.push_messages([second])), None) or None
 
     def _outgoing(self, message: Message, plain: PlainArrays | None, *, whole: bool = False) -> Message:
         """The message for the node that serves the partition; arrays shared by messages are converted once, to leave the process.

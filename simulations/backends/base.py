@@ -45,11 +45,12 @@ def called(
     question: Mapping[str, str] | None = None,
     members: Members | None = None,
     note: Note = lambda event: None,
+    at_least: int | None = None,
 ) -> PartitionGrid:
     """An engine's grid of nodes in other processes, after a roll call (see `fedsign.flower.nodes`)."""
     num_partitions, roles = workload.config.partition.num_clients, workload.roles
     partitions = PartitionGrid(
         grid, num_partitions=num_partitions, roles=roles, leaves_process=True, members=members, note=note
     )
-    partitions.roll_call(timeout_s=timeout_s, question=question)
+    partitions.roll_call(timeout_s=timeout_s, question=question, at_least=at_least)
     return partitions

@@ -128,9 +128,7 @@ def revoke(
     left = provision.revoke(open_federation(folder), site)
     partition = left.site(site).partition
     _say(f"{site} is revoked" + _when(provision.apply(left)))
-    _say(
-        f"partition {partition} is free: the next site that is added gets it; until then a run that asks for it is refused"
-    )
+    _say(f"partition {partition} is free: the next site that is added gets it; until then runs go on without it")
 
 
 @app.command()

@@ -56,6 +56,7 @@ class Link:
         self.grid.set_run(self.state.get_run_info(run_ids=[self.run_id])[0])
         vars(self.grid)["_client"] = self
         self.nodes: dict[int, Answer] = {}
+        self.before: Callable[[], None] = lambda: None  # is called when the grid asks who is online
 
     def __getattr__(self, name: str) -> Any:
         """What the grid's client would ask over HTTP goes to Flower's handler."""
@@ -63,6 +64,8 @@ class Link:
             raise AttributeError(name)
 
         def handle(request: Any) -> Any:
+            if name == "GetNodes":
+                self.before()
             for node_id, answer in [*self.nodes.items()] if name == "PullMessages" else ():
                 self.work(node_id, answer)
             return _HANDLERS[name](request, self.state, self._task)

@@ -2,20 +2,32 @@
 
 import datetime as dt
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from flwr.app import Message
+from flwr.common.constant import NOOP_FLWR_AID
 from flwr.supercore.error import FlowerError
 
-from fedsign.errors import EngineError
+from fedsign.config import ExperimentConfig, from_dict
+from fedsign.errors import ConfigError, EngineError
+from fedsign.flower import nodes, wire
 from fedsign.flower.partition_grid import PartitionGrid
-from fedsign.storage.results import RunFolder
+from fedsign.storage.results import Line, RunFolder, read_lines
+from simulations import run
+from simulations.backends.base import intra_op_threads
 from simulations.deployment import keys, provision
+from simulations.deployment.engine import server_app
 from simulations.deployment.engine.server_app import members_of
 from simulations.deployment.engine.submission import tell_events
+from simulations.deployment.engine.superlink import _check_fits
 from simulations.deployment.federation import Federation, open_federation
+from tests.contract import transported
+from tests.contract.transported import node_of
 from tests.deployment.link import Link, superlink
 from tests.unit.test_flower_room import ROLES, node, requests
 
@@ -67,7 +79,7 @@ def started(folder: Path, tmp_path: Path) -> Iterator[Started]:
 def test_a_claim_beyond_a_sites_key_is_refused_and_noted(started: Started) -> None:
     started.start("beta", 0, 1)
     started.start("gamma", 2)
-    with pytest.raises(EngineError, match=r"1 of 3 partitions have no node after 0\.5 s \(first: \[0\]"):
+    with pytest.raises(EngineError, match=r"1 of 3 partitions have no node after 0\.5 s \(first: alpha\)"):
         started.grid.roll_call(timeout_s=0.5)
     why = "it claims to be [0], but its key is registered for partition 1"
     assert started.noted == [{"site": "beta", "event": "refused", "why": why}]
@@ -76,7 +88,7 @@ def test_a_claim_beyond_a_sites_key_is_refused_and_noted(started: Started) -> No
 def test_a_site_that_claims_anothers_partition_alone_serves_none(started: Started) -> None:
     for name, claimed in (("alpha", 1), ("gamma", 2)):
         started.start(name, claimed)
-    with pytest.raises(EngineError, match=r"2 of 3 partitions have no node after 0\.2 s \(first: \[0, 1\]"):
+    with pytest.raises(EngineError, match=r"2 of 3 partitions have no node after 0\.2 s \(first: alpha, beta\)"):
         started.grid.roll_call(timeout_s=0.2)
 
 
@@ -88,7 +100,7 @@ def test_a_strangers_key_is_refused(started: Started, tmp_path: Path) -> None:
     started.link.start(stranger, node(0))
     for name, partition in (("beta", 1), ("gamma", 2)):
         started.start(name, partition)
-    with pytest.raises(EngineError, match=r"1 of 3 partitions have no node after 0\.2 s \(first: \[0\]"):
+    with pytest.raises(EngineError, match=r"1 of 3 partitions have no node after 0\.2 s \(first: alpha\)"):
         started.grid.roll_call(timeout_s=0.2)
 
 
@@ -105,3 +117,208 @@ def test_what_happens_to_sites_is_told_once(tmp_path: Path, caplog: pytest.LogCa
     folder.append("members.jsonl", {"round": 3, "site": "beta", "event": "refused", "why": "it claims to be [0]"})
     assert tell_events(folder, 0) == tell_events(folder, 1) == 1
     assert caplog.messages == ["round 3: site beta refused: it claims to be [0]"]
+
+
+# A run, with sites that are absent, come and go
+
+
+def experiment(started: Started, root: Path, **changes: Any) -> ExperimentConfig:
+    return from_dict(
+        {
+            "rounds": 4,
+            "callbacks": [],
+            "model": {"name": "linear"},
+            "partition": {"num_clients": 3, "alpha": 10.0},
+            "client": {"local_steps": 2},
+            "strategy": {"name": "feddyn"},
+            "server": {"cohort_size": 3, "round_timeout_s": 5.0},
+            "engine": {"name": "superlink", "federation": str(started.federation.folder), "start_timeout_s": 0.3},
+            "results": {"root": str(root), "checkpoint_every": 1},
+            **changes,
+        }
+    )
+
+
+def site(started: Started, name: str, config: ExperimentConfig, states: Path) -> int:
+    """The SuperNode of a site, with the project's ClientApp."""
+    own = started.federation.site(name)
+    return started.link.start(own.public_key, node_of(config, own.partition, states))
+
+
+def play(
+    started: Started, config: ExperimentConfig, folder: RunFolder, before: dict[int, Callable[[], object]] | None = None
+) -> None:
+    """What the ServerApp does; before a round something may happen."""
+    to_do = dict(before or {})
+    started.link.before = lambda: (to_do.pop(len(folder.rounds()) + 1, lambda: None)(), None)[1]
+    with intra_op_threads(1):
+        server_app._play(started.link.grid, config.to_toml(), folder)
+
+
+def missing(config: ExperimentConfig, root: Path, absent: dict[int, set[int]]) -> RunFolder:
+    """The run in which exactly these partitions did not reply in these rounds."""
+
+    def but(partition: int) -> transported.Node:
+        healthy = node_of(config, partition, root / "states")
+
+        def answer(message: Message) -> Message:
+            is_missing = message.metadata.message_type == "train" and partition in absent.get(
+                wire.round_of(message), set()
+            )
+            return wire.failure_reply(ValueError("missing"), message) if is_missing else healthy(message)
+
+        return answer
+
+    return transported.play(config, RunFolder(root / "missing"), [but(partition) for partition in range(3)])
+
+
+def lines(folder: RunFolder) -> list[Line]:
+    """Of rounds.jsonl, but for the reasons of failures."""
+    return [{**line, "failures": [each["client"] for each in line["failures"]]} for line in folder.rounds()]
+
+
+def events(folder: RunFolder) -> list[tuple[int, str, str]]:
+    return [(line["round"], line["site"], line["event"]) for line in read_lines(folder.path / "members.jsonl")]
+
+
+def assert_same(folder: RunFolder, other: RunFolder) -> None:
+    assert lines(folder) == lines(other)
+    assert (folder.path / "model.safetensors").read_bytes() == (other.path / "model.safetensors").read_bytes()
+
+
+@pytest.fixture
+def folder_of_run(tmp_path: Path) -> RunFolder:
+    (tmp_path / "run").mkdir()
+    return RunFolder(tmp_path / "run")
+
+
+def test_a_run_starts_without_an_absent_site_and_takes_it_in_when_it_comes(
+    started: Started, folder_of_run: RunFolder, tmp_path: Path
+) -> None:
+    config = experiment(started, tmp_path)
+    for name in ("alpha", "beta"):
+        site(started, name, config, tmp_path / "states")
+
+    play(started, config, folder_of_run, {3: lambda: site(started, "gamma", config, tmp_path / "states")})
+    assert events(folder_of_run) == [(1, "gamma", "absent"), (3, "gamma", "joined")]
+    assert_same(folder_of_run, missing(config, tmp_path, {1: {2}, 2: {2}}))
+
+
+@pytest.mark.parametrize("believed", [0.1, 60])
+def test_a_run_starts_without_a_site_that_is_unplugged_during_the_roll_call(
+    believed: float, started: Started, folder_of_run: RunFolder, tmp_path: Path
+) -> None:
+    """It is believed to be online for so many seconds, has the question, and never answers; nobody waits for it in a round."""
+    config = experiment(started, tmp_path, rounds=2, server={"cohort_size": 3, "round_timeout_s": 0.2})
+    for name in ("alpha", "gamma"):
+        site(started, name, config, tmp_path / "states")
+    silent = started.link.start(started.federation.site("beta").public_key, lambda message: None)
+    unplugged = started.link.state.nodes[silent]
+    began_at = time.monotonic()
+    play(started, config, folder_of_run, {1: lambda: setattr(unplugged, "online_until", time.time() + believed)})
+    assert time.monotonic() - began_at < 10
+    assert events(folder_of_run) == [(1, "beta", "absent")]
+    assert_same(folder_of_run, missing(config, tmp_path, {1: {1}, 2: {1}}))
+
+
+def test_a_site_that_leaves_and_comes_back_is_noted_and_used_again(
+    started: Started, folder_of_run: RunFolder, tmp_path: Path
+) -> None:
+    config = experiment(started, tmp_path)
+    at = {name: site(started, name, config, tmp_path / "states") for name in NAMES}
+    changes: dict[int, Callable[[], object]] = {
+        2: lambda: started.link.stop(at["beta"]),
+        4: lambda: site(started, "beta", config, tmp_path / "states"),
+    }
+    play(started, config, folder_of_run, changes)
+    assert events(folder_of_run) == [(2, "beta", "left"), (4, "beta", "joined")]
+    assert_same(folder_of_run, missing(config, tmp_path, {2: {1}, 3: {1}}))
+
+
+def test_sites_that_are_revoked_in_a_run_are_noted_and_the_others_replies_are_not_lost(
+    started: Started, folder_of_run: RunFolder, tmp_path: Path
+) -> None:
+    """Flower marks with an empty id what could not be sent: two of them are two failures."""
+    config = experiment(started, tmp_path, rounds=2)
+    at = {name: site(started, name, config, tmp_path / "states") for name in NAMES}
+
+    def revoke() -> None:
+        federation = started.federation
+        for name in ("alpha", "gamma"):
+            federation = provision.revoke(federation, name)
+            started.link.state.delete_node(NOOP_FLWR_AID, at[name])
+
+    play(started, config, folder_of_run, {2: revoke})
+    assert events(folder_of_run) == [(2, "alpha", "revoked"), (2, "gamma", "revoked")]
+    assert_same(folder_of_run, missing(config, tmp_path, {2: {0, 2}}))
+
+
+def test_a_run_whose_site_was_revoked_is_resumed_on_a_server_that_was_killed(
+    started: Started, folder_of_run: RunFolder, tmp_path: Path
+) -> None:
+    """A round was begun after the last checkpoint, whose lines are taken back."""
+    config = experiment(started, tmp_path)
+    for name in NAMES:
+        site(started, name, config, tmp_path / "states")
+    play(started, config.replace(rounds=2), folder_of_run)
+    folder_of_run.append("members.jsonl", {"round": 3, "site": "alpha", "event": "left", "why": ""})
+    federation = provision.revoke(started.federation, "beta")
+    _check_fits(federation, num_clients=3, min_replies=2)
+    with pytest.raises(ConfigError, match=r"server\.min_replies=3 was given, but 2 of the run's 3 sites are active"):
+        _check_fits(federation, num_clients=3, min_replies=3)
+    with pytest.raises(ConfigError, match=r"\[3\] are no partitions of a site of the federation"):
+        _check_fits(federation, num_clients=4, min_replies=1)
+    folder_of_run.rewind(2)
+    with superlink() as link:
+        again = replace(started, link=link)
+        for each in federation.active:
+            link.register(each.name, each.public_key)
+            site(again, each.name, config, tmp_path / "states")
+        began_at = time.monotonic()
+        play(again, config.replace(**{"engine.start_timeout_s": 30.0}), folder_of_run)
+    assert time.monotonic() - began_at < 10, "a revoked site is not waited for"
+    assert events(folder_of_run) == [(3, "beta", "revoked")]
+    assert_same(folder_of_run, missing(config, tmp_path, {3: {1}, 4: {1}}))
+
+
+def test_fewer_sites_than_min_replies_are_an_error_that_names_those_that_are_absent(
+    started: Started, folder_of_run: RunFolder, tmp_path: Path
+) -> None:
+    config = experiment(started, tmp_path, server={"cohort_size": 3, "min_replies": 2})
+    site(started, "beta", config, tmp_path / "states")
+    said = r"2 of 3 partitions .* \(first: alpha, gamma\); start their nodes, or lower server\.min_replies=2\.$"
+    with pytest.raises(EngineError, match=said):
+        play(started, config, folder_of_run)
+
+
+def test_who_is_waited_for_is_named_before_the_wait_is_over(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "_NAMED_AFTER_S", 0.1)
+    started.start("beta", 1)
+    started.start("gamma", 2)
+    started.grid.roll_call(timeout_s=0.4, at_least=2)
+    assert [(each["site"], each["event"]) for each in started.noted] == [("alpha", "awaited"), ("alpha", "absent")]
+    assert started.replied() == [1, 2]
+
+
+def test_a_site_that_could_not_take_part_is_asked_again_when_it_comes_back(started: Started) -> None:
+    for name, partition in (("alpha", 0), ("beta", 1)):
+        started.start(name, partition)
+    started.grid.roll_call(timeout_s=0.1, at_least=2)
+    key = started.federation.site("gamma").public_key
+    broken = started.link.start(key, lambda message: wire.failure_reply(ValueError("no data here"), message))
+    assert started.replied() == [0, 1]
+    assert started.replied() == [0, 1]
+    started.link.stop(broken)
+    assert started.replied() == [0, 1]
+    started.start("gamma", 2)
+    assert started.replied() == [0, 1, 2]
+    assert [each["event"] for each in started.noted] == ["absent", "refused", "joined"]
+    assert started.noted[1] == {"site": "gamma", "event": "refused", "why": "ValueError: no data here"}
+
+
+def test_who_is_waited_for_and_how_long_may_change_on_resume(tmp_path: Path) -> None:
+    done = run({"rounds": 1, "callbacks": [], "model": {"name": "linear"}, "results": {"root": str(tmp_path)}})
+    changes = {"server": {"min_replies": 2, "round_timeout_s": 7.0}}
+    assert run({"rounds": 2, **changes}, resume=done.path).config.server.min_replies == 2
+    with pytest.raises(ConfigError, match=r"another 'server'; on resume only .*server\.min_replies, .* may change"):
+        run({"server": {"cohort_size": 5}}, resume=done.path)

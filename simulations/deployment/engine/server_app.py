@@ -69,7 +69,10 @@ def _play(grid: Grid, config_toml: str, folder: RunFolder) -> None:
         folder.append("members.jsonl", {"round": len(folder.rounds()) + 1, **event})
 
     members = members_of(config.engine.settings["federation"], grid)
-    partitions = called(grid, workload, timeout_s=timeout_s, question=question, members=members, note=note)
+    at_least = config.server.min_replies
+    partitions = called(
+        grid, workload, timeout_s=timeout_s, question=question, members=members, note=note, at_least=at_least
+    )
     complete_partition(folder, label_counts(partitions.answers), num_clients=config.partition.num_clients)
     try:
         RoundLoop(workload, partitions, folder).run()
@@ -88,8 +91,15 @@ def members_of(folder: str, grid: Grid) -> Members | None:
 
     def members() -> list[Member]:
         node_of = {node.public_key: node.node_id for node in cast(HttpGrid, grid).get_nodes()}
-        sites = open_federation(Path(folder)).active
-        return [Member(site.name, site.partition, node_of.get(in_pem(site.public_key))) for site in sites]
+        return [
+            Member(
+                site.name,
+                site.partition,
+                node_of.get(in_pem(site.public_key)) if site.is_active else None,
+                site.is_active,
+            )
+            for site in open_federation(Path(folder)).sites
+        ]
 
     return members
 

@@ -72,8 +72,8 @@ class LocalDeployment(Programs):
 
 class SuperLink:
     """Settings: `federation`, the folder of a federation that is up ("": one of this run's own, on this machine);
-    `num_supernodes` of this run's own (with `partition.name=sites`, one for each site); `start_timeout_s`, until they have
-    answered the roll call; `share_details`: let them tell tracebacks and label counts, which otherwise stay with them.
+    `num_supernodes` of this run's own (with `partition.name=sites`, one for each site); `start_timeout_s`, how long the roll call
+    waits for all of them, to go on without those that are absent; `share_details`: let them tell tracebacks and label counts, which otherwise stay with them.
     """
 
     is_deployed = keeps_processes = True
@@ -115,7 +115,7 @@ class SuperLink:
         """See Engine."""
         if self.federation:
             federation = open_federation(Path(self.federation))
-            _check_fits(federation, workload.config.partition.num_clients)
+            _check_fits(federation, workload.config.partition.num_clients, workload.config.server.min_replies)
             _check_is_up(federation)
 
     def execute(self, workload: Workload, folder: RunFolder, on_round: OnRound) -> None:
@@ -159,14 +159,24 @@ def _check_runs(federation: Federation) -> None:
         raise EngineError("the SuperLink ended in the middle of the run; start it again, and go on with --resume.")
 
 
-def _check_fits(federation: Federation, num_clients: int) -> None:
-    """Raise ConfigError unless each client is an active site's."""
-    served = {site.partition for site in federation.active}
-    without = [partition for partition in range(num_clients) if partition not in served]
+def _check_fits(federation: Federation, num_clients: int, min_replies: int) -> None:
+    """Raise ConfigError unless each client is a site's, and enough of them are active."""
+    served, known = {site.partition for site in federation.active}, {site.partition for site in federation.sites}
+    without = [partition for partition in range(num_clients) if partition not in known]
     if without:
         raise ConfigError(
-            f"partition.num_clients={num_clients} was given, but {without[:5]} are no partitions of an active site of the federation "
-            f"{federation.name}, which has {sorted(served)}; add sites with 'fedsign deploy add-site', or set partition.num_clients."
+            f"partition.num_clients={num_clients} was given, but {without[:5]} are no partitions of a site of the federation "
+            f"{federation.name}, which has {sorted(known)}; add sites with 'fedsign deploy add-site', or set partition.num_clients."
+        )
+    num_active = len(served.intersection(range(num_clients)))
+    if num_active < min_replies:
+        raise ConfigError(
+            f"server.min_replies={min_replies} was given, but {num_active} of the run's {num_clients} sites are active, the others "
+            f"revoked; add sites with 'fedsign deploy add-site', or lower server.min_replies."
+        )
+    if num_active < num_clients:
+        _log.warning(
+            "%d of the run's %d sites are revoked: it goes on without them.", num_clients - num_active, num_clients
         )
     if len(served) > num_clients:
         _log.warning(
