@@ -230,11 +230,14 @@ class ClientSection(Section):
 class ServerSection(Section):
     """The server's side of a round."""
 
+    no_result = frozenset({"max_examples"})
+
     cohort_size: Positive = 10
     # 0.3: asks 30 % more clients, and the round ends with the first cohort_size replies
     over_sampling: NonNegativeReal = 0.0
     min_replies: Positive = 1
     round_timeout_s: Seconds = 3600.0
+    max_examples: Positive = 1_000_000  # that a reply may count, of a site whose data lie elsewhere
     evaluation: Literal["auto", "server", "clients"] = "auto"  # whose test samples; auto: the server's, if it has some
     evaluate_clients: NonNegative = 0  # how many clients evaluate in a round, where they do; 0: all
     optimizer: ServerOptimizerPart = ServerOptimizerPart()

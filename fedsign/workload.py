@@ -165,6 +165,10 @@ class Workload:
         """One client's training samples."""
         return self.dataset.train[self.partition[partition]]
 
+    def max_examples(self, partition: int) -> int:
+        """What a client's reply may count at most: its samples, or, where only the client knows them, what is set."""
+        return self.config.server.max_examples if self.client_data is not None else len(self.partition[partition])
+
     def share_of(self, partition: int) -> IntArray:
         """Indices of one client's training samples.
 

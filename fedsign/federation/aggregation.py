@@ -6,7 +6,7 @@ order of the requests, and `in_slot_order` lets an early reply wait for the slot
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from sys import float_info
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -17,6 +17,7 @@ from fedsign.errors import RoundError
 from fedsign.records import Reply, ReplyStack, Role, Tensors
 
 T = TypeVar("T")
+LARGEST = 2.0**44  # of the values of a reply, in size: float32 holds the sum of the squares of 2**40 of them
 _BLOCK = 2**17  # elements of a tensor that are worked on at once, half a megabyte
 
 
@@ -200,10 +201,10 @@ class Spread:
     def add(self, local: Mapping[str, Tensor], received: Mapping[str, Tensor]) -> bool:
         """Take one client's update u = local - received in.
 
-        False, and nothing is taken in, where `local` holds NaN or infinite values.
+        False, and nothing is taken in, where `local` holds values that are NaN, or beyond LARGEST.
         """
         self._begin(received)
-        if not all(is_finite(local[name]) for name in self._large_sums):
+        if not all(is_finite(local[name], LARGEST) for name in self._large_sums):
             return False
         if self._small:
             update = (torch.cat([local[name].reshape(-1) for name in self._small]) - self._before).float()
@@ -217,10 +218,10 @@ class Spread:
     def add_stack(self, local: Mapping[str, Tensor], received: Mapping[str, Tensor]) -> bool:
         """Take K clients' updates in at once; `local` are their tensors [K, ...].
 
-        False, and nothing is taken in, where one of them holds NaN or infinite values.
+        False, and nothing is taken in, where one of them holds values that are NaN, or beyond LARGEST.
         """
         self._begin(received)
-        if not all(is_finite(local[name]) for name in self._large_sums):
+        if not all(is_finite(local[name], LARGEST) for name in self._large_sums):
             return False
         if self._small:
             matrix = torch.cat([local[name].flatten(1) for name in self._small], dim=1)  # [K, elements]
@@ -252,10 +253,10 @@ class Spread:
     def _take_small(self, total: Tensor, updates: Tensor, local: Mapping[str, Tensor]) -> bool:
         """Add the sum of updates, and their squared norm, which says whether they are finite: NaN and infinity show in it."""
         squares = sum(torch.dot(part, part).item() for part in updates.split(_BLOCK))
-        if not isfinite(squares):
-            if not all(is_finite(local[name]) for name in self._small):
+        if not squares <= LARGEST**2:
+            if not all(is_finite(local[name], LARGEST) for name in self._small):
                 return False
-            squares = updates.double().square().sum().item()  # too large for float32, that was all
+            squares = updates.double().square().sum().item()  # it is the norm of very many
         self._squares += squares
         self._small_sum = total if self._small_sum is None else self._small_sum.add_(total)
         return True
@@ -270,11 +271,11 @@ class Spread:
         return norm, float(max(self._squares / self._count - norm**2, 0.0) ** 0.5) / norm if norm else None
 
 
-def is_finite(tensor: Tensor) -> bool:
-    """By the extremes, which NaN passes through to: one walk, and no tensor of truth values."""
+def is_finite(tensor: Tensor, largest: float = float_info.max) -> bool:
+    """By the extremes, which NaN passes through to: one walk, and no tensor of truth values; `largest`: in size, of its values."""
     if not tensor.is_floating_point() or not tensor.numel():
         return True
-    return all(isfinite(extreme.item()) for extreme in torch.aminmax(tensor))
+    return all(abs(extreme.item()) <= largest for extreme in torch.aminmax(tensor))
 
 
 def _add_by_blocks(total: Tensor, local: Tensor, received: Tensor) -> float:

@@ -9,13 +9,14 @@ longer than their training.
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
+from math import isfinite
+from sys import maxsize
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from fedsign.errors import ReplyError, RoundError
-from fedsign.federation.aggregation import Spread, in_slot_order, is_finite
+from fedsign.federation.aggregation import LARGEST, Spread, in_slot_order, is_finite
 from fedsign.records import (
     CohortRequest,
     Failure,
@@ -29,6 +30,7 @@ from fedsign.records import (
 )
 from fedsign.storage.results import Line
 
+MaxExamples = Callable[[int], int]  # of a partition, what a reply may count at most
 TrainMany = Callable[[Sequence[TrainRequest]], Iterator[TrainReply | ReplyStack | Failure]]
 
 
@@ -165,11 +167,13 @@ class RoundHook(Protocol):
 class Exchange:
     """Of either kind.  `roles` are the model's, which every reply has to confirm; `observers` see each good reply.
 
-    `traffic` tells of the last round.  With `num_wanted` a round ends with so many good replies.
+    `max_examples` is what a client's reply may count at most.  `traffic` tells of the last round.  With `num_wanted` a round ends with so many good replies.
     """
 
-    def __init__(self, num_partitions: int, roles: Mapping[str, Role]) -> None:
-        self._num_partitions, self._roles = num_partitions, dict(roles)
+    def __init__(
+        self, num_partitions: int, roles: Mapping[str, Role], max_examples: MaxExamples = lambda partition: maxsize
+    ) -> None:
+        self._num_partitions, self._roles, self._max_examples = num_partitions, dict(roles), max_examples
         self._parameters = [name for name, role in roles.items() if role is Role.PARAMETER]
         self.ledger = ClientLedger()
         self.encoding: UpdateEncoding | None = None
@@ -200,8 +204,15 @@ class Exchange:
 class DirectExchange(Exchange):
     """With clients that are trained in this process; see the module."""
 
-    def __init__(self, train_many: TrainMany, *, num_partitions: int, roles: Mapping[str, Role]) -> None:
-        super().__init__(num_partitions, roles)
+    def __init__(
+        self,
+        train_many: TrainMany,
+        *,
+        num_partitions: int,
+        roles: Mapping[str, Role],
+        max_examples: MaxExamples = lambda partition: maxsize,
+    ) -> None:
+        super().__init__(num_partitions, roles, max_examples)
         self._train_many = train_many
         self._received: Tensors = {}  # the parameters of this round's request
 
@@ -277,6 +288,7 @@ class DirectExchange(Exchange):
                 came = encoded(self.encoding, reply, request.tensors)
                 sent, reply = came.tensors, decoded(self.encoding, came, request.tensors)
             check_shapes(reply.tensors, reply.extra, like=request.tensors, is_partial=self.encoding is not None)
+            check_numbers(reply, max_examples=self._max_examples)
             whole = {**self._received, **reply.tensors}  # what was not sent is as it was received
             besides = {name: tensor for name, tensor in reply.tensors.items() if name not in self._received}
             check_finite(besides, reply.extra)  # the spread says whether the parameters are
@@ -301,7 +313,15 @@ class DirectExchange(Exchange):
             return stack.without(range(len(stack)))
         besides = [tensor for name, tensor in stack.tensors.items() if name not in self._received]
         besides += stack.extra.values()
-        if not (all(map(is_finite, besides)) and self.traffic.spread.add_stack(stack.tensors, self._received)):
+        numbers = [value for values in stack.metrics.values() for value in values]
+        is_bounded = all(
+            1 <= num <= self._max_examples(each) for each, num in zip(stack.partitions, stack.num_examples, strict=True)
+        ) and all(map(isfinite, numbers))
+        if not (
+            is_bounded
+            and all(is_finite(tensor, LARGEST) for tensor in besides)
+            and self.traffic.spread.add_stack(stack.tensors, self._received)
+        ):
             stack = self._without_diverged(stack)
             if len(stack):
                 self.traffic.spread.add_stack(stack.tensors, self._received)
@@ -316,6 +336,7 @@ class DirectExchange(Exchange):
         diverged = []
         for place, reply in enumerate(stack.replies()):
             try:
+                check_numbers(reply, max_examples=self._max_examples)
                 check_finite(reply.tensors, reply.extra)
             except ReplyError as error:
                 self.traffic.failures.append(failure_of(reply.partition, error))
@@ -359,14 +380,28 @@ def _converted(convert: Callable[[TrainReply, Tensors], Tensors], reply: TrainRe
 
 
 def check_claims(reply: Reply, *, round: int, roles: Mapping[str, Role]) -> None:
-    """Raise ReplyError unless a reply is for this round and a model of these roles, and counts samples."""
+    """Raise ReplyError unless a reply is for this round and a model of these roles."""
     if reply.round != round:
         raise ReplyError(f"the reply is for round {reply.round}; expected is round {round}.")
     if reply.roles != roles:
         raise ReplyError("the reply names other parameters and buffers than the model has.")
-    nums = reply.num_examples if isinstance(reply, ReplyStack) else [reply.num_examples]
-    if bad := [num for num in nums if not 1 <= num < inf]:  # NaN too
-        raise ReplyError(f"the reply counts num-examples={bad[0]}; expected is 1 or more.")
+
+
+def check_numbers(reply: TrainReply, *, max_examples: MaxExamples) -> None:
+    """Raise ReplyError unless a reply counts as many samples as its client may have, and its metrics are finite."""
+    num, most = reply.num_examples, max_examples(reply.partition)
+    if not num >= 1:  # NaN too
+        raise ReplyError(f"the reply counts num-examples={num}; expected is 1 or more.")
+    if num > most:
+        raise ReplyError(
+            f"the reply counts num-examples={num}; expected is {most} at most: for a site that holds more raise server.max_examples."
+        )
+    for name, value in reply.metrics.items():
+        if not isfinite(value):
+            check_finite(reply.tensors, reply.extra)  # which says where it comes from
+            raise ReplyError(
+                f"the reply's metric '{name}' is {value}; expected is a finite number: its training diverged."
+            )
 
 
 def check_shapes(tensors: Tensors, extra: Tensors, *, like: Tensors, is_partial: bool = False) -> None:
@@ -392,13 +427,12 @@ def check_shapes(tensors: Tensors, extra: Tensors, *, like: Tensors, is_partial:
 
 
 def check_finite(tensors: Tensors, extra: Tensors) -> None:
-    """Raise ReplyError for NaN or infinite values."""
+    """Raise ReplyError for values that are NaN, infinite or so large that squares or sums of them are."""
     for besides, group in (("", tensors), (" besides the model", extra)):
         for name, tensor in group.items():
-            if not is_finite(tensor):
-                raise ReplyError(
-                    f"tensor '{name}'{besides} holds NaN or infinite values: the client's training diverged."
-                )
+            if not is_finite(tensor, LARGEST):
+                held = f"values beyond {LARGEST:.1e}" if is_finite(tensor) else "NaN or infinite values"
+                raise ReplyError(f"tensor '{name}'{besides} holds {held}: the client's training diverged.")
 
 
 def bytes_down(cohort: Sequence[int], model: Tensors, shared: Tensors, encoding: UpdateEncoding | None) -> int:

@@ -40,6 +40,7 @@ class Member:
     partition: int
     node_id: int | None
     is_active: bool = True
+    max_examples: int = 0  # that its replies may count; 0: as the experiment says
 
 
 Members = Callable[[], Sequence[Member]]
@@ -70,6 +71,10 @@ class Nodes:
         """The node that serves a partition, or NOBODY."""
         return partition if self._node_of is None else self._node_of.get(partition, NOBODY)
 
+    def site(self, partition: int) -> Member | None:
+        """The site of a partition, where sites are registered."""
+        return self._site.get(partition)
+
     def roll_call(self, *, timeout_s: float, question: Mapping[str, str], at_least: int | None = None) -> None:
         """Ask every node which partitions it serves, until each partition has a node; `question`: what else it is asked.
 
@@ -80,19 +85,23 @@ class Nodes:
         """
         self._question = question
         claimed: dict[int, int] = {}
+        refused: set[int] = set()
         began_at, is_told = time.monotonic(), False
         for _ in pauses():
             self._ask(self._online())
             for node_id, partitions, refusal in self._answers():
-                if refusal:
+                if refusal and node_id not in self._site_of:
                     raise EngineError(f"{self._called(node_id)} cannot take part: {refusal}")
+                if refusal:
+                    refused.add(self._site_of[node_id].partition)
+                    self._refuse(node_id, refusal)
                 for partition in partitions:
                     if claimed.setdefault(partition, node_id) != node_id:
                         raise EngineError(
                             f"two nodes claim partition {partition}: give every node its own partition-id in --node-config."
                         )
             missing = [partition for partition in range(self._num_partitions) if partition not in claimed]
-            awaited = [partition for partition in missing if self._is_active(partition)]
+            awaited = [partition for partition in missing if self._is_active(partition) and partition not in refused]
             if not awaited or time.monotonic() > began_at + timeout_s:
                 break
             if not is_told and time.monotonic() > began_at + _NAMED_AFTER_S:
@@ -125,9 +134,7 @@ class Nodes:
             for node_id, partitions, refusal in self._answers():
                 if refusal:
                     _log.warning("%s that has come cannot take part: %s", self._called(node_id), refusal)
-                    self._note(
-                        {"site": self._called(node_id).removeprefix("site "), "event": "refused", "why": refusal}
-                    )
+                    self._refuse(node_id, refusal)
                 for partition in partitions:
                     self._hand_over(partition, node_id, online)
             has_gone = any(self.of(partition) not in online for partition in wanted)
@@ -156,6 +163,9 @@ class Nodes:
 
     def _called(self, node_id: int) -> str:
         return f"site {self._site_of[node_id].name}" if node_id in self._site_of else "a node"
+
+    def _refuse(self, node_id: int, why: str) -> None:
+        self._note({"site": self._called(node_id).removeprefix("site "), "event": "refused", "why": why})
 
     def _names(self, partitions: Sequence[int]) -> list[str]:
         """The sites of partitions, or one name for all where they have none."""
@@ -192,8 +202,9 @@ class Nodes:
             return []
         foreign = [partition for partition in claimed if partition != site.partition]
         if foreign:
-            why = f"it claims to be {foreign[:5]}, but its key is registered for partition {site.partition}"
-            self._note({"site": site.name, "event": "refused", "why": why})
+            self._refuse(
+                node_id, f"it claims to be {foreign[:5]}, but its key is registered for partition {site.partition}"
+            )
         return [site.partition] if site.partition in claimed else []
 
     def _push(self, node_ids: Iterable[int], kind: str, told: Mapping[str, str]) -> list[str | None]:
@@ -250,7 +261,11 @@ class Nodes:
             if reply.has_error():
                 yield node_id, [], (reply.error.reason or "it gave no reason").partition("\n")[0]
                 continue
-            record = wire.of_kind(reply.content, ConfigRecord)[wire.REPLY]
-            partitions = self._own(node_id, cast("list[int]", record["partitions"]))
+            record = wire.of_kind(reply.content, ConfigRecord).get(wire.REPLY, ConfigRecord())
+            claimed = record.get("partitions")
+            if not (isinstance(claimed, list) and all(isinstance(each, int) for each in claimed)):
+                yield node_id, [], "its answer to the roll call names no partitions; start it with FedSign's ClientApp."
+                continue
+            partitions = self._own(node_id, cast("list[int]", claimed))
             self.answers |= dict.fromkeys(partitions, record)
             yield node_id, partitions, ""

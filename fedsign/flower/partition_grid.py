@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from math import inf
+from sys import maxsize
 from typing import cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
@@ -20,7 +21,7 @@ from flwr.supercore.run import Run
 
 from fedsign.errors import IncompleteModelError
 from fedsign.federation.aggregation import in_slot_order
-from fedsign.federation.exchange import Exchange, Traffic, bytes_down, check_addresses
+from fedsign.federation.exchange import Exchange, MaxExamples, Traffic, bytes_down, check_addresses
 from fedsign.flower import wire
 from fedsign.flower.array import PlainArrays, to_tensors
 from fedsign.flower.nodes import NOBODY, Members, Nodes, Note
@@ -46,10 +47,11 @@ class PartitionGrid(MessageGrid, Exchange):
         num_partitions: int,
         roles: Mapping[str, Role],
         leaves_process: bool = False,
+        max_examples: MaxExamples = lambda partition: maxsize,
         members: Members | None = None,
         note: Note = lambda event: None,
     ) -> None:
-        Exchange.__init__(self, num_partitions, roles)
+        Exchange.__init__(self, num_partitions, roles, max_examples)
         ensure_task_identity()
         self._grid = grid
         self.leaves_process = leaves_process
@@ -141,7 +143,13 @@ class PartitionGrid(MessageGrid, Exchange):
         left = dict.fromkeys(range(len(batch)))
         again = None if self.encoding is None else partial(self._asked_again, batch, set())
         for slot, came in arrivals(self._grid, message_ids, len(batch), deadline=deadline, asked_again=again):
-            check = partial(checked, request=batch[slot], roles=self._roles, encoding=self.encoding)
+            check = partial(
+                checked,
+                request=batch[slot],
+                roles=self._roles,
+                max_examples=self._most_examples,
+                encoding=self.encoding,
+            )
             outcome = read_reply(came, batch[slot].metadata.dst_node_id, check)
             del left[slot]
             num_good += isinstance(outcome, GoodReply)
@@ -149,6 +157,11 @@ class PartitionGrid(MessageGrid, Exchange):
             if num_good == num_wanted:
                 break
         yield from ((slot, None) for slot in left)
+
+    def _most_examples(self, partition: int) -> int:
+        """As the operator registered the site, or as the experiment says."""
+        site = self._nodes.site(partition)
+        return site.max_examples if site is not None and site.max_examples else self._max_examples(partition)
 
     def _asked_again(self, batch: list[Message], before: set[int], slot: int, reply: Message) -> str | None:
         """The id of a second request, with the whole model, where a client could not complete it; `before`: who had one."""

@@ -7,7 +7,15 @@ from typing import TypeVar
 from flwr.app import Message
 
 from fedsign.errors import FedSignError, ReplyError
-from fedsign.federation.exchange import UpdateEncoding, check_claims, check_finite, check_shapes, decoded
+from fedsign.federation.exchange import (
+    MaxExamples,
+    UpdateEncoding,
+    check_claims,
+    check_finite,
+    check_numbers,
+    check_shapes,
+    decoded,
+)
 from fedsign.flower import wire
 from fedsign.flower.array import to_tensors
 from fedsign.flower.shims import set_source
@@ -26,7 +34,12 @@ class GoodReply:
 
 
 def checked(
-    message: Message, request: Message, *, roles: Mapping[str, Role], encoding: UpdateEncoding | None
+    message: Message,
+    request: Message,
+    *,
+    roles: Mapping[str, Role],
+    max_examples: MaxExamples,
+    encoding: UpdateEncoding | None,
 ) -> GoodReply:
     """Decode a reply's tensors, once, and compare them with a model of these roles: names, shapes, types, finite values.
 
@@ -45,6 +58,7 @@ def checked(
         reply = decoded(encoding, sent, served)
         wire.replace_arrays(message, reply.tensors)
     check_shapes(reply.tensors, reply.extra, like=served, is_partial=encoding is not None)
+    check_numbers(reply, max_examples=max_examples)
     check_finite(reply.tensors, reply.extra)
     return GoodReply(message, reply, sent.tensors)
 

@@ -50,7 +50,13 @@ def called(
     """An engine's grid of nodes in other processes, after a roll call (see `fedsign.flower.nodes`)."""
     num_partitions, roles = workload.config.partition.num_clients, workload.roles
     partitions = PartitionGrid(
-        grid, num_partitions=num_partitions, roles=roles, leaves_process=True, members=members, note=note
+        grid,
+        num_partitions=num_partitions,
+        roles=roles,
+        leaves_process=True,
+        max_examples=workload.max_examples,
+        members=members,
+        note=note,
     )
     partitions.roll_call(timeout_s=timeout_s, question=question, at_least=at_least)
     return partitions

@@ -46,9 +46,13 @@ class InProcess:
                 InProcessGrid(num_partitions, in_process_handler(trainer, states, workload)),
                 num_partitions=num_partitions,
                 roles=roles,
+                max_examples=workload.max_examples,
             )
             direct = DirectExchange(
-                partial(trainer.train_many, states=states), num_partitions=num_partitions, roles=roles
+                partial(trainer.train_many, states=states),
+                num_partitions=num_partitions,
+                roles=roles,
+                max_examples=workload.max_examples,
             )
             RoundLoop(
                 workload,

@@ -12,7 +12,7 @@ from simulations.deployment.federation import Federation, versions
 from simulations.deployment.keys import State, ends_at, fingerprint, load_private, public_line, validity
 from simulations.deployment.kits import PUBLIC_FILE, Kit
 from simulations.deployment.membership import answers, nodes_of, process_of
-from simulations.deployment.probe import ServerError, check_is_known, look_at_server
+from simulations.deployment.probe import ServerError, StillThereError, check_is_known, look_at_server
 from simulations.deployment.running import recorded
 from simulations.deployment.start import UNSAFE
 
@@ -142,8 +142,11 @@ def _membership(kit: Kit) -> Finding:
     process = recorded(kit.folder / "pid")
     if process is not None:
         return "ok", f"its SuperNode is running, process {process.pid}"
-    if check_is_known(kit, host=kit.facts["host"]):
-        return "ok", f"the SuperLink knows {kit.facts['site']}"
+    try:
+        if check_is_known(kit, host=kit.facts["host"]):
+            return "ok", f"the SuperLink knows {kit.facts['site']}"
+    except StillThereError as error:
+        return "warn", str(error)
     return "warn", "the SuperLink could not say; try again in a moment"
 
 

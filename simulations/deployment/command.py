@@ -106,12 +106,20 @@ def add_site(
         str, typer.Option("--data-root", metavar="DIR", help="The folder of the site's data, at the site.")
     ] = "",
     device: Annotated[str, typer.Option(help="What the site computes on: cpu, cuda, cuda:1.")] = "",
+    max_examples: Annotated[
+        int,
+        typer.Option(
+            "--max-examples", min=0, help="How many samples its replies may count; 0: as the experiment says."
+        ),
+    ] = 0,
 ) -> None:
     """Add a site, also while the SuperLink runs."""
     from simulations.deployment import provision
     from simulations.deployment.federation import open_federation
 
-    grown = provision.add_site(open_federation(folder), site, public_key, data_root=data_root, device=device)
+    grown = provision.add_site(
+        open_federation(folder), site, public_key, data_root=data_root, device=device, max_examples=max_examples
+    )
     _say(f"{site} has partition {grown.site(site).partition}" + _when(provision.apply(grown)))
     _say_kits(grown, [site])
 

@@ -33,6 +33,7 @@ class Site:
     partition: int
     public_key: str
     state: str = "active"  # or revoked
+    max_examples: int = 0  # that its replies may count; 0: as the experiment says
     since: str = field(default_factory=lambda: f"{dt.datetime.now(dt.UTC):%Y-%m-%d}")
 
     @property
@@ -115,7 +116,7 @@ class Federation:
         known = ", ".join(site.name for site in self.sites) or "none yet"
         raise ConfigError(f"the federation {self.name} has no site '{name}'; its sites are: {known}.")
 
-    def with_site(self, name: str, *, public_key: str) -> "Federation":
+    def with_site(self, name: str, *, public_key: str, max_examples: int = 0) -> "Federation":
         """One site more, which gets the lowest partition that no active site has.
 
         Raises:
@@ -129,7 +130,10 @@ class Federation:
                 raise ConfigError(f"this key is that of site '{site.name}' ({site.state}); every site needs its own.")
         taken = {site.partition for site in self.active}
         partition = next(index for index in range(len(taken) + 1) if index not in taken)
-        return replace(self, sites=(*self.sites, Site(name=name, partition=partition, public_key=public_key)))
+        return replace(
+            self,
+            sites=(*self.sites, Site(name=name, partition=partition, public_key=public_key, max_examples=max_examples)),
+        )
 
     def without(self, name: str) -> "Federation":
         """The site revoked; its key stays on record, so that it is never taken again."""

@@ -4,6 +4,7 @@ Flower 1.41 serves everything on one port, and the open-source SuperLink knows n
 could register a key of his own, or start a run, which is code that executes at every site.  So requests from other
 machines pass only to the Fleet API, which asks for a registered key; runs and registrations are for this machine.
 A SuperNode that asks before the sites are registered is told to try again, since it would take a refusal as final.
+A key that no active site has is refused here: Flower gives the same answer to it as to a site that it believes to be there still.
 
 `python -m simulations.deployment.gate FEDERATION ARGUMENTS...` is `flower-superlink ARGUMENTS...` with that gate, and registers the
 federation's sites once it answers.
@@ -13,9 +14,13 @@ import os
 import sys
 import threading
 import time
+from base64 import b64encode
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 from flwr.superlink import extensions
 from flwr.superlink.cli import flower_superlink
 from starlette.middleware import Middleware
@@ -25,20 +30,25 @@ from starlette.websockets import WebSocketClose
 
 from fedsign.errors import FedSignError
 from simulations.deployment.federation import Federation, address_of, open_federation
-from simulations.deployment.membership import answers, register_sites
+from simulations.deployment.membership import answers, in_pem, register_sites
 
 _OPEN_TO_SITES = ("/v1/fleet/",)
 _REFUSAL = "Only SuperNodes are served from other machines; start runs and register sites on the server's machine.\n"
+_UNKNOWN = "This key is not that of an active site.\n"
 _NOT_YET = "The sites are being registered; try again.\n"
+_ACTIVATE, _KEY_HEADER = "/v1/fleet/activate-node", FLEET_HTTP_PUBLIC_KEY_HEADER.encode("ascii")
 _POLL_S = 0.2
 
 
 class Gate:
-    """An ASGI middleware, the outermost one.  `is_open`: the sites are registered."""
+    """An ASGI middleware, the outermost one.  `is_open`: the sites are registered; `knows`: whether a key is an active site's."""
 
-    def __init__(self, app: ASGIApp, is_open: threading.Event) -> None:
+    def __init__(
+        self, app: ASGIApp, is_open: threading.Event, knows: Callable[[bytes], bool] = lambda key: True
+    ) -> None:
         self.app = app
         self.is_open = is_open
+        self.knows = knows
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on, or refuse."""
@@ -49,6 +59,8 @@ class Gate:
             elif not may_pass(scope):
                 refusal = PlainTextResponse(_REFUSAL, status_code=403)
                 app = refusal if scope["type"] == "http" else WebSocketClose(code=1008)
+            elif scope["path"] == _ACTIVATE and not self.knows(dict(scope["headers"]).get(_KEY_HEADER, b"")):
+                app = PlainTextResponse(_UNKNOWN, status_code=403)
         await app(scope, receive, send)
 
 
@@ -62,12 +74,18 @@ def may_pass(scope: Scope) -> bool:
     return address is not None and (address.is_loopback or (server is not None and host == server[0]))
 
 
+def is_active(folder: Path, key: bytes) -> bool:
+    """Whether a key, as SuperNodes show it, is that of an active site; without keys everybody is taken."""
+    federation = open_federation(folder)
+    return federation.insecure or key in {b64encode(in_pem(site.public_key)) for site in federation.active}
+
+
 def main() -> None:
     """See the module."""
     folder, *arguments = sys.argv[1:]
     federation = open_federation(Path(folder))
     is_open = threading.Event()
-    extensions.get_middleware = lambda: (Middleware(Gate, is_open=is_open),)
+    extensions.get_middleware = lambda: (Middleware(Gate, is_open=is_open, knows=partial(is_active, Path(folder))),)
     threading.Thread(target=_register_when_up, args=[federation, is_open], daemon=True).start()
     sys.argv = ["flower-superlink", *arguments]
     superlink: Any = flower_superlink

@@ -12,7 +12,7 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 
 import httpx
-from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
+from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, HEARTBEAT_PATIENCE
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
@@ -36,6 +36,7 @@ _FOREIGN = (
     "ask for a new kit."
 )
 _TIMEOUT_S = 5.0
+HEARTBEAT_S = HEARTBEAT_PATIENCE * HEARTBEAT_DEFAULT_INTERVAL
 
 
 class ServerError(EngineError):
@@ -44,6 +45,10 @@ class ServerError(EngineError):
 
 class AwayError(ServerError):
     """It cannot be reached; trying again may help."""
+
+
+class StillThereError(EngineError):
+    """The SuperLink believes that the site is connected already; that ends with its former SuperNode's heartbeat."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,12 +106,13 @@ def _trusting(authority: Path) -> ssl.SSLContext:
 def check_is_known(kit: Kit, *, host: str) -> bool:
     """Whether the SuperLink says that it takes the site's key; False if it could not say.
 
-    The site says that it is there, as its SuperNode does when it starts, and at once that it leaves.  The SuperLink would not take a site
+    The site says that it is there, as its SuperNode does when it starts, and at once that it leaves.  The SuperLink does not take a site
     that it believes to be there, such as one whose SuperNode was killed less than a minute ago; so the site says first that the former one
-    is gone.
+    is gone, if it has heard of that one's id.
 
     Raises:
         ConfigError: the key cannot be used.
+        StillThereError: it takes the key, but believes the site to be there.
         EngineError: the SuperLink refuses it.
     """
     key, former = load_private(kit.key), kit.folder / "flower" / "node-id"
@@ -124,9 +130,14 @@ def check_is_known(kit: Kit, *, host: str) -> bool:
             former.write_text(str(node_id), encoding="ascii")
             client.DeactivateNode(DeactivateNodeRequest(node_id=node_id))
     except httpx.HTTPError as error:
+        if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.PRECONDITION_FAILED:
+            raise StillThereError(
+                f"the SuperLink knows this site's key, but believes that its former SuperNode is still connected: for {HEARTBEAT_S} s "
+                "after that was killed, or as long as another machine uses the same key."
+            ) from error
         if isinstance(error, httpx.HTTPStatusError) and error.response.status_code not in (502, 503, 504):
             raise EngineError(
-                "the SuperLink does not take this site's key: it is revoked, was never registered, or is in use on another machine; "
+                "the SuperLink does not take this site's key: it is revoked, or was never registered; "
                 "ask the server's people for a new kit."
             ) from error
         return False

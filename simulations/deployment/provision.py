@@ -48,11 +48,18 @@ def init(federation: Federation, sites: Sequence[tuple[str, Path | None]], *, li
 
 
 def add_site(
-    federation: Federation, name: str, public_key: Path | None, *, data_root: str = "", device: str = ""
+    federation: Federation,
+    name: str,
+    public_key: Path | None,
+    *,
+    data_root: str = "",
+    device: str = "",
+    max_examples: int = 0,
 ) -> Federation:
     """One site more, and its kit; `public_key`: the file that the site sent, or None for a key in the kit."""
     federation.with_site(name, public_key="")  # refuses a name in use before a key is made
-    grown = federation.with_site(name, public_key=_public_key(federation, name, public_key))
+    key = _public_key(federation, name, public_key)
+    grown = federation.with_site(name, public_key=key, max_examples=max_examples)
     grown.write()
     write_kit(grown, grown.site(name), data_root=data_root, device=device)
     write_server(grown)

@@ -7,6 +7,7 @@ read are refused before anything listens, and in a sentence.
 import datetime as dt
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -19,11 +20,12 @@ from simulations.deployment.federation import Federation, with_port
 from simulations.deployment.keys import ends_at, load_private, validity
 from simulations.deployment.kits import Kit
 from simulations.deployment.membership import answers, nodes_of
-from simulations.deployment.probe import AwayError, check_is_known, look_at_server
+from simulations.deployment.probe import HEARTBEAT_S, AwayError, StillThereError, check_is_known, look_at_server
 from simulations.deployment.running import Programs, end, flower_environment, free_port, record_this_process, recorded
 
 Say = Callable[[str], None]
 _START = [sys.executable, "-P", "-m", "simulations.cli", "deploy", "start"]
+_SLACK_S, _POLL_S = 15.0, 1.0
 UNSAFE = (
     "this federation is insecure, as was asked for with --insecure: what it sends can be read and changed on its way, and any "
     "machine may take part. For trying out only."
@@ -159,7 +161,23 @@ def _greet(kit: Kit, say: Say, host: str) -> None:
         return
     if seen.certificate_ends is not None:
         _judge(seen.certificate_ends, "the server's certificate", say)
-        check_is_known(kit, host=host)
+        _wait_to_be_let_in(kit, say, host)
+
+
+def _wait_to_be_let_in(kit: Kit, say: Say, host: str) -> None:
+    """Wait until the SuperLink has seen that the site's former SuperNode is gone, if that was killed."""
+    ends_at, is_told = time.monotonic() + HEARTBEAT_S + _SLACK_S, False
+    while True:
+        try:
+            check_is_known(kit, host=host)
+            return
+        except StillThereError as error:
+            if time.monotonic() > ends_at:
+                raise
+            if not is_told:
+                say(f"{error} Trying on until this site is let in.")
+            is_told = True
+        time.sleep(_POLL_S)
 
 
 def _judge(end: dt.datetime, what: str, say: Say) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedsign import config as configs
 from fedsign.data.base import AnySamples, Samples
 from fedsign.errors import ConfigError, ResultsError
+from fedsign.federation.aggregation import is_finite
 from fedsign.landscape.landscape import Landscape
 from fedsign.landscape.vector import Layout
 from fedsign.models.transform import packing_of
@@ -31,12 +32,24 @@ _CHANGEABLE = frozenset({"data", "engine"})
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A model and where it came from; `run` is the run that it belongs to, if any."""
+    """A model and where it came from; `run` is the run that it belongs to, if any.
+
+    Raises:
+        ResultsError: it holds values that are not finite.
+    """
 
     source: Path
     workload: Workload
     tensors: Tensors  # as they travel
     run: RunFolder | None
+
+    def __post_init__(self) -> None:
+        for name, tensor in self.tensors.items():
+            if not is_finite(tensor):
+                raise ResultsError(
+                    f"the model in {self.source} holds NaN or infinite values in tensor '{name}': its training diverged; give a "
+                    "model or a checkpoint from before."
+                )
 
     @cached_property
     def model(self) -> nn.Module:

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 from torch import Tensor
 
 from fedsign.errors import ReplyError, RoundError
-from fedsign.federation.aggregation import Spread
+from fedsign.federation.aggregation import LARGEST, Spread
 from fedsign.federation.exchange import DirectExchange, check_finite
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.records import (
@@ -95,7 +95,7 @@ def test_a_client_that_diverges_is_the_same_failure_either_way(path: str, tmp_pa
     assert any(line["failures"] for line in direct.rounds)
     for line, other in zip(direct.rounds, spoken.rounds, strict=True):
         assert line["failures"] == other["failures"]
-        assert all("NaN or infinite values: the client's training" in each["reason"] for each in line["failures"])
+        assert all(each["reason"].endswith("training diverged.") for each in line["failures"])
         assert (line["num_replies"], line["bytes_up"]) == (6 - len(line["failures"]), other["bytes_up"])
         assert line["loss"] == pytest.approx(other["loss"], rel=1e-5)
         assert line["client_drift"] == pytest.approx(other["client_drift"], rel=1e-4)
@@ -194,12 +194,16 @@ def test_a_stack_of_clients_that_all_diverged_is_no_reply() -> None:
     assert [failure.partition for failure in link.traffic.failures] == [0, 1]
 
 
-def test_finite_values_whose_difference_overflows_are_no_failure() -> None:
-    served = {**SERVED, "w": torch.tensor([-3e38, 0.0])}
+@pytest.mark.parametrize(("value", "is_taken"), [(LARGEST, True), (2 * LARGEST, False), (3e38, False)])
+def test_finite_values_are_taken_as_long_as_the_sum_of_their_squares_is_finite(value: float, is_taken: bool) -> None:
+    served = {**SERVED, "w": torch.tensor([-LARGEST, 0.0])}
     request = CohortRequest(round=1, cohort=[1], tensors=served, objective=ObjectiveSpec())
-    for answer in (reply(1, w=[3e38, 0.0]), stacked(reply(1, w=[3e38, 0.0]))):
+    for answer in (reply(1, w=[value, 0.0]), stacked(reply(1, w=[value, 0.0]))):
         link = exchange(answer)
-        assert taken(link, request) == [1] and not link.traffic.failures
+        assert taken(link, request) == ([1] if is_taken else [])
+        assert ["holds values beyond 1.8e+13" in each.reason for each in link.traffic.failures] == [True] * (
+            not is_taken
+        )
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
 
 from fedsign.flower.shims import ensure_task_identity
+from fedsign.flower.superlink_grid import SuperLinkGrid
 from simulations.deployment.membership import in_pem
 
 Answer = Callable[[Message], Message | None]
@@ -52,9 +53,10 @@ class Link:
         (self._task,) = self.state.task_store.values()
         self.state.claim_task(self._task.task_id)
         assert self.state.activate_task(self._task.task_id)
-        self.grid = HttpGrid(token="token")
-        self.grid.set_run(self.state.get_run_info(run_ids=[self.run_id])[0])
-        vars(self.grid)["_client"] = self
+        grid = HttpGrid(token="token")
+        grid.set_run(self.state.get_run_info(run_ids=[self.run_id])[0])
+        vars(grid)["_client"] = self
+        self.grid = SuperLinkGrid(grid)
         self.nodes: dict[int, Answer] = {}
         self.before: Callable[[], None] = lambda: None  # is called when the grid asks who is online
 
@@ -105,8 +107,8 @@ class Link:
             if reply is not None:
                 self.push(node, reply)
 
-    def push(self, node: Node, reply: Message, *, objects: int | None = None) -> None:
-        """A reply with all of its objects, or with the first ones of them."""
+    def push(self, node: Node, reply: Message, *, objects: int | None = None) -> Callable[[], None]:
+        """A reply with all of its objects, or with the first ones of them; returns what uploads the others."""
         reply.metadata.__dict__["_src_node_id"] = node.node_id
         with no_object_id_recompute():
             reply.metadata.__dict__["_message_id"] = reply.object_id
@@ -115,17 +117,22 @@ class Link:
             contents = {key: part.deflate() for key, part in get_all_nested_objects(reply).items()}
         asked = PushMessagesRequest(node=node, messages_list=[proto], message_object_trees=[tree])
         told = fleet_handlers.push_messages(asked, self.state)
-        for key in [*told.objects_to_push][:objects]:
-            fleet_handlers.push_object(
-                PushObjectRequest(
+
+        def upload(keys: list[str]) -> None:
+            for key in keys:
+                part = PushObjectRequest(
                     node=node,
                     run_id=self.run_id,
                     session_id=told.session_id,
                     object_id=key,
                     object_content=contents[key],
-                ),
-                self.state,
-            )
+                )
+                fleet_handlers.push_object(part, self.state)
+
+        all_keys = [*told.objects_to_push]
+        first = all_keys if objects is None else all_keys[:objects]
+        upload(first)
+        return lambda: upload(all_keys[len(first) :])
 
 
 @contextmanager

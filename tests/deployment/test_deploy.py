@@ -302,7 +302,8 @@ def test_the_default_is_a_local_deployment() -> None:
 
 def bits(run: Path, folder: Path) -> dict[str, bytes]:
     """All that should not depend on where it was played; clients' states lie in the kits there, in a database here."""
-    paths = [run / "rounds.jsonl", run / "model.safetensors", *(run / "checkpoints" / f"round-{ROUNDS:06d}").iterdir()]
+    checkpoint = run / "checkpoints" / f"round-{ROUNDS:06d}"
+    paths = [run / "rounds.jsonl", run / "model.safetensors", *checkpoint.glob("*.safetensors")]
     found = {str(path.relative_to(run)): path.read_bytes() for path in paths}
     at_sites = folder / "federation" / "kits"
     database = StateDatabase(run / "clients")

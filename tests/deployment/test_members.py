@@ -2,21 +2,28 @@
 
 import datetime as dt
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from io import BytesIO
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from flwr.app import Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common.constant import NOOP_FLWR_AID
+from flwr.proto.node_pb2 import Node
 from flwr.supercore.error import FlowerError
 
+from clients.deployment.node import COUNTS_KEY
 from fedsign.config import ExperimentConfig, from_dict
 from fedsign.errors import ConfigError, EngineError
 from fedsign.flower import nodes, wire
 from fedsign.flower.partition_grid import PartitionGrid
+from fedsign.records import LATE
 from fedsign.storage.results import Line, RunFolder, read_lines
 from simulations import run
 from simulations.backends.base import intra_op_threads
@@ -29,7 +36,7 @@ from simulations.deployment.federation import Federation, open_federation
 from tests.contract import transported
 from tests.contract.transported import node_of
 from tests.deployment.link import Link, superlink
-from tests.unit.test_flower_room import ROLES, node, requests
+from tests.unit.test_flower_room import MODEL, ROLES, node, requests, trained
 
 NAMES = ("alpha", "beta", "gamma")
 
@@ -70,6 +77,7 @@ def started(folder: Path, tmp_path: Path) -> Iterator[Started]:
             num_partitions=3,
             roles=ROLES,
             leaves_process=True,
+            max_examples=lambda partition: 50,
             members=members_of(str(federation.folder), link.grid),
             note=lambda event: noted.append(dict(event)),
         )
@@ -117,6 +125,146 @@ def test_what_happens_to_sites_is_told_once(tmp_path: Path, caplog: pytest.LogCa
     folder.append("members.jsonl", {"round": 3, "site": "beta", "event": "refused", "why": "it claims to be [0]"})
     assert tell_events(folder, 0) == tell_events(folder, 1) == 1
     assert caplog.messages == ["round 3: site beta refused: it claims to be [0]"]
+
+
+def half_uploaded(started: Started, name: str, partition: int, rests: list[Callable[[], None]]) -> int:
+    """A site whose cable is pulled while it uploads a reply; `rests` is what uploads the others."""
+    whole = node(partition)
+
+    def answer(message: Message) -> Message | None:
+        if message.metadata.message_type == wire.ROLL_CALL:
+            return whole(message)
+        rests.append(started.link.push(Node(node_id=node_id), whole(message), objects=2))
+        return None
+
+    node_id = started.link.start(started.federation.site(name).public_key, answer)
+    return node_id
+
+
+@pytest.fixture
+def rests(started: Started) -> list[Callable[[], None]]:
+    """Three sites, of which beta uploads half of a reply."""
+    rests: list[Callable[[], None]] = []
+    half_uploaded(started, "beta", 1, rests)
+    started.start("alpha", 0)
+    started.start("gamma", 2)
+    started.grid.roll_call(timeout_s=5)
+    return rests
+
+
+def test_half_an_upload_holds_up_no_reply_and_no_round(started: Started, rests: list[Callable[[], None]]) -> None:
+    began_at = time.monotonic()
+    assert started.replied() == [0, 2]
+    assert time.monotonic() - began_at < 1 + 2
+    (failure,) = started.grid.traffic.failures
+    assert (failure.partition, failure.reason) == (1, LATE)
+
+
+def test_an_upload_that_goes_on_in_time_is_taken_in(started: Started, rests: list[Callable[[], None]]) -> None:
+    threading.Timer(0.3, lambda: rests.pop()()).start()
+    assert started.replied() == [0, 1, 2]
+
+
+def test_a_reply_whose_upload_was_given_up_is_a_failure_at_once(
+    started: Started, rests: list[Callable[[], None]]
+) -> None:
+    """Flower drops the objects of a session that has expired."""
+    store = started.link.state.object_store
+    threading.Timer(0.3, lambda: store.delete_objects_in_run(started.link.run_id)).start()
+    began_at = time.monotonic()
+    replies = started.grid.send_and_receive(requests(0, 1, 2), timeout=60)
+    assert [reply.metadata.src_node_id for reply in replies] == [0, 2]
+    assert time.monotonic() - began_at < 30
+    assert "was not uploaded to its end" in started.grid.traffic.failures[0].reason
+
+
+# An impostor: beta answers as no FedSign does, and the round goes on
+
+
+def reply_with(**changes: Any) -> Callable[[Message], Message]:
+    """What beta says in place of its reply."""
+    return lambda message: wire.encode_reply(wire.pack_reply(replace(trained(message), **changes), message))
+
+
+def with_a_large_header(message: Message) -> Message:
+    """Its first array is said to have 2**40 numbers."""
+    reply = reply_with()(message)
+    record = next(iter(wire.of_kind(reply.content, ArrayRecord).values()))
+    name, array = next(iter(record.items()))
+    data = BytesIO()
+    np.lib.format.write_array_header_1_0(data, {"descr": "<f4", "fortran_order": False, "shape": (2**40,)})
+    record[name] = Array(dtype="float32", shape=(2**40,), stype=array.stype, data=data.getvalue() + bytes(64))
+    return reply
+
+
+IMPOSTORS: dict[str, tuple[Callable[[Message], Message], str]] = {
+    "another partition's reply": (reply_with(partition=0), "is for partition 0; expected is partition 1"),
+    "a reply of another round": (reply_with(round=2), "is for round 2; expected is round 3"),
+    "10^12 samples": (reply_with(num_examples=10**12), "num-examples=1000000000000; expected is 50 at most"),
+    "2^62 samples": (reply_with(num_examples=2**62), f"num-examples={2**62}; expected is 50 at most"),
+    "-1 samples": (reply_with(num_examples=-1), "num-examples=-1; expected is 1 or more"),
+    "a NaN loss": (reply_with(metrics={"train-loss": nan}), "metric 'train-loss' is nan"),
+    "an infinite metric": (reply_with(metrics={"other": inf}), "metric 'other' is inf"),
+    "finite, but too large": (reply_with(tensors={**MODEL, "weight": MODEL["weight"] + 1e37}), "holds values beyond"),
+    "4 TB": (with_a_large_header, "the reply cannot be read"),
+}
+
+
+@pytest.mark.parametrize("case", IMPOSTORS)
+def test_what_an_impostor_says_is_refused_and_named_and_the_round_goes_on(started: Started, case: str) -> None:
+    say, reason = IMPOSTORS[case]
+    whole = node(1)
+    key = started.federation.site("beta").public_key
+    started.link.start(
+        key, lambda message: (whole if message.metadata.message_type == wire.ROLL_CALL else say)(message)
+    )
+    started.start("alpha", 0)
+    started.start("gamma", 2)
+    started.grid.roll_call(timeout_s=5)
+    assert started.replied() == [0, 2]
+    (failure,) = started.grid.traffic.failures
+    assert failure.partition == 1 and reason in failure.reason
+    assert started.replied() == [0, 2]
+
+
+def test_of_two_replies_to_a_request_one_counts(started: Started) -> None:
+    def answer(message: Message) -> Message:
+        if message.metadata.message_type != wire.ROLL_CALL:
+            started.link.push(Node(node_id=node_id), reply_with(num_examples=3)(message))
+        return node(1)(message)
+
+    node_id = started.link.start(started.federation.site("beta").public_key, answer)
+    started.start("alpha", 0)
+    started.start("gamma", 2)
+    started.grid.roll_call(timeout_s=5)
+    for _ in range(2):
+        assert started.replied() == started.grid.traffic.accepted == [0, 1, 2]
+        assert not started.grid.traffic.failures
+
+
+@pytest.mark.parametrize("said", [{}, {"partitions": "1"}, {"partitions": [1.5]}, {"partitions": True}])
+def test_a_malformed_answer_to_the_roll_call_is_refused_and_the_run_goes_on(
+    started: Started, said: dict[str, Any]
+) -> None:
+    def answer(message: Message) -> Message:
+        return Message(RecordDict({wire.REPLY: ConfigRecord(said)}), reply_to=message)
+
+    started.link.start(started.federation.site("beta").public_key, answer)
+    started.start("alpha", 0)
+    started.start("gamma", 2)
+    began_at = time.monotonic()
+    started.grid.roll_call(timeout_s=30, at_least=2)
+    assert time.monotonic() - began_at < 10, "who has answered is not waited for"
+    assert [(each["site"], each["event"]) for each in started.noted] == [("beta", "refused"), ("beta", "absent")]
+    assert "names no partitions" in started.noted[0]["why"]
+    assert started.replied() == [0, 2]
+
+
+def test_label_counts_that_are_none_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    said = {0: '{"0": [1, 2]}', 1: "{", 2: '{"2": [-1]}', 3: '{"3": "many"}', 4: "{}"}
+    answers = {client: ConfigRecord({COUNTS_KEY: text}) for client, text in said.items()}
+    assert server_app.label_counts(answers) == {0: [1, 2]}
+    assert len(caplog.records) == 3
 
 
 # A run, with sites that are absent, come and go

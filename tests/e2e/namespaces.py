@@ -4,6 +4,7 @@ Needs root and iproute2; `why_not` says what is missing.  Names have a random pa
 case, by name.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -33,6 +34,20 @@ class Network:
     def plug_in(self, host: str) -> None:
         """And put it back."""
         ip("-n", self._namespace("switch"), "link", "set", host, "up")
+
+    def slow_down(self, host: str, rate: str) -> None:
+        """A cable of this rate, both ways."""
+        for namespace, device in ((self._namespace(host), "eth0"), (self._namespace("switch"), host)):
+            limit = ("rate", rate, "burst", "32kb", "latency", "100ms")
+            subprocess.run(
+                ["tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf", *limit], check=True
+            )
+
+    def carried(self, host: str) -> tuple[int, int]:
+        """Bytes that a host's cable has carried to it, and from it."""
+        command = ["ip", "-n", self._namespace("switch"), "-s", "-j", "link", "show", host]
+        found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)[0]["stats64"]
+        return found["tx"]["bytes"], found["rx"]["bytes"]
 
     def _namespace(self, host: str) -> str:
         return f"fedsign-{self.tag}-{host}"

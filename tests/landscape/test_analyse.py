@@ -166,3 +166,17 @@ def test_tables_for_people(
     words = [command, *(done.path for done in trained[:num_runs]), *options, "--out", tmp_path]
     done = CliRunner().invoke(app, ["analyse", *map(str, words)], catch_exceptions=False)
     assert done.exit_code == 0 and said in done.output
+
+
+@pytest.mark.parametrize("what", ["valley", "curvature", "signs", "interpolate"])
+def test_a_model_that_is_not_finite_is_refused(trained: list[Run], tmp_path: Path, what: str) -> None:
+    folder = shutil.copytree(trained[1].path, tmp_path / "run")
+    weights = load_file(folder / "model.safetensors")
+    name = next(iter(weights))
+    weights[name].view(-1)[3] = torch.nan
+    save_file(weights, folder / "model.safetensors")
+    paths = [folder, trained[0].path] if what in ("signs", "interpolate") else [folder]
+    said = refused(what, *paths)
+    assert said.startswith(
+        f"the model in {folder} holds NaN or infinite values in tensor '{name}': its training diverged; give"
+    )

@@ -570,7 +570,14 @@ def test_a_reply_that_cannot_be_used_is_a_failure_of_its_partition(case: str) ->
         ({"round": 2}, "is for round 2; expected is round 3"),
         ({"partition": 0}, "is for partition 0; expected is partition 1"),
         ({"num_examples": float("nan")}, "counts num-examples=nan; expected is 1 or more"),
-        ({"num_examples": float("inf")}, "counts num-examples=inf; expected is 1 or more"),
+        ({"num_examples": float("inf")}, "counts num-examples=inf; expected is 5 at most"),
+        ({"num_examples": 0}, "counts num-examples=0; expected is 1 or more"),
+        (
+            {"num_examples": 2**62},
+            f"counts num-examples={2**62}; expected is 5 at most: for a site that holds more raise",
+        ),
+        ({"metrics": {"train-loss": float("nan")}}, "metric 'train-loss' is nan; expected is a finite number"),
+        ({"tensors": {**MODEL, "weight": MODEL["weight"] * 0 + 1e37}}, "'weight' holds values beyond 1.8e+13"),
     ],
 )
 def test_a_reply_counts_only_for_its_round_and_client_and_with_a_finite_number_of_samples(
@@ -579,7 +586,11 @@ def test_a_reply_counts_only_for_its_round_and_client_and_with_a_finite_number_o
     (request,) = requests(1)
     good = TrainReply(round=3, partition=1, tensors=MODEL, roles=ROLES, num_examples=2, metrics={})
     reply = wire.pack_reply(dataclasses.replace(good, **changes), request)
-    result = read_reply(reply, 1, functools.partial(checked, request=request, roles=ROLES, encoding=None))
+    result = read_reply(
+        reply,
+        1,
+        functools.partial(checked, request=request, roles=ROLES, max_examples=lambda partition: 5, encoding=None),
+    )
     if said is None:
         assert isinstance(result, GoodReply) and result.message is reply
     else:

@@ -3,7 +3,6 @@
 How it ended is written to the run's folder as `served.json`, for the process that started the engine.
 """
 
-import json
 import logging
 import os
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ import torch
 from flwr.app import ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid import HttpGrid
+from pydantic import NonNegativeInt, TypeAdapter
 
 from clients.deployment.node import COUNTS_KEY, TOKENIZER_KEY
 from clients.local_trainers import provider_of
@@ -22,6 +22,7 @@ from fedsign.data.base import fingerprint
 from fedsign.errors import FedSignError
 from fedsign.flower.nodes import Member, Members
 from fedsign.flower.shims import quiet_flower
+from fedsign.flower.superlink_grid import SuperLinkGrid
 from fedsign.storage.results import RunFolder
 from fedsign.transport.process import end_with
 from fedsign.workload import workload_of
@@ -35,6 +36,7 @@ WORKING_KEY = "working-folder"  # the command's, to which relative paths of the 
 FOLLOWER_KEY = "followed-by"  # the command's process id; a run that nobody follows ends
 OUTCOME = "served.json"
 _SHUTDOWN_S = 10.0
+_COUNTS = TypeAdapter(dict[str, list[NonNegativeInt]])
 _log = logging.getLogger(__name__)
 
 app = ServerApp()
@@ -50,7 +52,7 @@ def main(grid: Grid, context: Context) -> None:
     folder = RunFolder(Path(told[FOLDER_KEY]))
     try:
         with quiet_flower():
-            _play(grid, told[EXPERIMENT_KEY], folder)
+            _play(SuperLinkGrid(cast(HttpGrid, grid)), told[EXPERIMENT_KEY], folder)
     except Exception as error:
         kind = type(error).__name__
         said = str(error) if isinstance(error, FedSignError) else f"{kind}: {error}"
@@ -97,6 +99,7 @@ def members_of(folder: str, grid: Grid) -> Members | None:
                 site.partition,
                 node_of.get(in_pem(site.public_key)) if site.is_active else None,
                 site.is_active,
+                site.max_examples,
             )
             for site in open_federation(Path(folder)).sites
         ]
@@ -106,8 +109,15 @@ def members_of(folder: str, grid: Grid) -> Members | None:
 
 def label_counts(answers: Mapping[int, ConfigRecord]) -> dict[int, list[int]]:
     """Those of the clients whose nodes told them."""
-    told = {client: json.loads(str(answer.get(COUNTS_KEY, "{}"))) for client, answer in answers.items()}
-    return {client: counts[str(client)] for client, counts in told.items() if str(client) in counts}
+    told: dict[int, list[int]] = {}
+    for client, answer in answers.items():
+        try:
+            counts = _COUNTS.validate_json(str(answer.get(COUNTS_KEY, "{}")))
+        except ValueError as error:
+            _log.warning("the label counts of client %d are left out: %s", client, str(error).replace("\n", " "))
+        else:
+            told |= {client: counts[str(client)]} if str(client) in counts else {}
+    return told
 
 
 def complete_partition(folder: RunFolder, counts: Mapping[int, list[int]], *, num_clients: int) -> None:
