@@ -126,6 +126,9 @@ def _workload(experiment: str, partitions: tuple[int, ...], own: tuple[tuple[str
     """The experiment with what a node decides for itself."""
     config, given = from_toml(experiment), dict(own)
     changes = {path: given[key] for _, _, key, path in settings.node_keys() if key in given}
+    for table in settings.site_tables().values():
+        if any(key in given for name, _, key, _ in settings.node_keys() if name == table.name):
+            changes = {f"{table.section}.{key}": False for key in table.consents} | changes
     if given.get(settings.DEVICE_KEY):
         changes["engine.device"] = given[settings.DEVICE_KEY]
     root = str(given.get(settings.ROOT_KEY, ""))

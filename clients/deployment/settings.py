@@ -22,6 +22,7 @@ class SiteTable(Protocol):
     section: str  # of the experiment's configuration, over which they win
     keys: tuple[str, ...]
     files: tuple[str, ...]  # those of the keys that name a file
+    consents: tuple[str, ...]  # those that nobody but the site may set to true, once it sets any
 
     def check(self, settings: Mapping[str, Any]) -> str:
         """What `fedsign deploy check` says of them.

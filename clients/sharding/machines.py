@@ -1,7 +1,7 @@
 """Remote ranks: further hosts of a silo that hold ranks of its clients (`client.sharding.machines`), as the first host sees them.
 
 Each runs `fedsign worker` (worker.py), which connects to the `Rendezvous` of the first.  After the handshake
-(fedsign.transport.handshake) it learns what is trained, and the training samples are compared.  Then it waits until a group of ranks takes it,
+(fedsign.transport.handshake) it learns, over TLS, what is trained, and the training samples are compared.  Then it waits until a group of ranks takes it,
 and again when the group has ended.  More hosts than a group takes wait in reserve.
 
 Messages after the handshake; what is sent to a lost host is lost, too ([Note: a lost peer] in fedsign.transport.connection):
@@ -30,11 +30,11 @@ from torch import Tensor
 import fedsign
 from clients.sharding.ranks import RankMessage, StoreAddress
 from fedsign.errors import EngineError, JoinError
-from fedsign.transport import handshake
+from fedsign.transport import handshake, tls
 from fedsign.transport.addresses import Address
 from fedsign.transport.connection import Connection, Message, poll
 
-FACTS = {"protocol": 3, "fedsign": fedsign.__version__, "torch": torch.__version__.partition("+")[0]}
+FACTS = {"protocol": 4, "fedsign": fedsign.__version__, "torch": torch.__version__.partition("+")[0]}
 _REMEDY = "give its --secret-file the same content as client.sharding.secret_file, or the node's sharding-secret-file, has on the other"
 _BACKLOG = 64
 _PATIENCE_S = 10.0  # for the port, which the run before may still hold
@@ -111,6 +111,8 @@ class Rendezvous:
         self._key, self._num_ranks, self._experiment, self._digest = key, num_ranks, experiment, digest
         self._command = f"fedsign worker --join {address}" + (" --secret-file FILE" if key else "")
         self._server = _listening(address)
+        if not address.is_loopback:
+            _log.warning("the ranks of a client send its tensors without encryption: client.sharding.insecure_network=true allows it")
         self._changed = threading.Condition()
         self._is_open = True
         self._arriving: dict[Connection, bool] = {}  # -> whether it is authenticated, and loads the data
@@ -179,6 +181,8 @@ class Rendezvous:
         refusal = ""
         try:
             self._register(connection, is_authenticated=False)
+            if not tls.secure(connection, is_listening=True):
+                raise JoinError(f"it did not complete FedSign's handshake within {handshake.HANDSHAKE_S:g} s.")
             handshake.accept(connection, self._key, facts=FACTS, remedy=_REMEDY)
             self._register(connection, is_authenticated=True)
             self._compare_data(connection)

@@ -11,7 +11,8 @@ class SiteMachines:
     """The table [sharding] of site.toml; see `clients.deployment.settings.SiteTable`."""
 
     name, section = "sharding", "client.sharding"
-    keys, files = ("machines", "listen", "secret_file"), ("secret_file",)
+    keys, files = ("machines", "listen", "secret_file", "insecure_network"), ("secret_file",)
+    consents = ("insecure_network",)
 
     def check(self, settings: Mapping[str, Any]) -> str:
         """See SiteTable."""

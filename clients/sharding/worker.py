@@ -21,7 +21,7 @@ from fedsign.config import from_toml
 from fedsign.data.client_data import at_root
 from fedsign.errors import ConfigError, EngineError, FedSignError, JoinError
 from fedsign.records import failure_of
-from fedsign.transport import handshake
+from fedsign.transport import handshake, tls
 from fedsign.transport.addresses import Address
 from fedsign.transport.connection import Connection, Message, poll
 from fedsign.workload import Workload
@@ -96,7 +96,8 @@ class Worker:
             with suppress(OSError):
                 where = (self._address.resolved(), self._address.port)
                 connection = Connection(socket.create_connection(where, timeout=_CONNECTING_S))
-                if handshake.connect(connection, self._key, facts=FACTS):
+                is_secure = tls.secure(connection, is_listening=False)
+                if is_secure and handshake.connect(connection, self._key, facts=FACTS):
                     _say(f"joined {self._address}")
                     return connection
                 connection.close()

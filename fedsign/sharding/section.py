@@ -7,7 +7,7 @@ from fedsign.sections import NonNegativeReal, Positive, PositiveReal, Section
 from fedsign.sharding.strategy import strategy_of
 from fedsign.transport.addresses import Address
 
-_WHERE_RANKS_ARE = frozenset({"machines", "listen", "secret_file", "join_s"})
+_WHERE_RANKS_ARE = frozenset({"machines", "listen", "secret_file", "join_s", "insecure_network"})
 
 
 class ShardingSection(Section):
@@ -30,6 +30,7 @@ class ShardingSection(Section):
     listen: str = ""  # HOST:PORT of the first machine, by which the others reach it
     secret_file: str = ""  # what a machine that joins has to know; needed unless HOST is the loopback
     join_s: PositiveReal = 120.0  # seconds for which a client waits for machines that have not joined
+    insecure_network: bool = False  # let ranks send tensors over a network without encryption; needed unless HOST is the loopback
 
     def check(self) -> None:
         """Ranks in equal groups, on machines with equal numbers of both."""
@@ -71,7 +72,13 @@ class ShardingSection(Section):
             )
         address = Address.of(self.listen, given_as="client.sharding.listen")
         given_as = "client.sharding.secret_file (a node's sharding-secret-file)"
-        return address, read_key(self.secret_file, is_loopback=address.is_loopback, given_as=given_as)
+        key = read_key(self.secret_file, is_loopback=address.is_loopback, given_as=given_as)
+        if not (address.is_loopback or self.insecure_network):
+            raise ConfigError(
+                f"client.sharding.listen={address} was given, but between machines Gloo and NCCL send a client's tensors without "
+                "encryption; set client.sharding.insecure_network=true (a node's sharding-insecure-network) where you trust the network."
+            )
+        return address, key
 
     def _refuse_changed(self, keys: Iterable[str], why: str) -> None:
         default = type(self)()

@@ -10,10 +10,12 @@ The kernel reports a process that ends at once, and a host or network that fails
 [Note: TLS] A server should set `SSLContext.num_tickets = 0`: session tickets make a client's socket readable when there is no message.
 """
 
+import hashlib
 import json
 import os
 import select
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -55,6 +57,22 @@ class Connection:
                     sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), _TCP_OPTIONS[name])
         self._unsent, self._unread = bytearray(), bytearray()
         self._deadline: float | None = None
+        self.certificate = ""  # of the listening end: the digest of what TLS shows, see `fedsign.transport.tls`
+
+    def encrypt(self, context: ssl.SSLContext, *, is_listening: bool) -> None:
+        """Go on over TLS.
+
+        Raises:
+            OSError: the peer does not, or is gone, or misses the deadline.
+        """
+        self._socket = wrapped = context.wrap_socket(
+            self._socket, server_side=is_listening, do_handshake_on_connect=False
+        )
+        self.num_buffered, self.passes_descriptors = wrapped.pending, False
+        self._limit_wait()
+        wrapped.do_handshake()
+        if not is_listening:
+            self.certificate = hashlib.sha256(wrapped.getpeercert(binary_form=True) or b"").hexdigest()
 
     def fileno(self) -> int:
         """For `select` and its like; `poll` also sees what TLS has buffered."""

@@ -1,10 +1,11 @@
 """Both ends of a connection prove that they know a key, before either trusts the other.
 
-Each end draws a nonce and answers the other's with HMAC-SHA256 over its own role and both nonces.  So the key is never sent, a recorded
+Each end draws a nonce and answers the other's with HMAC-SHA256 over its own role, both nonces and the digest of the
+certificate that TLS shows, if there is one (`fedsign.transport.tls`).  So the key is never sent, a recorded
 answer fits no other handshake, and an end's own answer cannot be sent back to it.  The listening end speaks first, the connecting end proves itself
 first.  Both must agree on facts such as versions.  The whole handshake has a deadline, also for a peer that trickles bytes.
 
-Messages after the handshake are neither encrypted nor signed: the network is trusted with them, unless the socket is wrapped in TLS.
+Messages after the handshake are as safe as the socket: over TLS nobody between the ends reads or changes them.
 """
 
 import hmac
@@ -42,12 +43,12 @@ def accept(
         if hello is None:
             raise JoinError(f"it did not complete FedSign's handshake within {timeout_s:g} s.")
         why_not = _disagreement(facts, hello.get("facts"))
-        if not why_not and not _proves(hello, key, _CONNECTING, mine, hello.get("nonce")):
-            why_not = f"the connecting machine has another secret than the listening one; {remedy}."
+        if not why_not and not _proves(connection, hello, key, _CONNECTING, mine, hello.get("nonce")):
+            why_not = f"the connecting machine has another secret than the listening one, or somebody is between them; {remedy}."
         if why_not:
             connection.send({"refused": why_not})
             raise JoinError(why_not)
-        connection.send({"proof": _proof(key, _LISTENING, mine, hello.get("nonce"))})
+        connection.send({"proof": _proof(connection, key, _LISTENING, mine, hello.get("nonce"))})
 
 
 def connect(connection: Connection, key: bytes, *, facts: Mapping[str, object], timeout_s: float = HANDSHAKE_S) -> bool:
@@ -60,14 +61,14 @@ def connect(connection: Connection, key: bytes, *, facts: Mapping[str, object], 
         mine, hello = secrets.token_hex(), connection.receive(max_header=_MAX_HEADER_BYTES)
         if hello is None or "nonce" not in hello:
             return False
-        proof = _proof(key, _CONNECTING, hello["nonce"], mine)
+        proof = _proof(connection, key, _CONNECTING, hello["nonce"], mine)
         connection.send({"facts": dict(facts), "nonce": mine, "proof": proof})
         answer = connection.receive(max_header=_MAX_HEADER_BYTES)
         if answer is None:
             return False
         if "refused" in answer:
             raise JoinError(str(answer["refused"]))
-        if not _proves(answer, key, _LISTENING, hello["nonce"], mine):
+        if not _proves(connection, answer, key, _LISTENING, hello["nonce"], mine):
             raise JoinError(
                 "the listening machine does not know the secret; check the address, and --secret-file on both."
             )
@@ -113,15 +114,17 @@ def _disagreement(mine: Mapping[str, object], theirs: object) -> str:
     return ""
 
 
-def _proof(key: bytes, role: str, listening_nonce: object, connecting_nonce: object) -> str:
-    text = json.dumps([role, listening_nonce, connecting_nonce])  # unambiguous, unlike strings that are joined
+def _proof(connection: Connection, key: bytes, role: str, listening_nonce: object, connecting_nonce: object) -> str:
+    text = json.dumps([role, listening_nonce, connecting_nonce, connection.certificate])  # unambiguous, unlike strings that are joined
     return hmac.digest(key, text.encode(), "sha256").hex()
 
 
-def _proves(answer: Message, key: bytes, role: str, listening_nonce: object, connecting_nonce: object) -> bool:
+def _proves(
+    connection: Connection, answer: Message, key: bytes, role: str, listening_nonce: object, connecting_nonce: object
+) -> bool:
     proof = answer.get("proof")
     return (
         isinstance(proof, str)
         and proof.isascii()
-        and hmac.compare_digest(proof, _proof(key, role, listening_nonce, connecting_nonce))
+        and hmac.compare_digest(proof, _proof(connection, key, role, listening_nonce, connecting_nonce))
     )

@@ -307,7 +307,7 @@ def test_another_key_is_refused_and_both_ends_know_why(keys: tuple[bytes, bytes]
     for end in handshaken(pair, keys=keys):
         assert isinstance(end.exception(), JoinError)
         assert str(end.exception()) == (
-            "the connecting machine has another secret than the listening one; compare the files."
+            "the connecting machine has another secret than the listening one, or somebody is between them; compare the files."
         )
 
 

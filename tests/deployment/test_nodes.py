@@ -202,18 +202,23 @@ def test_a_kit_tells_that_its_site_shares_details_only_if_the_site_says_so(
 @pytest.mark.needs("sharding")
 def test_a_kit_says_on_which_machines_its_sites_ranks_are(tmp_path: Path) -> None:
     facts = {"name": "x", "site": "a", "partition": 0, "host": "h", "port": 1, "insecure": False, "versions": {}}
-    own = {"machines": 2, "listen": "192.0.2.1:29400", "secret_file": "silo.secret"}
+    own = {"machines": 2, "listen": "192.0.2.1:29400", "secret_file": "silo.secret", "insecure_network": True}
     (tmp_path / "site.toml").write_text(tomli_w.dumps({"sharding": own, "federation": facts}), encoding="utf-8")
     config = from_dict({"engine": {"name": "superlink"}, "client": {"sharding": {"ranks": 4, "groups": 2}}})
     told = open_kit(tmp_path).node_config()
     context = make_context(0, node_config=told, run_config={EXPERIMENT_KEY: config.to_toml()})
     found = SuperNode(context).workload.config.client.sharding
     assert (found.machines, found.listen, found.secret_file) == (2, "192.0.2.1:29400", str(tmp_path / "silo.secret"))
+    assert found.insecure_network
+    of_server = config.replace(**{"client.sharding.insecure_network": True, "client.sharding.machines": 2})
+    theirs = {key: value for key, value in told.items() if key != "sharding-insecure-network"}
+    context = make_context(0, node_config=theirs, run_config={EXPERIMENT_KEY: of_server.to_toml()})
+    assert not SuperNode(context).workload.config.client.sharding.insecure_network, "the server cannot allow it"
     (tmp_path / "site.toml").write_text(
         tomli_w.dumps({"sharding": {"ranks": 2}, "federation": facts}), encoding="utf-8"
     )
     with pytest.raises(
-        ConfigError, match=r"sharding = {'ranks': 2}; expected is a table of machines, listen, secret_file"
+        ConfigError, match=r"sharding = {'ranks': 2}; expected is a table of machines, listen, secret_file, insecure_network"
     ):
         open_kit(tmp_path)
 

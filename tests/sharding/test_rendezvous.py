@@ -19,6 +19,7 @@ from fedsign.errors import ConfigError, EngineError, JoinError
 from fedsign.transport.addresses import Address, interface_of
 from fedsign.transport.connection import Connection
 from fedsign.transport.handshake import connect
+from fedsign.transport.tls import secure
 from tests.contract.test_transport import no_descriptors, trickle
 
 KEY = b"0123456789abcdef"
@@ -70,7 +71,8 @@ def opened(digest: str = "d") -> tuple[Rendezvous, tuple[str, int]]:
 def authenticated(where: tuple[str, int]) -> Connection:
     """A worker, up to where it loads the data."""
     connection = Connection(socket.create_connection(where))
-    assert connect(connection, KEY, facts=FACTS) and connection.receive() == EXPERIMENT
+    assert secure(connection, is_listening=False) and connect(connection, KEY, facts=FACTS)
+    assert connection.receive() == EXPERIMENT
     return connection
 
 
@@ -160,6 +162,7 @@ def test_another_key_or_version_is_refused_and_the_log_says_so(caplog: pytest.Lo
         ),
     ):
         worker = Connection(socket.create_connection(where))
+        assert secure(worker, is_listening=False)
         with pytest.raises(JoinError, match=reason):
             connect(worker, key, facts=facts)
         assert worker.receive() is None
@@ -178,7 +181,7 @@ def test_a_rendezvous_outlives_a_want_of_descriptors() -> None:
         assert len(rendezvous._arriving) <= 1  # the kernel reserves a descriptor when `accept` begins to wait
     workers = [Connection(each) for each in sockets]
     for worker in workers:
-        assert connect(worker, KEY, facts=FACTS) and worker.receive() == EXPERIMENT
+        assert secure(worker, is_listening=False) and connect(worker, KEY, facts=FACTS) and worker.receive() == EXPERIMENT
     rendezvous.close(is_over=False)
     for worker in workers:
         worker.close()
