@@ -112,7 +112,9 @@ class Rendezvous:
         self._command = f"fedsign worker --join {address}" + (" --secret-file FILE" if key else "")
         self._server = _listening(address)
         if not address.is_loopback:
-            _log.warning("the ranks of a client send its tensors without encryption: client.sharding.insecure_network=true allows it")
+            _log.warning(
+                "the ranks of a client send its tensors without encryption: client.sharding.insecure_network=true allows it"
+            )
         self._changed = threading.Condition()
         self._is_open = True
         self._arriving: dict[Connection, bool] = {}  # -> whether it is authenticated, and loads the data

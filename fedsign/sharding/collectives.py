@@ -20,7 +20,6 @@ With `overlaps` they are carried out beside the caller, which goes on (`fedsign.
 Broadcasts of the beginning are the backend's own, which gloo carries out on a GPU's tensors too, and not part of any plan.
 """
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -29,13 +28,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fedsign.errors import ConfigError, EngineError
+from fedsign.errors import ConfigError
 from fedsign.sharding.lanes import Here, Lane, Streamed, Thread, Ticket
 from fedsign.sharding.layout import Granularity, Grouping
 from fedsign.sharding.strategy import Collective, Operation, Scope
 from fedsign.sharding.traffic import Count, Rings
 
-_MAX_SAID_BYTES = 2**20
+_MAX_SAID_BYTES = 2**16
 
 
 class Collectives:
@@ -145,23 +144,15 @@ class Collectives:
         dist.broadcast(tensor, src=0)
 
     def said_by_first(self, text: str) -> str:
-        """What rank 0 says, on all ranks: a length, and then JSON in UTF-8.
-
-        Raises:
-            EngineError: it is too long, or no JSON string.
-        """
+        """What rank 0 says, on all ranks: a length, and then UTF-8."""
         device = "cpu" if backend_of("cpu") else "cuda"
-        mine = json.dumps(text).encode()
+        mine = text.encode()[:_MAX_SAID_BYTES]
         length = torch.tensor([len(mine)], device=device)
         self.from_first(length)
-        num = int(length)
-        if not 0 < num <= _MAX_SAID_BYTES:
-            raise EngineError(
-                f"rank 0 announced a message of {num} bytes; expected are 1 to {_MAX_SAID_BYTES}: let all ranks run the same version."
-            )
-        said = torch.frombuffer(bytearray(mine if self.rank == 0 else num), dtype=torch.uint8).to(device)
-        self.from_first(said)
-        return _text_of(bytes(said.cpu().numpy()))
+        said = torch.tensor([*mine] if self.rank == 0 else [0] * int(length), dtype=torch.uint8, device=device)
+        if len(said):
+            self.from_first(said)
+        return bytes(said.tolist()).decode(errors="replace")
 
     def _ring(self, scope: Scope, tensor: Tensor) -> tuple[Sequence[Tensor], list[int]]:
         """The ranks of a ring, and what each of them owns."""
@@ -228,17 +219,6 @@ class Collectives:
             [dist.P2POp(dist.irecv, received, source), dist.P2POp(dist.isend, sent, target)]
         )
         return found
-
-
-def _text_of(said: bytes) -> str:
-    """Raises: EngineError: it is no JSON string."""
-    try:
-        text = json.loads(said)
-    except (ValueError, RecursionError):
-        text = None
-    if not isinstance(text, str):
-        raise EngineError("rank 0 sent a message that is no JSON string; let all ranks run the same version.")
-    return text
 
 
 def _wait(works: Sequence[dist.Work]) -> None:

@@ -115,7 +115,9 @@ def _disagreement(mine: Mapping[str, object], theirs: object) -> str:
 
 
 def _proof(connection: Connection, key: bytes, role: str, listening_nonce: object, connecting_nonce: object) -> str:
-    text = json.dumps([role, listening_nonce, connecting_nonce, connection.certificate])  # unambiguous, unlike strings that are joined
+    text = json.dumps(
+        [role, listening_nonce, connecting_nonce, connection.certificate]
+    )  # unambiguous, unlike strings that are joined
     return hmac.digest(key, text.encode(), "sha256").hex()
 
 

@@ -49,7 +49,7 @@ def _listening() -> tuple[ssl.SSLContext, str]:
     private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.num_tickets = 0  # type: ignore[misc] # see [Note: TLS] in fedsign.transport.connection
+    context.num_tickets = 0  # see [Note: TLS] in fedsign.transport.connection
     with tempfile.NamedTemporaryFile() as file:  # its owner's alone, and gone at once
         file.write(private + made.public_bytes(pem))
         file.flush()

@@ -15,7 +15,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,6 +34,7 @@ from fedsign.transport.connection import MAX_HEADER_BYTES, Connection, poll
 from fedsign.transport.handshake import accept, connect, read_key
 from fedsign.transport.process import ChildProcess
 from fedsign.transport.tensors import receive_tensors, send_tensors
+from fedsign.transport.tls import secure
 
 KEY = b"0123456789abcdef"
 FACTS = {"protocol": 1, "torch": "2"}
@@ -309,6 +310,88 @@ def test_another_key_is_refused_and_both_ends_know_why(keys: tuple[bytes, bytes]
         assert str(end.exception()) == (
             "the connecting machine has another secret than the listening one, or somebody is between them; compare the files."
         )
+
+
+# TLS
+
+
+def secured(
+    listening: Connection, connecting: Connection, *, connect_with: bytes = KEY
+) -> "tuple[Future[object], Future[bool]]":
+    """TLS, and then the handshake."""
+
+    def to_accept() -> None:
+        assert secure(listening, is_listening=True)
+        accept(listening, KEY, facts=FACTS, remedy=REMEDY)
+
+    def to_connect() -> bool:
+        return secure(connecting, is_listening=False) and connect(connecting, connect_with, facts=FACTS)
+
+    return in_threads(to_accept, to_connect)
+
+
+def relayed(one: socket.socket, other: socket.socket) -> bytearray:
+    """What passes between two sockets, until one end is closed."""
+    seen = bytearray()
+
+    def pump(source: socket.socket, target: socket.socket) -> None:
+        while part := source.recv(2**16):
+            seen.extend(part)
+            target.sendall(part)
+
+    for source, target in ((one, other), (other, one)):
+        threading.Thread(target=pump, args=(source, target), daemon=True).start()
+    return seen
+
+
+def test_over_tls_nobody_between_the_ends_reads_what_they_say() -> None:
+    (one, tapped), (tap, other) = sockets("unix"), sockets("unix")
+    with tapped, tap, closing(Connection(one)) as listening, closing(Connection(other)) as connecting:
+        seen = relayed(tapped, tap)
+        accepting, connected = secured(listening, connecting)
+        assert accepting.exception() is None and connected.result() is True
+        listening.send({"config": "the-experiment"})
+        assert connecting.receive() == {"config": "the-experiment"}
+    assert len(seen) > 500 and b"the-experiment" not in seen and b"nonce" not in seen and b"fedsign" not in seen
+
+
+def test_who_stands_between_two_ends_that_know_the_key_is_refused_by_both(
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
+) -> None:
+    """It speaks TLS with either, with a certificate of its own towards the connecting end, and passes on what they say."""
+    (one, tapped), (tap, other) = sockets("unix"), sockets("unix")
+    with ExitStack() as stack:
+        ends = [stack.enter_context(closing(Connection(each))) for each in (one, tapped, tap, other)]
+        listening, towards_listening, towards_connecting, connecting = ends
+
+        def between() -> None:
+            greeting = threading.Thread(
+                target=towards_connecting.encrypt, args=(contexts[0],), kwargs={"is_listening": True}
+            )
+            greeting.start()
+            assert secure(towards_listening, is_listening=False)
+            greeting.join()
+            for source, target in 2 * [
+                (towards_listening, towards_connecting),
+                (towards_connecting, towards_listening),
+            ]:
+                if (message := source.receive()) is not None:
+                    target.send(message)
+
+        thread = threading.Thread(target=between)
+        thread.start()
+        for end in secured(listening, connecting):
+            assert isinstance(end.exception(), JoinError) and "or somebody is between them" in str(end.exception())
+        listening.close()
+        connecting.close()
+        thread.join()
+
+
+def test_an_end_that_does_not_speak_tls_is_refused() -> None:
+    one, other = sockets("unix")
+    with closing(Connection(one)) as listening, closing(Connection(other)) as plain:
+        plain.send({"facts": FACTS, "nonce": "1", "proof": "2"})
+        assert not secure(listening, is_listening=True, timeout_s=1)
 
 
 @pytest.mark.parametrize("name", FACTS)

@@ -218,7 +218,8 @@ def test_a_kit_says_on_which_machines_its_sites_ranks_are(tmp_path: Path) -> Non
         tomli_w.dumps({"sharding": {"ranks": 2}, "federation": facts}), encoding="utf-8"
     )
     with pytest.raises(
-        ConfigError, match=r"sharding = {'ranks': 2}; expected is a table of machines, listen, secret_file, insecure_network"
+        ConfigError,
+        match=r"sharding = {'ranks': 2}; expected is a table of machines, listen, secret_file, insecure_network",
     ):
         open_kit(tmp_path)
 

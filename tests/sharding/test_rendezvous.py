@@ -5,6 +5,8 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +18,7 @@ from clients.sharding.machines import FACTS, RemoteRanks, Rendezvous
 from clients.sharding.ranks import RankMessage, StoreAddress
 from clients.sharding.worker import check_interface
 from fedsign.errors import ConfigError, EngineError, JoinError
+from fedsign.sharding.section import ShardingSection
 from fedsign.transport.addresses import Address, interface_of
 from fedsign.transport.connection import Connection
 from fedsign.transport.handshake import connect
@@ -181,7 +184,9 @@ def test_a_rendezvous_outlives_a_want_of_descriptors() -> None:
         assert len(rendezvous._arriving) <= 1  # the kernel reserves a descriptor when `accept` begins to wait
     workers = [Connection(each) for each in sockets]
     for worker in workers:
-        assert secure(worker, is_listening=False) and connect(worker, KEY, facts=FACTS) and worker.receive() == EXPERIMENT
+        assert (
+            secure(worker, is_listening=False) and connect(worker, KEY, facts=FACTS) and worker.receive() == EXPERIMENT
+        )
     rendezvous.close(is_over=False)
     for worker in workers:
         worker.close()
@@ -242,3 +247,20 @@ def test_what_this_machine_knows_of_addresses() -> None:
     check_interface("lo")
     with pytest.raises(ConfigError, match=r"--interface=ib9 was given, but this machine has .*lo"):
         check_interface("ib9")
+
+
+@pytest.mark.parametrize(
+    ("host", "is_allowed"), [("127.0.0.1", True), ("[::1]", True), ("192.0.2.1", False), ("0.0.0.0", False)]
+)
+def test_tensors_leave_the_machine_only_where_that_is_allowed(host: str, is_allowed: bool, tmp_path: Path) -> None:
+    """Gloo and NCCL have no encryption."""
+    (tmp_path / "secret").write_bytes(KEY)
+    (tmp_path / "secret").chmod(0o600)
+    asked = {"machines": 2, "ranks": 4, "listen": f"{host}:29400", "secret_file": str(tmp_path / "secret")}
+    assert ShardingSection(**asked, insecure_network=True).where_machines_join()[1] == KEY
+    with (
+        nullcontext()
+        if is_allowed
+        else pytest.raises(ConfigError, match=r"set client\.sharding\.insecure_network=true")
+    ):
+        ShardingSection(**asked).where_machines_join()
