@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
+from flwr.supercore.error import ApiErrorCode
 from flwr.superlink import extensions
 from flwr.superlink.cli import flower_superlink
 from starlette.middleware import Middleware
-from starlette.responses import PlainTextResponse
+from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
@@ -34,7 +35,7 @@ from simulations.deployment.membership import answers, in_pem, register_sites
 
 _OPEN_TO_SITES = ("/v1/fleet/",)
 _REFUSAL = "Only SuperNodes are served from other machines; start runs and register sites on the server's machine.\n"
-_UNKNOWN = "This key is not that of an active site.\n"
+_UNKNOWN = "This key is not that of an active site."
 _NOT_YET = "The sites are being registered; try again.\n"
 _ACTIVATE, _KEY_HEADER = "/v1/fleet/activate-node", FLEET_HTTP_PUBLIC_KEY_HEADER.encode("ascii")
 _POLL_S = 0.2
@@ -60,7 +61,10 @@ class Gate:
                 refusal = PlainTextResponse(_REFUSAL, status_code=403)
                 app = refusal if scope["type"] == "http" else WebSocketClose(code=1008)
             elif scope["path"] == _ACTIVATE and not self.knows(dict(scope["headers"]).get(_KEY_HEADER, b"")):
-                app = PlainTextResponse(_UNKNOWN, status_code=403)
+                # 404: of a 403 Flower's SuperNode thinks that a run has stopped, and hangs
+                app = JSONResponse(
+                    {"code": ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED, "detail": _UNKNOWN}, status_code=404
+                )
         await app(scope, receive, send)
 
 

@@ -358,6 +358,10 @@ def test_auto_says_what_the_least_is(tmp_path: Path) -> None:
         ),
         ({"ranks": 2, "join_s": 9.0}, "client.sharding.join_s=9.0 was given with client.sharding.machines=1"),
         (
+            {"ranks": 2, "insecure_network": True},
+            "client.sharding.insecure_network=True was given with client.sharding.machines=1",
+        ),
+        (
             {"ranks": 2, "listen": "a:1"},
             "client.sharding.listen=a:1 was given with client.sharding.machines=1, which no other one joins",
         ),

@@ -95,6 +95,7 @@ NOT_HALVED = {
     "client.sharding.memory_gb",
     "client.sharding.machines",
     "client.sharding.join_s",
+    "client.sharding.insecure_network",
 }  # likewise: tests.sharding.test_sharding_capabilities
 
 
