@@ -4,6 +4,7 @@ The experiment comes as one TOML string in the run configuration.  Whose work a 
 of it: `clients.node`.
 """
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,6 +23,7 @@ from fedsign.extensions import extensions
 from fedsign.federation.exchange import UpdateEncoding, encoded
 from fedsign.flower import clipping, in_process, wire
 from fedsign.records import Failure, TrainReply, failure_of, one_by_one
+from fedsign.versions import versions
 from fedsign.workload import Workload
 
 Handler = Callable[[Message, Node], Message]
@@ -92,10 +94,11 @@ def train(message: Message, node: Node) -> Message:
 
 
 def roll_call(message: Message, node: Node) -> Message:
-    """Say which clients this node serves, or why it cannot take part."""
+    """Say which clients this node serves, with which versions, or why it cannot take part."""
     provider_of(node.workload).check()
     asked = wire.of_kind(message.content, ConfigRecord)[wire.CONFIG]
-    answer = ConfigRecord({"partitions": list(node.partitions), **node.answer_roll_call(asked)})
+    answer = ConfigRecord({"partitions": list(node.partitions), wire.VERSIONS_KEY: json.dumps(versions())})
+    answer.update(node.answer_roll_call(asked))
     return Message(RecordDict({wire.REPLY: answer, wire.METRICS: MetricRecord({})}), reply_to=message)
 
 

@@ -75,3 +75,7 @@ class RoundError(FedSignError):
 
 class EngineError(FedSignError):
     """An engine (Ray, SuperLink) could not be started or stopped answering."""
+
+
+class LinkLostError(EngineError):
+    """The SuperLink of a run is gone; when it is there again, the run can go on."""

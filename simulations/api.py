@@ -141,8 +141,7 @@ def run(
             checkpoints.set_damaged_aside(folder.checkpoints)
             workload, engine, watchers = _prepare(Workload(_resumed_config(folder, experiment)))
             _warn_of_other_versions(folder)
-            last = checkpoints.load_latest(folder.checkpoints)
-            folder.rewind(last.round if last else 0, last.records if last else {})
+            checkpoints.rewind(folder)
             _execute(workload, engine, folder, [*watchers, *callbacks])
     return Run(folder)
 

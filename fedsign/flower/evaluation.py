@@ -4,7 +4,6 @@ A request is what a train message is without an objective.  A reply has no array
 """
 
 import json
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -14,12 +13,10 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from pydantic import TypeAdapter
 
 from fedsign.errors import ReplyError
-from fedsign.federation.aggregation import in_slot_order
 from fedsign.flower import wire
 from fedsign.flower.array import to_record, to_tensors
 from fedsign.flower.partition_grid import PartitionGrid
-from fedsign.flower.pulling import arrivals
-from fedsign.flower.reply_checks import read_reply
+from fedsign.flower.pulling import Asked
 from fedsign.records import EvaluateReply, EvaluateRequest, Failure
 
 EVALUATE = MessageType.EVALUATE
@@ -36,14 +33,10 @@ def ask_sites(
             wire.CONFIG: ConfigRecord({wire.ROUND_KEY: requests[0].round}),
         }
     )
-    grid.turn_to([request.partition for request in requests], timeout_s=timeout_s)
-    messages = [Message(content, request.partition, EVALUATE) for request in requests]
-    pushed: list[str | None] = list(grid.push_messages(messages))
-    came = arrivals(grid, pushed, len(messages), deadline=time.monotonic() + timeout_s)
-    yield from in_slot_order(
-        (slot, read_reply(answer, requests[slot].partition, partial(unpack_reply, request=requests[slot])))
-        for slot, answer in came
-    )
+    asked = Asked("evaluate", requests[0].round, [request.partition for request in requests])
+    messages = [Message(content, partition, EVALUATE) for partition in asked.partitions]
+    checks = [partial(unpack_reply, request=request) for request in requests]
+    return grid.ask(messages, asked, checks, timeout_s=timeout_s)
 
 
 def answered(message: Message, evaluate: Callable[[EvaluateRequest], EvaluateReply]) -> Message:

@@ -24,7 +24,7 @@ from flwr.serverapp import Grid
 
 from fedsign.errors import EngineError
 from fedsign.flower import wire
-from fedsign.flower.pulling import arrivals, pauses
+from fedsign.flower.pulling import Asked, Replies, Watch, pauses
 
 _REJOIN_S = 15.0  # to be waited for when somebody has gone and somebody else has come
 _ASKS_AGAIN_S = 60.0
@@ -45,18 +45,32 @@ class Member:
 
 Members = Callable[[], Sequence[Member]]
 Note = Callable[[Mapping[str, str]], None]
+Judge = Callable[
+    [ConfigRecord], tuple[str, str]
+]  # of an answer to the roll call: why its node is refused, and a remark
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SiteHooks:
+    """What the operator of a federation knows of its sites (`members`, None: none shows who it is), and hears of them."""
+
+    members: Members | None = None
+    judge: Judge = lambda answer: ("", "")
+    note: Note = lambda event: None  # who comes, goes, is late and is refused
+    watch: Watch = lambda asked, waiting: None
+
+
+NO_HOOKS = SiteHooks()
 NOBODY = -1  # in place of a node's id
 _LOST = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)  # on the way
 
 
 class Nodes:
-    """The nodes of a grid.  `answers`: what the node of a partition said at the roll call; `note` is told who comes, goes and is refused."""
+    """The nodes of a grid.  `answers`, `remarks`: what the node of a partition said at the roll call, and what was judged of it."""
 
-    def __init__(
-        self, grid: Grid, *, num_partitions: int, members: Members | None = None, note: Note = lambda event: None
-    ) -> None:
+    def __init__(self, grid: Grid, *, num_partitions: int, hooks: SiteHooks = NO_HOOKS) -> None:
         self._grid, self._num_partitions = grid, num_partitions
-        self._members, self._note = members, note
+        self._members, self._note, self._judge = hooks.members, hooks.note, hooks.judge
         self._site_of: dict[int, Member] = {}  # by node id, where sites are registered
         self._site: dict[int, Member] = {}  # by partition
         self._seen: tuple[set[int], set[int]] = (set(), set())  # nodes that were online, partitions that they served
@@ -66,6 +80,7 @@ class Nodes:
         self._heard_at = 0.0
         self._question: Mapping[str, str] = {}
         self.answers: dict[int, ConfigRecord] = {}
+        self.remarks: dict[int, str] = {}
 
     def of(self, partition: int) -> int:
         """The node that serves a partition, or NOBODY."""
@@ -94,7 +109,7 @@ class Nodes:
                     raise EngineError(f"{self._called(node_id)} cannot take part: {refusal}")
                 if refusal:
                     refused.add(self._site_of[node_id].partition)
-                    self._refuse(node_id, refusal)
+                    self.tell_of(node_id, "refused", refusal)
                 for partition in partitions:
                     if claimed.setdefault(partition, node_id) != node_id:
                         raise EngineError(
@@ -134,7 +149,7 @@ class Nodes:
             for node_id, partitions, refusal in self._answers():
                 if refusal:
                     _log.warning("%s that has come cannot take part: %s", self._called(node_id), refusal)
-                    self._refuse(node_id, refusal)
+                    self.tell_of(node_id, "refused", refusal)
                 for partition in partitions:
                     self._hand_over(partition, node_id, online)
             has_gone = any(self.of(partition) not in online for partition in wanted)
@@ -147,7 +162,9 @@ class Nodes:
         """Tell every node that serves a partition that the run is over; those that do not answer in time are not waited for."""
         nodes = sorted({*(self._node_of or {}).values()} & self._online())
         pushed = self._push(nodes, wire.SHUTDOWN, {})
-        for _ in arrivals(self._grid, pushed, len(nodes), deadline=time.monotonic() + timeout_s):
+        for _ in Replies(self._grid).arrivals(
+            pushed, Asked("shut down", 0, nodes), deadline=time.monotonic() + timeout_s
+        ):
             """Nothing is asked of them but that they have heard it."""
 
     def _online(self) -> set[int]:
@@ -164,8 +181,9 @@ class Nodes:
     def _called(self, node_id: int) -> str:
         return f"site {self._site_of[node_id].name}" if node_id in self._site_of else "a node"
 
-    def _refuse(self, node_id: int, why: str) -> None:
-        self._note({"site": self._called(node_id).removeprefix("site "), "event": "refused", "why": why})
+    def tell_of(self, node_id: int, event: str, why: str) -> None:
+        """Note what has happened to a node's site."""
+        self._note({"site": self._called(node_id).removeprefix("site "), "event": event, "why": why})
 
     def _names(self, partitions: Sequence[int]) -> list[str]:
         """The sites of partitions, or one name for all where they have none."""
@@ -202,9 +220,8 @@ class Nodes:
             return []
         foreign = [partition for partition in claimed if partition != site.partition]
         if foreign:
-            self._refuse(
-                node_id, f"it claims to be {foreign[:5]}, but its key is registered for partition {site.partition}"
-            )
+            why = f"it claims to be {foreign[:5]}, but its key is registered for partition {site.partition}"
+            self.tell_of(node_id, "refused", why)
         return [site.partition] if site.partition in claimed else []
 
     def _push(self, node_ids: Iterable[int], kind: str, told: Mapping[str, str]) -> list[str | None]:
@@ -266,6 +283,13 @@ class Nodes:
             if not (isinstance(claimed, list) and all(isinstance(each, int) for each in claimed)):
                 yield node_id, [], "its answer to the roll call names no partitions; start it with FedSign's ClientApp."
                 continue
+            refusal, remark = self._judge(record)
+            if remark:
+                self.tell_of(node_id, "differs", remark)
+            if refusal:
+                yield node_id, [], refusal
+                continue
             partitions = self._own(node_id, cast("list[int]", claimed))
             self.answers |= dict.fromkeys(partitions, record)
+            self.remarks |= dict.fromkeys(partitions, remark)
             yield node_id, partitions, ""

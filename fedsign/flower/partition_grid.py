@@ -8,12 +8,12 @@ infinite values are taken out and written down as failures.
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
 from math import inf
 from sys import maxsize
-from typing import cast
+from typing import TypeVar, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
@@ -24,12 +24,13 @@ from fedsign.federation.aggregation import in_slot_order
 from fedsign.federation.exchange import Exchange, MaxExamples, Traffic, bytes_down, check_addresses
 from fedsign.flower import wire
 from fedsign.flower.array import PlainArrays, to_tensors
-from fedsign.flower.nodes import NOBODY, Members, Nodes, Note
-from fedsign.flower.pulling import arrivals
+from fedsign.flower.nodes import NO_HOOKS, NOBODY, Nodes, SiteHooks
+from fedsign.flower.pulling import Asked, Replies
 from fedsign.flower.reply_checks import GoodReply, checked, read_reply
 from fedsign.flower.shims import MessageGrid, ensure_task_identity
 from fedsign.records import Failure, Role
 
+ReplyT = TypeVar("ReplyT")
 _TTL_SLACK_S = 60.0
 _log = logging.getLogger("fedsign")
 
@@ -37,7 +38,7 @@ _log = logging.getLogger("fedsign")
 class PartitionGrid(MessageGrid, Exchange):
     """See the module.  `leaves_process`: messages are serialised by the engine underneath.
 
-    With `num_wanted` a round ends with the first good replies that come.  `members`, `note`: see Nodes.
+    With `num_wanted` a round ends with the first good replies that come.
     """
 
     def __init__(
@@ -48,14 +49,14 @@ class PartitionGrid(MessageGrid, Exchange):
         roles: Mapping[str, Role],
         leaves_process: bool = False,
         max_examples: MaxExamples = lambda partition: maxsize,
-        members: Members | None = None,
-        note: Note = lambda event: None,
+        hooks: SiteHooks = NO_HOOKS,
     ) -> None:
         Exchange.__init__(self, num_partitions, roles, max_examples)
         ensure_task_identity()
         self._grid = grid
         self.leaves_process = leaves_process
-        self._nodes = Nodes(grid, num_partitions=num_partitions, members=members, note=note)
+        self._nodes = Nodes(grid, num_partitions=num_partitions, hooks=hooks)
+        self._replies = Replies(grid, hooks.watch, is_remote=leaves_process)
         self._shown: Sequence[int] = range(num_partitions)
         self._has_warned = False
         self._ttl_s = inf  # of a message that no node has pulled; a node that comes back finds no round that is over
@@ -97,10 +98,19 @@ class PartitionGrid(MessageGrid, Exchange):
         """What the node of each partition said at the roll call."""
         return self._nodes.answers
 
-    def turn_to(self, partitions: Iterable[int], *, timeout_s: float) -> None:
+    @property
+    def remarks(self) -> Mapping[int, str]:
+        """What was judged of it; see Nodes."""
+        return self._nodes.remarks
+
+    def _turn_to(self, partitions: Iterable[int], *, timeout_s: float) -> None:
         """Before messages are sent to these partitions: who serves them now, and how long an answer is waited for."""
         self._ttl_s = timeout_s + _TTL_SLACK_S
         self._nodes.refresh(partitions)
+        if self.leaves_process:
+            for asked, reply in self._replies.late():
+                why = f"its reply to '{asked.what}' of round {asked.round} came when the round was over, and does not count"
+                self._nodes.tell_of(reply.metadata.src_node_id, "late", why)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages that are addressed to partitions; in place of an id, None for what could not be sent."""
@@ -115,12 +125,30 @@ class PartitionGrid(MessageGrid, Exchange):
         """Replies as they come, unchecked, from partitions."""
         return self._grid.pull_messages(list(message_ids))
 
+    def ask(
+        self,
+        messages: Iterable[Message],
+        asked: Asked,
+        checks: Sequence[Callable[[Message], ReplyT]],
+        *,
+        timeout_s: float,
+    ) -> Iterator[ReplyT | Failure]:
+        """What each message's check makes of the reply, or its failure, in their order."""
+        self._turn_to(asked.partitions, timeout_s=timeout_s)
+        pushed = list(self.push_messages(messages))
+        came = self._replies.arrivals(pushed, asked, deadline=time.monotonic() + timeout_s)
+        yield from in_slot_order(
+            (slot, read_reply(reply, partition, checks[slot], self._nodes.site(partition)))
+            for slot, reply in came
+            for partition in [asked.partitions[slot]]
+        )
+
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
         """Send now; yield the good replies in the order of the messages, as soon as that can be."""
         batch = list(messages)
         self.traffic = Traffic(sent=[message.metadata.dst_node_id for message in batch])
         check_addresses(self.traffic.sent, self._num_partitions)
-        self.turn_to(self.traffic.sent, timeout_s=inf if timeout is None else timeout)
+        self._turn_to(self.traffic.sent, timeout_s=inf if timeout is None else timeout)
         message_ids = list(self.push_messages(batch))
         deadline = time.monotonic() + timeout if timeout is not None else inf
         return self._good_replies(batch, message_ids, deadline)
@@ -142,20 +170,23 @@ class PartitionGrid(MessageGrid, Exchange):
         num_wanted, num_good = self.num_wanted or len(batch), 0
         left = dict.fromkeys(range(len(batch)))
         again = None if self.encoding is None else partial(self._asked_again, batch, set())
-        for slot, came in arrivals(self._grid, message_ids, len(batch), deadline=deadline, asked_again=again):
-            check = partial(
-                checked,
-                request=batch[slot],
-                roles=self._roles,
-                max_examples=self._most_examples,
-                encoding=self.encoding,
-            )
-            outcome = read_reply(came, batch[slot].metadata.dst_node_id, check)
-            del left[slot]
-            num_good += isinstance(outcome, GoodReply)
-            yield slot, outcome
-            if num_good == num_wanted:
-                break
+        asked = Asked("train", wire.round_of(batch[0]), self.traffic.sent)
+        with closing(self._replies.arrivals(message_ids, asked, deadline=deadline, asked_again=again)) as arrivals:
+            for slot, came in arrivals:
+                check = partial(
+                    checked,
+                    request=batch[slot],
+                    roles=self._roles,
+                    max_examples=self._most_examples,
+                    encoding=self.encoding,
+                )
+                partition = asked.partitions[slot]
+                outcome = read_reply(came, partition, check, self._nodes.site(partition))
+                del left[slot]
+                num_good += isinstance(outcome, GoodReply)
+                yield slot, outcome
+                if num_good == num_wanted:
+                    break
         yield from ((slot, None) for slot in left)
 
     def _most_examples(self, partition: int) -> int:

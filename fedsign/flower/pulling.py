@@ -1,7 +1,8 @@
-"""What comes back for messages that were pushed, as it comes: one loop for training and for evaluation."""
+"""What comes back for messages that were pushed, as it comes, and what comes too late: one loop for training and for evaluation."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -12,41 +13,76 @@ NOT_SENT = "the request could not be sent to the node (is it online, is the mode
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.25
 
 
-def arrivals(
-    grid: Grid,
-    pushed: Sequence[str | None],
-    num_messages: int,
-    *,
-    deadline: float,
-    asked_again: Callable[[int, Message], str | None] | None = None,
-) -> Iterator[tuple[int, Message | str]]:
-    """(slot, reply) in order of arrival; (slot, why not) for what was not sent, or did not come in time.
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What was asked of whom; `partitions` in the order of the messages."""
 
-    `pushed` is what the grid said to the messages: HTTP grids mark with None what could not be pushed, and give nothing for a
-    batch that is too large.  `asked_again` may send another message in answer to a reply: its id, which is waited for in the
-    place of the reply.
+    what: str  # train, evaluate
+    round: int
+    partitions: Sequence[int]
+
+
+Watch = Callable[[Asked, Sequence[int]], None]  # is told, again and again, who has not replied yet
+
+
+class Replies:
+    """Those of a grid; `is_remote`: of nodes in other processes, which a deadline cuts off even where others still reply.
+
+    A reply that nobody waits for any more is pulled all the same (`late`), since the SuperLink keeps it in memory until then.
     """
-    waiting: dict[str, int] = {}
-    for slot, message_id in enumerate(pushed or [None] * num_messages):
-        if message_id is None:
-            yield slot, NOT_SENT
-        else:
-            waiting[message_id] = slot
-    steps = pauses()
-    while waiting:
-        next(steps)
-        arrived = list(grid.pull_messages(list(waiting)))
-        for reply in arrived:
-            slot = waiting.pop(reply.metadata.reply_to_message_id)
-            if asked_again is None or (message_id := asked_again(slot, reply)) is None:
-                yield slot, reply
+
+    def __init__(self, grid: Grid, watch: Watch = lambda asked, waiting: None, *, is_remote: bool = True) -> None:
+        self._grid, self._watch, self._is_remote = grid, watch, is_remote
+        self._overdue: dict[str, Asked | None] = {}  # message id -> what was asked, None: more were asked than needed
+
+    def arrivals(
+        self,
+        pushed: Sequence[str | None],
+        asked: Asked,
+        *,
+        deadline: float,
+        asked_again: Callable[[int, Message], str | None] | None = None,
+    ) -> Generator[tuple[int, Message | str], None, None]:
+        """(slot, reply) in order of arrival; (slot, why not) for what was not sent, or did not come in time.
+
+        `pushed` is what the grid said to the messages: HTTP grids mark with None what could not be pushed, and give nothing for a
+        batch that is too large.  `asked_again` may send another message in answer to a reply: its id, which is waited for in the
+        place of the reply.
+        """
+        waiting: dict[str, int] = {}
+        for slot, message_id in enumerate(pushed or [None] * len(asked.partitions)):
+            if message_id is None:
+                yield slot, NOT_SENT
             else:
                 waiting[message_id] = slot
-        if arrived:
-            steps = pauses()  # short ones again
-        elif time.monotonic() > deadline:
-            yield from ((slot, LATE) for slot in waiting.values())
-            return
+        steps = pauses()
+        try:
+            while waiting:
+                next(steps)
+                self._watch(asked, [asked.partitions[slot] for slot in waiting.values()])
+                arrived = list(self._grid.pull_messages(list(waiting)))
+                for reply in arrived:
+                    slot = waiting.pop(reply.metadata.reply_to_message_id)
+                    if asked_again is None or (message_id := asked_again(slot, reply)) is None:
+                        yield slot, reply
+                    else:
+                        waiting[message_id] = slot
+                if arrived:
+                    steps = pauses()  # short ones again
+                if time.monotonic() > deadline and (self._is_remote or not arrived):
+                    self._overdue |= dict.fromkeys(waiting, asked)
+                    slots = [*waiting.values()]
+                    waiting.clear()
+                    yield from ((slot, LATE) for slot in slots)
+        finally:
+            self._overdue |= dict.fromkeys(waiting)
+
+    def late(self) -> Iterator[tuple[Asked, Message]]:
+        """The replies that have come since their round was over; what can come no more is forgotten."""
+        for reply in self._grid.pull_messages([*self._overdue]) if self._overdue else ():
+            asked = self._overdue.pop(reply.metadata.reply_to_message_id, None)
+            if asked is not None and not reply.has_error():
+                yield asked, reply
 
 
 def pauses() -> Iterator[None]:

@@ -18,6 +18,7 @@ from fedsign.federation.exchange import (
 )
 from fedsign.flower import wire
 from fedsign.flower.array import to_tensors
+from fedsign.flower.nodes import Member
 from fedsign.flower.shims import set_source
 from fedsign.records import Failure, Role, Tensors, TrainReply, failure_of
 
@@ -63,16 +64,19 @@ def checked(
     return GoodReply(message, reply, sent.tensors)
 
 
-def read_reply(came: Message | str, partition: int, read: Callable[[Message], ReplyT]) -> ReplyT | Failure:
-    """What `read` makes of a client's reply, or its failure; a text says why no reply came."""
+def read_reply(
+    came: Message | str, partition: int, read: Callable[[Message], ReplyT], site: Member | None = None
+) -> ReplyT | Failure:
+    """What `read` makes of a client's reply, or its failure, which names the site; a text says why no reply came."""
+    who = f"site {site.name}: " if site is not None else ""
     if isinstance(came, str):
-        return Failure(partition=partition, reason=came)
+        return Failure(partition=partition, reason=who + came)
     if came.has_error():
         reason, _, details = (came.error.reason or "the node gave no reason").partition("\n")
-        return Failure(partition=partition, reason=reason, details=details)
+        return Failure(partition=partition, reason=who + reason, details=details)
     try:
         return read(came)
     except FedSignError as error:
-        return replace(failure_of(partition, error), reason=str(error))
+        return replace(failure_of(partition, error), reason=f"{who}{error}")
     except Exception as error:  # noqa: BLE001 - whatever a node sends is that node's failure alone
-        return Failure(partition=partition, reason=f"the reply cannot be read: {failure_of(0, error).reason}.")
+        return Failure(partition=partition, reason=f"{who}the reply cannot be read: {failure_of(0, error).reason}.")

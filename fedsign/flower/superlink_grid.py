@@ -82,15 +82,20 @@ class SuperLinkGrid(HttpGrid):
         pull_objects(wanted, partial(_take, pull, incoming.held))
 
     def _received(self, incoming: _Incoming) -> Message:
-        told = ConfirmMessageReceivedRequest(
-            node=self.node, run_id=self.run.run_id, message_object_id=incoming.message_id
-        )
-        self._runtime_client.ConfirmMessageReceived(told)
         message = cast(Message, inflate_object_from_contents(incoming.message_id, incoming.held))
         message.metadata.__dict__["_message_id"] = incoming.message_id
+        self._forget(incoming.message_id)
+        if message.has_error():  # perhaps because no node has taken the request, whose model the SuperLink would keep
+            self._forget(incoming.answers)
         return message
 
+    def _forget(self, message_id: str) -> None:
+        """Let the SuperLink delete a message's objects."""
+        told = ConfirmMessageReceivedRequest(node=self.node, run_id=self.run.run_id, message_object_id=message_id)
+        self._runtime_client.ConfirmMessageReceived(told)
+
     def _lost(self, incoming: _Incoming, error: ObjectPullError) -> Message:
+        self._forget(incoming.answers)
         here = self.node.node_id
         metadata = Metadata(self.run.run_id, "", here, here, incoming.answers, "", time.time(), 0, SYSTEM_MESSAGE_TYPE)
         reason = f"the reply was not uploaded to its end ({error})"

@@ -25,6 +25,7 @@ OBJECTIVE_KEY = "objective"
 NUM_EXAMPLES_KEY = "num-examples"  # Flower's strategies weight by it
 ROLL_CALL = "query.roll_call"
 SHUTDOWN = "query.shutdown"
+VERSIONS_KEY = "versions"  # in an answer to the roll call
 
 _DIGESTS = "model"
 

@@ -30,6 +30,7 @@ from fedsign.errors import ResumeError
 from fedsign.records import Tensors
 from fedsign.storage.digests import digest_of, read_json, sealed_json
 from fedsign.storage.disk import replace_file, replaced_folder
+from fedsign.storage.results import RunFolder
 
 FORMAT = 3
 _READABLE = (1, 2, FORMAT)
@@ -52,6 +53,13 @@ class Checkpoint:
     tables: Mapping[str, Mapping[int, int]] = field(default_factory=dict)  # likewise: name -> partition -> number
     records: Mapping[str, str] = field(default_factory=dict)  # of the run: file -> chain of its last line
     states: str = ""  # digest of the clients' states, where they lie with the server
+
+
+def rewind(folder: RunFolder) -> int:
+    """Drop what a run wrote after its newest checkpoint; returns the round of that, 0 without one."""
+    last = load_latest(folder.checkpoints)
+    folder.rewind(last.round if last else 0, last.records if last else {})
+    return last.round if last else 0
 
 
 def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> list[int]:

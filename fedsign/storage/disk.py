@@ -74,15 +74,29 @@ def exclusive(path: Path, *, what: str) -> Iterator[None]:
         yield
 
 
-def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a file beside `path`, then put it in its place in one step."""
+def is_held(path: Path) -> bool:
+    """Whether a process holds the lock `path`."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def replace_file(path: Path, write: Callable[[Path], object], *, durable: bool = True) -> None:
+    """Let `write` fill a file beside `path`, then put it in its place in one step; `durable` forces it to the disk."""
     partial = path.with_name(path.name + PARTIAL)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write(partial)
-        sync(partial)
+        if durable:
+            sync(partial)
         partial.replace(path)
-        sync(path.parent)
+        if durable:
+            sync(path.parent)
 
 
 @contextmanager

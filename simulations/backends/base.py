@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from flwr.serverapp import Grid
 
-from fedsign.flower.nodes import Members, Note
+from fedsign.flower.nodes import NO_HOOKS, SiteHooks
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.storage.results import RunFolder
 from fedsign.workload import Workload
@@ -43,8 +43,7 @@ def called(
     *,
     timeout_s: float,
     question: Mapping[str, str] | None = None,
-    members: Members | None = None,
-    note: Note = lambda event: None,
+    hooks: SiteHooks = NO_HOOKS,
     at_least: int | None = None,
 ) -> PartitionGrid:
     """An engine's grid of nodes in other processes, after a roll call (see `fedsign.flower.nodes`)."""
@@ -55,8 +54,7 @@ def called(
         roles=roles,
         leaves_process=True,
         max_examples=workload.max_examples,
-        members=members,
-        note=note,
+        hooks=hooks,
     )
     partitions.roll_call(timeout_s=timeout_s, question=question, at_least=at_least)
     return partitions

@@ -8,8 +8,9 @@ from typing import Any
 from clients.deployment.settings import site_tables
 from fedsign.errors import ConfigError, FedSignError
 from fedsign.storage.disk import is_private
-from simulations.deployment.federation import Federation, versions
-from simulations.deployment.keys import State, ends_at, fingerprint, load_private, public_line, validity
+from fedsign.versions import MISSING, State, compared, versions
+from simulations.deployment.federation import Federation
+from simulations.deployment.keys import ends_at, fingerprint, load_private, public_line, validity
 from simulations.deployment.kits import PUBLIC_FILE, Kit
 from simulations.deployment.membership import answers, nodes_of, process_of
 from simulations.deployment.probe import ServerError, StillThereError, check_is_known, look_at_server
@@ -69,20 +70,11 @@ def _data(kit: Kit) -> Finding:
 
 def _versions(of_the_federation: Mapping[str, str]) -> Iterator[Row]:
     own = versions()
-    for name, wanted in of_the_federation.items():
-        has = own.get(name, "missing")
-        differs = f"{has} here, {wanted} in the federation"
-        if has == wanted:
-            yield _as_row(name, "ok", has)
-        elif has == "missing" or (name in ("fedsign", "flwr") and _minor(has) != _minor(wanted)):
-            yield _as_row(name, "broken", f"{differs}: pip install {name}=={wanted}")
-        else:
-            yield _as_row(name, "warn", f"{differs}: the last bits of results may differ")
-
-
-def _minor(version: str) -> list[str]:
-    """Versions that differ further to the right work together."""
-    return version.split(".")[:2]
+    for name, state in compared(own, of_the_federation):
+        has, wanted = own.get(name, MISSING), of_the_federation[name]
+        differs = f"{has} here, {wanted} in the federation: "
+        remedy = {"ok": "", "warn": "the last bits of results may differ", "broken": f"pip install {name}=={wanted}"}
+        yield _as_row(name, state, has if state == "ok" else differs + remedy[state])
 
 
 def _device(kit: Kit) -> Finding:

@@ -4,6 +4,7 @@ Like the command line itself, importing this imports neither torch nor Flower no
 """
 
 import datetime as dt
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,12 +15,12 @@ from rich.console import Console
 
 from fedsign.errors import ConfigError
 from simulations.options import JsonOption
-from simulations.printing import escaped, print_json, print_table
+from simulations.printing import escaped, print_facts, print_json, print_table
 
 app = typer.Typer(
     name="deploy",
     help="A federation over several machines: certificates, a kit for each site, checks.\n\n"
-    "'init' on the server's machine, 'check' and 'start' in the kit at each site; 'up' and 'down' try it out on one machine.",
+    "'init' on the server's machine, 'check' and 'start' in the kit at each site; 'status' and 'logs' watch it; 'up' and 'down' try it out on one machine.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -175,6 +176,55 @@ def check(
     print_json(rows) if json else print_table(rows)
     if any(row["state"] == "broken" for row in rows):
         raise typer.Exit(1)
+
+
+@app.command()
+def status(
+    folder: Annotated[
+        Path | None, typer.Argument(help="The federation's folder on the server's machine; without it, what is here.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Show the SuperLink, the runs that it plays, who is waited for, and each site.
+
+    Exit code 1: the SuperLink does not run.
+    """
+    from simulations.deployment.status import status_of
+
+    federation, kit = _opened(folder)
+    if kit is not None:
+        raise ConfigError(
+            f"{kit.folder} is a site's kit, which 'fedsign deploy check' looks at; status is shown on the server's machine."
+        )
+    found = status_of(federation)
+    if json:
+        print_json(found)
+    else:
+        print_facts([(name, escaped(found[name])) for name in ("superlink", "certificate")])
+        for rows in filter(None, (found["runs"], found["sites"])):
+            print()
+            print_table(rows)
+    if not found["is_up"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+def logs(
+    folder: Annotated[
+        Path | None, typer.Argument(help="A site's kit, or the federation's folder; without it, what is here.")
+    ] = None,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="How many of the last lines.")] = 50,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines are added, until Ctrl-C.")] = False,
+) -> None:
+    """Show what the SuperLink, or a site's SuperNode, has printed, with times."""
+    from simulations.deployment.logs import log_of
+
+    federation, kit = _opened(folder)
+    log = log_of(federation.server if kit is None else kit.folder)
+    if not log.exists():
+        raise ConfigError(f"{log} does not exist: nothing was started from this folder yet; start it with start.sh.")
+    sys.stdout.flush()
+    os.execvp("tail", ["tail", "-n", str(lines), *(["-F"] if follow else []), str(log)])
 
 
 @app.command()

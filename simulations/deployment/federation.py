@@ -5,18 +5,17 @@
 
 import datetime as dt
 import ipaddress
-import platform
 import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import tomli_w
 
 from fedsign.errors import ConfigError
 from fedsign.storage.disk import write_text
+from fedsign.versions import versions
 
 FILE = "federation.toml"
 
@@ -52,7 +51,7 @@ class Federation:
     port: int = 8000
     bind: str = "0.0.0.0"
     insecure: bool = False
-    versions: Mapping[str, str] = field(default_factory=lambda: versions())
+    versions: Mapping[str, str] = field(default_factory=versions)
     sites: tuple[Site, ...] = ()
 
     @property
@@ -202,14 +201,3 @@ def check_bind(bind: str) -> None:
 def with_port(host: str, port: int) -> str:
     """host:port, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def versions() -> dict[str, str]:
-    """What has to fit between the server and its sites."""
-    found = {"python": platform.python_version()}
-    for name in ("fedsign", "flwr", "torch"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "missing"
-    return found

@@ -3,7 +3,8 @@
 Flower 1.41 serves everything on one port, and the open-source SuperLink knows no accounts: whoever reaches the port
 could register a key of his own, or start a run, which is code that executes at every site.  So requests from other
 machines pass only to the Fleet API, which asks for a registered key; runs and registrations are for this machine.
-A SuperNode that asks before the sites are registered is told to try again, since it would take a refusal as final.
+A SuperNode that asks before the sites are registered is told to try again, since it would take a refusal as final; so is a probe
+of the health endpoint.
 A key that no active site has is refused here: Flower gives the same answer to it as to a site that it believes to be there still.
 
 `python -m simulations.deployment.gate FEDERATION ARGUMENTS...` is `flower-superlink ARGUMENTS...` with that gate, and registers the
@@ -33,7 +34,7 @@ from fedsign.errors import FedSignError
 from simulations.deployment.federation import Federation, address_of, open_federation
 from simulations.deployment.membership import answers, in_pem, register_sites
 
-_OPEN_TO_SITES = ("/v1/fleet/",)
+_OPEN_TO_SITES, _HEALTH = ("/v1/fleet/",), "/health"
 _REFUSAL = "Only SuperNodes are served from other machines; start runs and register sites on the server's machine.\n"
 _UNKNOWN = "This key is not that of an active site."
 _NOT_YET = "The sites are being registered; try again.\n"
@@ -55,7 +56,7 @@ class Gate:
         """Pass on, or refuse."""
         app = self.app
         if scope["type"] != "lifespan":
-            if scope["path"].startswith(_OPEN_TO_SITES) and not self.is_open.is_set():
+            if scope["path"].startswith((*_OPEN_TO_SITES, _HEALTH)) and not self.is_open.is_set():
                 app = PlainTextResponse(_NOT_YET, status_code=503)
             elif not may_pass(scope):
                 refusal = PlainTextResponse(_REFUSAL, status_code=403)
@@ -71,7 +72,7 @@ class Gate:
 def may_pass(scope: Scope) -> bool:
     """Whether a request is a SuperNode's, or comes from this machine."""
     path, server = scope["path"], scope.get("server")
-    if path == "/health" or path.startswith(_OPEN_TO_SITES):
+    if path == _HEALTH or path.startswith(_OPEN_TO_SITES):
         return True
     host, _ = scope.get("client") or ("", 0)
     address = address_of(host)

@@ -19,7 +19,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
-from fedsign.errors import EngineError
+from fedsign.errors import EngineError, LinkLostError
 from simulations.deployment.federation import Federation
 from simulations.deployment.running import recorded
 
@@ -51,7 +51,8 @@ def control(address: str, *, authority: Path | None) -> Iterator[ControlHttpClie
     """The SuperLink's Control API, as `flwr` speaks to it; `authority`: the CA that vouches for it, None: without TLS.
 
     Raises:
-        EngineError: it refuses what it is asked for, or gives no answer.
+        EngineError: it refuses what it is asked for.
+        LinkLostError: it gives no answer.
     """
     url, version = f"{'https' if authority else 'http'}://{address}", RuntimeVersionHttpInterceptor("flwr CLI")
     with ControlHttpClient(url, interceptors=[CliClientHttpInterceptor(), version]) as client:
@@ -62,7 +63,7 @@ def control(address: str, *, authority: Path | None) -> Iterator[ControlHttpClie
         except httpx.HTTPStatusError as error:
             raise EngineError(f"the SuperLink refused: {error.response.text[-500:]}") from error
         except httpx.HTTPError as error:
-            raise EngineError(
+            raise LinkLostError(
                 f"the SuperLink gave no answer at {address} ({type(error).__name__}); see whether it still runs, or start it again."
             ) from error
 

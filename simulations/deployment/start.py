@@ -16,11 +16,13 @@ import tomli_w
 
 from fedsign.errors import ConfigError, EngineError
 from fedsign.storage.disk import is_private
+from simulations.deployment import logs
 from simulations.deployment.federation import Federation, with_port
 from simulations.deployment.keys import ends_at, load_private, validity
 from simulations.deployment.kits import Kit
 from simulations.deployment.membership import answers, nodes_of
 from simulations.deployment.probe import HEARTBEAT_S, AwayError, StillThereError, check_is_known, look_at_server
+from simulations.deployment.progress import runs_of
 from simulations.deployment.running import Programs, end, flower_environment, free_port, record_this_process, recorded
 
 Say = Callable[[str], None]
@@ -57,6 +59,9 @@ def start_server(federation: Federation, say: Say) -> NoReturn:
         link["root-certificates"] = str(federation.authority)
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
     home.mkdir(exist_ok=True)
+    for run in runs_of(federation):
+        if not (run.is_played or run.is_over):
+            say(f"a run was interrupted in round {run.round} of {run.num_rounds}; go on with it: {run.how_to_go_on}")
     tree = {"superlink": {"default": "fedsign", "fedsign": link}}
     (home / "config.toml").write_text(tomli_w.dumps(tree), encoding="utf-8")
     _become(federation.server, home, gate)
@@ -199,6 +204,5 @@ def _check_not_running(folder: Path) -> None:
 def _become(folder: Path, home: Path, command: list[str]) -> NoReturn:
     """Let a module take this process's place, which is recorded in the folder; `home`: Flower's."""
     record_this_process(folder / "pid")
-    sys.stdout.flush()
-    sys.stderr.flush()
+    logs.keep(folder)
     os.execve(sys.executable, [sys.executable, "-P", "-m", *command], flower_environment(home))

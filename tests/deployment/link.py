@@ -9,7 +9,7 @@ from flwr.app.message import remove_content_from_message
 from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
 from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, PushMessagesRequest
-from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
 from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
@@ -100,6 +100,10 @@ class Link:
             held = {
                 part.object_id: self.state.object_store.get(part.object_id) or b"" for part in iterate_object_tree(tree)
             }
+            received = ConfirmMessageReceivedRequest(
+                node=node, run_id=self.run_id, message_object_id=proto.metadata.message_id
+            )
+            fleet_handlers.confirm_message_received(received, self.state, self.state.object_store)
             message = inflate_object_from_contents(proto.metadata.message_id, {**held})
             assert isinstance(message, Message)
             message.metadata.__dict__["_message_id"] = proto.metadata.message_id

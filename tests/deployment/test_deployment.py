@@ -262,6 +262,8 @@ def test_other_machines_reach_what_a_supernode_needs_and_nothing_else(path: str,
     [
         ("http", "/v1/fleet/pull-messages", "192.0.2.20", False, 503),  # the sites are being registered
         ("http", "/v1/fleet/pull-messages", "192.0.2.20", True, "passed on"),
+        ("http", "/health", "192.0.2.20", False, 503),
+        ("http", "/health", "192.0.2.20", True, "passed on"),
         ("http", "/v1/control/start-run", "192.0.2.20", True, 403),
         ("websocket", "/v1/control/start-run", "192.0.2.20", True, 1008),
         ("http", "/v1/control/start-run", "127.0.0.1", False, "passed on"),

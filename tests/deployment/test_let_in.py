@@ -1,6 +1,9 @@
-"""Who is let in by a SuperLink: Flower's own HTTP application behind the gate, with TLS, in a thread."""
+"""Who is let in by a SuperLink, and what its operator sees: Flower's own HTTP application behind the gate, with TLS, in a thread."""
 
 import datetime as dt
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,14 +18,19 @@ from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkStat
 from flwr.superlink.main import create_app
 
 from fedsign.errors import EngineError
-from simulations.deployment import keys, provision, start
+from fedsign.flower.pulling import Asked
+from fedsign.storage.results import RunFolder
+from simulations.deployment import keys, progress, provision, start
 from simulations.deployment.check import check_site
 from simulations.deployment.federation import Federation, open_federation
 from simulations.deployment.gate import Gate, is_active
 from simulations.deployment.kits import Kit, open_kit
+from simulations.deployment.logs import log_of
 from simulations.deployment.membership import in_pem
 from simulations.deployment.probe import StillThereError
-from simulations.deployment.running import free_port
+from simulations.deployment.progress import Progress, runs_of
+from simulations.deployment.running import free_port, record_this_process
+from simulations.deployment.status import status_of
 
 HOST = "127.0.0.1"
 
@@ -125,6 +133,74 @@ def test_the_keys_of_strangers_and_of_revoked_sites_are_refused_at_once(served: 
         assert time.monotonic() - began_at < 5
         (kit / "key").unlink()
         keys.make_key(kit / "key", comment="b")
+
+
+def test_status_shows_the_runs_the_sites_and_who_is_waited_for(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation, run = open_federation(served.federation.folder), RunFolder(tmp_path / "run")
+    run.path.mkdir()
+    assert not status_of(federation)["is_up"] and "not running; start it" in status_of(federation)["superlink"]
+    monkeypatch.setattr(progress, "_EVERY_S", 0.0)
+    record_this_process(federation.server / "pid")
+    told = Progress(federation, "run-1", run.path, num_rounds=9)
+    told.remarks = {0: "", 1: "torch 1.0 where the server has 2.0"}
+    for event in ("late", "late", "refused"):
+        run.append("members.jsonl", {"round": 2, "site": "a", "event": event, "why": "because"})
+    run.append("failures.jsonl", {"round": 2, "partition": 0, "reason": "late", "details": ""})
+    served.was_killed(still_believed_s=60)
+    told(Asked("train", 3, [0, 1]), [0, 1])
+    with run.locked():
+        told(Asked("train", 3, [0, 1]), [0])
+        found = status_of(federation)
+    assert found["is_up"] and f"process {os.getpid()} at {federation.local_address} since" in found["superlink"]
+    assert found["certificate"].startswith("until ")
+    (row,) = found["runs"]
+    assert (row["run"], row["round"], row["waits for"]) == (str(run.path), "3/9", "a")
+    assert row["phase"].startswith("train for ")
+    a, b = found["sites"]
+    assert (a["state"], a["versions"], a["failures"], a["late"], a["refused"]) == ("online", "the server's", 1, 2, 1)
+    assert a["last event"] == "round 2: refused, because"
+    seen_s = dt.datetime.now() - dt.datetime.fromisoformat(a["last seen"])
+    assert abs(seen_s.total_seconds()) < 3, "its last heartbeat is what Flower's belief begins with"
+    assert (b["partition"], b["versions"], b["last seen"]) == (1, "torch 1.0 where the server has 2.0", None)
+
+    (interrupted,) = status_of(federation)["runs"]
+    assert interrupted["phase"] == f"interrupted; go on with: fedsign run --resume {run.path}"
+    run.write_json("outcome.json", {"status": "finished"})
+    assert status_of(federation)["runs"] == []
+    Progress(federation, "run-2", run.path, num_rounds=9)
+    assert [each.file.stem for each in runs_of(federation)] == ["run-2"]
+
+
+def test_what_a_program_prints_is_kept_with_times_and_without_colors(tmp_path: Path) -> None:
+    """Also what it starts prints; and the terminal sees all of it as it is."""
+    program = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from simulations.deployment import logs\n"
+        "logs.keep(Path(sys.argv[1]))\n"
+        "print('\\x1b[92mINFO\\x1b[0m: started', flush=True)\n"
+        "os.system('echo from a child >&2')\n"
+        "os.execvp('echo', ['echo', 'become another'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout == "\x1b[92mINFO\x1b[0m: started\nfrom a child\nbecome another\n"
+    lines = log_of(tmp_path).read_text(encoding="utf-8").splitlines()
+    assert [line.split(maxsplit=2)[2] for line in lines] == ["INFO: started", "from a child", "become another"]
+    times = [dt.datetime.fromisoformat(line[:19]) for line in lines]
+    assert times == sorted(times)
+
+
+def test_a_log_is_cut_into_files_of_which_the_oldest_go(tmp_path: Path) -> None:
+    program = "import sys\nfrom simulations.deployment import logs\nlogs._MAX_BYTES = 1000\nlogs.main(sys.argv[1])\n"
+    sent = "".join(f"line {number}\n" for number in range(1000))
+    command = [sys.executable, "-c", program, str(tmp_path / "log")]
+    done = subprocess.run(command, input=sent, capture_output=True, text=True, check=True)
+    assert done.stdout == sent
+    files = sorted(tmp_path.iterdir())
+    assert len(files) == 4 and all(file.stat().st_size <= 1000 for file in files)
+    assert (tmp_path / "log").read_text(encoding="utf-8").endswith("line 999\n")
 
 
 def test_without_keys_every_supernode_is_let_in(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Who belongs to a federation: keys, claims, sites that are absent, come and go; on Flower's LinkState in this process."""
 
 import datetime as dt
+import json
 import shutil
 import threading
 import time
@@ -21,10 +22,12 @@ from flwr.supercore.error import FlowerError
 from clients.deployment.node import COUNTS_KEY
 from fedsign.config import ExperimentConfig, from_dict
 from fedsign.errors import ConfigError, EngineError
-from fedsign.flower import nodes, wire
+from fedsign.flower import nodes, partition_grid, wire
+from fedsign.flower.nodes import SiteHooks
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.records import LATE
 from fedsign.storage.results import Line, RunFolder, read_lines
+from fedsign.versions import versions
 from simulations import run
 from simulations.backends.base import intra_op_threads
 from simulations.deployment import keys, provision
@@ -78,8 +81,9 @@ def started(folder: Path, tmp_path: Path) -> Iterator[Started]:
             roles=ROLES,
             leaves_process=True,
             max_examples=lambda partition: 50,
-            members=members_of(str(federation.folder), link.grid),
-            note=lambda event: noted.append(dict(event)),
+            hooks=SiteHooks(
+                members=members_of(str(federation.folder), link.grid), note=lambda event: noted.append(dict(event))
+            ),
         )
         yield Started(federation, link, grid, noted)
 
@@ -157,7 +161,7 @@ def test_half_an_upload_holds_up_no_reply_and_no_round(started: Started, rests: 
     assert started.replied() == [0, 2]
     assert time.monotonic() - began_at < 1 + 2
     (failure,) = started.grid.traffic.failures
-    assert (failure.partition, failure.reason) == (1, LATE)
+    assert (failure.partition, failure.reason) == (1, f"site beta: {LATE}")
 
 
 def test_an_upload_that_goes_on_in_time_is_taken_in(started: Started, rests: list[Callable[[], None]]) -> None:
@@ -176,6 +180,46 @@ def test_a_reply_whose_upload_was_given_up_is_a_failure_at_once(
     assert [reply.metadata.src_node_id for reply in replies] == [0, 2]
     assert time.monotonic() - began_at < 30
     assert "was not uploaded to its end" in started.grid.traffic.failures[0].reason
+
+
+def test_a_late_reply_is_noted_once_counts_in_no_round_and_is_not_kept(
+    started: Started, rests: list[Callable[[], None]]
+) -> None:
+    """Beta's upload ends when the round is over."""
+    for _ in range(3):
+        assert started.replied() == [0, 2]
+        rests.pop()()
+    assert started.replied() == [0, 2]  # in whose beginning the last late one is seen
+    late = [each for each in started.noted if each["event"] == "late"]
+    why = "its reply to 'train' of round 3 came when the round was over, and does not count"
+    assert late == [{"site": "beta", "event": "late", "why": why}] * 3
+    rests.pop()()
+    list(started.grid._replies.late())
+    assert held(started) == 0
+
+
+def held(started: Started) -> int:
+    """How many objects the SuperLink holds."""
+    return len(started.link.state.object_store)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("believed_s", [60.0, 0.0])
+def test_the_superlink_keeps_no_model_that_nobody_takes(
+    believed_s: float, started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gamma is unplugged, whether the SuperLink knows that or not."""
+    monkeypatch.setattr(partition_grid, "_TTL_SLACK_S", 0.0)
+    _, _, gamma = [started.start(name, partition) for partition, name in enumerate(NAMES)]
+    started.grid.roll_call(timeout_s=5)
+    del started.link.nodes[gamma]
+    started.link.state.nodes[gamma].online_until = time.time() + believed_s
+    for _ in range(3):
+        replies = started.grid.send_and_receive(requests(0, 1, 2), timeout=0.2)
+        assert [reply.metadata.src_node_id for reply in replies] == [0, 1]
+        assert held(started) == 0 or believed_s, "it is told at once that nobody is there"
+    time.sleep(0.2)
+    list(started.grid._replies.late())
+    assert held(started) == 0
 
 
 # An impostor: beta answers as no FedSign does, and the round goes on
@@ -242,6 +286,28 @@ def test_of_two_replies_to_a_request_one_counts(started: Started) -> None:
         assert not started.grid.traffic.failures
 
 
+def test_a_reply_that_is_sent_again_in_a_later_round_changes_nothing(started: Started) -> None:
+    """A recording of beta's, under the message that it answered: Flower takes none for a message that is answered."""
+    recorded: list[Message] = []
+
+    def answer(message: Message) -> Message:
+        reply = node(1)(message)
+        if message.metadata.message_type != wire.ROLL_CALL:
+            for former in recorded:
+                started.link.push(Node(node_id=node_id), former)
+            recorded.append(reply_with(num_examples=3)(message))
+        return reply
+
+    node_id = started.link.start(started.federation.site("beta").public_key, answer)
+    started.start("alpha", 0)
+    started.start("gamma", 2)
+    started.grid.roll_call(timeout_s=5)
+    for _ in range(3):
+        assert started.replied() == started.grid.traffic.accepted == [0, 1, 2]
+        assert not started.grid.traffic.failures
+    assert len(recorded) == 3
+
+
 @pytest.mark.parametrize("said", [{}, {"partitions": "1"}, {"partitions": [1.5]}, {"partitions": True}])
 def test_a_malformed_answer_to_the_roll_call_is_refused_and_the_run_goes_on(
     started: Started, said: dict[str, Any]
@@ -267,6 +333,25 @@ def test_label_counts_that_are_none_are_left_out(caplog: pytest.LogCaptureFixtur
     assert len(caplog.records) == 3
 
 
+def test_versions_that_do_not_fit_are_refused_and_named_others_are_remarked_on() -> None:
+    """Releases that differ in their first two numbers need not understand each other; torch only rounds differently."""
+    here = versions()
+
+    def judged(**changed: str) -> tuple[str, str]:
+        return server_app.judge(ConfigRecord({wire.VERSIONS_KEY: json.dumps(here | changed)}))
+
+    assert judged() == ("", "")
+    assert judged(torch="1.0") == (
+        "",
+        f"torch 1.0 where the server has {here['torch']}: the last bits of its results may differ",
+    )
+    refusal, remark = judged(fedsign="99.0.0", torch="1.0")
+    assert f"fedsign 99.0.0 where the server has {here['fedsign']}, torch 1.0 where" in refusal and not remark
+    for said in ("{", '{"fedsign": 1}', "{}"):
+        assert "fedsign missing" in server_app.judge(ConfigRecord({wire.VERSIONS_KEY: said}))[0]
+    assert "fedsign missing" in server_app.judge(ConfigRecord({}))[0], "an older version says nothing"
+
+
 # A run, with sites that are absent, come and go
 
 
@@ -287,10 +372,18 @@ def experiment(started: Started, root: Path, **changes: Any) -> ExperimentConfig
     )
 
 
-def site(started: Started, name: str, config: ExperimentConfig, states: Path) -> int:
-    """The SuperNode of a site, with the project's ClientApp."""
+def site(started: Started, name: str, config: ExperimentConfig, states: Path, **claimed: str) -> int:
+    """The SuperNode of a site, with the project's ClientApp, or with other versions than it has."""
     own = started.federation.site(name)
-    return started.link.start(own.public_key, node_of(config, own.partition, states))
+    answer = node_of(config, own.partition, states)
+
+    def with_versions(message: Message) -> Message:
+        reply = answer(message)
+        if message.metadata.message_type == wire.ROLL_CALL:
+            wire.of_kind(reply.content, ConfigRecord)[wire.REPLY][wire.VERSIONS_KEY] = json.dumps(versions() | claimed)
+        return reply
+
+    return started.link.start(own.public_key, with_versions)
 
 
 def play(
@@ -300,7 +393,7 @@ def play(
     to_do = dict(before or {})
     started.link.before = lambda: (to_do.pop(len(folder.rounds()) + 1, lambda: None)(), None)[1]
     with intra_op_threads(1):
-        server_app._play(started.link.grid, config.to_toml(), folder)
+        server_app._play(started.link.grid, config.to_toml(), folder, name="a-run")
 
 
 def missing(config: ExperimentConfig, root: Path, absent: dict[int, set[int]]) -> RunFolder:
@@ -427,6 +520,44 @@ def test_a_run_whose_site_was_revoked_is_resumed_on_a_server_that_was_killed(
     assert time.monotonic() - began_at < 10, "a revoked site is not waited for"
     assert events(folder_of_run) == [(3, "beta", "revoked")]
     assert_same(folder_of_run, missing(config, tmp_path, {3: {1}, 4: {1}}))
+
+
+def test_a_site_of_another_version_is_refused_before_training_and_the_run_goes_on_without_it(
+    started: Started, folder_of_run: RunFolder, tmp_path: Path
+) -> None:
+    config = experiment(started, tmp_path, rounds=2)
+    site(started, "alpha", config, tmp_path / "states")
+    site(started, "beta", config, tmp_path / "states", fedsign="99.0.0")
+    site(started, "gamma", config, tmp_path / "states", torch="1.0")
+    play(started, config, folder_of_run)
+    assert events(folder_of_run) == [(1, "beta", "refused"), (1, "gamma", "differs"), (1, "beta", "absent")]
+    assert "fedsign 99.0.0 where the server has" in read_lines(folder_of_run.path / "members.jsonl")[0]["why"]
+    assert all(each["reason"].startswith("site beta: ") for line in folder_of_run.rounds() for each in line["failures"])
+    assert_same(folder_of_run, missing(config, tmp_path, {1: {1}, 2: {1}}))
+
+
+def test_a_site_that_is_added_and_a_renewed_certificate_are_recorded_and_the_run_goes_on(
+    started: Started, folder_of_run: RunFolder, tmp_path: Path
+) -> None:
+    """Delta gets the partition of gamma, which is revoked after the first round."""
+    config = experiment(started, tmp_path)
+    at = {name: site(started, name, config, tmp_path / "states") for name in NAMES}
+    federation = started.federation
+
+    def replace_gamma() -> None:
+        nonlocal federation
+        grown = provision.add_site(provision.revoke(federation, "gamma"), "delta", None)
+        started.link.state.delete_node(NOOP_FLWR_AID, at["gamma"])
+        started.link.register("delta", grown.site("delta").public_key)
+        site(replace(started, federation=grown), "delta", config, tmp_path / "states")
+        federation = grown
+
+    def renew() -> None:
+        provision.renew(federation, [], lifetime=dt.timedelta(days=90))
+
+    play(started, config, folder_of_run, {2: replace_gamma, 3: renew})
+    assert [each for each in events(folder_of_run) if each[1] != "gamma"] == [(4, "SuperLink", "renewed")]
+    assert lines(folder_of_run) == lines(missing(config, tmp_path, {}))
 
 
 def test_fewer_sites_than_min_replies_are_an_error_that_names_those_that_are_absent(

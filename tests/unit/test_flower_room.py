@@ -25,7 +25,7 @@ from fedsign.flower.in_process import InProcessGrid
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.flower.reply_checks import GoodReply, checked, read_reply
 from fedsign.flower.shims import empty_run, ensure_task_identity, set_message_id
-from fedsign.records import Failure, Role, Tensors, TrainReply
+from fedsign.records import LATE, Failure, Role, Tensors, TrainReply
 from tests.contract.contexts import make_context, message_by_message
 
 MODEL: Tensors = {
@@ -607,6 +607,27 @@ def test_an_error_reply_is_a_failure_with_its_details() -> None:
     (failure,) = grid.traffic.failures
     assert (failure.partition, failure.reason) == (1, "ValueError: two lines")
     assert "ValueError" in failure.details
+
+
+class Trickling(Deployment):
+    """One reply each 0.05 s."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        time.sleep(0.05)
+        return super().pull_messages([next(iter(message_ids))])
+
+
+def test_replies_that_come_one_after_another_do_not_put_the_deadline_off() -> None:
+    grid = PartitionGrid(
+        Trickling([node(each) for each in range(40)]), num_partitions=40, roles=ROLES, leaves_process=True
+    )
+    grid.roll_call(timeout_s=20)
+    began_at = time.monotonic()
+    came = list(grid.send_and_receive(requests(*range(40)), timeout=0.5))
+    assert time.monotonic() - began_at < 1.5
+    assert 2 < len(came) < 20
+    assert {failure.reason for failure in grid.traffic.failures} == {LATE}
+    assert len(came) + len(grid.traffic.failures) == 40
 
 
 def test_a_node_that_never_answers_is_a_failure_after_the_timeout() -> None:

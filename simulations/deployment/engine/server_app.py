@@ -15,28 +15,35 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid import HttpGrid
 from pydantic import NonNegativeInt, TypeAdapter
 
-from clients.deployment.node import COUNTS_KEY, TOKENIZER_KEY
+from clients.deployment.node import COUNTS_KEY, RUN_KEY, TOKENIZER_KEY
 from clients.local_trainers import provider_of
 from clients.node import EXPERIMENT_KEY
+from fedsign.config import ExperimentConfig
 from fedsign.data.base import fingerprint
 from fedsign.errors import FedSignError
-from fedsign.flower.nodes import Member, Members
+from fedsign.flower.nodes import Member, Members, Note, SiteHooks
 from fedsign.flower.shims import quiet_flower
 from fedsign.flower.superlink_grid import SuperLinkGrid
+from fedsign.flower.wire import VERSIONS_KEY
 from fedsign.storage.results import RunFolder
 from fedsign.transport.process import end_with
+from fedsign.versions import MISSING, compared, versions
 from fedsign.workload import workload_of
 from simulations.backends.base import called
 from simulations.deployment.federation import open_federation
+from simulations.deployment.keys import ends_at
 from simulations.deployment.membership import in_pem
+from simulations.deployment.progress import Progress
+from simulations.deployment.running import record_this_process
 from simulations.rounds import RoundLoop
 
 FOLDER_KEY = "run-folder"  # in the run configuration
 WORKING_KEY = "working-folder"  # the command's, to which relative paths of the configuration belong
+SUPERLINK = "SuperLink"  # in members.jsonl, in the place of a site, none of which can be called so
 FOLLOWER_KEY = "followed-by"  # the command's process id; a run that nobody follows ends
-OUTCOME = "served.json"
+OUTCOME, PID = "served.json", "serverapp.pid"
 _SHUTDOWN_S = 10.0
-_COUNTS = TypeAdapter(dict[str, list[NonNegativeInt]])
+_COUNTS, _VERSIONS = TypeAdapter(dict[str, list[NonNegativeInt]]), TypeAdapter(dict[str, str])
 _log = logging.getLogger(__name__)
 
 app = ServerApp()
@@ -50,9 +57,10 @@ def main(grid: Grid, context: Context) -> None:
     end_with(int(told[FOLLOWER_KEY]))
     os.chdir(told[WORKING_KEY])
     folder = RunFolder(Path(told[FOLDER_KEY]))
+    record_this_process(folder.path / PID)
     try:
         with quiet_flower():
-            _play(SuperLinkGrid(cast(HttpGrid, grid)), told[EXPERIMENT_KEY], folder)
+            _play(SuperLinkGrid(cast(HttpGrid, grid)), told[EXPERIMENT_KEY], folder, name=told[RUN_KEY])
     except Exception as error:
         kind = type(error).__name__
         said = str(error) if isinstance(error, FedSignError) else f"{kind}: {error}"
@@ -61,20 +69,15 @@ def main(grid: Grid, context: Context) -> None:
     folder.write_json(OUTCOME, {"status": "finished"})
 
 
-def _play(grid: Grid, config_toml: str, folder: RunFolder) -> None:
+def _play(grid: Grid, config_toml: str, folder: RunFolder, *, name: str) -> None:
     workload = workload_of(config_toml)
     config = workload.config
     torch.set_num_threads(config.engine.threads)
     timeout_s, question = config.engine.settings["start_timeout_s"], {TOKENIZER_KEY: fingerprint(workload.dataset.text)}
-
-    def note(event: Mapping[str, str]) -> None:
-        folder.append("members.jsonl", {"round": len(folder.rounds()) + 1, **event})
-
-    members = members_of(config.engine.settings["federation"], grid)
-    at_least = config.server.min_replies
-    partitions = called(
-        grid, workload, timeout_s=timeout_s, question=question, members=members, note=note, at_least=at_least
-    )
+    hooks, at_least = _hooks(grid, config, folder, name), config.server.min_replies
+    partitions = called(grid, workload, timeout_s=timeout_s, question=question, hooks=hooks, at_least=at_least)
+    if isinstance(hooks.watch, Progress):
+        hooks.watch.remarks = partitions.remarks
     complete_partition(folder, label_counts(partitions.answers), num_clients=config.partition.num_clients)
     try:
         RoundLoop(workload, partitions, folder).run()
@@ -86,12 +89,60 @@ def _play(grid: Grid, config_toml: str, folder: RunFolder) -> None:
                 _log.warning("nodes were not told that the run is over: %s", error)
 
 
-def members_of(folder: str, grid: Grid) -> Members | None:
-    """The sites of a federation, as they are whenever somebody asks; None where no site shows who it is."""
-    if not folder or open_federation(Path(folder)).insecure:
+def _hooks(grid: Grid, config: ExperimentConfig, folder: RunFolder, name: str) -> SiteHooks:
+    def note(event: Mapping[str, str]) -> None:
+        folder.append("members.jsonl", {"round": len(folder.rounds()) + 1, **event})
+
+    home = config.engine.settings["federation"]
+    if not home:
+        return SiteHooks(note=note, judge=judge)
+    progress = Progress(open_federation(Path(home)), name, folder.path, num_rounds=config.rounds)
+    return SiteHooks(note=note, judge=judge, members=members_of(home, grid, note), watch=progress)
+
+
+def judge(answer: ConfigRecord) -> tuple[str, str]:
+    """Whether a node's versions fit the server's; see `Judge`."""
+    here, said = versions(), str(answer.get(VERSIONS_KEY, "{}"))
+    try:
+        there = _VERSIONS.validate_json(said)
+    except ValueError:
+        there = {}
+    states = dict(compared(there, here))
+    sentence = ", ".join(
+        f"{program} {there.get(program, MISSING)} where the server has {here[program]}"
+        for program, state in states.items()
+        if state != "ok"
+    )
+    if "broken" in states.values():
+        return (
+            f"its versions do not fit: {sentence}; install the server's there ('fedsign deploy check' in its kit).",
+            "",
+        )
+    return "", f"{sentence}: the last bits of its results may differ" if sentence else ""
+
+
+def members_of(folder: str, grid: Grid, note: Note = lambda event: None) -> Members | None:
+    """The sites of a federation, as they are whenever somebody asks; None where no site shows who it is.
+
+    `note` is told when the server's certificate has been renewed.
+    """
+    federation = open_federation(Path(folder))
+    if federation.insecure:
         return None
+    certificate = federation.certificate.read_bytes()
 
     def members() -> list[Member]:
+        nonlocal certificate
+        if (now := federation.certificate.read_bytes()) != certificate:
+            certificate = now
+            until = f"{ends_at(federation.certificate):%Y-%m-%d}"
+            note(
+                {
+                    "site": SUPERLINK,
+                    "event": "renewed",
+                    "why": f"its certificate is valid until {until}, once it is started again",
+                }
+            )
         node_of = {node.public_key: node.node_id for node in cast(HttpGrid, grid).get_nodes()}
         return [
             Member(

@@ -24,13 +24,14 @@ from fedsign.data.sites import lies_at_nodes
 from fedsign.errors import EngineError
 from fedsign.storage.disk import write_text
 from fedsign.storage.results import RunFolder, read_json, read_lines
-from simulations.deployment.engine.server_app import FOLDER_KEY, FOLLOWER_KEY, OUTCOME, WORKING_KEY
+from simulations.deployment.engine.server_app import FOLDER_KEY, FOLLOWER_KEY, OUTCOME, PID, SUPERLINK, WORKING_KEY
+from simulations.deployment.running import end, recorded
 from simulations.flower_app import write_app
 from simulations.rounds import OnRound
 
 _SERVER_APP = "simulations.deployment.engine.server_app:app"
 _POLL_S = 0.2
-_STATUS_EVERY_S = 15.0
+_STATUS_EVERY_S, _LOOKS_EVERY_S = 15.0, 1.0
 _log = logging.getLogger("fedsign")
 
 
@@ -47,8 +48,10 @@ def play(
     Raises:
         EngineError: the SuperLink refuses, or ends in the middle of the run, as `check_alive` says.
     """
+    end_server_app(folder)
     run_id = submit(write_submission(config, folder), link)
-    outcome, num_seen, heard_at = folder.path / OUTCOME, len(folder.rounds()), time.monotonic()
+    outcome, num_seen = folder.path / OUTCOME, len(folder.rounds())
+    heard_at = looked_at = time.monotonic()
     num_told = len(read_lines(folder.path / "members.jsonl"))
     try:
         while True:
@@ -59,8 +62,10 @@ def play(
                 num_seen, heard_at = num_seen + 1, time.monotonic()
             if has_ended:
                 break
-            if time.monotonic() - heard_at > _STATUS_EVERY_S:
+            if time.monotonic() - looked_at > _LOOKS_EVERY_S:
                 check_alive()
+                looked_at = time.monotonic()
+            if time.monotonic() - heard_at > _STATUS_EVERY_S:
                 heard_at = time.monotonic()
                 status = link.ListRuns(ListRunsRequest(run_id=run_id)).run_dict[run_id].status
                 if status.status == Status.FINISHED and not outcome.exists():
@@ -75,6 +80,7 @@ def play(
         raise
     ended = read_json(outcome)
     if ended["status"] != "finished":
+        check_alive()  # the ServerApp may have noticed first
         raise getattr(errors, ended["kind"], EngineError)(ended["error"])  # in the kind in which it was raised there
 
 
@@ -82,8 +88,15 @@ def tell_events(folder: RunFolder, num_told: int) -> int:
     """Say what has happened to the sites since; returns how many lines of members.jsonl have been told."""
     events = read_lines(folder.path / "members.jsonl")
     for event in events[num_told:]:
-        _log.warning("round %(round)d: site %(site)s %(event)s: %(why)s", event)
+        who = "the SuperLink" if event["site"] == SUPERLINK else f"site {event['site']}"
+        _log.warning("round %d: %s %s: %s", event["round"], who, event["event"], event["why"])
     return len(events)
+
+
+def end_server_app(folder: RunFolder) -> None:
+    """End what may be left of one that wrote into this folder; it ends by itself when its SuperLink or its command does, a moment later."""
+    process = recorded(folder.path / PID)
+    end([process] if process is not None else [])
 
 
 def write_submission(config: ExperimentConfig, folder: RunFolder) -> Path:

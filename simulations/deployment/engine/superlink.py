@@ -6,18 +6,21 @@ started.  Flower's own home is a folder of the run: nothing of the user's is rea
 
 Or a federation that is up: `engine.federation` names its folder (`fedsign deploy`).  The SuperLink starts the ServerApp on its own
 machine, where the run's folder has to lie; so this runs there too, and under the same user.  The ServerApp ends when this process
-does, so that a run that was killed can be resumed.
+or the SuperLink does, so that a run that was killed can be resumed.  When the SuperLink is started again, this process submits the run
+anew, which goes on from its last checkpoint.
 """
 
 import getpass
 import logging
 import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
+import psutil
 import tomli_w
 from pydantic import Field
 
@@ -26,14 +29,16 @@ from clients.deployment.settings import PARTITIONS_KEY, ROOT_KEY, SHARE_KEY, SIT
 from clients.node import STATE_KEY
 from fedsign.config import ExperimentConfig
 from fedsign.data import sites
-from fedsign.errors import ConfigError, EngineError
+from fedsign.errors import ConfigError, EngineError, LinkLostError
 from fedsign.flower.programs import bound, find_program
 from fedsign.rules import Rule
-from fedsign.storage.results import RunFolder
+from fedsign.storage import checkpoints
+from fedsign.storage.results import RunFolder, read_lines
 from fedsign.workload import Workload
-from simulations.deployment.engine.submission import play
+from simulations.deployment.engine.server_app import SUPERLINK
+from simulations.deployment.engine.submission import end_server_app, play, tell_events
 from simulations.deployment.federation import Federation, open_federation
-from simulations.deployment.membership import answers_at, asking, control, process_of
+from simulations.deployment.membership import answers, answers_at, asking, control, process_of
 from simulations.deployment.probe import look_at_server
 from simulations.deployment.running import Programs, flower_environment, free_port
 from simulations.deployment.start import check_trust
@@ -41,6 +46,7 @@ from simulations.rounds import OnRound
 
 _LOOPBACK = "127.0.0.1"
 _NUM_SUPERNODES = 3
+_POLL_S = 0.5
 _log = logging.getLogger("fedsign")
 
 
@@ -121,10 +127,13 @@ class SuperLink:
     def execute(self, workload: Workload, folder: RunFolder, on_round: OnRound) -> None:
         """See Engine."""
         if self.federation:
-            federation = open_federation(Path(self.federation))
-            check_alive = partial(_check_runs, federation)
-            with asking(federation) as link:
-                play(workload.config, folder, on_round, link=link, check_alive=check_alive)
+            _play_on(
+                open_federation(Path(self.federation)),
+                workload.config,
+                folder,
+                on_round,
+                patience_s=self.start_timeout_s,
+            )
             return
         local = LocalDeployment((folder.path / "flower").resolve(), folder.path / "logs")
         try:
@@ -153,10 +162,51 @@ class SuperLink:
             yield own
 
 
-def _check_runs(federation: Federation) -> None:
-    """Raise EngineError once the SuperLink, a process of this machine, has ended."""
-    if process_of(federation) is None:
-        raise EngineError("the SuperLink ended in the middle of the run; start it again, and go on with --resume.")
+def _play_on(
+    federation: Federation, config: ExperimentConfig, folder: RunFolder, on_round: OnRound, *, patience_s: float
+) -> None:
+    """Play a run, and go on from its last checkpoint when the SuperLink was gone and is there again.
+
+    Raises:
+        LinkLostError: it does not come back in time.
+    """
+    while True:
+        process = process_of(federation)
+        try:
+            with asking(federation) as link:
+                play(config, folder, on_round, link=link, check_alive=partial(_check_runs, federation, process))
+        except LinkLostError:
+            _log.warning(
+                "the SuperLink ended in the middle of the run, which goes on when it is started again within %g s: %s",
+                patience_s,
+                federation.server / "start.sh",
+            )
+            _wait_for(federation, folder, patience_s)
+            end_server_app(folder)
+            round = checkpoints.rewind(folder)
+            told = {"site": SUPERLINK, "event": "restarted", "why": f"the run goes on after round {round}"}
+            num_told = len(read_lines(folder.path / "members.jsonl"))
+            folder.append("members.jsonl", {"round": round + 1, **told})
+            tell_events(folder, num_told)
+        else:
+            return
+
+
+def _wait_for(federation: Federation, folder: RunFolder, patience_s: float) -> None:
+    deadline = time.monotonic() + patience_s
+    while process_of(federation) is None or not answers(federation):
+        if time.monotonic() > deadline:
+            raise LinkLostError(
+                f"the SuperLink ended in the middle of the run, and was not started again within engine.start_timeout_s={patience_s:g}; "
+                f"start it, and go on with 'fedsign run --resume {folder.path}'."
+            )
+        time.sleep(_POLL_S)
+
+
+def _check_runs(federation: Federation, before: psutil.Process | None) -> None:
+    """Raise LinkLostError once the SuperLink, a process of this machine, has ended, be there another one in its place."""
+    if process_of(federation) != before:
+        raise LinkLostError("the SuperLink ended in the middle of the run.")
 
 
 def _check_fits(federation: Federation, num_clients: int, min_replies: int) -> None:

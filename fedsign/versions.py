@@ -1,0 +1,37 @@
+"""What has to fit between processes that take part in one run."""
+
+import platform
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
+
+State = Literal["ok", "warn", "broken"]
+MISSING = "missing"
+_SPEAK_TO_EACH_OTHER = ("fedsign", "flwr")
+
+
+def versions() -> dict[str, str]:
+    """Of Python, FedSign, Flower and torch, here."""
+    found = {"python": platform.python_version()}
+    for name in ("fedsign", "flwr", "torch"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = MISSING
+    return found
+
+
+def compared(here: Mapping[str, str], wanted: Mapping[str, str]) -> Iterator[tuple[str, State]]:
+    """Each program that is wanted, and whether its version here fits; those that differ at their end alone work together.
+
+    >>> list(compared({"flwr": "1.40.0", "torch": "2.13.0"}, {"flwr": "1.41.0", "torch": "2.13.1"}))
+    [('flwr', 'broken'), ('torch', 'warn')]
+    """
+    for name, there in wanted.items():
+        has = here.get(name, MISSING)
+        if has == there:
+            yield name, "ok"
+        elif has == MISSING or (name in _SPEAK_TO_EACH_OTHER and has.split(".")[:2] != there.split(".")[:2]):
+            yield name, "broken"
+        else:
+            yield name, "warn"

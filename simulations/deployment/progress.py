@@ -1,0 +1,86 @@
+"""How far the runs of a federation are: what their ServerApps write into its folder, for whoever looks (`fedsign deploy status`)."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedsign.flower.pulling import Asked
+from fedsign.storage import digests
+from fedsign.storage.disk import is_held, replace_file
+from fedsign.storage.results import RunFolder, read_json
+from simulations.deployment.federation import Federation
+
+_EVERY_S = 0.5  # while a round goes on; its end is written at once
+
+
+class Progress:
+    """The writer of one run, to be told what it waits for; see `Watch` in fedsign.flower.pulling."""
+
+    def __init__(self, federation: Federation, name: str, run: Path, *, num_rounds: int) -> None:
+        """`name` is the run's own, which it keeps when it is resumed."""
+        for each in runs_of(federation):
+            if each.is_over:
+                each.file.unlink(missing_ok=True)
+        self._file = _folder(federation) / f"{name}.json"
+        self._facts: dict[str, Any] = {"run": str(run.resolve()), "num_rounds": num_rounds}
+        self.remarks: Mapping[int, str] = {}  # on the sites that have answered the roll call, by partition
+        self._asked = Asked("roll call", 0, ())
+        self._since = self._written_at = time.time()
+        self._write([])
+
+    def __call__(self, asked: Asked, waiting: Sequence[int]) -> None:
+        """Write it, unless that was done a moment ago."""
+        now = time.time()
+        if asked is not self._asked:
+            self._asked, self._since = asked, now
+        if not waiting or now - self._written_at > _EVERY_S:
+            self._written_at = now
+            self._write(waiting)
+
+    def _write(self, waiting: Sequence[int]) -> None:
+        told = {"round": self._asked.round, "what": self._asked.what, "since": self._since, "waiting": [*waiting]}
+        told["remarks"] = {str(partition): remark for partition, remark in self.remarks.items()}
+        text = digests.sealed_json(self._facts | told)
+        replace_file(self._file, lambda partial: partial.write_text(text, encoding="utf-8"), durable=False)
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedRun:
+    """A run of a federation, as its ServerApp wrote last; `waiting`: partitions that have not replied yet; `remarks`: on their versions."""
+
+    file: Path
+    run: RunFolder
+    num_rounds: int
+    round: int
+    what: str
+    since: float
+    waiting: Sequence[int]
+    remarks: Mapping[str, str]
+
+    @property
+    def is_played(self) -> bool:
+        """Whether the command that plays it is there."""
+        return is_held(self.run.path / "lock")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing to go on with."""
+        return not self.run.path.exists() or (not self.is_played and self.run.outcome["status"] == "finished")
+
+    @property
+    def how_to_go_on(self) -> str:
+        """The command."""
+        return f"fedsign run --resume {self.run.path}"
+
+
+def runs_of(federation: Federation) -> Iterator[PlayedRun]:
+    """Those that are played, and those that were interrupted."""
+    for file in sorted(_folder(federation).glob("*.json")):
+        told = read_json(file)
+        yield PlayedRun(file, RunFolder(Path(told.pop("run"))), **told)
+
+
+def _folder(federation: Federation) -> Path:
+    return federation.server / "state" / "runs"

@@ -1,0 +1,103 @@
+"""`fedsign deploy status`: the SuperLink, the runs that it plays, and each site: whether it is there, and what has happened to it.
+
+Put together from federation.toml, what the SuperLink says of its nodes, and the records of the runs.
+"""
+
+import datetime as dt
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flwr.common.constant import HEARTBEAT_PATIENCE
+from flwr.proto.node_pb2 import NodeInfo
+
+from fedsign.storage.results import read_lines
+from simulations.deployment.federation import Federation, Site
+from simulations.deployment.keys import ends_at, validity
+from simulations.deployment.membership import answers, in_pem, nodes_of, process_of
+from simulations.deployment.progress import PlayedRun, runs_of
+
+Row = dict[str, Any]
+
+
+def status_of(federation: Federation) -> Row:
+    """`superlink`, `is_up`, `certificate`, and the rows of `runs` and `sites`."""
+    process, runs = process_of(federation), [run for run in runs_of(federation) if not run.is_over]
+    is_up = process is not None and answers(federation)
+    nodes = {node.public_key: node for node in nodes_of(federation)} if is_up else {}
+    if process is None:
+        link = f"not running; start it with {federation.server / 'start.sh'}"
+    else:
+        since = f"{dt.datetime.fromtimestamp(process.create_time()):%Y-%m-%d %H:%M}"
+        link = f"process {process.pid} at {federation.local_address} since {since}{'' if is_up else ', does not answer yet'}"
+    ends = None if federation.insecure else ends_at(federation.certificate)
+    names = {site.partition: site.name for site in federation.active}
+    return {
+        "superlink": link,
+        "is_up": is_up,
+        "certificate": "none" if ends is None else validity(ends)[1],
+        "runs": [_run(run, names) for run in runs],
+        "sites": [
+            _site(site, nodes.get(in_pem(site.public_key)) if site.public_key else None, runs)
+            for site in federation.sites
+        ],
+    }
+
+
+def _run(run: PlayedRun, names: Mapping[int, str]) -> Row:
+    """How far a run is, and for whom it waits."""
+    waiting = [names.get(partition, str(partition)) for partition in run.waiting] if run.is_played else []
+    phase = f"{run.what} for {max(time.time() - run.since, 0):.0f} s"
+    if not run.is_played:
+        phase = f"interrupted; go on with: {run.how_to_go_on}"
+    return {
+        "run": str(run.run.path),
+        "round": f"{run.round}/{run.num_rounds}",
+        "phase": phase,
+        "waits for": ", ".join(waiting),
+    }
+
+
+def _site(site: Site, node: NodeInfo | None, runs: Sequence[PlayedRun]) -> Row:
+    """One site; what has happened to it in the runs that are going on."""
+    events = [line for run in runs for line in read_lines(run.run.path / "members.jsonl") if line["site"] == site.name]
+    failures = [
+        line
+        for run in runs
+        for line in read_lines(run.run.path / "failures.jsonl")
+        if line["partition"] == site.partition
+    ]
+    counts = Counter(line["event"] for line in events)
+    remarks = [run.remarks[str(site.partition)] for run in runs if str(site.partition) in run.remarks]
+    last = events[-1] if events else None
+    return {
+        "site": site.name,
+        "partition": site.partition,
+        "state": _state(site, node),
+        "last seen": _seen_at(node),
+        "versions": (remarks[-1] or "the server's") if remarks else "",
+        "failures": len(failures),
+        "late": counts["late"],
+        "refused": counts["refused"],
+        "last event": f"round {last['round']}: {last['event']}, {last['why']}" if last else "",
+    }
+
+
+def _state(site: Site, node: NodeInfo | None) -> str:
+    if not site.is_active:
+        return "revoked"
+    if node is None:
+        return "unknown"
+    return "never seen" if node.status == "registered" else node.status
+
+
+def _seen_at(node: NodeInfo | None) -> str | None:
+    """When a node's last heartbeat came, or when it left or was found to be gone."""
+    if node is None or not node.last_activated_at:
+        return None
+    if node.status == "online":
+        at = dt.datetime.fromtimestamp(node.online_until - HEARTBEAT_PATIENCE * node.heartbeat_interval, dt.UTC)
+    else:
+        at = dt.datetime.fromisoformat(node.last_deactivated_at or node.last_activated_at)
+    return f"{at.astimezone():%Y-%m-%d %H:%M:%S}"
