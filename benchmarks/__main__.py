@@ -34,6 +34,7 @@ _EXTRAS = tuple(  # of FedSign alone; those of a capability are there if the cap
         "startup",
         "population",
         "checkpoint",
+        "soak",
         "aggregation",
         "analysis",
         "engines",

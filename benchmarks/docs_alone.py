@@ -86,6 +86,30 @@ def _checkpoint(result: Figures) -> str:
     )
 
 
+def _soak(result: Figures) -> str:
+    """What there is after the warm-up, and at the end."""
+    rows = [
+        [
+            name,
+            *(figure(values[when]) for when in ("before", "after", "largest")),
+            f"{values['after'] / values['before']:.2f}",
+        ]
+        for name, values in result["grown"].items()
+    ]
+    happened = ", ".join(f"{count} times {way}" for way, count in sorted(result["happened"].items()))
+    late = result["longest_collecting_s"] - result["round_timeout_s"]
+    return _alone(
+        "Sites that come and go",
+        f"{result['rounds']:,} rounds of FedDyn on one SuperLink with TLS and three sites, which leave at seeded times ({happened}) "
+        "and come back, with Flower's pauses as short as in the tests. Medians over a tenth of the rounds, after a warm-up and at "
+        "the end; folders without records and logs.",
+        result,
+        table(("", "after the warm-up", "at the end", "largest", "ratio"), rows, left=1),
+        f"{result['took_s'] / 60:.0f} minutes, {result['missing_replies']:,} replies missing, none of which ended the run. Collecting replies ended "
+        f"{late:.1f} s after `server.round_timeout_s` at the latest.",
+    )
+
+
 def _aggregation(result: Figures) -> str:
     """Seconds, and memory by the number of replies."""
     titles = {
@@ -426,6 +450,7 @@ SECTIONS: dict[str, Callable[[Figures], str]] = {
     "startup": _startup,
     "population": _population,
     "checkpoint": _checkpoint,
+    "soak": _soak,
     "aggregation": _aggregation,
     "analysis": _analysis,
     "engines": _engines,

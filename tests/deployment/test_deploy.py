@@ -1,6 +1,8 @@
 """A federation on this machine as it is on several: TLS, a key for each site, and who is turned away."""
 
 import datetime as dt
+import json
+import os
 import re
 import shutil
 import subprocess
@@ -22,6 +24,7 @@ from simulations.deployment.federation import Federation, open_federation
 from simulations.deployment.keys import Certified, ends_at, issue
 from simulations.deployment.kits import open_kit
 from simulations.deployment.running import flower_environment, free_port
+from simulations.deployment.status import status_of
 from tests.deployment.test_sites import write_site
 from tests.e2e.command import fedsign, settings
 from tests.e2e.test_engines import processes_of, wait_until
@@ -35,6 +38,7 @@ SMALL = settings(
     callbacks=[],
     results__checkpoint_every=1,
 )
+started: list["subprocess.Popen[bytes]"] = []  # SuperLinks, which 'fedsign deploy down' ends
 ON_FEDERATION = settings(engine__name="superlink", engine__federation="federation")
 
 
@@ -53,6 +57,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     assert done.stdout.count("SuperNode of") == NUM_SITES
     yield path
     fedsign("deploy", "down", folder=path)
+    for process in started:
+        process.wait(30)
 
 
 @pytest.mark.engines
@@ -99,6 +105,68 @@ def test_a_run_whose_command_is_killed_ends_and_is_resumed_to_the_same_bits(fold
     (expected,) = folder.glob("calm/*/*/config.toml")
     assert bits(config.parent, folder) == bits(expected.parent, folder)
     assert "state of client 1" in bits(config.parent, folder)
+
+
+@pytest.mark.engines
+@pytest.mark.slow
+def test_a_run_goes_on_by_itself_when_its_superlink_is_killed_and_started_again(folder: Path) -> None:
+    """`fedsign deploy status` follows it; when the command is killed too, the server's next start names the one to type."""
+    federation, own = open_federation(folder / "federation"), settings(strategy__name="feddyn", rounds=8)
+    options = [*SMALL, *own, *settings(results__root=folder / "relinked"), *ON_FEDERATION]
+    command = [sys.executable, "-m", "simulations.cli", "run", *options]
+    with (folder / "relinked.log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=subprocess.STDOUT)
+    wait_until(lambda: any(path.stat().st_size for path in folder.glob("relinked/*/*/rounds.jsonl")), timeout_s=240)
+    (config,) = folder.glob("relinked/*/*/config.toml")
+    seen = json.loads(fedsign("deploy", "status", "federation", "--json", folder=folder).stdout)
+    assert seen["is_up"] and [run["run"] for run in seen["runs"]] == [str(config.parent)]
+    assert [(site["state"], site["versions"]) for site in seen["sites"]] == [("online", "the server's")] * NUM_SITES
+    kill_superlink(federation)
+    gone = fedsign("deploy", "status", "federation", folder=folder)
+    assert gone.returncode == 1 and "not running; start it with" in gone.stdout
+    start_superlink(federation)
+    assert process.wait(400) == 0, (folder / "relinked.log").read_text()
+    told = (folder / "relinked.log").read_text()
+    assert "the SuperLink ended in the middle of the run, which goes on when it is started again" in told
+    assert "the SuperLink restarted: the run goes on after round" in told
+    calm = fedsign("run", *SMALL, *own, *settings(results__root=folder / "linked"), folder=folder)
+    assert calm.returncode == 0, calm.stderr
+    (expected,) = folder.glob("linked/*/*/config.toml")
+    assert bits(config.parent, folder) == bits(expected.parent, folder)
+    for where in ("federation", "federation/kits/site-1"):
+        assert re.match(
+            r"\d{4}-\d\d-\d\d \d\d:", fedsign("deploy", "logs", where, "-n", "3", folder=folder, fresh=True).stdout
+        )
+
+    again = [*command, "--set", "rounds=50"]
+    process = subprocess.Popen(again, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_until(lambda: len([*folder.glob("relinked/*/*/config.toml")]) == 2, timeout_s=60)
+    wait_until(lambda: "train" in str(status_of(federation)["runs"]), timeout_s=240)
+    kill_superlink(federation)
+    process.kill()
+    process.wait()
+    (interrupted,) = [path.parent for path in folder.glob("relinked/*/*/config.toml") if path != config]
+    said = start_superlink(federation)
+    assert f"go on with it: fedsign run --resume {interrupted}" in said.read_text()
+
+
+def kill_superlink(federation: Federation) -> None:
+    """It alone, as a lack of memory does."""
+    process = membership.process_of(federation)
+    assert process is not None
+    process.kill()
+    process.wait(10)
+
+
+def start_superlink(federation: Federation) -> Path:
+    """As systemd does; returns what it says."""
+    said = federation.folder / "started.log"
+    with said.open("wb") as log:
+        environment = {**os.environ, "FEDSIGN": str(Path(sys.executable).parent / "fedsign")}
+        command = [str(federation.server / "start.sh")]
+        started.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment))
+    wait_until(lambda: membership.answers(federation), timeout_s=60)
+    return said
 
 
 HALTING = """

@@ -131,9 +131,8 @@ def test_whoever_is_unplugged_killed_or_revoked_the_run_is_the_one_without_those
         game.play(without="hamburg")
 
         server.kill()
-        game.kill()
         server.start()
-        game.start(stack, unplugged_after_s=rng.uniform(0, 5), without="hamburg")
+        game.play_roll_call(unplugged_after_s=rng.uniform(0, 5), without="hamburg")
         for _ in range(game.num_left - 1):
             game.play(without="hamburg")
         assert game.run is not None and game.play(without="hamburg") and game.run.wait(60) == 0, game.said
@@ -201,24 +200,21 @@ class Game:
     def said(self) -> str:
         return (self._machines.disk("server") / "log").read_text(encoding="utf-8")[-3000:]
 
-    def start(self, stack: ExitStack, *, unplugged_after_s: float, without: str = "") -> None:
-        """Start the run, or go on with it; leipzig is unplugged during the roll call, and back before the next round."""
+    def start(self, stack: ExitStack, *, unplugged_after_s: float) -> None:
+        """Start the run."""
         settings = {"strategy.name": "gated:Gated", "rounds": self.num_rounds, "results.root": "runs"}
-        settings |= {"engine.name": "superlink", "engine.federation": "federation", "engine.start_timeout_s": 15}
-        asked = ["--resume", str(self.folder.path)] if self._played else [*as_options({**flat(EXPERIMENT), **settings})]
-        self.run = self._machines.start("server", *FEDSIGN, "run", *asked)
+        settings |= {"engine.name": "superlink", "engine.federation": "federation", "engine.start_timeout_s": 25}
+        self.run = self._machines.start("server", *FEDSIGN, "run", *as_options({**flat(EXPERIMENT), **settings}))
         stack.callback(stop, self.run)
+        self.play_roll_call(unplugged_after_s=unplugged_after_s)
+
+    def play_roll_call(self, *, unplugged_after_s: float, without: str = "") -> None:
+        """One round after a roll call, during which leipzig is unplugged."""
         time.sleep(unplugged_after_s)
         self._machines.network.unplug("leipzig")
         self.play(without="leipzig", and_without=without)
         del self.took_s[self._played]  # which was said before the run was up
         self._plug_in()
-
-    def kill(self) -> None:
-        """The command, as a power cut does."""
-        assert self.run is not None
-        self.run.kill()
-        self.run.wait()
 
     def play(self, *, without: str = "", and_without: str = "") -> bool:
         """One round."""

@@ -123,3 +123,62 @@ def test_whatever_is_flipped_or_cut_no_other_model_or_records_come_out_without_a
             seen["the same"] += 1
         shutil.rmtree(folder)
     assert seen["refused"] > num_damages / 10 and seen["the same"] > num_damages / 10, seen
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A finished run of FedDyn, and one that was stopped after its second checkpoint."""
+    folder = tmp_path_factory.mktemp("both")
+    return play(folder / "finished", "feddyn", []), play(folder / "stopped", "feddyn", [Stop()])
+
+
+@pytest.mark.parametrize(
+    ("name", "cut_to"),
+    [
+        ("checkpoints/round-000004/served.safetensors", None),
+        ("checkpoints/round-000004/strategy.safetensors", None),
+        ("checkpoints/round-000004/clients.safetensors", None),
+        ("clients/states.sqlite", None),
+        ("rounds.jsonl", None),
+        ("rounds.jsonl", 272),
+    ],
+)
+def test_a_damaged_file_is_named_and_the_run_goes_on_without_it_or_not_at_all(
+    tmp_path: Path, both: tuple[Path, Path], name: str, cut_to: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A bit of a weight, of a client's version, of a figure in a record; records cut within their first lines."""
+    finished, stopped = both
+    folder = Path(shutil.copytree(stopped, tmp_path / "damaged"))
+    file = folder / name
+    content = bytearray(file.read_bytes())
+    inside = {".sqlite": state_of(folder).tobytes(), ".jsonl": b"."}.get(file.suffix)
+    content[-2 if inside is None else content.index(inside) + 1] ^= 1
+    file.write_bytes(content[:cut_to])
+    try:
+        run(resume=folder)
+        found = outcome_of(folder)
+    except FedSignError as error:
+        assert str(file) in str(error)
+    else:
+        assert found == outcome_of(finished)
+        assert str(file.parent) in caplog.text, "the checkpoint before was taken, and that was said"
+
+
+def state_of(folder: Path) -> np.ndarray:
+    """The largest tensor of a client's state that the newest checkpoint counts on."""
+    last = checkpoints.load_latest(folder / "checkpoints")
+    assert last is not None
+    database = StateDatabase(folder / "clients")
+    state = database.read(*next(iter(last.client_versions.items())))
+    database.close()
+    assert state is not None
+    return max(state.values(), key=lambda tensor: tensor.numel()).numpy()
+
+
+@pytest.mark.parametrize("name", ["partition.json", "timings.jsonl"])
+def test_a_file_that_is_no_text_is_an_error_that_names_it(tmp_path: Path, both: tuple[Path, Path], name: str) -> None:
+    folder = Path(shutil.copytree(both[0], tmp_path / "damaged"))
+    (folder / name).write_bytes(b"\xff\xfe" + (folder / name).read_bytes()[2:])
+    done = load_run(folder)
+    with pytest.raises(FedSignError, match=name):
+        _ = done.folder.partition if name == "partition.json" else done.folder.timings()
