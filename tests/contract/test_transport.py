@@ -615,7 +615,7 @@ from pathlib import Path
 from fedsign.transport.process import ChildProcess
 other = int(sys.argv[2]) if len(sys.argv) > 2 else None
 child = ChildProcess("tests.contract.echo_child", log=Path(sys.argv[1]), ends_with=other)
-child.connection.send({})
+child.connection.send({"stay": True} if other else {})
 child.connection.receive()
 print(child.process.pid, flush=True)
 input()
