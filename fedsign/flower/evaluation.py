@@ -35,7 +35,9 @@ def ask_sites(
     )
     asked = Asked("evaluate", requests[0].round, [request.partition for request in requests])
     messages = [Message(content, partition, EVALUATE) for partition in asked.partitions]
-    checks = [partial(unpack_reply, request=request) for request in requests]
+    checks = [
+        partial(unpack_reply, request=request, most=grid.most_examples(request.partition)) for request in requests
+    ]
     return grid.ask(messages, asked, checks, timeout_s=timeout_s)
 
 
@@ -55,11 +57,11 @@ def pack_reply(reply: EvaluateReply, request: Message) -> Message:
     return Message(RecordDict({wire.REPLY: ConfigRecord({_ANSWER: json.dumps(asdict(reply))})}), reply_to=request)
 
 
-def unpack_reply(message: Message, request: EvaluateRequest) -> EvaluateReply:
-    """A reply from a message.
+def unpack_reply(message: Message, request: EvaluateRequest, *, most: int) -> EvaluateReply:
+    """A reply from a message; `most` is how many samples it may count.
 
     Raises:
-        ReplyError: it is for another round or client, or counts no samples.
+        ReplyError: it is for another round or client, or counts no samples, or too many.
     """
     record = wire.of_kind(message.content, ConfigRecord)[wire.REPLY]
     reply = _REPLY.validate_json(str(record[_ANSWER]), strict=True)
@@ -70,4 +72,9 @@ def unpack_reply(message: Message, request: EvaluateRequest) -> EvaluateReply:
         )
     if reply.num_test < 1 or min(reply.num_train, reply.num_validation) < 0:
         raise ReplyError(f"the reply counts {reply.num_test} test samples; expected is 1 or more.")
+    if max(reply.num_test, reply.num_train, reply.num_validation) > most:
+        raise ReplyError(
+            f"the reply counts {reply.num_test} test, {reply.num_train} training and {reply.num_validation} validation samples; "
+            f"expected are {most} of each at most: for a site that holds more raise server.max_examples."
+        )
     return reply

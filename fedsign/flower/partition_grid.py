@@ -177,7 +177,7 @@ class PartitionGrid(MessageGrid, Exchange):
                     checked,
                     request=batch[slot],
                     roles=self._roles,
-                    max_examples=self._most_examples,
+                    max_examples=self.most_examples,
                     encoding=self.encoding,
                 )
                 partition = asked.partitions[slot]
@@ -189,7 +189,7 @@ class PartitionGrid(MessageGrid, Exchange):
                     break
         yield from ((slot, None) for slot in left)
 
-    def _most_examples(self, partition: int) -> int:
+    def most_examples(self, partition: int) -> int:
         """As the operator registered the site, or as the experiment says."""
         site = self._nodes.site(partition)
         return site.max_examples if site is not None and site.max_examples else self._max_examples(partition)

@@ -69,18 +69,18 @@ def evaluating(config: ExperimentConfig, round: int) -> list[int]:
 def means(sites: Sequence[EvaluateReply], names: Sequence[str]) -> dict[str, float]:
     """Means of the sites' figures by samples; a metric that a site's samples do not define is left out there.
 
-    NaN where nothing is left.  A loss that is not finite is not left out: the model diverged.
+    NaN where nothing is left.
     """
-    found = {name: _mean([(site.num_test, site.figures[name]) for site in sites], of=name) for name in names}
+    found = {name: _mean([(site.num_test, site.figures[name]) for site in sites]) for name in names}
     held = [site for site in sites if site.num_validation]
     for name in names if held else ():
         key = _VALIDATION + name
-        found[key] = _mean([(site.num_validation, site.figures[key]) for site in held], of=name)
+        found[key] = _mean([(site.num_validation, site.figures[key]) for site in held])
     return found
 
 
-def _mean(weighted: Iterable[tuple[int, float]], *, of: str) -> float:
-    kept = [(num, value) for num, value in weighted if of == "loss" or isfinite(value)]
+def _mean(weighted: Iterable[tuple[int, float]]) -> float:
+    kept = [(num, value) for num, value in weighted if isfinite(value)]
     total = sum(num for num, _ in kept)
     return fsum(num * value for num, value in kept) / total if total else nan
 
@@ -91,12 +91,18 @@ def _line(site: EvaluateReply) -> Line:
 
 
 def _checked(answer: EvaluateReply | Failure, names: Sequence[str]) -> EvaluateReply | Failure:
-    """An answer with the figures that were asked for, or a failure where some are missing."""
+    """An answer with the figures that were asked for, or a failure where some are missing, or the loss is not finite."""
     if isinstance(answer, Failure):
         return answer
     wanted = [*names, *(_VALIDATION + name for name in names if answer.num_validation)]
     missing = [name for name in wanted if name not in answer.figures]
     if missing:
         reason = f"the reply lacks the figures {missing}; run the same version of FedSign at every node."
+        return Failure(partition=answer.partition, reason=reason)
+    diverged = [
+        name for name in wanted if name in ("loss", _VALIDATION + "loss") and not isfinite(answer.figures[name])
+    ]
+    if diverged:
+        reason = f"its {diverged[0]} is {answer.figures[diverged[0]]}; expected is a finite number: the model diverged on its samples."
         return Failure(partition=answer.partition, reason=reason)
     return replace(answer, figures={name: answer.figures[name] for name in wanted})

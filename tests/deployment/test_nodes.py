@@ -358,12 +358,16 @@ def test_an_evaluate_reply_survives_the_wire_with_values_that_are_not_finite(roo
     reply = SiteEvaluator(work).evaluate(request)
     odd = replace(reply, figures={**reply.figures, "auc": float("nan"), "loss": float("inf")})
     message = Message(evaluation.pack_reply(odd, _request_message()).content, 2, "evaluate")
-    back = evaluation.unpack_reply(message, request)
+    back = evaluation.unpack_reply(message, request, most=100)
     assert np.isnan(back.figures["auc"]) and back.figures["loss"] == float("inf")
     assert replace(back, figures={}) == replace(odd, figures={})
     none = Message(evaluation.pack_reply(replace(odd, num_test=0), _request_message()).content, 2, "evaluate")
     with pytest.raises(ReplyError, match="counts 0 test samples"):
-        evaluation.unpack_reply(none, request)
+        evaluation.unpack_reply(none, request, most=100)
+    for counts in ("num_test", "num_train", "num_validation"):
+        many = Message(evaluation.pack_reply(replace(odd, **{counts: 101}), _request_message()).content, 2, "evaluate")
+        with pytest.raises(ReplyError, match="expected are 100 of each at most"):
+            evaluation.unpack_reply(many, request, most=100)
 
 
 def _request_message() -> Message:

@@ -190,14 +190,11 @@ def reply(num: int, **figures: float) -> EvaluateReply:
 def test_a_metric_that_a_site_cannot_define_is_the_mean_of_the_others() -> None:
     sites = [reply(1, loss=1.0, auc=0.5), reply(3, loss=2.0, auc=float("nan")), reply(4, loss=5.0, auc=1.0)]
     assert means(sites, ["loss", "auc"]) == {"loss": (1 + 6 + 20) / 8, "auc": (0.5 + 4) / 5}
-    diverged = means(
-        [reply(1, loss=float("nan"), auc=float("nan")), reply(1, loss=1.0, auc=float("nan"))], ["loss", "auc"]
-    )
-    assert all(np.isnan(value) for value in diverged.values())
+    assert np.isnan(means([reply(1, loss=1.0, auc=float("nan"))], ["loss", "auc"])["auc"])
     assert all(np.isnan(value) for value in means([], ["loss", "auc"]).values())
 
 
-def test_a_reply_without_the_figures_asked_for_is_a_failure_and_others_are_left_out(
+def test_a_reply_without_the_figures_asked_for_or_with_a_loss_of_nan_is_a_failure_and_others_are_left_out(
     roots: list[str], tmp_path: Path
 ) -> None:
     work = Workload(from_dict(tree(tmp_path, roots)))
@@ -205,6 +202,7 @@ def test_a_reply_without_the_figures_asked_for_is_a_failure_and_others_are_left_
         reply(1, loss=1.0),
         reply(1, loss=2.0, accuracy=0.5, client=7.0),
         replace(reply(1, loss=0.0, accuracy=0.0), num_validation=3),
+        reply(1, loss=float("nan"), accuracy=0.5),
     ]
     evaluator = EvaluationAtSites(work.config, lambda requests: answers)
     found = evaluator.evaluate(1, dict(work.make_model().state_dict()))
@@ -212,6 +210,7 @@ def test_a_reply_without_the_figures_asked_for_is_a_failure_and_others_are_left_
     assert [failure.reason.partition(";")[0] for failure in found.failures] == [
         "in evaluation: the reply lacks the figures ['accuracy']",
         "in evaluation: the reply lacks the figures ['validation_loss', 'validation_accuracy']",
+        "in evaluation: its loss is nan",
     ]
     (line,) = found.lines["sites.jsonl"]["sites"]
     assert line == {"client": 0, "name": "a", "num_train": 1, "num_test": 1, "loss": 2.0, "accuracy": 0.5}
