@@ -182,6 +182,12 @@ def failure_of(partition: int, error: Exception) -> Failure:
     return Failure(partition=partition, reason=reason, details=details)
 
 
+def printable(text: str, *, limit: int = 300) -> str:
+    """A stranger's words on one line, cut, and without what a terminal would obey."""
+    line = "".join(letter if letter.isprintable() else " " for letter in text[: limit + 1])
+    return line if len(line) <= limit else f"{line[:limit]}..."
+
+
 def _unbound(stack: Tensors, num: int) -> list[Tensors]:
     columns = [tensor.unbind() for tensor in stack.values()]
     return [dict(zip(stack, row, strict=True)) for row in zip(*columns, strict=True)] if columns else [{}] * num

@@ -35,6 +35,7 @@ class Purpose(IntEnum):
     FAULTS = 11  # which clients fail on purpose
     ATTACK = 12  # which clients are malicious
     EVALUATION = 20  # which sites evaluate in a round
+    SUBSTITUTES = 21  # which clients are asked in the place of absent ones
     LAYERS = 30  # which blocks of a model are trained in a period
     CONDENSATION = 42  # networks, batches and directions of a meta step; round: the step
     CONDENSED = 41  # networks that judge condensed images; round: which of them

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
-State = Literal["ok", "warn", "broken"]
 MISSING = "missing"
 _SPEAK_TO_EACH_OTHER = ("fedsign", "flwr")
 
@@ -21,7 +20,9 @@ def versions() -> dict[str, str]:
     return found
 
 
-def compared(here: Mapping[str, str], wanted: Mapping[str, str]) -> Iterator[tuple[str, State]]:
+def compared(
+    here: Mapping[str, str], wanted: Mapping[str, str]
+) -> Iterator[tuple[str, Literal["ok", "warn", "broken"]]]:
     """Each program that is wanted, and whether its version here fits; those that differ at their end alone work together.
 
     >>> list(compared({"flwr": "1.40.0", "torch": "2.13.0"}, {"flwr": "1.41.0", "torch": "2.13.1"}))

@@ -9,7 +9,7 @@ checkpoint never knows of a round whose line is missing, and resuming drops the 
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from math import ceil
 from typing import Protocol
@@ -37,6 +37,7 @@ from simulations.evaluation import Evaluation, evaluator_for
 from strategies.base import COHORT_KEY, SEED_KEY, Strategy
 
 OnRound = Callable[[Line], None]
+_OWNERS = "owners"  # of the clients, in a checkpoint
 _log = logging.getLogger("fedsign")
 
 
@@ -81,6 +82,9 @@ class RoundLoop:
         server = self._config.server
         self._num_asked = min(ceil(server.cohort_size * (1 + server.over_sampling)), self._config.partition.num_clients)
         self._exchange.num_wanted = server.cohort_size
+        aggregator = self._strategy.aggregator if isinstance(self._strategy, Strategy) else None
+        if aggregator is None or aggregator.takes_substitutes:
+            grid.substitutes = self._substitutes
         self._evaluated: Tensors = self._model.copies()
         self._served = self._evaluated
         self._resume()
@@ -199,6 +203,13 @@ class RoundLoop:
         clients = range(self._config.partition.num_clients)
         return Strategy().sample(self.round, clients, self._num_asked, rng)
 
+    def _substitutes(self, clients: Sequence[int], num: int) -> list[int]:
+        """Clients that are asked in the place of drawn ones that are absent."""
+        rng = generator(self._config.seed, Purpose.SUBSTITUTES, round=self.round)
+        return (
+            [int(each) for each in rng.choice(clients, size=min(num, len(clients)), replace=False)] if clients else []
+        )
+
     def _judge(self, traffic: Traffic) -> None:
         """Write down which clients failed; stop when too few are left."""
         self._report(traffic.failures)
@@ -231,6 +242,7 @@ class RoundLoop:
             states = self._states.commit(versions) if self._states is not None and versions else ""
             own = self._strategy if isinstance(self._strategy, Strategy) else None
             facts, tables = ({}, {}) if self._encoding is None else self._encoding.state()
+            owners = {str(client): site for client, site in self._exchange.ledger.owners.items()}
             on_disk = checkpoints.save(
                 self.folder.checkpoints,
                 Checkpoint(
@@ -239,7 +251,7 @@ class RoundLoop:
                     evaluated=own.evaluated_model if own else None,
                     strategy=own.memory() if own else foreign.snapshot(self._strategy),
                     client_versions=versions,
-                    facts=facts,
+                    facts={**facts, _OWNERS: owners} if owners else facts,
                     tables=tables,
                     records=self.folder.chains(),
                     states=states,
@@ -266,12 +278,15 @@ class RoundLoop:
         self.round = checkpoint.round
         self._served = checkpoint.served
         self._evaluated = checkpoint.evaluated or checkpoint.served
+        facts = dict(checkpoint.facts)
+        owners = {int(client): site for client, site in facts.pop(_OWNERS, {}).items()}
         if self._encoding is not None:
-            self._encoding.load_state(checkpoint.facts, checkpoint.tables)
+            self._encoding.load_state(facts, checkpoint.tables)
         if self._states is not None:
             self._states.resume(checkpoint.client_versions, checkpoint.states)
         self._exchange.ledger = ClientLedger(
             versions=dict(checkpoint.client_versions),
+            owners=owners,
             checkpoints=checkpoints.client_versions_on_disk(self.folder.checkpoints),
         )
 

@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 from clients.state.database import StateDatabase
 from fedsign.errors import FedSignError, ResultsError
 from fedsign.storage import checkpoints
+from fedsign.storage.disk import PARTIAL
 from fedsign.storage.results import RunFolder, damaged, read_json, read_lines
 
 
@@ -21,7 +22,9 @@ def verify(path: Path) -> Iterator[tuple[Path, str]]:
     found = False
     for file in sorted(path.rglob("*")):
         read = _READERS.get(file.name, _READERS.get(file.suffix))
-        if read is None or not file.is_file() or any(part.startswith("damaged-") for part in file.parts):
+        inside = file.relative_to(path).parts
+        left = any(part.startswith("damaged-") or part.endswith(PARTIAL) for part in inside)  # by a kill, or set aside
+        if read is None or not file.is_file() or left:
             continue
         found = True
         try:

@@ -43,7 +43,7 @@ EXPERIMENT = {
     "partition.alpha": 1.0,
     "model.name": "linear",
     "client.local_steps": 2,
-    "server.cohort_size": len(SITES),
+    "server.cohort_size": len(SITES) - 1,
     "server.min_replies": 1,
     "server.round_timeout_s": TIMEOUT_S,
     "engine.name": "superlink",

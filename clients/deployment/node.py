@@ -42,6 +42,7 @@ from fedsign.workload import Workload
 RUN_KEY = "run"  # in the run configuration
 TOKENIZER_KEY = "tokenizer"  # in the roll call's question: the fingerprint of the server's
 COUNTS_KEY = "counts"  # in its answer: of labels
+CONSENTS_KEY = "consents"  # likewise: what the site alone could allow, and has
 
 _log = logging.getLogger("fedsign")
 
@@ -104,14 +105,15 @@ class SuperNode(Node):
     def answer_roll_call(self, question: Mapping[str, object]) -> Mapping[str, str]:
         """See Node; a site reads its data, so that what is wrong with them is said before a round."""
         workload = self.workload
+        told = {CONSENTS_KEY: ", ".join(consents)} if (consents := settings.consents(self._own)) else {}
         if not sites.lies_at_nodes(workload.config):
-            return {}
+            return told
         sites.check_tokenizer(workload.config, workload.dataset.text, str(question.get(TOKENIZER_KEY, "")))
         for note in workload.dataset.notes:
             _log.warning("%s", note)  # a node's data are its own: it is told here, not at the server
         if not self._own.get(settings.SHARE_KEY):
-            return {}
-        return {COUNTS_KEY: json.dumps({site: workload.counts_of(site) for site in self.partitions})}
+            return told
+        return told | {COUNTS_KEY: json.dumps({site: workload.counts_of(site) for site in self.partitions})}
 
     def told(self, failure: Failure) -> Failure:
         """See [Note: what stays at a node]; what the server does not get is logged here."""

@@ -9,7 +9,7 @@ from fedsign.report.chart import Chart, Series
 from fedsign.report.run_charts import line_chart
 from fedsign.report.sections import Section, Table
 from fedsign.report.summary import Run
-from fedsign.storage.results import read_lines
+from fedsign.storage.results import RunFolder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,7 +24,7 @@ _MAX_CURVES = 40
 
 def section(run: Run) -> Section | None:
     """A chart and a table of the sites; None where they did not evaluate."""
-    lines = read_lines(run.path / "sites.jsonl")
+    lines = RunFolder(run.path).records("sites.jsonl")
     if not any(line["sites"] for line in lines):
         return None
     import pandas as pd

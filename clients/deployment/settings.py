@@ -43,3 +43,12 @@ def node_keys() -> Iterator[tuple[str, str, str, str]]:
     for table in site_tables().values():
         for key in table.keys:
             yield table.name, key, f"{table.name}-{key.replace('_', '-')}", f"{table.section}.{key}"
+
+
+def consents(own: Mapping[str, Any]) -> list[str]:
+    """What a node's configuration allows that nobody but the site may."""
+    return [
+        f"{table}.{key}"
+        for table, key, name, _ in node_keys()
+        if key in site_tables()[table].consents and own.get(name)
+    ]

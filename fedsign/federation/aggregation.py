@@ -7,7 +7,7 @@ order of the requests, and `in_slot_order` lets an early reply wait for the slot
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from sys import float_info
-from typing import Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from fedsign.errors import RoundError
 from fedsign.records import Reply, ReplyStack, Role, Tensors
 
 T = TypeVar("T")
-LARGEST = 2.0**44  # of the values of a reply, in size: float32 holds the sum of the squares of 2**40 of them
+LARGEST_VALUE = 2.0**44  # of the values of a reply, in size: float32 holds the sum of the squares of 2**40 of them
 _BLOCK = 2**17  # elements of a tensor that are worked on at once, half a megabyte
 
 
@@ -118,6 +118,7 @@ class Aggregator(Protocol):
     """Makes one model of a round's replies, in the place of `weighted_mean`."""
 
     prefix: str  # before the names of its tensors in a checkpoint
+    takes_substitutes: ClassVar[bool] = True  # of clients that were drawn and are absent
 
     def sampler(self, round: int) -> np.random.Generator | None:
         """What the cohort is drawn with; None for the experiment's own stream."""
@@ -201,10 +202,10 @@ class Spread:
     def add(self, local: Mapping[str, Tensor], received: Mapping[str, Tensor]) -> bool:
         """Take one client's update u = local - received in.
 
-        False, and nothing is taken in, where `local` holds values that are NaN, or beyond LARGEST.
+        False, and nothing is taken in, where `local` holds values that are NaN, or beyond LARGEST_VALUE.
         """
         self._begin(received)
-        if not all(is_finite(local[name], LARGEST) for name in self._large_sums):
+        if not all(is_finite(local[name], LARGEST_VALUE) for name in self._large_sums):
             return False
         if self._small:
             update = (torch.cat([local[name].reshape(-1) for name in self._small]) - self._before).float()
@@ -218,10 +219,10 @@ class Spread:
     def add_stack(self, local: Mapping[str, Tensor], received: Mapping[str, Tensor]) -> bool:
         """Take K clients' updates in at once; `local` are their tensors [K, ...].
 
-        False, and nothing is taken in, where one of them holds values that are NaN, or beyond LARGEST.
+        False, and nothing is taken in, where one of them holds values that are NaN, or beyond LARGEST_VALUE.
         """
         self._begin(received)
-        if not all(is_finite(local[name], LARGEST) for name in self._large_sums):
+        if not all(is_finite(local[name], LARGEST_VALUE) for name in self._large_sums):
             return False
         if self._small:
             matrix = torch.cat([local[name].flatten(1) for name in self._small], dim=1)  # [K, elements]
@@ -253,8 +254,8 @@ class Spread:
     def _take_small(self, total: Tensor, updates: Tensor, local: Mapping[str, Tensor]) -> bool:
         """Add the sum of updates, and their squared norm, which says whether they are finite: NaN and infinity show in it."""
         squares = sum(torch.dot(part, part).item() for part in updates.split(_BLOCK))
-        if not squares <= LARGEST**2:
-            if not all(is_finite(local[name], LARGEST) for name in self._small):
+        if not squares <= LARGEST_VALUE**2:
+            if not all(is_finite(local[name], LARGEST_VALUE) for name in self._small):
                 return False
             squares = updates.double().square().sum().item()  # it is the norm of very many
         self._squares += squares

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from fedsign.errors import ReplyError, RoundError
-from fedsign.federation.aggregation import LARGEST, Spread, in_slot_order, is_finite
+from fedsign.federation.aggregation import LARGEST_VALUE, Spread, in_slot_order, is_finite
 from fedsign.records import (
     CohortRequest,
     Failure,
@@ -42,11 +42,18 @@ class ClientLedger:
     """
 
     versions: dict[int, int] = field(default_factory=dict)
+    owners: dict[int, str] = field(default_factory=dict)  # the site of a client, where sites are registered
     checkpoints: dict[int, dict[int, int]] = field(default_factory=dict)  # round -> versions then
 
     def commit(self, round: int, partitions: Iterable[int]) -> None:
         """The round is done: the states that came with accepted replies are the clients' states now."""
         self.versions.update(dict.fromkeys(partitions, round))
+
+    def hand_over(self, partition: int, site: str) -> None:
+        """A client is this site's from now on; another site than before has no state of it."""
+        if self.owners.get(partition, site) != site:
+            self.versions.pop(partition, None)
+        self.owners[partition] = site
 
     def checkpoint(self, round: int, *, on_disk: Iterable[int]) -> None:
         """A checkpoint was written; only those on disk can still be resumed from."""
@@ -319,7 +326,7 @@ class DirectExchange(Exchange):
         ) and all(map(isfinite, numbers))
         if not (
             is_bounded
-            and all(is_finite(tensor, LARGEST) for tensor in besides)
+            and all(is_finite(tensor, LARGEST_VALUE) for tensor in besides)
             and self.traffic.spread.add_stack(stack.tensors, self._received)
         ):
             stack = self._without_diverged(stack)
@@ -430,8 +437,8 @@ def check_finite(tensors: Tensors, extra: Tensors) -> None:
     """Raise ReplyError for values that are NaN, infinite or so large that squares or sums of them are."""
     for besides, group in (("", tensors), (" besides the model", extra)):
         for name, tensor in group.items():
-            if not is_finite(tensor, LARGEST):
-                held = f"values beyond {LARGEST:.1e}" if is_finite(tensor) else "NaN or infinite values"
+            if not is_finite(tensor, LARGEST_VALUE):
+                held = f"values beyond {LARGEST_VALUE:.1e}" if is_finite(tensor) else "NaN or infinite values"
                 raise ReplyError(f"tensor '{name}'{besides} holds {held}: the client's training diverged.")
 
 

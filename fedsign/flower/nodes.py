@@ -25,6 +25,7 @@ from flwr.serverapp import Grid
 from fedsign.errors import EngineError
 from fedsign.flower import wire
 from fedsign.flower.pulling import Asked, Replies, Watch, pauses
+from fedsign.records import printable
 
 _REJOIN_S = 15.0  # to be waited for when somebody has gone and somebody else has come
 _ASKS_AGAIN_S = 60.0
@@ -45,9 +46,8 @@ class Member:
 
 Members = Callable[[], Sequence[Member]]
 Note = Callable[[Mapping[str, str]], None]
-Judge = Callable[
-    [ConfigRecord], tuple[str, str]
-]  # of an answer to the roll call: why its node is refused, and a remark
+# Of an answer to the roll call: why its node is refused, and a remark on it.
+Judge = Callable[[ConfigRecord], tuple[str, str]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +73,11 @@ class Nodes:
         self._members, self._note, self._judge = hooks.members, hooks.note, hooks.judge
         self._site_of: dict[int, Member] = {}  # by node id, where sites are registered
         self._site: dict[int, Member] = {}  # by partition
-        self._seen: tuple[set[int], set[int]] = (set(), set())  # nodes that were online, partitions that they served
+        self._revoked: set[str] = set()
+        self._known_revoked: set[str] = set()
+        self._served_by: dict[
+            int, str
+        ] = {}  # partition -> site whose node is online; "" where sites are not registered
         self._node_of: dict[int, int] | None = None  # None: a node id is a partition
         self._asked: dict[int, float] = {}  # node id -> when
         self._waiting: dict[str, int] = {}  # message id -> node id
@@ -90,6 +94,10 @@ class Nodes:
         """The site of a partition, where sites are registered."""
         return self._site.get(partition)
 
+    def absent(self, partitions: Iterable[int]) -> list[int]:
+        """Those of them that no node served at the last look."""
+        return [partition for partition in partitions if partition not in self._served_by]
+
     def roll_call(self, *, timeout_s: float, question: Mapping[str, str], at_least: int | None = None) -> None:
         """Ask every node which partitions it serves, until each partition has a node; `question`: what else it is asked.
 
@@ -103,13 +111,16 @@ class Nodes:
         refused: set[int] = set()
         began_at, is_told = time.monotonic(), False
         for _ in pauses():
-            self._ask(self._online())
+            online = self._online()
+            self._ask(online)
+            if self._members is not None:  # who is revoked or goes meanwhile makes room for who comes
+                claimed = {partition: node_id for partition, node_id in claimed.items() if node_id in online}
             for node_id, partitions, refusal in self._answers():
                 if refusal and node_id not in self._site_of:
-                    raise EngineError(f"{self._called(node_id)} cannot take part: {refusal}")
+                    raise EngineError(f"a node cannot take part: {refusal}")
                 if refusal:
                     refused.add(self._site_of[node_id].partition)
-                    self.tell_of(node_id, "refused", refusal)
+                    self._tell([self._name(node_id)], "refused", refusal)
                 for partition in partitions:
                     if claimed.setdefault(partition, node_id) != node_id:
                         raise EngineError(
@@ -121,9 +132,8 @@ class Nodes:
                 break
             if not is_told and time.monotonic() > began_at + _NAMED_AFTER_S:
                 is_told = True
-                self._tell(
-                    "awaited", missing, f"it has not answered yet, and is waited for until {timeout_s:g} s are over"
-                )
+                why = f"it has not answered yet, and is waited for until {timeout_s:g} s are over"
+                self._tell(self._names(awaited), "awaited", why)
         if self._num_partitions - len(missing) < (at_least or self._num_partitions):
             silent = len({*self._waiting.values()})
             unheard = f"; online without an answer: {silent}" if silent else ""
@@ -133,83 +143,87 @@ class Nodes:
                 f"{', '.join(self._names(missing[:5]))}{unheard}); start their nodes, or lower {enough}."
             )
         self._node_of = {partition: node for partition, node in claimed.items() if partition < self._num_partitions}
-        self._seen = self._online(), set(self._node_of)
-        self._tell("absent", missing, "the run goes on without it, and takes it in when it comes")
+        self._served_by = {partition: self._site_name(partition) for partition in self._node_of}
+        revoked = [partition for partition in missing if not self._is_active(partition)]
+        absent = [partition for partition in missing if partition not in revoked]
+        self._tell(self._names(revoked), "revoked", "the run goes on without it")
+        self._tell(self._names(absent), "absent", "the run goes on without it, and takes it in when it comes")
+        self._known_revoked = self._revoked
 
-    def refresh(self, wanted: Iterable[int]) -> None:
-        """Take in who has come, before something is sent to these partitions.
+    def refresh(self, wanted: Sequence[int]) -> list[int]:
+        """Take in who has come, before something is sent to these partitions; returns those of them that no node serves.
 
         A node that has come may stand for one that has gone; only then its answer is waited for, and only once.
         """
         if self._node_of is None:
-            return
+            return []
         online, began_at = self._online(), time.monotonic()
         self._ask(online)
         for _ in pauses():
             for node_id, partitions, refusal in self._answers():
                 if refusal:
-                    _log.warning("%s that has come cannot take part: %s", self._called(node_id), refusal)
-                    self.tell_of(node_id, "refused", refusal)
+                    _log.warning("a node that has come cannot take part: %s", refusal)
+                    self._tell([self._name(node_id)], "refused", refusal)
                 for partition in partitions:
                     self._hand_over(partition, node_id, online)
             has_gone = any(self.of(partition) not in online for partition in wanted)
             has_come = any(self._asked.get(node_id, -inf) >= began_at for node_id in self._waiting.values())
             if not (has_gone and has_come) or time.monotonic() > began_at + _REJOIN_S:
                 break
-        self._watch(online)
+        self._note_changes(online)
+        return self.absent(wanted) if any(self.of(partition) not in online for partition in wanted) else []
 
     def shut_down(self, *, timeout_s: float) -> None:
         """Tell every node that serves a partition that the run is over; those that do not answer in time are not waited for."""
         nodes = sorted({*(self._node_of or {}).values()} & self._online())
         pushed = self._push(nodes, wire.SHUTDOWN, {})
-        for _ in Replies(self._grid).arrivals(
-            pushed, Asked("shut down", 0, nodes), deadline=time.monotonic() + timeout_s
-        ):
-            """Nothing is asked of them but that they have heard it."""
+        said = Replies(self._grid).arrivals(pushed, Asked("shut down", 0, nodes), deadline=time.monotonic() + timeout_s)
+        for _ in said:
+            pass  # that they have heard it is enough
 
     def _online(self) -> set[int]:
         """Nodes that are online; where sites are registered, theirs alone."""
         if self._members is None:
             return set(self._grid.get_node_ids())
-        members = sorted(
-            self._members(), key=attrgetter("is_active")
-        )  # a partition is the active site's, if it has one
+        members = sorted(self._members(), key=attrgetter("is_active"))  # the active site of a partition counts
         self._site = {site.partition: site for site in members}
         self._site_of = {site.node_id: site for site in members if site.node_id is not None}
+        self._revoked = {site.name for site in members if not site.is_active and site.partition < self._num_partitions}
         return set(self._site_of)
 
-    def _called(self, node_id: int) -> str:
-        return f"site {self._site_of[node_id].name}" if node_id in self._site_of else "a node"
+    def tell_of(self, partition: int, event: str, why: str) -> None:
+        """Note what has happened to the site of a partition."""
+        self._tell(self._names([partition]), event, why)
 
-    def tell_of(self, node_id: int, event: str, why: str) -> None:
-        """Note what has happened to a node's site."""
-        self._note({"site": self._called(node_id).removeprefix("site "), "event": event, "why": why})
+    def _tell(self, names: Iterable[str], event: str, why: str) -> None:
+        for name in names:
+            self._note({"site": name, "event": event, "why": why})
+
+    def _name(self, node_id: int) -> str:
+        return self._site_of[node_id].name if node_id in self._site_of else "a node"
+
+    def _site_name(self, partition: int) -> str:
+        return self._site[partition].name if partition in self._site else ""
 
     def _names(self, partitions: Sequence[int]) -> list[str]:
         """The sites of partitions, or one name for all where they have none."""
-        names = [self._site[partition].name for partition in partitions if partition in self._site]
-        return names or [str([*partitions])]
+        return _or_numbers([self._site_name(partition) for partition in partitions], partitions)
 
     def _is_active(self, partition: int) -> bool:
         return partition not in self._site or self._site[partition].is_active
 
-    def _tell(self, event: str, partitions: Sequence[int], why: str) -> None:
-        """Note what has happened to the sites of these partitions; of one that is revoked, that it is."""
-        active = [partition for partition in partitions if self._is_active(partition)]
-        for name in self._names(active) if active else ():
-            self._note({"site": name, "event": event, "why": why})
-        for partition in sorted({*partitions} - {*active}):
-            self._note({"site": self._site[partition].name, "event": "revoked", "why": "the run goes on without it"})
-
-    def _watch(self, online: set[int]) -> None:
-        """Note who has come and who has gone since the last look."""
-        (before, served), table = self._seen, self._node_of or {}
-        if online == before and len(served) == len(table):
-            return
-        here = {partition for partition, node in table.items() if node in online}
-        self._tell("left", sorted(served - here), "its SuperNode is not online")
-        self._tell("joined", sorted(here - served), "it takes part from this round on")
-        self._seen = online, here
+    def _note_changes(self, online: set[int]) -> None:
+        """Note who has come, who has gone and who was revoked since the last look."""
+        self._tell(sorted(self._revoked - self._known_revoked), "revoked", "the run goes on without it")
+        self._known_revoked = self._revoked
+        before, table = self._served_by, self._node_of or {}
+        now = {partition: self._site_name(partition) for partition, node in table.items() if node in online}
+        self._served_by = now
+        gone = [partition for partition in sorted(before) if now.get(partition) != before[partition]]
+        come = [partition for partition in sorted(now) if before.get(partition) != now[partition]]
+        left = _or_numbers([before[partition] for partition in gone], gone)
+        self._tell([name for name in left if name not in self._revoked], "left", "its SuperNode is not online")
+        self._tell(self._names(come), "joined", "it takes part from this round on")
 
     def _own(self, node_id: int, claimed: Sequence[int]) -> list[int]:
         """See [Note: who speaks for whom]."""
@@ -221,7 +235,7 @@ class Nodes:
         foreign = [partition for partition in claimed if partition != site.partition]
         if foreign:
             why = f"it claims to be {foreign[:5]}, but its key is registered for partition {site.partition}"
-            self.tell_of(node_id, "refused", why)
+            self._tell([site.name], "refused", why)
         return [site.partition] if site.partition in claimed else []
 
     def _push(self, node_ids: Iterable[int], kind: str, told: Mapping[str, str]) -> list[str | None]:
@@ -246,9 +260,8 @@ class Nodes:
     def _ask(self, node_ids: Collection[int]) -> None:
         """Send the roll call's question to those who were not asked yet."""
         now = time.monotonic()
-        self._asked = {
-            node_id: when for node_id, when in self._asked.items() if node_id in node_ids
-        }  # who comes back is asked again
+        # who comes back is asked again
+        self._asked = {node_id: when for node_id, when in self._asked.items() if node_id in node_ids}
         for node_id in {*self._waiting.values()} & self._asked.keys():
             # Flower lost it, as it does when a machine is very busy; where others still answer, its turn may only not have come.
             # The answer to either question counts.
@@ -276,7 +289,7 @@ class Nodes:
                 self._asked.pop(node_id, None)  # it is asked again, once it is online
                 continue
             if reply.has_error():
-                yield node_id, [], (reply.error.reason or "it gave no reason").partition("\n")[0]
+                yield node_id, [], printable((reply.error.reason or "it gave no reason").partition("\n")[0])
                 continue
             record = wire.of_kind(reply.content, ConfigRecord).get(wire.REPLY, ConfigRecord())
             claimed = record.get("partitions")
@@ -285,7 +298,7 @@ class Nodes:
                 continue
             refusal, remark = self._judge(record)
             if remark:
-                self.tell_of(node_id, "differs", remark)
+                self._tell([self._name(node_id)], "remark", remark)
             if refusal:
                 yield node_id, [], refusal
                 continue
@@ -293,3 +306,8 @@ class Nodes:
             self.answers |= dict.fromkeys(partitions, record)
             self.remarks |= dict.fromkeys(partitions, remark)
             yield node_id, partitions, ""
+
+
+def _or_numbers(names: Sequence[str], partitions: Sequence[int]) -> list[str]:
+    """Names of sites, or the partitions as one name where sites are not registered."""
+    return [name for name in names if name] or ([str([*partitions])] if partitions else [])

@@ -31,6 +31,7 @@ from fedsign.flower.shims import MessageGrid, ensure_task_identity
 from fedsign.records import Failure, Role
 
 ReplyT = TypeVar("ReplyT")
+Substitutes = Callable[[Sequence[int], int], Sequence[int]]  # of these clients, so many at most
 _TTL_SLACK_S = 60.0
 _log = logging.getLogger("fedsign")
 
@@ -38,7 +39,7 @@ _log = logging.getLogger("fedsign")
 class PartitionGrid(MessageGrid, Exchange):
     """See the module.  `leaves_process`: messages are serialised by the engine underneath.
 
-    With `num_wanted` a round ends with the first good replies that come.
+    With `num_wanted` a round ends with the first good replies that come.  `substitutes` draws clients to be asked in the place of absent ones.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class PartitionGrid(MessageGrid, Exchange):
         self.leaves_process = leaves_process
         self._nodes = Nodes(grid, num_partitions=num_partitions, hooks=hooks)
         self._replies = Replies(grid, hooks.watch, is_remote=leaves_process)
+        self.substitutes: Substitutes | None = None
         self._shown: Sequence[int] = range(num_partitions)
         self._has_warned = False
         self._ttl_s = inf  # of a message that no node has pulled; a node that comes back finds no round that is over
@@ -103,14 +105,18 @@ class PartitionGrid(MessageGrid, Exchange):
         """What was judged of it; see Nodes."""
         return self._nodes.remarks
 
-    def _turn_to(self, partitions: Iterable[int], *, timeout_s: float) -> None:
-        """Before messages are sent to these partitions: who serves them now, and how long an answer is waited for."""
+    def _turn_to(self, partitions: Sequence[int], *, timeout_s: float) -> list[int]:
+        """Before messages are sent to these partitions: who serves them now, and how long an answer is waited for.
+
+        Returns those that nobody serves.
+        """
         self._ttl_s = timeout_s + _TTL_SLACK_S
-        self._nodes.refresh(partitions)
+        absent = self._nodes.refresh(partitions)
         if self.leaves_process:
-            for asked, reply in self._replies.late():
+            for asked, partition in self._replies.late():
                 why = f"its reply to '{asked.what}' of round {asked.round} came when the round was over, and does not count"
-                self._nodes.tell_of(reply.metadata.src_node_id, "late", why)
+                self._nodes.tell_of(partition, "late", why)
+        return absent
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages that are addressed to partitions; in place of an id, None for what could not be sent."""
@@ -138,7 +144,7 @@ class PartitionGrid(MessageGrid, Exchange):
         pushed = list(self.push_messages(messages))
         came = self._replies.arrivals(pushed, asked, deadline=time.monotonic() + timeout_s)
         yield from in_slot_order(
-            (slot, read_reply(reply, partition, checks[slot], self._nodes.site(partition)))
+            (slot, read_reply(reply, partition, checks[slot], self.who))
             for slot, reply in came
             for partition in [asked.partitions[slot]]
         )
@@ -146,12 +152,24 @@ class PartitionGrid(MessageGrid, Exchange):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
         """Send now; yield the good replies in the order of the messages, as soon as that can be."""
         batch = list(messages)
+        drawn = [message.metadata.dst_node_id for message in batch]
+        check_addresses(drawn, self._num_partitions)
+        absent = self._turn_to(drawn, timeout_s=inf if timeout is None else timeout)
+        if absent and self.substitutes is not None:
+            batch = self._with_substitutes(batch, drawn, self.substitutes, num=len(absent))
         self.traffic = Traffic(sent=[message.metadata.dst_node_id for message in batch])
-        check_addresses(self.traffic.sent, self._num_partitions)
-        self._turn_to(self.traffic.sent, timeout_s=inf if timeout is None else timeout)
         message_ids = list(self.push_messages(batch))
         deadline = time.monotonic() + timeout if timeout is not None else inf
         return self._good_replies(batch, message_ids, deadline)
+
+    def _with_substitutes(
+        self, batch: list[Message], drawn: Sequence[int], substitutes: Substitutes, *, num: int
+    ) -> list[Message]:
+        """With messages to others in addition, in the order of the partitions."""
+        gone, first = {*drawn, *self._nodes.absent(range(self._num_partitions))}, batch[0]
+        spare = [partition for partition in range(self._num_partitions) if partition not in gone]
+        more = [Message(first.content, partition, first.metadata.message_type) for partition in substitutes(spare, num)]
+        return sorted([*batch, *more], key=lambda message: message.metadata.dst_node_id)
 
     def _good_replies(self, batch: list[Message], message_ids: list[str], deadline: float) -> Iterator[Message]:
         for request, reply in zip(batch, in_slot_order(self._arrivals(batch, message_ids, deadline)), strict=True):
@@ -181,13 +199,18 @@ class PartitionGrid(MessageGrid, Exchange):
                     encoding=self.encoding,
                 )
                 partition = asked.partitions[slot]
-                outcome = read_reply(came, partition, check, self._nodes.site(partition))
+                outcome = read_reply(came, partition, check, self.who)
                 del left[slot]
                 num_good += isinstance(outcome, GoodReply)
                 yield slot, outcome
                 if num_good == num_wanted:
                     break
         yield from ((slot, None) for slot in left)
+
+    def who(self, partition: int) -> str:
+        """The beginning of a sentence on a client: its site, where sites are registered."""
+        site = self._nodes.site(partition)
+        return "" if site is None else f"site {site.name}: "
 
     def most_examples(self, partition: int) -> int:
         """As the operator registered the site, or as the experiment says."""
@@ -218,6 +241,8 @@ class PartitionGrid(MessageGrid, Exchange):
         partition, trains = metadata.dst_node_id, metadata.message_type == MessageType.TRAIN
         encodings: dict[str, str] = {}
         digests: dict[str, str] = {}
+        if (site := self._nodes.site(partition)) is not None:
+            self.ledger.hand_over(partition, site.name)
         if trains and not whole:
             model, shared = to_tensors(wire.arrays_of(content)), to_tensors(wire.besides(content))
             self.traffic.bytes_down += bytes_down([partition], model, shared, self.encoding)

@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 
 from fedsign.records import LATE
 
-NOT_SENT = "the request could not be sent to the node (is it online, is the model too large?)"
+NOT_SENT = "the request could not be sent: its node is not online, or the model is too large"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.25
 
 
@@ -33,7 +33,9 @@ class Replies:
 
     def __init__(self, grid: Grid, watch: Watch = lambda asked, waiting: None, *, is_remote: bool = True) -> None:
         self._grid, self._watch, self._is_remote = grid, watch, is_remote
-        self._overdue: dict[str, Asked | None] = {}  # message id -> what was asked, None: more were asked than needed
+        self._overdue: dict[
+            str, tuple[Asked, int] | None
+        ] = {}  # message id -> (what was asked, slot); None: not needed
 
     def arrivals(
         self,
@@ -59,6 +61,7 @@ class Replies:
         try:
             while waiting:
                 next(steps)
+                is_over = time.monotonic() > deadline  # asked before the last pull, which takes what came in time
                 self._watch(asked, [asked.partitions[slot] for slot in waiting.values()])
                 arrived = list(self._grid.pull_messages(list(waiting)))
                 for reply in arrived:
@@ -69,20 +72,21 @@ class Replies:
                         waiting[message_id] = slot
                 if arrived:
                     steps = pauses()  # short ones again
-                if time.monotonic() > deadline and (self._is_remote or not arrived):
-                    self._overdue |= dict.fromkeys(waiting, asked)
+                if is_over and (self._is_remote or not arrived):
+                    self._overdue |= {message_id: (asked, slot) for message_id, slot in waiting.items()}
                     slots = [*waiting.values()]
                     waiting.clear()
                     yield from ((slot, LATE) for slot in slots)
         finally:
             self._overdue |= dict.fromkeys(waiting)
 
-    def late(self) -> Iterator[tuple[Asked, Message]]:
-        """The replies that have come since their round was over; what can come no more is forgotten."""
+    def late(self) -> Iterator[tuple[Asked, int]]:
+        """What was asked and of which partition, of replies that have come since; what can come no more is forgotten."""
         for reply in self._grid.pull_messages([*self._overdue]) if self._overdue else ():
-            asked = self._overdue.pop(reply.metadata.reply_to_message_id, None)
-            if asked is not None and not reply.has_error():
-                yield asked, reply
+            known = self._overdue.pop(reply.metadata.reply_to_message_id, None)
+            if known is not None and not reply.has_error():
+                asked, slot = known
+                yield asked, asked.partitions[slot]
 
 
 def pauses() -> Iterator[None]:

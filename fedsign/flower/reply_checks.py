@@ -1,7 +1,7 @@
 """Whether a message can be used as the reply to a request; whatever a node sends is that node's failure alone."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 from flwr.app import Message
@@ -18,11 +18,11 @@ from fedsign.federation.exchange import (
 )
 from fedsign.flower import wire
 from fedsign.flower.array import to_tensors
-from fedsign.flower.nodes import Member
 from fedsign.flower.shims import set_source
-from fedsign.records import Failure, Role, Tensors, TrainReply, failure_of
+from fedsign.records import Failure, Role, Tensors, TrainReply, failure_of, printable
 
 ReplyT = TypeVar("ReplyT")
+_MAX_DETAILS = 20_000  # characters of a client's traceback
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +65,23 @@ def checked(
 
 
 def read_reply(
-    came: Message | str, partition: int, read: Callable[[Message], ReplyT], site: Member | None = None
+    came: Message | str,
+    partition: int,
+    read: Callable[[Message], ReplyT],
+    who: Callable[[int], str] = lambda partition: "",
 ) -> ReplyT | Failure:
-    """What `read` makes of a client's reply, or its failure, which names the site; a text says why no reply came."""
-    who = f"site {site.name}: " if site is not None else ""
+    """What `read` makes of a client's reply, or its failure, which begins with `who`; a text says why no reply came."""
+    details = ""
     if isinstance(came, str):
-        return Failure(partition=partition, reason=who + came)
-    if came.has_error():
+        reason = came
+    elif came.has_error():
         reason, _, details = (came.error.reason or "the node gave no reason").partition("\n")
-        return Failure(partition=partition, reason=who + reason, details=details)
-    try:
-        return read(came)
-    except FedSignError as error:
-        return replace(failure_of(partition, error), reason=f"{who}{error}")
-    except Exception as error:  # noqa: BLE001 - whatever a node sends is that node's failure alone
-        return Failure(partition=partition, reason=f"{who}the reply cannot be read: {failure_of(0, error).reason}.")
+        reason, details = printable(reason), details[:_MAX_DETAILS]
+    else:
+        try:
+            return read(came)
+        except FedSignError as error:
+            reason, details = str(error), failure_of(partition, error).details
+        except Exception as error:  # noqa: BLE001 - whatever a node sends is that node's failure alone
+            reason = f"the reply cannot be read: {failure_of(0, error).reason}."
+    return Failure(partition=partition, reason=who(partition) + reason, details=details)

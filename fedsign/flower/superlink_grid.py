@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import cast
 
 from flwr.app import Error, Message, Metadata
 from flwr.app.message import make_message
@@ -26,8 +25,6 @@ from flwr.supercore.inflatable.inflatable_utils import (
 )
 from flwr.superlink.grid import HttpGrid
 
-_FORGOTTEN_AFTER_S = 600.0
-
 
 class _StillUploadedError(Exception):
     """An object of a reply is not here yet."""
@@ -40,7 +37,6 @@ class _Incoming:
     message_id: str
     answers: str  # the id of the message that it answers
     tree: ObjectTree
-    since: float = field(default_factory=time.monotonic)
     held: dict[str, bytes] = field(default_factory=dict)
 
 
@@ -69,12 +65,10 @@ class SuperLinkGrid(HttpGrid):
             except _StillUploadedError:
                 continue
             except ObjectPullError as error:
-                yield self._lost(incoming, error)
+                yield self._lost(incoming, f"the reply was not uploaded to its end ({error})")
             else:
                 yield self._received(incoming)
             self._incoming.remove(incoming)
-        latest = time.monotonic() - _FORGOTTEN_AFTER_S
-        self._incoming = [each for each in self._incoming if each.since > latest]
 
     def _pull(self, incoming: _Incoming) -> None:
         pull = make_pull_object_fn_protobuf(self._runtime_client.PullObject, self.node, self.run.run_id)
@@ -82,9 +76,15 @@ class SuperLinkGrid(HttpGrid):
         pull_objects(wanted, partial(_take, pull, incoming.held))
 
     def _received(self, incoming: _Incoming) -> Message:
-        message = cast(Message, inflate_object_from_contents(incoming.message_id, incoming.held))
-        message.metadata.__dict__["_message_id"] = incoming.message_id
+        """The message, whose content is its node's own: it may be none, or say that it answers another request."""
         self._forget(incoming.message_id)
+        try:
+            message = inflate_object_from_contents(incoming.message_id, incoming.held)
+        except Exception as error:  # noqa: BLE001 - whatever a node sends is that node's failure alone
+            return self._lost(incoming, f"the reply cannot be read: {type(error).__name__}")
+        if not isinstance(message, Message) or message.metadata.reply_to_message_id != incoming.answers:
+            return self._lost(incoming, "the reply is no reply to this request")
+        message.metadata.__dict__["_message_id"] = incoming.message_id
         if message.has_error():  # perhaps because no node has taken the request, whose model the SuperLink would keep
             self._forget(incoming.answers)
         return message
@@ -94,11 +94,10 @@ class SuperLinkGrid(HttpGrid):
         told = ConfirmMessageReceivedRequest(node=self.node, run_id=self.run.run_id, message_object_id=message_id)
         self._runtime_client.ConfirmMessageReceived(told)
 
-    def _lost(self, incoming: _Incoming, error: ObjectPullError) -> Message:
+    def _lost(self, incoming: _Incoming, reason: str) -> Message:
         self._forget(incoming.answers)
         here = self.node.node_id
         metadata = Metadata(self.run.run_id, "", here, here, incoming.answers, "", time.time(), 0, SYSTEM_MESSAGE_TYPE)
-        reason = f"the reply was not uploaded to its end ({error})"
         return make_message(metadata=metadata, error=Error(ErrorCode.REPLY_MESSAGE_UNAVAILABLE, reason))
 
 

@@ -38,6 +38,7 @@ class Central(Aggregator):
     """The rule; `clip_norm` is that of the next round."""
 
     prefix = "privacy/"
+    takes_substitutes: ClassVar = False  # the account counts on the chance with which a client is drawn
     trusts_server: ClassVar = True
     withheld: ClassVar = (
         "train_loss",

@@ -8,7 +8,7 @@ from fedsign.report import wording
 from fedsign.report.run_charts import round_chart
 from fedsign.report.sections import Section
 from fedsign.report.summary import Fact, Run
-from fedsign.storage.results import read_lines
+from fedsign.storage.results import RunFolder
 
 _OF = {
     "local": "Clients clip their updates and add noise before they reply, so that the server sees nothing else of them.",
@@ -58,7 +58,7 @@ def section(run: Run) -> Section | None:
 def _budget(run: Run, part: dict[str, Any]) -> str:
     spent = run.rounds[-1].get("epsilon")
     epsilon = "no guarantee, as there is no noise" if spent is None else f"ε = {wording.figure(spent)}"
-    releases = read_lines(run.path / "privacy.jsonl")
+    releases = RunFolder(run.path).records("privacy.jsonl")
     total = releases[-1].get("epsilon") if releases else None
     more = f" (ε = {wording.figure(total)} with rounds that were dropped)" if spent and total and total > spent else ""
     return f"{epsilon}, δ = {part.get('delta', wording.MISSING)}{more}"

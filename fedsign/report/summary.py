@@ -10,7 +10,7 @@ from typing import Any
 from fedsign.errors import ResultsError
 from fedsign.report import wording
 from fedsign.report.population import Population, panels
-from fedsign.storage.results import Line, RunFolder, final_value, read_lines
+from fedsign.storage.results import Line, RunFolder, final_value
 
 LAST = 5
 """The headline is the mean of this many last rounds."""
@@ -89,7 +89,7 @@ def read(folder: RunFolder) -> Run:
         partition=folder.partition if has_partition else {"class_names": [], "counts": []},
         rounds=folder.rounds(),
         timings=folder.timings(),
-        failures=read_lines(folder.path / "failures.jsonl"),
+        failures=folder.records("failures.jsonl"),
     )
 
 

@@ -30,9 +30,8 @@ class ShardingSection(Section):
     listen: str = ""  # HOST:PORT of the first machine, by which the others reach it
     secret_file: str = ""  # what a machine that joins has to know; needed unless HOST is the loopback
     join_s: PositiveReal = 120.0  # seconds for which a client waits for machines that have not joined
-    insecure_network: bool = (
-        False  # let ranks send tensors over a network without encryption; needed unless HOST is the loopback
-    )
+    # let ranks send tensors over a network without encryption; needed unless HOST is the loopback
+    insecure_network: bool = False
 
     def check(self) -> None:
         """Ranks in equal groups, on machines with equal numbers of both."""

@@ -29,7 +29,7 @@ from torch import Tensor
 from fedsign.errors import ResumeError
 from fedsign.records import Tensors
 from fedsign.storage.digests import digest_of, read_json, sealed_json
-from fedsign.storage.disk import replace_file, replaced_folder
+from fedsign.storage.disk import fresh_path, replace_file, replaced_folder
 from fedsign.storage.results import RunFolder
 
 FORMAT = 3
@@ -57,9 +57,14 @@ class Checkpoint:
 
 def rewind(folder: RunFolder) -> int:
     """Drop what a run wrote after its newest checkpoint; returns the round of that, 0 without one."""
-    last = load_latest(folder.checkpoints)
-    folder.rewind(last.round if last else 0, last.records if last else {})
-    return last.round if last else 0
+    paths = _paths(folder.checkpoints)
+    round = max(paths, default=0)
+    records: Mapping[str, str] = {}
+    if paths:
+        with _damage_said(paths[round]):
+            records = _state(paths[round]).get("records", {})
+    folder.rewind(round, records)
+    return round
 
 
 def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> list[int]:
@@ -121,7 +126,7 @@ def set_damaged_aside(folder: Path) -> None:
     if damaged and len(damaged) == len(paths):
         raise damaged[paths[-1]]
     for path, reason in damaged.items():
-        aside = path.with_name(f"damaged-{path.name}")
+        aside = fresh_path(path.with_name(f"damaged-{path.name}"))
         _log.warning(
             "%s is damaged (%s): it is renamed to %s, and not resumed from",
             path,

@@ -12,7 +12,7 @@ from typing import Any
 from xxhash import xxh3_128
 
 BLANK = "0" * 32  # stands where the digest will
-# Also where the word or one of the digits is damaged.
+# The text before the digest, 10 characters in TOML and 14 in JSON, may be damaged as well, or else a digit of the digest.
 _SEAL = re.compile(r'\A(?:(?:# digest: |\{\n "digest": ")(?=.{32})|(?:.{10}|.{14})(?=[0-9a-f]{32}))', re.DOTALL)
 _LINK = re.compile(r', "chain": "(.{16})"\}\Z')
 

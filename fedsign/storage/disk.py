@@ -74,6 +74,15 @@ def exclusive(path: Path, *, what: str) -> Iterator[None]:
         yield
 
 
+def fresh_path(path: Path) -> Path:
+    """The path, or with a number where something is there."""
+    found, number = path, 1
+    while found.exists():
+        number += 1
+        found = path.with_name(f"{path.name}-{number}")
+    return found
+
+
 def is_held(path: Path) -> bool:
     """Whether a process holds the lock `path`."""
     try:

@@ -92,18 +92,22 @@ class RunFolder:
         return exclusive(self.path / "lock", what=f"the run in {self.path}")
 
     def rounds(self) -> list[Line]:
-        """The lines of all complete rounds.
+        """The lines of all complete rounds."""
+        return self.records("rounds.jsonl")
+
+    def timings(self) -> list[Line]:
+        """Seconds per round: `{"round", "train_s", "aggregate_s", "evaluate_s"}`."""
+        return self.records("timings.jsonl")
+
+    def records(self, name: str) -> list[Line]:
+        """The complete lines of a .jsonl file.
 
         Raises:
             ResumeError: they are damaged, or fewer than the newest checkpoint counts on.
         """
         states = sorted(self.checkpoints.glob("round-??????/state.json"))
         chains = read_json(states[-1]).get("records", {}) if states else {}
-        return read_lines(self.path / "rounds.jsonl", until=chains.get("rounds.jsonl", ""))
-
-    def timings(self) -> list[Line]:
-        """Seconds per round: `{"round", "train_s", "aggregate_s", "evaluate_s"}`."""
-        return read_lines(self.path / "timings.jsonl")
+        return read_lines(self.path / name, until=chains.get(name, ""))
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Write a small JSON file in one step."""
@@ -149,7 +153,8 @@ class RunFolder:
         remove_partials(self.path)
         remove_partials(self.checkpoints)
         (self.path / "outcome.json").unlink(missing_ok=True)
-        self.drop_after(round, "rounds.jsonl", "timings.jsonl", "failures.jsonl", "sites.jsonl", "members.jsonl")
+        self.drop_after(round, "rounds.jsonl", "timings.jsonl", "failures.jsonl", "sites.jsonl")
+        keep_lines(self.path / "members.jsonl")  # what has happened to sites is not played again
 
     def drop_after(self, round: int, *names: str) -> None:
         """Drop the lines of .jsonl files that were written after a round."""

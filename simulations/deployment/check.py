@@ -8,9 +8,9 @@ from typing import Any
 from clients.deployment.settings import site_tables
 from fedsign.errors import ConfigError, FedSignError
 from fedsign.storage.disk import is_private
-from fedsign.versions import MISSING, State, compared, versions
+from fedsign.versions import MISSING, compared, versions
 from simulations.deployment.federation import Federation
-from simulations.deployment.keys import ends_at, fingerprint, load_private, public_line, validity
+from simulations.deployment.keys import State, ends_at, fingerprint, load_private, public_line, validity
 from simulations.deployment.kits import PUBLIC_FILE, Kit
 from simulations.deployment.membership import answers, nodes_of, process_of
 from simulations.deployment.probe import ServerError, StillThereError, check_is_known, look_at_server

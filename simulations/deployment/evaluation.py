@@ -31,22 +31,23 @@ def at_sites(workload: Workload, grid: PartitionGrid, *, num_threads: int) -> "E
     ask: AskSites = partial(ask_sites, grid, timeout_s=workload.config.server.round_timeout_s)
     if not grid.leaves_process:
         ask = SiteEvaluator(workload, num_threads=num_threads).evaluate_many
-    return EvaluationAtSites(workload.config, ask)
+    return EvaluationAtSites(workload.config, ask, grid.who)
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationAtSites:
-    """`ask` is the way to the sites."""
+    """`ask` is the way to the sites, `who` how one is called in front of a failure."""
 
     config: ExperimentConfig
     ask: AskSites
+    who: Callable[[int], str] = lambda partition: ""
 
     def evaluate(self, round: int, tensors: Tensors) -> Evaluation:
         """See `simulations.evaluation.Evaluate`."""
         asked = evaluating(self.config, round)
         requests = [EvaluateRequest(round=round, partition=site, tensors=tensors) for site in asked]
         names = ["loss", *(name.rpartition(":")[2] for name in self.config.metrics)]
-        answers = [_checked(answer, names) for answer in self.ask(requests)]
+        answers = [_checked(answer, names, self.who) for answer in self.ask(requests)]
         said = [answer for answer in answers if isinstance(answer, EvaluateReply)]
         failed = [answer for answer in answers if isinstance(answer, Failure)]
         return Evaluation(
@@ -90,19 +91,21 @@ def _line(site: EvaluateReply) -> Line:
     return own | {name: value if isfinite(value) else None for name, value in site.figures.items()}
 
 
-def _checked(answer: EvaluateReply | Failure, names: Sequence[str]) -> EvaluateReply | Failure:
+def _checked(
+    answer: EvaluateReply | Failure, names: Sequence[str], who: Callable[[int], str]
+) -> EvaluateReply | Failure:
     """An answer with the figures that were asked for, or a failure where some are missing, or the loss is not finite."""
     if isinstance(answer, Failure):
         return answer
     wanted = [*names, *(_VALIDATION + name for name in names if answer.num_validation)]
     missing = [name for name in wanted if name not in answer.figures]
     if missing:
-        reason = f"the reply lacks the figures {missing}; run the same version of FedSign at every node."
+        reason = f"{who(answer.partition)}the reply lacks the figures {missing}; run the same version of FedSign at every node."
         return Failure(partition=answer.partition, reason=reason)
     diverged = [
         name for name in wanted if name in ("loss", _VALIDATION + "loss") and not isfinite(answer.figures[name])
     ]
     if diverged:
-        reason = f"its {diverged[0]} is {answer.figures[diverged[0]]}; expected is a finite number: the model diverged on its samples."
+        reason = f"{who(answer.partition)}its {diverged[0]} is {answer.figures[diverged[0]]}; expected is a finite number: the model diverged on its samples."
         return Failure(partition=answer.partition, reason=reason)
     return replace(answer, figures={name: answer.figures[name] for name in wanted})

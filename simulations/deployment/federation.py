@@ -10,10 +10,12 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 
 from fedsign.errors import ConfigError
+from fedsign.storage.digests import digest_of
 from fedsign.storage.disk import write_text
 from fedsign.versions import versions
 
@@ -143,6 +145,7 @@ class Federation:
         """To federation.toml."""
         tree = asdict(self)
         del tree["folder"]
+        tree["sites"] = [site | {"digest": _digest(site)} for site in tree["sites"]]
         write_text(self.folder / FILE, _HEADER + tomli_w.dumps(tree))
 
 
@@ -155,6 +158,9 @@ def open_federation(folder: Path) -> Federation:
     path = folder / FILE
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        for site in tree["sites"]:
+            if site.pop("digest", None) not in (None, _digest(site)):
+                raise ValueError(f"site {site.get('name')} is not as 'fedsign deploy' wrote it")
         tree["sites"] = tuple(Site(**site) for site in tree["sites"])
         return Federation(folder=folder.resolve(), **tree | {"hosts": tuple(tree["hosts"])})
     except FileNotFoundError as error:
@@ -163,6 +169,11 @@ def open_federation(folder: Path) -> Federation:
         ) from error
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(f"{path} cannot be read ({error}); restore it from a copy.") from error
+
+
+def _digest(site: Mapping[str, Any]) -> str:
+    """Of a site's table: whose key speaks for which partition is not read back unchecked."""
+    return digest_of(repr(sorted(site.items())).encode())
 
 
 def check_site_name(name: str) -> None:

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -21,10 +22,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedsign.errors import ConfigError
 from fedsign.storage.disk import is_private, replace_file
-from fedsign.versions import State
 from simulations.deployment.federation import address_of
 
 ALWAYS = ("localhost", "127.0.0.1", "::1")  # the server's own processes come this way
+State = Literal["ok", "warn", "broken"]
 _Key = ec.EllipticCurvePrivateKey
 _WARN_DAYS = 30
 _AUTHORITY_DAYS = 3650

@@ -6,6 +6,7 @@
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -36,6 +37,7 @@ def keep(folder: Path) -> None:
 
 def main(path: str) -> None:
     """See the module; ends when nobody writes any more."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # systemd sends it to all, but the program's last words count
     log = logging.Logger("log")
     handler = RotatingFileHandler(path, maxBytes=_MAX_BYTES, backupCount=_NUM_BEFORE, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))

@@ -1,11 +1,14 @@
 """How far the runs of a federation are: what their ServerApps write into its folder, for whoever looks (`fedsign deploy status`)."""
 
+import logging
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedsign.errors import FedSignError
 from fedsign.flower.pulling import Asked
 from fedsign.storage import digests
 from fedsign.storage.disk import is_held, replace_file
@@ -13,6 +16,7 @@ from fedsign.storage.results import RunFolder, read_json
 from simulations.deployment.federation import Federation
 
 _EVERY_S = 0.5  # while a round goes on; its end is written at once
+_log = logging.getLogger("fedsign")
 
 
 class Progress:
@@ -20,9 +24,6 @@ class Progress:
 
     def __init__(self, federation: Federation, name: str, run: Path, *, num_rounds: int) -> None:
         """`name` is the run's own, which it keeps when it is resumed."""
-        for each in runs_of(federation):
-            if each.is_over:
-                each.file.unlink(missing_ok=True)
         self._file = _folder(federation) / f"{name}.json"
         self._facts: dict[str, Any] = {"run": str(run.resolve()), "num_rounds": num_rounds}
         self.remarks: Mapping[int, str] = {}  # on the sites that have answered the roll call, by partition
@@ -67,19 +68,32 @@ class PlayedRun:
     @property
     def is_over(self) -> bool:
         """Whether there is nothing to go on with."""
-        return not self.run.path.exists() or (not self.is_played and self.run.outcome["status"] == "finished")
+        try:
+            return not self.run.path.exists() or (not self.is_played and self.run.outcome["status"] == "finished")
+        except FedSignError:
+            return False  # how it ended cannot be read
 
     @property
     def how_to_go_on(self) -> str:
         """The command."""
-        return f"fedsign run --resume {self.run.path}"
+        return f"fedsign run --resume {shlex.quote(str(self.run.path))}"
 
 
 def runs_of(federation: Federation) -> Iterator[PlayedRun]:
-    """Those that are played, and those that were interrupted."""
+    """Those that are played, and those that were interrupted; what a power cut has left of a file is passed over, with a warning."""
     for file in sorted(_folder(federation).glob("*.json")):
-        told = read_json(file)
-        yield PlayedRun(file, RunFolder(Path(told.pop("run"))), **told)
+        try:
+            told = read_json(file)
+            yield PlayedRun(file, RunFolder(Path(told.pop("run"))), **told)
+        except (FedSignError, TypeError, KeyError) as error:
+            _log.warning("how far a run is cannot be read: %s", error)
+
+
+def forget_over(federation: Federation) -> None:
+    """Remove what was written of runs that are over."""
+    for run in runs_of(federation):
+        if run.is_over:
+            run.file.unlink(missing_ok=True)
 
 
 def _folder(federation: Federation) -> Path:

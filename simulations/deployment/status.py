@@ -12,7 +12,6 @@ from typing import Any
 from flwr.common.constant import HEARTBEAT_PATIENCE
 from flwr.proto.node_pb2 import NodeInfo
 
-from fedsign.storage.results import read_lines
 from simulations.deployment.federation import Federation, Site
 from simulations.deployment.keys import ends_at, validity
 from simulations.deployment.membership import answers, in_pem, nodes_of, process_of
@@ -61,12 +60,9 @@ def _run(run: PlayedRun, names: Mapping[int, str]) -> Row:
 
 def _site(site: Site, node: NodeInfo | None, runs: Sequence[PlayedRun]) -> Row:
     """One site; what has happened to it in the runs that are going on."""
-    events = [line for run in runs for line in read_lines(run.run.path / "members.jsonl") if line["site"] == site.name]
+    events = [line for run in runs for line in run.run.records("members.jsonl") if line["site"] == site.name]
     failures = [
-        line
-        for run in runs
-        for line in read_lines(run.run.path / "failures.jsonl")
-        if line["partition"] == site.partition
+        line for run in runs for line in run.run.records("failures.jsonl") if f"site {site.name}: " in line["reason"]
     ]
     counts = Counter(line["event"] for line in events)
     remarks = [run.remarks[str(site.partition)] for run in runs if str(site.partition) in run.remarks]

@@ -11,7 +11,6 @@ from fedsign.errors import ConfigError
 from fedsign.landscape.sign_ratios import same_sign_ratio
 from fedsign.landscape.vector import Layout
 from fedsign.report.analysis import Found
-from fedsign.storage.results import read_lines
 from simulations.landscape.subject import Subject
 
 _FIGURE = "models_global"
@@ -57,7 +56,7 @@ def look(subjects: Sequence[Subject]) -> Found:
 
 def _over_rounds(subject: Subject) -> dict[str, NDArray[Any]]:
     """`rounds` and, of each layer, the agreement of the clients' models with the received one [layers, rounds]."""
-    lines = read_lines(subject.run.path / "signs.jsonl") if subject.run is not None else []
+    lines = subject.run.records("signs.jsonl") if subject.run is not None else []
     if not lines:
         return {}
     layers = list(lines[-1]["layers"])

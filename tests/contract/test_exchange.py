@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 from torch import Tensor
 
 from fedsign.errors import ReplyError, RoundError
-from fedsign.federation.aggregation import LARGEST, Spread
+from fedsign.federation.aggregation import LARGEST_VALUE, Spread
 from fedsign.federation.exchange import DirectExchange, check_finite
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.records import (
@@ -194,9 +194,9 @@ def test_a_stack_of_clients_that_all_diverged_is_no_reply() -> None:
     assert [failure.partition for failure in link.traffic.failures] == [0, 1]
 
 
-@pytest.mark.parametrize(("value", "is_taken"), [(LARGEST, True), (2 * LARGEST, False), (3e38, False)])
+@pytest.mark.parametrize(("value", "is_taken"), [(LARGEST_VALUE, True), (2 * LARGEST_VALUE, False), (3e38, False)])
 def test_finite_values_are_taken_as_long_as_the_sum_of_their_squares_is_finite(value: float, is_taken: bool) -> None:
-    served = {**SERVED, "w": torch.tensor([-LARGEST, 0.0])}
+    served = {**SERVED, "w": torch.tensor([-LARGEST_VALUE, 0.0])}
     request = CohortRequest(round=1, cohort=[1], tensors=served, objective=ObjectiveSpec())
     for answer in (reply(1, w=[value, 0.0]), stacked(reply(1, w=[value, 0.0]))):
         link = exchange(answer)

@@ -223,6 +223,21 @@ def test_a_private_key_is_not_taken_for_a_public_one(tmp_path: Path) -> None:
         keys.read_public(tmp_path / "a.key")
 
 
+def test_a_damaged_key_or_partition_in_federation_toml_is_refused(federation: Federation) -> None:
+    path = federation.folder / "federation.toml"
+    text = path.read_text(encoding="utf-8")
+    for before, after in (
+        ("partition = 1", "partition = 0"),
+        ('state = "active"', 'state = "actavo"'),
+        ("AAAA", "AABA"),
+    ):
+        path.write_text(text.replace(before, after, 1), encoding="utf-8")
+        with pytest.raises(ConfigError, match=r"site (berlin|hamburg) is not as 'fedsign deploy' wrote it"):
+            open_federation(federation.folder)
+    path.write_text(text.replace("port = 8000", "port = 8001"), encoding="utf-8")  # what may be edited
+    assert open_federation(federation.folder).port == 8001
+
+
 @pytest.mark.parametrize(
     "folder", ["/data/a b", "/data/it's", '/data/"quoted"', "/data/ünïcode#1", "/data/back\\slash"]
 )

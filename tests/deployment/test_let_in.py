@@ -2,6 +2,7 @@
 
 import datetime as dt
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 import uvicorn
 from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
@@ -28,7 +30,7 @@ from simulations.deployment.kits import Kit, open_kit
 from simulations.deployment.logs import log_of
 from simulations.deployment.membership import in_pem
 from simulations.deployment.probe import StillThereError
-from simulations.deployment.progress import Progress, runs_of
+from simulations.deployment.progress import Progress, forget_over, runs_of
 from simulations.deployment.running import free_port, record_this_process
 from simulations.deployment.status import status_of
 
@@ -152,7 +154,7 @@ def test_status_shows_the_runs_the_sites_and_who_is_waited_for(
     told.remarks = {0: "", 1: "torch 1.0 where the server has 2.0"}
     for event in ("late", "late", "refused"):
         run.append("members.jsonl", {"round": 2, "site": "a", "event": event, "why": "because"})
-    run.append("failures.jsonl", {"round": 2, "partition": 0, "reason": "late", "details": ""})
+    run.append("failures.jsonl", {"round": 2, "partition": 0, "reason": "site a: late", "details": ""})
     served.was_killed(still_believed_s=60)
     told(Asked("train", 3, [0, 1]), [0, 1])
     with run.locked():
@@ -174,6 +176,7 @@ def test_status_shows_the_runs_the_sites_and_who_is_waited_for(
     assert interrupted["phase"] == f"interrupted; go on with: fedsign run --resume {run.path}"
     run.write_json("outcome.json", {"status": "finished"})
     assert status_of(federation)["runs"] == []
+    forget_over(federation)
     Progress(federation, "run-2", run.path, num_rounds=9)
     assert [each.file.stem for each in runs_of(federation)] == ["run-2"]
 
@@ -195,6 +198,39 @@ def test_what_a_program_prints_is_kept_with_times_and_without_colors(tmp_path: P
     assert [line.split(maxsplit=2)[2] for line in lines] == ["INFO: started", "from a child", "become another"]
     times = [dt.datetime.fromisoformat(line[:19]) for line in lines]
     assert times == sorted(times)
+
+
+def test_the_last_words_of_a_program_that_is_asked_to_end_with_its_whole_group_are_kept(tmp_path: Path) -> None:
+    """As systemd does it: the program that keeps the log is asked, too."""
+    program = (
+        "import signal, sys\n"
+        "from pathlib import Path\n"
+        "from simulations.deployment import logs\n"
+        "logs.keep(Path(sys.argv[1]))\n"
+        "print('up', flush=True)\n"
+        "signal.sigwait([signal.SIGTERM])\n"
+        "print('last words', flush=True)\n"
+    )
+    block = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
+    command = [sys.executable, "-c", block + program, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "up\n"
+        for each in (*psutil.Process(process.pid).children(), psutil.Process(process.pid)):
+            each.send_signal(signal.SIGTERM)
+        assert process.stdout.read() == "last words\n"
+    assert process.returncode == 0
+    assert log_of(tmp_path).read_text(encoding="utf-8").endswith("last words\n")
+
+
+@pytest.mark.parametrize("content", ["", "\0" * 300, "{}", '{"run": "/x", "later": 1}'])
+def test_how_far_a_run_is_may_be_damaged(served: Served, content: str, caplog: pytest.LogCaptureFixture) -> None:
+    """By a power cut, or written by a later version: the server starts all the same."""
+    folder = served.federation.server / "state" / "runs"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "damaged.json").write_text(content, encoding="utf-8")
+    assert "damaged" not in [run.file.stem for run in runs_of(served.federation)]
+    assert "how far a run is cannot be read" in caplog.text
+    (folder / "damaged.json").unlink()
 
 
 def test_a_log_is_cut_into_files_of_which_the_oldest_go(tmp_path: Path) -> None:

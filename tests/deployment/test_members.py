@@ -5,39 +5,56 @@ import json
 import shutil
 import threading
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from io import BytesIO
 from math import inf, nan
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app.message import remove_content_from_message
 from flwr.common.constant import NOOP_FLWR_AID
+from flwr.common.serde import message_to_proto
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.message_pb2 import PushObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.error import FlowerError
+from flwr.supercore.inflatable.inflatable_object import (
+    add_header_to_object_body,
+    get_all_nested_objects,
+    get_object_tree,
+    no_object_id_recompute,
+)
+from flwr.superlink.servicer.fleet import fleet_handlers
 
 from clients.deployment.node import COUNTS_KEY
 from fedsign.config import ExperimentConfig, from_dict
-from fedsign.errors import ConfigError, EngineError
+from fedsign.errors import ConfigError, EngineError, LinkLostError
 from fedsign.flower import nodes, partition_grid, wire
 from fedsign.flower.nodes import SiteHooks
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.records import LATE
 from fedsign.storage.results import Line, RunFolder, read_lines
 from fedsign.versions import versions
+from fedsign.workload import Workload
 from simulations import run
 from simulations.backends.base import intra_op_threads
 from simulations.deployment import keys, provision
 from simulations.deployment.engine import server_app
-from simulations.deployment.engine.server_app import members_of
-from simulations.deployment.engine.submission import tell_events
+from simulations.deployment.engine import superlink as superlink_engine
+from simulations.deployment.engine.hooks import judge, members_of
+from simulations.deployment.engine.submission import tell_events, write_submission
 from simulations.deployment.engine.superlink import _check_fits
 from simulations.deployment.federation import Federation, open_federation
+from simulations.rounds import RoundLoop
+from strategies.fedavg import FedAvg
 from tests.contract import transported
+from tests.contract.contexts import make_context
 from tests.contract.transported import node_of
 from tests.deployment.link import Link, superlink
 from tests.unit.test_flower_room import MODEL, ROLES, node, requests, trained
@@ -82,9 +99,7 @@ def started(folder: Path, tmp_path: Path) -> Iterator[Started]:
             roles=ROLES,
             leaves_process=True,
             max_examples=lambda partition: 50,
-            hooks=SiteHooks(
-                members=members_of(str(federation.folder), link.grid), note=lambda event: noted.append(dict(event))
-            ),
+            hooks=SiteHooks(members=members_of(federation, link.grid), note=lambda event: noted.append(dict(event))),
         )
         yield Started(federation, link, grid, noted)
 
@@ -121,7 +136,7 @@ def test_a_federation_without_keys_takes_every_node(tmp_path: Path) -> None:
     asked = Federation(folder=tmp_path / "federation", name="x", hosts=("192.0.2.10",), insecure=True)
     made = provision.init(asked, [("alpha", None)], lifetime=dt.timedelta(days=1))
     with superlink() as link:
-        assert members_of(str(made.folder), link.grid) is None
+        assert members_of(made, link.grid) is None
 
 
 def test_what_happens_to_sites_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -223,6 +238,17 @@ def test_the_superlink_keeps_no_model_that_nobody_takes(
     assert held(started) == 0
 
 
+def test_a_reply_that_came_in_time_counts_however_long_the_server_works_on_another(
+    started: Started, rests: list[Callable[[], None]]
+) -> None:
+    """Beta's upload ends before the deadline, while alpha's reply is being aggregated until after it."""
+    replies = started.grid.send_and_receive(requests(0, 1, 2), timeout=1)
+    first = next(replies)
+    rests.pop()()
+    time.sleep(1.2)
+    assert [first.metadata.src_node_id, *(reply.metadata.src_node_id for reply in replies)] == [0, 1, 2]
+
+
 # An impostor: beta answers as no FedSign does, and the round goes on
 
 
@@ -287,6 +313,60 @@ def test_of_two_replies_to_a_request_one_counts(started: Started) -> None:
         assert not started.grid.traffic.failures
 
 
+def in_an_honest_envelope(started: Started, request: Message, content: Message) -> None:
+    """A reply whose metadata answer the request, as Flower checks, around another message."""
+    node_id = request.metadata.dst_node_id
+    envelope = Message(RecordDict(), reply_to=request)
+    envelope.metadata.__dict__["_src_node_id"] = node_id
+    with no_object_id_recompute():
+        tree = get_object_tree(content)
+        parts = {key: part.deflate() for key, part in get_all_nested_objects(content).items()}
+        envelope.metadata.__dict__["_message_id"] = content.object_id
+    proto = message_to_proto(remove_content_from_message(envelope))
+    node = Node(node_id=node_id)
+    asked = PushMessagesRequest(node=node, messages_list=[proto], message_object_trees=[tree])
+    told = fleet_handlers.push_messages(asked, started.link.state)
+    for key in told.objects_to_push:
+        part = PushObjectRequest(
+            node=node,
+            run_id=started.link.run_id,
+            session_id=told.session_id,
+            object_id=key,
+            object_content=parts[key],
+        )
+        fleet_handlers.push_object(part, started.link.state)
+
+
+@pytest.mark.parametrize("case", ["last round's message", "garbage"])
+def test_what_comes_in_an_honest_envelope_is_looked_at_too(started: Started, case: str) -> None:
+    recorded: list[Message] = []
+
+    def answer(message: Message) -> Message | None:
+        if message.metadata.message_type == wire.ROLL_CALL:
+            return node(1)(message)
+        reply = reply_with()(message)
+        if case == "garbage":
+            record = next(iter(wire.of_kind(reply.content, ConfigRecord).values()))
+            body = add_header_to_object_body(b"\xff\xff\xff\xff", record)
+            record.deflate = lambda: body  # type: ignore[method-assign]
+        recorded.append(reply)
+        in_an_honest_envelope(started, message, recorded[0])
+        return None
+
+    started.link.start(started.federation.site("beta").public_key, answer)
+    started.start("alpha", 0)
+    started.start("gamma", 2)
+    started.grid.roll_call(timeout_s=5)
+    for round in range(2):
+        is_whole = case == "last round's message" and not round
+        assert started.replied() == ([0, 1, 2] if is_whole else [0, 2])
+    (failure,) = started.grid.traffic.failures
+    assert failure.reason in (
+        "site beta: the reply is no reply to this request",
+        "site beta: the reply cannot be read: DecodeError",
+    )
+
+
 def test_a_reply_that_is_sent_again_in_a_later_round_changes_nothing(started: Started) -> None:
     """A recording of beta's, under the message that it answered: Flower takes none for a message that is answered."""
     recorded: list[Message] = []
@@ -339,7 +419,7 @@ def test_versions_that_do_not_fit_are_refused_and_named_others_are_remarked_on()
     here = versions()
 
     def judged(**changed: str) -> tuple[str, str]:
-        return server_app.judge(ConfigRecord({wire.VERSIONS_KEY: json.dumps(here | changed)}))
+        return judge(ConfigRecord({wire.VERSIONS_KEY: json.dumps(here | changed)}))
 
     assert judged() == ("", "")
     assert judged(torch="1.0") == (
@@ -349,8 +429,8 @@ def test_versions_that_do_not_fit_are_refused_and_named_others_are_remarked_on()
     refusal, remark = judged(fedsign="99.0.0", torch="1.0")
     assert f"fedsign 99.0.0 where the server has {here['fedsign']}, torch 1.0 where" in refusal and not remark
     for said in ("{", '{"fedsign": 1}', "{}"):
-        assert "fedsign missing" in server_app.judge(ConfigRecord({wire.VERSIONS_KEY: said}))[0]
-    assert "fedsign missing" in server_app.judge(ConfigRecord({}))[0], "an older version says nothing"
+        assert "fedsign missing" in judge(ConfigRecord({wire.VERSIONS_KEY: said}))[0]
+    assert "fedsign missing" in judge(ConfigRecord({}))[0], "an older version says nothing"
 
 
 # A run, with sites that are absent, come and go
@@ -498,7 +578,7 @@ def test_sites_that_are_revoked_in_a_run_are_noted_and_the_others_replies_are_no
 def test_a_run_whose_site_was_revoked_is_resumed_on_a_server_that_was_killed(
     started: Started, folder_of_run: RunFolder, tmp_path: Path
 ) -> None:
-    """A round was begun after the last checkpoint, whose lines are taken back."""
+    """A round was begun after the last checkpoint."""
     config = experiment(started, tmp_path)
     for name in NAMES:
         site(started, name, config, tmp_path / "states")
@@ -519,7 +599,7 @@ def test_a_run_whose_site_was_revoked_is_resumed_on_a_server_that_was_killed(
         began_at = time.monotonic()
         play(again, config.replace(**{"engine.start_timeout_s": 30.0}), folder_of_run)
     assert time.monotonic() - began_at < 10, "a revoked site is not waited for"
-    assert events(folder_of_run) == [(3, "beta", "revoked")]
+    assert events(folder_of_run) == [(3, "alpha", "left"), (3, "beta", "revoked")], "what happened is not taken back"
     assert_same(folder_of_run, missing(config, tmp_path, {3: {1}, 4: {1}}))
 
 
@@ -534,7 +614,7 @@ def test_a_site_of_another_version_is_refused_before_training_and_the_run_goes_o
     *answers, absent = read_lines(folder_of_run.path / "members.jsonl")  # nodes answer in any order
     assert [(each["site"], each["event"]) for each in sorted(answers, key=itemgetter("site"))] == [
         ("beta", "refused"),
-        ("gamma", "differs"),
+        ("gamma", "remark"),
     ]
     assert (absent["site"], absent["event"]) == ("beta", "absent")
     assert any("fedsign 99.0.0 where the server has" in each["why"] for each in answers)
@@ -542,28 +622,128 @@ def test_a_site_of_another_version_is_refused_before_training_and_the_run_goes_o
     assert_same(folder_of_run, missing(config, tmp_path, {1: {1}, 2: {1}}))
 
 
-def test_a_site_that_is_added_and_a_renewed_certificate_are_recorded_and_the_run_goes_on(
+def test_a_site_that_takes_anothers_place_and_a_renewed_certificate_are_recorded_and_the_run_goes_on(
     started: Started, folder_of_run: RunFolder, tmp_path: Path
 ) -> None:
-    """Delta gets the partition of gamma, which is revoked after the first round."""
+    """Delta gets the partition of gamma after the first round, and has no state of it: as if it had never been asked before."""
     config = experiment(started, tmp_path)
     at = {name: site(started, name, config, tmp_path / "states") for name in NAMES}
-    federation = started.federation
 
     def replace_gamma() -> None:
-        nonlocal federation
-        grown = provision.add_site(provision.revoke(federation, "gamma"), "delta", None)
+        grown = provision.add_site(provision.revoke(started.federation, "gamma"), "delta", None)
         started.link.state.delete_node(NOOP_FLWR_AID, at["gamma"])
         started.link.register("delta", grown.site("delta").public_key)
-        site(replace(started, federation=grown), "delta", config, tmp_path / "states")
-        federation = grown
+        site(replace(started, federation=grown), "delta", config, tmp_path / "states of delta")
 
-    def renew() -> None:
-        provision.renew(federation, [], lifetime=dt.timedelta(days=90))
+        provision.renew(grown, [], lifetime=dt.timedelta(days=90))
 
-    play(started, config, folder_of_run, {2: replace_gamma, 3: renew})
-    assert [each for each in events(folder_of_run) if each[1] != "gamma"] == [(4, "SuperLink", "renewed")]
-    assert lines(folder_of_run) == lines(missing(config, tmp_path, {}))
+    play(started, config.replace(rounds=3), folder_of_run, {2: replace_gamma})
+    play(started, config, folder_of_run)  # resumed: the checkpoint says whose states they are
+    assert sorted(events(folder_of_run)) == [
+        (2, "delta", "joined"),
+        (2, "gamma", "revoked"),
+        (3, "SuperLink", "renewed"),
+    ]
+    grid = transported.grid_of(config, [node_of(config, each, tmp_path / "others") for each in range(3)])
+    other = RunFolder(tmp_path / "other")
+    other.path.mkdir()
+
+    def forget(line: Line) -> None:
+        if line["round"] == 1:
+            del grid.ledger.versions[2]
+
+    with intra_op_threads(1):
+        RoundLoop(Workload(config), grid, other, forget).run()
+    assert_same(folder_of_run, other)
+
+
+def test_a_site_that_goes_while_another_comes_is_recorded_by_its_name(started: Started) -> None:
+    """Gamma is revoked between two rounds, and delta, which gets its partition, comes a round later."""
+    at = {name: started.start(name, partition) for partition, name in enumerate(NAMES)}
+    started.grid.roll_call(timeout_s=5)
+    grown = provision.add_site(provision.revoke(started.federation, "gamma"), "delta", None)
+    started.link.state.delete_node(NOOP_FLWR_AID, at["gamma"])
+    started.link.register("delta", grown.site("delta").public_key)
+    assert started.replied() == [0, 1]
+    replace(started, federation=grown).start("delta", 2)
+    assert started.replied() == [0, 1, 2]
+    assert [(each["site"], each["event"]) for each in started.noted] == [("gamma", "revoked"), ("delta", "joined")]
+
+
+def test_a_site_that_leaves_during_the_roll_call_is_absent(started: Started) -> None:
+    at = started.start("alpha", 0)
+    started.start("beta", 1)
+    gone = threading.Timer(0.4, lambda: started.link.stop(at))
+    gone.start()
+    started.grid.roll_call(timeout_s=1.5, at_least=1)
+    gone.join()
+    assert [(each["site"], each["event"]) for each in started.noted] == [("alpha", "absent"), ("gamma", "absent")]
+    assert started.replied() == [1]
+
+
+@pytest.mark.parametrize(("strategy", "cohort_size"), [("fedavg", 1), ("flower_fedavg", 2)])
+def test_where_a_drawn_site_is_absent_another_one_is_asked(
+    strategy: str, cohort_size: int, started: Started, folder_of_run: RunFolder, tmp_path: Path
+) -> None:
+    """Gamma is never there: the run is that of those who replied."""
+    server = {"cohort_size": cohort_size, "min_replies": 1, "round_timeout_s": 5.0}
+    config = experiment(started, tmp_path, rounds=8, strategy={"name": strategy}, server=server)
+    for name in ("alpha", "beta"):
+        site(started, name, config, tmp_path / "states")
+    play(started, config, folder_of_run)
+    records = folder_of_run.rounds()
+    assert {line["num_replies"] for line in records} == {cohort_size}
+    drawn = [line for line in records if 2 in line["clients"]]
+    assert drawn and len(drawn) < len(records)
+    assert all([each["client"] for each in line["failures"]] == [2] for line in drawn)
+    Given.cohorts = {line["round"]: [each for each in line["clients"] if each != 2] for line in records}
+    assert {client for cohort in Given.cohorts.values() for client in cohort} == {0, 1}
+    if strategy == "fedavg":
+        given = config.replace(**{"strategy.name": "tests.deployment.test_members:Given"})
+        assert_same_model(folder_of_run, missing(given, tmp_path, {}))
+
+
+class Given(FedAvg):
+    """Asks those that it is told."""
+
+    cohorts: ClassVar[dict[int, list[int]]] = {}
+
+    def sample(self, round: int, clients: Any, cohort_size: int, rng: Any) -> list[int]:
+        return self.cohorts[round]
+
+
+def assert_same_model(folder: RunFolder, other: RunFolder) -> None:
+    assert (folder.path / "model.safetensors").read_bytes() == (other.path / "model.safetensors").read_bytes()
+
+
+@pytest.mark.needs("privacy")
+def test_with_central_privacy_nobody_is_asked_in_the_place_of_an_absent_site(
+    started: Started, folder_of_run: RunFolder, tmp_path: Path
+) -> None:
+    """Its account counts on the chance with which each client is drawn."""
+    privacy = {"name": "central", "clip_norm": 1.0, "noise_multiplier": 1.0, "delta": 1e-5}
+    server = {"cohort_size": 2, "round_timeout_s": 5.0}
+    strategy = {"name": "fedavg"}
+    config = experiment(started, tmp_path, rounds=4, privacy=privacy, server=server, strategy=strategy)
+    for name in ("alpha", "beta"):
+        site(started, name, config, tmp_path / "states")
+    play(started, config, folder_of_run)
+    assert {len(line["clients"]) for line in folder_of_run.rounds()} == {2}
+
+
+def test_what_a_site_says_is_cut_and_printable_before_it_is_written(
+    started: Started, folder_of_run: RunFolder, tmp_path: Path
+) -> None:
+    config = experiment(started, tmp_path, rounds=1)
+    site(started, "alpha", config, tmp_path / "states")
+    loud = ValueError("\x1b]0;owned\x07" + 5_000_000 * "x")
+    key = started.federation.site("beta").public_key
+    started.link.start(key, lambda message: wire.failure_reply(loud, message))
+    site(started, "gamma", config, tmp_path / "states", torch="1.0\x1b[2J" + 5_000_000 * "9")
+    play(started, config, folder_of_run)
+    for name in ("members.jsonl", "rounds.jsonl", "failures.jsonl"):
+        text = (folder_of_run.path / name).read_text(encoding="utf-8")
+        assert len(text) < 30_000 and "\\u001b" not in text and "\x1b" not in text, name
 
 
 def test_fewer_sites_than_min_replies_are_an_error_that_names_those_that_are_absent(
@@ -599,6 +779,50 @@ def test_a_site_that_could_not_take_part_is_asked_again_when_it_comes_back(start
     assert started.replied() == [0, 1, 2]
     assert [each["event"] for each in started.noted] == ["absent", "refused", "joined"]
     assert started.noted[1] == {"site": "gamma", "event": "refused", "why": "ValueError: no data here"}
+
+
+def test_a_superlink_that_is_there_and_gives_no_answer_ends_the_command(
+    started: Started, folder_of_run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not submitted to again and again; one that was started again is."""
+    links = [1, 1, 1, 2, 2, 2]
+    monkeypatch.setattr(superlink_engine, "process_of", lambda federation: links[0])
+    monkeypatch.setattr(superlink_engine, "answers", lambda federation: True)
+    submitted = []
+
+    def play(*given: Any, **more: Any) -> None:
+        submitted.append(links[0])
+        if len(submitted) == 1:
+            links[:] = [2]  # it was started again
+        if len(submitted) < 3:
+            raise LinkLostError("the SuperLink gave no answer")
+
+    monkeypatch.setattr(superlink_engine, "play", play)
+    with pytest.raises(LinkLostError, match="gave no answer"):
+        superlink_engine._play_on(
+            started.federation, experiment(started, tmp_path), folder_of_run, lambda line: None, patience_s=1
+        )
+    assert submitted == [1, 2]
+    assert events(folder_of_run) == [(1, "SuperLink", "restarted")]
+
+
+def test_a_serverapp_of_a_run_that_was_submitted_again_plays_nothing(
+    started: Started, folder_of_run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the SuperLink starts both tasks after it was started again."""
+    config = experiment(started, tmp_path, rounds=1)
+    monkeypatch.setattr(server_app, "end_with", lambda process: None)
+    monkeypatch.chdir(tmp_path)
+    told = {}
+    for number in range(2):
+        app = write_submission(config, folder_of_run)
+        told[number] = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    played: list[str] = []
+    monkeypatch.setattr(server_app, "_play", lambda grid, config, folder, *, name: played.append(name))
+    for number in range(2):
+        server_app.main(started.link.grid, make_context(0, node_config={}, run_config=told[number]))
+        assert len(played) == number
+        assert (folder_of_run.path / "served.json").exists() == bool(number)
 
 
 def test_who_is_waited_for_and_how_long_may_change_on_resume(tmp_path: Path) -> None:

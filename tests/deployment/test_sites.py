@@ -222,6 +222,7 @@ def test_a_sites_name_is_text_on_the_page_whatever_it_is(played: Run, tmp_path: 
     lines = site_lines(played)
     for line in lines:
         line["sites"][0]["name"] = hostile
+    shutil.rmtree(tmp_path / "run" / "checkpoints")  # which count on the lines as they were
     (tmp_path / "run" / "sites.jsonl").unlink()
     for line in lines:
         RunFolder(tmp_path / "run").append("sites.jsonl", line)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedsign.errors import ResultsError
+from fedsign.errors import ResultsError, ResumeError
 from fedsign.storage import checkpoints
 from fedsign.storage.checkpoints import Checkpoint
 from fedsign.storage.results import RunFolder, read_lines
@@ -41,6 +41,35 @@ def test_the_checkpoint_before_a_damaged_one_is_taken_and_said_aloud(
     assert found is not None and found.served["w"].tolist() == [1, 2, 3]
     assert "round-000002 is damaged (served.safetensors: its digest does not match)" in caplog.text
     assert (saved / "damaged-round-000002").is_dir()  # nothing is lost
+
+
+def test_a_second_damage_of_the_same_round_is_set_aside_too(saved: Path) -> None:
+    for _ in range(2):
+        flip(saved / "round-000002" / "served.safetensors", -1)
+        checkpoints.set_damaged_aside(saved)
+        checkpoints.save(saved, Checkpoint(round=2, served={"w": torch.arange(3.0)}), keep=2)
+    aside = {path.name for path in saved.glob("damaged-*")}
+    assert aside == {"damaged-round-000002", "damaged-round-000002-2"}
+
+
+def test_what_a_kill_has_left_is_no_damage(saved: Path) -> None:
+    (saved / "round-000003.partial").mkdir()
+    (saved / "round-000003.partial" / "state.json").write_text("{")
+    assert not damaged(saved)
+
+
+def test_records_that_end_before_a_checkpoint_are_an_error_when_they_are_read(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for round in (1, 2, 3):
+        folder.append("timings.jsonl", {"round": round})
+    checkpoints.save(
+        folder.checkpoints, Checkpoint(round=3, served={"w": torch.zeros(1)}, records=folder.chains()), keep=1
+    )
+    assert len(folder.timings()) == 3
+    path = tmp_path / "timings.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:1]))
+    with pytest.raises(ResumeError, match=r"timings\.jsonl is missing or damaged \(1 lines are left"):
+        folder.timings()
 
 
 def test_where_no_checkpoint_is_whole_the_newest_is_named_and_all_stay(saved: Path) -> None:

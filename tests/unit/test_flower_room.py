@@ -419,7 +419,7 @@ def test_a_node_that_comes_back_under_another_id_serves_its_partition_again() ->
     del deployment.nodes[gone]
     assert [reply.metadata.src_node_id for reply in grid.send_and_receive(requests(0, 1), timeout=5)] == [0]
     (failure,) = grid.traffic.failures
-    assert failure.partition == 1 and failure.reason.startswith("the request could not be sent to the node")
+    assert failure.partition == 1 and failure.reason.startswith("the request could not be sent: its node is not online")
     deployment.nodes[gone + 1] = node(1)
     assert [reply.metadata.src_node_id for reply in grid.send_and_receive(requests(0, 1), timeout=5)] == [0, 1]
 

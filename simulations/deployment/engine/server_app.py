@@ -18,32 +18,27 @@ from pydantic import NonNegativeInt, TypeAdapter
 from clients.deployment.node import COUNTS_KEY, RUN_KEY, TOKENIZER_KEY
 from clients.local_trainers import provider_of
 from clients.node import EXPERIMENT_KEY
-from fedsign.config import ExperimentConfig
 from fedsign.data.base import fingerprint
 from fedsign.errors import FedSignError
-from fedsign.flower.nodes import Member, Members, Note, SiteHooks
 from fedsign.flower.shims import quiet_flower
 from fedsign.flower.superlink_grid import SuperLinkGrid
-from fedsign.flower.wire import VERSIONS_KEY
 from fedsign.storage.results import RunFolder
 from fedsign.transport.process import end_with
-from fedsign.versions import MISSING, compared, versions
 from fedsign.workload import workload_of
 from simulations.backends.base import called
+from simulations.deployment.engine.hooks import hooks_of
 from simulations.deployment.federation import open_federation
-from simulations.deployment.keys import ends_at
-from simulations.deployment.membership import in_pem
-from simulations.deployment.progress import Progress
+from simulations.deployment.progress import Progress, forget_over
 from simulations.deployment.running import record_this_process
 from simulations.rounds import RoundLoop
 
 FOLDER_KEY = "run-folder"  # in the run configuration
 WORKING_KEY = "working-folder"  # the command's, to which relative paths of the configuration belong
-SUPERLINK = "SuperLink"  # in members.jsonl, in the place of a site, none of which can be called so
 FOLLOWER_KEY = "followed-by"  # the command's process id; a run that nobody follows ends
-OUTCOME, PID = "served.json", "serverapp.pid"
+SUBMISSION_KEY = "submission"  # of several submissions of a run, the one that the file of this name holds is played
+OUTCOME, PID, SUBMISSION = "served.json", "serverapp.pid", "submission"
 _SHUTDOWN_S = 10.0
-_COUNTS, _VERSIONS = TypeAdapter(dict[str, list[NonNegativeInt]]), TypeAdapter(dict[str, str])
+_COUNTS = TypeAdapter(dict[str, list[NonNegativeInt]])
 _log = logging.getLogger(__name__)
 
 app = ServerApp()
@@ -58,6 +53,8 @@ def main(grid: Grid, context: Context) -> None:
     os.chdir(told[WORKING_KEY])
     folder = RunFolder(Path(told[FOLDER_KEY]))
     record_this_process(folder.path / PID)
+    if told[SUBMISSION_KEY] != (folder.path / SUBMISSION).read_text(encoding="utf-8"):
+        return  # the run has been submitted again since; see `submission.play`
     try:
         with quiet_flower():
             _play(SuperLinkGrid(cast(HttpGrid, grid)), told[EXPERIMENT_KEY], folder, name=told[RUN_KEY])
@@ -74,10 +71,16 @@ def _play(grid: Grid, config_toml: str, folder: RunFolder, *, name: str) -> None
     config = workload.config
     torch.set_num_threads(config.engine.threads)
     timeout_s, question = config.engine.settings["start_timeout_s"], {TOKENIZER_KEY: fingerprint(workload.dataset.text)}
-    hooks, at_least = _hooks(grid, config, folder, name), config.server.min_replies
+    home, at_least = config.engine.settings["federation"], config.server.min_replies
+    federation = open_federation(Path(home)) if home else None
+    progress = None
+    if federation is not None:
+        forget_over(federation)
+        progress = Progress(federation, name, folder.path, num_rounds=config.rounds)
+    hooks = hooks_of(grid, folder, federation, progress)
     partitions = called(grid, workload, timeout_s=timeout_s, question=question, hooks=hooks, at_least=at_least)
-    if isinstance(hooks.watch, Progress):
-        hooks.watch.remarks = partitions.remarks
+    if progress is not None:
+        progress.remarks = partitions.remarks
     complete_partition(folder, label_counts(partitions.answers), num_clients=config.partition.num_clients)
     try:
         RoundLoop(workload, partitions, folder).run()
@@ -87,75 +90,6 @@ def _play(grid: Grid, config_toml: str, folder: RunFolder, *, name: str) -> None
                 partitions.shut_down(timeout_s=_SHUTDOWN_S)
             except Exception as error:  # noqa: BLE001 - the run's own end counts; nodes end what nobody asks for
                 _log.warning("nodes were not told that the run is over: %s", error)
-
-
-def _hooks(grid: Grid, config: ExperimentConfig, folder: RunFolder, name: str) -> SiteHooks:
-    def note(event: Mapping[str, str]) -> None:
-        folder.append("members.jsonl", {"round": len(folder.rounds()) + 1, **event})
-
-    home = config.engine.settings["federation"]
-    if not home:
-        return SiteHooks(note=note, judge=judge)
-    progress = Progress(open_federation(Path(home)), name, folder.path, num_rounds=config.rounds)
-    return SiteHooks(note=note, judge=judge, members=members_of(home, grid, note), watch=progress)
-
-
-def judge(answer: ConfigRecord) -> tuple[str, str]:
-    """Whether a node's versions fit the server's; see `Judge`."""
-    here, said = versions(), str(answer.get(VERSIONS_KEY, "{}"))
-    try:
-        there = _VERSIONS.validate_json(said)
-    except ValueError:
-        there = {}
-    states = dict(compared(there, here))
-    sentence = ", ".join(
-        f"{program} {there.get(program, MISSING)} where the server has {here[program]}"
-        for program, state in states.items()
-        if state != "ok"
-    )
-    if "broken" in states.values():
-        return (
-            f"its versions do not fit: {sentence}; install the server's there ('fedsign deploy check' in its kit).",
-            "",
-        )
-    return "", f"{sentence}: the last bits of its results may differ" if sentence else ""
-
-
-def members_of(folder: str, grid: Grid, note: Note = lambda event: None) -> Members | None:
-    """The sites of a federation, as they are whenever somebody asks; None where no site shows who it is.
-
-    `note` is told when the server's certificate has been renewed.
-    """
-    federation = open_federation(Path(folder))
-    if federation.insecure:
-        return None
-    certificate = federation.certificate.read_bytes()
-
-    def members() -> list[Member]:
-        nonlocal certificate
-        if (now := federation.certificate.read_bytes()) != certificate:
-            certificate = now
-            until = f"{ends_at(federation.certificate):%Y-%m-%d}"
-            note(
-                {
-                    "site": SUPERLINK,
-                    "event": "renewed",
-                    "why": f"its certificate is valid until {until}, once it is started again",
-                }
-            )
-        node_of = {node.public_key: node.node_id for node in cast(HttpGrid, grid).get_nodes()}
-        return [
-            Member(
-                site.name,
-                site.partition,
-                node_of.get(in_pem(site.public_key)) if site.is_active else None,
-                site.is_active,
-                site.max_examples,
-            )
-            for site in open_federation(Path(folder)).sites
-        ]
-
-    return members
 
 
 def label_counts(answers: Mapping[int, ConfigRecord]) -> dict[int, list[int]]:

@@ -23,8 +23,17 @@ from fedsign.config import ExperimentConfig
 from fedsign.data.sites import lies_at_nodes
 from fedsign.errors import EngineError
 from fedsign.storage.disk import write_text
-from fedsign.storage.results import RunFolder, read_json, read_lines
-from simulations.deployment.engine.server_app import FOLDER_KEY, FOLLOWER_KEY, OUTCOME, PID, SUPERLINK, WORKING_KEY
+from fedsign.storage.results import RunFolder, read_json
+from simulations.deployment.engine.hooks import SUPERLINK
+from simulations.deployment.engine.server_app import (
+    FOLDER_KEY,
+    FOLLOWER_KEY,
+    OUTCOME,
+    PID,
+    SUBMISSION,
+    SUBMISSION_KEY,
+    WORKING_KEY,
+)
 from simulations.deployment.running import end, recorded
 from simulations.flower_app import write_app
 from simulations.rounds import OnRound
@@ -48,18 +57,21 @@ def play(
     Raises:
         EngineError: the SuperLink refuses, or ends in the middle of the run, as `check_alive` says.
     """
+    outcome, num_seen, num_told = folder.path / OUTCOME, len(folder.rounds()), len(folder.records("members.jsonl"))
+    app = write_submission(config, folder)
     end_server_app(folder)
-    run_id = submit(write_submission(config, folder), link)
-    outcome, num_seen = folder.path / OUTCOME, len(folder.rounds())
+    run_id = submit(app, link)
     heard_at = looked_at = time.monotonic()
-    num_told = len(read_lines(folder.path / "members.jsonl"))
+    read = 0  # bytes of the records
     try:
         while True:
             has_ended = outcome.exists()  # asked before the lines are read: none can follow
             num_told = tell_events(folder, num_told)
-            for line in folder.rounds()[num_seen:]:
-                on_round(line)
-                num_seen, heard_at = num_seen + 1, time.monotonic()
+            if (size := size_of(folder.path / "rounds.jsonl")) != read:
+                for line in folder.rounds()[num_seen:]:
+                    on_round(line)
+                    num_seen, heard_at = num_seen + 1, time.monotonic()
+                read = size
             if has_ended:
                 break
             if time.monotonic() - looked_at > _LOOKS_EVERY_S:
@@ -86,15 +98,23 @@ def play(
 
 def tell_events(folder: RunFolder, num_told: int) -> int:
     """Say what has happened to the sites since; returns how many lines of members.jsonl have been told."""
-    events = read_lines(folder.path / "members.jsonl")
+    events = folder.records("members.jsonl")
     for event in events[num_told:]:
         who = "the SuperLink" if event["site"] == SUPERLINK else f"site {event['site']}"
         _log.warning("round %d: %s %s: %s", event["round"], who, event["event"], event["why"])
     return len(events)
 
 
+def size_of(path: Path) -> int:
+    """In bytes; 0 where nothing is there yet."""
+    return path.stat().st_size if path.exists() else 0
+
+
 def end_server_app(folder: RunFolder) -> None:
-    """End what may be left of one that wrote into this folder; it ends by itself when its SuperLink or its command does, a moment later."""
+    """End what may be left of one that writes into this folder; it ends by itself when its SuperLink or its command does, a moment later.
+
+    One that an earlier submission will still start, ends when it sees that there is a newer one: it writes its process id down first.
+    """
     process = recorded(folder.path / PID)
     end([process] if process is not None else [])
 
@@ -107,7 +127,9 @@ def write_submission(config: ExperimentConfig, folder: RunFolder) -> Path:
         RUN_KEY: _name_of(folder),
         FOLLOWER_KEY: str(os.getpid()),
         WORKING_KEY: str(Path.cwd()),
+        SUBMISSION_KEY: uuid.uuid4().hex,
     }
+    write_text(folder.path / SUBMISSION, told[SUBMISSION_KEY])
     if lies_at_nodes(config):
         config = config.replace(**{"partition.roots": []})  # where other sites' data lie is not for a node to know
     return write_app(folder.path / "app", config, run_config=told, node=SuperNode, server_app=_SERVER_APP)

@@ -13,6 +13,7 @@ anew, which goes on from its last checkpoint.
 import getpass
 import logging
 import os
+import shlex
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -33,9 +34,9 @@ from fedsign.errors import ConfigError, EngineError, LinkLostError
 from fedsign.flower.programs import bound, find_program
 from fedsign.rules import Rule
 from fedsign.storage import checkpoints
-from fedsign.storage.results import RunFolder, read_lines
+from fedsign.storage.results import RunFolder
 from fedsign.workload import Workload
-from simulations.deployment.engine.server_app import SUPERLINK
+from simulations.deployment.engine.hooks import SUPERLINK
 from simulations.deployment.engine.submission import end_server_app, play, tell_events
 from simulations.deployment.federation import Federation, open_federation
 from simulations.deployment.membership import answers, answers_at, asking, control, process_of
@@ -174,8 +175,10 @@ def _play_on(
         process = process_of(federation)
         try:
             with asking(federation) as link:
-                play(config, folder, on_round, link=link, check_alive=partial(_check_runs, federation, process))
+                play(config, folder, on_round, link=link, check_alive=partial(_check_same_link, federation, process))
         except LinkLostError:
+            if process_of(federation) == process:
+                raise  # it is there, and gives no answer
             _log.warning(
                 "the SuperLink ended in the middle of the run, which goes on when it is started again within %g s: %s",
                 patience_s,
@@ -185,7 +188,7 @@ def _play_on(
             end_server_app(folder)
             round = checkpoints.rewind(folder)
             told = {"site": SUPERLINK, "event": "restarted", "why": f"the run goes on after round {round}"}
-            num_told = len(read_lines(folder.path / "members.jsonl"))
+            num_told = len(folder.records("members.jsonl"))
             folder.append("members.jsonl", {"round": round + 1, **told})
             tell_events(folder, num_told)
         else:
@@ -198,12 +201,12 @@ def _wait_for(federation: Federation, folder: RunFolder, patience_s: float) -> N
         if time.monotonic() > deadline:
             raise LinkLostError(
                 f"the SuperLink ended in the middle of the run, and was not started again within engine.start_timeout_s={patience_s:g}; "
-                f"start it, and go on with 'fedsign run --resume {folder.path}'."
+                f"start it, and go on with 'fedsign run --resume {shlex.quote(str(folder.path))}'."
             )
         time.sleep(_POLL_S)
 
 
-def _check_runs(federation: Federation, before: psutil.Process | None) -> None:
+def _check_same_link(federation: Federation, before: psutil.Process | None) -> None:
     """Raise LinkLostError once the SuperLink, a process of this machine, has ended, be there another one in its place."""
     if process_of(federation) != before:
         raise LinkLostError("the SuperLink ended in the middle of the run.")
