@@ -42,8 +42,8 @@ class ClientLedger:
     """
 
     versions: dict[int, int] = field(default_factory=dict)
-    owners: dict[int, str] = field(default_factory=dict)  # the site of a client, where sites are registered
     checkpoints: dict[int, dict[int, int]] = field(default_factory=dict)  # round -> versions then
+    owners: dict[int, str] = field(default_factory=dict)  # the site of a client, where sites are registered
 
     def commit(self, round: int, partitions: Iterable[int]) -> None:
         """The round is done: the states that came with accepted replies are the clients' states now."""
