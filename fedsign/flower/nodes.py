@@ -75,9 +75,7 @@ class Nodes:
         self._site: dict[int, Member] = {}  # by partition
         self._revoked: set[str] = set()
         self._known_revoked: set[str] = set()
-        self._served_by: dict[
-            int, str
-        ] = {}  # partition -> site whose node is online; "" where sites are not registered
+        self._served_by: dict[int, str] = {}  # partition -> site whose node is online, "" where sites have no keys
         self._node_of: dict[int, int] | None = None  # None: a node id is a partition
         self._asked: dict[int, float] = {}  # node id -> when
         self._waiting: dict[str, int] = {}  # message id -> node id
