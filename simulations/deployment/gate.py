@@ -25,6 +25,7 @@ from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 from flwr.supercore.error import ApiErrorCode
 from flwr.superlink import extensions
 from flwr.superlink.cli import flower_superlink
+from flwr.superlink.servicer.fleet import fleet_handlers
 from starlette.middleware import Middleware
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -33,6 +34,7 @@ from starlette.websockets import WebSocketClose
 from fedsign.errors import FedSignError
 from simulations.deployment.federation import Federation, address_of, open_federation
 from simulations.deployment.membership import answers, in_pem, register_sites
+from simulations.deployment.refusals import Refusals
 
 _OPEN_TO_SITES, _HEALTH = ("/v1/fleet/",), "/health"
 _REFUSAL = "Only SuperNodes are served from other machines; start runs and register sites on the server's machine.\n"
@@ -85,12 +87,19 @@ def is_active(folder: Path, key: bytes) -> bool:
     return federation.insecure or key in {b64encode(in_pem(site.public_key)) for site in federation.active}
 
 
+def guard(federation: Federation, is_open: threading.Event) -> None:
+    """Put the gate, and what counts the replies that are refused, in front of this process's SuperLink."""
+    gate = Middleware(Gate, is_open=is_open, knows=partial(is_active, federation.folder))
+    extensions.get_middleware = lambda: (gate,)
+    fleet_handlers.push_messages = Refusals(federation).push_messages
+
+
 def main() -> None:
     """See the module."""
     folder, *arguments = sys.argv[1:]
     federation = open_federation(Path(folder))
     is_open = threading.Event()
-    extensions.get_middleware = lambda: (Middleware(Gate, is_open=is_open, knows=partial(is_active, Path(folder))),)
+    guard(federation, is_open)
     threading.Thread(target=_register_when_up, args=[federation, is_open], daemon=True).start()
     sys.argv = ["flower-superlink", *arguments]
     superlink: Any = flower_superlink

@@ -111,15 +111,20 @@ class Link:
             if reply is not None:
                 self.push(node, reply)
 
-    def push(self, node: Node, reply: Message, *, objects: int | None = None) -> Callable[[], None]:
-        """A reply with all of its objects, or with the first ones of them; returns what uploads the others."""
+    def push(
+        self, node: Node, reply: Message, *, objects: int | None = None, sender: Node | None = None
+    ) -> Callable[[], None]:
+        """A node's reply with all of its objects, or with the first ones of them; returns what uploads the others.
+
+        `sender`: who sends it in fact.
+        """
         reply.metadata.__dict__["_src_node_id"] = node.node_id
         with no_object_id_recompute():
             reply.metadata.__dict__["_message_id"] = reply.object_id
             tree: ObjectTree = get_object_tree(reply)
             proto = message_to_proto(remove_content_from_message(reply))
             contents = {key: part.deflate() for key, part in get_all_nested_objects(reply).items()}
-        asked = PushMessagesRequest(node=node, messages_list=[proto], message_object_trees=[tree])
+        asked = PushMessagesRequest(node=sender or node, messages_list=[proto], message_object_trees=[tree])
         told = fleet_handlers.push_messages(asked, self.state)
 
         def upload(keys: list[str]) -> None:

@@ -6,7 +6,7 @@ import shutil
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from io import BytesIO
 from math import inf, nan
@@ -30,6 +30,7 @@ from flwr.supercore.inflatable.inflatable_object import (
     get_object_tree,
     no_object_id_recompute,
 )
+from flwr.superlink import extensions
 from flwr.superlink.servicer.fleet import fleet_handlers
 
 from clients.deployment.node import COUNTS_KEY
@@ -44,13 +45,14 @@ from fedsign.versions import versions
 from fedsign.workload import Workload
 from simulations import run
 from simulations.backends.base import intra_op_threads
-from simulations.deployment import keys, provision
+from simulations.deployment import gate, keys, provision
 from simulations.deployment.engine import server_app
 from simulations.deployment.engine import superlink as superlink_engine
 from simulations.deployment.engine.hooks import judge, members_of
 from simulations.deployment.engine.submission import tell_events, write_submission
 from simulations.deployment.engine.superlink import _check_fits
 from simulations.deployment.federation import Federation, open_federation
+from simulations.deployment.refusals import FOREIGN, NOT_TAKEN
 from simulations.rounds import RoundLoop
 from strategies.fedavg import FedAvg
 from tests.contract import transported
@@ -87,19 +89,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def started(folder: Path, tmp_path: Path) -> Iterator[Started]:
+def started(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
     federation = open_federation(Path(shutil.copytree(folder, tmp_path / "federation")))
+    monkeypatch.setattr(fleet_handlers, "push_messages", fleet_handlers.push_messages)
+    monkeypatch.setattr(extensions, "get_middleware", extensions.get_middleware)
+    gate.guard(federation, threading.Event())
     with superlink() as link:
         for site in federation.sites:
             link.register(site.name, site.public_key)
         noted: list[dict[str, str]] = []
+
+        def note(event: Mapping[str, str]) -> None:
+            noted.append(dict(event))
+
         grid = PartitionGrid(
             link.grid,
             num_partitions=3,
             roles=ROLES,
             leaves_process=True,
             max_examples=lambda partition: 50,
-            hooks=SiteHooks(members=members_of(federation, link.grid), note=lambda event: noted.append(dict(event))),
+            hooks=SiteHooks(members=members_of(federation, link.grid, note), note=note),
         )
         yield Started(federation, link, grid, noted)
 
@@ -311,6 +320,36 @@ def test_of_two_replies_to_a_request_one_counts(started: Started) -> None:
     for _ in range(2):
         assert started.replied() == started.grid.traffic.accepted == [0, 1, 2]
         assert not started.grid.traffic.failures
+    assert refused_of(started) == [
+        ("beta", f"1 of its replies: {NOT_TAKEN}")
+    ]  # the last round's is told in the next one
+
+
+def refused_of(started: Started) -> list[tuple[str, str]]:
+    """Whose replies were refused, as the run was told."""
+    return [(event["site"], event["why"]) for event in started.noted if event["event"] == "refused"]
+
+
+def test_a_reply_to_the_message_of_another_site_is_refused_and_named(started: Started) -> None:
+    """Beta knows the id of alpha's message, and is quicker."""
+    key = {name: started.federation.site(name).public_key for name in NAMES}
+
+    def answer(message: Message) -> Message:
+        if message.metadata.message_type == wire.ROLL_CALL:
+            return node(0)(message)
+        forged = reply_with(partition=0, num_examples=50)(message)
+        started.link.push(Node(node_id=alpha), forged, sender=Node(node_id=beta))
+        return reply_with(num_examples=3)(message)
+
+    alpha, beta = started.link.start(key["alpha"], answer), started.start("beta", 1)
+    started.start("gamma", 2)
+    started.grid.roll_call(timeout_s=5)
+    for _ in range(2):
+        replies = {
+            reply.metadata.src_node_id: reply for reply in started.grid.send_and_receive(requests(0, 1, 2), timeout=1)
+        }
+        assert wire.unpack_reply(replies[0]).num_examples == 3
+    assert refused_of(started) == [("beta", f"1 of its replies: {FOREIGN}")]
 
 
 def in_an_honest_envelope(started: Started, request: Message, content: Message) -> None:
@@ -387,6 +426,7 @@ def test_a_reply_that_is_sent_again_in_a_later_round_changes_nothing(started: St
         assert started.replied() == started.grid.traffic.accepted == [0, 1, 2]
         assert not started.grid.traffic.failures
     assert len(recorded) == 3
+    assert {site for site, _ in refused_of(started)} == {"beta"}
 
 
 @pytest.mark.parametrize("said", [{}, {"partitions": "1"}, {"partitions": [1.5]}, {"partitions": True}])

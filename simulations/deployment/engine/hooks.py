@@ -21,6 +21,7 @@ from simulations.deployment.federation import Federation, open_federation
 from simulations.deployment.keys import ends_at
 from simulations.deployment.membership import in_pem
 from simulations.deployment.progress import Progress
+from simulations.deployment.refusals import refused
 
 SUPERLINK = "SuperLink"  # in members.jsonl, in the place of a site, none of which can be called so
 _VERSIONS = TypeAdapter(dict[str, Annotated[str, StringConstraints(pattern=r"^[\w.+!-]{1,40}$")]])
@@ -64,14 +65,17 @@ def judge(answer: ConfigRecord) -> tuple[str, str]:
 def members_of(federation: Federation, grid: Grid, note: Note = lambda event: None) -> Members | None:
     """The sites of a federation, as they are whenever somebody asks; None where no site shows who it is.
 
-    `note` is told when the server's certificate has been renewed.
+    `note` is told when the server's certificate has been renewed, and what the SuperLink has refused.
     """
     if federation.insecure:
         return None
-    certificate = federation.certificate.read_bytes()
+    certificate, known = federation.certificate.read_bytes(), refused(federation)
 
     def members() -> list[Member]:
-        nonlocal certificate
+        nonlocal certificate, known
+        before, known = known, refused(federation)
+        for (site, why), count in (known - before).items():
+            note({"site": site, "event": "refused", "why": f"{count} of its replies: {why}"})
         if (now := federation.certificate.read_bytes()) != certificate:
             certificate = now
             why = f"its certificate is valid until {ends_at(federation.certificate):%Y-%m-%d}, once it is started again"

@@ -1,0 +1,86 @@
+"""Replies that the SuperLink does not take: counted by site, where Flower tells nobody.
+
+Flower 1.41 compares a request's key with its node, and not that node with the reply in the request: who knew the id of another site's
+message could answer it.  Such a reply is refused here.
+"""
+
+import logging
+import sys
+import threading
+from collections import Counter
+from typing import Any
+
+from flwr.app import Message
+from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.server.superlink.linkstate import LinkState
+from flwr.superlink.servicer.fleet import fleet_handlers
+
+from fedsign.errors import FedSignError
+from fedsign.storage import digests
+from fedsign.storage.disk import replace_file
+from fedsign.storage.results import read_json
+from simulations.deployment.federation import Federation
+
+FOREIGN = "it answers in the name of another node"
+NOT_TAKEN = "its message is answered already, or over"
+_FILE = "state/refused.json"
+_log = logging.getLogger("fedsign")
+
+
+class Refusals:
+    """In front of the Fleet API's `push_messages`; the counts, since the SuperLink started, go to a file."""
+
+    def __init__(self, federation: Federation) -> None:
+        self._push, self._file = fleet_handlers.push_messages, federation.server / _FILE
+        self._file.unlink(missing_ok=True)
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._lock = threading.Lock()
+
+    def push_messages(self, request: PushMessagesRequest, state: LinkState) -> PushMessagesResponse:
+        """Take a reply, or count it."""
+        sender = request.node.node_id
+        if any(message.metadata.src_node_id != sender for message in request.messages_list):
+            self._count(sender, state, FOREIGN)
+            return PushMessagesResponse()
+        watched: Any = _Watched(state)
+        response = self._push(request, watched)
+        if not watched.has_stored:
+            self._count(sender, state, NOT_TAKEN)
+        return response
+
+    def _count(self, node_id: int, state: LinkState, why: str) -> None:
+        site = next((node.name for node in state.get_node_info(node_ids=[node_id])), "") or "a node"
+        print(f"fedsign: site {site}: a reply is refused: {why}", file=sys.stderr, flush=True)
+        with self._lock:
+            self._counts[site, why] += 1
+            text = digests.sealed_json({"refused": [[*key, count] for key, count in self._counts.items()]})
+            self._file.parent.mkdir(exist_ok=True, mode=0o700)
+            replace_file(self._file, lambda partial: partial.write_text(text, encoding="utf-8"), durable=False)
+
+
+class _Watched:
+    """A LinkState that remembers whether it has stored a reply."""
+
+    def __init__(self, state: LinkState) -> None:
+        self._state, self.has_stored = state, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._state, name)
+
+    def store_message_and_object_tree(
+        self, message: Message, tree: ObjectTree, session_id: str
+    ) -> tuple[bool, list[str]]:
+        self.has_stored, missing = self._state.store_message_and_object_tree(message, tree, session_id)
+        return self.has_stored, missing
+
+
+def refused(federation: Federation) -> Counter[tuple[str, str]]:
+    """How often replies of a site were refused, and why: by (site, why)."""
+    file = federation.server / _FILE
+    try:
+        told = read_json(file)["refused"] if file.exists() else []
+    except FedSignError as error:
+        _log.warning("how many replies the SuperLink has refused cannot be read: %s", error)
+        told = []
+    return Counter({(site, why): count for site, why, count in told})
