@@ -30,6 +30,7 @@ def _on_rank(
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group(backend, init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks)
+    dist.barrier()  # a rank that has ended is gone from those that still connect
     try:
         torch.save(function(*arguments), folder / f"{rank}.pt")
     finally:
