@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedsign.errors import ReplyError, RoundError
 from fedsign.federation.aggregation import LARGEST_VALUE, Spread
-from fedsign.federation.exchange import DirectExchange, check_finite
+from fedsign.federation.exchange import DirectExchange, MaxExamples, check_finite
 from fedsign.objectives.base import LocalContext, Objective
 from fedsign.records import (
     CohortRequest,
@@ -137,11 +137,13 @@ def stacked(*replies: TrainReply) -> ReplyStack:
     )
 
 
-def exchange(*results: TrainReply | ReplyStack | Failure) -> DirectExchange:
+def exchange(
+    *results: TrainReply | ReplyStack | Failure, max_examples: MaxExamples = lambda partition: 1000
+) -> DirectExchange:
     def train_many(requests: Sequence[TrainRequest]) -> Iterator[TrainReply | ReplyStack | Failure]:
         yield from results
 
-    return DirectExchange(train_many, num_partitions=100, roles=ROLES)
+    return DirectExchange(train_many, num_partitions=100, roles=ROLES, max_examples=max_examples)
 
 
 def taken(link: DirectExchange, request: CohortRequest) -> list[int]:
@@ -186,6 +188,16 @@ def test_what_is_not_finite_is_its_own_clients_failure() -> None:
             (3, "tensor 'mean'"),
         ]
         assert link.traffic.accepted == [0, 2]
+
+
+def test_samples_beyond_what_a_client_has_are_its_own_failure() -> None:
+    """Client 1 has 5 samples, and counts 11."""
+    replies = [reply(k) for k in range(3)]
+    for results in (replies, [stacked(*replies)]):
+        link = exchange(*results, max_examples=lambda partition: 5 if partition == 1 else 100)
+        assert taken(link, cohort(0, 1, 2)) == [0, 2]
+        (failure,) = link.traffic.failures
+        assert failure.partition == 1 and "num-examples=11; expected is 5 at most" in failure.reason
 
 
 def test_a_stack_of_clients_that_all_diverged_is_no_reply() -> None:

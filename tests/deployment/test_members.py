@@ -710,6 +710,24 @@ def test_a_site_that_goes_while_another_comes_is_recorded_by_its_name(started: S
     assert [(each["site"], each["event"]) for each in started.noted] == [("gamma", "revoked"), ("delta", "joined")]
 
 
+def test_an_answer_to_the_roll_call_of_a_site_that_was_revoked_meanwhile_is_nobodys(started: Started) -> None:
+    """Beta is asked, then revoked; then its answer comes."""
+    asked: list[Message] = []
+
+    def answers_when_revoked() -> None:
+        if asked:
+            provision.revoke(started.federation, "beta")
+            started.link.push(Node(node_id=beta), node(1)(asked.pop()))
+
+    beta = started.link.start(started.federation.site("beta").public_key, asked.append)
+    started.start("alpha", 0)
+    started.start("gamma", 2)
+    started.link.before = answers_when_revoked
+    started.grid.roll_call(timeout_s=5, at_least=2)
+    assert [(each["site"], each["event"]) for each in started.noted] == [("beta", "revoked")]
+    assert started.replied() == [0, 2]
+
+
 def test_a_site_that_leaves_during_the_roll_call_is_absent(started: Started) -> None:
     at = started.start("alpha", 0)
     started.start("beta", 1)
