@@ -299,7 +299,7 @@ def _chart(result: Figures) -> Chart:
         )
         for index, row in enumerate(rows)
     ]
-    return bar_chart(f"Milliseconds a round, {result['title']}", Axis(categories=[bar.name for bar in bars]), bars)
+    return bar_chart("Milliseconds a round", Axis(categories=[bar.name for bar in bars]), bars)
 
 
 def _ordered(rows: Sequence[Figures]) -> list[Figures]:
