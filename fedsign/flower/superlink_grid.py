@@ -44,7 +44,7 @@ class SuperLinkGrid(HttpGrid):
     """See the module; `grid` is the ServerApp's, whose connection it takes over."""
 
     def __init__(self, grid: HttpGrid) -> None:
-        assert grid._runtime_client  # it is connected when it is first asked for
+        _ = grid._runtime_client  # connects the grid
         vars(self).update(vars(grid))
         self._incoming: list[_Incoming] = []
 
