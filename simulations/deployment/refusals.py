@@ -1,7 +1,7 @@
 """Replies that the SuperLink does not take: counted by site, where Flower tells nobody.
 
-Flower 1.41 compares a request's key with its node, and not that node with the reply in the request: who knew the id of another site's
-message could answer it.  Such a reply is refused here.
+Flower 1.41 checks that a request's key is its node's, but not that the reply in it is: a site that knew the id of another site's message
+could answer it.  Such a reply is refused here.
 """
 
 import logging
@@ -22,8 +22,8 @@ from fedsign.storage.disk import replace_file
 from fedsign.storage.results import read_json
 from simulations.deployment.federation import Federation
 
-FOREIGN = "it answers in the name of another node"
-NOT_TAKEN = "its message is answered already, or over"
+FOREIGN = "replies in the name of another node"
+NOT_TAKEN = "replies to messages that were answered already, or have expired"
 _FILE = "state/refused.json"
 _log = logging.getLogger("fedsign")
 
@@ -50,10 +50,10 @@ class Refusals:
         return response
 
     def _count(self, node_id: int, state: LinkState, why: str) -> None:
-        site = next((node.name for node in state.get_node_info(node_ids=[node_id])), "") or "a node"
-        print(f"fedsign: site {site}: a reply is refused: {why}", file=sys.stderr, flush=True)
+        site = next((node.name for node in state.get_node_info(node_ids=[node_id])), "") or str(node_id)
         with self._lock:
             self._counts[site, why] += 1
+            print(f"fedsign: refused of {site} so far: {self._counts[site, why]} {why}", file=sys.stderr, flush=True)
             text = digests.sealed_json({"refused": [[*key, count] for key, count in self._counts.items()]})
             self._file.parent.mkdir(exist_ok=True, mode=0o700)
             replace_file(self._file, lambda partial: partial.write_text(text, encoding="utf-8"), durable=False)

@@ -320,9 +320,7 @@ def test_of_two_replies_to_a_request_one_counts(started: Started) -> None:
     for _ in range(2):
         assert started.replied() == started.grid.traffic.accepted == [0, 1, 2]
         assert not started.grid.traffic.failures
-    assert refused_of(started) == [
-        ("beta", f"1 of its replies: {NOT_TAKEN}")
-    ]  # the last round's is told in the next one
+    assert refused_of(started) == [("beta", f"1 {NOT_TAKEN}")]  # the last round's is told in the next one
 
 
 def refused_of(started: Started) -> list[tuple[str, str]]:
@@ -349,7 +347,7 @@ def test_a_reply_to_the_message_of_another_site_is_refused_and_named(started: St
             reply.metadata.src_node_id: reply for reply in started.grid.send_and_receive(requests(0, 1, 2), timeout=1)
         }
         assert wire.unpack_reply(replies[0]).num_examples == 3
-    assert refused_of(started) == [("beta", f"1 of its replies: {FOREIGN}")]
+    assert refused_of(started) == [("beta", f"1 {FOREIGN}")]
 
 
 def in_an_honest_envelope(started: Started, request: Message, content: Message) -> None:

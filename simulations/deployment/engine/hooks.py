@@ -75,7 +75,7 @@ def members_of(federation: Federation, grid: Grid, note: Note = lambda event: No
         nonlocal certificate, known
         before, known = known, refused(federation)
         for (site, why), count in (known - before).items():
-            note({"site": site, "event": "refused", "why": f"{count} of its replies: {why}"})
+            note({"site": site, "event": "refused", "why": f"{count} {why}"})
         if (now := federation.certificate.read_bytes()) != certificate:
             certificate = now
             why = f"its certificate is valid until {ends_at(federation.certificate):%Y-%m-%d}, once it is started again"
