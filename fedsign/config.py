@@ -53,6 +53,7 @@ _COLUMNS = frozenset(  # what a line of rounds.jsonl holds besides the metrics
         "bytes_up",
         "update_norm",
         "client_drift",
+        "weight_norm",
         "surplus",
         *(column for each in CAPABILITIES.values() for column in each.columns),
     }
@@ -94,7 +95,8 @@ class ExperimentConfig(Section):
         data = self.model_dump(mode="json")
         for path, table in tables(type(self)):
             section = reduce(getitem, path.split("."), data)
-            for key in table.no_result:
+            unchanged = (key for key, value in table.neutral.items() if section[key] == value)
+            for key in (*table.no_result, *unchanged):
                 section.pop(key, None)
         unused: dict[str, Any] = reduce(merged, absent("digested").values(), {})
         return merged(unused, data)
@@ -335,6 +337,11 @@ RULES: tuple[Rule[ExperimentConfig], ...] = (
         lambda its: its.client.label_smoothing and "label_smoothing" not in plugins.names_of("task", its.task),
         "client.label_smoothing={client.label_smoothing} was given with task={task}, which has no labels to smooth",
         "set it to 0",
+    ),
+    Rule(
+        lambda its: its.client.temperature != 1 and "temperature" not in plugins.names_of("task", its.task),
+        "client.temperature={client.temperature} was given with task={task}, which has no softmax over classes",
+        "set it to 1",
     ),
     Rule(
         lambda its: its.server.cohort_size > its.partition.num_clients,

@@ -6,7 +6,7 @@ Capabilities add tables of their own, and keys to the core's tables (`composed`)
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
@@ -47,6 +47,9 @@ class Table(BaseModel):
 
     rules: ClassVar[tuple[Rule[Any], ...]] = ()  # configurations with which this table does not go
     no_result: ClassVar[frozenset[str]] = frozenset()  # keys on which no result depends
+    neutral: ClassVar[
+        Mapping[str, Any]
+    ] = {}  # keys that came later: at this value an experiment keeps its earlier hash
 
     @classmethod
     def of(cls, config: "Table") -> Self:
@@ -136,8 +139,18 @@ class ModelPart(Part):
     """The network that is trained."""
 
     kind = "model"
+    neutral: ClassVar[Mapping[str, Any]] = {"init_scale": 1.0}
     name: str = "mlp"
     start: str = ""  # a file of initial weights, such as another run's model.safetensors; none: drawn by the seed
+    init_scale: PositiveReal = 1.0  # multiplies the drawn weights; biases and norms, of one dimension, stay
+
+    def check(self) -> None:
+        """Only drawn weights are scaled."""
+        if self.start and self.init_scale != 1:
+            raise ConfigError(
+                f"model.init_scale={self.init_scale} was given with model.start={self.start}, but scales drawn weights only; "
+                "drop one of the two."
+            )
 
 
 class OptimizerPart(Part):
@@ -197,6 +210,7 @@ class EnginePart(Part):
 class ClientSection(Section):
     """A client's local training, of so many epochs or, if `local_steps` is above 0, so many steps."""
 
+    neutral: ClassVar[Mapping[str, Any]] = {"temperature": 1.0}
     local_epochs: NonNegative = 5
     local_steps: NonNegative = 0
     batch_size: Positive = 16
@@ -204,6 +218,7 @@ class ClientSection(Section):
     weight_decay: NonNegativeReal = 0.0
     clip_norm: NonNegativeReal = 0.0  # of the gradient of all parameters, penalties included; 0: no clipping
     label_smoothing: Annotated[float, Field(ge=0, lt=1), _NOT_BOOL] = 0.0
+    temperature: PositiveReal = 1.0  # divides the logits in the training loss
     micro_batch: NonNegative = 0  # so many samples of a batch are computed at once, their gradients added up; 0: all
     path: Literal["auto", "sequential"] = "sequential"  # one client after another; auto: the fastest that suits
     state_cache_mib: NonNegativeReal = 256.0  # memory for clients' states, in process; the rest lies on disk

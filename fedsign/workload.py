@@ -29,7 +29,7 @@ from fedsign.extensions import extensions
 from fedsign.federation.exchange import UpdateEncoding
 from fedsign.figures import Evaluation
 from fedsign.models.transform import transforms_of
-from fedsign.models.weights import load_weights
+from fedsign.models.weights import load_weights, scale_weights
 from fedsign.numerics import Numerics, device_of
 from fedsign.records import Role, roles_of
 from fedsign.registry import resolve
@@ -110,12 +110,14 @@ class Workload:
 
     @cached_property
     def training_task(self) -> Task:
-        """The loss that clients minimise: the task's, with label smoothing if that is set."""
-        smoothing = self.config.client.label_smoothing
-        if not smoothing:
+        """The loss that clients minimise: the task's, with label smoothing and temperature if they are set."""
+        client = self.config.client
+        neutral = {"label_smoothing": 0.0, "temperature": 1.0}
+        settings = {name: value for name in neutral if (value := getattr(client, name)) != neutral[name]}
+        if not settings:
             return self.task
-        smoothed: Task = plugins.build("task", self.config.task, {"label_smoothing": smoothing})
-        return smoothed
+        task: Task = plugins.build("task", self.config.task, settings)
+        return task
 
     @cached_property
     def device(self) -> torch.device:
@@ -199,6 +201,7 @@ class Workload:
             model: nn.Module = self.config.model.build(self.dataset.input_shape, self.dataset.num_outputs)
             for transform in extensions("model_transform"):
                 transform(self.config, model)
+        scale_weights(model, self.config.model.init_scale)
         if self.config.model.start:
             load_weights(model, Path(self.config.model.start), key="model.start")
         strategy = self.config.strategy

@@ -20,14 +20,14 @@ from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from clients.working_model import WorkingModel
 from fedsign.errors import ConfigError, RoundError
 from fedsign.extensions import extensions
-from fedsign.federation.aggregation import is_finite
+from fedsign.federation.aggregation import is_finite, norm_of
 from fedsign.federation.exchange import ClientLedger, DirectExchange, Exchange, RoundHook, Traffic
 from fedsign.flower import foreign, foreign_rules
 from fedsign.flower.array import to_record, to_tensors
 from fedsign.flower.parameters_only import ParametersOnly, release
 from fedsign.flower.partition_grid import PartitionGrid
 from fedsign.flower.shims import seeded_globals
-from fedsign.records import Failure, Tensors
+from fedsign.records import Failure, Role, Tensors
 from fedsign.seeding import Purpose, generator
 from fedsign.storage import checkpoints
 from fedsign.storage.checkpoints import Checkpoint
@@ -85,6 +85,7 @@ class RoundLoop:
         aggregator = self._strategy.aggregator if isinstance(self._strategy, Strategy) else None
         if aggregator is None or aggregator.takes_substitutes:
             grid.substitutes = self._substitutes
+        self._parameters = [name for name, role in self._model.roles.items() if role is Role.PARAMETER]
         self._evaluated: Tensors = self._model.copies()
         self._served = self._evaluated
         self._resume()
@@ -117,6 +118,7 @@ class RoundLoop:
         self._exchange.ledger.commit(self.round, traffic.with_state)
         timings = {"train_s": trained_at - started_at, "evaluate_s": ended_at - trained_at}
         line: Line = {"round": self.round, **evaluated.figures, **traffic.record()}
+        line["weight_norm"] = norm_of(self._evaluated, self._parameters)
         for figures in besides:
             line |= figures
         self._write(line, timings, evaluated)

@@ -148,15 +148,21 @@ def chain_gradient(layers: Sequence[Layer] | None, task: Task, sample_shape: Seq
     if len(sample_shape) != 1 and _FLATTEN not in layers[: layers.index(linear[0])]:
         return None
     if type(task) is Classification:
-        return ChainGradient(layers, partial(_cross_entropy, smoothing=task.label_smoothing))
+        return ChainGradient(
+            layers, partial(_cross_entropy, smoothing=task.label_smoothing, temperature=task.temperature)
+        )
     if type(task) is Regression and linear[-1].width == 1:
         return ChainGradient(layers, _squared_error)
     return None
 
 
-def _cross_entropy(outputs: Tensor, targets: Tensor, weights: Tensor, *, smoothing: float) -> tuple[Tensor, Tensor]:
-    """Classification's: -sum_c q_c log p_c with q = (1 - s) [c is right] + s / C, whose gradient is p - q."""
+def _cross_entropy(
+    outputs: Tensor, targets: Tensor, weights: Tensor, *, smoothing: float, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Classification's: -sum_c q_c log p_c with q = (1 - s) [c is right] + s / C, whose gradient by the logits is p - q."""
     logits = outputs.transpose(1, 2).contiguous()  # [K, C, B]: torch's softmax is slow over a short last dimension
+    if temperature != 1:
+        logits = logits / temperature
     log_p = torch.log_softmax(logits, 1)
     right = targets.unsqueeze(1)
     losses = log_p.gather(1, right).squeeze(1).neg_()
@@ -167,6 +173,8 @@ def _cross_entropy(outputs: Tensor, targets: Tensor, weights: Tensor, *, smoothi
     if smoothing:
         gradient.sub_(smoothing / gradient.shape[1])
     gradient.mul_(weights).scatter_add_(1, right, weights * (smoothing - 1))
+    if temperature != 1:
+        gradient.div_(temperature)
     return losses, gradient.transpose(1, 2)
 
 

@@ -272,6 +272,12 @@ class Spread:
         return norm, float(max(self._squares / self._count - norm**2, 0.0) ** 0.5) / norm if norm else None
 
 
+def norm_of(tensors: Mapping[str, Tensor], names: Iterable[str]) -> float:
+    """The Euclidean norm of some tensors as one vector."""
+    norms = torch._foreach_norm([tensors[name] for name in names], 2, dtype=torch.float64)
+    return float(sum(each.item() ** 2 for each in norms) ** 0.5)
+
+
 def is_finite(tensor: Tensor, largest: float = float_info.max) -> bool:
     """By the extremes, which NaN passes through to: one walk, and no tensor of truth values; `largest`: in size, of its values."""
     if not tensor.is_floating_point() or not tensor.numel():

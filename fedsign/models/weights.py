@@ -1,4 +1,4 @@
-"""Parameters from a file that the user has."""
+"""A model's initial parameters: from a file that the user has, or the drawn ones scaled."""
 
 import pickle
 from collections.abc import Mapping
@@ -11,6 +11,16 @@ from torch import Tensor, nn
 
 from fedsign.errors import ConfigError
 from fedsign.storage.checkpoints import load_tensors
+
+
+def scale_weights(model: nn.Module, factor: float) -> None:
+    """Multiply the parameters of two dimensions or more: no biases, and not BatchNorm's."""
+    if factor == 1:
+        return
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(factor)
 
 
 def load_weights(model: nn.Module, path: Path, *, may_differ: tuple[str, ...] = (), key: str = "model.weights") -> None:

@@ -10,15 +10,25 @@ _MANY, _FEW = 64, 32  # samples, classes
 
 
 class Classification:
-    """Mean cross-entropy in nats; to labels smoothed by s: 1 - s + s/classes for the right class, s/classes else."""
+    """Mean cross-entropy in nats of softmax(logits / temperature).
+
+    With label smoothing s the right class has the target 1 - s + s/classes, the others s/classes.
+    """
 
     targets = "class labels"
 
-    def __init__(self, *, label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0) -> None:
+    def __init__(
+        self,
+        *,
+        label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0,
+        temperature: Annotated[float, Field(gt=0)] = 1.0,
+    ) -> None:
         self.label_smoothing = label_smoothing
+        self.temperature = temperature
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """-mean log softmax(outputs)[targets]."""
+        """-mean log softmax(outputs / temperature)[targets]."""
+        outputs = self._cooled(outputs)
         if outputs.dim() == 2 and len(outputs) >= _MANY and outputs.shape[1] <= _FEW and not outputs.requires_grad:
             # torch's softmax walks along rows of a few numbers one by one, and over many columns at once: several times as fast
             outputs, targets = outputs.t().contiguous().unsqueeze(0), targets.unsqueeze(0)  # [1, classes, n], [1, n]
@@ -26,4 +36,9 @@ class Classification:
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Each sample's own."""
-        return functional.cross_entropy(outputs, targets, reduction="none", label_smoothing=self.label_smoothing)
+        return functional.cross_entropy(
+            self._cooled(outputs), targets, reduction="none", label_smoothing=self.label_smoothing
+        )
+
+    def _cooled(self, outputs: Tensor) -> Tensor:
+        return outputs if self.temperature == 1 else outputs / self.temperature

@@ -278,6 +278,7 @@ def test_the_table_is_not_vacuous(tmp_path: Path) -> None:
     [
         {"clip_norm": 0.3},
         {"label_smoothing": 0.2},
+        {"temperature": 0.5},
         {"local_epochs": 0, "local_steps": 7},
         {"local_epochs": 0, "local_steps": 1, "batch_size": 1},
         {"batch_size": 1},

@@ -39,6 +39,7 @@ FUNCTIONS: dict[str, Callable[[], nn.Module]] = {
 TASKS: dict[str, tuple[SampleTask, int]] = {
     "classes": (Classification(), 4),
     "smoothed": (Classification(label_smoothing=0.3), 4),
+    "sharpened": (Classification(label_smoothing=0.3, temperature=0.5), 4),
     "regression": (Regression(), 1),
 }
 

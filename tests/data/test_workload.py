@@ -196,14 +196,16 @@ def test_an_unknown_device_is_named(name: str) -> None:
         device_of(name)
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+@pytest.mark.parametrize(("smoothing", "temperature"), [(0.0, 1.0), (0.3, 0.5)])
 @pytest.mark.parametrize(("num", "classes"), [(3, 10), (64, 2), (1000, 10), (200, 100)])
-def test_the_cross_entropy_is_torchs_for_any_number_of_samples(num: int, classes: int, smoothing: float) -> None:
+def test_the_cross_entropy_is_torchs_for_any_number_of_samples(
+    num: int, classes: int, smoothing: float, temperature: float
+) -> None:
     drawn = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(num, classes, generator=drawn)
     targets = torch.randint(0, classes, (num,), generator=drawn)
-    task = Classification(label_smoothing=smoothing)
-    expected = torch.nn.functional.cross_entropy(logits.double(), targets, label_smoothing=smoothing)
+    task = Classification(label_smoothing=smoothing, temperature=temperature)
+    expected = torch.nn.functional.cross_entropy(logits.double() / temperature, targets, label_smoothing=smoothing)
     assert task.loss(logits, targets).item() == pytest.approx(expected.item(), rel=1e-6)
     assert task.loss(logits.clone().requires_grad_(), targets).item() == pytest.approx(expected.item(), rel=1e-6)
 

@@ -201,6 +201,8 @@ def test_steps_and_epochs_are_one_or_the_other(client: dict[str, int]) -> None:
 def test_smoothing_is_for_classes() -> None:
     with pytest.raises(ConfigError, match="task=regression, which has no labels to smooth"):
         from_dict({"task": "regression", "metrics": ["rmse"], "client": {"label_smoothing": 0.1}})
+    with pytest.raises(ConfigError, match="task=regression, which has no softmax"):
+        from_dict({"task": "regression", "metrics": ["rmse"], "client": {"temperature": 0.5}})
 
 
 @hypothesis_settings(deadline=None, max_examples=200)

@@ -37,7 +37,7 @@ DEFAULT_EXPERIMENT = {
         "validation_fraction": 0.0,
     },
     "partition": {"name": "dirichlet", "num_clients": 50, "alpha": 0.1, "min_partition_size": 4},
-    "model": {"name": "mlp", "start": "", "hidden": [128, 128], "projection_dim": 0},
+    "model": {"name": "mlp", "start": "", "init_scale": 1.0, "hidden": [128, 128], "projection_dim": 0},
     "strategy": {"name": "fedsign", "gamma": 0.003, "reduction": "sum", "weighting": "uniform", "weights": []},
 }
 
@@ -117,7 +117,12 @@ def test_the_default_is_the_documented_experiment() -> None:
     tree = from_dict({}).model_dump(mode="json")
     assert {section: tree[section] for section in DEFAULT_EXPERIMENT} == DEFAULT_EXPERIMENT
     client = {"local_epochs": 5, "local_steps": 0, "batch_size": 16, "lr": 0.05, "weight_decay": 0.0}
-    untouched = {"clip_norm": 0.0, "label_smoothing": 0.0, "schedule": {"name": "constant", "per": "round"}}
+    untouched = {
+        "clip_norm": 0.0,
+        "label_smoothing": 0.0,
+        "temperature": 1.0,
+        "schedule": {"name": "constant", "per": "round"},
+    }
     untouched |= {"micro_batch": 0, "path": "sequential", "state_cache_mib": 256.0}
     expected = client | untouched | {"optimizer": {"name": "sgd", "momentum": 0.9, "nesterov": False}}
     assert {key: tree["client"][key] for key in expected} == expected

@@ -1,4 +1,4 @@
-"""A model that starts from a file."""
+"""A model that starts from a file, or from drawn weights that are scaled."""
 
 from pathlib import Path
 
@@ -47,3 +47,29 @@ def test_a_run_starts_from_another_runs_model(tmp_path: Path) -> None:
     weights = first.folder.path / "model.safetensors"
     second = run(from_dict({**settings, "model": {"name": "mlp", "start": str(weights)}, "client": {"lr": 1e-12}}))
     assert second.rounds[-1]["accuracy"] == pytest.approx(first.rounds[-1]["accuracy"], abs=1e-6)
+
+
+def test_drawn_weights_are_scaled_and_biases_and_norms_are_not() -> None:
+    given = {"name": "cnn", "channels": [4, 4]}
+    plain, scaled = (
+        Workload(from_dict({"data": {"flat": False}, "model": {**given, "init_scale": scale}})).make_model()
+        for scale in (1.0, 3.0)
+    )
+    seen = set()
+    for (name, before), after in zip(plain.state_dict().items(), scaled.state_dict().values(), strict=True):
+        factor = 3 if before.dim() > 1 else 1
+        seen.add(factor)
+        assert torch.equal(after, factor * before), name
+    assert seen == {1, 3}
+
+
+def test_weights_from_a_file_are_not_scaled_silently() -> None:
+    with pytest.raises(ConfigError, match=r"model\.init_scale=3\.0 was given with model\.start=a"):
+        from_dict({"model": {"start": "a", "init_scale": 3.0}})
+
+
+def test_a_setting_that_changes_nothing_leaves_an_experiments_hash() -> None:
+    from simulations.jobs import digest_of
+
+    assert digest_of(from_dict({"model": {"init_scale": 1.0}})) == digest_of(from_dict({}))
+    assert digest_of(from_dict({"model": {"init_scale": 2.0}})) != digest_of(from_dict({}))
