@@ -2,14 +2,14 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedsign.comparison.charts import bytes_to_target, plain_count, taken_text
 from fedsign.comparison.labels import short_label
 from fedsign.comparison.statistics_charts import Statistics
-from fedsign.comparison.summary import Entry, SpeedUp, Summary, ToTarget
+from fedsign.comparison.summary import Entry, SpeedUp, Summary
 from fedsign.comparison.verdict import Standing, Standings, corrected_p, standings
 from fedsign.report.chart import Series
 from fedsign.report.wording import MISSING, byte_count
@@ -212,28 +212,20 @@ def _result_row(summary: Summary, entry: Entry, look: int, found: Standings | No
         difference=difference,
         verdict="" if row is None else verdict_text(row),
         wins=wins,
-        rounds=_reached(taken, lambda taken: taken.rounds, plain_count),
+        rounds=MISSING if taken is None or taken.rounds is None else taken_text(taken, plain_count(taken.rounds)),
         speed_up=speed_up_text(taken.speed_up if taken else None),
-        bytes_to_target=_reached(taken, bytes_to_target, _bytes),
+        bytes_to_target=f"{'> ' if taken.is_bound else ''}{_bytes(bytes_to_target(taken))}" if taken else MISSING,
         bytes_down=_bytes(entry.bytes_down),
         bytes_up=_bytes(entry.bytes_up),
     )
 
 
-def _reached(
-    taken: ToTarget | None, measure: Callable[[ToTarget], float | None], written: Callable[[float], str]
-) -> str:
-    """What it took to the target; see `taken_text`."""
-    value = None if taken is None else measure(taken)
-    return MISSING if taken is None or value is None else taken_text(taken, written(value))
-
-
 def speed_up_text(found: SpeedUp | None) -> str:
-    """`× 1.84 [1.20, 2.81]`, with censored pairs `> × 1.50, 2 of 5 censored`, or empty without one."""
+    """`× 1.84 [1.20, 2.81]`, with censored pairs `> × 1.50 (2 censored)`, or empty without one."""
     if found is None:
         return ""
-    censored = f", {found.num_censored} of {found.num_pairs} censored" if found.num_censored else ""
-    return f"{ratio_text(found) or 'speed-up unknown'}{censored}"
+    censored = f" ({found.num_censored} censored)" if found.num_censored else ""
+    return f"{ratio_text(found) or '× unknown'}{censored}"
 
 
 def ratio_text(found: SpeedUp | None) -> str:

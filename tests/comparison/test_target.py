@@ -118,7 +118,7 @@ def test_censored_pairs_make_the_speed_up_a_bound_or_unknown() -> None:
     bound = speed_up(own_late, reference)
     assert bound is not None and bound.ratio == pytest.approx(math.sqrt(2 * 25))
     assert (bound.sign, bound.low, bound.num_censored) == (">", None, 1)
-    assert speed_up_text(bound) == "> × 7.07, 1 of 2 censored"
+    assert speed_up_text(bound) == "> × 7.07 (1 censored)"
     unknown = speed_up(taken_of(a_run([0.0] * 30, 0), a_run(step(1), 1)), reference)
     assert unknown is not None and unknown.ratio is None and unknown.num_censored == 2
     whole = speed_up(own, taken_of(a_run(step(6), 0), a_run(step(6), 1)))
