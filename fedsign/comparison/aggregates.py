@@ -8,7 +8,7 @@ Intervals describe.  A bootstrap of few seeds is too narrow: with three, a perce
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,3 +95,9 @@ def aggregate(scores: Mapping[str, Array], thresholds: Sequence[float], *, refer
         )
         for name, own in scores.items()
     }
+
+
+def mirrored(own: Aggregates) -> Aggregates:
+    """Of scores that were a metric of which less is better, times -1: the mean in the metric's own direction."""
+    mean = own.interquartile_mean
+    return replace(own, interquartile_mean=Estimate(value=-mean.value, low=-mean.high, high=-mean.low))

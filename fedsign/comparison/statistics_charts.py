@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsign.comparison.aggregates import Aggregates, Estimate, aggregate
+from fedsign.comparison.aggregates import Aggregates, Estimate, aggregate, mirrored
 from fedsign.comparison.charts import category_rows
 from fedsign.comparison.ranks import MIN_BLOCKS, Ranks, rank
 from fedsign.comparison.summary import Summary
@@ -39,8 +39,9 @@ def statistics(summary: Summary) -> Statistics:
     found = {name: scores for name, scores in found.items() if len(scores) >= MIN_SEEDS}
     ends = [float(end) for scores in found.values() for end in (scores.min(), scores.max())]
     thresholds = np.linspace(min(ends, default=0.0), max(ends, default=0.0), _THRESHOLDS)
+    drawn = aggregate(found, thresholds.tolist(), reference=summary.reference) if len(found) > 1 else {}
     return Statistics(
-        aggregates=aggregate(found, thresholds.tolist(), reference=summary.reference) if len(found) > 1 else {},
+        aggregates=drawn if summary.higher_is_better else {name: mirrored(each) for name, each in drawn.items()},
         thresholds=tuple((sign * thresholds).tolist()),
         ranks=rank(_blocks(summary)),
     )
@@ -61,7 +62,7 @@ def charts(summary: Summary, found: Statistics) -> dict[str, Chart]:
 
 def _interquartile_means(summary: Summary, found: Statistics) -> Chart:
     scale = summary.scale
-    rows = [(name, _ends(each.interquartile_mean, summary)) for name, each in found.aggregates.items()]
+    rows = [(name, _ends(each.interquartile_mean)) for name, each in found.aggregates.items()]
     texts = [f"{scale.number(value)} [{scale.number(low)}, {scale.number(high)}]" for _, (value, low, high) in rows]
     unit = f", {scale.unit}" if scale.unit else ""
     return _intervals(
@@ -75,11 +76,7 @@ def _interquartile_means(summary: Summary, found: Statistics) -> Chart:
 
 
 def _improvements(summary: Summary, found: Statistics) -> Chart:
-    rows = [
-        (name, [float(end) for end in (each.improvement.value, each.improvement.low, each.improvement.high)])
-        for name, each in found.aggregates.items()
-        if each.improvement is not None
-    ]
+    rows = [(name, _ends(each.improvement)) for name, each in found.aggregates.items() if each.improvement is not None]
     chart = _intervals(
         f"Probability of improvement over {summary.reference_label}",
         summary,
@@ -175,11 +172,8 @@ def _intervals(
     return Chart(title=title, series=marks, x=x, y=y, description=f"{title}: {said}", text=text)
 
 
-def _ends(estimate: Estimate, summary: Summary) -> list[float]:
-    """Value and interval in the metric's own direction."""
-    if summary.higher_is_better:
-        return [float(end) for end in (estimate.value, estimate.low, estimate.high)]
-    return [-float(end) for end in (estimate.value, estimate.high, estimate.low)]
+def _ends(estimate: Estimate) -> list[float]:
+    return [float(end) for end in (estimate.value, estimate.low, estimate.high)]
 
 
 def _scores(summary: Summary, strategy: str) -> NDArray[np.float64]:

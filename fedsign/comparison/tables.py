@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedsign.comparison.charts import bytes_to_target, plain_count, taken_text
 from fedsign.comparison.labels import short_label
@@ -118,35 +118,25 @@ def statistics_rows(summary: Summary, found: Statistics) -> list[Line]:
     """One line for each strategy over all conditions: what was tested, and what describes."""
     rows = []
     for row in standings(summary).rows:
-        aggregates, difference = found.aggregates.get(row.strategy), row.difference
-        line: Line = {
-            "strategy": row.strategy,
-            "label": row.label,
-            "num_seeds": len(row.values),
-            "mean": row.mean,
-            "std": row.std,
-            "difference": difference.mean if difference else None,
-            "difference_low": difference.low if difference else None,
-            "difference_high": difference.high if difference else None,
-            "p_corrected": row.p,
-            "verdict": row.says,
-            "bold": int(row.is_bold),
-            "better_than": " ".join(row.better_than),
-            "worse_than": " ".join(row.worse_than),
-            "mean_rank": found.ranks.mean[row.strategy] if found.ranks else None,
-        }
-        sign = 1.0 if summary.higher_is_better else -1.0
-        for name, value, factor in (
-            ("interquartile_mean", aggregates and aggregates.interquartile_mean, sign),
-            ("probability_of_improvement", aggregates and aggregates.improvement, 1.0),
-        ):
-            ends = sorted((factor * float(value.low), factor * float(value.high))) if value else (None, None)
-            line |= {
-                name: factor * float(value.value) if value else None,
-                f"{name}_low": ends[0],
-                f"{name}_high": ends[1],
+        own = found.aggregates.get(row.strategy)
+        rows.append(
+            {
+                "strategy": row.strategy,
+                "label": row.label,
+                "num_seeds": len(row.values),
+                "mean": row.mean,
+                "std": row.std,
+                **_columns("difference", row.difference, "mean"),
+                "p_corrected": row.p,
+                "verdict": row.says,
+                "bold": int(row.is_bold),
+                "better_than": " ".join(row.better_than),
+                "worse_than": " ".join(row.worse_than),
+                "mean_rank": found.ranks.mean[row.strategy] if found.ranks else None,
+                **_columns("interquartile_mean", own and own.interquartile_mean, "value"),
+                **_columns("probability_of_improvement", own and own.improvement, "value"),
             }
-        rows.append(line)
+        )
     return rows
 
 
@@ -156,15 +146,20 @@ def pair_rows(summary: Summary) -> list[Line]:
         {
             "first": pair.first,
             "second": pair.second,
-            "difference": pair.difference.mean,
-            "difference_low": pair.difference.low,
-            "difference_high": pair.difference.high,
+            **_columns("difference", pair.difference, "mean"),
             "num_pairs": pair.difference.num_pairs,
             "p_corrected": pair.p,
             "is_shown": int(pair.is_shown),
         }
         for pair in standings(summary).pairs
     ]
+
+
+def _columns(name: str, found: Any, value: str) -> Line:
+    """A figure, which is its attribute `value`, and the ends of its interval; None where there is none."""
+    columns = {name: value, f"{name}_low": "low", f"{name}_high": "high"}
+    ends = {column: getattr(found, attribute, None) for column, attribute in columns.items()}
+    return {column: None if end is None else float(end) for column, end in ends.items()}
 
 
 def names(entry: Entry) -> Line:
@@ -256,19 +251,15 @@ def _table_row(summary: Summary, entry: Entry) -> Line:
         "values": " ".join("" if value is None else repr(value) for value in entry.values),
         "mean": entry.mean,
         "std": entry.std,
-        "difference": difference.mean if difference else None,
-        "difference_low": difference.low if difference else None,
-        "difference_high": difference.high if difference else None,
+        **_columns("difference", difference, "mean"),
         "wins": difference.wins if difference else None,
         "num_pairs": difference.num_pairs if difference else None,
         "target": taken.target if taken else None,
         "num_reached": taken.num_reached if taken else None,
         "rounds_to_target": taken.rounds if taken else None,
         "to_target_is_bound": int(taken.is_bound) if taken else None,
-        "speed_up": faster.ratio if faster else None,
+        **_columns("speed_up", faster, "ratio"),
         "speed_up_sign": faster.sign if faster else None,
-        "speed_up_low": faster.low if faster else None,
-        "speed_up_high": faster.high if faster else None,
         "speed_up_num_censored": faster.num_censored if faster else None,
         "bytes_down_to_target": taken.bytes_down if taken else None,
         "bytes_up_to_target": taken.bytes_up if taken else None,

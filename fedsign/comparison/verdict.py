@@ -160,4 +160,5 @@ def _over_conditions(summary: Summary, strategy: str) -> dict[int, float]:
         for seed, value in zip(entry.seeds, entry.values, strict=True):
             if entry.strategy == strategy and value is not None:
                 found.setdefault(seed, []).append(value)
-    return {seed: fmean(values) for seed, values in found.items() if len(values) == len(summary.conditions)}
+    num = len(summary.conditions)
+    return {seed: fmean(values) for seed, values in found.items() if len(values) == num}

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -139,6 +140,15 @@ def test_conditions_are_pooled_by_seed_and_have_no_verdict_of_their_own(tmp_path
     assert not any(each.is_bold or each.verdict for table in results(summary) for each in table.rows)
     chart = differences(summary)
     assert chart is not None and [mark.is_open for mark in chart.series] == [False, True, True]
+
+
+def test_a_seed_that_lacks_a_condition_is_left_out_of_the_pooled_mean(tmp_path: Path) -> None:
+    """Its mean over the other conditions would be of other conditions than the reference's."""
+    summary = a_comparison(tmp_path, strategies=["fedavg", "feddyn"], conditions=ALPHAS[:2], seeds=3)
+    *others, last = summary.entries
+    lost = replace(summary, entries=(*others, replace(last, values=(None, *last.values[1:]))))
+    whole, left = (standings(each).row("feddyn").values for each in (summary, lost))
+    assert list(left) == [1, 2] and left == {seed: whole[seed] for seed in left}
 
 
 def test_a_strategy_that_lost_seeds_is_not_shown_to_be_better(tmp_path: Path) -> None:
