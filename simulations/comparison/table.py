@@ -48,8 +48,10 @@ def print_summary(comparison: Comparison, summary: Summary) -> None:
 def as_json(comparison: Comparison, summary: Summary) -> dict[str, Any]:
     """The summary for programs; curves are left out, they are in the runs and in the export."""
     content = asdict(summary)
-    for entry in content["entries"]:
+    for entry, of in zip(content["entries"], summary.entries, strict=True):
         del entry["curves"]
+        if of.to_target:
+            entry["to_target"] |= {"num_reached": of.to_target.num_reached, "num_seeds": of.to_target.num_seeds}
         entry["folders"] = [str(folder) for folder in entry["folders"]]
     return {**content, "path": str(comparison.path), "standings": asdict(standings(summary))}
 
