@@ -1,9 +1,10 @@
 """Tests between all pairs of strategies, of which one page is wrong with a probability of at most 5 %.
 
 A pair is tested by Student's t over the differences seed by seed, which needs no equal variances: a strategy that
-scatters widely leaves the others' tests as they are.  Holm's step-down (Scandinavian Journal of Statistics 6, 1979)
-bounds the probability of one false verdict or more, whatever the tests have in common.  More powerful are Tukey's
-range, which pools the variances and errs where they differ, and permutations, which cannot reject with five seeds.
+scatters widely leaves the others' tests as they are.  Holm's step-down (Scandinavian Journal of Statistics 6, 1979) with weights
+bounds the probability of one false verdict or more, whatever the tests have in common.  The differences to the reference are what
+a comparison is made for: each weighs as much as all other pairs together.  More powerful are Tukey's range, which pools the
+variances and errs where they differ, and permutations, which cannot reject with five seeds.
 """
 
 # ... = many comparisons at once, as the simulation of the error rate has them; K = strategies, P = pairs, S = seeds
@@ -20,26 +21,28 @@ _EQUAL = 1e-9  # relative to the values: differences that scatter less are equal
 Array = NDArray[np.float64]
 
 
-def corrected(values: Array) -> Array:
+def corrected(values: Array, *, reference: int = 0) -> Array:
     """Holm-corrected p-values of all pairs, [..., K, S] -> [..., K, K]; 1 where nothing can be said.
 
     A seed that is NaN for one of a pair is left out of that pair.
     """
     num = values.shape[-2]
     first, second = np.triu_indices(num, 1)
-    p = holm(paired_p_values(values[..., first, :], values[..., second, :]))
+    has_reference = (first == reference) | (second == reference)
+    weights = np.where(has_reference, 1.0, 1.0 / max(1, int((~has_reference).sum())))
+    p = holm(paired_p_values(values[..., first, :], values[..., second, :]), weights)
     matrix = np.ones((*values.shape[:-2], num, num))
     matrix[..., first, second] = matrix[..., second, first] = p
     return matrix
 
 
-def better(values: Array, *, higher_is_better: bool = True) -> NDArray[np.bool_]:
+def better(values: Array, *, reference: int = 0, higher_is_better: bool = True) -> NDArray[np.bool_]:
     """[..., K, S] -> [..., K, K]: whether the tests show that the first of a pair is better than the second."""
     first, second = values[..., :, None, :], values[..., None, :, :]
     both = np.isfinite(first) & np.isfinite(second)
     difference = np.where(both, first - second, 0.0).sum(axis=-1)
     is_better: NDArray[np.bool_] = (difference > 0) if higher_is_better else (difference < 0)
-    return is_better & (corrected(values) <= LEVEL)
+    return is_better & (corrected(values, reference=reference) <= LEVEL)
 
 
 def paired_p_values(first: Array, second: Array) -> Array:
@@ -63,15 +66,19 @@ def paired_p_values(first: Array, second: Array) -> Array:
     return np.where(n < 2, 1.0, p)
 
 
-def holm(p: Array) -> Array:
-    """Adjusted p-values, along the last axis: the largest (P - i + 1) p_(i) so far, at most 1.
+def holm(p: Array, weights: Array) -> Array:
+    """Adjusted p-values, along the last axis.
 
-    >>> holm(np.array([0.01, 0.04, 0.03])).round(2).tolist()
+    In the order of p / w: the largest so far of p / w times the weights from there on, at most 1.
+
+    >>> holm(np.array([0.01, 0.04, 0.03]), np.ones(3)).round(2).tolist()
     [0.03, 0.06, 0.06]
     """
-    order = np.argsort(p, axis=-1, kind="stable")
-    steps = np.arange(p.shape[-1], 0, -1)
-    raised = np.maximum.accumulate(np.take_along_axis(p, order, axis=-1) * steps, axis=-1)
+    ratio = p / weights
+    order = np.argsort(ratio, axis=-1, kind="stable")
+    # of the hypotheses that are not rejected yet
+    left = np.cumsum(weights[order][..., ::-1], axis=-1)[..., ::-1]
+    raised = np.maximum.accumulate(np.take_along_axis(ratio, order, axis=-1) * left, axis=-1)
     adjusted = np.empty_like(raised)
     np.put_along_axis(adjusted, order, np.minimum(raised, 1.0), axis=-1)
     return adjusted

@@ -1,7 +1,8 @@
 """Which strategies a comparison shows to be better.
 
 [Note: verdicts] A verdict is a corrected test's, never an interval's.  Every pair of strategies is tested once, over all conditions: for each
-seed the mean over the conditions, then Student's t over the seeds, Holm-corrected over all pairs (fedsign.comparison.inference).
+seed the mean over the conditions, then Student's t over the seeds, Holm-corrected over all pairs, the differences to the reference with
+more weight (fedsign.comparison.inference).
 So the probability that a comparison of equal strategies says "better" anywhere - in the headline, in the column of differences to the
 reference, in bold, by a full dot - is at most 5 %, however many strategies there are and whichever of them looks best.
 - *better*, *worse*: what the test of a pair shows.  Not shown is "too few seeds to tell", never "equal".
@@ -91,8 +92,9 @@ def standings(summary: Summary) -> Standings:
     lost = np.array([sum(entry.num_lost for entry in summary.entries if entry.strategy == name) for name in names])
     seeds = sorted(set().union(*values.values()))
     matrix = np.array([[values[name].get(seed, math.nan) for seed in seeds] for name in names]).reshape(len(names), -1)
-    p = corrected(matrix)
-    is_better = better(matrix, higher_is_better=higher) & (lost[:, None] <= lost[None, :])
+    reference = names.index(summary.reference)
+    p = corrected(matrix, reference=reference)
+    is_better = better(matrix, reference=reference, higher_is_better=higher) & (lost[:, None] <= lost[None, :])
     rows = []
     for at, name in enumerate(names):
         difference = paired_difference(values[name], values.get(summary.reference, {}), higher_is_better=higher)
@@ -102,7 +104,7 @@ def standings(summary: Summary) -> Standings:
             for found in (is_better[at], is_better[:, at])
         )
         is_reference = name == summary.reference
-        to_reference = None if is_reference or difference is None else float(p[at, names.index(summary.reference)])
+        to_reference = None if is_reference or difference is None else float(p[at, reference])
         row = Standing(
             strategy=name,
             label=summary.labels[name],
@@ -142,9 +144,9 @@ def corrected_p(p: float) -> str:
     """As it stands beside a verdict.
 
     >>> corrected_p(0.0004), corrected_p(0.0123), corrected_p(1.0)
-    ('p < 0.001', 'p = 0.012', 'p = 1')
+    ('p < 0.001', 'p = 0.0123', 'p = 1')
     """
-    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3g}"
 
 
 def _says(reference: str, name: str, above: Sequence[str], below: Sequence[str], *, is_low: bool) -> Says:

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import combinations
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -68,11 +69,11 @@ def test_a_difference_is_found_as_often_as_the_noncentral_t_distribution_says() 
 
 
 def test_one_better_strategy_of_four_is_found_and_is_the_only_one_in_bold() -> None:
-    """Ahead by 4 deviations, over 10 seeds: missed where one of three tests at 0.05 / 6 is; noncentral t with 4 sqrt(10 / 2)."""
+    """Ahead by 4 deviations, over 10 seeds: missed where one of three tests at 0.05 / 4 is; noncentral t with 4 sqrt(10 / 2)."""
     values = np.random.default_rng(2).normal(size=(2_000, 4, 10))
     values[:, 0] += 4.0
     found = better(values)
-    missed = 3 * stats.nct.cdf(stats.t.ppf(1 - 0.05 / 12, 9), 9, 4 * np.sqrt(5))
+    missed = 3 * stats.nct.cdf(stats.t.ppf(1 - 0.05 / 8, 9), 9, 4 * np.sqrt(5))
     assert found[:, 0, 1:].all(axis=-1).mean() >= 1 - missed - 0.01
     assert found[:, 1:].any(axis=(-2, -1)).mean() <= 0.06
 
@@ -85,10 +86,23 @@ def test_p_values_are_scipys_and_their_correction_is_that_of_statsmodels() -> No
     pairs = list(zip(*np.triu_indices(5, 1), strict=True))
     raw = [float(stats.ttest_rel(values[i], values[j], nan_policy="omit").pvalue) for i, j in pairs]
     _, expected, _, _ = multipletests(raw, method="holm")
-    found = corrected(values)
-    assert [found[pair] for pair in pairs] == pytest.approx(expected.tolist())
-    assert holm(np.array(raw)) == pytest.approx(expected)
+    assert holm(np.array(raw), np.ones(10)) == pytest.approx(expected)
+    weights = [1.0 if 2 in pair else 1 / 6 for pair in pairs]
+    found = corrected(values, reference=2)
+    assert [found[pair] for pair in pairs] == pytest.approx(holm(np.array(raw), np.array(weights)).tolist())
     assert np.array_equal(found, found.T) and min(expected) < 0.05 < max(expected)
+
+
+def test_the_correction_with_weights_is_the_closed_test_of_all_intersections() -> None:
+    """A hypothesis is rejected with every set that it is in; a set by Bonferroni's test, its level shared by the weights of its members."""
+    draw = np.random.default_rng(8)
+    p, weights = draw.uniform(0, 0.2, size=(50, 6)), draw.uniform(0.1, 1, size=6)
+    sets = [list(each) for size in range(1, 7) for each in combinations(range(6), size)]
+    of_sets = {tuple(each): (p[:, each] * weights[each].sum() / weights[each]).min(axis=1) for each in sets}
+    expected = np.stack(
+        [np.max([of_sets[tuple(each)] for each in sets if at in each], axis=0) for at in range(6)], axis=1
+    )
+    assert holm(p, weights) == pytest.approx(np.minimum(expected, 1))
 
 
 def test_equal_differences_have_the_p_value_of_their_signs() -> None:
