@@ -21,6 +21,7 @@ MIN_SEEDS = 3
 """Fewer have no middle half."""
 
 _THRESHOLDS = 81  # of a profile
+_PAD = 0.04  # of an axis whose end is a value, so that its mark is whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +86,7 @@ def _improvements(summary: Summary, found: Statistics) -> Chart:
         label="P(better), 0.5 is a coin",
         text=f"How often a random run is better than a random run of {summary.reference_label} under the same condition.",
     )
-    return replace(chart, x=replace(chart.x, limits=(0.0, 1.0)), rules=[(0.5, "")])
+    return replace(chart, x=replace(chart.x, limits=(-_PAD, 1 + _PAD)), rules=[(0.5, "")])
 
 
 def _ranks(summary: Summary, ranks: Ranks) -> Chart:
@@ -112,7 +113,8 @@ def _ranks(summary: Summary, ranks: Ranks) -> Chart:
         has_whiskers=ranks.critical_difference is not None,
     )
     low, high = min(1.0, *(row[1][1] for row in rows)), max(len(rows), *(row[1][2] for row in rows))
-    return replace(chart, x=replace(chart.x, limits=(low, high)))
+    pad = _PAD * (high - low)
+    return replace(chart, x=replace(chart.x, limits=(low - pad, high + pad)))
 
 
 def _profiles(summary: Summary, found: Statistics) -> Chart:
