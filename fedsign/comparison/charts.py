@@ -4,16 +4,19 @@ Over ten rounds or more, each value of a curve is the mean of the last rounds, a
 A strategy has one color and line style in all charts: its position among the strategies.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from fedsign.comparison.labels import short_label
 from fedsign.comparison.summary import Curve, Entry, Summary, ToTarget
-from fedsign.comparison.verdict import includes_zero
+from fedsign.comparison.verdict import Standing, standings
+from fedsign.intervals import Interval
 from fedsign.report.chart import Axis, Chart, Series, bar_chart, drawable, nice_ticks, trailing_mean, value_axis
 from fedsign.report.run_charts import MIN_ROUNDS_TO_SMOOTH, line_chart
-from fedsign.report.wording import byte_count, is_share
+from fedsign.report.wording import MISSING, byte_count, is_share
+
+ALL = "all conditions"  # as a heading
 
 _RISE = 0.2  # the share of the rounds whose first steep part may leave the picture
 
@@ -34,15 +37,16 @@ def curves(summary: Summary, condition: Mapping[str, Any], key: str, *, title: s
 
 
 def differences(summary: Summary) -> Chart | None:
-    """Paired differences with their intervals, strategy below strategy; a full dot's interval lies on one side of 0."""
+    """Paired differences with their intervals, over all conditions and under each; a full dot is what the corrected tests show."""
     scale = summary.scale
-    entries = _by_condition(summary, lambda entry: entry.difference)
-    if not entries:
+    rows = differing(summary)
+    if not rows:
         return None
-    y, series = _rows(summary, entries)
+    y, series = category_rows(summary, [(heading, each.strategy, each.label) for heading, each, _ in rows])
     marks, ends = [], [0.0]
-    for each, (_, difference) in zip(series, entries, strict=True):
+    for each, (_, row, difference) in zip(series, rows, strict=True):
         low, high = (None if end is None else scale.factor * end for end in (difference.low, difference.high))
+        is_shown = isinstance(row, Standing) and row.says in ("better", "worse")
         marks.append(
             replace(
                 each,
@@ -51,7 +55,7 @@ def differences(summary: Summary) -> Chart | None:
                 low=(low,),
                 high=(high,),
                 labels=(scale.interval(difference),),
-                is_open=difference.low is None or includes_zero(difference),
+                is_open=not is_shown,
             )
         )
         ends += [end for end in (scale.factor * difference.mean, low, high) if end is not None]
@@ -59,22 +63,33 @@ def differences(summary: Summary) -> Chart | None:
     unit = "percentage points" if scale.percent else summary.metric_name
     side = "right" if summary.higher_is_better else "left"
     label = f"difference to {summary.reference_label}, {unit}; {side} is better"
+    single = " Single conditions are not tested." if len(summary.conditions) > 1 else ""
     return Chart(
         title=f"Differences to {summary.reference_label}",
         series=marks,
         x=Axis(label=label, limits=(ticks[0], ticks[-1])),
         y=y,
         rules=[(0.0, "")],
-        text="A full dot: the 95 % interval lies on one side of 0. An empty dot: it includes 0, so the seeds do not tell the two apart."
+        text="A full dot: the corrected test tells the two apart. An empty dot: too few seeds to tell. Whiskers are the 95 % "
+        f"interval of each difference by itself, so that one without 0 may have an empty dot.{single}"
         if summary.num_seeds > 1
-        else "One seed: no intervals.",
+        else "One seed: neither intervals nor tests.",
     )
+
+
+def differing(summary: Summary) -> list[tuple[str, Standing | Entry, Interval]]:
+    """Heading and difference to the reference of each strategy: over all conditions, and under each where there are several."""
+    is_one = len(summary.conditions) == 1
+    title = short_label(summary.conditions[0]) if is_one else ALL
+    rows: list[tuple[str, Standing | Entry]] = [(title, row) for row in standings(summary).rows]
+    rows += [] if is_one else [(short_label(entry.condition), entry) for entry in summary.entries]
+    return [(heading, row, row.difference) for heading, row in rows if row.difference is not None]
 
 
 def to_target(summary: Summary) -> dict[str, Chart]:
     """Bars of the rounds and of the bytes of all clients, down and up, by the names of their files; empty without a target."""
     target = "the target" if summary.target is None else summary.scale.with_unit(summary.target)
-    entries = _by_condition(summary, lambda entry: entry.to_target)
+    entries = [(entry, entry.to_target) for entry in summary.entries if entry.to_target and entry.to_target.num_seeds]
     if not entries:
         return {}
     rounds = _bars(f"Rounds to {target}", summary, entries, lambda taken: taken.rounds, plain_count)
@@ -94,6 +109,12 @@ def plain_count(value: float) -> str:
     return f"{value:,.1f}".removesuffix(".0")
 
 
+def taken_text(taken: ToTarget, written: str) -> str:
+    """`17.5`, or with censored runs `> 55 (2 of 5)`: so many reached it."""
+    reached = "" if taken.num_reached == taken.num_seeds else f" ({taken.num_reached} of {taken.num_seeds})"
+    return f"{'> ' if taken.is_bound else ''}{written}{reached}"
+
+
 def _bars(
     title: str,
     summary: Summary,
@@ -101,34 +122,30 @@ def _bars(
     measure: Callable[[ToTarget], float | None],
     written: Callable[[float], str],
 ) -> Chart:
-    """A strategy that never reached the target has no bar but a word; one that did with some seeds says with how many."""
-    y, series = _rows(summary, entries)
+    """Medians; a lower bound says so, and with how many seeds a strategy reached the target."""
+    y, series = category_rows(
+        summary, [(short_label(entry.condition), entry.strategy, entry.label) for entry, _ in entries]
+    )
     bars = []
     for each, (_, taken) in zip(series, entries, strict=True):
         value = measure(taken)
-        reached = "" if taken.num_reached == taken.num_seeds else f" ({taken.num_reached} of {taken.num_seeds})"
-        text = "not reached" if value is None else written(value) + reached
+        text = MISSING if value is None else taken_text(taken, written(value))
         bars.append(replace(each, mark="bar", x=(value,), labels=(text,)))
     return bar_chart(title, y, bars)
 
 
-def _by_condition(summary: Summary, found: Callable[[Entry], Any]) -> list[tuple[Entry, Any]]:
-    return [(entry, value) for entry in summary.entries if (value := found(entry)) is not None]
-
-
-def _rows(summary: Summary, entries: Iterable[tuple[Entry, Any]]) -> tuple[Axis, list[Series]]:
-    """A row for each entry below the heading of its condition: the axis, and series that still lack their values."""
+def category_rows(summary: Summary, rows: Sequence[tuple[str, str, str]]) -> tuple[Axis, list[Series]]:
+    """Rows of (heading, strategy, label) below their headings: the axis, and series that still lack their values."""
     looks = list(summary.labels)
     names: list[str] = []
     headings, series, former = set(), [], ""
-    for entry, _ in entries:
-        condition = short_label(entry.condition)
-        if condition != former:
+    for heading, strategy, label in rows:
+        if heading != former:
             headings.add(len(names))
-            names.append(condition)
-            former = condition
-        series.append(Series(name=entry.label, x=(), y=(len(names),), color=looks.index(entry.strategy)))
-        names.append(entry.label)
+            names.append(heading)
+            former = heading
+        series.append(Series(name=label, x=(), y=(len(names),), color=looks.index(strategy)))
+        names.append(label)
     return Axis(categories=names, headings=frozenset(headings)), series
 
 

@@ -4,6 +4,8 @@ DIR/
     table.tex      the table of results (booktabs)
     details.tex    every figure of every strategy, where table.tex has the means of several conditions only
     table.csv      one line for each condition and strategy, all numbers in full
+    statistics.csv one line for each strategy over all conditions: verdicts, and what describes
+    pairs.csv      one line for each test of two strategies
     trials.csv     the hyper-parameters that were tried, with their validation figures
     rounds.csv     one line for each condition, strategy and round: means and standard deviations over the seeds
     cells.csv      the same for each seed alone
@@ -19,10 +21,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedsign.comparison import charts, latex
+from fedsign.comparison import charts, latex, statistics_charts
 from fedsign.comparison.labels import short_label
+from fedsign.comparison.statistics_charts import Statistics, statistics
 from fedsign.comparison.summary import Summary, values_label
-from fedsign.comparison.tables import frame_of, names, table_rows
+from fedsign.comparison.tables import frame_of, names, pair_rows, statistics_rows, table_rows
 from fedsign.errors import ResultsError
 from fedsign.report import figures
 from fedsign.report.population import Population, draw_clients
@@ -35,15 +38,19 @@ _README = """\
 table.tex    \\input this in a paper that has \\usepackage{{booktabs}}
 paper.tex    tables and figures in one document: pdflatex paper.tex
 table.csv    one line for each condition and strategy
+statistics.csv   one line for each strategy over all conditions: verdict, interquartile mean, probability of improvement, mean rank
+pairs.csv    one line for each test of two strategies
 trials.csv   hyper-parameters that were tried, with their validation figures
 rounds.csv   one line for each condition, strategy and round, over the seeds
 cells.csv    one line for each run and round
 figures/     the figures, 3.3 inches wide, as PDF and SVG
 
 Numbers in the .csv files are as measured: an accuracy of 0.95 is 95 %, bytes are bytes. An empty field: no number, since a
-run diverged, failed, has not ended, or never reached the target. "difference" is to {reference}, paired by seed, with a 95 %
-confidence interval (Student's t). "as_good_as_best" marks what is bold in the tables: the best mean, and
-all whose paired interval to it includes 0; not a strategy of which seeds diverged or failed, beside those that have all.
+run diverged, failed, or has not ended. "difference" is to {reference}, paired by seed, with a 95 %
+confidence interval (Student's t) of each by itself. "verdict" and "bold" come from the tests of all pairs, "p_corrected" (Holm): among
+equal strategies one false verdict or more has a probability of at most 5 %. Intervals of the interquartile mean and of the probability of
+improvement are of a stratified bootstrap, and describe. "rounds_to_target" is a median over all seeds; with
+"to_target_is_bound" it is more than that, since runs have not reached the target.
 """
 
 
@@ -55,15 +62,18 @@ def export(summary: Summary, folder: Path) -> list[Path]:
     """
     if folder.exists() and not folder.is_dir():
         raise ResultsError(f"{folder} is a file; give a folder, or the name of one to be made, for the export.")
+    found = statistics(summary)
     texts = {
         "table.tex": latex.results_table(summary),
         **({"details.tex": latex.details_table(summary)} if len(summary.conditions) > 1 else {}),
         "table.csv": _csv(table_rows(summary)),
+        "statistics.csv": _csv(statistics_rows(summary, found)),
+        "pairs.csv": _csv(pair_rows(summary)),
         **({"trials.csv": _csv(_trial_rows(summary))} if summary.trials else {}),
         "rounds.csv": _csv(_round_rows(summary)),
         "cells.csv": _csv(_cell_rows(summary)),
     }
-    drawn = _figures(summary)
+    drawn = _figures(summary, found)
     tables = [name for name in texts if name.endswith(".tex")]
     shown = {f"figures/{stem}.pdf": caption for stem, (caption, _) in drawn.items()}
     texts["paper.tex"] = latex.document(summary, tables, shown)
@@ -119,7 +129,7 @@ def _csv(rows: Sequence[Line]) -> str:
     return str(frame_of(rows).to_csv(index=False, lineterminator="\n"))
 
 
-def _figures(summary: Summary) -> dict[str, tuple[str, figures.Draw]]:
+def _figures(summary: Summary, statistics: Statistics) -> dict[str, tuple[str, figures.Draw]]:
     """File stem -> (caption, what draws it), for every figure of which there is something to see."""
     found: dict[str, tuple[str, figures.Draw]] = {}
     names = {summary.metric: f"Test {summary.metric_name}", "loss": "Test loss", "train_loss": "Training loss"}
@@ -136,6 +146,10 @@ def _figures(summary: Summary) -> dict[str, tuple[str, figures.Draw]]:
         said = f"Paired differences of the test {summary.metric_name} to {summary.reference_label}, with 95 % intervals"
         found["differences"] = (said, partial(figures.draw, differences))
     found |= {stem: (chart.title, partial(figures.draw, chart)) for stem, chart in charts.to_target(summary).items()}
+    found |= {
+        stem: (f"{chart.title}. {chart.text}", partial(figures.draw, chart))
+        for stem, chart in statistics_charts.charts(summary, statistics).items()
+    }
     for condition in summary.conditions:
         partition = summary.population.get(values_label(condition)) or {}
         if partition.get("counts"):

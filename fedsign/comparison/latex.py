@@ -1,7 +1,7 @@
 r"""A comparison as LaTeX: booktabs tables, and a document that compiles as it is.
 
-Bold are the best mean and all strategies that the seeds do not tell apart from it: those of which the 95 % interval of
-the paired difference to the best includes 0.  The caption says so, and which rows lack seeds.
+Bold and the verdicts are those of [Note: verdicts] in fedsign.comparison.verdict; of several conditions only the mean over them
+has any.  The caption says so, and which rows lack seeds.
 
 Names are a user's.  What LaTeX gives a meaning is escaped, Greek letters become mathematics, and a character that
 pdflatex does not know becomes a question mark.
@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from fedsign.comparison.labels import short_label
 from fedsign.comparison.summary import Summary
-from fedsign.comparison.tables import ResultRow, results
+from fedsign.comparison.tables import ResultRow, pooled, ratio_text, results
+from fedsign.comparison.verdict import LOST, UNDECIDED
 from fedsign.report.wording import NARROW_SPACE
 
 _GREEK = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi omega"
@@ -64,7 +65,8 @@ def details_table(summary: Summary) -> str:
     unit = r" (\%)" if scale.percent else ""
     has_target = any(entry.to_target for entry in summary.entries)
     heads = [f"{escape(summary.metric_name.capitalize())}{unit}", f"Difference to {escape(summary.reference_label)}"]
-    heads += ["Rounds to target", "Bytes to target"] if has_target else []
+    heads += ["Verdict"] if len(summary.conditions) == 1 else []
+    heads += ["Rounds to target", "Speed-up", "Bytes to target"] if has_target else []
     heads += ["Bytes up"]
     lines: list[str] = []
     for number, table in enumerate(results(summary)):
@@ -72,7 +74,7 @@ def details_table(summary: Summary) -> str:
             lines += [r"\addlinespace"] if number else []
             head = escape(table.condition + (f"; target {table.target}" if table.target else ""))
             lines.append(rf"\multicolumn{{{1 + len(heads)}}}{{l}}{{\textit{{{head}}}}} \\")
-        lines += [_row(_cells(row, has_target)) for row in table.rows]
+        lines += [_row(_cells(row, has_target, has_verdict=len(summary.conditions) == 1)) for row in table.rows]
     return _table(summary, heads, lines, all_figures=True)
 
 
@@ -100,40 +102,54 @@ def document(summary: Summary, tables: Sequence[str], figures: Mapping[str, str]
 
 
 def _by_condition(summary: Summary) -> str:
-    """Strategies below each other, conditions side by side."""
+    """Strategies below each other, conditions side by side, then the mean over them with its verdict."""
     tables = results(summary)
+    rows = {row.standing.strategy: row for row in pooled(summary)}
     lines, columns = [], [{row.entry.strategy: row for row in table.rows} for table in tables]
     for strategy, label in summary.labels.items():
-        values = [_bold(escape(column[strategy].whole_value), column[strategy].is_best) for column in columns]
-        lines.append(_row([escape(label), *values]))
-    return _table(summary, [escape(table.condition) for table in tables], lines, all_figures=False)
+        row = rows[strategy]
+        values = [escape(column[strategy].whole_value) for column in columns]
+        said = [_bold(escape(row.value), row.standing.is_bold), escape(_short(row.verdict))]
+        lines.append(_row([_bold(escape(label), row.standing.is_bold), *values, *said]))
+    heads = [*(escape(table.condition) for table in tables), "Mean", f"Beside {escape(summary.reference_label)}"]
+    return _table(summary, heads, lines, all_figures=False)
 
 
-def _cells(row: ResultRow, has_target: bool) -> list[str]:
+def _cells(row: ResultRow, has_target: bool, *, has_verdict: bool) -> list[str]:
     choice = f" ({row.choice})" if row.choice else ""
-    taken = [row.rounds, row.bytes_to_target] if has_target else []
+    verdict = [_short(row.verdict)] if has_verdict else []
+    speed_up = ratio_text(row.entry.to_target.speed_up) if row.entry.to_target else ""
+    taken = [row.rounds, speed_up, row.bytes_to_target] if has_target else []
     return [
-        _bold(escape(row.entry.label), row.is_best) + escape(choice),
-        _bold(escape(row.whole_value), row.is_best),
-        *map(escape, [row.difference, *taken, row.bytes_up]),
+        _bold(escape(row.entry.label), row.is_bold) + escape(choice),
+        _bold(escape(row.whole_value), row.is_bold),
+        *map(escape, [row.difference, *verdict, *taken, row.bytes_up]),
     ]
+
+
+def _short(verdict: str) -> str:
+    """A column is narrow; the caption says what the words mean."""
+    return verdict.replace(UNDECIDED, "undecided").replace(LOST, "lost seeds")
 
 
 def _caption(summary: Summary, *, all_figures: bool) -> str:
     seeds, scale = summary.num_seeds, summary.scale
     said = f"Test {summary.metric_name}{' in %' if scale.percent else ''}, {summary.last_rounds}"
     if seeds < 2:
-        said += ", one seed. Bold: the best."
+        said += ", one seed."
     else:
-        said += (
-            f"; mean ± standard deviation over {seeds} seeds. Bold: the best mean and all whose paired difference to it has "
-            "a 95 % interval (Student's t) that includes 0."
-        )
+        said += f"; mean ± standard deviation over {seeds} seeds."
+        if not all_figures or len(summary.conditions) == 1:
+            over = "" if all_figures else "over all conditions, "
+            said += (
+                f" Verdicts are paired t-tests of all pairs of strategies, {over}Holm-corrected together (5 % for one false verdict "
+                f"or more); undecided: {UNDECIDED}. Bold: shown to be better than at least one strategy and worse than none."
+            )
     if all_figures:
         unit = ", in percentage points" if scale.percent else ""
-        said += f" Differences are paired by seed{', with their 95 % intervals' if seeds > 1 else ''}{unit}."
+        said += f" Differences are paired by seed{', each with its own 95 % interval' if seeds > 1 else ''}{unit}."
         if summary.target is not None:
-            said += f" Target: {scale.with_unit(summary.target)}; medians over the seeds that reached it."
+            said += f" Target: {scale.with_unit(summary.target)}; medians over all seeds, of the smoothed metric, sustained; in brackets how many reached it."
     return escape(said + _lacking(summary))
 
 
@@ -157,7 +173,8 @@ def _lacking(summary: Summary) -> str:
 def _table(summary: Summary, heads: Sequence[str], lines: Sequence[str], *, all_figures: bool) -> str:
     body = "\n".join(f"    {line}" for line in [_row(["Strategy", *heads]), r"\midrule", *lines])
     label = "tab:comparison-details" if all_figures else "tab:comparison"
-    size = "footnotesize" if any(entry.seeds_of_all for entry in summary.entries) else "small"  # wider cells
+    is_wide = len(heads) > 5 or any(entry.seeds_of_all for entry in summary.entries)
+    size = "scriptsize" if len(heads) > 6 else "footnotesize" if is_wide else "small"
     return (
         f"{_NOTE}\\begin{{table}}[htbp]\n  \\centering\n  \\{size}\n  \\setlength{{\\tabcolsep}}{{4pt}}\n  \\setlength{{\\belowcaptionskip}}{{6pt}}\n"
         f"  \\caption{{{_caption(summary, all_figures=all_figures)}}}\n  \\label{{{label}}}\n"

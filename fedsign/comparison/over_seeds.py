@@ -1,17 +1,14 @@
-"""What is read off the runs of a comparison: choices, means, curves, and what it took to reach a target."""
+"""What is read off the runs of a comparison: choices, means, curves."""
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedsign.comparison.summary import LAST, Curve, Entry, Plan, Played, Summary, ToTarget, Trial, values_label
+from fedsign.comparison.summary import LAST, Curve, Entry, Plan, Played, Summary, Trial, values_label
+from fedsign.comparison.target import default_target, to_target, total, with_speed_up
 from fedsign.intervals import mean_and_std, paired_difference
 from fedsign.storage.results import Line
-
-TARGET_SHARE = 0.95
-"""Without a target of the user's, the target is this share of what the reference ends at."""
 
 _NOT_CURVES = frozenset({"round", "clients", "failures"})  # of a line of rounds.jsonl
 
@@ -29,10 +26,10 @@ def summarise(plan: Plan, path: Path, played: Sequence[Played]) -> Summary:
             choice = next(trial.choice for trial in tried if trial.chosen)
             taken[name], num_choices[name] = [each for each in own if each.cell.choice == choice], len(tried)
             trials += tried if len(tried) > 1 else []
-        reference = _finals(taken[plan.reference], plan.metric)
+        reference = taken[plan.reference]
         target = plan.target
         if target is None:
-            end, _ = mean_and_std(reference.values())
+            end, _ = mean_and_std(_finals(reference, plan.metric).values())
             target = default_target(end, higher_is_better=plan.higher_is_better)
         entries += [
             _entry(plan, taken[name], reference, num_choices=num_choices[name], target=target) for name in taken
@@ -91,68 +88,8 @@ def curves(runs: Sequence[Sequence[Line]]) -> dict[str, Curve]:
     return found
 
 
-def first_round_at(lines: Sequence[Line], metric: str, target: float, *, higher_is_better: bool) -> int | None:
-    """Position of the first line whose metric, unsmoothed, has reached the target; None if none has."""
-    for position, line in enumerate(lines):
-        value = line.get(metric)
-        if value is not None and (value >= target if higher_is_better else value <= target):
-            return position
-    return None
-
-
-def to_target(
-    runs: Sequence[Sequence[Line]],
-    metric: str,
-    target: float | None,
-    *,
-    higher_is_better: bool,
-    num_failed: int = 0,
-) -> ToTarget | None:
-    """See ToTarget, of runs that finished and the number of those that failed.
-
-    Bytes are those of all rounds up to the one that reached the target, that one included.
-    """
-    if target is None:
-        return None
-    reached = []
-    for lines in runs:
-        position = first_round_at(lines, metric, target, higher_is_better=higher_is_better)
-        if position is not None:
-            played = lines[: position + 1]
-            reached.append((played[-1]["round"], *(total(played, key) for key in ("bytes_down", "bytes_up"))))
-    rounds, bytes_down, bytes_up = (_median([each[column] for each in reached]) for column in range(3))
-    return ToTarget(
-        target=target,
-        num_reached=len(reached),
-        num_seeds=len(runs) + num_failed,
-        rounds=rounds,
-        bytes_down=bytes_down,
-        bytes_up=bytes_up,
-    )
-
-
-def default_target(reference_mean: float | None, *, higher_is_better: bool) -> float | None:
-    """`TARGET_SHARE` of where the reference ends; for a figure that should be low, that much above it.
-
-    >>> round(default_target(0.8, higher_is_better=True), 3), round(default_target(1.9, higher_is_better=False), 3)
-    (0.76, 2.0)
-    """
-    if reference_mean is None:
-        return None
-    return reference_mean * TARGET_SHARE if higher_is_better else reference_mean / TARGET_SHARE
-
-
-def total(lines: Iterable[Line], key: str) -> float:
-    """Sum of a figure over rounds."""
-    return float(sum(line.get(key) or 0 for line in lines))
-
-
 def _is_figure(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _median(values: Sequence[float]) -> float | None:
-    return float(statistics.median(values)) if values else None
 
 
 def _trials(plan: Plan, played: Sequence[Played]) -> list[Trial]:
@@ -187,7 +124,7 @@ def _trials(plan: Plan, played: Sequence[Played]) -> list[Trial]:
 def _entry(
     plan: Plan,
     played: Sequence[Played],
-    reference: Mapping[int, float | None],
+    reference: Sequence[Played],
     *,
     num_choices: int,
     target: float | None,
@@ -197,6 +134,10 @@ def _entry(
     finished = [each for each in played if each.is_finished]
     num_failed = sum(each.failure is not None for each in played)
     runs, direction = [each.lines for each in finished], plan.higher_is_better
+    taken, taken_by_reference = (
+        to_target(each, plan.metric, target, higher_is_better=direction) for each in (played, reference)
+    )
+    is_reference = cell.strategy == plan.reference
     mean, std = mean_and_std(values.values())
     return Entry(
         strategy=cell.strategy,
@@ -209,9 +150,9 @@ def _entry(
         mean=mean,
         std=std,
         difference=None
-        if cell.strategy == plan.reference
-        else paired_difference(values, reference, higher_is_better=direction),
-        to_target=to_target(runs, plan.metric, target, higher_is_better=direction, num_failed=num_failed),
+        if is_reference
+        else paired_difference(values, _finals(reference, plan.metric), higher_is_better=direction),
+        to_target=taken if is_reference else with_speed_up(taken, taken_by_reference),
         bytes_down=mean_and_std(total(lines, "bytes_down") for lines in runs)[0],
         bytes_up=mean_and_std(total(lines, "bytes_up") for lines in runs)[0],
         curves=curves(runs),

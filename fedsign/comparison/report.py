@@ -6,10 +6,10 @@ from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
-from fedsign.comparison import charts, tables
+from fedsign.comparison import charts, statistics_charts, tables
+from fedsign.comparison.headline import described, headline
 from fedsign.comparison.labels import enumerate_words, short_label
 from fedsign.comparison.summary import Entry, Summary, values_label
-from fedsign.comparison.verdict import verdict
 from fedsign.report import template, wording
 from fedsign.report.chart import Chart
 from fedsign.report.population import Population, panels
@@ -29,15 +29,21 @@ def write_comparison(summary: Summary) -> Path:
 
 def render(summary: Summary) -> str:
     """The page as text."""
+    conditions = summary.conditions if len(summary.conditions) > 1 else ()
+    found = statistics_charts.statistics(summary)
     return template.render(
         TEMPLATE,
         package=__package__,
         summary=summary,
         status=status(summary),
-        verdicts=[verdict(summary, condition) for condition in summary.conditions],
+        headline=headline(summary),
+        described=[described(summary, condition) for condition in conditions],
         facts=facts(summary),
         results=tables.results(summary),
+        pooled=tables.pooled(summary),
         differences=charts.differences(summary),
+        statistics=statistics_charts.charts(summary, found).values(),
+        min_seeds=statistics_charts.MIN_SEEDS,
         groups=groups(summary),
         to_target=charts.to_target(summary).values(),
         populations=populations(summary),
@@ -58,7 +64,14 @@ def render_card(summary: Summary) -> str:
     As the card of a run: nothing is asked of the page around it, and nothing of it is changed.
     """
     results, differences = tables.results(summary), charts.differences(summary)
-    return template.render(CARD, package=__package__, summary=summary, results=results, differences=differences)
+    return template.render(
+        CARD,
+        package=__package__,
+        summary=summary,
+        results=results,
+        pooled=tables.pooled(summary),
+        differences=differences,
+    )
 
 
 def status(summary: Summary) -> str:

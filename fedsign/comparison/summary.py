@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedsign.comparison.labels import Scale
 from fedsign.intervals import Interval
@@ -51,7 +51,7 @@ class Plan:
     metric: str  # such as "accuracy"
     higher_is_better: bool
     reference: str
-    target: float | None  # as given; None: see fedsign.comparison.over_seeds.default_target
+    target: float | None  # as given; None: see fedsign.comparison.target.default_target
     labels: Mapping[str, str]  # of the strategies, in the order given
     seeds: tuple[int, ...]
     cells: tuple[Cell, ...]
@@ -87,18 +87,42 @@ class Curve:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ToTarget:
-    """What it took until the metric first reached the target; medians over the seeds that reached it.
+class SpeedUp:
+    """How many times fewer rounds than the reference took; `sign` says that the ratio is a bound, with `low`, `high` None."""
 
-    `num_seeds` are those that finished or failed: a run that failed has not reached the target.
+    ratio: float | None  # None: pairs are censored on both sides
+    low: float | None
+    high: float | None
+    sign: Literal["", "<", ">"]
+    num_pairs: int
+    num_censored: int  # pairs of which a run did not reach the target
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToTarget:
+    """What it took to reach the target and stay; see [Note: reached, censored] in fedsign.comparison.target.
+
+    Medians are over all seeds that finished or failed.
     """
 
     target: float
-    num_reached: int
-    num_seeds: int
-    rounds: float | None
+    reached: Mapping[int, int | None]  # seed -> round; None: censored
+    limits: Mapping[int, int]  # seed -> the last round from which on it could have been seen to stay
+    is_bound: bool  # the medians are lower bounds
+    rounds: float | None  # None without a seed
     bytes_down: float | None
     bytes_up: float | None
+    speed_up: SpeedUp | None = None  # None for the reference itself
+
+    @property
+    def num_seeds(self) -> int:
+        """Those that finished or failed."""
+        return len(self.reached)
+
+    @property
+    def num_reached(self) -> int:
+        """Those that are not censored."""
+        return sum(round is not None for round in self.reached.values())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

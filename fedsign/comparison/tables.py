@@ -2,14 +2,15 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fedsign.comparison.charts import bytes_to_target, plain_count
+from fedsign.comparison.charts import bytes_to_target, plain_count, taken_text
 from fedsign.comparison.labels import short_label
-from fedsign.comparison.summary import Entry, Summary, ToTarget
-from fedsign.comparison.verdict import as_good_as_best
+from fedsign.comparison.statistics_charts import Statistics
+from fedsign.comparison.summary import Entry, SpeedUp, Summary
+from fedsign.comparison.verdict import Standing, Standings, corrected_p, standings
 from fedsign.report.chart import Series
 from fedsign.report.wording import MISSING, byte_count
 from fedsign.storage.results import Line
@@ -25,11 +26,13 @@ class ResultRow:
     entry: Entry
     choice: str
     sample: Series  # of its lines
-    is_best: bool  # or not told apart from the best
+    is_bold: bool  # never under one condition of several
     value: str
     difference: str
+    verdict: str  # `better, p = 0.012`; empty under one condition of several
     wins: str
     rounds: str
+    speed_up: str  # empty for the reference
     bytes_to_target: str
     bytes_down: str
     bytes_up: str
@@ -50,28 +53,113 @@ class ResultTable:
     rows: list[ResultRow]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PooledRow:
+    """A strategy's line over all conditions."""
+
+    standing: Standing
+    sample: Series
+    value: str
+    difference: str
+    verdict: str
+    wins: str
+
+
+def pooled(summary: Summary) -> list[PooledRow]:
+    """The table over all conditions; empty where there is only one, whose own table says it."""
+    if len(summary.conditions) < 2:
+        return []
+    looks = list(summary.labels)
+    return [
+        PooledRow(
+            standing=row,
+            sample=Series(name=row.label, x=(), y=(), color=looks.index(row.strategy)),
+            value=summary.scale.spread(row.mean, row.std),
+            difference="reference" if row.says == "reference" else _interval(summary, row),
+            verdict=verdict_text(row),
+            wins=f"{row.difference.wins}/{row.difference.num_pairs}" if row.difference else MISSING,
+        )
+        for row in standings(summary).rows
+    ]
+
+
+def verdict_text(row: Standing) -> str:
+    """`better, p = 0.012`; empty where no test has been made.
+
+    "Too few seeds to tell" has its p, too: the reader sees how few.
+    """
+    if row.says == "reference" or row.p is None or row.difference is None or row.difference.num_pairs < 2:
+        return ""
+    return f"{row.says}, {corrected_p(row.p)}"
+
+
 def results(summary: Summary) -> list[ResultTable]:
     """The final table of every condition."""
-    looks, scale = list(summary.labels), summary.scale
-    found = []
+    looks, scale, found = list(summary.labels), summary.scale, standings(summary)
+    tables = []
     for condition in summary.conditions:
         entries = summary.entries_of(condition)
-        best = as_good_as_best(entries, higher_is_better=summary.higher_is_better)
         target = next((entry.to_target.target for entry in entries if entry.to_target), None)
-        rows = [_result_row(summary, entry, looks.index(entry.strategy), entry in best) for entry in entries]
+        rows = [
+            _result_row(summary, entry, looks.index(entry.strategy), found if len(summary.conditions) == 1 else None)
+            for entry in entries
+        ]
         reaching = "" if target is None else scale.with_unit(target)
-        found.append(ResultTable(condition=short_label(condition), target=reaching, rows=rows))
-    return found
+        tables.append(ResultTable(condition=short_label(condition), target=reaching, rows=rows))
+    return tables
 
 
 def table_rows(summary: Summary) -> list[Line]:
     """All numbers in full, condition by condition; None where there is no number."""
-    best = [
-        entry
-        for condition in summary.conditions
-        for entry in as_good_as_best(summary.entries_of(condition), higher_is_better=summary.higher_is_better)
+    return [_table_row(summary, entry) for entry in summary.entries]
+
+
+def statistics_rows(summary: Summary, found: Statistics) -> list[Line]:
+    """One line for each strategy over all conditions: what was tested, and what describes."""
+    rows = []
+    for row in standings(summary).rows:
+        own = found.aggregates.get(row.strategy)
+        rows.append(
+            {
+                "strategy": row.strategy,
+                "label": row.label,
+                "num_seeds": len(row.values),
+                "mean": row.mean,
+                "std": row.std,
+                **_columns("difference", row.difference, "mean"),
+                "p_corrected": row.p,
+                "verdict": row.says,
+                "bold": int(row.is_bold),
+                "better_than": " ".join(row.better_than),
+                "worse_than": " ".join(row.worse_than),
+                "mean_rank": found.ranks.mean[row.strategy] if found.ranks else None,
+                **_columns("interquartile_mean", own and own.interquartile_mean, "value"),
+                **_columns("probability_of_improvement", own and own.improvement, "value"),
+            }
+        )
+    return rows
+
+
+def pair_rows(summary: Summary) -> list[Line]:
+    """One line for each test."""
+    return [
+        {
+            "first": pair.first,
+            "second": pair.second,
+            **_columns("difference", pair.difference, "mean"),
+            "num_pairs": pair.difference.num_pairs,
+            "p_corrected": pair.p,
+            "is_shown": int(pair.is_shown),
+        }
+        for pair in standings(summary).pairs
     ]
-    return [_table_row(summary, entry, entry in best) for entry in summary.entries]
+
+
+def _columns(name: str, found: Any, value: str) -> Line:
+    """A figure, which is its attribute `value`, and the ends of its interval; None where there is none."""
+    columns = {name: value, f"{name}_low": "low", f"{name}_high": "high"}
+    ends = {column: getattr(found, attribute, None) for column, attribute in columns.items()}
+    return {column: None if end is None else float(end) for column, end in ends.items()}
 
 
 def names(entry: Entry) -> Line:
@@ -101,9 +189,10 @@ def to_frame(summary: Summary) -> "pd.DataFrame":
     return frame.where(frame.notna(), math.nan).infer_objects()
 
 
-def _result_row(summary: Summary, entry: Entry, look: int, is_best: bool) -> ResultRow:
+def _result_row(summary: Summary, entry: Entry, look: int, found: Standings | None) -> ResultRow:
     scale, taken = summary.scale, entry.to_target
     difference, wins = MISSING, MISSING
+    row = None if found is None else found.row(entry.strategy)
     if entry.strategy == summary.reference:
         difference = "reference"
     elif entry.difference is not None:
@@ -113,34 +202,46 @@ def _result_row(summary: Summary, entry: Entry, look: int, is_best: bool) -> Res
         entry=entry,
         choice=short_label(entry.choice),
         sample=Series(name=entry.label, x=(), y=(), color=look),
-        is_best=is_best,
+        is_bold=row is not None and row.is_bold,
         value=scale.spread(entry.mean, entry.std),
         difference=difference,
+        verdict="" if row is None else verdict_text(row),
         wins=wins,
-        rounds=_reached(taken, lambda taken: taken.rounds, plain_count),
-        bytes_to_target=_reached(taken, bytes_to_target, _bytes),
+        rounds=MISSING if taken is None or taken.rounds is None else taken_text(taken, plain_count(taken.rounds)),
+        speed_up=speed_up_text(taken.speed_up if taken else None),
+        bytes_to_target=f"{'> ' if taken.is_bound else ''}{_bytes(bytes_to_target(taken))}" if taken else MISSING,
         bytes_down=_bytes(entry.bytes_down),
         bytes_up=_bytes(entry.bytes_up),
     )
 
 
-def _reached(
-    taken: ToTarget | None, measure: Callable[[ToTarget], float | None], written: Callable[[float], str]
-) -> str:
-    """What it took to the target, with how many seeds reached it where that is not all of them."""
-    value = None if taken is None else measure(taken)
-    if taken is None or value is None:
-        return MISSING
-    reached = f"{taken.num_reached}/{taken.num_seeds}"
-    return written(value) if taken.num_reached == taken.num_seeds else f"{written(value)} ({reached})"
+def speed_up_text(found: SpeedUp | None) -> str:
+    """`× 1.84 [1.20, 2.81]`, with censored pairs `> × 1.50 (2 censored)`, or empty without one."""
+    if found is None:
+        return ""
+    censored = f" ({found.num_censored} censored)" if found.num_censored else ""
+    return f"{ratio_text(found) or '× unknown'}{censored}"
+
+
+def ratio_text(found: SpeedUp | None) -> str:
+    """The ratio alone."""
+    if found is None or found.ratio is None:
+        return ""
+    interval = "" if found.low is None or found.high is None else f" [{found.low:.2f}, {found.high:.2f}]"
+    return f"{found.sign}{' ' if found.sign else ''}× {found.ratio:.2f}{interval}"
+
+
+def _interval(summary: Summary, row: Standing) -> str:
+    return MISSING if row.difference is None else summary.scale.interval(row.difference)
 
 
 def _bytes(count: float | None) -> str:
     return MISSING if count is None else byte_count(round(count))
 
 
-def _table_row(summary: Summary, entry: Entry, is_best: bool) -> Line:
+def _table_row(summary: Summary, entry: Entry) -> Line:
     difference, taken = entry.difference, entry.to_target
+    faster = taken.speed_up if taken else None
     return {
         **names(entry),
         "num_choices": entry.num_choices,
@@ -150,15 +251,16 @@ def _table_row(summary: Summary, entry: Entry, is_best: bool) -> Line:
         "values": " ".join("" if value is None else repr(value) for value in entry.values),
         "mean": entry.mean,
         "std": entry.std,
-        "as_good_as_best": int(is_best),
-        "difference": difference.mean if difference else None,
-        "difference_low": difference.low if difference else None,
-        "difference_high": difference.high if difference else None,
+        **_columns("difference", difference, "mean"),
         "wins": difference.wins if difference else None,
         "num_pairs": difference.num_pairs if difference else None,
         "target": taken.target if taken else None,
         "num_reached": taken.num_reached if taken else None,
         "rounds_to_target": taken.rounds if taken else None,
+        "to_target_is_bound": int(taken.is_bound) if taken else None,
+        **_columns("speed_up", faster, "ratio"),
+        "speed_up_sign": faster.sign if faster else None,
+        "speed_up_num_censored": faster.num_censored if faster else None,
         "bytes_down_to_target": taken.bytes_down if taken else None,
         "bytes_up_to_target": taken.bytes_up if taken else None,
         "bytes_down": entry.bytes_down,

@@ -1,29 +1,136 @@
-"""Which strategy a comparison finds best, and in which words.
+"""Which strategies a comparison shows to be better.
 
-The words follow the intervals: where the 95 % interval of the paired difference includes 0, the seeds do not tell two
-strategies apart, and the sentence says so.  A seed that diverged or failed is lost: what is left are the lucky ones, so
-a strategy that has lost seeds neither wins over one that has all of them nor counts as good as it.  Intervals are of one comparison each, not corrected for their number.
+[Note: verdicts] A verdict is a corrected test's, never an interval's.  Every pair of strategies is tested once, over all conditions: for each
+seed the mean over the conditions, then Student's t over the seeds, Holm-corrected over all pairs, the differences to the reference with
+more weight (fedsign.comparison.inference).
+So the probability that a comparison of equal strategies says "better" anywhere - in the headline, in the column of differences to the
+reference, in bold, by a full dot - is at most 5 %, however many strategies there are and whichever of them looks best.
+- *better*, *worse*: what the test of a pair shows.  Not shown is "too few seeds to tell", never "equal".
+- *bold*: shown to be better than at least one strategy, and worse than none.  Where nothing is shown, nothing is bold.
+- Intervals and figures of single conditions, bootstrap intervals, ranks and speed-ups describe; no verdict comes from them.
+
+Seeds are what is independent, conditions are not: the same seed has the same data split and initial model under each.  A seed that
+diverged or failed is lost, and those that are left are the lucky ones: a strategy is never shown to be better than one that has lost fewer.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from statistics import fmean
+from typing import Literal
 
-from fedsign.comparison.labels import Scale, enumerate_words, short_label
+import numpy as np
+
+from fedsign.comparison.inference import LEVEL, better, corrected
 from fedsign.comparison.summary import Entry, Summary
-from fedsign.intervals import Interval, paired_difference
-from fedsign.report.wording import NARROW_SPACE, plural
+from fedsign.intervals import Interval, mean_and_std, paired_difference
+
+Says = Literal["better", "worse", "too few seeds to tell", "no verdict: lost seeds", "reference"]
+UNDECIDED: Says = "too few seeds to tell"
+LOST: Says = "no verdict: lost seeds"  # of one that would be shown to be better, had it all seeds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
-    """What is said of one condition."""
+class Standing:
+    """One strategy over all conditions."""
 
-    condition: str
-    best: str  # label; empty where nothing has finished
-    value: str
-    remark: str  # what the value is
-    sentences: tuple[str, ...]
+    strategy: str
+    label: str
+    values: Mapping[int, float]  # seed -> mean over the conditions, of the seeds that have a number under each
+    mean: float | None
+    std: float | None
+    num_lost: int  # runs that diverged or failed
+    difference: Interval | None  # to the reference; None for the reference itself, or without a seed of both
+    p: float | None  # of that difference, corrected
+    says: Says  # beside the reference
+    better_than: tuple[str, ...]  # strategies
+    worse_than: tuple[str, ...]
+
+    @property
+    def is_bold(self) -> bool:
+        """See [Note: verdicts]."""
+        return bool(self.better_than) and not self.worse_than
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pair:
+    """The test of one pair."""
+
+    first: str
+    second: str
+    difference: Interval
+    p: float  # corrected
+    is_shown: bool  # that one of them is better
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standings:
+    """All strategies in the order given, and all pairs of which a seed has both."""
+
+    rows: tuple[Standing, ...]
+    pairs: tuple[Pair, ...]
+
+    @property
+    def bold(self) -> list[str]:
+        """The strategies in bold."""
+        return [row.strategy for row in self.rows if row.is_bold]
+
+    @property
+    def tells(self) -> bool:
+        """Whether anything is shown."""
+        return any(pair.is_shown for pair in self.pairs)
+
+    def row(self, strategy: str) -> Standing:
+        """Of one strategy."""
+        return next(row for row in self.rows if row.strategy == strategy)
+
+
+def standings(summary: Summary) -> Standings:
+    """The tests of all pairs over all conditions."""
+    names, higher = list(summary.labels), summary.higher_is_better
+    values = {name: _over_conditions(summary, name) for name in names}
+    lost = np.array([sum(entry.num_lost for entry in summary.entries if entry.strategy == name) for name in names])
+    seeds = sorted(set().union(*values.values()))
+    matrix = np.array([[values[name].get(seed, math.nan) for seed in seeds] for name in names]).reshape(len(names), -1)
+    reference = names.index(summary.reference)
+    p = corrected(matrix, reference=reference)
+    is_better = better(matrix, reference=reference, higher_is_better=higher) & (lost[:, None] <= lost[None, :])
+    rows = []
+    for at, name in enumerate(names):
+        difference = paired_difference(values[name], values.get(summary.reference, {}), higher_is_better=higher)
+        mean, std = mean_and_std(values[name].values())
+        above, below = (
+            tuple(other for other, wins in zip(names, found, strict=True) if wins)
+            for found in (is_better[at], is_better[:, at])
+        )
+        is_reference = name == summary.reference
+        to_reference = None if is_reference or difference is None else float(p[at, reference])
+        row = Standing(
+            strategy=name,
+            label=summary.labels[name],
+            values=values[name],
+            mean=mean,
+            std=std,
+            num_lost=int(lost[at]),
+            difference=None if is_reference else difference,
+            p=to_reference,
+            says=_says(
+                summary.reference, name, above, below, is_low=to_reference is not None and to_reference <= LEVEL
+            ),
+            better_than=above,
+            worse_than=below,
+        )
+        rows.append(row)
+    pairs = []
+    for one, other in zip(*np.triu_indices(len(names), 1), strict=True):
+        difference = paired_difference(values[names[one]], values[names[other]], higher_is_better=higher)
+        if difference is not None:
+            is_shown = bool(is_better[one, other] or is_better[other, one])
+            pair = Pair(
+                first=names[one], second=names[other], difference=difference, p=float(p[one, other]), is_shown=is_shown
+            )
+            pairs.append(pair)
+    return Standings(rows=tuple(rows), pairs=tuple(pairs))
 
 
 def ranked(entries: Sequence[Entry], *, higher_is_better: bool) -> list[Entry]:
@@ -33,111 +140,27 @@ def ranked(entries: Sequence[Entry], *, higher_is_better: bool) -> list[Entry]:
     return [entry for entry, mean in sorted(with_mean, key=lambda pair: (pair[0].num_lost, sign * pair[1]))]
 
 
-def as_good_as_best(entries: Sequence[Entry], *, higher_is_better: bool) -> list[Entry]:
-    """The best and all that the seeds do not tell apart from it; with one seed the best alone."""
-    order = ranked(entries, higher_is_better=higher_is_better)
-    if not order:
-        return []
-    best, *others = order
-    tied = [entry for entry in others if not entry.num_lost and includes_zero(_between(entry, best))]
-    return [best, *tied]
+def corrected_p(p: float) -> str:
+    """As it stands beside a verdict.
+
+    >>> corrected_p(0.0004), corrected_p(0.0123), corrected_p(1.0)
+    ('p < 0.001', 'p = 0.0123', 'p = 1')
+    """
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3g}"
 
 
-def includes_zero(interval: Interval | None) -> bool:
-    """Whether there is an interval and 0 lies in it."""
-    return (
-        interval is not None
-        and interval.low is not None
-        and interval.high is not None
-        and interval.low <= 0 <= interval.high
-    )
+def _says(reference: str, name: str, above: Sequence[str], below: Sequence[str], *, is_low: bool) -> Says:
+    if name == reference:
+        return "reference"
+    return "better" if reference in above else "worse" if reference in below else LOST if is_low else UNDECIDED
 
 
-def verdict(summary: Summary, condition: Mapping[str, Any]) -> Verdict:
-    """Who is best under a condition, by how much, and how sure that is."""
-    entries, scale = summary.entries_of(condition), summary.scale
-    order = ranked(entries, higher_is_better=summary.higher_is_better)
-    title = short_label(condition)
-    unfinished = sum(entry.unfinished for entry in entries)
-    if not order:
-        said = f"No cell of this condition has ended with a number{' yet' if unfinished else ''}."
-        lost = [_troubles(entry, is_best=False) for entry in entries if entry.num_lost]
-        return Verdict(condition=title, best="", value="", remark="", sentences=(said, *lost))
-    best = order[0]
-    sentences = [_comparison(summary, order, scale), _also(summary, order)]
-    sentences += [_troubles(entry, is_best=entry is best) for entry in entries if entry.num_lost]
-    if unfinished:
-        have = "has" if unfinished == 1 else "have"
-        sentences.append(f"{plural(unfinished, 'cell')} of this condition {have} not finished; the others say this.")
-    return Verdict(
-        condition=title,
-        best=best.label,
-        value=scale.with_unit(best.mean),
-        remark=f"test {summary.metric_name}, mean of {best.seeds_of_all or plural(best.num_seeds, 'seed')}",
-        sentences=tuple(filter(None, sentences)),
-    )
-
-
-def _comparison(summary: Summary, order: Sequence[Entry], scale: Scale) -> str:
-    """The best against the reference; the reference, where it is the best, against the next."""
-    best, reference = order[0], summary.reference_label
-    if best.strategy == summary.reference:
-        if len(order) == 1:
-            return f"Nothing to compare {best.label} with has ended yet."
-        other = order[1]
-        difference = other.difference
-        start = f"{best.label}, the reference, has the best mean; {other.label} comes next"
-        pair = (other.label, best.label)
-    else:
-        other, difference = best, best.difference
-        start = f"{best.label} has the best mean"
-        pair = (best.label, reference)
-    if difference is None:
-        return f"{start}. No seed has ended for both {pair[0]} and {pair[1]}, so there is no difference to report."
-    return f"{start}: {_measured(difference, scale, than=pair[1])} {_certainty(difference, pair)}"
-
-
-def _measured(difference: Interval, scale: Scale, *, than: str) -> str:
-    amount = scale.number(abs(difference.mean)) + (" points" if scale.percent else "")
-    way = "above" if difference.mean >= 0 else "below"
-    interval = ""
-    if difference.low is not None and difference.high is not None:
-        interval = (
-            f" (95{NARROW_SPACE}% interval of the paired difference: {scale.signed(difference.low)} to "
-            f"{scale.signed(difference.high)})"
-        )
-    wins = f", better in {difference.wins} of {difference.num_pairs} seeds" if difference.num_pairs > 1 else ""
-    return f"{amount} {way} {than}{interval}{wins}."
-
-
-def _certainty(difference: Interval, pair: tuple[str, str]) -> str:
-    if difference.low is None:
-        return "One seed has no interval: another seed may turn this around."
-    if includes_zero(difference):
-        return f"The interval includes 0: these seeds do not tell {pair[0]} and {pair[1]} apart."
-    return ""
-
-
-def _also(summary: Summary, order: Sequence[Entry]) -> str:
-    """Those that the seeds do not tell apart from the best, beside the one that `_comparison` speaks of."""
-    best, *tied = as_good_as_best(order, higher_is_better=summary.higher_is_better)
-    spoken_of = order[1].strategy if best.strategy == summary.reference and len(order) > 1 else summary.reference
-    names = [entry.label for entry in tied if entry.strategy != spoken_of]
-    either = " either" if len(names) < len(tied) else ""
-    return f"The seeds do not tell {best.label} apart from {enumerate_words(names)}{either}." if names else ""
-
-
-def _troubles(entry: Entry, *, is_best: bool) -> str:
-    ends = [(entry.num_diverged, "diverged"), (entry.num_failed, "failed")]
-    said = " and ".join(f"{what} with {count}" for count, what in ends if count)
-    said = f"{entry.label} {said} of {plural(entry.num_seeds, 'seed')}"
-    if entry.mean is None:
-        return f"{said}."
-    if is_best:
-        return f"{said}; its mean is of the others alone."
-    return f"{said}; its mean is of the others, so it does not count as the best."
-
-
-def _between(entry: Entry, best: Entry) -> Interval | None:
-    ours, theirs = (dict(zip(each.seeds, each.values, strict=True)) for each in (entry, best))
-    return paired_difference(ours, theirs, higher_is_better=True)
+def _over_conditions(summary: Summary, strategy: str) -> dict[int, float]:
+    """Seed -> mean over all conditions, of the seeds that ended with a number under each."""
+    found: dict[int, list[float]] = {}
+    for entry in summary.entries:
+        for seed, value in zip(entry.seeds, entry.values, strict=True):
+            if entry.strategy == strategy and value is not None:
+                found.setdefault(seed, []).append(value)
+    num = len(summary.conditions)
+    return {seed: fmean(values) for seed, values in found.items() if len(values) == num}

@@ -43,12 +43,13 @@ for (const plot of document.querySelectorAll(".plot")) {
       for (const at of [index - away, index + away]) if (data[column][at] != null) return at;
     return index;
   };
+  const atFirst = keys.map((key) => key.querySelector("b").textContent);  // the last values
   const show = (index) => {
     readout.textContent = index == null ? "" : `${chart.x.label} ${data[0][index].toLocaleString("en-US")}`;
     keys.forEach((key, i) => {
-      const values = lines[i].map((column) => data[column][nearest(column, index ?? data[0].length - 1)])
+      const values = lines[i].map((column) => data[column][nearest(column, index ?? 0)])
         .filter((value) => value != null).sort((a, b) => a - b);
-      key.querySelector("b").textContent = [...new Set([values[0], values.at(-1)])].map(text).join(" – ");
+      key.querySelector("b").textContent = index == null ? atFirst[i] : [...new Set([values[0], values.at(-1)])].map(text).join(" – ");
     });
   };
 

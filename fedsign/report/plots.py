@@ -48,6 +48,8 @@ def legend(chart: Chart) -> list[tuple[str, Series, str]]:
         last = sorted(values[-1] for values in known if values)
         ends = [figure(value, percent=chart.y.percent) for value in last[:1] + last[1:][-1:]]
         entries.append((name, shown[0], " – ".join(ends)))
+    if len(entries) > 1 and len({value for _, _, value in entries}) == 1:  # it tells no line from another
+        return [(name, series, "") for name, series, _ in entries]
     return entries
 
 

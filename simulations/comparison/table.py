@@ -7,9 +7,13 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from fedsign.comparison.charts import taken_text
 from fedsign.comparison.folder import Comparison
-from fedsign.comparison.over_seeds import TARGET_SHARE
+from fedsign.comparison.headline import headline
 from fedsign.comparison.summary import Entry, Summary, ToTarget, values_label
+from fedsign.comparison.tables import speed_up_text, verdict_text
+from fedsign.comparison.target import TARGET_SHARE
+from fedsign.comparison.verdict import Standings, standings
 from fedsign.intervals import Interval
 from fedsign.report.wording import byte_count, plural
 from simulations.printing import print_table
@@ -20,11 +24,18 @@ _MAX_FAILED = 3
 def print_summary(comparison: Comparison, summary: Summary) -> None:
     """One block for each condition, then what the reader has to know about it."""
     console = Console(soft_wrap=True, highlight=False)
+    found = standings(summary)
+    is_one = len(summary.conditions) == 1
+    if not is_one:
+        console.print("[bold]all conditions[/]")
+        print_table(_pooled_rows(summary, found), wide=True)
+        console.print()
     for condition in summary.conditions:
         if condition:
             console.print(f"[bold]{escape(values_label(condition))}[/]")
-        print_table(_rows(summary, condition), wide=True)
+        print_table(_rows(summary, condition, found if is_one else None), wide=True)
         console.print()
+    console.print(escape(" ".join(_said(summary))))
     console.print(escape(" ".join(_remarks(summary, is_given=comparison.plan.target is not None))))
     for id, error in list(summary.failed.items())[:_MAX_FAILED]:
         console.print(f"failed: {escape(id)}: {escape(error)}")
@@ -37,13 +48,35 @@ def print_summary(comparison: Comparison, summary: Summary) -> None:
 def as_json(comparison: Comparison, summary: Summary) -> dict[str, Any]:
     """The summary for programs; curves are left out, they are in the runs and in the export."""
     content = asdict(summary)
-    for entry in content["entries"]:
+    for entry, of in zip(content["entries"], summary.entries, strict=True):
         del entry["curves"]
+        if of.to_target:
+            entry["to_target"] |= {"num_reached": of.to_target.num_reached, "num_seeds": of.to_target.num_seeds}
         entry["folders"] = [str(folder) for folder in entry["folders"]]
-    return {**content, "path": str(comparison.path)}
+    return {**content, "path": str(comparison.path), "standings": asdict(standings(summary))}
 
 
-def _rows(summary: Summary, condition: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _said(summary: Summary) -> list[str]:
+    """The headline of the page."""
+    found = headline(summary)
+    return [f"{found.best}{f', {found.value}' if found.value else ''}." if found.best else "", *found.sentences]
+
+
+def _pooled_rows(summary: Summary, found: Standings) -> list[dict[str, Any]]:
+    return [
+        {
+            "strategy": row.label,
+            f"mean {summary.metric}": _spread(row.mean, row.std),
+            f"difference to {summary.reference_label}": _difference(row.difference),
+            "verdict": verdict_text(row) or None,
+            "wins": row.difference and f"{row.difference.wins}/{row.difference.num_pairs}",
+        }
+        for row in found.rows
+    ]
+
+
+def _rows(summary: Summary, condition: Mapping[str, Any], found: Standings | None) -> list[dict[str, Any]]:
+    """Under one condition; with the verdicts where it is the only one."""
     entries = summary.entries_of(condition)
     target = next((entry.to_target.target for entry in entries if entry.to_target), None)
     reaching = "-" if target is None else f"{target:.4g}"
@@ -54,8 +87,10 @@ def _rows(summary: Summary, condition: Mapping[str, Any]) -> list[dict[str, Any]
             **({"choice": values_label(entry.choice) or None} if has_choices else {}),
             summary.metric: _mean(entry),
             f"difference to {summary.reference_label}": _difference(entry.difference),
+            **({"verdict": verdict_text(found.row(entry.strategy)) or None} if found else {}),
             "wins": entry.difference and f"{entry.difference.wins}/{entry.difference.num_pairs}",
             f"rounds to {reaching}": _rounds(entry.to_target),
+            "speed-up": entry.to_target and (speed_up_text(entry.to_target.speed_up) or None),
             f"bytes to {reaching}": _bytes(entry.to_target),
         }
         for entry in entries
@@ -63,10 +98,12 @@ def _rows(summary: Summary, condition: Mapping[str, Any]) -> list[dict[str, Any]
 
 
 def _mean(entry: Entry) -> str:
-    mean = "-" if entry.mean is None else f"{entry.mean:.4f}"
-    std = "" if entry.mean is None or entry.std is None else f" ± {entry.std:.4f}"
     missing = entry.seeds_of_all
-    return f"{mean}{std}{f' ({missing})' if missing else ''}"
+    return f"{_spread(entry.mean, entry.std)}{f' ({missing})' if missing else ''}"
+
+
+def _spread(mean: float | None, std: float | None) -> str:
+    return ("-" if mean is None else f"{mean:.4f}") + ("" if mean is None or std is None else f" ± {std:.4f}")
 
 
 def _difference(interval: Interval | None) -> str | None:
@@ -78,16 +115,14 @@ def _difference(interval: Interval | None) -> str | None:
 
 
 def _rounds(reached: ToTarget | None) -> str | None:
-    if reached is None:
-        return None
-    rounds = "-" if reached.rounds is None else f"{reached.rounds:g}"
-    return f"{rounds} ({reached.num_reached}/{reached.num_seeds})"
+    return None if reached is None or reached.rounds is None else taken_text(reached, f"{reached.rounds:g}")
 
 
 def _bytes(reached: ToTarget | None) -> str | None:
     if reached is None or reached.bytes_down is None or reached.bytes_up is None:
         return None
-    return f"{byte_count(int(reached.bytes_down))} down, {byte_count(int(reached.bytes_up))} up"
+    more = "> " if reached.is_bound else ""
+    return f"{more}{byte_count(int(reached.bytes_down))} down, {byte_count(int(reached.bytes_up))} up"
 
 
 def _remarks(summary: Summary, *, is_given: bool) -> list[str]:
@@ -95,17 +130,18 @@ def _remarks(summary: Summary, *, is_given: bool) -> list[str]:
     direction = "" if summary.higher_is_better else f" A small {summary.metric} is a good one."
     remarks = [
         f"{summary.metric}: mean ± standard deviation over seeds of the {summary.last_rounds}.{direction}",
-        "Differences are paired by seed, with a 95 % interval of Student's t.",
+        "Differences are paired by seed, with the 95 % interval (Student's t) of each by itself; verdicts are tests of all pairs "
+        "of strategies, Holm-corrected together: 5 % for one false word or more.",
     ]
     if any(entry.to_target for entry in summary.entries):
         origin = "" if is_given else f", which is {100 * TARGET_SHARE:g} % of what the reference ends at"
-        remarks.append(f"Rounds and bytes to the target{origin}: medians over the seeds that reached it.")
+        remarks.append(
+            f"Rounds and bytes to the target{origin}: medians over all seeds, of the smoothed metric, sustained."
+        )
     if summary.trials:
         remarks.append("Choices were made by samples held out of training, never by the test samples.")
     if any(entry.num_lost for entry in summary.entries):
-        remarks.append(
-            "A strategy of which seeds diverged or failed does not count as best beside those that have all."
-        )
+        remarks.append("A strategy of which seeds diverged or failed is not called better than one that has all.")
     if summary.num_pending:
         are = "is" if summary.num_pending == 1 else "are"
         remarks.append(f"{summary.num_pending} of {summary.num_cells} cells {are} still to be played.")

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from fedsign.comparison import charts
+from fedsign.comparison.headline import headline
 from fedsign.comparison.labels import short_label
 from fedsign.comparison.latex import details_table
 from fedsign.comparison.report import render, render_card, write_comparison
 from fedsign.comparison.summary import Curve, Entry, Summary, ToTarget
-from fedsign.comparison.tables import results
-from fedsign.comparison.verdict import as_good_as_best, verdict
+from fedsign.comparison.tables import pooled, results
+from fedsign.comparison.verdict import ranked
 from fedsign.intervals import mean_and_std, paired_difference
 from fedsign.report import plots
 from fedsign.report.chart import Axis, Chart, Series
@@ -137,7 +138,7 @@ def test_every_cell_of_a_table_has_its_heading(tmp_path: Path) -> None:
     """As many cells in each row as headings, each heading with its scope, and the row's name is one of them."""
     page = page_of(tmp_path, **CASES["eight by three"])
     tables = re.findall(r"<table.*?</table>", page, re.DOTALL)
-    assert len(tables) == 3 + 1  # of results, and one of failed replies
+    assert len(tables) == 1 + 3 + 1  # over all conditions, under each, and one of failed replies
     for table in tables:
         head, body = table.split("</thead>")
         assert head.count("<th ") == head.count('scope="col"') > 2
@@ -150,31 +151,47 @@ def test_the_headline_is_the_paired_difference(tmp_path: Path) -> None:
     """Differences 0.02, 0.03, 0.04: mean 0.03, s = 0.01, t(0.975, 2) = 4.302653 give
     0.03 +- 4.302653 * 0.01 / sqrt(3) = 0.03 +- 0.0248414, that is +0.52 to +5.48 points."""
     summary = a_summary(tmp_path, first=(0.90, 0.91, 0.92), second=(0.92, 0.94, 0.96))
-    found = verdict(summary, {})
+    found = headline(summary)
     said = " ".join(found.sentences).replace(NARROW_SPACE, " ")
     assert (found.best, found.value.replace(NARROW_SPACE, " ")) == ("Second", "94.00 %")
     assert "3.00 points above First (95 % interval of the paired difference: +0.52 to +5.48), better in 3 of 3" in said
-    assert "tell" not in said
+    assert "Second is shown to be better than First." in said and "tell" not in said
 
 
-def test_an_interval_with_zero_in_it_is_called_undecided(tmp_path: Path) -> None:
+def test_what_the_test_does_not_show_is_not_told(tmp_path: Path) -> None:
     summary = a_summary(tmp_path, first=(0.90, 0.91, 0.92), second=(0.95, 0.90, 0.93))
-    said = " ".join(verdict(summary, {}).sentences)
-    assert "Second has the best mean" in said and "do not tell Second and First apart" in said
-    assert {entry.strategy for entry in as_good_as_best(summary.entries, higher_is_better=True)} == {"first", "second"}
+    found = headline(summary)
+    assert (found.best, found.value) == ("Too few seeds to tell", "")
+    said = " ".join(found.sentences)
+    assert (
+        "Second has the best mean" in said
+        and "the test does not show a difference (the smallest corrected p = " in said
+    )
+
+
+def test_a_pair_beside_shown_ones_is_called_undecided(tmp_path: Path) -> None:
+    summary = a_summary(
+        tmp_path,
+        first=(0.90, 0.91, 0.92, 0.9),
+        second=(0.93, 0.90, 0.93, 0.91),
+        third=(0.5, 0.511, 0.52, 0.5),
+    )
+    said = " ".join(headline(summary).sentences)
+    assert "That is too few seeds to tell the two apart (corrected p = " in said
+    assert "First is shown to be better than Third; beside Second, too few seeds to tell." in said
 
 
 def test_a_reference_that_is_best_is_compared_with_the_next(tmp_path: Path) -> None:
     summary = a_summary(tmp_path, first=(0.9, 0.91, 0.92), second=(0.8, 0.81, 0.821), third=(0.5, 0.5, 0.5))
-    said = " ".join(verdict(summary, {}).sentences)
+    said = " ".join(headline(summary).sentences)
     assert "First, the reference, has the best mean; Second comes next: 9.97 points below First" in said
-    assert "better in 0 of 3 seeds" in said and "Third" not in said
+    assert "better in 0 of 3 seeds. First is shown to be better than Second and Third." in said
 
 
 def test_one_seed_claims_no_certainty(tmp_path: Path) -> None:
     summary = a_summary(tmp_path, first=(0.9,), second=(0.95,))
-    said = " ".join(verdict(summary, {}).sentences)
-    assert "5.00 points above First. One seed has no interval" in said and "better in" not in said
+    said = " ".join(headline(summary).sentences)
+    assert "5.00 points above First. One seed has neither an interval nor a test" in said and "better in" not in said
     page = words(render(summary))
     assert "±" not in page and "One seed has neither a spread nor an interval" in page
 
@@ -196,29 +213,21 @@ def test_a_strategy_that_lost_a_seed_is_not_the_best(how: str, tmp_path: Path) -
     lucky = (0.99, 0.99) if how == "failed" else (0.99, None, 0.99)
     summary = a_summary(tmp_path, first=(0.90, 0.91, 0.92), second=lucky)
     if how == "failed":
-        assert verdict(summary, {}).best == "Second"  # as long as no seed is known to be lost
+        assert headline(summary).sentences[0].startswith("Second")  # as long as no seed is known to be lost
         summary = with_failed(summary, "second", 1)
-    found = verdict(summary, {})
-    assert (found.best, found.remark) == ("First", "test accuracy, mean of 3 seeds")
+    found = headline(summary)
+    assert found.sentences[0].startswith("First, the reference, has the best mean")
     assert any(f"Second {how} with 1 of 3 seeds" in said for said in found.sentences)
-    assert [entry.strategy for entry in as_good_as_best(summary.entries, higher_is_better=True)] == ["first"]
+    assert ranked(summary.entries, higher_is_better=True)[0].strategy == "first"
     page = render(summary)
-    assert page.count('class="is-best"') == 1 and "99.00 ± 0.00 (2 of 3 seeds)" in words(page)
-
-
-def test_a_failed_seed_forbids_a_tie_with_the_best(tmp_path: Path) -> None:
-    """Differences of 0.01 and -0.01 do not tell the two apart, but a third seed that failed does."""
-    summary = a_summary(tmp_path, first=(0.90, 0.92), second=(0.91, 0.89))
-    assert len(as_good_as_best(summary.entries, higher_is_better=True)) == 2
-    failed = with_failed(summary, "second", 1)
-    assert [entry.strategy for entry in as_good_as_best(failed.entries, higher_is_better=True)] == ["first"]
+    assert 'class="is-best"' not in page and "99.00 ± 0.00 (2 of 3 seeds)" in words(page)
 
 
 def test_where_all_have_lost_seeds_the_best_says_of_how_many_it_is(tmp_path: Path) -> None:
     """First has lost two of four seeds, Second one of three: Second is ahead, for all that First's mean is higher."""
     summary = with_failed(a_summary(tmp_path, first=(0.95, 0.95), second=(0.90, 0.91)), "first", 2)
-    found = verdict(with_failed(summary, "second", 1), {})
-    assert (found.best, found.remark) == ("Second", "test accuracy, mean of 2 of 3 seeds")
+    found = headline(with_failed(summary, "second", 1))
+    assert found.sentences[0].startswith("Second has the best mean")
     assert "Second failed with 1 of 3 seeds; its mean is of the others alone." in found.sentences
 
 
@@ -230,7 +239,7 @@ def test_failed_and_pending_runs_are_told_apart(tmp_path: Path) -> None:
     assert "fedsign compare goes on with 1 that is still to be played." in text
     assert "6 failed; with --retry-failed they are played again" in text
     assert text.count(FAILURE) == 6 and FAILURE not in page
-    assert "FedProx failed with 5 of 5 seeds." in text and "1 cell of this condition has not finished" in text
+    assert "FedProx failed with 5 of 5 seeds." in text and "1 cell has not finished" in text
     assert "(4 of 5 seeds)" in text and "FedDyn: 4 of 5 seeds." in text
     done = words(page_of(tmp_path / "done", failed=[("feddyn", 0)]))
     assert "goes on with" not in done and "1 failed; with --retry-failed it is played again" in done
@@ -255,14 +264,17 @@ def test_a_notebook_shows_the_table_and_the_differences(tmp_path: Path) -> None:
     text = words(card)
     for row in (row for table in results(summary) for row in table.rows):
         assert f"{row.entry.label} {row.whole_value} {row.difference}".replace(NARROW_SPACE, " ") in text
+    for pooled_row in pooled(summary):
+        said = f"{pooled_row.standing.label} {pooled_row.value} {pooled_row.difference} {pooled_row.verdict}".strip()
+        assert said in text
     assert "57 of 60 runs finished · 3 failed" in text and all(short_label(each) in text for each in ALPHAS)
     assert render_card(a_comparison(tmp_path / "none", **CASES["nothing finished"]))
 
 
 def test_for_a_metric_that_should_be_low_the_lowest_is_best(tmp_path: Path) -> None:
     summary = a_summary(tmp_path, metric="rmse", first=(3.0, 3.1, 3.2), second=(2.0, 2.11, 2.2))
-    found = verdict(summary, {})
-    assert (found.best, found.value) == ("Second", "2.103")
+    found = headline(summary)
+    assert (found.best, found.value) == ("Second", "2.103") and found.sentences[0].startswith("Second has the best")
     assert "0.997 below First" in " ".join(found.sentences) and "points" not in " ".join(found.sentences)
     assert differences_of(summary).x.label.endswith("left is better")
 
@@ -280,12 +292,21 @@ def test_numbers_of_the_table_are_those_of_the_summary(tmp_path: Path) -> None:
 
 def test_bytes_and_rounds_to_the_target_name_the_seeds_that_reached_it(tmp_path: Path) -> None:
     summary = a_comparison(tmp_path)
-    taken = ToTarget(target=0.9, num_reached=3, num_seeds=5, rounds=17.5, bytes_down=1e6, bytes_up=2.5e6)
-    never = replace(taken, num_reached=0, rounds=None, bytes_down=None, bytes_up=None)
+    limits = dict.fromkeys(range(5), 55)
+    reached = {0: 15, 1: 17, 2: 18, 3: None, 4: None}
+    taken = ToTarget(
+        target=0.9, reached=reached, limits=limits, is_bound=False, rounds=17.5, bytes_down=1e6, bytes_up=2.5e6
+    )
+    never = replace(taken, reached=dict.fromkeys(reached), is_bound=True, rounds=55.0)
     first, second, *rest = summary.entries
     entries = (replace(first, to_target=taken), replace(second, to_target=never), *rest)
     page = words(render(replace(summary, entries=entries)))
-    assert "17.5 (3/5)" in page and "3.5 MB (3/5)" in page and "17.5 (3 of 5)" in page and "not reached" in page
+    assert (
+        page.count("17.5 (3 of 5)") == 2
+        and page.count("3.5 MB (3 of 5)") == 1
+        and page.count("> 55 (0 of 5)") == 2
+        and page.count("> 3.5 MB") == 2
+    )
 
 
 def test_trials_say_that_validation_chose(tmp_path: Path) -> None:
@@ -351,11 +372,19 @@ def test_a_gap_is_a_gap_in_line_and_band(tmp_path: Path) -> None:
     assert drawn["line"].count("M") == 2 == drawn["spread"].count("M")
 
 
-def test_an_empty_dot_is_an_interval_with_zero(tmp_path: Path) -> None:
-    summary = a_summary(tmp_path, first=(0.5, 0.5), second=(0.6, 0.6), third=(0.6, 0.4))
-    assert summary.entries[1].difference is not None and summary.entries[1].difference.low == pytest.approx(0.1)
-    assert [mark.is_open for mark in differences_of(summary).series] == [False, True]
-    assert words(render(summary)).count("points") and render(summary).count('class="dot open"') == 1
+def test_a_full_dot_is_what_the_corrected_test_shows(tmp_path: Path) -> None:
+    """Differences of 10 and 10.1 points in turn, and an interval without 0 that the correction does not let pass."""
+    first = (0.5,) * 5
+    summary = a_summary(
+        tmp_path,
+        first=first,
+        second=(0.6, 0.601, 0.6, 0.601, 0.6),
+        third=(0.54, 0.505, 0.53, 0.51, 0.53),
+        fourth=(0.6, 0.4, 0.7, 0.3, 0.5),
+    )
+    (interval,) = [entry.difference for entry in summary.entries if entry.strategy == "third"]
+    assert interval is not None and interval.low is not None and interval.low > 0
+    assert [mark.is_open for mark in differences_of(summary).series] == [False, True, True]
 
 
 def test_marks_are_where_the_axis_says(tmp_path: Path) -> None:

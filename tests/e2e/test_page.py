@@ -175,8 +175,10 @@ def test_the_page_of_a_comparison_fits_a_phone_and_a_desk(name: str, tmp_path: P
         assert console == ""
         assert found["loaded"] == []
         assert "comparison" in found["title"]
-        if name == "usual":  # four of curves; differences, two of bars, and the clients
-            assert (len(found["drawn"]), len(found["others"])) == (4, 4)
+        if (
+            name == "usual"
+        ):  # four of curves and a profile; differences, two of bars, three of statistics, and the clients
+            assert (len(found["drawn"]), len(found["others"])) == (5, 7)
         boxes = [*found["plots"], *found["drawn"], *found["others"]]
         assert all(left >= 0 and right <= width and height > 40 for left, right, height in boxes)
         if name in ("usual", "eight by three"):

@@ -1,0 +1,141 @@
+"""What a comparison says in its headline: sentences around the tests of `fedsign.comparison.verdict`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedsign.comparison.labels import Scale, enumerate_words, short_label
+from fedsign.comparison.summary import Entry, Summary
+from fedsign.comparison.verdict import UNDECIDED, Standing, Standings, corrected_p, ranked, standings
+from fedsign.intervals import Interval
+from fedsign.report.wording import NARROW_SPACE, plural
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Headline:
+    """What is said of a comparison, or of one condition."""
+
+    condition: str
+    best: str  # labels; "Too few seeds to tell" where the tests show nothing; empty where nothing has finished, and of one condition of several
+    value: str
+    remark: str  # what the value is
+    sentences: tuple[str, ...]
+
+
+def headline(summary: Summary) -> Headline:
+    """Who is best over all conditions, by how much, and what the tests show."""
+    found, scale = standings(summary), summary.scale
+    sign = -1 if summary.higher_is_better else 1
+    order = sorted(
+        (row for row in found.rows if row.mean is not None), key=lambda row: (row.num_lost, sign * (row.mean or 0.0))
+    )
+    if not order:
+        said = f"No strategy has ended with a number{' under every condition' if len(summary.conditions) > 1 else ''}{' yet' if summary.num_pending else ''}."
+        return Headline(condition="", best="", value="", remark="", sentences=(said, *_all_troubles(summary, "")))
+    leaders = [row for row in order if row.is_bold]
+    top = order[0]
+    sentences = [
+        _leader(summary, order, found),
+        *(_shown(summary, row) for row in leaders),
+        "" if found.tells else _nothing(summary, found),
+    ]
+    what = f"test {summary.metric_name}, mean of {plural(len(top.values), 'seed')}"
+    what += f" and {plural(len(summary.conditions), 'condition')}" if len(summary.conditions) > 1 else ""
+    return Headline(
+        condition="",
+        best=enumerate_words([row.label for row in leaders]) or f"{UNDECIDED[0].upper()}{UNDECIDED[1:]}",
+        value=scale.with_unit(leaders[0].mean) if len(leaders) == 1 else "",
+        remark=what if len(leaders) == 1 else "",
+        sentences=tuple(filter(None, [*sentences, *_all_troubles(summary, top.strategy)])),
+    )
+
+
+def described(summary: Summary, condition: Mapping[str, Any]) -> Headline:
+    """One condition of several: which mean is best, and what its difference to the reference is.  Nothing is tested."""
+    order = ranked(summary.entries_of(condition), higher_is_better=summary.higher_is_better)
+    said = f"No cell of this condition has ended with a number{' yet' if summary.num_pending else ''}."
+    if order:
+        best = order[0]
+        value = summary.scale.with_unit(best.mean)
+        said = f"{best.label} has the best mean, {value}"
+        of = best.seeds_of_all
+        said += f" of {of}" if of else ""
+        is_reference = best.strategy == summary.reference or best.difference is None
+        said += (
+            "."
+            if is_reference or best.difference is None
+            else f": {_measured(best.difference, summary.scale, than=summary.reference_label)}"
+        )
+    return Headline(condition=short_label(condition), best="", value="", remark="", sentences=(said,))
+
+
+def _leader(summary: Summary, order: Sequence[Standing], found: Standings) -> str:
+    """The best mean against the reference; the reference, where it is the best, against the next."""
+    best, reference = order[0], summary.reference_label
+    other, than, start = best, reference, f"{best.label} has the best mean"
+    if best.strategy == summary.reference:
+        if len(order) == 1:
+            return f"Nothing to compare {best.label} with has ended yet."
+        other, than = order[1], best.label
+        start = f"{best.label}, the reference, has the best mean; {other.label} comes next"
+    if other.difference is None or other.p is None:
+        return f"{start}. No seed has ended for both {other.label} and {than}, so there is no difference to report."
+    said = f"{start}: {_measured(other.difference, summary.scale, than=than)}"
+    if found.tells and other.says == UNDECIDED:
+        said += f" That is {UNDECIDED} the two apart (corrected {corrected_p(other.p)})."
+    return said
+
+
+def _shown(summary: Summary, row: Standing) -> str:
+    """Of one that is bold."""
+    others = [summary.labels[name] for name in summary.labels if name != row.strategy and name not in row.better_than]
+    said = (
+        f"{row.label} is shown to be better than {enumerate_words([summary.labels[name] for name in row.better_than])}"
+    )
+    return f"{said}; beside {enumerate_words(others)}, {UNDECIDED}." if others else f"{said}."
+
+
+def _nothing(summary: Summary, found: Standings) -> str:
+    """Why nothing is bold."""
+    if not found.pairs:
+        return ""
+    if all(pair.difference.num_pairs < 2 for pair in found.pairs):
+        return "One seed has neither an interval nor a test: another seed may turn this around."
+    least = corrected_p(min(pair.p for pair in found.pairs))
+    tests = f"none of {len(found.pairs)} tests" if len(found.pairs) > 1 else "the test"
+    shows = "shows" if len(found.pairs) > 1 else "does not show"
+    return f"No strategy is shown to be better than another: {tests} {shows} a difference (the smallest corrected {least})."
+
+
+def _all_troubles(summary: Summary, best: str) -> list[str]:
+    """Of every entry that has lost seeds, and what is still to be played."""
+    found = [_troubles(entry, is_best=entry.strategy == best) for entry in summary.entries if entry.num_lost]
+    if summary.num_pending:
+        have = "has" if summary.num_pending == 1 else "have"
+        found.append(f"{plural(summary.num_pending, 'cell')} {have} not finished; the others say this.")
+    return found
+
+
+def _measured(difference: Interval, scale: Scale, *, than: str) -> str:
+    amount = scale.number(abs(difference.mean)) + (" points" if scale.percent else "")
+    way = "above" if difference.mean >= 0 else "below"
+    interval = ""
+    if difference.low is not None and difference.high is not None:
+        interval = (
+            f" (95{NARROW_SPACE}% interval of the paired difference: {scale.signed(difference.low)} to "
+            f"{scale.signed(difference.high)})"
+        )
+    wins = f", better in {difference.wins} of {difference.num_pairs} seeds" if difference.num_pairs > 1 else ""
+    return f"{amount} {way} {than}{interval}{wins}."
+
+
+def _troubles(entry: Entry, *, is_best: bool) -> str:
+    ends = [(entry.num_diverged, "diverged"), (entry.num_failed, "failed")]
+    said = " and ".join(f"{what} with {count}" for count, what in ends if count)
+    where = short_label(entry.condition)
+    said = f"{entry.label} {said} of {plural(entry.num_seeds, 'seed')}{f' under {where}' if where else ''}"
+    if entry.mean is None:
+        return f"{said}."
+    if is_best:
+        return f"{said}; its mean is of the others alone."
+    return f"{said}; its mean is of the others, so it does not count as the best."

@@ -1,0 +1,122 @@
+"""What it took to reach a target, and how much less than the reference took.
+
+[Note: reached, censored] A run reaches the target in the first round from which on the smoothed metric stays at the target or better
+for LAST more rounds.  Smoothed is the mean of the last LAST rounds, as the final value is: a spike of one round lifts LAST smoothed
+values, one too few.  Runs of fewer than ten rounds are not smoothed, and have to stay for one more round.  A run that does not reach
+the target is *censored*: what it would have taken is more than the last round from which on it could have been seen to stay.  One that failed
+never reaches it.  Censored runs come after all others: a median that one of them decides is a lower bound, written "> 55".
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from fedsign.comparison.summary import LAST, Played, SpeedUp, ToTarget
+from fedsign.intervals import paired_difference
+from fedsign.report.chart import trailing_mean
+from fedsign.report.run_charts import MIN_ROUNDS_TO_SMOOTH
+from fedsign.storage.results import Line
+
+TARGET_SHARE = 0.95
+"""Without a target of the user's, the target is this share of what the reference ends at."""
+
+
+def default_target(reference_mean: float | None, *, higher_is_better: bool) -> float | None:
+    """`TARGET_SHARE` of where the reference ends; for a figure that should be low, that much above it.
+
+    >>> round(default_target(0.8, higher_is_better=True), 3), round(default_target(1.9, higher_is_better=False), 3)
+    (0.76, 2.0)
+    """
+    if reference_mean is None:
+        return None
+    return reference_mean * TARGET_SHARE if higher_is_better else reference_mean / TARGET_SHARE
+
+
+def window(num_rounds: int) -> int:
+    """Over how many rounds a run's metric is smoothed, and for how many more it has to stay."""
+    return LAST if num_rounds >= MIN_ROUNDS_TO_SMOOTH else 1
+
+
+def reaching(lines: Sequence[Line], metric: str, target: float, *, higher_is_better: bool) -> int | None:
+    """Position of the line in which a run reaches the target; None if it does not."""
+    last = window(len(lines))
+    smoothed = trailing_mean([line.get(metric) for line in lines], last=last)
+    holds = [value is not None and (value >= target if higher_is_better else value <= target) for value in smoothed]
+    return next((at for at in range(len(holds) - last) if all(holds[at : at + last + 1])), None)
+
+
+def to_target(
+    played: Sequence[Played], metric: str, target: float | None, *, higher_is_better: bool
+) -> ToTarget | None:
+    """See ToTarget, of the runs that finished or failed.  Bytes are those of all rounds up to the one that reached the target."""
+    if target is None:
+        return None
+    over = [each for each in played if each.is_finished or each.failure is not None]
+    taken: dict[int, list[tuple[bool, float]]] = {}  # seed -> rounds, bytes down, bytes up; True: more than that
+    limits = {}
+    for each in over:
+        at = reaching(each.lines, metric, target, higher_is_better=higher_is_better) if each.is_finished else None
+        num = len(each.lines) if each.is_finished else each.cell.rounds
+        limits[each.cell.seed] = limit = max(num - window(num), 0)
+        rounds = limit if at is None else int(each.lines[at]["round"])
+        spent = each.lines[: limit if at is None else at + 1]
+        amounts = (rounds, *(total(spent, key) for key in ("bytes_down", "bytes_up")))
+        taken[each.cell.seed] = [(at is None, float(amount)) for amount in amounts]
+    medians = [_median([each[column] for each in taken.values()]) for column in range(3)]
+    return ToTarget(
+        target=target,
+        reached={seed: None if each[0][0] else int(each[0][1]) for seed, each in taken.items()},
+        limits=limits,
+        is_bound=medians[0][0],
+        rounds=medians[0][1],
+        bytes_down=medians[1][1],
+        bytes_up=medians[2][1],
+    )
+
+
+def with_speed_up(taken: ToTarget | None, reference: ToTarget | None) -> ToTarget | None:
+    """With how many times fewer rounds it took than the reference did, paired by seed."""
+    if taken is None or reference is None:
+        return taken
+    return replace(taken, speed_up=speed_up(taken, reference))
+
+
+def speed_up(taken: ToTarget, reference: ToTarget) -> SpeedUp | None:
+    """Geometric mean of the ratios of rounds, reference over own, with Student's t interval of their logarithms.
+
+    Where pairs are censored on one side only, their limits make a bound of the mean; on both sides there is none.
+    """
+    seeds = [seed for seed in taken.reached if seed in reference.reached]
+    if not seeds:
+        return None
+    own, others = (_logarithms(each, seeds) for each in (taken, reference))
+    found = paired_difference(others, own, higher_is_better=True)
+    slow, fast = (any(each.reached[seed] is None for seed in seeds) for each in (taken, reference))
+    if found is None or (slow and fast):
+        ratio = low = high = None
+    else:
+        ends = (None, None) if slow or fast else (found.low, found.high)
+        ratio, low, high = (None if value is None else math.exp(value) for value in (found.mean, *ends))
+    num_censored = sum(None in (taken.reached[seed], reference.reached[seed]) for seed in seeds)
+    sign: Literal["", "<", ">"] = "" if ratio is None else "<" if slow else ">" if fast else ""
+    return SpeedUp(ratio=ratio, low=low, high=high, sign=sign, num_pairs=len(seeds), num_censored=num_censored)
+
+
+def total(lines: Iterable[Line], key: str) -> float:
+    """Sum of a figure over rounds."""
+    return float(sum(line.get(key) or 0 for line in lines))
+
+
+def _logarithms(taken: ToTarget, seeds: Iterable[int]) -> Mapping[int, float]:
+    return {seed: math.log(max(taken.reached[seed] or taken.limits[seed], 1)) for seed in seeds}
+
+
+def _median(values: Sequence[tuple[bool, float]]) -> tuple[bool, float | None]:
+    """Whether it is a lower bound, and the median; those that took more than they say come last."""
+    if not values:
+        return False, None
+    ordered = sorted(values)
+    middle = ordered[(len(ordered) - 1) // 2 : len(ordered) // 2 + 1]
+    return any(is_bound for is_bound, _ in middle), statistics.fmean(value for _, value in middle)
