@@ -82,6 +82,7 @@ def _trial_rows(summary: Summary) -> list[Line]:
         {
             **trial.condition,
             "strategy": trial.strategy,
+            **({} if trial.number is None else {"trial": trial.number + 1, "num_lost": trial.num_lost}),
             "choice": json.dumps(dict(trial.choice)),
             "validation_mean": trial.validation_mean,
             "validation_std": trial.validation_std,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
-from fedsign.comparison import charts, tables
+from fedsign.comparison import charts, tables, tuning_page
 from fedsign.comparison.labels import enumerate_words, short_label
 from fedsign.comparison.summary import Entry, Summary, values_label
 from fedsign.comparison.verdict import verdict
@@ -45,7 +45,10 @@ def render(summary: Summary) -> str:
         trials=[
             (short_label(condition), list(tried))
             for condition, tried in groupby(summary.trials, key=lambda trial: trial.condition)
+            if not summary.tuning
         ],
+        tuned=tuning_page.sections(summary),
+        tuned_lead=tuning_page.lead(summary),
         short_label=short_label,
         configuration=configuration(summary),
         environment=summary.environment,

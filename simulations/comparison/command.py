@@ -72,6 +72,37 @@ def compare(
         float | None,
         typer.Option(help="Of the training samples, held out in all cells; 0.1 if there is something to choose."),
     ] = None,
+    tune: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="Give every strategy N trials over its own settings and those that all share (learning rate, momentum, weight "
+            "decay), judged by held-out training samples; then train it again on all of them.",
+        ),
+    ] = 0,
+    tune_seeds: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N",
+            help="How many seeds each trial has, 2 without it; or which, such as 7,8.  None of them is one of --seeds.",
+            show_default=False,
+        ),
+    ] = None,
+    tune_at: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Set it in all trials, such as rounds=20; of a condition's key, tune once at this value.  May be repeated.",
+        ),
+    ] = None,
+    search: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=LOW..HIGH[:log]",
+            help="Where --tune looks, in the place of its own range or besides; x0.1..x10:log is relative to the experiment's "
+            "value, KEY=V,V,... are values, KEY=V holds one.  STRATEGY:KEY is for one strategy.  May be repeated.",
+        ),
+    ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes; without it, as many as there are cores.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the comparison in this folder, as planned.")] = None,
     extend: Annotated[
@@ -92,8 +123,9 @@ def compare(
 
     if export is not None:
         _check_export(export)
-    single = (config, strategies, seeds, name, out, reference, target, validation_fraction)
-    if resume is not None and (any(value is not None for value in single) or grid or by or overrides or extend):
+    single = (config, strategies, seeds, name, out, reference, target, validation_fraction, tune_seeds)
+    many = (grid, by, overrides, extend, tune, tune_at, search)
+    if resume is not None and (any(value is not None for value in single) or any(many)):
         raise ConfigError(
             "--resume was given with options of a new plan; a comparison is gone on with as it was planned: drop them, "
             "or give the whole command again with --extend."
@@ -118,6 +150,10 @@ def compare(
                 reference=reference,
                 target=target,
                 validation_fraction=validation_fraction,
+                tune=tune,
+                tune_seeds=playing.NUM_TUNING_SEEDS if tune_seeds is None else _seeds(tune_seeds, "--tune-seeds"),
+                tune_at=dict(map(configs.parse_override, tune_at or [])),
+                search=ranges_of(search or []),
                 workers=workers,
                 extend=extend,
                 retry_failed=retry_failed,
@@ -171,12 +207,27 @@ def _axes(option: str, given: list[str]) -> dict[str, list[Any]]:
     return axes
 
 
-def _seeds(text: str) -> int | list[int]:
+def ranges_of(given: list[str]) -> dict[str, str]:
+    """Key -> range, of `--search`."""
+    found: dict[str, str] = {}
+    for text in given:
+        key, separator, value = text.partition("=")
+        if not separator or not key.strip() or not value.strip():
+            raise ConfigError(
+                f"--search {text} was given, but expected is KEY=LOW..HIGH, such as client.lr=0.01..0.3:log."
+            )
+        if key.strip() in found:
+            raise ConfigError(f"--search {key.strip()} was given twice; give one range.")
+        found[key.strip()] = value.strip()
+    return found
+
+
+def _seeds(text: str, option: str = "--seeds") -> int | list[int]:
     """`5`, or `0,3,7`."""
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError as error:
         raise ConfigError(
-            f"--seeds {text} was given, but expected is how many, such as 5, or which, such as 0,3,7."
+            f"{option} {text} was given, but expected is how many, such as 5, or which, such as 0,3,7."
         ) from error
     return numbers if "," in text else numbers[0]

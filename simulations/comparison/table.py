@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from fedsign.comparison import tuning_page
 from fedsign.comparison.folder import Comparison
 from fedsign.comparison.over_seeds import TARGET_SHARE
 from fedsign.comparison.summary import Entry, Summary, ToTarget, values_label
@@ -24,6 +25,11 @@ def print_summary(comparison: Comparison, summary: Summary) -> None:
         if condition:
             console.print(f"[bold]{escape(values_label(condition))}[/]")
         print_table(_rows(summary, condition), wide=True)
+        console.print()
+    for section in tuning_page.sections(summary):
+        if section.condition:
+            console.print(f"[bold]{escape(section.condition)}[/]")
+        print_table([_tuned_row(summary, section, row) for row in section.rows], wide=True)
         console.print()
     console.print(escape(" ".join(_remarks(summary, is_given=comparison.plan.target is not None))))
     for id, error in list(summary.failed.items())[:_MAX_FAILED]:
@@ -47,7 +53,7 @@ def _rows(summary: Summary, condition: Mapping[str, Any]) -> list[dict[str, Any]
     entries = summary.entries_of(condition)
     target = next((entry.to_target.target for entry in entries if entry.to_target), None)
     reaching = "-" if target is None else f"{target:.4g}"
-    has_choices = any(entry.choice for entry in summary.entries)
+    has_choices = any(entry.choice for entry in summary.entries) and not summary.tuning
     return [
         {
             "strategy": entry.label,
@@ -60,6 +66,19 @@ def _rows(summary: Summary, condition: Mapping[str, Any]) -> list[dict[str, Any]
         }
         for entry in entries
     ]
+
+
+def _tuned_row(summary: Summary, section: tuning_page.Tuned, row: tuning_page.Row) -> dict[str, Any]:
+    chosen = dict(zip(section.keys, (cell.value for cell in row.cells), strict=True))
+    judged = f"validation {summary.metric}"
+    return {
+        "tuned": row.label,
+        "budget": row.budget,
+        **chosen,
+        judged: row.after,
+        "as given": row.before,
+        "trial": row.trial,
+    }
 
 
 def _mean(entry: Entry) -> str:
@@ -100,7 +119,9 @@ def _remarks(summary: Summary, *, is_given: bool) -> list[str]:
     if any(entry.to_target for entry in summary.entries):
         origin = "" if is_given else f", which is {100 * TARGET_SHARE:g} % of what the reference ends at"
         remarks.append(f"Rounds and bytes to the target{origin}: medians over the seeds that reached it.")
-    if summary.trials:
+    if summary.tuning:
+        remarks.append(tuning_page.lead(summary))
+    elif summary.trials:
         remarks.append("Choices were made by samples held out of training, never by the test samples.")
     if any(entry.num_lost for entry in summary.entries):
         remarks.append(
