@@ -144,9 +144,10 @@ def go_on(path: str | Path, *, workers: int | None = None, retry_failed: bool = 
         environment=recorded.environment,
     )
     plan, _ = make(value_of=_values_in(comparison, recorded.metric))
-    is_same = (
-        {*recorded.cells} <= {*plan.cells} if recorded.tuning and not retry_failed else plan.cells == recorded.cells
-    )
+    cells = [cell for cell in plan.cells if cell in recorded.cells] if recorded.tuning else plan.cells
+    is_same = tuple(cells) == recorded.cells or (
+        recorded.tuning and retry_failed
+    )  # trials that end otherwise lead elsewhere
     if not is_same:
         raise ResultsError(
             f"the comparison in {comparison.path} was planned by fedsign {recorded.environment.get('fedsign', 'unknown')}, "
