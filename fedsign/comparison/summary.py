@@ -177,6 +177,7 @@ class Trial:
     number: int | None = None  # of a search of settings, from 0 on
     num_lost: int = 0  # its runs that diverged or failed
     values: tuple[float | None, ...] = ()  # of its runs that have ended, seed by seed
+    seconds: float = 0.0  # of its runs, added up
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,7 +5,8 @@ out and judge.  The runs that count follow: with the settings of the best trial,
 `Plan.tuning` says what was searched and at what cost:
 
 labels, trials, batch, seeds, validation_fraction, settings, num_to_come
-searches    one for each strategy and condition: its space (key -> range), and what it costs in runs and in rounds' worth of gradients
+searches    one for each strategy and condition: its space (key -> range), and what it costs in runs and rounds; `budget` says it in words
+            and `seconds` adds to those of the runs, where it is no search
 """
 
 import math
@@ -81,4 +82,5 @@ def _trial(plan: Plan, runs: Sequence[Played]) -> Trial:
         number=cell.trial,
         num_lost=values.count(None),
         values=values,
+        seconds=sum(each.seconds for each in runs),
     )

@@ -8,7 +8,7 @@ from fedsign.comparison.labels import short_label
 from fedsign.comparison.summary import Summary, Trial
 from fedsign.report.chart import Axis, Chart, Series, nice_ticks
 from fedsign.report.run_charts import line_chart
-from fedsign.report.wording import MISSING, plural, setting
+from fedsign.report.wording import MISSING, duration, plural, setting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +30,7 @@ class Row:
     after: str  # of what was chosen
     trial: str  # which trial that was
     lost: str
+    time: str
     cells: Sequence[Cell]
 
 
@@ -87,15 +88,16 @@ def lead(summary: Summary) -> str:
         "The first trial is the experiment as given. Then each was trained again with its best settings, on all training samples and "
         f"with seeds that no trial has seen: those are the results above. Seeds of tuning: {seeds}."
     )
-    if len(budgets) > 1:
-        return f"Budgets differ, as the table says; all were {judged}"
+    if "lead" in tuning:
+        return f"{tuning['lead']} All were {judged}"
     trials, runs, rounds = next(iter(budgets))
     return f"Every strategy had {plural(trials, 'trial')}, {plural(runs, 'run')} of {rounds:,} rounds in all, {judged}"
 
 
 def _section(summary: Summary, condition: Mapping[str, Any]) -> Tuned:
     searches = [each for each in summary.tuning["searches"] if each["condition"] == condition]
-    keys = list(dict.fromkeys(key for each in searches for key in each["space"]))
+    chosen = [trial.choice for trial in summary.trials if trial.chosen and trial.condition == condition]
+    keys = list(dict.fromkeys(key for each in (*(search["space"] for search in searches), *chosen) for key in each))
     of = {
         each["strategy"]: [
             trial for trial in summary.trials if (trial.strategy, trial.condition) == (each["strategy"], condition)
@@ -116,7 +118,8 @@ def _section(summary: Summary, condition: Mapping[str, Any]) -> Tuned:
         panels=[
             _panel(summary, key, searches, of, (ticks[0], ticks[-1]))
             for key in keys
-            if all(not each["space"][key]["values"] for each in searches if key in each["space"])
+            if any(key in each["space"] for each in searches)
+            and all(not each["space"][key]["values"] for each in searches if key in each["space"])
         ],
         trials=[
             (each, _label(summary, each.strategy), short_label(each.choice), _value(summary, each)) for each in trials
@@ -133,10 +136,11 @@ def _row(summary: Summary, search: Mapping[str, Any], trials: Sequence[Trial], k
         label=_label(summary, search["strategy"]),
         color=_color(summary, search["strategy"]),
         budget=search.get("budget") or f"{search['trials']:,} trials, {search['rounds']:,} rounds",
-        before=MISSING if given is None else _value(summary, given),
+        before=MISSING if given is None or not search["space"] else _value(summary, given),
         after=MISSING if chosen is None else _value(summary, chosen),
         trial=MISSING if chosen is None or chosen.number is None else f"{chosen.number + 1}",
         lost=f"{lost}" if lost else MISSING,
+        time=duration(sum(trial.seconds for trial in trials) + search.get("seconds", 0.0)),
         cells=[Cell(value=said.get(key, MISSING), space=search["space"].get(key, {}).get("text", "")) for key in keys],
     )
 

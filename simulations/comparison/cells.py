@@ -46,6 +46,20 @@ def cell_of(
     )
 
 
+def trial_of(
+    config: ExperimentConfig,
+    name: str,
+    condition: Mapping[str, Any],
+    choice: Mapping[str, Any],
+    *,
+    number: int,
+    seeds: Sequence[int],
+) -> list[tuple[Cell, ExperimentConfig]]:
+    """The cells of one trial, with their configurations."""
+    configs = [config.replace(seed=seed, **choice) for seed in seeds]
+    return [(cell_of(each, condition, choice, name=name, trial=number), each) for each in configs]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Search:
     """One search: of the settings of `config`, under a strategy's name, as far as it has come."""
@@ -86,11 +100,10 @@ def search(
     values: list[list[float | None]] = []
 
     def play(number: int, choice: Choice) -> float | None:
-        own = [config.replace(seed=seed, **choice) for seed in seeds]
-        of_trial = [cell_of(each, condition, choice, name=name, trial=number) for each in own]
-        cells.extend(of_trial)
-        configs.update((cell.id, each) for cell, each in zip(of_trial, own, strict=True))
-        found = [value for value in map(value_of, of_trial) if value is not None]
+        trial = trial_of(config, name, condition, choice, number=number, seeds=seeds)
+        cells.extend(cell for cell, _ in trial)
+        configs.update((cell.id, each) for cell, each in trial)
+        found = [value for cell, _ in trial if (value := value_of(cell)) is not None]
         if len(found) < len(seeds):
             return None
         values.append([None if math.isnan(value) else value for value in found])

@@ -5,6 +5,7 @@ Like the command line itself, importing this imports neither torch nor Flower no
 
 import os
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -141,7 +142,7 @@ def compare(
             done = playing.compare(
                 base,
                 strategies=STRATEGIES if strategies is None else words(strategies),
-                seeds=NUM_SEEDS if seeds is None else _seeds(seeds),
+                seeds=NUM_SEEDS if seeds is None else seeds_option(seeds),
                 grid=_axes("--grid", grid or []),
                 by=_axes("--by", by or []),
                 settings={key: value for _, key, value in changes if not playing.is_for_all(key)},
@@ -151,7 +152,7 @@ def compare(
                 target=target,
                 validation_fraction=validation_fraction,
                 tune=tune,
-                tune_seeds=playing.NUM_TUNING_SEEDS if tune_seeds is None else _seeds(tune_seeds, "--tune-seeds"),
+                tune_seeds=playing.NUM_TUNING_SEEDS if tune_seeds is None else seeds_option(tune_seeds, "--tune-seeds"),
                 tune_at=dict(map(configs.parse_override, tune_at or [])),
                 search=ranges_of(search or []),
                 workers=workers,
@@ -162,17 +163,17 @@ def compare(
         if folder is None or not (folder / PLAN).is_file():
             raise Stopped("stopped.") from None
         raise Stopped(f"stopped; go on with: fedsign compare --resume {shlex.quote(str(folder))}") from None
-    _present(done, export=export, json=json)
+    present(done, export=export, json=json)
     if done.failures:
         raise typer.Exit(1)
 
 
-def _present(done: Any, *, export: Path | None, json: bool) -> None:
-    """The table, the page, and the tables and figures for a paper."""
+def present(done: Any, *, export: Path | None, json: bool, files: Mapping[str, Path] | None = None) -> None:
+    """The table, the page and other files, and the tables and figures for a paper."""
     from simulations.comparison.table import as_json, print_summary
 
     summary = done.summary()
-    paths = {"page": done.path / "report.html", "folder": done.path}
+    paths = {"page": done.path / "report.html", "folder": done.path, **(files or {})}
     if export is not None:
         from fedsign.comparison.export import export as write_export
 
@@ -222,7 +223,7 @@ def ranges_of(given: list[str]) -> dict[str, str]:
     return found
 
 
-def _seeds(text: str, option: str = "--seeds") -> int | list[int]:
+def seeds_option(text: str, option: str = "--seeds") -> int | list[int]:
     """`5`, or `0,3,7`."""
     try:
         numbers = [int(part) for part in text.split(",")]

@@ -262,18 +262,24 @@ def _check_tuning(request: Request) -> None:
             "values to compare with --by."
         )
     check_seeds(request.tuning_seeds, request.seeds)
-    for given in request.search:
+    check_search(request.search, request.strategies)
+    for _, key in map(_scope, request.search):
+        if key in request.condition_axes:
+            raise ConfigError(f"'{key}' was given to --search and as a condition; give it to one of them.")
+    for key in request.tuning_settings:
+        _check_key(key, request.strategies, option="--tune-at")
+
+
+def check_search(ranges: Mapping[str, str], strategies: Sequence[str]) -> None:
+    """Raise ConfigError for a key that no search can be of."""
+    for given in ranges:
         _, key = _scope(given)
         if key not in SHARED and (key.partition(".")[0] not in _CHOICES or key in ABLATIONS):
             raise ConfigError(
                 f"--search {given} was given, but a search is of keys of {', '.join(_CHOICES)} that are no amount of training, and of "
                 f"{', '.join(SHARED)}; compare values of others with --by."
             )
-        _check_key(given, request.strategies, option="--search")
-        if key in request.condition_axes:
-            raise ConfigError(f"'{key}' was given to --search and as a condition; give it to one of them.")
-    for key in request.tuning_settings:
-        _check_key(key, request.strategies, option="--tune-at")
+        _check_key(given, strategies, option="--search")
 
 
 def check_seeds(tuning: Sequence[int], seeds: Sequence[int]) -> None:

@@ -6,7 +6,7 @@ noted with its sentence and left alone afterwards; the comparison goes on withou
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -167,7 +167,13 @@ def folder_of(name: str) -> Path:
 
 
 def play_plan(
-    comparison: Comparison, make: MakePlan, *, workers: int | None, extend: bool, retry_failed: bool
+    comparison: Comparison,
+    make: MakePlan,
+    *,
+    workers: int | None,
+    extend: bool = False,
+    retry_failed: bool = False,
+    beside: Collection[str] = (),
 ) -> Comparison:
     """Play what is planned, and then what is planned once that has been played, until nothing is.
 
@@ -177,12 +183,13 @@ def play_plan(
         workers: processes; None for as many as there are cores for.
         extend: take the plan where the folder holds another one.
         retry_failed: play cells that failed once more.
+        beside: files that may be in the folder before there is a plan.
     """
     metric = make()[0].metric
     plan, cell_configs = make(value_of=_values_in(comparison, metric))
     processes = _workers(cell_configs, workers)
     there = comparison.plan if (comparison.path / PLAN).is_file() else None
-    _check_folder(comparison.path, plan, there, extend=extend)
+    _check_folder(comparison.path, plan, there, extend=extend, beside=beside)
     first = [cell for cell in _pending(comparison, plan, retry_failed) if not cell.trial]
     _check_parts([cell_configs[cell.id] for cell in first])
     with disk_errors(comparison.path):
@@ -269,7 +276,7 @@ def _workers(cell_configs: Configs, given: int | None) -> int:
     return given or max(1, len(os.sched_getaffinity(0)) // cores)
 
 
-def _check_folder(path: Path, plan: Plan, there: Plan | None, *, extend: bool) -> None:
+def _check_folder(path: Path, plan: Plan, there: Plan | None, *, extend: bool, beside: Collection[str]) -> None:
     """Raise ResultsError if the folder holds something else."""
     if there is not None:
         difference = _difference(plan, there)
@@ -278,7 +285,15 @@ def _check_folder(path: Path, plan: Plan, there: Plan | None, *, extend: bool) -
                 f"{path} holds another plan: {difference}; give another --out, or --extend to take the new plan and keep the "
                 "cells that both have."
             )
-    elif path.exists() and (not path.is_dir() or any(path.iterdir())):
+    else:
+        check_is_free(path, beside)
+
+
+def check_is_free(path: Path, beside: Collection[str] = ()) -> None:
+    """Raise ResultsError for a folder without a comparison that holds other files than those `beside`."""
+    if (path / PLAN).is_file() or not path.exists():
+        return
+    if not path.is_dir() or any(file.name not in beside for file in path.iterdir()):
         raise ResultsError(f"{path} is there and is no comparison; give another folder with --out.")
 
 

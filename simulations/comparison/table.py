@@ -78,6 +78,7 @@ def _tuned_row(summary: Summary, section: tuning_page.Tuned, row: tuning_page.Ro
         judged: row.after,
         "as given": row.before,
         "trial": row.trial,
+        "time": row.time,
     }
 
 
