@@ -5,6 +5,7 @@ DIR/
     details.tex    every figure of every strategy, where table.tex has the means of several conditions only
     table.csv      one line for each condition and strategy, all numbers in full
     trials.csv     the hyper-parameters that were tried, with their validation figures
+    tuning.json    with a search of settings: budgets, seeds, and where was looked
     rounds.csv     one line for each condition, strategy and round: means and standard deviations over the seeds
     cells.csv      the same for each seed alone
     figures/       every figure as .pdf and .svg
@@ -36,6 +37,7 @@ table.tex    \\input this in a paper that has \\usepackage{{booktabs}}
 paper.tex    tables and figures in one document: pdflatex paper.tex
 table.csv    one line for each condition and strategy
 trials.csv   hyper-parameters that were tried, with their validation figures
+tuning.json  with a search of settings: budgets, seeds, and where was looked
 rounds.csv   one line for each condition, strategy and round, over the seeds
 cells.csv    one line for each run and round
 figures/     the figures, 3.3 inches wide, as PDF and SVG
@@ -60,6 +62,7 @@ def export(summary: Summary, folder: Path) -> list[Path]:
         **({"details.tex": latex.details_table(summary)} if len(summary.conditions) > 1 else {}),
         "table.csv": _csv(table_rows(summary)),
         **({"trials.csv": _csv(_trial_rows(summary))} if summary.trials else {}),
+        **({"tuning.json": json.dumps(summary.tuning, indent=1) + "\n"} if summary.tuning else {}),
         "rounds.csv": _csv(_round_rows(summary)),
         "cells.csv": _csv(_cell_rows(summary)),
     }

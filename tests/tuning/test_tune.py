@@ -1,7 +1,11 @@
 """`compare --tune`: equal budgets, the same answer however it is played, and no trial that sees what counts."""
 
 import dataclasses
+import json
 import shutil
+import subprocess
+import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import chdir
@@ -72,10 +76,10 @@ def played(folder: Path) -> Iterator[Comparison]:
 
 
 def told(comparison: Comparison) -> Any:
-    """All that was searched and found, without where it lies."""
+    """All that was searched and found, without where it lies and how long it took."""
     summary = comparison.summary()
     found = [(each.strategy, each.choice, each.seeds, each.values, each.num_choices) for each in summary.entries]
-    return comparison.plan.cells, summary.trials, found
+    return comparison.plan.cells, [dataclasses.replace(trial, seconds=0.0) for trial in summary.trials], found
 
 
 def test_every_strategy_has_the_same_budget(played: Comparison) -> None:
@@ -133,6 +137,20 @@ def test_a_search_that_was_stopped_ends_with_one_process_like_one_of_two_that_no
     assert any(trial.chosen for trial in whole[1])
 
 
+@pytest.mark.slow
+def test_a_search_that_is_killed_goes_on(played: Comparison, folder: Path) -> None:
+    """SIGKILL once some trials have ended and others have not."""
+    said = f"from simulations import compare; compare({TINY!r}, **{ {**ASKED, 'out': 'killed'}!r}, workers=2)"
+    process, done = subprocess.Popen([sys.executable, "-c", said], cwd=folder), Comparison(folder / "killed")
+    while sum(path.read_text().count("finished") for path in done.cells.glob("*/*/outcome.json")) < 5:
+        assert process.poll() is None, "it ended too early"
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    assert done.summary().num_pending
+    assert told(go_on("killed", workers=2)) == told(played)
+
+
 def test_test_samples_have_no_say(played: Comparison) -> None:
     """With all test labels wrong the trials are the same, and only what is reported in the end is another."""
     rigged = compare(
@@ -155,6 +173,7 @@ def test_the_page_the_export_and_json_have_budgets_spaces_and_trials(played: Com
     assert told["tuning"]["validation_fraction"] == 0.1 and len(told["trials"]) == 10
     export(played.summary(), folder / "paper")
     rows = (folder / "paper/trials.csv").read_text("utf-8").splitlines()
+    assert json.loads((folder / "paper/tuning.json").read_text("utf-8"))["searches"][0]["runs"] == 10
     assert len(rows) == 11 and rows[0].startswith("strategy,trial,num_lost,choice,validation_mean")
 
 
