@@ -62,7 +62,7 @@ class Tuned:
     condition: str
     keys: Sequence[str]
     rows: Sequence[Row]
-    progress: Chart
+    charts: Sequence[Chart]
     panels: Sequence[Panel]
     trials: Sequence[tuple[Trial, str, str, str]]  # with its label, choice and value
 
@@ -114,7 +114,7 @@ def _section(summary: Summary, condition: Mapping[str, Any]) -> Tuned:
         condition=short_label(condition),
         keys=keys,
         rows=[_row(summary, each, of[each["strategy"]], keys) for each in searches],
-        progress=_progress(summary, of),
+        charts=[_progress(summary, searches, of), *_learning(summary, searches)],
         panels=[
             _panel(summary, key, searches, of, (ticks[0], ticks[-1]))
             for key in keys
@@ -138,16 +138,16 @@ def _row(summary: Summary, search: Mapping[str, Any], trials: Sequence[Trial], k
         budget=search.get("budget") or f"{search['trials']:,} trials, {search['rounds']:,} rounds",
         before=MISSING if given is None or not search["space"] else _value(summary, given),
         after=MISSING if chosen is None else _value(summary, chosen),
-        trial=MISSING if chosen is None or chosen.number is None else f"{chosen.number + 1}",
+        trial=MISSING if chosen is None or chosen.number is None or not search["space"] else f"{chosen.number + 1}",
         lost=f"{lost}" if lost else MISSING,
         time=duration(sum(trial.seconds for trial in trials) + search.get("seconds", 0.0)),
         cells=[Cell(value=said.get(key, MISSING), space=search["space"].get(key, {}).get("text", "")) for key in keys],
     )
 
 
-def _progress(summary: Summary, of: Mapping[str, Sequence[Trial]]) -> Chart:
+def _progress(summary: Summary, searches: Sequence[Mapping[str, Any]], of: Mapping[str, Sequence[Trial]]) -> Chart:
     """The best validation value so far over the trials."""
-    series = []
+    series, spaces = [], {each["strategy"]: each["space"] for each in searches}
     for strategy, trials in of.items():
         best: list[float | None] = []
         for trial in trials:
@@ -156,11 +156,27 @@ def _progress(summary: Summary, of: Mapping[str, Sequence[Trial]]) -> Chart:
             ]
             best.append((max if summary.higher_is_better else min)(known, default=None))
         numbers = [(trial.number or 0) + 1 for trial in trials]
+        if not spaces[strategy] and best:  # what was not searched is a level to compare with
+            numbers = list(range(1, max(map(len, of.values())) + 1))
+            best = [best[0] for _ in numbers]
         series.append(Series(name=_label(summary, strategy), x=numbers, y=best, color=_color(summary, strategy)))
     text = "The best validation value so far, after so many trials; the first is the experiment as given."
     return line_chart(
         f"Best validation {summary.metric_name}", series, x="trial", percent=summary.scale.percent, text=text
     )
+
+
+def _learning(summary: Summary, searches: Sequence[Mapping[str, Any]]) -> list[Chart]:
+    """The losses of what was learnt by gradients, step by step."""
+    charts = []
+    for each in (each for each in searches if each.get("losses")):
+        name = _label(summary, each["strategy"])
+        series = Series(
+            name=name, x=range(len(each["losses"])), y=each["losses"], color=_color(summary, each["strategy"])
+        )
+        text = "On the held-out samples, after the rounds of each step, which are other ones each time."
+        charts.append(line_chart("Validation loss of the steps", [series], x="step", text=text))
+    return charts
 
 
 def _panel(

@@ -42,13 +42,14 @@ class Learnt:
     budget: float  # of the search, in rounds
     spent: float  # in rounds, the validation of what was learnt included
     diverged: bool
+    losses: Sequence[float] = ()  # of the steps
 
     @property
     def lead(self) -> str:
         """What both had, in words."""
         return (
             f"The search and the gradients had the same compute: that of {self.budget:,.0f} rounds, of which the gradients used {self.spent:,.0f}. "
-            "Compute is counted in floating-point operations of a round."
+            "Compute is counted in floating-point operations, and said in rounds of plain training."
         )
 
     def record(self, name: str, *, runs: int) -> dict[str, Any]:
@@ -56,7 +57,7 @@ class Learnt:
         stopped = "; diverged in the last one" if self.diverged else ""
         said = f"{plural(self.steps, 'step')} of {plural(self.rounds, 'round')}, each at {self.cost:g}: {self.spent:,.0f} rounds{stopped}"
         facts = {"strategy": name, "condition": {}, "space": {}, "trials": 1, "runs": runs, "rounds": round(self.spent)}
-        return {**facts, "budget": said, "seconds": self.seconds}
+        return {**facts, "budget": said, "seconds": self.seconds, "losses": list(self.losses)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,6 +107,7 @@ class Gradients:
             budget=budget,
             spent=spent,
             diverged=found["diverged"],
+            losses=[step["loss"] for step in found["steps"]],
         )
 
     def cost(self, config: ExperimentConfig, *, rounds: int) -> float:

@@ -77,7 +77,7 @@ def test_the_gradients_never_have_more_compute_than_the_search(monkeypatch: pyte
     asked, config = Gradients(names=("client.lr",), rounds=1, method="rgu"), experiment()
     nothing = {"values": {"client.lr": 0.1}, "seconds": 0.0, "diverged": False}
     monkeypatch.setattr(
-        Gradients, "_learn", lambda self, *given, steps, rounds: {**nothing, "steps": [{}] * (steps + 1)}
+        Gradients, "_learn", lambda self, *given, steps, rounds: {**nothing, "steps": [{"loss": 0.5}] * (steps + 1)}
     )
     for place, budget in enumerate((80.0, 81.0, 100.0)):
         found = asked.learn(config, [7, 8], tmp_path / str(place), budget=budget)
