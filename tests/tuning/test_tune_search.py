@@ -27,6 +27,7 @@ QUICK = settings(
 )
 
 
+@pytest.mark.slow
 def test_the_pages_command_searches_learns_and_trains_again(tmp_path: Path) -> None:
     """The second time nothing is played or learnt, and the answer is the same."""
     (line,) = re.findall(r"^fedsign (tune search --beside-learn .*)$", PAGE.read_text("utf-8"), flags=re.MULTILINE)
@@ -54,7 +55,7 @@ def test_the_pages_command_searches_learns_and_trains_again(tmp_path: Path) -> N
 
 def experiment(**changes: Any) -> Any:
     """Of so many local steps that what is done once a round hardly counts."""
-    tree = {"data": {"validation_fraction": 0.02}, "model": {"hidden": [16]}, "client": {"local_steps": 20}}
+    tree = {"data": {"validation_fraction": 0.02}, "model": {"hidden": [16]}, "client": {"local_steps": 10}}
     return from_dict({**tree, "partition": {"num_clients": 4}, "server": {"cohort_size": 2}, "rounds": 20, **changes})
 
 
