@@ -40,6 +40,7 @@ class Purpose(IntEnum):
     CONDENSATION = 42  # networks, batches and directions of a meta step; round: the step
     CONDENSED = 41  # networks that judge condensed images; round: which of them
     LEARNING = 43  # directions along which settings are learnt; round: the step
+    SEARCH = 45  # the settings that a search tries
     ADAPTERS = 32  # the start of what an optimiser puts into a model
     MASKS = 40  # which weights of a sparse tensor there are
 

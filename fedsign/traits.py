@@ -109,6 +109,8 @@ class StrategyTraits(Traits):
     own_aggregation: str = ""  # the method by which a subclass takes the replies as they are
     weights_replies: bool = False  # one may count for more than another
     weights: tuple[float, ...] = ()  # of clients in their order
+    # setting -> where `compare --tune` looks for its best value, such as {"mu": "1e-4..1:log"}; "x0.1..x10:log" is relative
+    search_space: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +132,8 @@ def traits_shown(kind: str, name: str) -> dict[str, Any]:
         value = getattr(thing, field.name, field.default)
         if isinstance(value, property):
             value = "by its settings"
+        if isinstance(value, Mapping):
+            value = ", ".join(f"{key}={each}" for key, each in value.items())
         found[field.name] = value if isinstance(value, str) else bool(value)
     return found | {f"rule {place}": str(rule) for place, rule in enumerate(rules_of(kind, name), start=1)}
 

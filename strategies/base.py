@@ -48,6 +48,7 @@ class Strategy(FlowerStrategy):
 
     takes_target: ClassVar[bool] = True  # traits: see `fedsign.traits.StrategyTraits`
     takes_parts: ClassVar[bool] = True
+    search_space: ClassVar[Mapping[str, str] | None] = None  # of settings of its own
 
     def __init__(self, *, weighting: Weighting = "uniform", weights: Weights = ()) -> None:
         self.weighting = weighting

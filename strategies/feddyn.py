@@ -16,6 +16,8 @@ theta_t).  A parameter that nobody sent is served as before: to add mean_h to it
 answers by moving it back, would let it run away.
 """
 
+from typing import ClassVar
+
 import torch
 
 from fedsign.objectives.feddyn import ALPHA, Alpha
@@ -25,6 +27,8 @@ from strategies.base import Aggregate, Strategy
 
 class FedDyn(Strategy):
     """Serves mean + mean_h, evaluates the mean; the clients' losses are tilted by h_k.  `kept` is mean_h."""
+
+    search_space: ClassVar = {"alpha": "1e-3..1:log"}
 
     def __init__(self, *, alpha: Alpha = ALPHA) -> None:
         super().__init__(weighting="uniform")

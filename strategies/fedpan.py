@@ -7,7 +7,7 @@ things.  A fixed encoding of each neuron's position, added to or multiplied with
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 from torch import nn
@@ -18,6 +18,8 @@ from strategies.base import Strategy, Weighting
 
 class FedPAN(Strategy):
     """The server averages; the model gets position encodings, which have no parameters."""
+
+    search_space: ClassVar = {"amplitude": "0.01..1:log"}
 
     def __init__(
         self,

@@ -1,5 +1,7 @@
 """FedProx: FedAvg whose clients are held near the received model (Li et al. 2020, arXiv 1812.06127)."""
 
+from typing import ClassVar
+
 from fedsign.objectives.fedprox import MU, Mu
 from fedsign.records import ObjectiveSpec
 from strategies.base import Strategy, Weighting, Weights
@@ -7,6 +9,8 @@ from strategies.base import Strategy, Weighting, Weights
 
 class FedProx(Strategy):
     """Clients minimise L_k + (mu/2) ||theta - theta_t||^2; the server averages."""
+
+    search_space: ClassVar = {"mu": "1e-4..1:log"}
 
     def __init__(self, *, mu: Mu = MU, weighting: Weighting = "uniform", weights: Weights = ()) -> None:
         super().__init__(weighting=weighting, weights=weights)

@@ -4,6 +4,8 @@ Paper: arXiv 2405.12489, section 6.2 and Appendix C; the loss stands in `fedsign
 The server's side is the uniform average of the paper's listing.
 """
 
+from typing import ClassVar
+
 from fedsign.objectives.fedsign import GAMMA, REDUCTION, Gamma, Reduction
 from fedsign.records import ObjectiveSpec
 from strategies.base import Strategy, Weighting, Weights
@@ -11,6 +13,8 @@ from strategies.base import Strategy, Weighting, Weights
 
 class FedSign(Strategy):
     """Clients minimise L_k - gamma * soft sign agreement with theta_t; the server averages."""
+
+    search_space: ClassVar = {"gamma": "1e-5..1e-1:log"}
 
     def __init__(
         self,

@@ -3,6 +3,8 @@
 Paper: Li, He and Song 2021 (arXiv 2103.16257); the loss stands in `fedsign.objectives.moon`.
 """
 
+from typing import ClassVar
+
 from fedsign.objectives.moon import MU, TEMPERATURE, Mu, Temperature
 from fedsign.records import ObjectiveSpec
 from strategies.base import Strategy, Weighting
@@ -10,6 +12,8 @@ from strategies.base import Strategy, Weighting
 
 class MOON(Strategy):
     """Clients minimise L_k + mu * model-contrastive loss; the server averages."""
+
+    search_space: ClassVar = {"mu": "0.05..10:log", "temperature": "0.1..2:log"}
 
     def __init__(
         self,

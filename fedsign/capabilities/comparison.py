@@ -16,5 +16,6 @@ CAPABILITY = Capability(
         "compare": "simulations.comparison.play:compare",
         "load_comparison": "fedsign.comparison.folder:load_comparison",
     },
+    extras=("tune",),
     files=("docs/how-to/compare.md",),
 )

@@ -7,6 +7,7 @@ DIR/
     statistics.csv one line for each strategy over all conditions: verdicts, and what describes
     pairs.csv      one line for each test of two strategies
     trials.csv     the hyper-parameters that were tried, with their validation figures
+    tuning.json    with a search of settings: budgets, seeds, and where was looked
     rounds.csv     one line for each condition, strategy and round: means and standard deviations over the seeds
     cells.csv      the same for each seed alone
     figures/       every figure as .pdf and .svg
@@ -41,6 +42,7 @@ table.csv    one line for each condition and strategy
 statistics.csv   one line for each strategy over all conditions: verdict, interquartile mean, probability of improvement, mean rank
 pairs.csv    one line for each test of two strategies
 trials.csv   hyper-parameters that were tried, with their validation figures
+tuning.json  with a search of settings: budgets, seeds, and where was looked
 rounds.csv   one line for each condition, strategy and round, over the seeds
 cells.csv    one line for each run and round
 figures/     the figures, 3.3 inches wide, as PDF and SVG
@@ -70,6 +72,7 @@ def export(summary: Summary, folder: Path) -> list[Path]:
         "statistics.csv": _csv(statistics_rows(summary, found)),
         "pairs.csv": _csv(pair_rows(summary)),
         **({"trials.csv": _csv(_trial_rows(summary))} if summary.trials else {}),
+        **({"tuning.json": json.dumps(summary.tuning, indent=1) + "\n"} if summary.tuning else {}),
         "rounds.csv": _csv(_round_rows(summary)),
         "cells.csv": _csv(_cell_rows(summary)),
     }
@@ -92,6 +95,7 @@ def _trial_rows(summary: Summary) -> list[Line]:
         {
             **trial.condition,
             "strategy": trial.strategy,
+            **({} if trial.number is None else {"trial": trial.number + 1, "num_lost": trial.num_lost}),
             "choice": json.dumps(dict(trial.choice)),
             "validation_mean": trial.validation_mean,
             "validation_std": trial.validation_std,

@@ -66,7 +66,7 @@ class Comparison:
     def summary(self) -> Summary:
         """Means, paired differences, rounds and bytes to the target, of what has finished so far."""
         plan = self.plan
-        return summarise(plan, self.path, [self._played(cell) for cell in plan.cells])
+        return summarise(plan, self.path, [self.played(cell) for cell in plan.cells])
 
     def frame(self) -> "pd.DataFrame":
         """The numbers of the summary as a DataFrame: one row for each condition and strategy, missing ones as NaN."""
@@ -120,7 +120,8 @@ class Comparison:
         usual = self.cells / cell.id
         return usual if usual.is_dir() else next(self.cells.glob(f"*-{cell.digest}"), usual)
 
-    def _played(self, cell: Cell) -> Played:
+    def played(self, cell: Cell) -> Played:
+        """What a cell has left on disk so far."""
         run = self.run_of(cell)
         if run is None:
             return Played(cell=cell, is_finished=False, failure=self.failure_of(cell))

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedsign.comparison.summary import LAST, Curve, Entry, Plan, Played, Summary, Trial, values_label
 from fedsign.comparison.target import default_target, to_target, total, with_speed_up
+from fedsign.comparison.tuning import is_lost_trial, tuned_trials
 from fedsign.intervals import mean_and_std, paired_difference
 from fedsign.storage.results import Line
 
@@ -15,8 +16,9 @@ _NOT_CURVES = frozenset({"round", "clients", "failures"})  # of a line of rounds
 
 def summarise(plan: Plan, path: Path, played: Sequence[Played]) -> Summary:
     """Choose by the validation samples, then read everything else off the chosen cells."""
-    conditions = distinct(cell.condition for cell in plan.cells)
-    trials: list[Trial] = []
+    everything, played = played, [each for each in played if each.cell.trial is None]
+    conditions = distinct(each.cell.condition for each in played)
+    trials: list[Trial] = tuned_trials(plan, everything)
     entries: list[Entry] = []
     for condition in conditions:
         taken, num_choices = {}, {}
@@ -25,6 +27,7 @@ def summarise(plan: Plan, path: Path, played: Sequence[Played]) -> Summary:
             tried = _trials(plan, own)
             choice = next(trial.choice for trial in tried if trial.chosen)
             taken[name], num_choices[name] = [each for each in own if each.cell.choice == choice], len(tried)
+            num_choices[name] = plan.tuning.get("trials", num_choices[name])
             trials += tried if len(tried) > 1 else []
         reference = taken[plan.reference]
         target = plan.target
@@ -45,6 +48,7 @@ def summarise(plan: Plan, path: Path, played: Sequence[Played]) -> Summary:
         conditions=tuple(conditions),
         entries=tuple(entries),
         trials=tuple(trials),
+        tuning=plan.tuning,
         config_toml=plan.config_toml,
         environment=plan.environment,
         population={
@@ -53,10 +57,10 @@ def summarise(plan: Plan, path: Path, played: Sequence[Played]) -> Summary:
             )
             for condition in conditions
         },
-        num_cells=len(plan.cells),
-        num_finished=sum(each.is_finished for each in played),
+        num_cells=len(plan.cells) + plan.tuning.get("num_to_come", 0),
+        num_finished=sum(each.is_finished or is_lost_trial(each) for each in everything),
         failed={each.cell.id: each.failure for each in played if each.failure is not None},
-        seconds=sum(each.seconds for each in played),
+        seconds=sum(each.seconds for each in everything),
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
-from fedsign.comparison import charts, statistics_charts, tables
+from fedsign.comparison import charts, statistics_charts, tables, tuning_page
 from fedsign.comparison.headline import described, headline
 from fedsign.comparison.labels import enumerate_words, short_label
 from fedsign.comparison.summary import Entry, Summary, values_label
@@ -51,7 +51,10 @@ def render(summary: Summary) -> str:
         trials=[
             (short_label(condition), list(tried))
             for condition, tried in groupby(summary.trials, key=lambda trial: trial.condition)
+            if not summary.tuning
         ],
+        tuned=tuning_page.sections(summary),
+        tuned_lead=tuning_page.lead(summary),
         short_label=short_label,
         configuration=configuration(summary),
         environment=summary.environment,

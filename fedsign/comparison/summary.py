@@ -36,6 +36,7 @@ class Cell:
     choice: Mapping[str, Any]
     seed: int
     rounds: int
+    trial: int | None = None  # of a search of settings, from 0 on; None: counts as a result
 
     @property
     def digest(self) -> str:
@@ -58,6 +59,7 @@ class Plan:
     config_toml: str  # the base experiment, complete
     request: Mapping[str, Any]  # what was asked for; the cells' configurations are made of it again
     environment: Mapping[str, Any] = field(default_factory=dict)
+    tuning: Mapping[str, Any] = field(default_factory=dict)  # see fedsign.comparison.tuning; empty without
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,6 +198,10 @@ class Trial:
     validation_mean: float | None
     validation_std: float | None
     chosen: bool
+    number: int | None = None  # of a search of settings, from 0 on
+    num_lost: int = 0  # its runs that diverged or failed
+    values: tuple[float | None, ...] = ()  # of its runs that have ended, seed by seed
+    seconds: float = 0.0  # of its runs, added up
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -212,6 +218,7 @@ class Summary:
     conditions: tuple[Mapping[str, Any], ...]
     entries: tuple[Entry, ...]  # condition by condition, strategies in the order given
     trials: tuple[Trial, ...] = ()
+    tuning: Mapping[str, Any] = field(default_factory=dict)  # the plan's
     config_toml: str = ""  # the base experiment, complete
     environment: Mapping[str, Any] = field(default_factory=dict)
     # partition.json of the first cell of each condition, by condition label (`values_label`)

@@ -200,7 +200,7 @@ def _result_row(summary: Summary, entry: Entry, look: int, found: Standings | No
         wins = f"{entry.difference.wins}/{entry.difference.num_pairs}"
     return ResultRow(
         entry=entry,
-        choice=short_label(entry.choice),
+        choice="" if summary.tuning else short_label(entry.choice),  # else in a table of their own
         sample=Series(name=entry.label, x=(), y=(), color=look),
         is_bold=row is not None and row.is_bold,
         value=scale.spread(entry.mean, entry.std),

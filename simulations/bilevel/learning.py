@@ -37,6 +37,7 @@ from fedsign.report.figures import Draw, draw
 from fedsign.rules import Rule, check
 from fedsign.seeding import Purpose, generator, torch_generator
 from fedsign.workload import Workload
+from simulations.backends.base import intra_op_threads
 from strategies.base import Strategy
 
 _STRATEGY = "strategy."
@@ -105,17 +106,22 @@ class Learning:
 
         return Problem(inner=self._inner, data=rounds, outer=outer)
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self, others: Sequence["Learning"] = ()) -> Iterator[Step]:
         """The trajectory, a step at a time; the last one has the learnt values in the rounds of the first.
+
+        Args:
+            others: the same experiment with other seeds, with which this one takes turns.
 
         Raises:
             RoundError: the training diverged.
         """
-        state = Adam().begin(self.start)
+        state, team = Adam().begin(self.start), [self, *others]
         for step in range(self.asked.steps + 1):
             seed = torch_generator(self._config.seed, Purpose.LEARNING, round=step + 1)
             meta = parameters_of(state)
-            found = self._method(self.problem(step % self.asked.steps), meta, generator=seed)
+            turn, place = step % self.asked.steps, step % self.asked.steps % len(team)
+            with intra_op_threads(self._config.engine.threads):
+                found = self._method(team[place].problem(turn), meta, generator=seed)
             values = {name: each.tolist() for name, each in values_of(meta).items()}
             if not math.isfinite(found.value):
                 raise RoundError(

@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, StrictFloat, StrictInt, TypeAdapter, Valid
 from fedsign.errors import ConfigError
 
 MAX_SEEDS = 10_000
+TUNING_SEEDS = 1_000_000  # the first, besides the experiment's own: far from those that count
 
 
 def _integer(value: Any) -> int:
@@ -55,6 +56,11 @@ def seeds_of(given: Any, *, first: int) -> Sequence[int]:
     if number > MAX_SEEDS:
         raise ConfigError(f"{number} seeds were given, but expected are {MAX_SEEDS} at most; five to ten are usual.")
     return list(range(first, first + number)) if isinstance(seeds, int) else seeds
+
+
+def tuning_seeds_of(given: Any, *, first: int) -> Sequence[int]:
+    """The seeds of a search's trials: far from those that count, unless they are given one by one."""
+    return seeds_of(given, first=TUNING_SEEDS + first)
 
 
 def axes_of(what: str, given: Any) -> dict[str, Any]:

@@ -52,7 +52,8 @@ class Board(Watcher):
     def on_begin(self, worker: int, job: Job) -> None:
         """Show the cell in the worker's line."""
         cell = self._cells[job.id]
-        what = ", ".join(filter(None, [self._labels[cell.strategy], values_label({**cell.condition, **cell.choice})]))
+        told = {**cell.condition, **cell.choice} if cell.trial is None else {**cell.condition, "trial": cell.trial + 1}
+        what = ", ".join(filter(None, [self._labels[cell.strategy], values_label(told)]))
         self._bar.reset(self._of_worker[worker], total=cell.rounds, description=f"{what}, seed {cell.seed}")
 
     def on_round(self, worker: int, job: Job, round: int) -> None:

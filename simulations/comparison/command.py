@@ -5,6 +5,7 @@ Like the command line itself, importing this imports neither torch nor Flower no
 
 import os
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -72,6 +73,37 @@ def compare(
         float | None,
         typer.Option(help="Of the training samples, held out in all cells; 0.1 if there is something to choose."),
     ] = None,
+    tune: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="Give every strategy N trials over its own settings and those that all share (learning rate, momentum, weight "
+            "decay), judged by held-out training samples; then train it again on all of them.",
+        ),
+    ] = 0,
+    tune_seeds: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N",
+            help="How many seeds each trial has, 2 without it; or which, such as 7,8.  None of them is one of --seeds.",
+            show_default=False,
+        ),
+    ] = None,
+    tune_at: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Set it in all trials, such as rounds=20; of a condition's key, tune once at this value.  May be repeated.",
+        ),
+    ] = None,
+    search: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=LOW..HIGH[:log]",
+            help="Where --tune looks, in the place of its own range or besides; x0.1..x10:log is relative to the experiment's "
+            "value, KEY=V,V,... are values, KEY=V holds one.  STRATEGY:KEY is for one strategy.  May be repeated.",
+        ),
+    ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes; without it, as many as there are cores.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the comparison in this folder, as planned.")] = None,
     extend: Annotated[
@@ -92,8 +124,9 @@ def compare(
 
     if export is not None:
         _check_export(export)
-    single = (config, strategies, seeds, name, out, reference, target, validation_fraction)
-    if resume is not None and (any(value is not None for value in single) or grid or by or overrides or extend):
+    single = (config, strategies, seeds, name, out, reference, target, validation_fraction, tune_seeds)
+    many = (grid, by, overrides, extend, tune, tune_at, search)
+    if resume is not None and (any(value is not None for value in single) or any(many)):
         raise ConfigError(
             "--resume was given with options of a new plan; a comparison is gone on with as it was planned: drop them, "
             "or give the whole command again with --extend."
@@ -109,7 +142,7 @@ def compare(
             done = playing.compare(
                 base,
                 strategies=STRATEGIES if strategies is None else words(strategies),
-                seeds=NUM_SEEDS if seeds is None else _seeds(seeds),
+                seeds=NUM_SEEDS if seeds is None else seeds_option(seeds),
                 grid=_axes("--grid", grid or []),
                 by=_axes("--by", by or []),
                 settings={key: value for _, key, value in changes if not playing.is_for_all(key)},
@@ -118,6 +151,10 @@ def compare(
                 reference=reference,
                 target=target,
                 validation_fraction=validation_fraction,
+                tune=tune,
+                tune_seeds=playing.NUM_TUNING_SEEDS if tune_seeds is None else seeds_option(tune_seeds, "--tune-seeds"),
+                tune_at=dict(map(configs.parse_override, tune_at or [])),
+                search=ranges_of(search or []),
                 workers=workers,
                 extend=extend,
                 retry_failed=retry_failed,
@@ -126,17 +163,17 @@ def compare(
         if folder is None or not (folder / PLAN).is_file():
             raise Stopped("stopped.") from None
         raise Stopped(f"stopped; go on with: fedsign compare --resume {shlex.quote(str(folder))}") from None
-    _present(done, export=export, json=json)
+    present(done, export=export, json=json)
     if done.failures:
         raise typer.Exit(1)
 
 
-def _present(done: Any, *, export: Path | None, json: bool) -> None:
-    """The table, the page, and the tables and figures for a paper."""
+def present(done: Any, *, export: Path | None, json: bool, files: Mapping[str, Path] | None = None) -> None:
+    """The table, the page and other files, and the tables and figures for a paper."""
     from simulations.comparison.table import as_json, print_summary
 
     summary = done.summary()
-    paths = {"page": done.path / "report.html", "folder": done.path}
+    paths = {"page": done.path / "report.html", "folder": done.path, **(files or {})}
     if export is not None:
         from fedsign.comparison.export import export as write_export
 
@@ -171,12 +208,27 @@ def _axes(option: str, given: list[str]) -> dict[str, list[Any]]:
     return axes
 
 
-def _seeds(text: str) -> int | list[int]:
+def ranges_of(given: list[str]) -> dict[str, str]:
+    """Key -> range, of `--search`."""
+    found: dict[str, str] = {}
+    for text in given:
+        key, separator, value = text.partition("=")
+        if not separator or not key.strip() or not value.strip():
+            raise ConfigError(
+                f"--search {text} was given, but expected is KEY=LOW..HIGH, such as client.lr=0.01..0.3:log."
+            )
+        if key.strip() in found:
+            raise ConfigError(f"--search {key.strip()} was given twice; give one range.")
+        found[key.strip()] = value.strip()
+    return found
+
+
+def seeds_option(text: str, option: str = "--seeds") -> int | list[int]:
     """`5`, or `0,3,7`."""
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError as error:
         raise ConfigError(
-            f"--seeds {text} was given, but expected is how many, such as 5, or which, such as 0,3,7."
+            f"{option} {text} was given, but expected is how many, such as 5, or which, such as 0,3,7."
         ) from error
     return numbers if "," in text else numbers[0]

@@ -9,12 +9,12 @@ many (`ABLATIONS`) is what papers vary, not what they tune.  Under a condition o
 setting X has the same configuration for every value; it is planned under each and played once.
 """
 
+import itertools
 import json
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from fedsign import plugins
@@ -23,7 +23,9 @@ from fedsign.config import ExperimentConfig, parse_override
 from fedsign.errors import ConfigError
 from fedsign.metrics import is_higher_better
 from fedsign.registry import nearest, resolve
-from simulations.jobs import digest_of
+from simulations.comparison.cells import CellValue, cell_of, search
+from simulations.comparison.search import BATCH
+from simulations.comparison.space import SHARED
 
 STRATEGIES = ("fedavg", "fedprox", "feddyn", "fedsign")
 NUM_SEEDS = 5
@@ -39,7 +41,6 @@ _OTHERWISE = {
     "callbacks": "it changes no result",
     "results": "it changes no result",
 }
-_LONGEST = 80  # characters of a cell's readable name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +56,10 @@ class Request:
     by: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     validation_fraction: float | None = None
+    trials: int = 0  # of the search of each strategy's settings; 0: none
+    tuning_seeds: Sequence[int] = ()
+    search: Mapping[str, str] = field(default_factory=dict)  # key -> range
+    tuning_settings: Mapping[str, Any] = field(default_factory=dict)  # of the trials, in the place of conditions
 
     def choices(self, strategy: str) -> list[dict[str, Any]]:
         """All combinations of hyper-parameters to try for one strategy."""
@@ -94,8 +99,9 @@ def make_plan(
     reference: str | None = None,
     target: float | None = None,
     environment: Mapping[str, Any],
+    value_of: CellValue = lambda cell: None,
 ) -> tuple[Plan, dict[str, ExperimentConfig]]:
-    """The plan, and each cell's configuration by the cell's id.
+    """The plan, and each cell's configuration by the cell's id; with a search, as far as the values of its cells reach.
 
     Raises:
         ConfigError: something asked for does not exist, is asked for twice, or cannot be compared.
@@ -111,6 +117,27 @@ def make_plan(
         )
     if target is not None and not math.isfinite(target):
         raise ConfigError(f"the target {target} was given, but expected is a finite number, such as --target 0.9.")
+    plan = Plan(
+        name=name,
+        metric=metric,
+        higher_is_better=is_higher_better(metric),
+        reference=reference,
+        target=target,
+        labels=_labels(request.strategies),
+        seeds=tuple(request.seeds),
+        cells=(),
+        config_toml=base.to_toml(),
+        request=json.loads(json.dumps(asdict(request))),
+        environment=environment,
+    )
+    if request.trials:
+        return _tuned(base, request, plan, value_of)
+    cells, cell_configs = _cells(base, request)
+    return replace(plan, cells=tuple(cells)), cell_configs
+
+
+def _cells(base: ExperimentConfig, request: Request) -> tuple[list[Cell], dict[str, ExperimentConfig]]:
+    """All combinations of what was asked for."""
     shared = _validation(base, request)
     cells: list[Cell] = []
     words_of: dict[str, str] = {}  # digest -> the values that gave it
@@ -123,7 +150,7 @@ def make_plan(
                 changes = {"strategy.name": strategy, **shared, **_own(request.settings, strategy), **own, **choice}
                 for seed in request.seeds:
                     config = base.replace(seed=seed, **changes)
-                    cell = _cell(config, condition, choice)
+                    cell = cell_of(config, condition, choice)
                     if words_of.setdefault(cell.digest, words) != words:
                         raise ConfigError(
                             f"the grid gives {strategy} the same configuration twice "
@@ -132,20 +159,64 @@ def make_plan(
                         )
                     cells.append(cell)
                     configs[cell.id] = config
-    plan = Plan(
-        name=name,
-        metric=metric,
-        higher_is_better=is_higher_better(metric),
-        reference=reference,
-        target=target,
-        labels=_labels(request.strategies),
-        seeds=tuple(request.seeds),
-        cells=tuple(cells),
-        config_toml=base.to_toml(),
-        request=json.loads(json.dumps(asdict(request))),
-        environment=environment,
-    )
-    return plan, configs
+    return cells, configs
+
+
+def _tuned(
+    base: ExperimentConfig, request: Request, plan: Plan, value_of: CellValue
+) -> tuple[Plan, dict[str, ExperimentConfig]]:
+    """The trials of all searches, batch by batch; once all have ended, the runs that count.
+
+    A search is of one strategy under one condition, or under all conditions that differ only by what `tuning_settings` says.
+    """
+    conditions = products(request.condition_axes)
+    fraction = _validation(base, request)
+    searches = {}
+    for condition in conditions:
+        place = {**condition, **request.tuning_settings}
+        for strategy in request.strategies:
+            key = (strategy, json.dumps(place))
+            if key not in searches:
+                own = {**_own(request.settings, strategy), **_own(place, strategy)}
+                searches[key] = search(
+                    base.replace(**{"strategy.name": strategy, **fraction, **own}),
+                    strategy,
+                    place,
+                    num=request.trials,
+                    seeds=request.tuning_seeds,
+                    given=_own(request.search, strategy),
+                    higher_is_better=plan.higher_is_better,
+                    value_of=value_of,
+                )
+    cells = [cell for each in searches.values() for cell in each.cells]
+    cells.sort(
+        key=lambda cell: (cell.trial or 0) // BATCH
+    )  # stable: a plan's cells stay the first ones of what it becomes
+    configs = {id: config for each in searches.values() for id, config in each.configs.items()}
+    num_to_come = sum(each.num_to_come for each in searches.values())
+    is_over = all(each.best is not None for each in searches.values())
+    for condition, strategy, seed in itertools.product(conditions, request.strategies, request.seeds):
+        own = {**_own(request.settings, strategy), **_own(condition, strategy)}
+        choice = searches[strategy, json.dumps({**condition, **request.tuning_settings})].best or {}
+        config = base.replace(
+            seed=seed, **{"strategy.name": strategy, "data.validation_fraction": 0.0, **own, **choice}
+        )
+        if is_over:
+            cells.append(cell := cell_of(config, condition, choice))
+            configs[cell.id] = config
+        else:
+            num_to_come += 1
+    tuning = {
+        "labels": plan.labels,
+        "trials": request.trials,
+        "batch": BATCH,
+        "seeds": list(request.tuning_seeds),
+        "validation_fraction": fraction["data.validation_fraction"],
+        "settings": dict(request.tuning_settings),
+        "searches": [each.record for each in searches.values()],
+        "num_to_come": num_to_come,
+    }
+    return replace(plan, cells=tuple(cells), tuning=json.loads(json.dumps(tuning))), configs
 
 
 def _check(request: Request) -> None:
@@ -165,6 +236,61 @@ def _check(request: Request) -> None:
     for key in request.settings:
         _check_key(key, request.strategies, option="--set")
     _check_conditions(request)
+    _check_tuning(request)
+
+
+def _check_tuning(request: Request) -> None:
+    """What a search is asked for, and what it does not go with."""
+    if not request.trials:
+        unused = {
+            "--tune-seeds": request.tuning_seeds,
+            "--search": request.search,
+            "--tune-at": request.tuning_settings,
+        }
+        for option in (option for option, value in unused.items() if value):
+            raise ConfigError(
+                f"{option} was given without --tune; add --tune 16, the number of trials of each strategy."
+            )
+        return
+    if request.trials < 1:
+        raise ConfigError(
+            f"--tune {request.trials} was given, but expected is how many trials each strategy gets, such as 16."
+        )
+    for key in (key for key in request.grid if _is_choice(key)):
+        raise ConfigError(
+            f"--grid {key} was given with --tune, which chooses by its own search; give a range with --search {key}=LOW..HIGH, or "
+            "values to compare with --by."
+        )
+    check_seeds(request.tuning_seeds, request.seeds)
+    check_search(request.search, request.strategies)
+    for _, key in map(_scope, request.search):
+        if key in request.condition_axes:
+            raise ConfigError(f"'{key}' was given to --search and as a condition; give it to one of them.")
+    for key in request.tuning_settings:
+        _check_key(key, request.strategies, option="--tune-at")
+
+
+def check_search(ranges: Mapping[str, str], strategies: Sequence[str]) -> None:
+    """Raise ConfigError for a key that no search can be of."""
+    for given in ranges:
+        _, key = _scope(given)
+        if key not in SHARED and (key.partition(".")[0] not in _CHOICES or key in ABLATIONS):
+            raise ConfigError(
+                f"--search {given} was given, but a search is of keys of {', '.join(_CHOICES)} that are no amount of training, and of "
+                f"{', '.join(SHARED)}; compare values of others with --by."
+            )
+        _check_key(given, strategies, option="--search")
+
+
+def check_seeds(tuning: Sequence[int], seeds: Sequence[int]) -> None:
+    """Raise ConfigError unless the seeds of tuning are some, and none of those of the runs that count."""
+    _check_unique("tuning seed", tuning)
+    if not tuning:
+        raise ConfigError("no tuning seed was given; expected is 1 or more, such as --tune-seeds 2.")
+    if both := sorted({*tuning} & {*seeds}):
+        raise ConfigError(
+            f"seed {both[0]} is one of tuning and one of the runs that count, which no trial may have seen; give other --tune-seeds."
+        )
 
 
 def _check_unique(what: str, given: Sequence[Any]) -> None:
@@ -250,7 +376,7 @@ def _has(strategy: str, setting: str) -> bool:
 def _validation(base: ExperimentConfig, request: Request) -> dict[str, float]:
     """How much every cell holds out of training, so that all strategies train on the same samples."""
     fraction = request.validation_fraction
-    has_choices = any(len(request.choices(strategy)) > 1 for strategy in request.strategies)
+    has_choices = bool(request.trials) or any(len(request.choices(strategy)) > 1 for strategy in request.strategies)
     if fraction is None and has_choices:
         fraction = base.data.validation_fraction or VALIDATION_FRACTION
     if fraction is None:
@@ -261,24 +387,6 @@ def _validation(base: ExperimentConfig, request: Request) -> dict[str, float]:
             "hyper-parameters are chosen on the training samples that are held out."
         )
     return {"data.validation_fraction": fraction}
-
-
-def _cell(config: ExperimentConfig, condition: Mapping[str, Any], choice: Mapping[str, Any]) -> Cell:
-    """The cell of a configuration."""
-    digest = digest_of(config)
-    parts = [
-        config.strategy.name,
-        *(f"{key.rpartition('.')[2]}{value}" for key, value in {**condition, **choice}.items()),
-    ]
-    readable = re.sub(r"[^0-9A-Za-z._]", "-", "-".join(parts)).lstrip("._-")[:_LONGEST]
-    return Cell(
-        id=f"{readable or 'cell'}-seed{config.seed}-{digest}",
-        strategy=config.strategy.name,
-        condition=json.loads(json.dumps(condition)),
-        choice=json.loads(json.dumps(choice)),
-        seed=config.seed,
-        rounds=config.rounds,
-    )
 
 
 def _labels(strategies: Iterable[str]) -> dict[str, str]:

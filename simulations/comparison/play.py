@@ -6,7 +6,8 @@ noted with its sentence and left alone afterwards; the comparison goes on withou
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from fedsign import config as configs
 from fedsign.comparison.folder import PLAN, Comparison, load_comparison
 from fedsign.comparison.report import write_comparison
 from fedsign.comparison.summary import Cell, Plan
+from fedsign.comparison.tuning import validation_value
 from fedsign.config import ExperimentConfig
 from fedsign.errors import ConfigError, ResultsError
 from fedsign.storage.disk import disk_errors
@@ -22,10 +24,13 @@ from fedsign.workload import Workload
 from simulations import api
 from simulations.comparison import arguments
 from simulations.comparison.board import Board
+from simulations.comparison.cells import CellValue, Configs
 from simulations.comparison.plan import NUM_SEEDS, STRATEGIES, Request, make_plan
+from simulations.comparison.search import optuna_version
 from simulations.jobs import Job, Watcher, digest_of, play_all
 
-Configs = Mapping[str, ExperimentConfig]
+NUM_TUNING_SEEDS = 2
+MakePlan = Callable[..., tuple[Plan, Configs]]  # of value_of, see `make_plan`
 _NAMES = 'a list of names, such as ["fedavg", "fedsign"]; an algorithm of your own is named \'module:Name\''
 
 
@@ -42,6 +47,10 @@ def compare(
     reference: str | None = None,
     target: float | None = None,
     validation_fraction: float | None = None,
+    tune: int = 0,
+    tune_seeds: int | Sequence[int] = NUM_TUNING_SEEDS,
+    tune_at: Mapping[str, Any] | None = None,
+    search: Mapping[str, str] | None = None,
     workers: int | None = None,
     extend: bool = False,
     retry_failed: bool = False,
@@ -63,6 +72,11 @@ def compare(
         reference: the strategy that differences are taken to; FedAvg if it is among them, or the first.
         target: for rounds and bytes; without one, 95 % of what the reference ends at, under each condition.
         validation_fraction: of the training samples, held out in all cells; 0.1 if there is something to choose.
+        tune: how many trials each strategy gets, over its own settings and those that all share; then it is trained again on all
+            training samples.
+        tune_seeds: of each trial, how many or which; none of `seeds`.
+        tune_at: key -> value of the trials; what differs in nothing else is tuned once.
+        search: key -> range, such as "0.01..0.3:log", for strategies as in `grid`.
         workers: processes; as many as the machine has cores for without a number.
         extend: take the new plan where `out` holds another one; cells of both are not played again.
         retry_failed: play cells that failed once more.
@@ -78,7 +92,12 @@ def compare(
     given = arguments.settings_of(settings)
     shared = {key: value for key, value in given.items() if is_for_all(key)}
     base = api.config_of(experiment).replace(**shared)
+    tune = checked("tune", tune, arguments.Whole, "how many trials each strategy gets, such as 16")
     request = Request(
+        trials=tune,
+        tuning_seeds=arguments.tuning_seeds_of(tune_seeds, first=base.seed) if tune else (),
+        tuning_settings=arguments.settings_of(tune_at),
+        search=checked("search", search or {}, dict[str, str], 'key -> range, such as {"client.lr": "0.01..0.3:log"}'),
         strategies=checked("strategies", strategies, arguments.Names, _NAMES),
         seeds=arguments.seeds_of(seeds, first=base.seed),
         grid=arguments.axes_of("grid", grid),
@@ -89,11 +108,20 @@ def compare(
         ),
     )
     chosen_name = base.replace(name=name).name if name is not None else base.name
-    plan, cell_configs = make_plan(
-        base, request, name=chosen_name, reference=reference, target=target, environment=api.environment()
+    make = partial(
+        make_plan, base, request, name=chosen_name, reference=reference, target=target, environment=environment(tune)
     )
+    if tune:  # a mistake in a condition is told now, and not when the trials have ended
+        whole = dataclasses.replace(request, trials=0, tuning_seeds=(), tuning_settings={}, search={})
+        _, untuned = make_plan(base, whole, name=chosen_name, reference=reference, target=target, environment={})
+        _check_parts([*untuned.values()])
     comparison = Comparison(Path(out or folder_of(chosen_name)))
-    return _play(comparison, plan, cell_configs, workers=workers, extend=extend, retry_failed=retry_failed)
+    return play_plan(comparison, make, workers=workers, extend=extend, retry_failed=retry_failed)
+
+
+def environment(tune: int) -> dict[str, Any]:
+    """Versions, with that of the library that searches."""
+    return api.environment() | ({"optuna": optuna_version()} if tune else {})
 
 
 def go_on(path: str | Path, *, workers: int | None = None, retry_failed: bool = False) -> Comparison:
@@ -104,7 +132,10 @@ def go_on(path: str | Path, *, workers: int | None = None, retry_failed: bool = 
     """
     comparison = load_comparison(path)
     recorded = comparison.plan
-    plan, cell_configs = make_plan(
+    if "strategies" not in recorded.request:
+        raise ResultsError(f"{comparison.path} was made by 'fedsign tune search'; the same command goes on with it.")
+    make = partial(
+        make_plan,
         configs.from_toml(recorded.config_toml),
         Request(**recorded.request),
         name=recorded.name,
@@ -112,12 +143,17 @@ def go_on(path: str | Path, *, workers: int | None = None, retry_failed: bool = 
         target=recorded.target,
         environment=recorded.environment,
     )
-    if plan.cells != recorded.cells:
+    plan, _ = make(value_of=_values_in(comparison, recorded.metric))
+    cells = [cell for cell in plan.cells if cell in recorded.cells] if recorded.tuning else plan.cells
+    is_same = tuple(cells) == recorded.cells or (
+        recorded.tuning and retry_failed
+    )  # trials that end otherwise lead elsewhere
+    if not is_same:
         raise ResultsError(
             f"the comparison in {comparison.path} was planned by fedsign {recorded.environment.get('fedsign', 'unknown')}, "
             "and this version makes other cells of its plan; go on with that version, or start a new comparison."
         )
-    return _play(comparison, plan, cell_configs, workers=workers, extend=False, retry_failed=retry_failed)
+    return play_plan(comparison, make, workers=workers, extend=False, retry_failed=retry_failed)
 
 
 def is_for_all(key: str) -> bool:
@@ -130,27 +166,55 @@ def folder_of(name: str) -> Path:
     return Path("comparisons") / name
 
 
-def _play(
-    comparison: Comparison, plan: Plan, cell_configs: Configs, *, workers: int | None, extend: bool, retry_failed: bool
+def play_plan(
+    comparison: Comparison,
+    make: MakePlan,
+    *,
+    workers: int | None,
+    extend: bool = False,
+    retry_failed: bool = False,
+    beside: Collection[str] = (),
 ) -> Comparison:
+    """Play what is planned, and then what is planned once that has been played, until nothing is.
+
+    Args:
+        comparison: the folder.
+        make: the plan, given the values of the cells so far.
+        workers: processes; None for as many as there are cores for.
+        extend: take the plan where the folder holds another one.
+        retry_failed: play cells that failed once more.
+        beside: files that may be in the folder before there is a plan.
+    """
+    metric = make()[0].metric
+    plan, cell_configs = make(value_of=_values_in(comparison, metric))
     processes = _workers(cell_configs, workers)
     there = comparison.plan if (comparison.path / PLAN).is_file() else None
-    _check_folder(comparison.path, plan, there, extend=extend)
-    _check_parts([cell_configs[cell.id] for cell in _pending(comparison, plan, retry_failed)])
+    _check_folder(comparison.path, plan, there, extend=extend, beside=beside)
+    first = [cell for cell in _pending(comparison, plan, retry_failed) if not cell.trial]
+    _check_parts([cell_configs[cell.id] for cell in first])
     with disk_errors(comparison.path):
         comparison.path.mkdir(parents=True, exist_ok=True)
-    if there is not None and there.cells == plan.cells:
-        # the versions that it was begun with; runs warn of other ones
-        plan = dataclasses.replace(plan, environment=there.environment)
+    # the versions that it was begun with; runs warn of other ones
+    begun = there.environment if there is not None and not _difference(plan, there) else plan.environment
     with comparison.locked():
-        comparison.write_plan(plan)
-        pending = _pending(comparison, plan, retry_failed)
-        for cell in pending:
-            comparison.write_failure(cell, None)
-        if pending:
-            _play_cells(comparison, plan, pending, cell_configs, processes)
+        while True:
+            comparison.write_plan(dataclasses.replace(plan, environment=begun))
+            pending = _pending(comparison, plan, retry_failed)
+            for cell in pending:
+                comparison.write_failure(cell, None)
+            if pending:
+                _play_cells(comparison, plan, pending, cell_configs, processes)
+            cells, retry_failed = plan.cells, False
+            plan, cell_configs = make(value_of=_values_in(comparison, metric))
+            if plan.cells == cells:
+                break
         write_comparison(comparison.summary())
     return comparison
+
+
+def _values_in(comparison: Comparison, metric: str) -> CellValue:
+    """What the runs in the folder say."""
+    return lambda cell: validation_value(comparison.played(cell), metric)
 
 
 def _pending(comparison: Comparison, plan: Plan, retry_failed: bool) -> list[Cell]:
@@ -163,8 +227,11 @@ def _pending(comparison: Comparison, plan: Plan, retry_failed: bool) -> list[Cel
 def _play_cells(
     comparison: Comparison, plan: Plan, pending: Sequence[Cell], cell_configs: Configs, workers: int
 ) -> None:
-    """Seed by seed, so that there is soon something to compare."""
-    cells = {cell.id: cell for cell in sorted(pending, key=lambda cell: plan.seeds.index(cell.seed))}
+    """Seed by seed, so that there is soon something to compare; trials in their order before all else."""
+    order = {seed: place for place, seed in enumerate(plan.seeds)}
+    cells = {
+        cell.id: cell for cell in sorted(pending, key=lambda cell: -1 if cell.trial is not None else order[cell.seed])
+    }
     jobs = [_job(comparison, cell, cell_configs[id]) for id, cell in cells.items()]
 
     class Notes(Watcher):
@@ -209,7 +276,7 @@ def _workers(cell_configs: Configs, given: int | None) -> int:
     return given or max(1, len(os.sched_getaffinity(0)) // cores)
 
 
-def _check_folder(path: Path, plan: Plan, there: Plan | None, *, extend: bool) -> None:
+def _check_folder(path: Path, plan: Plan, there: Plan | None, *, extend: bool, beside: Collection[str]) -> None:
     """Raise ResultsError if the folder holds something else."""
     if there is not None:
         difference = _difference(plan, there)
@@ -218,15 +285,24 @@ def _check_folder(path: Path, plan: Plan, there: Plan | None, *, extend: bool) -
                 f"{path} holds another plan: {difference}; give another --out, or --extend to take the new plan and keep the "
                 "cells that both have."
             )
-    elif path.exists() and (not path.is_dir() or any(path.iterdir())):
+    else:
+        check_is_free(path, beside)
+
+
+def check_is_free(path: Path, beside: Collection[str] = ()) -> None:
+    """Raise ResultsError for a folder without a comparison that holds other files than those `beside`."""
+    if (path / PLAN).is_file() or not path.exists():
+        return
+    if not path.is_dir() or any(file.name not in beside for file in path.iterdir()):
         raise ResultsError(f"{path} is there and is no comparison; give another folder with --out.")
 
 
 def _difference(plan: Plan, there: Plan) -> str:
     """What the user changed, in a few words; nothing if the cells are the same."""
-    if plan.cells == there.cells:
+    is_same_search = plan.tuning and (plan.request, plan.config_toml) == (there.request, there.config_toml)
+    if plan.cells == there.cells or is_same_search:
         return ""
-    recorded = dataclasses.asdict(Request()) | dict(there.request)
+    recorded = dict.fromkeys(plan.request) | dataclasses.asdict(Request()) | dict(there.request)
     for what, new in plan.request.items():
         if new != recorded[what]:
             return f"{what} were {recorded[what]} there and are {new} now"

@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from fedsign.comparison import tuning_page
 from fedsign.comparison.charts import taken_text
 from fedsign.comparison.folder import Comparison
 from fedsign.comparison.headline import headline
@@ -34,6 +35,11 @@ def print_summary(comparison: Comparison, summary: Summary) -> None:
         if condition:
             console.print(f"[bold]{escape(values_label(condition))}[/]")
         print_table(_rows(summary, condition, found if is_one else None), wide=True)
+        console.print()
+    for section in tuning_page.sections(summary):
+        if section.condition:
+            console.print(f"[bold]{escape(section.condition)}[/]")
+        print_table([_tuned_row(summary, section, row) for row in section.rows], wide=True)
         console.print()
     console.print(escape(" ".join(_said(summary))))
     console.print(escape(" ".join(_remarks(summary, is_given=comparison.plan.target is not None))))
@@ -80,7 +86,7 @@ def _rows(summary: Summary, condition: Mapping[str, Any], found: Standings | Non
     entries = summary.entries_of(condition)
     target = next((entry.to_target.target for entry in entries if entry.to_target), None)
     reaching = "-" if target is None else f"{target:.4g}"
-    has_choices = any(entry.choice for entry in summary.entries)
+    has_choices = any(entry.choice for entry in summary.entries) and not summary.tuning
     return [
         {
             "strategy": entry.label,
@@ -95,6 +101,20 @@ def _rows(summary: Summary, condition: Mapping[str, Any], found: Standings | Non
         }
         for entry in entries
     ]
+
+
+def _tuned_row(summary: Summary, section: tuning_page.Tuned, row: tuning_page.Row) -> dict[str, Any]:
+    chosen = dict(zip(section.keys, (cell.value for cell in row.cells), strict=True))
+    judged = f"validation {summary.metric}"
+    return {
+        "tuned": row.label,
+        "budget": row.budget,
+        **chosen,
+        judged: row.after,
+        "as given": row.before,
+        "trial": row.trial,
+        "time": row.time,
+    }
 
 
 def _mean(entry: Entry) -> str:
@@ -138,7 +158,9 @@ def _remarks(summary: Summary, *, is_given: bool) -> list[str]:
         remarks.append(
             f"Rounds and bytes to the target{origin}: medians over all seeds, of the smoothed metric, sustained."
         )
-    if summary.trials:
+    if summary.tuning:
+        remarks.append(tuning_page.lead(summary))
+    elif summary.trials:
         remarks.append("Choices were made by samples held out of training, never by the test samples.")
     if any(entry.num_lost for entry in summary.entries):
         remarks.append("A strategy of which seeds diverged or failed is not called better than one that has all.")

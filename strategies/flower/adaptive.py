@@ -20,6 +20,7 @@ from typing import Annotated
 from flwr.serverapp import strategy as flower
 from pydantic import Field
 
+from fedsign.traits import declares
 from strategies.base import Weighting
 from strategies.flower.common import arguments
 
@@ -27,6 +28,7 @@ Step = Annotated[float, Field(gt=0)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
+@declares(search_space={"eta": "x0.1..x10:log"})
 def fedadam(
     *, eta: Step = 0.1, beta_1: Beta = 0.9, beta_2: Beta = 0.99, tau: Step = 1e-3, weighting: Weighting = "examples"
 ) -> flower.FedAdam:
@@ -34,6 +36,7 @@ def fedadam(
     return flower.FedAdam(eta=eta, beta_1=beta_1, beta_2=beta_2, tau=tau, **arguments(weighting))
 
 
+@declares(search_space={"eta": "x0.1..x10:log"})
 def fedyogi(
     *, eta: Step = 0.01, beta_1: Beta = 0.9, beta_2: Beta = 0.99, tau: Step = 1e-3, weighting: Weighting = "examples"
 ) -> flower.FedYogi:
@@ -41,11 +44,13 @@ def fedyogi(
     return flower.FedYogi(eta=eta, beta_1=beta_1, beta_2=beta_2, tau=tau, **arguments(weighting))
 
 
+@declares(search_space={"eta": "x0.1..x10:log"})
 def fedadagrad(*, eta: Step = 0.1, tau: Step = 1e-3, weighting: Weighting = "examples") -> flower.FedAdagrad:
     """Adagrad at the server."""
     return flower.FedAdagrad(eta=eta, tau=tau, **arguments(weighting))
 
 
+@declares(search_space={"server_learning_rate": "x0.1..x3:log"})
 def fedavgm(
     *, server_learning_rate: Step = 1.0, server_momentum: Beta = 0.9, weighting: Weighting = "examples"
 ) -> flower.FedAvgM:

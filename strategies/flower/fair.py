@@ -14,9 +14,11 @@ from flwr.serverapp import strategy as flower
 from pydantic import Field
 
 from fedsign.flower.foreign_rules import Deferred
+from fedsign.traits import declares
 from strategies.flower.common import arguments
 
 
+@declares(search_space={"q": "1e-3..5:log"})
 def qfedavg(*, q: Annotated[float, Field(ge=0)] = 0.1) -> Deferred:
     """q-FedAvg for the experiment's client.lr."""
     return Deferred(

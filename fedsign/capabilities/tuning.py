@@ -1,0 +1,16 @@
+"""Tuning: one experiment's settings searched, beside settings learnt by gradients at equal compute."""
+
+from fedsign.capability import Capability
+
+CAPABILITY = Capability(
+    purpose="one experiment's settings searched, beside settings learnt by gradients at equal compute",
+    modules=("simulations.tuning",),
+    requires={
+        "comparison": "the search, its runs on disk and the page",
+        "bilevel": "the gradients that a search is set beside",
+    },
+    commands={
+        "tune search": "simulations.tuning.command:search",
+    },
+    files=("docs/how-to/tune.md",),
+)

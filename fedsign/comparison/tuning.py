@@ -1,0 +1,86 @@
+"""A search of settings, as a plan records it and as its cells on disk tell it.
+
+[Note: trials] The cells of a *trial* are the runs of one choice of settings with the seeds of tuning, on fewer training samples: the others are held
+out and judge.  The runs that count follow: with the settings of the best trial, on all training samples, with seeds that no trial has seen.
+`Plan.tuning` says what was searched and at what cost:
+
+labels, trials, batch, seeds, validation_fraction, settings, num_to_come
+searches    one for each strategy and condition: its space (key -> range), and what it costs in runs and rounds; `budget` says it in words
+            and `seconds` adds to those of the runs, where it is no search
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fedsign.comparison.summary import Plan, Played, Trial
+from fedsign.intervals import mean_and_std
+
+Values = Sequence[float | None]  # of a trial's seeds; None where the run diverged or failed
+
+
+def best_trial(values: Sequence[Values], *, higher_is_better: bool) -> int:
+    """The position of the best mean, the first of equals; a trial that lost a seed does not win over one that lost fewer.
+
+    >>> best_trial([[0.5, 0.7], [0.9, None], [0.6, 0.6]], higher_is_better=True)
+    0
+    """
+    ranks = [_rank(each, 1 if higher_is_better else -1) for each in values]
+    return ranks.index(max(ranks))
+
+
+def _rank(values: Values, sign: int) -> tuple[int, float]:
+    mean, _ = mean_and_std(values)
+    return sum(value is not None for value in values), -math.inf if mean is None else sign * mean
+
+
+def is_lost_trial(played: Played) -> bool:
+    """Whether a run of a trial failed, such as one that diverged: an outcome like any other."""
+    return played.cell.trial is not None and played.failure is not None
+
+
+def validation_value(played: Played, metric: str) -> float | None:
+    """What a run of a trial is judged by: NaN if it was lost, None if it has not ended."""
+    if not played.is_finished:
+        return None if played.failure is None else math.nan
+    value = played.final(f"validation_{metric}")
+    return math.nan if value is None else value
+
+
+def tuned_trials(plan: Plan, played: Sequence[Played]) -> list[Trial]:
+    """All trials so far, search by search; one of each search that has ended is chosen."""
+    found: list[Trial] = []
+    for search in plan.tuning.get("searches", ()):
+        of_search = [each for each in played if _is_of(each, search)]
+        numbers = sorted({each.cell.trial for each in of_search if each.cell.trial is not None})
+        trials = [_trial(plan, [each for each in of_search if each.cell.trial == number]) for number in numbers]
+        if len(trials) == search["trials"] and all(len(trial.values) == len(plan.tuning["seeds"]) for trial in trials):
+            best = best_trial([trial.values for trial in trials], higher_is_better=plan.higher_is_better)
+            trials[best] = replace(trials[best], chosen=True)
+        found += trials
+    return found
+
+
+def _is_of(played: Played, search: Mapping[str, Any]) -> bool:
+    cell = played.cell
+    return cell.trial is not None and (cell.strategy, cell.condition) == (search["strategy"], search["condition"])
+
+
+def _trial(plan: Plan, runs: Sequence[Played]) -> Trial:
+    cell = runs[0].cell
+    told = [validation_value(each, plan.metric) for each in runs]
+    values = tuple(None if math.isnan(value) else value for value in told if value is not None)
+    mean, std = mean_and_std(values)
+    return Trial(
+        strategy=cell.strategy,
+        condition=cell.condition,
+        choice=cell.choice,
+        validation_mean=mean,
+        validation_std=std,
+        chosen=False,
+        number=cell.trial,
+        num_lost=values.count(None),
+        values=values,
+        seconds=sum(each.seconds for each in runs),
+    )

@@ -1,0 +1,128 @@
+"""A cell of a comparison, and the cells of a search of settings."""
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fedsign.comparison.summary import Cell
+from fedsign.comparison.tuning import best_trial
+from fedsign.config import ExperimentConfig
+from simulations.comparison.search import Choice, trials
+from simulations.comparison.space import space_of
+from simulations.jobs import digest_of
+
+_LONGEST = 80  # characters of a cell's readable name
+
+Configs = Mapping[str, ExperimentConfig]
+CellValue = Callable[
+    [Cell], float | None
+]  # what a trial's run is judged by: NaN if it was lost, None if it has not ended
+
+
+def cell_of(
+    config: ExperimentConfig,
+    condition: Mapping[str, Any],
+    choice: Mapping[str, Any],
+    *,
+    name: str = "",
+    trial: int | None = None,
+) -> Cell:
+    """The cell of a configuration, under the strategy's name or another."""
+    digest, name = digest_of(config), name or config.strategy.name
+    told = {**condition, **choice} if trial is None else {"trial": trial}
+    parts = [name, *(f"{key.rpartition('.')[2]}{value}" for key, value in told.items())]
+    readable = re.sub(r"[^0-9A-Za-z._]", "-", "-".join(parts)).lstrip("._-")[:_LONGEST]
+    return Cell(
+        id=f"{readable or 'cell'}-seed{config.seed}-{digest}",
+        strategy=name,
+        condition=json.loads(json.dumps(condition)),
+        choice=json.loads(json.dumps(choice)),
+        seed=config.seed,
+        rounds=config.rounds,
+        trial=trial,
+    )
+
+
+def trial_of(
+    config: ExperimentConfig,
+    name: str,
+    condition: Mapping[str, Any],
+    choice: Mapping[str, Any],
+    *,
+    number: int,
+    seeds: Sequence[int],
+) -> list[tuple[Cell, ExperimentConfig]]:
+    """The cells of one trial, with their configurations."""
+    configs = [config.replace(seed=seed, **choice) for seed in seeds]
+    return [(cell_of(each, condition, choice, name=name, trial=number), each) for each in configs]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Search:
+    """One search: of the settings of `config`, under a strategy's name, as far as it has come."""
+
+    record: Mapping[str, Any]  # see [Note: trials] in fedsign.comparison.tuning
+    cells: Sequence[Cell]
+    configs: Configs
+    num_to_come: int  # cells that have not been asked for
+    best: Choice | None  # None until all trials have ended
+
+
+def search(
+    config: ExperimentConfig,
+    name: str,
+    condition: Mapping[str, Any],
+    *,
+    num: int,
+    seeds: Sequence[int],
+    given: Mapping[str, str],
+    higher_is_better: bool,
+    value_of: CellValue,
+) -> Search:
+    """All trials that can be asked for, given the values of the cells so far.
+
+    Args:
+        config: the experiment as given, which is the first trial.
+        name: of the cells' strategy.
+        condition: of the cells.
+        num: trials.
+        seeds: of each trial; its value is their mean, and it is lost with one of them.
+        given: key -> range, besides those that the strategy declares and that all share.
+        higher_is_better: the direction of the values.
+        value_of: a cell's value.
+    """
+    space = space_of(config, given)
+    cells: list[Cell] = []
+    configs: dict[str, ExperimentConfig] = {}
+    values: list[list[float | None]] = []
+
+    def play(number: int, choice: Choice) -> float | None:
+        trial = trial_of(config, name, condition, choice, number=number, seeds=seeds)
+        cells.extend(cell for cell, _ in trial)
+        configs.update((cell.id, each) for cell, each in trial)
+        found = [value for cell, _ in trial if (value := value_of(cell)) is not None]
+        if len(found) < len(seeds):
+            return None
+        values.append([None if math.isnan(value) else value for value in found])
+        return sum(found) / len(found)
+
+    first = {key: config.get(key, None) for key in space}
+    choices = trials(space, first, num=num, seed=config.seed, higher_is_better=higher_is_better, value_of=play)
+    is_over = len(values) == num
+    return Search(
+        record={
+            "strategy": name,
+            "condition": json.loads(json.dumps(condition)),
+            "space": {key: {**asdict(each), "text": each.text} for key, each in space.items()},
+            "trials": num,
+            "runs": num * len(seeds),
+            "rounds": num * len(seeds) * config.rounds,
+        },
+        cells=cells,
+        configs=configs,
+        num_to_come=(num - len(choices)) * len(seeds),
+        best=choices[best_trial(values, higher_is_better=higher_is_better)] if is_over else None,
+    )

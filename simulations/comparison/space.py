@@ -1,0 +1,141 @@
+"""Where a search looks for the best settings of a strategy: its own ones, and those that all strategies share.
+
+A range is written `LOW..HIGH`, `LOW..HIGH:log`, or as values with commas between them; one value alone is held.  `x0.1` is a tenth of what the
+experiment says.  A strategy declares the ranges of its own settings as `search_space` (`fedsign.traits.StrategyTraits`).
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedsign.config import ExperimentConfig, parse_override
+from fedsign.errors import ConfigError
+from fedsign.traits import StrategyTraits
+
+SHARED: Mapping[str, str] = {
+    "client.lr": "x0.1..x10:log",
+    "client.optimizer.momentum": "0..0.95",
+    "client.weight_decay": "1e-6..1e-2:log",
+    "model.init_scale": "0.25..4:log",
+    "server.optimizer.lr": "x0.1..x10:log",
+}
+"""Of every strategy, as far as the experiment has such a setting."""
+
+_EXPECTED = "expected is LOW..HIGH, LOW..HIGH:log or values with commas between them, such as client.lr=0.01..0.3:log"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Range:
+    """The values that one setting may take: between two ends, or one of `values`."""
+
+    low: float = 0.0
+    high: float = 0.0
+    is_log: bool = False
+    is_integer: bool = False
+    values: tuple[Any, ...] = ()
+
+    @property
+    def ends(self) -> tuple[Any, ...]:
+        """What has to be possible for all to be."""
+        return self.values or (self.typed(self.low), self.typed(self.high))
+
+    @property
+    def text(self) -> str:
+        """As a user writes it."""
+        if self.values:
+            return ",".join(map(str, self.values))
+        return f"{self.low:g}..{self.high:g}{':log' if self.is_log else ''}"
+
+    def typed(self, value: Any) -> Any:
+        """A value as it is played and shown: four digits are enough of a number."""
+        if self.values:
+            return value
+        return round(value) if self.is_integer else float(f"{value:.4g}")
+
+    def at(self, share: float) -> Any:
+        """The value so far along the range, from 0 on to 1.
+
+        >>> Range(low=0.01, high=1.0, is_log=True).at(0.5)
+        0.1
+        """
+        if self.values:
+            return self.values[int(share * len(self.values))]
+        if self.is_log:
+            return self.typed(self.low * (self.high / self.low) ** share)
+        return self.typed(self.low + share * (self.high - self.low))
+
+    def nearest(self, value: Any) -> Any:
+        """The value of the range that comes next to another, such as the experiment's own."""
+        if self.values:
+            return value if value in self.values else self.values[0]
+        return min(max(value, self.low), self.high)
+
+
+def space_of(config: ExperimentConfig, given: Mapping[str, str]) -> dict[str, Range]:
+    """Key -> range, shared ones first: what is shared and what the strategy declares, changed by what is given for it.
+
+    Raises:
+        ConfigError: something is no range, or its ends are no values of the setting.
+    """
+    name = config.strategy.name
+    declared = StrategyTraits.of(name).search_space or {}
+    shared = {key: text for key, text in SHARED.items() if config.get(key, None) is not None}
+    own = {f"strategy.{key}": text for key, text in declared.items()}
+    space = {}
+    for key, text in {**shared, **own, **given}.items():
+        origin = f"search {key}={text}" if key in given or key in shared else f"search_space of strategy '{name}'"
+        space[key] = parse_range(text, own=config.get(key, None), origin=origin)
+        for end in space[key].ends:
+            try:
+                config.replace(**{key: end})
+            except ConfigError as error:
+                raise ConfigError(f"{origin}: {error}") from error
+        if config.get(key, None) is None:
+            raise ConfigError(
+                f"{origin} was given, but the experiment has no value there to begin with; add --set {key}=VALUE."
+            )
+    return space
+
+
+def parse_range(text: str, *, own: Any = None, origin: str = "") -> Range:
+    """A range as a user writes it; `own` is the experiment's value, which `x` multiplies and whose type counts.
+
+    >>> parse_range("x0.1..x10:log", own=0.05).text, parse_range("1..8", own=2).is_integer, parse_range("0.1,0.5").values
+    ('0.005..0.5:log', True, (0.1, 0.5))
+
+    Raises:
+        ConfigError: it is none.
+    """
+    origin = origin or f"search {text}"
+    written = re.fullmatch(r"\s*(\S+?)\.\.(\S+?)(:log)?\s*", text)
+    if written is None:
+        values = [parse_override(f"value={part}")[1] for part in text.split(",")]
+        if ".." in text or ":" in text or any(value in ("", [], {}) or isinstance(value, dict) for value in values):
+            raise ConfigError(f"{origin} was given, but {_EXPECTED}.")
+        return Range(values=tuple(values))
+    low, high = (_number(word, own=own, origin=origin) for word in written.groups()[:2])
+    is_log = written[3] is not None
+    if low >= high or (is_log and low <= 0):
+        above = ", and both above 0 with :log" if is_log else ""
+        raise ConfigError(
+            f"{origin} goes from {low:g} to {high:g}, but expected is a low end below the high one{above}."
+        )
+    is_integer = isinstance(own, int) and not isinstance(own, bool)
+    return Range(low=low, high=high, is_log=is_log, is_integer=is_integer)
+
+
+def _number(word: str, *, own: Any, origin: str) -> float:
+    """`0.1`, or `x0.1` of the experiment's own value."""
+    try:
+        value = float(word.removeprefix("x"))
+    except ValueError as error:
+        raise ConfigError(f"{origin} was given, but {_EXPECTED}.") from error
+    if word.startswith("x"):
+        if not isinstance(own, int | float) or not own > 0:
+            raise ConfigError(f"{origin} multiplies the experiment's own value, which is {own}; give plain numbers.")
+        value = float(f"{value * own:.4g}")
+    if not math.isfinite(value):
+        raise ConfigError(f"{origin} was given, but {_EXPECTED}.")
+    return value

@@ -1,0 +1,1 @@
+"""One experiment's settings searched, and learnt beside."""
