@@ -41,6 +41,7 @@ class Purpose(IntEnum):
     CONDENSED = 41  # networks that judge condensed images; round: which of them
     LEARNING = 43  # directions along which settings are learnt; round: the step
     SEARCH = 45  # the settings that a search tries
+    SIGNS = 46  # signs that stand in for the received model's
     ADAPTERS = 32  # the start of what an optimiser puts into a model
     MASKS = 40  # which weights of a sparse tensor there are
 

@@ -1,0 +1,38 @@
+"""MOON's contrast with one half taken away: only the pull to the received model's representation, or only the push from the previous one.
+
+MOON (arXiv 2103.16257, Eq. 3) minimizes -log p_glob with p = softmax([cos(z, z_glob), cos(z, z_prev)] / tau).  Where both are equally
+near, its slope is -1 / (2 tau) by cos(z, z_glob) and 1 / (2 tau) by cos(z, z_prev); a part alone is the line with that slope.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedsign.objectives.base import LocalContext, Representation
+from fedsign.objectives.moon import MU, TEMPERATURE, MoonObjective, Mu, Temperature
+
+
+class MoonPart(MoonObjective):
+    """Task loss + mu / (2 tau) * mean(-cos(z, z_glob)), or mean(cos(z, z_prev))."""
+
+    def __init__(
+        self,
+        *,
+        part: Literal["received", "previous"] = "received",
+        mu: Mu = MU,
+        temperature: Temperature = TEMPERATURE,
+    ) -> None:
+        super().__init__(mu=mu, temperature=temperature)
+        self.part = part
+
+    def contrast(self, z: Representation, context: LocalContext) -> Tensor | None:
+        """See the class."""
+        if self.mu == 0:
+            return None
+        slope, other = (-1, context.received) if self.part == "received" else (1, context.state)
+        with torch.no_grad():
+            fixed = z.of(other)
+        near = functional.cosine_similarity(z.present, fixed, dim=-1)
+        return slope * self.mu / (2 * self.temperature) * near.mean()

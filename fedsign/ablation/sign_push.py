@@ -1,0 +1,92 @@
+"""FedSign's regularizer with one part exchanged: whose sign the weights are pushed along, and how hard.
+
+FedSign rewards gamma * sum f(s theta) with s = sign(theta_t) of the received model and f = sigma (arXiv 2405.12489, Eq. 1).  Here
+
+    s  received  sign(theta_t), as FedSign
+       own       sign(theta), what the client has just now: theta_t is never seen
+       random    a fixed draw of +1 and -1 for each element, the same for all clients and rounds, from the server
+    f  sigmoid   sigma(x), as FedSign
+       linear    x / 4, its tangent at 0: a push of the same strength however large the weight is
+       square    x |x| / 2: a push as large as the weight
+
+so that own and linear is a negative L1 penalty of gamma / 4, and own and square a negative weight decay of gamma.  The gradient of the
+term is -gamma s f'(s theta); all three f' are even, so it is -gamma s f'(theta).
+"""
+
+from collections.abc import Mapping
+from typing import Final, Literal
+
+import torch
+from torch import Tensor
+
+from fedsign.objectives.base import LocalContext
+from fedsign.objectives.fedsign import GAMMA, REDUCTION, FedSignObjective, Gamma, Reduction
+from fedsign.records import Tensors
+
+Sign = Literal["received", "own", "random"]
+Form = Literal["sigmoid", "linear", "square"]
+NAME: Final = "sign_push"
+
+
+class SignPush(FedSignObjective):
+    """Task loss - gamma * reduce(f(s theta))."""
+
+    def __init__(
+        self,
+        *,
+        sign: Sign = "received",
+        form: Form = "sigmoid",
+        gamma: Gamma = GAMMA,
+        reduction: Reduction = REDUCTION,
+    ) -> None:
+        super().__init__(gamma=gamma, reduction=reduction)
+        self.sign = sign
+        self.form = form
+
+    def penalty(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensor | None:
+        """-gamma * reduce(f(s theta)), over elements with s not 0."""
+        if self.gamma == 0:
+            return None
+        terms = []
+        for name, theta in parameters.items():
+            sign = self._sign(name, theta, context)
+            value = self._value(sign * theta)
+            terms.append(torch.where(sign == 0, 0.0, value).sum() * self._share(name, context))
+        return -self.gamma * torch.stack(terms).sum()
+
+    def penalty_gradient(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensors | None:
+        """-gamma s f'(theta)."""
+        if self.gamma == 0:
+            return None
+        return {
+            name: self._slope(theta) * self._sign(name, theta, context) * (-self.gamma * self._share(name, context))
+            for name, theta in parameters.items()
+        }
+
+    def _sign(self, name: str, theta: Tensor, context: LocalContext) -> Tensor:
+        match self.sign:
+            case "received":
+                return context.received[name].sign()
+            case "own":
+                return theta.sign()
+            case "random":
+                return context.shared[name].sign()
+
+    def _value(self, x: Tensor) -> Tensor:
+        match self.form:
+            case "sigmoid":
+                return x.sigmoid()
+            case "linear":
+                return x / 4
+            case "square":
+                return x * x.abs() / 2
+
+    def _slope(self, x: Tensor) -> Tensor:
+        match self.form:
+            case "sigmoid":
+                sigma = x.sigmoid()
+                return sigma * (1 - sigma)
+            case "linear":
+                return torch.full_like(x, 0.25)
+            case "square":
+                return x.abs()

@@ -1,0 +1,185 @@
+"""The parts of regularizers against closed forms and finite differences, and the norms that a control is held at."""
+
+import math
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from clients.cohort.context import StackedContext
+from clients.cohort.loss import penalty_gradient
+from fedsign.ablation.moon_part import MoonPart
+from fedsign.ablation.sign_push import SignPush
+from fedsign.errors import ConfigError, RoundError
+from fedsign.objectives.base import LocalContext, Objective, Representation
+from fedsign.objectives.fedsign import FedSignObjective
+from fedsign.objectives.moon import MoonObjective
+from fedsign.records import Tensors
+from simulations import run
+from strategies.control import Control, random_signs
+from tests.papers.local import local
+
+SIGNS, FORMS, REDUCTIONS = (
+    ("received", "own", "random"),
+    ("sigmoid", "linear", "square"),
+    ("sum", "tensor_mean", "mean"),
+)
+STEP = 1e-6
+
+
+def drawn(seed: int) -> Tensors:
+    random = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.randn(shape, generator=random, dtype=torch.float64) for name, shape in (("a", (3, 2)), ("b", (2,)))
+    }
+
+
+def context() -> LocalContext:
+    received = drawn(1)
+    received["a"][0, 0] = 0.0  # FedSign has no term there
+    return local(received, shared=random_signs(received, 0))
+
+
+def numerical(objective: Objective, theta: Tensors, given: LocalContext) -> Tensors:
+    """Central differences of the penalty."""
+    found = {}
+    for name, tensor in theta.items():
+        slopes = torch.zeros_like(tensor)
+        for place in range(tensor.numel()):
+            values = []
+            for sign in (1, -1):
+                moved = tensor.clone()
+                moved.view(-1)[place] += sign * STEP
+                penalty = objective.penalty({**theta, name: moved}, given)
+                assert penalty is not None
+                values.append(penalty.item())
+            slopes.view(-1)[place] = (values[0] - values[1]) / (2 * STEP)
+        found[name] = slopes
+    return found
+
+
+@pytest.mark.parametrize(("sign", "form", "reduction"), product(SIGNS, FORMS, REDUCTIONS))
+def test_the_gradient_is_that_of_finite_differences_on_both_paths(sign: Any, form: Any, reduction: Any) -> None:
+    objective, theta, given = SignPush(sign=sign, form=form, gamma=0.3, reduction=reduction), drawn(0), context()
+    expected, found = numerical(objective, theta, given), objective.penalty_gradient(theta, given)
+    stack = StackedContext(
+        received=dict(given.received),
+        received_is_stacked=False,
+        state={},
+        shared=dict(given.shared),
+        shared_is_stacked=False,
+        unit_displacement=None,
+        sizes=given.sizes,
+    )
+    of_stack = penalty_gradient(
+        objective, {name: torch.stack([tensor, tensor]) for name, tensor in theta.items()}, stack
+    )
+    assert found is not None and of_stack is not None
+    stacked = of_stack()
+    assert stacked is not None
+    for name, wanted in expected.items():
+        assert wanted.abs().max() > 1e-4
+        torch.testing.assert_close(found[name], wanted, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(stacked[name].expand(2, *wanted.shape)[1], wanted, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_the_received_sign_and_the_sigmoid_are_fedsign(reduction: Any) -> None:
+    theta, given = drawn(0), context()
+    ours = SignPush(gamma=0.3, reduction=reduction).penalty_gradient(theta, given)
+    its = FedSignObjective(gamma=0.3, reduction=reduction).penalty_gradient(theta, given)
+    assert ours is not None and its is not None
+    for name, wanted in its.items():
+        torch.testing.assert_close(ours[name], wanted, rtol=1e-12, atol=0)
+
+
+def test_own_signs_are_a_negative_l1_penalty_and_a_negative_weight_decay() -> None:
+    theta, given = drawn(0), context()
+    l1, decay = (SignPush(sign="own", form=form, gamma=0.3).penalty(theta, given) for form in ("linear", "square"))
+    flat = torch.cat([tensor.flatten() for tensor in theta.values()])
+    assert l1 is not None and decay is not None
+    assert l1.item() == pytest.approx(-0.3 / 4 * flat.abs().sum().item(), rel=1e-12)
+    assert decay.item() == pytest.approx(-0.3 / 2 * flat.square().sum().item(), rel=1e-12)
+
+
+def test_random_signs_are_fixed_even_and_independent_of_the_models() -> None:
+    tensors = {"a": torch.randn(100, 100), "b": torch.randn(64), "count": torch.tensor(3)}
+    signs = random_signs(tensors, 0)
+    assert signs.keys() == {"a", "b"} and all(set(each.unique().tolist()) == {-1.0, 1.0} for each in signs.values())
+    for other in (signs["a"], signs["a"] * tensors["a"].sign()):
+        assert abs(other.mean().item()) < 4 / 100  # four standard deviations of the mean of 10,000
+    again, another = random_signs(tensors, 0), random_signs(tensors, 1)
+    assert torch.equal(signs["a"], again["a"]) and not torch.equal(signs["a"], another["a"])
+
+
+def representation(z: Tensor, given: LocalContext, others: dict[str, Tensor]) -> Representation:
+    return Representation(present=z, of=lambda model: others["received" if model is given.received else "previous"])
+
+
+def test_the_halves_of_moons_contrast_add_up_to_its_slope_where_both_are_equally_near() -> None:
+    """z_glob and z_prev mirrored at z: cos is the same to both, so p = 1/2."""
+    z = torch.tensor([[1.0, 0.0, 0.0]], dtype=torch.float64).requires_grad_()
+    others = {
+        "received": torch.tensor([[1.0, 0.7, 0.2]]).double(),
+        "previous": torch.tensor([[1.0, -0.7, 0.2]]).double(),
+    }
+    given = local({"a": torch.zeros(1)}, state={"a": torch.ones(1)})
+    terms: dict[str, Objective] = {
+        "whole": MoonObjective(mu=2.0),
+        "received": MoonPart(mu=2.0),
+        "previous": MoonPart(mu=2.0, part="previous"),
+    }
+    slopes = {}
+    for name, objective in terms.items():
+        term = objective.contrast(representation(z, given, others), given)
+        assert term is not None
+        (slopes[name],) = torch.autograd.grad(term, z)
+    torch.testing.assert_close(slopes["received"] + slopes["previous"], slopes["whole"], rtol=1e-12, atol=1e-14)
+    assert slopes["whole"].norm() > 0.1
+
+
+SMALL: dict[str, Any] = {
+    "rounds": 3,
+    "callbacks": [],
+    "partition": {"num_clients": 6, "alpha": 1.0},
+    "server": {"cohort_size": 3},
+    "client": {"local_epochs": 1},
+    "model": {"hidden": [16]},
+}
+
+
+def norms(tmp_path: Path, strategy: dict[str, Any]) -> list[float]:
+    done = run({**SMALL, "strategy": {"name": "control", **strategy}, "results": {"root": str(tmp_path)}})
+    found = torch.cat([tensor.flatten() for tensor in done.model().parameters()]).double().norm().item()
+    assert done.rounds[-1]["weight_norm"] == pytest.approx(found, rel=1e-6)
+    return [line["weight_norm"] for line in done.rounds]
+
+
+def test_a_control_is_held_at_the_norms_given(tmp_path: Path) -> None:
+    free = norms(tmp_path / "free", {})
+    wanted = [9.0, 10.0, 11.0]
+    assert max(abs(one - other) for one, other in zip(free, wanted, strict=True)) > 1
+    assert norms(tmp_path / "held", {"weight_norms": wanted}) == pytest.approx(wanted, rel=1e-6)
+
+
+def test_a_control_moves_by_the_norms_given(tmp_path: Path) -> None:
+    """A mean of updates is scaled: 1/1000 of the way is nearly no way."""
+    start = norms(tmp_path / "still", {"update_norms": [1e-6] * 3})
+    assert start[0] == pytest.approx(start[2], abs=1e-5)
+    assert math.isclose(start[0], start[1], rel_tol=1e-6)
+
+
+def test_a_control_of_its_own_norms_is_itself(tmp_path: Path) -> None:
+    free = norms(tmp_path / "free", {"objective": "sign_push", "settings": {"sign": "random"}})
+    held = norms(tmp_path / "held", {"objective": "sign_push", "settings": {"sign": "random"}, "weight_norms": free})
+    assert held == pytest.approx(free, rel=1e-6)
+
+
+def test_too_few_norms_and_unknown_settings_are_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(RoundError, match=r"strategy\.weight_norms with 2 numbers was given for round 3"):
+        norms(tmp_path, {"weight_norms": [1.0, 1.0]})
+    with pytest.raises(ConfigError, match="gama"):
+        Control(objective="sign_push", settings={"gama": 0.1})
