@@ -1,0 +1,247 @@
+"""The controls of a regularizer: runs that lack one of its parts, or that have nothing but a plain explanation of its gain.
+
+[Note: controls] Every control has the rounds, clients, splits and seeds of the regularizer, and settings that are fixed beforehand:
+matched to it where there is something to match, never tuned.  Three groups:
+
+    parts       one part exchanged or left out, all else as it is
+    size        what the regularizer does to the norm of the weights or of a round's step, and nothing else of it; and the reverse,
+                the regularizer at FedAvg's norms
+    settings    what a plain setting of FedAvg does: larger initial weights, sharper logits, another learning rate or momentum
+
+A control at norms follows the run of the same seed that it names, round by round, so it is played after it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+FEDAVG: Final = "fedavg"
+Norms = Literal["weight_norms", "update_norms"]
+Group = Literal["reference", "parts", "size", "settings"]
+GROUPS: Final[Mapping[Group, str]] = {
+    "reference": "Reference",
+    "parts": "Parts taken away",
+    "size": "Size alone",
+    "settings": "Plain settings of FedAvg",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Control:
+    """One row: how it differs from the experiment, whose strategy is the regularizer."""
+
+    key: str
+    label: str
+    group: Group
+    text: str  # what is exchanged, in a few words
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    norms: Norms | None = None  # that are held
+    like: str = ""  # key of the row whose norms they are
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subject:
+    """What the controls are matched to."""
+
+    strategy: str
+    label: str
+    settings: Mapping[str, Any]  # of the strategy
+    objective: Mapping[str, Any]  # what its clients minimize, as `control` takes it: objective, settings
+    lr: float
+    momentum: float | None  # None: an optimizer without one
+    rms: float  # of the initial weights
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Essential:
+    """The control without which nothing can be said of the regularizer's own idea."""
+
+    key: str
+    part: str  # what the control lacks, as in "how much of the gain needs ..."
+
+
+_NORMS: Final[Mapping[Norms, str]] = {"weight_norms": "weight norms", "update_norms": "update norms"}
+
+ESSENTIAL: Final[Mapping[str, Essential]] = {
+    "fedsign": Essential(key="own-sign", part="the received signs"),
+    "fedprox": Essential(key="update-norms", part="a pull to the received model, beyond shorter steps"),
+    "feddyn": Essential(key="pull", part="the clients' linear terms and the server's memory"),
+    "moon": Essential(key="received-part", part="the push from the client's previous model"),
+}
+_ANY = Essential(key="weight-norms", part="more than the norms of the weights")
+
+
+def essential(strategy: str) -> Essential:
+    """See Essential; of a strategy of the user's own, the control at its weight norms."""
+    return ESSENTIAL.get(strategy, _ANY)
+
+
+def controls_of(subject: Subject) -> list[Control]:
+    """FedAvg, the regularizer, and the controls, group by group."""
+    own = {"fedsign": _fedsign, "fedprox": _fedprox, "feddyn": _feddyn, "moon": _moon}.get(subject.strategy)
+    return [
+        Control(key=FEDAVG, label="FedAvg", group="reference", text="no regularizer", changes=_fedavg()),
+        Control(key=subject.strategy, label=subject.label, group="reference", text="as configured"),
+        *([] if own is None else own(subject)),
+        *_size(subject),
+        *_settings(subject),
+    ]
+
+
+def _fedavg(**changes: Any) -> dict[str, Any]:
+    return {"strategy.name": FEDAVG, **changes}
+
+
+def control(objective: str, **settings: Any) -> dict[str, Any]:
+    """FedAvg's server with another local objective."""
+    return {"strategy.name": "control", "strategy.objective": objective, "strategy.settings": settings}
+
+
+def _fedsign(subject: Subject) -> list[Control]:
+    gamma, reduction = subject.settings["gamma"], subject.settings["reduction"]
+    decay = gamma / (4 * subject.rms)
+
+    def push(key: str, label: str, group: Group, text: str, *, sign: str, form: str, gamma: float = gamma) -> Control:
+        changes = control("sign_push", sign=sign, form=form, gamma=gamma, reduction=reduction)
+        return Control(key=key, label=label, group=group, text=text, changes=changes)
+
+    return [
+        push(
+            "received-sign", "received sign, constant", "parts", "no sigmoid: gamma / 4", sign="received", form="linear"
+        ),
+        push("own-sign", "own sign", "parts", "sign(θ) for sign(θₜ), which no client sees", sign="own", form="sigmoid"),
+        push("random-sign", "random sign", "parts", "a fixed draw for sign(θₜ)", sign="random", form="sigmoid"),
+        push("negative-l1", "negative L1", "size", f"-{gamma / 4:.3g} |θ|", sign="own", form="linear"),
+        push(
+            "negative-decay",
+            "negative weight decay",
+            "size",
+            f"{decay:.3g}, as strong as the first push",
+            sign="own",
+            form="square",
+            gamma=decay,
+        ),
+    ]
+
+
+def _fedprox(subject: Subject) -> list[Control]:
+    mu = subject.settings["mu"]
+    return [
+        Control(
+            key="decay",
+            label="weight decay",
+            group="parts",
+            text=f"{mu:g}: the pull is to 0, not to θₜ",
+            changes=_fedavg(**{"client.weight_decay": mu}),
+        ),
+        _half_lr(subject),
+    ]
+
+
+def _feddyn(subject: Subject) -> list[Control]:
+    alpha = subject.settings["alpha"]
+    return [
+        Control(
+            key="pull",
+            label="pull alone",
+            group="parts",
+            text=f"FedProx with mu {alpha:g}",
+            changes={"strategy.name": "fedprox", "strategy.mu": alpha},
+        ),
+        Control(
+            key="clients",
+            label="clients alone",
+            group="parts",
+            text="the server averages, without its memory",
+            changes=control("feddyn", alpha=alpha),
+        ),
+        Control(
+            key="server",
+            label="server momentum",
+            group="parts",
+            text="0.5, in place of the server's memory",
+            changes=_fedavg(**{"server.optimizer": {"name": "sgd", "lr": 1.0, "momentum": 0.5}}),
+        ),
+    ]
+
+
+def _moon(subject: Subject) -> list[Control]:
+    settings = {name: subject.settings[name] for name in ("mu", "temperature")}
+    return [
+        Control(
+            key=f"{part}-part",
+            label=label,
+            group="parts",
+            text="the contrast's other half is left out",
+            changes=control("moon_part", part=part, **settings),
+        )
+        for part, label in (("received", "pull to the received"), ("previous", "push from the previous"))
+    ]
+
+
+def _half_lr(subject: Subject) -> Control:
+    return Control(
+        key="half-lr",
+        label="half the learning rate",
+        group="parts",
+        text=f"FedAvg with lr {subject.lr / 2:g}",
+        changes=_fedavg(**{"client.lr": subject.lr / 2}),
+    )
+
+
+def _size(subject: Subject) -> list[Control]:
+    held = [
+        Control(
+            key=what.replace("_", "-"),
+            label=f"FedAvg at {subject.label}’s {words}",
+            group="size",
+            text="round by round, seed by seed",
+            changes=control("plain"),
+            norms=what,
+            like=subject.strategy,
+        )
+        for what, words in _NORMS.items()
+    ]
+    if subject.objective:
+        held.append(
+            Control(
+                key="at-fedavg-norms",
+                label=f"{subject.label} at FedAvg’s weight norms",
+                group="size",
+                text="the term stays, the growth is taken away",
+                changes=control(subject.objective["objective"], **subject.objective["settings"]),
+                norms="weight_norms",
+                like=FEDAVG,
+            )
+        )
+    return held
+
+
+def _settings(subject: Subject) -> list[Control]:
+    def row(key: str, label: str, text: str, **changes: Any) -> Control:
+        return Control(key=key, label=label, group="settings", text=text, changes=changes)
+
+    rows = [
+        row(f"init-{scale}", f"initial weights × {scale}", "FedAvg", **_fedavg(**{"model.init_scale": float(scale)}))
+        for scale in (2, 3)
+    ]
+    rows.append(
+        row(
+            "on-init-3",
+            f"{subject.label} on initial weights × 3",
+            "what the term adds there",
+            **{"model.init_scale": 3.0},
+        )
+    )
+    rows.append(row("sharp", "logits × 2", "temperature 0.5 in the loss", **_fedavg(**{"client.temperature": 0.5})))
+    rows.append(
+        row("double-lr", "learning rate × 2", f"lr {2 * subject.lr:g}", **_fedavg(**{"client.lr": 2 * subject.lr}))
+    )
+    if subject.momentum is not None:
+        momentum = 0.5 if subject.momentum != 0.5 else 0.9
+        lr = round(subject.lr * (1 - momentum) / (1 - subject.momentum), 6)
+        changes = _fedavg(**{"client.lr": lr, "client.optimizer.momentum": momentum})
+        rows.append(
+            row("momentum", f"momentum {momentum:g}", f"lr {lr:g}: the same step of a constant gradient", **changes)
+        )
+    return rows

@@ -1,0 +1,205 @@
+"""ablation.html: a regularizer and its controls side by side, in one file, made from what is on disk."""
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from fedsign.ablation.controls import GROUPS, essential
+from fedsign.ablation.reading import Ablation, Difference, Row, described_seeds, final_means, read
+from fedsign.comparison.folder import Comparison
+from fedsign.comparison.summary import Curve
+from fedsign.report import template, wording
+from fedsign.report.chart import Axis, Chart, Series, decades, drawable, nice_ticks, trailing_mean, value_axis
+from fedsign.report.run_charts import DRIFT, MIN_ROUNDS_TO_SMOOTH, line_chart
+from fedsign.report.summary import settings_by_section
+from fedsign.storage.disk import write_text
+
+PAGE = "ablation.html"
+_CURVES = {
+    "weight_norm": ("Weight norm", "Of all parameters of the evaluated model."),
+    "disagreement": (
+        "Received signs not kept",
+        "The share of parameters whose sign a client’s model has changed; half are, where signs have no relation.",
+    ),
+    "signs_updates": ("Agreement of updates", "The share of parameters that two clients’ updates move the same way."),
+    "client_drift": ("Client drift", DRIFT),
+}
+
+
+def write_page(comparison: Comparison) -> Path:
+    """Write the page into the ablation's folder and return its path."""
+    path = comparison.path / PAGE
+    write_text(path, render(read(comparison)))
+    return path
+
+
+def render(ablation: Ablation) -> str:
+    """The page as text."""
+    summary = ablation.summary
+    return template.render(
+        "ablation.html.jinja",
+        package=__package__,
+        ablation=ablation,
+        summary=summary,
+        label=summary.labels.get(ablation.regularizer, ablation.regularizer),
+        seeds=described_seeds(ablation),
+        part=essential(ablation.regularizer).part,
+        groups=[(title, [row for row in ablation.rows if row.control.group == key]) for key, title in GROUPS.items()],
+        cells=lambda row: cells(ablation, row),
+        differences=differences(ablation),
+        curves=[(title, curves(ablation, key)) for key, title in GROUPS.items() if key != "reference"],
+        configuration=settings_by_section(tomllib.loads(summary.config_toml)),
+        environment=summary.environment,
+    )
+
+
+def cells(ablation: Ablation, row: Row) -> dict[str, str]:
+    """A row of the table, by its columns."""
+    scale, entry = ablation.summary.scale, row.entry
+    share = row.share
+    shown = wording.MISSING
+    if share is not None:
+        shown = f"{100 * share.mean:.0f} %"
+        if share.low is not None and share.high is not None:
+            shown += f" [{100 * share.low:.0f}, {100 * share.high:.0f}]"
+    norm = final_means(entry, "weight_norm", ablation.summary.last)
+    peak = wording.MISSING if row.peak is None else f"{scale.number(row.peak[0])} ({row.peak[1]})"
+    return {
+        ablation.summary.metric_name: scale.spread(entry.mean, entry.std),
+        "difference to FedAvg": _shown(ablation, row.to_fedavg),
+        f"difference to {ablation.summary.labels.get(ablation.regularizer, '')}": _shown(ablation, row.to_regularizer),
+        "share of the gain": shown,
+        "best (round)": peak,
+        "last fifth": wording.MISSING if row.rise is None else scale.signed(row.rise),
+        "weight norm": wording.figure(norm),
+    }
+
+
+def rows_of(ablation: Ablation) -> list[dict[str, Any]]:
+    """The table for a terminal."""
+    return [{"control": row.control.label, **cells(ablation, row)} for row in ablation.rows]
+
+
+def as_json(ablation: Ablation) -> dict[str, Any]:
+    """The numbers for programs."""
+    rows = [
+        {
+            "key": row.control.key,
+            "label": row.control.label,
+            "group": row.control.group,
+            "values": dict(zip(row.entry.seeds, row.entry.values, strict=True)),
+            "mean": row.entry.mean,
+            "to_fedavg": None if row.to_fedavg is None else asdict(row.to_fedavg),
+            "to_regularizer": None if row.to_regularizer is None else asdict(row.to_regularizer),
+            "share": None if row.share is None else asdict(row.share),
+            "peak": row.peak,
+            "rise": row.rise,
+            "weight_norm": final_means(row.entry, "weight_norm", ablation.summary.last),
+        }
+        for row in ablation.rows
+    ]
+    return {
+        "name": ablation.summary.name,
+        "metric": ablation.summary.metric,
+        "sentences": ablation.sentences,
+        "rows": rows,
+    }
+
+
+def differences(ablation: Ablation) -> Chart:
+    """Every row's difference to FedAvg with its interval, group by group; the regularizer's gain is a line across."""
+    scale = ablation.summary.scale
+    names: list[str] = []
+    headings, series, ends = set(), [], [0.0]
+    for group, title in GROUPS.items():
+        rows = [row for row in ablation.rows if row.control.group == group and row.to_fedavg is not None]
+        if not rows:
+            continue
+        headings.add(len(names))
+        names.append(title)
+        for row in rows:
+            if row.to_fedavg is None:
+                continue
+            interval = row.to_fedavg.interval
+            low, high = (None if end is None else scale.factor * end for end in (interval.low, interval.high))
+            mean = scale.factor * interval.mean
+            ends += [end for end in (mean, low, high) if end is not None]
+            series.append(
+                Series(
+                    name=row.control.label,
+                    x=(mean,),
+                    y=(len(names),),
+                    low=(low,),
+                    high=(high,),
+                    mark="point",
+                    color=1 if row.control.key == ablation.regularizer else 0,
+                    labels=(scale.interval(interval),),
+                    is_open=row.to_fedavg.says == "too few seeds to tell",
+                )
+            )
+            names.append(row.control.label)
+    ticks = nice_ticks(min(ends), max(ends), at_most=8)
+    unit = "percentage points" if scale.percent else ablation.summary.metric_name
+    return Chart(
+        title="Differences to FedAvg",
+        series=series,
+        x=Axis(label=f"difference to FedAvg, {unit}", limits=(ticks[0], ticks[-1])),
+        y=Axis(categories=names, headings=frozenset(headings)),
+        rules=[(0.0, "")],
+        text="With 95 % intervals. A full dot: the corrected test tells it from FedAvg; an empty one: too few seeds to tell.",
+    )
+
+
+def curves(ablation: Ablation, group: str) -> list[Chart]:
+    """A group's rows with FedAvg and the regularizer: the metric, and what might explain it, over the rounds."""
+    rows = [row for row in ablation.rows if row.control.group in ("reference", group)]
+    if len(rows) <= 2:
+        return []
+    metric = ablation.summary.metric
+    wanted = {metric: (f"Test {ablation.summary.metric_name}", ""), **_CURVES}
+    found = [_chart(ablation, rows, key, *said) for key, said in wanted.items()]
+    return [chart for chart in found if chart is not None]
+
+
+def _chart(ablation: Ablation, rows: Sequence[Row], key: str, title: str, text: str) -> Chart | None:
+    series = []
+    for color, row in enumerate(rows):
+        curve = _curve(row, key)
+        if curve is not None:
+            values = drawable(curve.mean)
+            if len(curve.rounds) >= MIN_ROUNDS_TO_SMOOTH:
+                values = trailing_mean(values, last=ablation.summary.last)
+            series.append(Series(name=row.control.label, x=curve.rounds, y=values, color=color))
+    seen = [value for each in series for value in each.y if value is not None]
+    if not seen:
+        return None
+    chart = line_chart(title, series, percent=wording.is_share(key), text=text)
+    if key == "disagreement" and any(value > 0 for value in seen):
+        smallest = min(value for value in seen if value > 0)
+        ticks = decades(smallest, max(seen))
+        axis = Axis(label="share, log scale", scale="log", limits=(ticks[0], ticks[-1]))
+        series = [replace(each, y=[value if value and value > 0 else None for value in each.y]) for each in series]
+        return replace(chart, y=axis, series=series)
+    if wording.is_share(key):
+        late = [value for each in series for value in each.y[len(each.y) // 5 :] if value is not None]
+        return replace(chart, y=value_axis(late, label=chart.y.label, percent=True))
+    return chart
+
+
+def _curve(row: Row, key: str) -> Curve | None:
+    if key != "disagreement":
+        return row.entry.curves.get(key)
+    kept = row.entry.curves.get("signs_models_global")
+    if kept is None:
+        return None
+    return replace(kept, mean=tuple(None if value is None else 1 - value for value in kept.mean))
+
+
+def _shown(ablation: Ablation, difference: Difference | None) -> str:
+    if difference is None:
+        return wording.MISSING
+    return ablation.summary.scale.interval(difference.interval) + (
+        "" if difference.says == "too few seeds to tell" else " *"
+    )

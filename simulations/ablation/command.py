@@ -1,0 +1,78 @@
+"""`fedsign ablate`: what it was asked for, and what it prints.
+
+Like the command line itself, importing this imports neither torch nor Flower nor NumPy.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from simulations.options import ConfigArgument, JsonOption, SetOption, Stopped, words
+from simulations.printing import print_json, print_table
+
+
+def ablate(
+    strategy: Annotated[str, typer.Argument(help="The regularizer: fedsign, fedprox, feddyn, moon, or your own.")],
+    config: ConfigArgument = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="How many seeds, 5 without it; or which, such as 0,3,7.", show_default=False),
+    ] = None,
+    controls: Annotated[
+        str, typer.Option(metavar="KEY,KEY,...", help="Which controls; all without it. --list names them.")
+    ] = "",
+    overrides: SetOption = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The folder; without it, ablations/NAME-STRATEGY. What it holds is not played again."),
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes; without it, as many as there are cores.")] = None,
+    extend: Annotated[
+        bool, typer.Option("--extend", help="Take these seeds and controls where --out holds others; runs are kept.")
+    ] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Play runs that failed once more.")] = False,
+    list_all: Annotated[bool, typer.Option("--list", help="List the controls and exit.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Take a regularizer's parts away one by one, and say how much of its gain each control reaches.
+
+    Every control has the rounds, clients and seeds of the regularizer, and settings that are fixed beforehand, matched to it and never tuned.
+    The same command goes on after a stop.
+    """
+    from fedsign import config as configs
+    from fedsign.ablation.controls import GROUPS, controls_of
+    from fedsign.ablation.page import as_json, rows_of
+    from fedsign.ablation.reading import read
+    from simulations.ablation import play as playing
+    from simulations.comparison.command import seeds_option
+
+    experiment = configs.load(config, [f"strategy.name={strategy}", *(overrides or [])])
+    if list_all:
+        rows = controls_of(playing.subject_of(playing.prepared(strategy, experiment)))
+        print_table(
+            [{"control": row.key, "group": GROUPS[row.group], "is": f"{row.label}: {row.text}"} for row in rows]
+        )
+        return
+    try:
+        done = playing.ablate(
+            strategy,
+            experiment,
+            seeds=playing.NUM_SEEDS if seeds is None else seeds_option(seeds),
+            controls=words(controls),
+            out=out,
+            workers=workers,
+            extend=extend,
+            retry_failed=retry_failed,
+        )
+    except KeyboardInterrupt:
+        raise Stopped("stopped; what was played is kept, and the same command goes on.") from None
+    found = read(done)
+    if json:
+        print_json(as_json(found))
+    else:
+        print_table(rows_of(found), wide=True)
+        print(*["", *found.sentences], sep="\n")
+        print(f"page    {done.path / 'ablation.html'}")
+    if found.summary.failed:
+        raise typer.Exit(1)

@@ -1,0 +1,161 @@
+"""Playing an ablation: the runs of a comparison whose rows are a regularizer and its controls."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fedsign.ablation.controls import FEDAVG, Control, Subject, controls_of
+from fedsign.ablation.page import write_page
+from fedsign.comparison.folder import Comparison
+from fedsign.comparison.summary import Cell, Plan, strategy_label
+from fedsign.config import ExperimentConfig
+from fedsign.errors import ConfigError
+from fedsign.federation.aggregation import norm_of
+from fedsign.metrics import is_higher_better
+from fedsign.registry import one_of
+from fedsign.workload import Workload
+from simulations import api
+from simulations.comparison import arguments
+from simulations.comparison.cells import CellValue, Configs, cell_of
+from simulations.comparison.play import play_plan
+from simulations.rounds import make_strategy
+from strategies.base import Strategy
+
+NUM_SEEDS = 5
+VALIDATION_FRACTION = 0.1
+COMMAND = "ablate"
+_RECORDED = {"weight_norms": "weight_norm", "update_norms": "update_norm"}
+
+
+def ablate(
+    strategy: str,
+    experiment: ExperimentConfig | Mapping[str, Any] | None = None,
+    *,
+    seeds: int | Sequence[int] = NUM_SEEDS,
+    controls: Sequence[str] = (),
+    out: str | Path | None = None,
+    workers: int | None = None,
+    extend: bool = False,
+    retry_failed: bool = False,
+) -> Comparison:
+    """Play a regularizer, FedAvg and the matched controls, and write `ablation.html`; go on with what is in `out`.
+
+    Args:
+        strategy: the regularizer.
+        experiment: a configuration, or a tree of changes to the default one; its strategy's settings hold if it is this one.
+        seeds: how many, counted from the experiment's, or which.
+        controls: keys of those to play; all without any.
+        out: the folder; `ablations/NAME` without one.
+        workers: processes; as many as the machine has cores for without a number.
+        extend: take these seeds and controls where `out` holds others; runs of both are kept.
+        retry_failed: play runs that failed once more.
+
+    Raises:
+        FedSignError: the strategy is no regularizer, a control is not known, or nothing can be played.
+    """
+    config = prepared(strategy, api.config_of(experiment))
+    rows = chosen(controls_of(subject_of(config)), controls, strategy)
+    folder = Path(out or Path("ablations") / f"{config.name}-{strategy.replace(':', '-')}")
+    comparison = Comparison(folder)
+    make = partial(make_plan, config, rows, comparison, seeds=arguments.seeds_of(seeds, first=config.seed))
+    play_plan(comparison, make, workers=workers, extend=extend, retry_failed=retry_failed)
+    write_page(comparison)
+    return comparison
+
+
+def prepared(strategy: str, config: ExperimentConfig) -> ExperimentConfig:
+    """The experiment with this strategy, validation samples, and signs that are watched."""
+    if strategy == FEDAVG:
+        raise ConfigError(
+            "fedavg was given, which is what a regularizer is compared with; name one, such as fedsign or fedprox."
+        )
+    changes: dict[str, Any] = {"results.signs": True}
+    if config.strategy.name != strategy:
+        changes["strategy.name"] = strategy
+    if not config.data.validation_fraction:
+        changes["data.validation_fraction"] = VALIDATION_FRACTION
+    return config.replace(**changes)
+
+
+def subject_of(config: ExperimentConfig) -> Subject:
+    """What the controls are matched to."""
+    workload = Workload(config)
+    strategy = make_strategy(workload)
+    if not isinstance(strategy, Strategy):
+        raise ConfigError(
+            f"strategy {config.strategy.name} is Flower's own, whose clients minimize the task's loss; name a strategy whose "
+            "clients have a regularizer, such as fedsign."
+        )
+    model = workload.make_model()
+    weights = dict(model.named_parameters())
+    spec = strategy.objective(1)
+    averages = type(strategy).move is Strategy.move and type(strategy).evaluated is Strategy.evaluated
+    return Subject(
+        strategy=config.strategy.name,
+        label=strategy_label(config.strategy.name),
+        settings=config.strategy.settings,
+        objective={"objective": spec.name, "settings": dict(spec.settings)} if averages else {},
+        lr=config.client.lr,
+        momentum=config.client.optimizer.settings.get("momentum"),
+        rms=norm_of(weights, weights) / math.sqrt(sum(each.numel() for each in weights.values())),
+    )
+
+
+def chosen(rows: Sequence[Control], keys: Sequence[str], strategy: str) -> list[Control]:
+    """FedAvg, the regularizer, and the controls with these keys, or all."""
+    known = [row.key for row in rows[2:]]
+    for key in keys:
+        if key not in known:
+            raise ConfigError(f"control '{key}' of {strategy} is not known.{one_of(key, known)}.")
+    return [*rows[:2], *(row for row in rows[2:] if not keys or row.key in keys)]
+
+
+def make_plan(
+    config: ExperimentConfig,
+    rows: Sequence[Control],
+    comparison: Comparison,
+    *,
+    seeds: Sequence[int],
+    value_of: CellValue = lambda cell: None,
+) -> tuple[Plan, Configs]:
+    """All cells; those of a control at norms as soon as the run that it follows has ended."""
+    metric = config.metrics[0].rpartition(":")[2] if config.metrics else "loss"
+    cells: dict[tuple[str, int], Cell] = {}
+    configs: dict[str, ExperimentConfig] = {}
+    for row in rows:
+        for seed in seeds:
+            changes = dict(row.changes)
+            if row.norms is not None:
+                norms = _norms(comparison, cells.get((row.like, seed)), _RECORDED[row.norms])
+                if norms is None:
+                    continue
+                changes[f"strategy.{row.norms}"] = norms
+            own = config.replace(seed=seed, **changes)
+            cell = cell_of(own, {}, {}, name=row.key)
+            cells[row.key, seed], configs[cell.id] = cell, own
+    there = {key for key, _ in cells}
+    asked = {"command": COMMAND, "seeds": list(seeds), "rows": [dataclasses.asdict(row) for row in rows]}
+    return Plan(
+        name=f"{config.name}, {config.strategy.name} ablated",
+        metric=metric,
+        higher_is_better=is_higher_better(metric),
+        reference=FEDAVG,
+        target=None,
+        labels={row.key: row.label for row in rows if row.key in there},
+        seeds=tuple(seeds),
+        cells=tuple(cells.values()),
+        config_toml=config.to_toml(),
+        request=asked,
+        environment=api.environment(),
+    ), configs
+
+
+def _norms(comparison: Comparison, cell: Cell | None, key: str) -> list[float] | None:
+    """Of each round of a run; None if it has not finished with numbers."""
+    if cell is None or not comparison.is_finished(cell):
+        return None
+    found = [line.get(key) for line in comparison.played(cell).lines]
+    return None if not all(found) else [float(each) for each in found if each is not None]
