@@ -111,7 +111,7 @@ def _fedsign(subject: Subject) -> list[Control]:
         ),
         push("own-sign", "own sign", "parts", "sign(θ) for sign(θₜ), which no client sees", sign="own", form="sigmoid"),
         push("random-sign", "random sign", "parts", "a fixed draw for sign(θₜ)", sign="random", form="sigmoid"),
-        push("negative-l1", "negative L1", "size", f"-{gamma / 4:.3g} |θ|", sign="own", form="linear"),
+        push("negative-l1", "negative L1", "size", f"penalty −{gamma / 4:.3g} |θ|", sign="own", form="linear"),
         push(
             "negative-decay",
             "negative weight decay",

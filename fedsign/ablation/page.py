@@ -20,7 +20,7 @@ PAGE = "ablation.html"
 _CURVES = {
     "weight_norm": ("Weight norm", "Of all parameters of the evaluated model."),
     "disagreement": (
-        "Received signs not kept",
+        "Received signs not kept, log scale",
         "The share of parameters whose sign a client’s model has changed; half are, where signs have no relation.",
     ),
     "signs_updates": ("Agreement of updates", "The share of parameters that two clients’ updates move the same way."),
@@ -179,7 +179,7 @@ def _chart(ablation: Ablation, rows: Sequence[Row], key: str, title: str, text: 
     if key == "disagreement" and any(value > 0 for value in seen):
         smallest = min(value for value in seen if value > 0)
         ticks = decades(smallest, max(seen))
-        axis = Axis(label="share, log scale", scale="log", limits=(ticks[0], ticks[-1]))
+        axis = Axis(label="share", scale="log", limits=(ticks[0], ticks[-1]))
         series = [replace(each, y=[value if value and value > 0 else None for value in each.y]) for each in series]
         return replace(chart, y=axis, series=series)
     if wording.is_share(key):

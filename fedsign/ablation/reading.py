@@ -111,11 +111,11 @@ class Ablation:
     def sentences(self) -> list[str]:
         """The verdict: the gain, what it needs, what reaches it, and whether the runs have converged."""
         found = [self._gain_sentence(), self._needed_sentence(), *self._reached_sentences()]
-        rising = [row.control.label for row in self.rows if row.rise is not None and not row.has_converged]
+        judged = [row for row in self.rows if row.rise is not None]
+        rising = [row.control.label for row in judged if not row.has_converged]
         if rising:
-            found.append(
-                f"Still rising on validation samples, by 0.2 points or more in the last fifth: {enumerate_words(rising)}."
-            )
+            which = "all of them" if len(rising) == len(judged) else enumerate_words(rising)
+            found.append(f"Not converged, as validation samples gain 0.2 points or more in the last fifth: {which}.")
         if self.missing:
             found.append(f"Not played: {enumerate_words([each.label for each in self.missing])}.")
         return [each for each in found if each]
@@ -134,10 +134,11 @@ class Ablation:
         way = self._way(row.to_regularizer)
         told = {
             "below": f"the gain needs {idea.part}",
-            "above": f"without {idea.part} it is larger",
-            UNDECIDED: f"too few seeds to tell whether it needs {idea.part}",
+            "above": f"the gain is larger without {idea.part}",
+            UNDECIDED: f"too few seeds to tell whether the gain needs {idea.part}",
         }[way]
-        return f"Of it needs {idea.part} ({row.control.label} left in its place): {self.points(self.needed)}; {told}."
+        label = self.summary.labels[self.regularizer]
+        return f"{label} − {row.control.label}: {self.points(self.needed)}, {told}."
 
     def _reached_sentences(self) -> list[str]:
         controls = [row for row in self.rows if row.to_regularizer is not None and row.control.key != FEDAVG]

@@ -133,7 +133,8 @@ def go_on(path: str | Path, *, workers: int | None = None, retry_failed: bool = 
     comparison = load_comparison(path)
     recorded = comparison.plan
     if "strategies" not in recorded.request:
-        raise ResultsError(f"{comparison.path} was made by 'fedsign tune search'; the same command goes on with it.")
+        command = recorded.request.get("command", "tune search")
+        raise ResultsError(f"{comparison.path} was made by 'fedsign {command}'; the same command goes on with it.")
     make = partial(
         make_plan,
         configs.from_toml(recorded.config_toml),

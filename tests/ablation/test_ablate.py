@@ -1,0 +1,114 @@
+"""`fedsign ablate`: which controls there are, what is read off them, and that an ablation goes on where it was stopped."""
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedsign.ablation.controls import FEDAVG, controls_of, essential
+from fedsign.ablation.page import as_json, render
+from fedsign.ablation.reading import read, share_of_gain
+from fedsign.comparison.folder import Comparison
+from fedsign.errors import ConfigError, ResultsError
+from simulations.ablation.play import ablate, prepared, subject_of
+from simulations.api import config_of
+from simulations.comparison.play import go_on
+from strategies.base import Strategy
+
+SMALL: dict[str, Any] = {
+    "rounds": 5,
+    "callbacks": [],
+    "partition": {"num_clients": 6, "alpha": 1.0},
+    "server": {"cohort_size": 3},
+    "client": {"local_epochs": 1},
+    "model": {"hidden": [16]},
+    "strategy": {"name": "fedsign", "gamma": 0.02},
+}
+SOME = ("own-sign", "weight-norms", "at-fedavg-norms", "init-3")
+
+
+class Shy(Strategy):
+    """A user's own, with nothing that the table knows."""
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    return ablate("fedsign", SMALL, seeds=2, controls=SOME, out=tmp_path_factory.mktemp("ablation") / "a", workers=1)
+
+
+def lines(played: Comparison, key: str) -> list[list[dict[str, Any]]]:
+    found = [played.played(cell) for cell in played.plan.cells if cell.strategy == key]
+    return [list(each.lines) for each in found]
+
+
+@pytest.mark.parametrize("strategy", ["fedsign", "fedprox", "feddyn", "moon", "tests.ablation.test_ablate:Shy"])
+def test_every_control_is_another_experiment_with_the_same_budget(strategy: str) -> None:
+    config = prepared(strategy, config_of({"rounds": 7}))
+    rows = controls_of(subject_of(config))
+    keys = [row.key for row in rows]
+    assert keys[:2] == [FEDAVG, strategy] and len(keys) == len(set(keys)) and essential(strategy).key in keys
+    made = [config.replace(**row.changes) for row in rows if row.norms is None]
+    assert len({each.to_toml() for each in made}) == len(made)
+    for each in made:
+        assert (each.rounds, each.seed, each.server.cohort_size) == (7, config.seed, config.server.cohort_size)
+        assert (each.data, each.partition, each.client.local_epochs) == (config.data, config.partition, 5)
+
+
+def test_controls_at_norms_have_the_norms_of_the_run_of_their_seed(played: Comparison) -> None:
+    for control, like in (("weight-norms", "fedsign"), ("at-fedavg-norms", FEDAVG)):
+        ours, its = lines(played, control), lines(played, like)
+        assert len(ours) == len(its) == 2 and its[0] != its[1]
+        for mine, theirs in zip(ours, its, strict=True):
+            wanted = [line["weight_norm"] for line in theirs]
+            assert [line["weight_norm"] for line in mine] == pytest.approx(wanted, rel=1e-5)
+    far = (
+        [line["weight_norm"] for line in lines(played, FEDAVG)[0]],
+        [line["weight_norm"] for line in lines(played, "fedsign")[0]],
+    )
+    assert abs(far[0][-1] - far[1][-1]) > 0.5  # or there would be nothing to hold
+
+
+def test_what_has_been_played_is_not_played_again(played: Comparison) -> None:
+    times = {path: path.stat().st_mtime_ns for path in played.cells.rglob("rounds.jsonl")}
+    again = ablate("fedsign", SMALL, seeds=2, controls=SOME, out=played.path, workers=1)
+    assert {path: path.stat().st_mtime_ns for path in again.cells.rglob("rounds.jsonl")} == times
+    with pytest.raises(ResultsError, match="was made by 'fedsign ablate'"):
+        go_on(played.path)
+    with pytest.raises(ConfigError, match="control 'own' of fedsign is not known"):
+        ablate("fedsign", SMALL, controls=["own"], out=played.path)
+
+
+def test_the_page_and_the_numbers_say_what_the_runs_say(played: Comparison) -> None:
+    found = read(played)
+    page, numbers = render(found), json.loads(json.dumps(as_json(found)))
+    assert [row["key"] for row in numbers["rows"]] == [FEDAVG, "fedsign", *SOME]
+    values = {row["key"]: [*row["values"].values()] for row in numbers["rows"]}
+    by_hand = np.mean(np.subtract(values["fedsign"], values["own-sign"]))
+    assert found.needed is not None and found.needed.mean == pytest.approx(by_hand)
+    for text in ("Parts taken away", "Received signs not kept, log scale", "FedAvg at FedSign’s weight norms"):
+        assert text in page
+    assert all(sentence.replace("'", "&#39;") in page for sentence in found.sentences)
+
+
+def test_a_share_of_the_gain_has_fiellers_interval() -> None:
+    """Its ends are the shares x for which the paired t-test of control - x * regularizer gives p = 0.05."""
+    random = np.random.default_rng(0)
+    gain = 2 + random.normal(size=12)
+    reached = 0.6 * gain + 0.3 * random.normal(size=12)
+    of = [dict(enumerate(map(float, values))) for values in (reached, gain, np.zeros(12))]
+    share = share_of_gain(*of)
+    assert share is not None and share.low is not None and share.high is not None
+    assert share.mean == pytest.approx(reached.mean() / gain.mean())
+    for end in (share.low, share.high):
+        assert stats.ttest_1samp(reached - end * gain, 0).pvalue == pytest.approx(0.05, rel=1e-9)
+    assert math.isclose(stats.ttest_1samp(reached - share.mean * gain, 0).pvalue, 1.0)
+
+
+def test_what_has_no_regularizer_is_refused() -> None:
+    with pytest.raises(ConfigError, match="fedavg was given, which is what a regularizer is compared with"):
+        prepared(FEDAVG, config_of({}))
+    with pytest.raises(ConfigError, match="is Flower's own"):
+        subject_of(prepared("flower_fedadam", config_of({})))
