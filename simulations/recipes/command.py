@@ -24,7 +24,13 @@ def reproduce(
 
     if list_all or not name:
         rows = [
-            {"name": key, "data": ", ".join(each.data) or "its own", "claim": each.claim}
+            {
+                "name": key,
+                "source": each.source or "this program",
+                "data": ", ".join(each.data) or "its own",
+                "measured": recipes.get(key).expected or "not yet",
+                "claim": each.claim,
+            }
             for key, each in recipes.all_recipes().items()
         ]
         print_json(rows) if json else print_table(rows)
@@ -39,13 +45,18 @@ def reproduce(
 
 
 def print_finding(finding: Any) -> None:
-    """A recipe's claim, figures and verdict."""
+    """A recipe's claim, figures and verdict, and of a claim that holds in part, which part does."""
     console, recipe = Console(soft_wrap=True, highlight=False), finding.recipe
     console.print(f"[bold]{recipe.name}[/]: {escaped(recipe.claim)}")
     if finding.figures:
         print_table(finding.rows())
-    for what, told in (("reason", finding.reason), ("page", finding.page)):
-        if told:
-            console.print(f"{what}: {escaped(str(told))}")
-    expected = "as expected" if finding.as_expected else f"expected was: {recipe.expected}"
+    found = finding.as_json()
+    for what in ("reason", "page"):
+        if found[what]:
+            console.print(f"{what}: {escaped(found[what])}")
+    for each in found["parts"]:
+        console.print(f"{'holds' if each['holds'] else 'does not hold'}: {escaped(each['says'])}")
+    expected = "as expected" if finding.as_expected else f"expected was: {finding.expected or 'a verdict'}"
+    if finding.expected is None and finding.as_expected:
+        expected = "not measured before"
     console.print(f"verdict: [bold]{finding.verdict}[/] ({expected})")

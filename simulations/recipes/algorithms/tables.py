@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from itertools import product
-from math import nan
+from math import isnan, nan
 from statistics import fmean
 from typing import Any
 
@@ -12,7 +12,7 @@ from fedsign.comparison.verdict import ranked
 from fedsign.config import merged
 from fedsign.errors import DataError
 from simulations.comparison.play import compare
-from simulations.recipes.base import NotDecidableHere, Shown, Verdict, at_least, at_most, recipe
+from simulations.recipes.base import NotDecidableHere, Shown, Verdict, above, at_least, at_most, part, recipe
 from simulations.recipes.cells import paired_difference
 
 _STRATEGIES = ("fedavg", "fedprox", "moon", "feddyn", "fedpan", "fedsign")
@@ -35,20 +35,22 @@ _EXPERIMENT: dict[str, Any] = {
     "client": {"local_epochs": 5, "optimizer": {"momentum": 0.9}},
     "server": {"cohort_size": 10},
 }
-_FINISHED = at_most(0, "unfinished_cells")
+_OVER = (("least_over_", ""), ("over_", "_low"))
+_RIVALS = {"fedavg": "FedAvg", "fedprox": "FedProx", "moon": "MOON", "feddyn": "FedDyn", "fedpan": "FedPAN"}
 
 
 @recipe(
     "FedSign is more accurate than FedAvg, FedProx, MOON, FedDyn and FedPAN under each of three Dirichlet splits.",
-    at_least(len(_ALPHAS), "conditions_where_fedsign_is_best"),
-    _FINISHED,
-    quick=[_FINISHED],
-    data={  # docs/recipes.md has the figures of what has been measured
-        "digits": Verdict.DOES_NOT_HOLD,
-        "synthetic": Verdict.HOLDS,
-        "cifar10": Verdict.HOLDS,
-        "cinic10": Verdict.HOLDS,
-    },
+    *(
+        part(f"FedSign surpasses {title} under each split", above(0.0, f"least_over_{name}", f"over_{name}_low"))
+        for name, title in _RIVALS.items()
+    ),
+    source="FedSign, section 6.2",
+    given=at_most(0, "unfinished_cells"),
+    quick=[at_least(0.5, "lowest")],  # all six learn in 15 rounds: chance is 0.1
+    null={"lowest": 0.1, "unfinished_cells": 0}
+    | dict.fromkeys((f"{what}{name}{low}" for name in _RIVALS for what, low in _OVER), 0.0),
+    data={"digits": Verdict.IN_PART, "synthetic": None, "cifar10": None, "cinic10": None},
 )
 def fedsign_table(quick: bool, data: str, root: str) -> Shown:
     """Means over 5 seeds (quick: 2, fewer rounds, one split, a smaller grid).
@@ -58,6 +60,9 @@ def fedsign_table(quick: bool, data: str, root: str) -> Shown:
     on the global test set.  It names neither network nor learning rate nor the coefficients: the network here is VGG8
     without BatchNorm with lr 0.03, momentum 0.9, weight decay 1e-5, random crops and flips, the habit of the authors'
     public code, and every algorithm's coefficient is chosen by validation samples from a grid.
+
+    The paper's sentence is that FedSign surpasses the others.  It does so if its mean is the higher one under each split and the interval
+    of the difference, paired by seed and averaged over splits, lies above 0.
 
     On digits and on Synthetic(1, 1) the same table is smaller in all respects, and takes minutes.
     """
@@ -72,12 +77,17 @@ def fedsign_table(quick: bool, data: str, root: str) -> Shown:
             **(_QUICK_GRID if quick else _SMALL_GRID if small else _PAPER_GRID),
         },
     )
+    accuracies = means(summary)
     figures = {
-        **means(summary),
+        **accuracies,
+        "lowest": min(accuracies.values()),
         "conditions_where_fedsign_is_best": float(best_in(summary, "fedsign")),
-        **{f"fedsign_minus_fedavg_{key}": v for key, v in pooled_difference(summary, "fedsign", "fedavg").items()},
         "unfinished_cells": float(summary.num_cells - summary.num_finished),
     }
+    for name in _RIVALS:
+        figures[f"least_over_{name}"] = least_difference(summary, "fedsign", name)
+        pooled = pooled_difference(summary, "fedsign", name)
+        figures |= {f"over_{name}": pooled["difference"], f"over_{name}_low": pooled["difference_low"]}
     return figures, summary.path / "report.html"
 
 
@@ -118,15 +128,11 @@ _SPLITS: dict[str, dict[str, Any]] = {
 
 @recipe(
     "One class a client costs FedAvg 10 points of accuracy or more, quantity skew at most 3.",
-    at_least(0.1, "loss_by_1_class"),
-    at_most(0.03, "loss_by_quantity"),
+    part("one class a client costs FedAvg 10 points or more", at_least(0.1, "loss_by_1_class")),
+    part("quantity skew costs it at most 3", at_most(0.03, "loss_by_quantity")),
     quick=[at_least(0.05, "loss_by_1_class")],
-    data={  # docs/recipes.md has the figures of what has been measured
-        "digits": Verdict.DOES_NOT_HOLD,
-        "mnist": Verdict.HOLDS,
-        "fashion_mnist": Verdict.HOLDS,
-        "cifar10": Verdict.HOLDS,
-    },
+    null={"loss_by_1_class": 0.0, "loss_by_quantity": 0.1},  # quantity costs what labels should
+    data={"digits": Verdict.IN_PART, "mnist": None, "fashion_mnist": None, "cifar10": None},
 )
 def niid_bench(quick: bool, data: str, root: str) -> Shown:
     """Means over 3 seeds (quick: 2, 15 rounds, three splits).
@@ -191,15 +197,22 @@ _TOLD = {
     "flower_fedtrimmedavg:strategy.beta": _MALICIOUS / _CLIENTS,
 }
 _FALLS = at_least(0.2, "fedavg_loss_by_sign_flip")
+_ROBUST = {
+    "the trimmed mean": ("trimmed_mean_loss_by_sign_flip", "trimmed_mean_loss_by_scale"),
+    "MultiKrum": ("multikrum_loss_by_sign_flip", "multikrum_loss_by_scale"),
+}
 
 
 @recipe(
     "Trimmed mean and MultiKrum lose at most 3 points to a fifth of clients that flip or scale; FedAvg loses 20 or more to a flip.",
-    at_most(0.03, "trimmed_mean_loss_by_sign_flip", "trimmed_mean_loss_by_scale"),
-    at_most(0.03, "multikrum_loss_by_sign_flip", "multikrum_loss_by_scale"),
-    _FALLS,
+    *(
+        part(f"{title} loses at most 3 points to either attack", at_most(0.03, *losses))
+        for title, losses in _ROBUST.items()
+    ),
+    part("FedAvg loses 20 points or more to a flip", _FALLS),
     quick=[at_most(0.15, "trimmed_mean_loss_by_sign_flip"), _FALLS],
-    expected=Verdict.DOES_NOT_HOLD,  # docs/recipes.md has the figures: the trimmed mean loses more on Dirichlet(0.5)
+    null={"fedavg_loss_by_sign_flip": 0.0} | dict.fromkeys((loss for both in _ROBUST.values() for loss in both), 0.6),
+    expected=Verdict.IN_PART,
 )
 def robust_table(quick: bool) -> Shown:
     """Accuracies, and what each rule loses at worst over the splits (3 seeds; quick: 2, fewer rounds and cells).
@@ -274,6 +287,17 @@ def best_in(summary: Summary, strategy: str) -> int:
         for condition in summary.conditions
     ]
     return sum(order[0].strategy == strategy for order in orders if order)
+
+
+def least_difference(summary: Summary, first: str, second: str) -> float:
+    """The smallest difference of the two means under any condition; NaN if one of them lost a seed."""
+    found = []
+    for condition in summary.conditions:
+        entries = {entry.strategy: entry for entry in summary.entries_of(condition)}
+        pair = [entries[name] for name in (first, second)]
+        mine, its = (nan if entry.num_lost or entry.mean is None else entry.mean for entry in pair)
+        found.append(mine - its)
+    return nan if any(map(isnan, found)) else min(found)
 
 
 def pooled_difference(summary: Summary, first: str, second: str) -> dict[str, float]:

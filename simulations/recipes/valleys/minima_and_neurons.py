@@ -4,6 +4,8 @@ Paper: arXiv 2405.12489, sections 4 and 5 and Figure 29.  Networks are MLPs 64-1
 """
 
 from collections import defaultdict
+from itertools import product
+from statistics import fmean
 
 import numpy as np
 import torch
@@ -20,15 +22,27 @@ from fedsign.landscape.sign_ratios import same_sign_ratio
 from fedsign.landscape.vector import Layout
 from fedsign.records import tensors_of
 from simulations.landscape.interpolate import look
-from simulations.recipes.base import Figures, at_least, at_most, recipe
-from simulations.recipes.cells import averages
+from simulations.recipes.base import Figures, above, at_least, at_most, below, part, recipe
+from simulations.recipes.cells import averages, paired_difference
 from simulations.recipes.valleys.networks import network, networks, trained_on_share, workload_in_shares
+from simulations.recipes.valleys.noises import SYMMETRIC
 
 
 @recipe(
-    "On the line from a minimum of small batches to one of large ones, the large batches' side is the more asymmetric.",
-    at_least(0.0, "large_minus_small"),
-    quick=[at_least(0.5, "same_sign_ratio")],
+    "On the line from a minimum of small batches to one of large ones, the small batches' is sharper and nearly symmetric, the large batches' flatter and asymmetric.",
+    part("the small batches' minimum is the sharper one", above(0.0, "sharper_low")),
+    part("the large batches' minimum is the more asymmetric one", above(0.0, "more_asymmetric_low")),
+    part("the small batches' minimum is nearly symmetric", at_most(SYMMETRIC, "small_asymmetry")),
+    part("the large batches' minimum is not", above(SYMMETRIC, "large_asymmetry")),
+    source="FedSign, section 3.2",
+    quick=[at_least(0.8, "same_sign_ratio")],  # one start: two that have nothing in common have 0.5
+    null={
+        "sharper_low": 0.0,
+        "more_asymmetric_low": 0.0,
+        "small_asymmetry": 0.1,
+        "large_asymmetry": 0.0,
+        "same_sign_ratio": 0.5,
+    },
 )
 def valley_interpolation_batch_size(quick: bool) -> Figures:
     """Over 5 pairs of networks (quick: 2); errors within 0.5 of each minimum, away from the other one and towards it.
@@ -36,6 +50,9 @@ def valley_interpolation_batch_size(quick: bool) -> Figures:
     Paper: (1 - lambda) theta_1 + lambda theta_2, lambda in [-1, 2], of batches of 32 and of 2048, from one initialisation: the small
     batch's minimum is sharper and nearly symmetric, the large batch's flatter and asymmetric.  Here batches of 32 and of 512
     (2048 would be more than all samples), these for eight times as many epochs, since an epoch has three of them.
+
+    `rise`: the mean of a minimum's two sides, less its own error; `asymmetry`: their difference, as an absolute value.  `sharper` is the
+    small batches' rise less the large ones', `more_asymmetric` the large batches' asymmetry less the small ones', both paired.
     """
     found = defaultdict[str, list[float]](list)
     for seed in range(2 if quick else 5):
@@ -45,25 +62,38 @@ def valley_interpolation_batch_size(quick: bool) -> Figures:
         for name in ("barrier", "midpoint_gap", "same_sign_ratio"):
             found[name].append(line.facts[name])
         lambdas, errors = line.arrays["lambda"], line.arrays["error"]
-        for name, low, end in (
-            ("small_outside", -0.5, "first"),
-            ("small_inside", 0.0, "first"),
-            ("large_inside", 0.5, "second"),
-            ("large_outside", 1.0, "second"),
-        ):
-            inside = (lambdas >= low - 1e-9) & (lambdas <= low + 0.5 + 1e-9)
-            found[name].append(float(np.mean(errors[inside])) - line.facts[end])
-    figures = averages(found)
-    for name in ("small", "large"):
-        figures[f"{name}_asymmetry"] = abs(figures[f"{name}_outside"] - figures[f"{name}_inside"])
-    return figures | {"large_minus_small": figures["large_asymmetry"] - figures["small_asymmetry"]}
+        for name, outside, inside, end in (("small", -0.5, 0.0, "first"), ("large", 1.0, 0.5, "second")):
+            sides = [
+                float(np.mean(errors[(lambdas >= low - 1e-9) & (lambdas <= low + 0.5 + 1e-9)])) - line.facts[end]
+                for low in (outside, inside)
+            ]
+            for side, rise in zip(("outside", "inside"), sides, strict=True):
+                found[f"{name}_{side}"].append(rise)
+            found[f"{name}_rise"].append(fmean(sides))
+            found[f"{name}_asymmetry"].append(abs(sides[0] - sides[1]))
+    sharper = paired_difference(found["small_rise"], found["large_rise"])
+    asymmetric = paired_difference(found["large_asymmetry"], found["small_asymmetry"])
+    return averages(found) | {
+        "sharper": sharper["difference"],
+        "sharper_low": sharper["difference_low"],
+        "more_asymmetric": asymmetric["difference"],
+        "more_asymmetric_low": asymmetric["difference_low"],
+    }
 
 
 @recipe(
-    "Models that go on from a trained start keep its signs, and their mean is better than they are; from random weights less so.",
-    at_least(0.95, "trained_ssr_50"),
-    at_least(0.0, "trained_gap_50", "ssr_difference"),
-    quick=[at_least(0.0, "ssr_difference")],
+    "Models that go on from a trained start keep its signs, and their mean is better than they are; from random weights a barrier grows between them.",
+    part("from a trained start the signs stay: SSR above 0.95", above(0.95, "trained_ssr_50", "trained_ssr_start_50")),
+    part("from a trained start the mean of the two is better than they are", above(0.0, "trained_gap_low")),
+    part("from random weights fewer signs stay", above(0.0, "ssr_difference_low")),
+    part(
+        "from random weights the mean is worse than the two, the more so the longer they train",
+        below(0.0, "random_gap_high", "random_gap_growth_high"),
+    ),
+    source="FedSign, section 4",
+    quick=[above(0.0, "ssr_difference")],
+    null={"random_gap_high": 0.01, "random_gap_growth_high": 0.0, "trained_ssr_50": 0.9, "trained_ssr_start_50": 0.9}
+    | dict.fromkeys(("trained_gap_low", "ssr_difference_low", "ssr_difference"), 0.0),
 )
 def soup_sign_ratio(quick: bool) -> Figures:
     """Over 5 seeds (quick: 1), after 1, 3, 10 and 50 epochs; a gap above 0: the mean of the two is better than they are.
@@ -71,7 +101,10 @@ def soup_sign_ratio(quick: bool) -> Figures:
     Paper: the data in two halves, one model trained on each from the same start; same-sign ratios of start and A, start and B, A and B;
     gap = Acc(0.5 A + 0.5 B) - 0.5 (Acc(A) + Acc(B)).  From random weights the ratio falls and the gap with it; from trained ones the
     ratio stays above 0.95 and the gap is positive.  Here three shares: one to train the start on, two to go on with.
+
+    `random_gap_growth` is the gap after 50 epochs less that after 1; `_low` and `_high` are ends of 95 % intervals over seeds.
     """
+    epochs_tried = (10, 50) if quick else (1, 3, 10, 50)
     found = defaultdict[str, list[float]](list)
     for seed in range(1 if quick else 5):
         workload = workload_in_shares(seed, 3)
@@ -81,25 +114,35 @@ def soup_sign_ratio(quick: bool) -> Figures:
         test = workload.dataset.test
         features, targets = test.batch(torch.arange(len(test)))
         landscape = Landscape(model, workload.task, Samples(features=features, targets=targets))
-        for name, start in starts.items():
-            for epochs in (10, 50) if quick else (1, 3, 10, 50):
-                ends = [trained_on_share(workload, start, share, epochs=epochs) for share in (1, 2)]
-                begin, one, other = (landscape.layout.vector(each) for each in (start, *ends))
-                kept = (same_sign_ratio(begin, one) + same_sign_ratio(begin, other)) / 2
-                found[f"{name}_ssr_start_{epochs}"].append(kept)
-                found[f"{name}_ssr_{epochs}"].append(same_sign_ratio(one, other))
-                found[f"{name}_gap_{epochs}"].append(soup_gap(landscape, [one, other]))
-    figures = averages(found)
+        for (name, start), epochs in product(starts.items(), epochs_tried):
+            ends = [trained_on_share(workload, start, share, epochs=epochs) for share in (1, 2)]
+            begin, one, other = (landscape.layout.vector(each) for each in (start, *ends))
+            kept = (same_sign_ratio(begin, one) + same_sign_ratio(begin, other)) / 2
+            found[f"{name}_ssr_start_{epochs}"].append(kept)
+            found[f"{name}_ssr_{epochs}"].append(same_sign_ratio(one, other))
+            found[f"{name}_gap_{epochs}"].append(soup_gap(landscape, [one, other]))
+    figures, zeros = averages(found), [0.0] * len(found["random_gap_50"])
+    figures["ssr_difference"] = figures["trained_ssr_50"] - figures["random_ssr_50"]
+    if quick:
+        return figures
+    random_gap = paired_difference(found["random_gap_50"], zeros)
+    growth = paired_difference(found["random_gap_50"], found["random_gap_1"])
     return figures | {
-        f"{what}_difference": figures[f"trained_{what}_50"] - figures[f"random_{what}_50"] for what in ("ssr", "gap")
+        "trained_gap_low": paired_difference(found["trained_gap_50"], zeros)["difference_low"],
+        "ssr_difference_low": paired_difference(found["trained_ssr_50"], found["random_ssr_50"])["difference_low"],
+        "random_gap_high": random_gap["difference_high"],
+        "random_gap_growth": growth["difference"],
+        "random_gap_growth_high": growth["difference_high"],
     }
 
 
 @recipe(
     "Along the signs of a softmax classifier's weights the Hessian's trace and the error are smaller than against them.",
-    at_least(0.2, "signs_error_gap"),
-    at_most(1.0, "signs_trace_ratio"),
-    at_most(0.1, "raw_error_gap"),
+    part("the trace is smaller along the signs, for every noise", below(1.0, "largest_trace_ratio")),
+    part("the error is smaller along the signs, by 20 points or more", at_least(0.2, "signs_error_gap")),
+    source="FedSign, Figure 29",
+    given=at_most(0.1, "raw_error_gap"),  # raw noise is symmetric
+    null={"largest_trace_ratio": 1.0, "signs_error_gap": 0.0, "raw_error_gap": 0.0},
 )
 def softmax_demo(quick: bool) -> Figures:
     """Over 10 noises (quick: 3).
@@ -118,6 +161,8 @@ def softmax_demo(quick: bool) -> Figures:
     means, figures = {}, {}
     for name, drawn in directions.items():
         curves = [softmax_curve(weights, each, features, labels, lambdas) for each in drawn]
+        ratios = [curve["trace"][lambdas > 0].mean() / curve["trace"][lambdas < 0].mean() for curve in curves]
+        figures[f"{name}_largest_trace_ratio"] = float(max(ratios))
         for what in ("error", "loss", "spread", "trace", "curvature"):
             means[name, what] = mean = np.mean([curve[what] for curve in curves], axis=0)
             figures[f"{name}_{what}_positive"] = float(mean[lambdas > 0].mean())
@@ -126,6 +171,7 @@ def softmax_demo(quick: bool) -> Figures:
         "signs_error_at_1": float(means["signs", "error"][-1]),
         "signs_error_at_minus_1": float(means["signs", "error"][0]),
         "signs_error_gap": figures["signs_error_negative"] - figures["signs_error_positive"],
+        "largest_trace_ratio": figures["signs_largest_trace_ratio"],
         "signs_trace_ratio": figures["signs_trace_positive"] / figures["signs_trace_negative"],
         "signs_trace_spearman": float(spearmanr(lambdas, means["signs", "trace"])[0]),
         "raw_error_gap": abs(figures["raw_error_negative"] - figures["raw_error_positive"]),
@@ -133,14 +179,22 @@ def softmax_demo(quick: bool) -> Figures:
 
 
 @recipe(
-    "The input of a neuron grows with each step along the signs of its weights.",
-    at_least(0.0, "smallest_step"),
+    "The input of a neuron grows with each step along the signs of its weights, and more of it passes the ReLU.",
+    part("the mean input grows with each step", above(0.0, "smallest_step")),
+    part("a larger share of inputs passes the ReLU with each step", above(0.0, "smallest_step_of_share")),
+    source="FedSign, section 5",
+    quick=[above(0.0, "smallest_step")],
+    null={"smallest_step": 0.0, "smallest_step_of_share": 0.0},
 )
 def relu_demo(quick: bool) -> Figures:
     """Over 10,000 draws for each of 20 h (quick: 5): means before the ReLU, and the share that passes it.
 
     Paper: section 5 (ReLU demonstration): h in R^d from G(0, 1), w = 0.1 h + delta, 10,000 draws of delta; (w + lambda sign(w))^T h for
-    lambda in {-1, -0.5, 0, 0.5, 1}.  The paper's d is not known; here 64.
+    lambda in {-1, -0.5, 0, 0.5, 1}: its distribution shifts to the right with lambda, before and after the ReLU.  The paper's d is not
+    known; here 64.
+
+    The mean cannot but grow: E[sign(w)^T h] = sum_j h_j (2 Phi(0.1 h_j) - 1) >= 0 for every h.  What can fail is that more draws pass the
+    ReLU, since the step makes the input's deviation larger, too.  The smallest step of the mean is of any h, that of the share of the mean over all h.
     """
     lambdas = np.array([-1.0, -0.5, 0.0, 0.5, 1.0])
     drawn = [relu_inputs(lambdas, seed=seed) for seed in range(5 if quick else 20)]
@@ -150,12 +204,16 @@ def relu_demo(quick: bool) -> Figures:
         **{f"mean_at_{at:g}": float(value) for at, value in zip(lambdas, inputs.mean(0), strict=True)},
         **{f"open_at_{at:g}": float(value) for at, value in zip(lambdas, passed.mean(0), strict=True)},
         "smallest_step": float(np.diff(inputs).min()),
+        "smallest_step_of_share": float(np.diff(passed.mean(0)).min()),
     }
 
 
 @recipe(
     "More hidden units stay active or inactive after a step along the model's signs than after one against them.",
-    at_least(0.0, "smallest_difference"),
+    part("more stay what they are at every step", above(0.0, "smallest_low")),
+    source="FedSign, section 5",
+    quick=[above(0.0, "smallest_difference")],
+    null={"smallest_low": 0.0, "smallest_difference": 0.0},
 )
 def activation_confusion(quick: bool) -> Figures:
     """Shares of features that stay what they are, over 5 networks and 5 noises each (quick: 2 and 2).
@@ -165,17 +223,22 @@ def activation_confusion(quick: bool) -> Figures:
     digits, norm-scaled.
     """
     steps = (0.2, 0.4, 0.6, 0.8, 1.0)
-    found = defaultdict[float, list[float]](list)
+    found = defaultdict[float, list[float]](list)  # of each network, the mean over its noises
     for subject in networks(2 if quick else 5):
         layout = Layout.of(subject.model)
         theta = layout.vector(dict(subject.model.named_parameters()))
         features = subject.test_samples(None).features
+        same = defaultdict[float, list[float]](list)
         for draw in range(2 if quick else 5):
             eps = with_signs(noise("gaussian", layout.size, seed=draw), theta)
             direction = scaled(layout, eps, theta, Scaling.NORM)
             for at in (sign * step for step in steps for sign in (1, -1)):
                 counts = confusion(subject.model, layout, theta, theta + at * direction, features)
-                found[at].append(counts.trace().item() / counts.sum().item())
-    same = averages(found)
-    figures = {f"same_at_{at:g}": value for at, value in same.items()}
-    return figures | {"smallest_difference": min(same[step] - same[-step] for step in steps)}
+                same[at].append(counts.trace().item() / counts.sum().item())
+        for at, shares in same.items():
+            found[at].append(fmean(shares))
+    differences = [paired_difference(found[step], found[-step]) for step in steps]
+    return {f"same_at_{at:g}": value for at, value in averages(found).items()} | {
+        "smallest_difference": min(each["difference"] for each in differences),
+        "smallest_low": min(each["difference_low"] for each in differences),
+    }
