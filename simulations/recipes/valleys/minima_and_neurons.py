@@ -27,7 +27,6 @@ from simulations.recipes.cells import averages, paired_difference
 from simulations.recipes.valleys.networks import network, networks, trained_on_share, workload_in_shares
 from simulations.recipes.valleys.noises import SYMMETRIC
 
-
 _FRESH = range(100, 120)  # seeds 0 to 4 left open what these decide
 
 
