@@ -1,6 +1,6 @@
 """What PaRO's guideline says of the paper's scenarios: which strategies fit, and in which order they are fast.
 
-Paper: arXiv 2310.06003, sections 3.1 and 4: 32 GPUs of 80 GB, 8 a machine, 2000 Gbit/s within and 80 Gbit/s between machines, 10
+Paper: arXiv 2310.06003, section 3.1 and experiments: 32 GPUs of 80 GB, 8 a machine, 2000 Gbit/s within and 80 Gbit/s between machines, 10
 micro-batches; memory and t_comm by its formulas (`fedsign.sharding.plan`), computation left out, so that ratios of times are no ratios of
 throughput: only orders are judged.  Nothing is drawn or timed.  How strategies do over a real slow link is in docs/benchmarks.md.
 """
@@ -42,7 +42,7 @@ _FIT = ("others_that_fit_of_those_run", "others_that_fit_of_all")
     ),
     part("in each scenario what it reports to be faster is", below(1.0, *_RATIOS)),
     part("for 65B with 1/16 trained IIG takes less memory than MiCS", below(1.0, "iig_over_mics_memory")),
-    source="PaRO, sections 3.1 and 4",
+    source="PaRO, section 3.1 and experiments",
     null={"kept": 27, "recommended_among_fastest": 0, "iig_over_mics_memory": 1.0}
     | dict.fromkeys(_FIT, 5)
     | dict.fromkeys(_RATIOS, 1.0),

@@ -156,6 +156,7 @@ _TITLES = {"lr": "the learning rate", "batch": "the batch size", "weight_decay":
     quick=[above(0.0, "smallest_asymmetry")],
     null=dict.fromkeys(("smallest_low", "smallest_asymmetry", "batch_narrower_low"), 0.0)
     | {f"{name}_width_low": -0.01 for name in _PAIRS},
+    expected=Verdict.IN_PART,
 )
 def valley_hyperparameters(quick: bool) -> Figures:
     """Asymmetries and mean errors on both sides, over 5 networks and 3 noises each (quick: 1 and 2), s = 1.
@@ -195,6 +196,7 @@ def valley_hyperparameters(quick: bool) -> Figures:
     source="FedSign, section 3.2",
     quick=[at_least(SYMMETRIC, "ALL")],
     null={"ALL": 0.0, **{f"{group}_low": 0.0 for group in GROUPS}},
+    expected=Verdict.HOLDS,
 )
 def valley_parameter_groups(quick: bool) -> Figures:
     """Asymmetries over 5 networks and 3 noises each (quick: 1 and 1), s = 1; `..._low`: of the 95 % interval over networks.
@@ -241,6 +243,7 @@ _POSITIVE = ("ones_norms", "uniform_norms", "ones_filter", "uniform_filter")
     source="FedSign, Figure 6",
     quick=[at_least(0.05, "smallest_of_positive")],
     null={"ones_share_above_0": 0.5, "smallest_of_positive": 0.0, "largest_of_gaussian": 0.3},
+    expected=Verdict.HOLDS,
 )
 def valley_bn_init(quick: bool) -> Figures:
     """Asymmetries over 5 networks and 3 noises each (quick: 1 and 2), s = 2, norm-scaled and filter-norm-scaled (each weight a filter).
