@@ -36,7 +36,7 @@ def scaled_mlp(input_shape: tuple[int, ...], num_outputs: int, *, scale: float) 
     part(
         "accuracies are those of an independent script", within(0.914, 0.015, "fedavg"), within(0.937, 0.015, "fedsign")
     ),
-    part("FedDyn's too", within(0.958, 0.015, "feddyn")),
+    part("FedDyn's accuracy is that of an independent script", within(0.958, 0.015, "feddyn")),
     part("FedSign is above FedAvg by 1.5 points or more", at_least(0.015, "difference"), above(0.0, "difference_low")),
     part(
         "FedSign is above FedAvg where each has the best of three settings: gamma, or the scale of the initial weights",

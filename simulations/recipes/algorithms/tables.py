@@ -129,7 +129,7 @@ _SPLITS: dict[str, dict[str, Any]] = {
 @recipe(
     "One class a client costs FedAvg 10 points of accuracy or more, quantity skew at most 3.",
     part("one class a client costs FedAvg 10 points or more", at_least(0.1, "loss_by_1_class")),
-    part("quantity skew costs it at most 3", at_most(0.03, "loss_by_quantity")),
+    part("quantity skew costs FedAvg at most 3 points", at_most(0.03, "loss_by_quantity")),
     quick=[at_least(0.05, "loss_by_1_class")],
     null={"loss_by_1_class": 0.0, "loss_by_quantity": 0.1},  # quantity costs what labels should
     data={"digits": Verdict.IN_PART, "mnist": None, "fashion_mnist": None, "cifar10": None},

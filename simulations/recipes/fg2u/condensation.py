@@ -59,10 +59,15 @@ _ABOVE = tuple(f"fg2u_minus_{other}" for other in _OTHERS[:3])
 
 @recipe(
     "Condensing digits, (FG)²U is above truncated unrolling, Hessian-Free and Neumann's series, and not above reverse unrolling.",
-    part("reverse unrolling is at the top", above(0.0, "rgu_minus_fg2u")),
+    part("condensing digits, reverse unrolling is at the top", above(0.0, "rgu_minus_fg2u")),
     part("(FG)²U is above truncated unrolling, Hessian-Free and Neumann's series", above(0.0, *_ABOVE)),
-    part("with ten images a class too", above(0.0, "ten_rgu_minus_fg2u", *(f"ten_{name}" for name in _ABOVE))),
-    part("it is above real images and their means", above(0.0, "fg2u_minus_random_subset", "fg2u_minus_class_means")),
+    part(
+        "that is the order with ten images a class, too",
+        above(0.0, "ten_rgu_minus_fg2u", *(f"ten_{name}" for name in _ABOVE)),
+    ),
+    part(
+        "(FG)²U is above real images and their means", above(0.0, "fg2u_minus_random_subset", "fg2u_minus_class_means")
+    ),
     source="(FG)²U, section 4.1 and Table 1",
     quick=[at_least(0.05, "fg2u_minus_random_subset")],
     null=dict.fromkeys((f"{ten}{name}" for ten in ("", "ten_") for name in ("rgu_minus_fg2u", *_ABOVE)), 0.0)
@@ -164,7 +169,10 @@ def _gains(strategy: str) -> list[str]:
 @recipe(
     "At no more bytes up than one round takes, condensed images sent once give a better model than a round of FedAvg or FedSign.",
     *(
-        part(f"it does so beside {title}, under both splits", above(0.0, *_gains(name)))
+        part(
+            f"condensed images, sent once, give a better model than a round of {title}, under both splits",
+            above(0.0, *_gains(name)),
+        )
         for name, title in _STRATEGIES.items()
     ),
     quick=[at_least(0.03, "alpha_0.5_one_shot_1_gain")],

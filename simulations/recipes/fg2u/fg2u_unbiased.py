@@ -31,13 +31,14 @@ _GAUSSIAN = ("gaussian_second_moment_1", "gaussian_second_moment_4")
 @recipe(
     "(FG)²U's mean is the gradient, and its second moment ((N + b ∓ 1) / b) times that of the gradient.",
     part(
-        "over all Rademacher directions its mean is the gradient",
+        "(FG)²U is unbiased: its mean over all Rademacher directions is the gradient",
         at_most(1e-10, "forward_error", "rademacher_mean_error"),
     ),
     part(
-        "with Rademacher directions its second moment is the formula's", within(1.0, 1e-10, "rademacher_second_moment")
+        "with Rademacher directions its second moment is (N + b - 1) / b times the gradient's",
+        within(1.0, 1e-10, "rademacher_second_moment"),
     ),
-    part("with Gaussian ones too", within(1.0, 0.04, *_GAUSSIAN)),
+    part("with Gaussian directions it is (N + b + 1) / b times", within(1.0, 0.04, *_GAUSSIAN)),
     source="(FG)²U, section 3",
     quick=[*_EXACT, within(1.0, 0.1, *_GAUSSIAN)],
     null={  # a biased estimate; each formula for the other's directions: (N + b -+ 1) / (N + b +- 1) at N = 8

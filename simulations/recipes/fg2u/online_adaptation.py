@@ -123,9 +123,15 @@ class Library:
 
 @recipe(
     "Weights of tokens learnt through 6 steps of reading adapt a language model better than uniform ones, and (FG)²U's through 24 or 48 better than these.",
-    part("reverse unrolling through 6 steps is better than uniform weights", below(0.0, "rgu_6_minus_uniform")),
-    part("(FG)²U through 24 or 48 is better than that", below(0.0, *_DEEPER)),
-    part("also than eight times as many steps of it", below(0.0, *(f"{name}_longer" for name in _DEEPER))),
+    part(
+        "token weights learnt by reverse unrolling through 6 steps are better than uniform ones",
+        below(0.0, "rgu_6_minus_uniform"),
+    ),
+    part("(FG)²U through 24 or 48 steps is better than reverse unrolling through 6", below(0.0, *_DEEPER)),
+    part(
+        "(FG)²U is better than eight times as many outer steps of reverse unrolling, too",
+        below(0.0, *(f"{name}_longer" for name in _DEEPER)),
+    ),
     source="(FG)²U, Table 2",
     quick=[below(0.0, "fg2u_24_minus_uniform")],
     null=dict.fromkeys(

@@ -45,11 +45,14 @@ _EXPORT = (at_most(1e-3, "export_logits_error"), at_least(1.0, "export_same_toke
 @recipe(
     "Four silos fine-tune a language model better together than the best of them alone, and transformers loads what comes of it.",
     part(
-        "the federation's loss is 0.85 of the pretrained model's or less, with LISA and with LoRA",
+        "four silos: the federation's loss is 0.85 of the pretrained model's or less, with LISA and with LoRA",
         at_most(0.85, *_TUNED),
     ),
-    part("with LISA it is 0.98 of the best silo's alone or less", at_most(0.98, "lisa_over_best_alone")),
-    part("transformers loads the model: the same logits, the same next words", *_EXPORT),
+    part(
+        "with LISA the federation's loss is 0.98 of the best silo's alone or less",
+        at_most(0.98, "lisa_over_best_alone"),
+    ),
+    part("transformers loads the federation's model: the same logits, the same next words", *_EXPORT),
     quick=[at_most(0.95, "lisa_over_pretrained"), *_EXPORT],
     null={
         **dict.fromkeys((*_TUNED, "lisa_over_best_alone"), 1.0),

@@ -45,7 +45,7 @@ def _peaks(estimates: Mapping[str, Estimate]) -> dict[str, float]:
         "LLaMA-2-7B with two layers fits into 24 GB, attention in a fused kernel", at_most(24.0, "peak_7b_lisa_2l_gb")
     ),
     part(
-        "it does so with rows of 1,024 tokens and no such kernel, as the paper has it",
+        "LLaMA-2-7B with two layers fits into 24 GB with rows of 1,024 tokens and no such kernel, as in the paper",
         at_most(24.0, "math_7b_lisa_2l_gb"),
     ),
     part(

@@ -51,14 +51,14 @@ _HALF, _SPREADS = (("rate_only_start_high", "init_only_change_high"), ("sp_sprea
 @recipe(
     "Activations keep their size at every density under SmuPar, and vanish under the standard parameterisation and muP.",
     part(
-        "under SmuPar sizes at density 1/16 are the dense model's, at the start, after ten steps, and of the first change",
+        "under SmuPar activations at density 1/16 are as large as the dense model's, at the start, after ten steps, and in the first change",
         at_least(0.75, "smupar_start_low", "smupar_end_low", "smupar_change_low"),
         at_most(1.33, "smupar_start_high", "smupar_end_high", "smupar_change_high"),
     ),
-    part("under SP and muP they vanish", at_most(0.12, *_STARTS), at_most(0.15, *_ENDS)),
-    part("half of the corrections are not enough", at_most(0.75, *_HALF)),
-    part("sizes are the same at all densities under SmuPar", at_most(2.0, "smupar_spread")),
-    part("they are not under SP and muP", at_least(20.0, *_SPREADS)),
+    part("under SP and muP activations vanish at density 1/16", at_most(0.12, *_STARTS), at_most(0.15, *_ENDS)),
+    part("with half of SmuPar's corrections activations or their changes shrink", at_most(0.75, *_HALF)),
+    part("under SmuPar activations are of one size at all densities", at_most(2.0, "smupar_spread")),
+    part("under SP and muP activations shrink with the density", at_least(20.0, *_SPREADS)),
     source="SμPar, Figure 5",
     null={
         **dict.fromkeys((*_STARTS, *_ENDS, *_HALF, *_SPREADS), 1.0),
@@ -151,9 +151,18 @@ _AT_THE_LOWEST = at_most(0.93, "smupar_over_sp_32", "smupar_over_mup_32")
 
 @recipe(
     "With one rate for all densities SmuPar has the lowest loss at every density, and at the lowest by 7 % or more.",
-    part("its loss at the lowest density is 7 % or more below that of SP", at_most(0.93, "smupar_over_sp_32")),
-    part("and below that of muP", at_most(0.93, "smupar_over_mup_32")),
-    part("at no density is it more than 1 % above the better of the others", at_most(1.01, "smupar_over_best_other")),
+    part(
+        "with one rate for all densities SmuPar's loss at 1/32 is 7 % or more below that of SP",
+        at_most(0.93, "smupar_over_sp_32"),
+    ),
+    part(
+        "with one rate for all densities SmuPar's loss at 1/32 is 7 % or more below that of muP",
+        at_most(0.93, "smupar_over_mup_32"),
+    ),
+    part(
+        "at no density is SmuPar's loss more than 1 % above the better of the others",
+        at_most(1.01, "smupar_over_best_other"),
+    ),
     source="SμPar, Figure 3",
     quick=[_AT_THE_LOWEST],
     null={"smupar_over_sp_32": 1.0, "smupar_over_mup_32": 1.0, "smupar_over_best_other": 1.1},

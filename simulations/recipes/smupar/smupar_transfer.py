@@ -87,8 +87,12 @@ _COSTS = at_most(0.02, "smupar_excess")
 
 @recipe(
     "The best learning rate stays where it is at every density under SmuPar, and moves under the standard parameterisation and muP.",
-    part("under SmuPar the best rate stays, and the dense one costs at most 2 %", at_most(1, "smupar_moved"), _COSTS),
-    part("under SP and muP it moves up", _MOVE),
+    part(
+        "under SmuPar the best rate is the same at every density, and the dense one costs at most 2 %",
+        at_most(1, "smupar_moved"),
+        _COSTS,
+    ),
+    part("under SP and muP the best rate moves with the density", _MOVE),
     part("at the dense model's best rates SmuPar's loss at 1/32 is 7 % or more below theirs", _KEPT),
     part("with rates tuned for 1/32 SmuPar is still below both", below(1.0, "best_to_sp", "best_to_mup")),
     source="SμPar, Figures 6, 8 and 9",
@@ -126,8 +130,12 @@ def smupar_lr_transfer(quick: bool) -> Shown:
 
 @recipe(
     "The best deviation of the start stays where it is at every density under SmuPar, and moves up under the standard parameterisation and muP.",
-    part("under SmuPar the best start stays, and the dense one costs at most 2 %", at_most(1, "smupar_moved"), _COSTS),
-    part("under SP and muP it moves up", at_least(2, "sp_raised", "mup_raised")),
+    part(
+        "under SmuPar the best start is the same at every density, and the dense one costs at most 2 %",
+        at_most(1, "smupar_moved"),
+        _COSTS,
+    ),
+    part("under SP and muP the best start moves up as the density falls", at_least(2, "sp_raised", "mup_raised")),
     source="SμPar, Figure 7",
     quick=[at_most(0, "smupar_moved"), _COSTS],  # deviations lie two factors of two apart
     null={"smupar_moved": 2, "smupar_excess": 0.1, "sp_raised": 0, "mup_raised": 0},

@@ -15,7 +15,7 @@ from simulations.recipes.valleys.networks import networks
 
 @recipe(
     "The signs of a trained model are almost orthogonal to the gradient of its loss.",
-    part("the cosine of the two is at most 0.1, for every network", at_most(0.1, "largest_cosine")),
+    part("the cosine of the signs and the gradient is at most 0.1, for every network", at_most(0.1, "largest_cosine")),
     source="FedSign, gradient test",
     quick=[at_most(1.0, "mean_gradient_norm")],  # the networks have converged
     null={"largest_cosine": 0.5, "mean_gradient_norm": 2.0},

@@ -32,10 +32,10 @@ _FRESH = range(100, 120)  # seeds 0 to 4 left open what these decide
 
 @recipe(
     "On the line from a minimum of small batches to one of large ones, the small batches' is sharper and nearly symmetric, the large batches' flatter and asymmetric.",
-    part("the small batches' minimum is the sharper one", above(0.0, "sharper_low")),
-    part("the large batches' minimum is the more asymmetric one", above(0.0, "more_asymmetric_low")),
-    part("the small batches' minimum is nearly symmetric", at_most(SYMMETRIC, "small_asymmetry")),
-    part("the large batches' minimum is not", above(SYMMETRIC, "large_asymmetry")),
+    part("between minima of small and of large batches, that of small ones is the sharper", above(0.0, "sharper_low")),
+    part("that of large batches is the more asymmetric", above(0.0, "more_asymmetric_low")),
+    part("the minimum of small batches is nearly symmetric", at_most(SYMMETRIC, "small_asymmetry")),
+    part("the minimum of large batches is asymmetric", above(SYMMETRIC, "large_asymmetry")),
     source="FedSign, section 3.2",
     quick=[at_least(0.8, "same_sign_ratio")],  # one start: two that have nothing in common have 0.5
     null={
@@ -45,6 +45,7 @@ _FRESH = range(100, 120)  # seeds 0 to 4 left open what these decide
         "large_asymmetry": 0.0,
         "same_sign_ratio": 0.5,
     },
+    expected=Verdict.IN_PART,
 )
 def valley_interpolation_batch_size(quick: bool) -> Figures:
     """Over 20 pairs of networks (quick: 2); errors within 0.5 of each minimum, away from the other one and towards it.
@@ -85,17 +86,25 @@ def valley_interpolation_batch_size(quick: bool) -> Figures:
 
 @recipe(
     "Models that go on from a trained start keep its signs, and their mean is better than they are; from random weights a barrier grows between them.",
-    part("from a trained start the signs stay: SSR above 0.95", above(0.95, "trained_ssr_50", "trained_ssr_start_50")),
-    part("from a trained start the mean of the two is better than they are", above(0.0, "trained_gap_low")),
-    part("from random weights fewer signs stay", above(0.0, "ssr_difference_low")),
     part(
-        "from random weights the mean is worse than the two, the more so the longer they train",
-        below(0.0, "random_gap_high", "random_gap_growth_high"),
+        "two models that go on from a trained start keep its signs: SSR above 0.95",
+        above(0.95, "trained_ssr_50", "trained_ssr_start_50"),
+    ),
+    part("the mean of two models from a trained start is better than they are", above(0.0, "trained_gap_low")),
+    part("models from random weights keep fewer signs", above(0.0, "ssr_difference_low")),
+    part(
+        "the mean of two models from random weights gets worse beside them the longer they train",
+        below(0.0, "random_gap_growth_high"),
+    ),
+    part(
+        "the mean of two models from random weights is worse than they are in the end: a barrier",
+        below(0.0, "random_gap_high"),
     ),
     source="FedSign, section 4",
     quick=[above(0.0, "ssr_difference")],
     null={"random_gap_high": 0.01, "random_gap_growth_high": 0.0, "trained_ssr_50": 0.9, "trained_ssr_start_50": 0.9}
     | dict.fromkeys(("trained_gap_low", "ssr_difference_low", "ssr_difference"), 0.0),
+    expected=Verdict.IN_PART,
 )
 def soup_sign_ratio(quick: bool) -> Figures:
     """Over 20 seeds (quick: 1), after 1, 3, 10 and 50 epochs; a gap above 0: the mean of the two is better than they are.
@@ -140,8 +149,14 @@ def soup_sign_ratio(quick: bool) -> Figures:
 
 @recipe(
     "Along the signs of a softmax classifier's weights the Hessian's trace and the error are smaller than against them.",
-    part("the trace is smaller along the signs, for every noise", below(1.0, "largest_trace_ratio")),
-    part("the error is smaller along the signs, by 20 points or more", at_least(0.2, "signs_error_gap")),
+    part(
+        "along the signs of a softmax classifier's weights the Hessian's trace is smaller, for every noise",
+        below(1.0, "largest_trace_ratio"),
+    ),
+    part(
+        "along the signs of a softmax classifier's weights the error is smaller, by 20 points or more",
+        at_least(0.2, "signs_error_gap"),
+    ),
     source="FedSign, Figure 29",
     given=at_most(0.1, "raw_error_gap"),  # raw noise is symmetric
     null={"largest_trace_ratio": 1.0, "signs_error_gap": 0.0, "raw_error_gap": 0.0},
@@ -183,8 +198,11 @@ def softmax_demo(quick: bool) -> Figures:
 
 @recipe(
     "The input of a neuron grows with each step along the signs of its weights, and more of it passes the ReLU.",
-    part("the mean input grows with each step", above(0.0, "smallest_step")),
-    part("a larger share of inputs passes the ReLU with each step", above(0.0, "smallest_step_of_share")),
+    part("a neuron's mean input grows with each step along the signs of its weights", above(0.0, "smallest_step")),
+    part(
+        "a larger share of a neuron's inputs passes the ReLU with each step along the signs",
+        above(0.0, "smallest_step_of_share"),
+    ),
     source="FedSign, section 5",
     quick=[above(0.0, "smallest_step")],
     null={"smallest_step": 0.0, "smallest_step_of_share": 0.0},
@@ -214,8 +232,11 @@ def relu_demo(quick: bool) -> Figures:
 
 @recipe(
     "More hidden units stay active or inactive after a step along the model's signs than after one against them.",
-    part("more stay what they are at every step", above(0.0, "smallest_low")),
-    part("control: before the training the difference is smaller, at every step", above(0.0, "smallest_gain_low")),
+    part(
+        "more hidden units stay what they are after a step along the model's signs than after one against them",
+        above(0.0, "smallest_low"),
+    ),
+    part("control: before the training that difference is smaller", above(0.0, "smallest_gain_low")),
     source="FedSign, section 5",
     quick=[above(0.0, "smallest_difference")],
     null=dict.fromkeys(("smallest_low", "smallest_gain_low", "smallest_difference"), 0.0),

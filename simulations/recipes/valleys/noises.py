@@ -35,7 +35,7 @@ _ONE_SIDED = ("gaussian_1", "uniform_01", "binary", "ones")
         "with the model's signs all seven noises are flat on the positive side and sharp on the negative",
         above(0.0, "smallest_low_with_signs"),
     ),
-    part("raw, those of one sign are near symmetric too", at_most(SYMMETRIC, "largest_raw_of_one_sign")),
+    part("raw, the noises of one sign are near symmetric, too", at_most(SYMMETRIC, "largest_raw_of_one_sign")),
     source="FedSign, Figures 2 and 3",
     quick=[above(0.0, "smallest_with_signs")],
     null={"smallest_low_with_signs": 0.0, "smallest_with_signs": 0.0, "largest_raw_of_one_sign": 0.2},
@@ -68,9 +68,18 @@ def valley_seven_noises(quick: bool) -> Figures:
 
 @recipe(
     "The more signs of a noise are the model's, the lower the error on the positive side and the higher on the negative.",
-    part("the positive side falls with the share of signs", at_least(0.9, "smallest_spearman_positive")),
-    part("the negative side rises with it", at_least(0.9, "smallest_spearman_negative")),
-    part("with all signs the negative side is above the positive by 25 points or more", at_least(0.25, "smallest_gap")),
+    part(
+        "the error on the positive side falls with the share of the model's signs",
+        at_least(0.9, "smallest_spearman_positive"),
+    ),
+    part(
+        "the error on the negative side rises with the share of the model's signs",
+        at_least(0.9, "smallest_spearman_negative"),
+    ),
+    part(
+        "with all of the model's signs the negative side is 25 points of error or more above the positive",
+        at_least(0.25, "smallest_gap"),
+    ),
     source="FedSign, Figure 4",
     null=dict.fromkeys(("smallest_gap", "smallest_spearman_positive", "smallest_spearman_negative"), 0.0),
     expected=Verdict.HOLDS,
@@ -103,8 +112,8 @@ def valley_sign_ratio(quick: bool) -> Figures:
 @recipe(
     "Directions that carry the model's signs are asymmetric; sgp of the model is not, and without BatchNorm neither are the initial weights.",
     part("theta_f, sign(theta_f) and sign(theta_f - mu) are asymmetric", at_least(SYMMETRIC, "smallest_of_signs")),
-    part("sgp(theta_f) and sgp(theta_f - mu) are not", at_most(SYMMETRIC, "largest_of_sgp")),
-    part("without BatchNorm the initial weights are not", at_most(SYMMETRIC, "initial_size")),
+    part("sgp(theta_f) and sgp(theta_f - mu) are not asymmetric", at_most(SYMMETRIC, "largest_of_sgp")),
+    part("without BatchNorm the initial weights are no asymmetric direction", at_most(SYMMETRIC, "initial_size")),
     source="FedSign, Figure 5",
     quick=[above(0.0, "smallest_of_signs")],
     null={"smallest_of_signs": 0.0, "largest_of_sgp": 0.1, "initial_size": 0.1},
@@ -149,8 +158,11 @@ _TITLES = {"lr": "the learning rate", "batch": "the batch size", "weight_decay":
 
 @recipe(
     "Learning rate, batch size and weight decay change how wide a valley is, small batches make it narrower; the positive side stays the flat one.",
-    part("the positive side is the flat one at all six settings", above(0.0, "smallest_low")),
-    *(part(f"{_TITLES[name]} changes the width", above(0.0, f"{name}_width_low")) for name in _PAIRS),
+    part(
+        "with the model's signs the positive side is the flat one at every learning rate, batch size and weight decay",
+        above(0.0, "smallest_low"),
+    ),
+    *(part(f"{_TITLES[name]} changes how wide the valley is", above(0.0, f"{name}_width_low")) for name in _PAIRS),
     part("small batches give the narrower valley", above(0.0, "batch_narrower_low")),
     source="FedSign, section 3.2 and appendix",
     quick=[above(0.0, "smallest_asymmetry")],
@@ -192,7 +204,10 @@ def valley_hyperparameters(quick: bool) -> Figures:
 
 @recipe(
     "Noise with the model's signs on any group of parameters alone finds a valley that is flat on its positive side.",
-    *(part(f"on {group} alone the positive side is the flat one", above(0.0, f"{group}_low")) for group in GROUPS),
+    *(
+        part(f"noise with the model's signs on {group} alone is flat on the positive side", above(0.0, f"{group}_low"))
+        for group in GROUPS
+    ),
     source="FedSign, section 3.2",
     quick=[at_least(SYMMETRIC, "ALL")],
     null={"ALL": 0.0, **{f"{group}_low": 0.0 for group in GROUPS}},
@@ -237,9 +252,15 @@ _POSITIVE = ("ones_norms", "uniform_norms", "ones_filter", "uniform_filter")
 
 @recipe(
     "Noise of {0, 1} on BatchNorm's weights is asymmetric where these began above 0 and stay there, and nearly symmetric where they began on both sides.",
-    part("weights that began at 1 are all above 0 in the end", at_least(1.0, "ones_share_above_0")),
-    part("from 1 or U(0, 1) the noise is asymmetric, under both scalings", at_least(0.1, "smallest_of_positive")),
-    part("from G(0, 0.1) it is nearly symmetric, under both", at_most(SYMMETRIC, "largest_of_gaussian")),
+    part("BatchNorm's weights that began at 1 are all above 0 after the training", at_least(1.0, "ones_share_above_0")),
+    part(
+        "noise of {0, 1} on BatchNorm's weights that began at 1 or from U(0, 1) is asymmetric, under both scalings",
+        at_least(0.1, "smallest_of_positive"),
+    ),
+    part(
+        "noise of {0, 1} on BatchNorm's weights that began from G(0, 0.1) is nearly symmetric, under both scalings",
+        at_most(SYMMETRIC, "largest_of_gaussian"),
+    ),
     source="FedSign, Figure 6",
     quick=[at_least(0.05, "smallest_of_positive")],
     null={"ones_share_above_0": 0.5, "smallest_of_positive": 0.0, "largest_of_gaussian": 0.3},
