@@ -17,6 +17,8 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from simulations.recipes.where import AT_HOME, PlaysOf, Where
+
 Figures = Mapping[str, float]
 
 
@@ -24,7 +26,7 @@ Shown = tuple[Figures, Path]
 """Figures with a page or a picture of them."""
 
 Measure = Callable[..., Figures | Shown]
-"""Takes `quick`; that of a recipe with several data sets also `data`, and the folder `root` of its files."""
+"""Takes `quick`; that of a recipe with a choice of data and model also `where`."""
 
 
 class Verdict(StrEnum):
@@ -111,7 +113,11 @@ class Recipe:
         quick_thresholds: of a check with fewer seeds that finds something broken; without them, all of the claim's.
         null: figures where the claim is false in every part.
         expected: the verdict of the last full measurement; None where there was none.
-        data: the data sets it can be checked on, the default first, with the verdict expected on each; empty without a choice.
+        data: the sets it was made for, the default first, with the verdict expected on each; empty if it was made for `home` alone.
+        home: the set that `expected` is of, for a recipe that can be played on others as well.
+        plays: what it plays, for one that can be played on any data; None for one that cannot.
+        takes_model: whether another model may be asked for, where other data may.
+        where: on which data and with which model it is to be played.
     """
 
     name: str
@@ -124,6 +130,10 @@ class Recipe:
     null: Figures = field(default_factory=dict)
     expected: Verdict | None = None
     data: Mapping[str, Verdict | None] = field(default_factory=dict)
+    home: str = "digits"
+    plays: PlaysOf | None = None
+    takes_model: bool = True
+    where: Where = AT_HOME
 
     @property
     def thresholds(self) -> list[Threshold]:

@@ -13,21 +13,28 @@ def reproduce(
     name: Annotated[str, typer.Argument(help="The recipe; see --list.")] = "",
     list_all: Annotated[bool, typer.Option("--list", help="List the recipes.")] = False,
     data: Annotated[
-        str, typer.Option("--data", metavar="NAME", help="The data set, for a recipe that has several; see --list.")
+        str,
+        typer.Option(
+            "--data", metavar="DATA", help="A data set, a folder with one folder a class, or an .npz; see --list."
+        ),
     ] = "",
-    data_root: Annotated[str, typer.Option("--data-root", metavar="DIR", help="The folder of that data's files.")] = "",
+    data_root: Annotated[
+        str, typer.Option("--data-root", metavar="DIR", help="The folder of a data set's files.")
+    ] = "",
+    model: Annotated[str, typer.Option("--model", metavar="NAME", help="Another model than the recipe's.")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="Fewer seeds and rounds: a check, not a proof.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Check a claim: run it, compute the figures, compare with thresholds fixed beforehand."""
     from simulations.recipes import table as recipes
+    from simulations.recipes.where import AT_HOME, cost
 
     if list_all or not name:
         rows = [
             {
                 "name": key,
                 "source": each.source or "this program",
-                "data": ", ".join(each.data) or "its own",
+                "data": ", ".join(each.data) or (each.home if each.plays else "its own"),
                 "measured": recipes.get(key).expected or "not yet",
                 "claim": each.claim,
             }
@@ -35,7 +42,11 @@ def reproduce(
         ]
         print_json(rows) if json else print_table(rows)
         return
-    finding = recipes.get(name, data=data, root=data_root).check(quick=quick)
+    recipe = recipes.get(name, data=data, root=data_root, model=model)
+    if recipe.plays is not None and recipe.expected is None and recipe.where is not AT_HOME:
+        said = f"nobody has measured {recipe.name}: {cost(recipe.plays(quick, recipe.where))}."
+        Console(stderr=True, soft_wrap=True, highlight=False).print(escaped(said))
+    finding = recipe.check(quick=quick)
     if json:
         print_json(finding.as_json())
     else:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from fedsign.config import merged
-from fedsign.errors import ConfigError
 from simulations.landscape.subject import Subject
 from simulations.recipes import table as recipes
 from simulations.recipes.base import Finding, NotDecidableHere, Recipe, Verdict, above, at_least, at_most, part
 from simulations.recipes.command import print_finding
 from simulations.recipes.valleys.networks import networks
+from simulations.recipes.where import AT_HOME, Where
 from tests.e2e.command import fedsign
 
 
@@ -112,9 +112,9 @@ def test_no_part_of_a_claim_and_no_quick_check_is_met_where_there_is_no_effect(n
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["valley-seven-noises", "valley-sign-ratio", "valley-hyperparameters"])
 def test_valleys_of_networks_that_have_learnt_nothing_fail(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def untrained(count: int, changes: Mapping[str, Any] | None = None) -> Iterator[Subject]:
+    def untrained(count: int, changes: Mapping[str, Any] | None = None, where: Where = AT_HOME) -> Iterator[Subject]:
         still = {"rounds": 1, "client": {"lr": 1e-9, "local_epochs": 1}, "results": {"checkpoint_every": 1}}
-        return networks(count, merged(changes or {}, still))
+        return networks(count, merged(changes or {}, still), where)
 
     monkeypatch.setattr("simulations.recipes.valleys.noises.networks", untrained)
     finding = recipes.get(name).check(quick=True)
@@ -153,13 +153,6 @@ def test_a_papers_table_without_its_data_is_not_decidable_and_says_what_is_missi
     finding = recipes.get("fedsign-table", data=data).check()
     assert finding.verdict is Verdict.NOT_DECIDABLE
     assert "was not found" in finding.reason and "--data-root" in finding.reason
-
-
-def test_data_that_a_recipe_does_not_know_is_named() -> None:
-    with pytest.raises(ConfigError, match="Did you mean 'digits'"):
-        recipes.get("fedsign-table", data="digit")
-    with pytest.raises(ConfigError, match="drop --data"):
-        recipes.get("feddyn-fixed-point", data="digits")
 
 
 @pytest.mark.slow

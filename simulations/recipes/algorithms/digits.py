@@ -12,7 +12,7 @@ from fedsign.config import merged
 from fedsign.data.base import Dataset, Samples
 from fedsign.models.mlp import mlp
 from fedsign.storage.results import Line
-from simulations.recipes.base import Figures, above, at_least, at_most, part, recipe, within
+from simulations.recipes.base import Figures, Verdict, above, at_least, at_most, part, recipe, within
 from simulations.recipes.cells import all_rounds, averages, by_name, final_values, means, paired_difference
 
 _SEEDS, _TUNING_SEEDS = range(10), range(100, 103)
@@ -45,6 +45,7 @@ def scaled_mlp(input_shape: tuple[int, ...], num_outputs: int, *, scale: float) 
     quick=[at_least(0.005, "difference"), at_least(0.75, "wins")],
     null={"fedavg": 0.1, "fedsign": 0.1, "feddyn": 0.1}
     | dict.fromkeys(("difference", "difference_low", "tuned_difference_low", "wins"), 0.0),
+    expected=Verdict.IN_PART,
 )
 def fedsign_beats_fedavg_digits(quick: bool) -> Figures:
     """Accuracies of the default experiment over 10 seeds (quick: 4, nothing tuned).
@@ -112,6 +113,7 @@ _FASTER = at_most(0.7, "feddyn_over_fedavg")
     part("FedDyn ends higher than FedAvg", above(0.0, "difference_low")),
     quick=[_FASTER],
     null={"fedavg": 0.1, "fedprox": 0.1, "feddyn": 0.1, "feddyn_over_fedavg": 1.0, "difference_low": 0.0},
+    expected=Verdict.HOLDS,
 )
 def feddyn_faster_digits(quick: bool) -> Figures:
     """Mean accuracy of the last 10 of 150 rounds, and FedDyn's rounds to 90 % over FedAvg's (5 seeds; quick: 2).

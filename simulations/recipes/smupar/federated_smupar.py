@@ -19,7 +19,7 @@ from typing import Any
 from fedsign.config import from_dict, merged
 from fedsign.storage.results import Line
 from fedsign.workload import Workload
-from simulations.recipes.base import Figures, at_most, part, recipe
+from simulations.recipes.base import Figures, Verdict, at_most, part, recipe
 from simulations.recipes.cells import all_rounds, best_settings, final_values
 from simulations.recipes.smupar.smupar_gpt import BASE_WIDTH, HEAD_WIDTH, experiment, hidden
 from simulations.sparsity.coordinates import variant
@@ -44,6 +44,7 @@ _EXACT = (at_most(0.0, "bytes_error"), at_most(1.01, "hidden_over_density"))
     quick=[*_EXACT, at_most(0.98, *_AT_THE_LOWEST)],
     null={"bytes_error": 1.0, "hidden_over_density": 64.0}  # whole tensors travel
     | {f"smupar_over_{name}_{share}": 1.0 for share, name in product((16, 64), _OTHERS)},
+    expected=Verdict.IN_PART,
 )
 def federated_smupar(quick: bool) -> Figures:
     """Losses, perplexities and megabytes, means over 3 seeds (quick: density 1/64 for two rounds, one seed, with the rate that the full form found)."""

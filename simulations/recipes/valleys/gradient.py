@@ -10,7 +10,8 @@ import torch
 
 from simulations.landscape.subject import Subject
 from simulations.recipes.base import Figures, Verdict, at_most, part, recipe
-from simulations.recipes.valleys.networks import networks
+from simulations.recipes.valleys.networks import networks, trainings
+from simulations.recipes.where import AT_HOME, Where
 
 
 @recipe(
@@ -20,13 +21,14 @@ from simulations.recipes.valleys.networks import networks
     quick=[at_most(1.0, "mean_gradient_norm")],  # the networks have converged
     null={"largest_cosine": 0.5, "mean_gradient_norm": 2.0},
     expected=Verdict.DOES_NOT_HOLD,
+    plays=trainings(10, 2),
 )
-def valley_gradient(quick: bool) -> Figures:
+def valley_gradient(quick: bool, where: Where = AT_HOME) -> Figures:
     """|cos| of sign(theta_f) and the gradient of the loss of all training samples, over 10 networks (quick: 2).
 
     "Almost orthogonal" is a cosine of at most 0.1; two random directions in so many dimensions have one of about 0.006.
     """
-    found = [_cosine(subject) for subject in networks(2 if quick else 10)]
+    found = [_cosine(subject) for subject in networks(2 if quick else 10, where=where)]
     cosines, norms = zip(*found, strict=True)
     return {"mean_cosine": fmean(cosines), "largest_cosine": max(map(abs, cosines)), "mean_gradient_norm": fmean(norms)}
 

@@ -24,8 +24,9 @@ from fedsign.records import tensors_of
 from simulations.landscape.interpolate import look
 from simulations.recipes.base import Figures, Verdict, above, at_least, at_most, below, part, recipe
 from simulations.recipes.cells import averages, paired_difference
-from simulations.recipes.valleys.networks import network, networks, trained_on_share, workload_in_shares
+from simulations.recipes.valleys.networks import network, networks, trained_on_share, trainings, workload_in_shares
 from simulations.recipes.valleys.noises import SYMMETRIC
+from simulations.recipes.where import AT_HOME, Where
 
 _FRESH = range(100, 120)  # seeds 0 to 4 left open what these decide
 
@@ -46,8 +47,9 @@ _FRESH = range(100, 120)  # seeds 0 to 4 left open what these decide
         "same_sign_ratio": 0.5,
     },
     expected=Verdict.IN_PART,
+    plays=trainings(2 * len(_FRESH), 4),
 )
-def valley_interpolation_batch_size(quick: bool) -> Figures:
+def valley_interpolation_batch_size(quick: bool, where: Where = AT_HOME) -> Figures:
     """Over 20 pairs of networks (quick: 2); errors within 0.5 of each minimum, away from the other one and towards it.
 
     Paper: (1 - lambda) theta_1 + lambda theta_2, lambda in [-1, 2], of batches of 32 and of 2048, from one initialisation: the small
@@ -59,8 +61,8 @@ def valley_interpolation_batch_size(quick: bool) -> Figures:
     """
     found = defaultdict[str, list[float]](list)
     for seed in _FRESH[: 2 if quick else None]:
-        small = network(seed, {"client": {"batch_size": 32}})
-        large = network(seed, {"client": {"batch_size": 512, "local_epochs": 8}})
+        small = network(seed, {"client": {"batch_size": 32}}, where)
+        large = network(seed, {"client": {"batch_size": 512, "local_epochs": 8}}, where)
         line = look(small, large)
         for name in ("barrier", "midpoint_gap", "same_sign_ratio"):
             found[name].append(line.facts[name])
@@ -105,8 +107,9 @@ def valley_interpolation_batch_size(quick: bool) -> Figures:
     null={"random_gap_high": 0.01, "random_gap_growth_high": 0.0, "trained_ssr_50": 0.9, "trained_ssr_start_50": 0.9}
     | dict.fromkeys(("trained_gap_low", "ssr_difference_low", "ssr_difference"), 0.0),
     expected=Verdict.IN_PART,
+    plays=trainings(5 * len(_FRESH), 5),
 )
-def soup_sign_ratio(quick: bool) -> Figures:
+def soup_sign_ratio(quick: bool, where: Where = AT_HOME) -> Figures:
     """Over 20 seeds (quick: 1), after 1, 3, 10 and 50 epochs; a gap above 0: the mean of the two is better than they are.
 
     Paper: the data in two halves, one model trained on each from the same start; same-sign ratios of start and A, start and B, A and B;
@@ -118,7 +121,7 @@ def soup_sign_ratio(quick: bool) -> Figures:
     epochs_tried = (10, 50) if quick else (1, 3, 10, 50)
     found = defaultdict[str, list[float]](list)
     for seed in _FRESH[: 1 if quick else None]:
-        workload = workload_in_shares(seed, 3)
+        workload = workload_in_shares(seed, 3, where)
         model = workload.make_model()
         random = tensors_of(model)
         starts = {"random": random, "trained": trained_on_share(workload, random, 0, epochs=30)}
@@ -241,8 +244,9 @@ def relu_demo(quick: bool) -> Figures:
     quick=[above(0.0, "smallest_difference")],
     null=dict.fromkeys(("smallest_low", "smallest_gain_low", "smallest_difference"), 0.0),
     expected=Verdict.IN_PART,
+    plays=trainings(5, 2),
 )
-def activation_confusion(quick: bool) -> Figures:
+def activation_confusion(quick: bool, where: Where = AT_HOME) -> Figures:
     """Shares of features that stay what they are, over 5 networks and 5 noises each (quick: 2 and 2).
 
     Paper: section 5: the confusion matrix of active and inactive hidden features of theta_f and theta_f + lambda |eps| sign(theta_f) has
@@ -254,7 +258,7 @@ def activation_confusion(quick: bool) -> Figures:
     """
     steps = (0.2, 0.4, 0.6, 0.8, 1.0)
     found = defaultdict[tuple[str, float], list[float]](list)  # of each network, the mean over its noises
-    for subject in networks(2 if quick else 5):
+    for subject in networks(2 if quick else 5, where=where):
         layout = Layout.of(subject.model)
         features = subject.test_samples(None).features
         after, before = layout.vector(dict(subject.model.named_parameters())), subject.initial_vector(layout)

@@ -21,7 +21,8 @@ from fedsign.models.batch_norm import BATCH_NORMS
 from fedsign.models.cnn import cnn
 from simulations.recipes.base import Figures, Verdict, above, at_least, at_most, part, recipe
 from simulations.recipes.cells import averages, paired_difference
-from simulations.recipes.valleys.networks import errors_along, networks
+from simulations.recipes.valleys.networks import errors_along, networks, trainings
+from simulations.recipes.where import AT_HOME, Where
 
 SYMMETRIC = 0.02
 """An asymmetry of at most 2 points of error is called symmetric; fixed with `valley-special-directions`, for all recipes."""
@@ -40,8 +41,9 @@ _ONE_SIDED = ("gaussian_1", "uniform_01", "binary", "ones")
     quick=[above(0.0, "smallest_with_signs")],
     null={"smallest_low_with_signs": 0.0, "smallest_with_signs": 0.0, "largest_raw_of_one_sign": 0.2},
     expected=Verdict.IN_PART,
+    plays=trainings(10, 4),
 )
-def valley_seven_noises(quick: bool) -> Figures:
+def valley_seven_noises(quick: bool, where: Where = AT_HOME) -> Figures:
     """Asymmetries of the seven noises over 10 networks and 3 noises each (quick: 4 and 1), s = 1.
 
     Paper: Figures 2 and 3: raw, the noises are near symmetric, the last four slightly asymmetric where there is BatchNorm; with the
@@ -52,7 +54,7 @@ def valley_seven_noises(quick: bool) -> Figures:
     """
     num_networks, num_noises = (4, 1) if quick else (10, 3)
     found = defaultdict[str, list[float]](list)
-    for subject in networks(num_networks):
+    for subject in networks(num_networks, where=where):
         for kind, signs in (("raw", None), ("signs", 1.0)):
             drawn = [errors_along(subject, *NOISES, scale=1.0, draw=draw, signs=signs) for draw in range(num_noises)]
             for name in NOISES:
@@ -83,8 +85,9 @@ def valley_seven_noises(quick: bool) -> Figures:
     source="FedSign, Figure 4",
     null=dict.fromkeys(("smallest_gap", "smallest_spearman_positive", "smallest_spearman_negative"), 0.0),
     expected=Verdict.HOLDS,
+    plays=trainings(5, 2),
 )
-def valley_sign_ratio(quick: bool) -> Figures:
+def valley_sign_ratio(quick: bool, where: Where = AT_HOME) -> Figures:
     """Errors on both sides by the share of signs, over 5 networks and 5 noises each (quick: 2 and 5, every second share), s = 2.
 
     Paper: Figure 4: Gaussian noise of which a fraction r of the elements gets the signs of theta_f; E_lambda of the test error over
@@ -94,7 +97,7 @@ def valley_sign_ratio(quick: bool) -> Figures:
     ends = defaultdict[str, list[float]](list)
     gaps = []
     correlations = defaultdict[str, list[float]](list)
-    for subject in networks(2 if quick else 5):
+    for subject in networks(2 if quick else 5, where=where):
         sides: dict[str, list[float]] = {"positive": [], "negative": []}
         for ratio in ratios:
             drawn = [errors_along(subject, "gaussian", scale=2.0, draw=draw, signs=ratio) for draw in range(5)]
@@ -118,15 +121,16 @@ def valley_sign_ratio(quick: bool) -> Figures:
     quick=[above(0.0, "smallest_of_signs")],
     null={"smallest_of_signs": 0.0, "largest_of_sgp": 0.1, "initial_size": 0.1},
     expected=Verdict.IN_PART,
+    plays=trainings(10, 3),
 )
-def valley_special_directions(quick: bool) -> Figures:
+def valley_special_directions(quick: bool, where: Where = AT_HOME) -> Figures:
     """Asymmetries of the six special directions over 10 networks (quick: 3), s = 1.
 
     Paper: Figure 5: theta_0, theta_f, sign(theta_f), sign(theta_f - mu) asymmetric; sgp(theta_f), sgp(theta_f - mu) not.  It explains
     theta_0 by BatchNorm's weights, which start at 1: without BatchNorm, symmetric.
     """
     found = defaultdict[str, list[float]](list)
-    for subject in networks(3 if quick else 10):
+    for subject in networks(3 if quick else 10, where=where):
         for name, errors in errors_along(subject, *SPECIAL, scale=1.0).items():
             found[name].append(errors["asymmetry"])
     figures = averages(found)
@@ -169,8 +173,9 @@ _TITLES = {"lr": "the learning rate", "batch": "the batch size", "weight_decay":
     null=dict.fromkeys(("smallest_low", "smallest_asymmetry", "batch_narrower_low"), 0.0)
     | {f"{name}_width_low": -0.01 for name in _PAIRS},
     expected=Verdict.IN_PART,
+    plays=trainings(5 * len(_SETTINGS), len(_SETTINGS)),
 )
-def valley_hyperparameters(quick: bool) -> Figures:
+def valley_hyperparameters(quick: bool, where: Where = AT_HOME) -> Figures:
     """Asymmetries and mean errors on both sides, over 5 networks and 3 noises each (quick: 1 and 2), s = 1.
 
     Paper: appendix: lr {0.1, 0.003}, batches {32, 2048}, weight decay {1e-3, 1e-5}; they change how wide a valley is, not which side is
@@ -183,7 +188,7 @@ def valley_hyperparameters(quick: bool) -> Figures:
     num_networks, num_noises = (1, 2) if quick else (5, 3)
     asymmetries, rises = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     for name, client in _SETTINGS.items():
-        for subject in networks(num_networks, {"client": client}):
+        for subject in networks(num_networks, {"client": client}, where):
             drawn = [
                 errors_along(subject, "gaussian", scale=1.0, draw=draw, signs=1.0)["gaussian"]
                 for draw in range(num_noises)
@@ -202,6 +207,9 @@ def valley_hyperparameters(quick: bool) -> Figures:
     return figures
 
 
+_CNN: dict[str, Any] = {"model": {"name": "cnn"}, "rounds": 15}
+
+
 @recipe(
     "Noise with the model's signs on any group of parameters alone finds a valley that is flat on its positive side.",
     *(
@@ -212,15 +220,16 @@ def valley_hyperparameters(quick: bool) -> Figures:
     quick=[at_least(SYMMETRIC, "ALL")],
     null={"ALL": 0.0, **{f"{group}_low": 0.0 for group in GROUPS}},
     expected=Verdict.HOLDS,
+    plays=trainings(5, 1, _CNN),
 )
-def valley_parameter_groups(quick: bool) -> Figures:
+def valley_parameter_groups(quick: bool, where: Where = AT_HOME) -> Figures:
     """Asymmetries over 5 networks and 3 noises each (quick: 1 and 1), s = 1; `..._low`: of the 95 % interval over networks.
 
     Paper: torchvision's ResNeXt101 with ImageNet: noise with the model's signs on ALL, CLF, FEAT, LAYER1, CONV or BN alone.  Here the
     CNN with BatchNorm on digits, the noise scaled by the group's own norm.
     """
     found = defaultdict[str, list[float]](list)
-    trained = networks(1 if quick else 5, {"model": {"name": "cnn"}, "rounds": 15})
+    trained = networks(1 if quick else 5, _CNN, where)
     for subject, group in product(trained, GROUPS):
         drawn = [
             errors_along(subject, "gaussian", scale=1.0, draw=draw, signs=1.0, group=group)
@@ -265,8 +274,10 @@ _POSITIVE = ("ones_norms", "uniform_norms", "ones_filter", "uniform_filter")
     quick=[at_least(0.05, "smallest_of_positive")],
     null={"ones_share_above_0": 0.5, "smallest_of_positive": 0.0, "largest_of_gaussian": 0.3},
     expected=Verdict.HOLDS,
+    plays=trainings(15, 3, _CNN),
+    takes_model=False,
 )
-def valley_bn_init(quick: bool) -> Figures:
+def valley_bn_init(quick: bool, where: Where = AT_HOME) -> Figures:
     """Asymmetries over 5 networks and 3 noises each (quick: 1 and 2), s = 2, norm-scaled and filter-norm-scaled (each weight a filter).
 
     Paper: Figure 6: weights that begin at 1 or from U(0, 1) stay positive, and {0, 1} noise, which has their signs then, is asymmetric;
@@ -275,7 +286,7 @@ def valley_bn_init(quick: bool) -> Figures:
     found = defaultdict[str, list[float]](list)
     scalings = {"norms": Scaling.NORM, "filter": Scaling.FILTER}
     for begin, model in {"ones": "cnn", "uniform": f"{__name__}:uniform", "gaussian": f"{__name__}:gaussian"}.items():
-        for subject in networks(1 if quick else 5, {"model": {"name": model}, "rounds": 15}):
+        for subject in networks(1 if quick else 5, {**_CNN, "model": {"name": model}}, where):
             named = subject.model.named_modules()
             weights = {f"{path}.weight": module.weight for path, module in named if isinstance(module, BATCH_NORMS)}
             found[f"{begin}_share_above_0"].append(float((torch.cat([*weights.values()]) > 0).float().mean()))
