@@ -13,6 +13,7 @@ from fedsign.config import merged
 from fedsign.errors import DataError
 from fedsign.plugins import names_of
 from simulations.comparison.play import compare
+from simulations.recipes.algorithms.published import beside_flower
 from simulations.recipes.base import NotDecidableHere, Shown, Verdict, above, at_least, at_most, part, recipe
 from simulations.recipes.cells import paired_difference
 from simulations.recipes.where import AT_HOME, Plays, Where
@@ -158,7 +159,7 @@ def niid_bench(quick: bool, where: Where) -> Shown:
 
     Paper: Li et al. 2022 (arXiv 2102.02079), in the setting of Flower's baseline of it: 10 clients, all of them in each
     of 50 rounds, 10 local epochs, batches of 64, lr 0.01, momentum 0.9, weight decay 1e-5, the small CNN; FedAvg, FedProx
-    and SCAFFOLD (FedNova is not among our strategies).  Splits: iid, label skew by Dirichlet(0.5) and by 1, 2 or 3
+    and SCAFFOLD (FedNova is not among our strategies).  On MNIST and CIFAR-10 the figures hold the baseline's own, too.  Splits: iid, label skew by Dirichlet(0.5) and by 1, 2 or 3
     classes a client, quantity skew by Dirichlet(0.5).  On digits the network is the MLP, with batches of 32 and lr 0.05.
     """
     splits = _QUICK_SPLITS if quick else tuple(_SPLITS)
@@ -173,6 +174,7 @@ def niid_bench(quick: bool, where: Where) -> Shown:
     figures = dict(zip(names, means(summary).values(), strict=True))
     figures["loss_by_1_class"] = figures["fedavg_iid"] - figures["fedavg_1_class"]
     figures["loss_by_quantity"] = figures["fedavg_iid"] - figures["fedavg_quantity_0.5"]
+    figures |= beside_flower(where.set_name, figures)
     return figures, summary.path / "report.html"
 
 
