@@ -236,8 +236,9 @@ _ROBUST = {
 @recipe(
     "Trimmed mean and MultiKrum lose at most 3 points to a fifth of clients that flip or scale; FedAvg loses 20 or more to a flip.",
     *(
-        part(f"{title} loses at most 3 points to either attack", at_most(0.03, *losses))
+        part(f"{title} loses at most 3 points to {attack}", at_most(0.03, loss))
         for title, losses in _ROBUST.items()
+        for attack, loss in zip(("a flip", "scaling"), losses, strict=True)
     ),
     part("FedAvg loses 20 points or more to a flip", _FALLS),
     quick=[at_most(0.15, "trimmed_mean_loss_by_sign_flip"), _FALLS],
