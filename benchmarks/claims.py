@@ -29,8 +29,8 @@ PAPERS = {
     "PaRO": "[2310.06003](https://arxiv.org/abs/2310.06003), partial redundancy optimizer",
     "SμPar": "[2405.15743](https://arxiv.org/abs/2405.15743), sparse maximal update parameterization",
 }
-AGAIN = "to be measured again"
-"""Thresholds are newer than the figures, and not decided by them."""
+AGAIN = "to be measured"
+"""There are no figures, or they are older than the thresholds and do not decide them."""
 
 NOT_YET = "not measured yet with these thresholds"
 
@@ -113,7 +113,7 @@ def claims() -> str:
         rows += [_other(each) for each in others if each["paper"] == paper]
         parts.append(f"## {paper}\n\narXiv {title}.\n\n{table(_COLUMNS, rows, left=len(_COLUMNS))}")
     own = [row for recipe in recipes.all_recipes().values() if not recipe.source for row in _rows(recipe)]
-    parts.append(f"## Claims of this program\n\n{table(_COLUMNS, own, left=len(_COLUMNS))}")
+    parts.append(f"## Claims of this program, and of other papers\n\n{table(_COLUMNS, own, left=len(_COLUMNS))}")
     return "\n\n".join(parts) + "\n"
 
 
@@ -136,7 +136,8 @@ def _paper(recipe: Recipe) -> str:
 
 def _rows(recipe: Recipe) -> Iterator[list[str]]:
     place = recipe.source.partition(", ")[2]
-    for found in findings().get(recipe.name, [{"figures": {}, "data": ""}]):
+    nothing = {"figures": {}, "data": next(iter(recipe.data), "")}
+    for found in findings().get(recipe.name, [nothing]):
         command = f"`fedsign reproduce {recipe.name}{' --data ' if found['data'] else ''}{found['data']}`"
         for part in recipe.parts:
             said = f"{part.says}{f' ({place})' if place else ''}"
