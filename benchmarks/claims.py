@@ -82,17 +82,19 @@ def findings() -> dict[str, list[dict[str, Any]]]:
 
 def verdict(recipe: Recipe, figures: dict[str, float]) -> Verdict | None:
     """By the thresholds of today; None where figures that are missing could change it."""
-    missing = [each.figure for each in (*recipe.given, *recipe.thresholds) if each.figure not in figures]
-    thresholds = {each.figure: each for each in (*recipe.given, *recipe.thresholds)}
-    met = {figure: _inside(thresholds[figure]) for figure in missing}
+    thresholds = [*recipe.given, *recipe.thresholds]
+    missing = {each.figure for each in thresholds} - {*figures}
+    met = {name: _inside([each for each in thresholds if each.figure == name]) for name in missing}
     judged = {Finding(recipe=recipe, quick=False, figures=figures | more).verdict for more in ({}, met)}
     return judged.pop() if len(judged) == 1 else None
 
 
-def _inside(threshold: Threshold) -> float:
-    if threshold.low == -inf:
-        return threshold.high - 1
-    return threshold.low + 1 if threshold.high == inf else (threshold.low + threshold.high) / 2
+def _inside(thresholds: Sequence[Threshold]) -> float:
+    """A value that meets all of them."""
+    low, high = max(each.low for each in thresholds), min(each.high for each in thresholds)
+    if low == -inf:
+        return high - 1
+    return low + 1 if high == inf else (low + high) / 2
 
 
 def pages() -> dict[Path, str]:

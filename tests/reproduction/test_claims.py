@@ -1,6 +1,7 @@
 """The claims page: made of recipes and committed figures, in step with both."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,8 @@ def test_a_figure_that_is_missing_leaves_the_verdict_open_only_where_it_decides(
     assert claims.verdict(recipe, {"a": -1.0, "control": 0.0}) is None  # in part, or not at all
     assert claims.verdict(recipe, {"a": 1.0, "b": 1.0}) is None  # the control is unknown
     assert claims.verdict(recipe, {"control": 1.0}) is Verdict.NOT_DECIDABLE
+    between = [part("a", above(0, "a")), part("b", above(0.5, "b"), at_most(1, "b"))]
+    assert claims.verdict(replace(recipe, parts=between), {"a": -1.0, "control": 0.0}) is None  # b may be between
 
 
 def test_a_quick_check_is_no_finding(tmp_path: Path) -> None:
