@@ -13,6 +13,7 @@ CAPABILITY = Capability(
         "bilevel": "the recipes of (FG)²U and condensation",
         "landscape": "the recipes of loss valleys",
         "signs": "the recipes that count equal signs",
+        "sharding": "the recipe of PaRO's guideline",
         "comparison": "a recipe plays its runs as a comparison and tests over seeds",
     },
     moved={
@@ -23,5 +24,5 @@ CAPABILITY = Capability(
     commands={
         "reproduce": "simulations.recipes.command:reproduce",
     },
-    files=("docs/recipes.md",),
+    files=("docs/recipes.md", "docs/claims.md", "benchmarks/claims.py", "benchmarks/findings/*"),
 )

@@ -13,23 +13,40 @@ def reproduce(
     name: Annotated[str, typer.Argument(help="The recipe; see --list.")] = "",
     list_all: Annotated[bool, typer.Option("--list", help="List the recipes.")] = False,
     data: Annotated[
-        str, typer.Option("--data", metavar="NAME", help="The data set, for a recipe that has several; see --list.")
+        str,
+        typer.Option(
+            "--data", metavar="DATA", help="A data set, a folder with one folder a class, or an .npz; see --list."
+        ),
     ] = "",
-    data_root: Annotated[str, typer.Option("--data-root", metavar="DIR", help="The folder of that data's files.")] = "",
+    data_root: Annotated[
+        str, typer.Option("--data-root", metavar="DIR", help="The folder of a data set's files.")
+    ] = "",
+    model: Annotated[str, typer.Option("--model", metavar="NAME", help="Another model than the recipe's.")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="Fewer seeds and rounds: a check, not a proof.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Check a claim: run it, compute the figures, compare with thresholds fixed beforehand."""
     from simulations.recipes import table as recipes
+    from simulations.recipes.where import AT_HOME, cost
 
     if list_all or not name:
         rows = [
-            {"name": key, "data": ", ".join(each.data) or "its own", "claim": each.claim}
+            {
+                "name": key,
+                "source": each.source or "this program",
+                "data": ", ".join(each.data) or (each.home if each.plays else "its own"),
+                "measured": recipes.get(key).expected or "not yet",
+                "claim": each.claim,
+            }
             for key, each in recipes.all_recipes().items()
         ]
         print_json(rows) if json else print_table(rows)
         return
-    finding = recipes.get(name, data=data, root=data_root).check(quick=quick)
+    recipe = recipes.get(name, data=data, root=data_root, model=model)
+    if recipe.plays is not None and recipe.expected is None and recipe.where is not AT_HOME:
+        said = f"nobody has measured {recipe.name}: {cost(recipe.plays(quick, recipe.where))}."
+        Console(stderr=True, soft_wrap=True, highlight=False).print(escaped(said))
+    finding = recipe.check(quick=quick)
     if json:
         print_json(finding.as_json())
     else:
@@ -39,13 +56,18 @@ def reproduce(
 
 
 def print_finding(finding: Any) -> None:
-    """A recipe's claim, figures and verdict."""
+    """A recipe's claim, figures and verdict, and of a claim that holds in part, which part does."""
     console, recipe = Console(soft_wrap=True, highlight=False), finding.recipe
     console.print(f"[bold]{recipe.name}[/]: {escaped(recipe.claim)}")
     if finding.figures:
         print_table(finding.rows())
-    for what, told in (("reason", finding.reason), ("page", finding.page)):
-        if told:
-            console.print(f"{what}: {escaped(str(told))}")
-    expected = "as expected" if finding.as_expected else f"expected was: {recipe.expected}"
+    found = finding.as_json()
+    for what in ("reason", "page"):
+        if found[what]:
+            console.print(f"{what}: {escaped(found[what])}")
+    for each in found["parts"]:
+        console.print(f"{'holds' if each['holds'] else 'does not hold'}: {escaped(each['says'])}")
+    expected = "as expected" if finding.as_expected else f"expected was: {finding.expected or 'a verdict'}"
+    if finding.expected is None and finding.as_expected:
+        expected = "not measured before"
     console.print(f"verdict: [bold]{finding.verdict}[/] ({expected})")

@@ -9,10 +9,10 @@ from dataclasses import replace
 from functools import cache, partial
 
 from fedsign.errors import ConfigError
-from fedsign.plugins import names_of
-from fedsign.registry import nearest, one_of
+from fedsign.registry import nearest
 from simulations import recipes
 from simulations.recipes.base import Recipe
+from simulations.recipes.where import where_of
 
 
 @cache
@@ -23,27 +23,32 @@ def all_recipes() -> dict[str, Recipe]:
     return {thing.name: thing for thing in things if isinstance(thing, Recipe)}
 
 
-def get(name: str, *, data: str = "", root: str = "") -> Recipe:
-    """A recipe by its name; `root` is the folder of data that lies in files.
+def get(name: str, *, data: str = "", root: str = "", model: str = "") -> Recipe:
+    """A recipe by its name, on other data or with another model if asked for; then there may be no verdict to expect.
 
     Raises:
-        ConfigError: there is none of that name, or it knows no such data.
+        ConfigError: there is none of that name, no such data or model, or it has data of its own.
     """
     if name not in all_recipes():
         raise ConfigError(
             f"there is no recipe '{name}'.{nearest(name, all_recipes())} 'fedsign reproduce --list' names them all."
         )
     recipe = all_recipes()[name]
-    known = list(recipe.data)
-    if data and data not in known:
-        raise ConfigError(
-            f"recipe '{name}' was asked for on '{data}'."
-            + (f"{one_of(data, known)}." if known else " It has data of its own: drop --data.")
-        )
-    data = data or next(iter(known), "")
-    if root and not (data and "root" in names_of("dataset", data)):
-        raise ConfigError(f"recipe '{name}' reads no files of {data or 'any data set'}: drop --data-root.")
-    if not data:
+    asked = {"--data": data, "--data-root": root, "--model": model}
+    if recipe.plays is None:
+        if given := [option for option, value in asked.items() if value]:
+            raise ConfigError(f"recipe '{name}' has data and models of its own: drop {' and '.join(given)}.")
         return recipe
-    measure = partial(recipe.measure, data=data, root=root)
-    return replace(recipe, name=f"{name} on {data}", measure=measure, expected=recipe.data[data])
+    if model and not recipe.takes_model:
+        raise ConfigError(f"recipe '{name}' compares models of its own: drop --model.")
+    if not any(asked.values()) and not recipe.data:
+        return recipe
+    known = recipe.data or {recipe.home: recipe.expected}
+    where = where_of(data or next(iter(known)), root, model)
+    return replace(
+        recipe,
+        name=f"{name} on {where.title}",
+        measure=partial(recipe.measure, where=where),
+        expected=None if model else known.get(where.set_name),
+        where=where,
+    )

@@ -27,7 +27,7 @@ from fedsign.storage.results import Line
 from fedsign.workload import Workload
 from simulations.api import Run, run
 from simulations.language.export import export
-from simulations.recipes.base import Figures, NotDecidableHere, at_least, at_most, recipe
+from simulations.recipes.base import Figures, NotDecidableHere, Verdict, at_least, at_most, part, recipe
 from simulations.recipes.cells import all_rounds, final_values
 from simulations.recipes.language import docstrings, small_llama
 
@@ -38,15 +38,28 @@ _METHODS: dict[str, tuple[float, Mapping[str, Any]]] = {
 }
 _Which = tuple[str, str, int]  # method, silo (none: all of them), seed
 _SHOWN: _Which = ("lisa", "", 0)
+_TUNED = ("lisa_over_pretrained", "lora_over_pretrained")
 _EXPORT = (at_most(1e-3, "export_logits_error"), at_least(1.0, "export_same_tokens"))
 
 
 @recipe(
     "Four silos fine-tune a language model better together than the best of them alone, and transformers loads what comes of it.",
-    at_most(0.85, "lisa_over_pretrained", "lora_over_pretrained"),
-    at_most(0.98, "lisa_over_best_alone"),
-    *_EXPORT,
-    quick=[at_most(1.0, "lisa_over_pretrained"), *_EXPORT],
+    part(
+        "four silos: the federation's loss is 0.85 of the pretrained model's or less, with LISA and with LoRA",
+        at_most(0.85, *_TUNED),
+    ),
+    part(
+        "with LISA the federation's loss is 0.98 of the best silo's alone or less",
+        at_most(0.98, "lisa_over_best_alone"),
+    ),
+    part("transformers loads the federation's model: the same logits, the same next words", *_EXPORT),
+    quick=[at_most(0.95, "lisa_over_pretrained"), *_EXPORT],
+    null={
+        **dict.fromkeys((*_TUNED, "lisa_over_best_alone"), 1.0),
+        "export_logits_error": 1.0,
+        "export_same_tokens": 0.0,
+    },
+    expected=Verdict.HOLDS,
 )
 def federated_llm(quick: bool) -> Figures:
     """Losses in nats a token (quick: a shorter pretraining, 2 rounds, one seed)."""

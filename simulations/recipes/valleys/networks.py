@@ -14,6 +14,7 @@ from simulations.api import run
 from simulations.landscape.subject import Subject, subject_of
 from simulations.landscape.valley import Asked, look
 from simulations.recipes.cells import ONE_CLIENT
+from simulations.recipes.where import AT_HOME, Plays, PlaysOf, Where
 
 EPOCHS = 40
 _CENTRAL: dict[str, Any] = {
@@ -31,18 +32,30 @@ _CENTRAL: dict[str, Any] = {
 }
 
 
-def network(seed: int, changes: Mapping[str, Any] | None = None) -> Subject:
-    """A network with its initial parameters, its data and its task: the default MLP, 40 epochs (a round is one)."""
+def central(changes: Mapping[str, Any] | None = None, where: Where = AT_HOME) -> dict[str, Any]:
+    """The training of a network: the default MLP on digits, 40 epochs (a round is one), unless something else is said."""
+    return merged(merged(_CENTRAL, changes or {}), where.changes)
+
+
+def trainings(full: int, quick: int, changes: Mapping[str, Any] | None = None) -> PlaysOf:
+    """What a recipe plays that trains so many networks, one after another."""
+    return lambda is_quick, where: Plays(
+        trainings=quick if is_quick else full, experiment=central(changes, where), processes=1
+    )
+
+
+def network(seed: int, changes: Mapping[str, Any] | None = None, where: Where = AT_HOME) -> Subject:
+    """A network with its initial parameters, its data and its task."""
     with tempfile.TemporaryDirectory() as root:
         own = {"seed": seed, "results": {"root": root}}
-        subject = subject_of(run(merged(merged(_CENTRAL, changes or {}), own)).path)
+        subject = subject_of(run(merged(central(changes, where), own)).path)
         _ = subject.model, subject.initial, subject.workload.dataset
     return subject
 
 
-def networks(count: int, changes: Mapping[str, Any] | None = None) -> Iterator[Subject]:
+def networks(count: int, changes: Mapping[str, Any] | None = None, where: Where = AT_HOME) -> Iterator[Subject]:
     """Those of the seeds 0, 1, ..."""
-    return (network(seed, changes) for seed in range(count))
+    return (network(seed, changes, where) for seed in range(count))
 
 
 def errors_along(
@@ -68,6 +81,6 @@ def trained_on_share(workload: Workload, start: Tensors, share: int, *, epochs: 
         return SequentialTrainer(longer).train(request, ClientStore(Path(states))).tensors
 
 
-def workload_in_shares(seed: int, num_shares: int) -> Workload:
-    """Digits in equal random shares."""
-    return Workload(from_dict(merged(_CENTRAL, {"seed": seed, "partition": {"num_clients": num_shares}})))
+def workload_in_shares(seed: int, num_shares: int, where: Where = AT_HOME) -> Workload:
+    """The data in equal random shares."""
+    return Workload(from_dict(central({"seed": seed, "partition": {"num_clients": num_shares}}, where)))

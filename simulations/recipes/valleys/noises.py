@@ -5,12 +5,13 @@ otherwise the networks are MLPs 64-128-128-10 without BatchNorm on digits, and d
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
 from statistics import fmean, stdev
 from typing import Any
 
+import torch
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 
@@ -18,43 +19,75 @@ from fedsign.landscape.directions import NOISES, SPECIAL, Scaling
 from fedsign.landscape.groups import GROUPS
 from fedsign.models.batch_norm import BATCH_NORMS
 from fedsign.models.cnn import cnn
-from simulations.recipes.base import Figures, Verdict, at_least, at_most, recipe
+from simulations.recipes.base import Figures, Verdict, above, at_least, at_most, part, recipe
 from simulations.recipes.cells import averages, paired_difference
-from simulations.recipes.valleys.networks import errors_along, networks
+from simulations.recipes.valleys.networks import errors_along, networks, trainings
+from simulations.recipes.where import AT_HOME, Where
+
+SYMMETRIC = 0.02
+"""An asymmetry of at most 2 points of error is called symmetric; fixed with `valley-special-directions`, for all recipes."""
+
+_ONE_SIDED = ("gaussian_1", "uniform_01", "binary", "ones")
 
 
 @recipe(
-    "With the model's signs each of the seven noises gives a valley that is flat on its positive side.",
-    at_least(0.0, "smallest_low_with_signs"),
-    quick=[at_least(0.0, "smallest_with_signs")],
+    "With the model's signs each of the seven noises gives a valley that is flat on its positive side; raw, all are near symmetric.",
+    part(
+        "with the model's signs all seven noises are flat on the positive side and sharp on the negative",
+        above(0.0, "smallest_low_with_signs"),
+    ),
+    part("raw, the noises of one sign are near symmetric, too", at_most(SYMMETRIC, "largest_raw_of_one_sign")),
+    source="FedSign, Figures 2 and 3",
+    quick=[above(0.0, "smallest_with_signs")],
+    null={"smallest_low_with_signs": 0.0, "smallest_with_signs": 0.0, "largest_raw_of_one_sign": 0.2},
+    expected=Verdict.IN_PART,
+    plays=trainings(10, 4),
 )
-def valley_seven_noises(quick: bool) -> Figures:
+def valley_seven_noises(quick: bool, where: Where = AT_HOME) -> Figures:
     """Asymmetries of the seven noises over 10 networks and 3 noises each (quick: 4 and 1), s = 1.
 
     Paper: Figures 2 and 3: raw, the noises are near symmetric, the last four slightly asymmetric where there is BatchNorm; with the
     signs of theta_f all seven are flat on the positive side.  Intervals are over networks, each the mean of its draws.
+
+    Raw noise of both signs is as often drawn with the other sign: symmetric in expectation around any network, so that nothing is judged by
+    it.  That the noises of one sign are near symmetric without BatchNorm is the half of the claim that can fail.
     """
     num_networks, num_noises = (4, 1) if quick else (10, 3)
     found = defaultdict[str, list[float]](list)
-    for subject in networks(num_networks):
+    for subject in networks(num_networks, where=where):
         for kind, signs in (("raw", None), ("signs", 1.0)):
             drawn = [errors_along(subject, *NOISES, scale=1.0, draw=draw, signs=signs) for draw in range(num_noises)]
             for name in NOISES:
                 found[f"{kind}_{name}"].append(fmean(errors[name]["asymmetry"] for errors in drawn))
     with_signs = [values for name, values in found.items() if name.startswith("signs_")]
-    lows = [paired_difference(values, [0.0] * num_networks)["difference_low"] for values in with_signs]
-    return averages(found) | {
+    figures = averages(found)
+    return figures | {
         "smallest_with_signs": min(map(fmean, with_signs)),
-        "smallest_low_with_signs": min(lows),
+        "smallest_low_with_signs": min(map(low, with_signs)),
+        "largest_raw_of_one_sign": max(abs(figures[f"raw_{name}"]) for name in _ONE_SIDED),
     }
 
 
 @recipe(
     "The more signs of a noise are the model's, the lower the error on the positive side and the higher on the negative.",
-    at_least(0.25, "smallest_gap"),
-    at_least(0.9, "smallest_spearman"),
+    part(
+        "the error on the positive side falls with the share of the model's signs",
+        at_least(0.9, "smallest_spearman_positive"),
+    ),
+    part(
+        "the error on the negative side rises with the share of the model's signs",
+        at_least(0.9, "smallest_spearman_negative"),
+    ),
+    part(
+        "with all of the model's signs the negative side is 25 points of error or more above the positive",
+        at_least(0.25, "smallest_gap"),
+    ),
+    source="FedSign, Figure 4",
+    null=dict.fromkeys(("smallest_gap", "smallest_spearman_positive", "smallest_spearman_negative"), 0.0),
+    expected=Verdict.HOLDS,
+    plays=trainings(5, 2),
 )
-def valley_sign_ratio(quick: bool) -> Figures:
+def valley_sign_ratio(quick: bool, where: Where = AT_HOME) -> Figures:
     """Errors on both sides by the share of signs, over 5 networks and 5 noises each (quick: 2 and 5, every second share), s = 2.
 
     Paper: Figure 4: Gaussian noise of which a fraction r of the elements gets the signs of theta_f; E_lambda of the test error over
@@ -62,8 +95,9 @@ def valley_sign_ratio(quick: bool) -> Figures:
     """
     ratios = [step / 10 for step in range(0, 11, 2 if quick else 1)]
     ends = defaultdict[str, list[float]](list)
-    gaps, correlations = [], []
-    for subject in networks(2 if quick else 5):
+    gaps = []
+    correlations = defaultdict[str, list[float]](list)
+    for subject in networks(2 if quick else 5, where=where):
         sides: dict[str, list[float]] = {"positive": [], "negative": []}
         for ratio in ratios:
             drawn = [errors_along(subject, "gaussian", scale=2.0, draw=draw, signs=ratio) for draw in range(5)]
@@ -74,29 +108,34 @@ def valley_sign_ratio(quick: bool) -> Figures:
             ends[f"{side}_at_1"].append(means[-1])
         gaps.append(sides["negative"][-1] - sides["positive"][-1])
         for sign, side in ((-1, "positive"), (1, "negative")):
-            correlations.append(sign * float(spearmanr(ratios, sides[side])[0]))
-    return averages(ends) | {"smallest_gap": min(gaps), "smallest_spearman": min(correlations)}
+            correlations[f"smallest_spearman_{side}"].append(sign * float(spearmanr(ratios, sides[side])[0]))
+    return averages(ends) | {"smallest_gap": min(gaps), **{name: min(found) for name, found in correlations.items()}}
 
 
 @recipe(
-    "Directions that carry the model's signs are asymmetric; sgp of the model is not.",
-    at_least(0.02, "smallest_of_signs"),
-    at_most(0.02, "largest_of_sgp"),
-    quick=[at_least(0.0, "smallest_of_signs")],
-    expected=Verdict.DOES_NOT_HOLD,
+    "Directions that carry the model's signs are asymmetric; sgp of the model is not, and without BatchNorm neither are the initial weights.",
+    part("theta_f, sign(theta_f) and sign(theta_f - mu) are asymmetric", at_least(SYMMETRIC, "smallest_of_signs")),
+    part("sgp(theta_f) and sgp(theta_f - mu) are not asymmetric", at_most(SYMMETRIC, "largest_of_sgp")),
+    part("without BatchNorm the initial weights are no asymmetric direction", at_most(SYMMETRIC, "initial_size")),
+    source="FedSign, Figure 5",
+    quick=[above(0.0, "smallest_of_signs")],
+    null={"smallest_of_signs": 0.0, "largest_of_sgp": 0.1, "initial_size": 0.1},
+    expected=Verdict.IN_PART,
+    plays=trainings(10, 3),
 )
-def valley_special_directions(quick: bool) -> Figures:
+def valley_special_directions(quick: bool, where: Where = AT_HOME) -> Figures:
     """Asymmetries of the six special directions over 10 networks (quick: 3), s = 1.
 
     Paper: Figure 5: theta_0, theta_f, sign(theta_f), sign(theta_f - mu) asymmetric; sgp(theta_f), sgp(theta_f - mu) not.  It explains
     theta_0 by BatchNorm's weights, which start at 1: without BatchNorm, symmetric.
     """
     found = defaultdict[str, list[float]](list)
-    for subject in networks(3 if quick else 10):
+    for subject in networks(3 if quick else 10, where=where):
         for name, errors in errors_along(subject, *SPECIAL, scale=1.0).items():
             found[name].append(errors["asymmetry"])
     figures = averages(found)
     return figures | {
+        "initial_size": abs(figures["initial"]),
         "initial_standard_error": stdev(found["initial"]) / len(found["initial"]) ** 0.5,
         "smallest_of_signs": min(figures[name] for name in ("final", "sign", "sign_centred")),
         "largest_of_sgp": max(abs(figures[name]) for name in ("sgp", "sgp_centred")),
@@ -113,46 +152,92 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+_PAIRS = {  # of settings: the one that the paper's sentence has as the narrower valley first, where it has one
+    "lr": ("lr_0.1", "lr_0.003"),
+    "batch": ("batch_32", "batch_512"),
+    "weight_decay": ("weight_decay_1e-3", "weight_decay_1e-5"),
+}
+_TITLES = {"lr": "the learning rate", "batch": "the batch size", "weight_decay": "weight decay"}
+
+
 @recipe(
-    "With the model's signs the positive side is the flat one at every learning rate, batch size and weight decay.",
-    at_least(0.0, "smallest_asymmetry"),
+    "Learning rate, batch size and weight decay change how wide a valley is, small batches make it narrower; the positive side stays the flat one.",
+    part(
+        "with the model's signs the positive side is the flat one at every learning rate, batch size and weight decay",
+        above(0.0, "smallest_low"),
+    ),
+    *(part(f"{_TITLES[name]} changes how wide the valley is", above(0.0, f"{name}_width_low")) for name in _PAIRS),
+    part("small batches give the narrower valley", above(0.0, "batch_narrower_low")),
+    source="FedSign, section 3.2 and appendix",
+    quick=[at_least(SYMMETRIC, "mean_asymmetry")],
+    null=dict.fromkeys(("smallest_low", "mean_asymmetry", "batch_narrower_low"), 0.0)
+    | {f"{name}_width_low": -0.01 for name in _PAIRS},
+    expected=Verdict.IN_PART,
+    plays=trainings(5 * len(_SETTINGS), len(_SETTINGS)),
 )
-def valley_hyperparameters(quick: bool) -> Figures:
+def valley_hyperparameters(quick: bool, where: Where = AT_HOME) -> Figures:
     """Asymmetries and mean errors on both sides, over 5 networks and 3 noises each (quick: 1 and 2), s = 1.
 
     Paper: appendix: lr {0.1, 0.003}, batches {32, 2048}, weight decay {1e-3, 1e-5}; they change how wide a valley is, not which side is
-    the flat one.  A batch of 2048 would be more than all 1,437 samples: 512, for eight times as many epochs, since an epoch has
-    three of them.
+    the flat one; small batches are the sharper ones.  A batch of 2048 would be more than all 1,437 samples: 512, for eight times as many
+    epochs, since an epoch has three of them.
+
+    `rise`: the mean error over both sides less that of the network; the higher, the narrower the valley.  `..._width_low`: how far the 95 %
+    interval of the difference of two settings' rises, paired by seed, lies away from 0; below 0 where it holds 0.
     """
-    found = defaultdict[str, list[float]](list)
+    num_networks, num_noises = (1, 2) if quick else (5, 3)
+    asymmetries, rises = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     for name, client in _SETTINGS.items():
-        for subject, draw in product(networks(1 if quick else 5, {"client": client}), range(2 if quick else 3)):
-            errors = errors_along(subject, "gaussian", scale=1.0, draw=draw, signs=1.0)["gaussian"]
-            found[f"{name}_asymmetry"].append(errors["asymmetry"])
-            rise = (errors["mean_positive"] + errors["mean_negative"]) / 2 - errors["centre"]
-            found[f"{name}_rise"].append(rise)
-    figures = averages(found)
-    return figures | {"smallest_asymmetry": min(figures[f"{name}_asymmetry"] for name in _SETTINGS)}
+        for subject in networks(num_networks, {"client": client}, where):
+            drawn = [
+                errors_along(subject, "gaussian", scale=1.0, draw=draw, signs=1.0)["gaussian"]
+                for draw in range(num_noises)
+            ]
+            asymmetries[name].append(fmean(errors["asymmetry"] for errors in drawn))
+            sides = [(errors["mean_positive"] + errors["mean_negative"]) / 2 - errors["centre"] for errors in drawn]
+            rises[name].append(fmean(sides))
+    figures = {f"{name}_asymmetry": value for name, value in averages(asymmetries).items()}
+    figures |= {f"{name}_rise": value for name, value in averages(rises).items()}
+    figures["smallest_asymmetry"] = min(fmean(values) for values in asymmetries.values())
+    figures["mean_asymmetry"] = fmean(fmean(values) for values in asymmetries.values())
+    figures["smallest_low"] = min(map(low, asymmetries.values()))
+    for name, (first, second) in _PAIRS.items():
+        difference = paired_difference(rises[first], rises[second])
+        figures[f"{name}_width_low"] = max(difference["difference_low"], -difference["difference_high"])
+        figures[f"{name}_narrower_low"] = difference["difference_low"]
+    return figures
+
+
+_CNN: dict[str, Any] = {"model": {"name": "cnn"}, "rounds": 15}
 
 
 @recipe(
     "Noise with the model's signs on any group of parameters alone finds a valley that is flat on its positive side.",
-    at_least(0.0, "smallest"),
-    quick=[at_least(0.0, "largest")],
+    *(
+        part(f"noise with the model's signs on {group} alone is flat on the positive side", above(0.0, f"{group}_low"))
+        for group in GROUPS
+    ),
+    source="FedSign, section 3.2",
+    quick=[at_least(SYMMETRIC, "ALL")],
+    null={"ALL": 0.0, **{f"{group}_low": 0.0 for group in GROUPS}},
+    expected=Verdict.HOLDS,
+    plays=trainings(5, 1, _CNN),
 )
-def valley_parameter_groups(quick: bool) -> Figures:
-    """Asymmetries over 5 networks and 3 noises each (quick: 1 and 1), s = 1.
+def valley_parameter_groups(quick: bool, where: Where = AT_HOME) -> Figures:
+    """Asymmetries over 5 networks and 3 noises each (quick: 1 and 1), s = 1; `..._low`: of the 95 % interval over networks.
 
     Paper: torchvision's ResNeXt101 with ImageNet: noise with the model's signs on ALL, CLF, FEAT, LAYER1, CONV or BN alone.  Here the
     CNN with BatchNorm on digits, the noise scaled by the group's own norm.
     """
     found = defaultdict[str, list[float]](list)
-    trained = networks(1 if quick else 5, {"model": {"name": "cnn"}, "rounds": 15})
-    for subject, group, draw in product(trained, GROUPS, range(1 if quick else 3)):
-        errors = errors_along(subject, "gaussian", scale=1.0, draw=draw, signs=1.0, group=group)
-        found[group].append(errors["gaussian"]["asymmetry"])
-    figures = averages(found)
-    return figures | {"smallest": min(figures.values()), "largest": max(figures.values())}
+    trained = networks(1 if quick else 5, _CNN, where)
+    for subject, group in product(trained, GROUPS):
+        drawn = [
+            errors_along(subject, "gaussian", scale=1.0, draw=draw, signs=1.0, group=group)
+            for draw in range(1 if quick else 3)
+        ]
+        found[group].append(fmean(errors["gaussian"]["asymmetry"] for errors in drawn))
+    return averages(found) | {f"{group}_low": low(values) for group, values in found.items()}
 
 
 def uniform(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
@@ -172,13 +257,28 @@ def _begun(model: nn.Module, begin: Callable[[Tensor], Tensor]) -> nn.Module:
     return model
 
 
+_POSITIVE = ("ones_norms", "uniform_norms", "ones_filter", "uniform_filter")
+
+
 @recipe(
-    "Noise of {0, 1} on BatchNorm's weights is asymmetric where these began above 0, and less where they began on both sides.",
-    at_least(0.1, "smallest_of_positive"),
-    at_most(0.5, "gaussian_share"),
+    "Noise of {0, 1} on BatchNorm's weights is asymmetric where these began above 0 and stay there, and nearly symmetric where they began on both sides.",
+    part("BatchNorm's weights that began at 1 are all above 0 after the training", at_least(1.0, "ones_share_above_0")),
+    part(
+        "noise of {0, 1} on BatchNorm's weights that began at 1 or from U(0, 1) is asymmetric, under both scalings",
+        at_least(0.1, "smallest_of_positive"),
+    ),
+    part(
+        "noise of {0, 1} on BatchNorm's weights that began from G(0, 0.1) is nearly symmetric, under both scalings",
+        at_most(SYMMETRIC, "largest_of_gaussian"),
+    ),
+    source="FedSign, Figure 6",
     quick=[at_least(0.05, "smallest_of_positive")],
+    null={"ones_share_above_0": 0.5, "smallest_of_positive": 0.0, "largest_of_gaussian": 0.3},
+    expected=Verdict.HOLDS,
+    plays=trainings(15, 3, _CNN),
+    takes_model=False,
 )
-def valley_bn_init(quick: bool) -> Figures:
+def valley_bn_init(quick: bool, where: Where = AT_HOME) -> Figures:
     """Asymmetries over 5 networks and 3 noises each (quick: 1 and 2), s = 2, norm-scaled and filter-norm-scaled (each weight a filter).
 
     Paper: Figure 6: weights that begin at 1 or from U(0, 1) stay positive, and {0, 1} noise, which has their signs then, is asymmetric;
@@ -187,14 +287,21 @@ def valley_bn_init(quick: bool) -> Figures:
     found = defaultdict[str, list[float]](list)
     scalings = {"norms": Scaling.NORM, "filter": Scaling.FILTER}
     for begin, model in {"ones": "cnn", "uniform": f"{__name__}:uniform", "gaussian": f"{__name__}:gaussian"}.items():
-        for subject in networks(1 if quick else 5, {"model": {"name": model}, "rounds": 15}):
+        for subject in networks(1 if quick else 5, {**_CNN, "model": {"name": model}}, where):
             named = subject.model.named_modules()
-            group = "|".join(f"{path}.weight" for path, module in named if isinstance(module, BATCH_NORMS))
+            weights = {f"{path}.weight": module.weight for path, module in named if isinstance(module, BATCH_NORMS)}
+            found[f"{begin}_share_above_0"].append(float((torch.cat([*weights.values()]) > 0).float().mean()))
+            group = "|".join(weights)
             for draw, (name, scaling) in product(range(2 if quick else 3), scalings.items()):
                 errors = errors_along(subject, "binary", scale=2.0, draw=draw, group=group, scaling=scaling)
                 found[f"{begin}_{name}"].append(errors["binary"]["asymmetry"])
     figures = averages(found)
     return figures | {
-        "smallest_of_positive": min(figures["ones_norms"], figures["uniform_norms"]),
-        "gaussian_share": abs(figures["gaussian_norms"]) / figures["ones_norms"],
+        "smallest_of_positive": min(figures[name] for name in _POSITIVE),
+        "largest_of_gaussian": max(abs(figures[f"gaussian_{name}"]) for name in scalings),
     }
+
+
+def low(values: Sequence[float]) -> float:
+    """The low end of the 95 % interval of a mean over networks."""
+    return paired_difference(values, [0.0] * len(values))["difference_low"]

@@ -1,0 +1,1 @@
+"""PaRO: which strategy to take, by the formulas of the paper."""

@@ -1,0 +1,45 @@
+"""The signs of a trained model and the gradient of its loss: asymmetric valleys are no slope.
+
+Paper: arXiv 2405.12489, its gradient test: sign(theta_f) is almost orthogonal to the gradient, so that what is flat on one side and sharp on the other is
+not the loss falling along the signs.
+"""
+
+from statistics import fmean
+
+import torch
+
+from simulations.landscape.subject import Subject
+from simulations.recipes.base import Figures, Verdict, at_most, part, recipe
+from simulations.recipes.valleys.networks import networks, trainings
+from simulations.recipes.where import AT_HOME, Where
+
+
+@recipe(
+    "The signs of a trained model are almost orthogonal to the gradient of its loss.",
+    part("the cosine of the signs and the gradient is at most 0.1, for every network", at_most(0.1, "largest_cosine")),
+    source="FedSign, gradient test",
+    quick=[at_most(1.0, "mean_gradient_norm")],  # the networks have converged
+    null={"largest_cosine": 0.5, "mean_gradient_norm": 2.0},
+    expected=Verdict.DOES_NOT_HOLD,
+    plays=trainings(10, 2),
+)
+def valley_gradient(quick: bool, where: Where = AT_HOME) -> Figures:
+    """|cos| of sign(theta_f) and the gradient of the loss of all training samples, over 10 networks (quick: 2).
+
+    "Almost orthogonal" is a cosine of at most 0.1; two random directions in so many dimensions have one of about 0.006.
+    """
+    found = [_cosine(subject) for subject in networks(2 if quick else 10, where=where)]
+    cosines, norms = zip(*found, strict=True)
+    return {"mean_cosine": fmean(cosines), "largest_cosine": max(map(abs, cosines)), "mean_gradient_norm": fmean(norms)}
+
+
+def _cosine(subject: Subject) -> tuple[float, float]:
+    """The cosine, and the gradient's norm."""
+    train = subject.workload.dataset.train
+    features, targets = train.batch(torch.arange(len(train)))
+    parameters = [*subject.model.parameters()]
+    loss = subject.workload.task.loss(subject.model(features), targets)
+    gradients = torch.autograd.grad(loss, parameters)
+    gradient = torch.cat([each.flatten() for each in gradients])
+    signs = torch.cat([each.detach().sign().flatten() for each in parameters])
+    return float(torch.cosine_similarity(gradient, signs, dim=0)), float(gradient.norm())

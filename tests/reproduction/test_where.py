@@ -1,0 +1,81 @@
+"""--data, --data-root and --model: any data, and what it costs before it is played."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedsign.errors import ConfigError
+from simulations.recipes import table as recipes
+from simulations.recipes.algorithms.published import beside_flower, two_convolutions, two_nn
+from simulations.recipes.base import Verdict
+from simulations.recipes.where import Plays, Where, cost, where_of
+from tests.e2e.command import fedsign
+
+
+def arrays(folder: Path) -> Path:
+    """Two classes that a line parts."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, 120)
+    x = (rng.normal(size=(120, 6)) + 3 * y[:, None]).astype(np.float32)
+    np.savez(folder / "mine.npz", x=x, y=y)
+    return folder / "mine.npz"
+
+
+def test_data_is_a_named_set_a_folder_of_classes_or_an_npz(tmp_path: Path) -> None:
+    assert where_of("mnist", str(tmp_path)).data == {"name": "mnist", "root": str(tmp_path)}
+    assert where_of(str(tmp_path)).data == {"name": "image_folder", "root": str(tmp_path)}
+    assert where_of(str(arrays(tmp_path)), model="mlp").title == "mine with mlp"
+    with pytest.raises(ConfigError, match=r"neither an .npz file nor a folder .*Did you mean 'mnist'"):
+        where_of("mnistt")
+    with pytest.raises(ConfigError, match="drop --data-root"):
+        where_of("digits", str(tmp_path))
+    with pytest.raises(ConfigError, match="Did you mean 'resnet20'"):
+        where_of("digits", model="resnet21")
+
+
+def test_a_verdict_is_expected_only_of_what_was_measured(tmp_path: Path) -> None:
+    assert recipes.get("niid-bench").expected is Verdict.IN_PART
+    assert recipes.get("niid-bench", data="mnist").expected is None
+    assert recipes.get("niid-bench", model="cnn").expected is None
+    assert recipes.get("valley-gradient", data="digits").expected is recipes.get("valley-gradient").expected
+    assert recipes.get("valley-gradient", data=str(arrays(tmp_path))).expected is None
+    with pytest.raises(ConfigError, match="drop --data and --model"):
+        recipes.get("relu-demo", data="digits", model="cnn")
+    with pytest.raises(ConfigError, match="drop --model"):
+        recipes.get("valley-bn-init", model="cnn")
+
+
+def test_what_a_recipe_plays_is_on_the_data_that_were_asked_for() -> None:
+    where = Where(data={"name": "mnist"}, model={"name": "cnn"})
+    for name, recipe in recipes.all_recipes().items():
+        if recipe.plays is not None:
+            full, quick = (recipe.plays(is_quick, where) for is_quick in (False, True))
+            assert full.trainings > quick.trainings >= 1, name
+            assert full.experiment["data"]["name"] == "mnist" and full.experiment["model"] == {"name": "cnn"}, name
+
+
+def test_the_networks_of_published_cells_have_the_published_numbers_of_weights() -> None:
+    for model, expected in ((two_nn, 199_210), (two_convolutions, 1_663_370)):
+        assert sum(each.numel() for each in model((1, 28, 28), 10).parameters()) == expected
+
+
+def test_published_accuracies_stand_beside_those_that_were_played() -> None:
+    found = beside_flower("cifar10", {"fedavg_iid": 0.7, "loss_by_1_class": 0.5})
+    assert found == {"flower_fedavg_iid": 0.717, "fedavg_iid_minus_flower": pytest.approx(-0.017)}
+    assert beside_flower("digits", {"fedavg_iid": 0.7}) == {}
+
+
+@pytest.mark.slow
+def test_a_combination_that_nobody_measured_says_so_and_its_cost_and_is_no_failure(tmp_path: Path) -> None:
+    done = fedsign("reproduce", "valley-gradient", "--data", str(arrays(tmp_path)), "--quick", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = r"nobody has measured valley-gradient on mine: 2 trainings of 40 rounds, .* by a timed round of .* GB a process\."
+    assert re.search(said, " ".join(done.stderr.split()))
+
+
+def test_data_that_are_missing_are_said_before_anything_is_played(tmp_path: Path) -> None:
+    experiment = {"data": {"name": "mnist", "root": str(tmp_path)}, "model": {"name": "mlp"}}
+    with pytest.raises(ConfigError, match=r"cannot be played there: MNIST was not found.*--data-root"):
+        cost(Plays(trainings=1, experiment=experiment))
