@@ -40,7 +40,7 @@ def test_what_does_not_fit_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'0\.bias' is \[4\] instead of \[8\]"):
         work(path).make_model()
     save_file({"other": torch.zeros(1)}, path)
-    with pytest.raises(ConfigError, match="'0.bias' is missing in the file, '0.weight' is missing .* and 2 more; give"):
+    with pytest.raises(ConfigError, match=r"'0\.bias' is missing in the file, '0\.weight' .* and 2 more; give"):
         work(path).make_model()
     torch.save({"model": tensors_of(work().make_model()), "arguments": Path("of a script")}, tmp_path / "model.pt")
     with pytest.raises(ConfigError, match="with tensors and plain values alone"):  # what is no plain value is code
