@@ -10,6 +10,7 @@ CAPABILITY = Capability(
     ),
     commands={
         "analyse valley": "simulations.landscape.command:valley",
+        "analyse trajectory": "simulations.landscape.command:trajectory",
         "analyse interpolate": "simulations.landscape.command:interpolate",
         "analyse curvature": "simulations.landscape.command:curvature",
     },

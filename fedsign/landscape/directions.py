@@ -6,6 +6,10 @@ Noise: G(0,1), U(-1,1), uniform on {-1,0,1}; G(1,1), U(0,1), uniform on {0,1} an
 signs of one kind, mostly or only.  A direction's numbers come from the stream of (seed, its index); so direction 3 is the same
 whatever is drawn beside it.
 
+[Note: pairs] Of the first three noises -eps is as likely as eps, so the expected asymmetry is 0 whatever the model.  Their draws are
+therefore antithetic pairs, eps and -eps, which costs nothing: the curve of -eps is that of eps read backwards.  A noise that carries
+signs of the model, or has more of one sign, is no such noise.  Of directions that chance has no part in there is one draw.
+
 Special directions: theta_0, theta_f, sign(theta_f), sign(theta_f - mu), sgp(theta_f), sgp(theta_f - mu), where mu is the mean of
 each parameter tensor and sgp(x) = 1 if x > 0, else 0.
 
@@ -53,6 +57,8 @@ NOISES: Mapping[str, tuple[str, Draw]] = {
 }
 """Name -> the paper's formula, and what draws it; in the paper's order."""
 
+_SYMMETRIC = ("gaussian", "uniform", "ternary")
+
 
 def noise(name: str, size: int, *, seed: int, index: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
     """A draw [size] of one of the seven.
@@ -85,6 +91,16 @@ def with_signs(eps: Tensor, theta: Tensor, *, fraction: float = 1.0, seed: int =
     mixed = eps.clone()
     mixed[chosen] = replaced[chosen]
     return mixed
+
+
+def is_symmetric(name: str, signs: float | None = None) -> bool:
+    """Whether -eps is as likely as eps; `signs` is the fraction with the model's signs.  See [Note: pairs]."""
+    return name in _SYMMETRIC and not signs
+
+
+def is_random(name: str, signs: float | None = None) -> bool:
+    """Whether two draws differ: of the constant only where a part of its elements, drawn at random, gets signs."""
+    return name in NOISES and (name != "ones" or signs not in (None, 0, 1))
 
 
 SPECIAL: Mapping[str, str] = {

@@ -1,22 +1,35 @@
-"""Valleys as charts, one for each scale, for papers and for a run's page; surfaces as height lines, for papers alone."""
+"""Valleys as charts, one for each scale, for papers and for a run's page; surfaces are in surfaces.py."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsign.report.analysis import Found
-from fedsign.report.chart import Chart, Series, nice_ticks, span, value_axis
-from fedsign.report.figures import Draw, draw, empty
+from fedsign.landscape.draws import band, independent
+from fedsign.report.analysis import Found, Row
+from fedsign.report.chart import Chart, Series, span, value_axis
+from fedsign.report.figures import Draw, draw
 from fedsign.report.wording import figure as in_words
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+COLOR_OF = (
+    *("gaussian", "uniform", "ternary", "gaussian_1", "uniform_01", "binary", "ones"),
+    *("initial", "final", "sign", "sign_centred", "sgp", "sgp_centred"),
+)
+"""Directions by their color, which is the same in all charts, whatever is drawn beside them."""
 
+OWN = "evaluated, own statistics"
 _ABOUT = (
-    "Test {what} of the model θf moved by λ s along a direction, which is {scaling}. Where the right side is the flat one, "
-    "a step along the direction costs less than one against it. Thin lines are single draws."
+    "Test {what} ({num:,} samples) of the model θf moved by λ s along a direction, which is {scaling}. Where the right side is the "
+    "flat one, a step along the direction costs less than one against it."
+)
+_BANDS = "Bands are 95 % intervals of the mean over independent draws (Student's t)."
+_THIN = "Thin lines are single draws."
+_MOST_THIN = 2  # directions with thin lines: of more the bands alone are seen
+_PAIRS = (
+    "Of a symmetric noise each draw is taken both ways, ε and -ε, so that the mean is symmetric whatever the model."
 )
 _SCALINGS = {
     "norm": "as long as the model itself",
@@ -26,10 +39,18 @@ _SCALINGS = {
 _TALLEST = 30.0  # of a loss, in multiples of what the centre and chance have: beyond it a curve leaves the picture
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Line:
+    """The curves of one direction: those drawn, and what is independent of them, [draws, scales, points] each."""
+
+    label: str
+    color: int
+    drawn: NDArray[Any]
+    independent: NDArray[Any]
+
+
 def valley_figures(found: Found) -> dict[str, Draw]:
     """What -> what draws it: the error, for classes, and the loss."""
-    if found.kind == "surface":
-        return {what: partial(draw_surface, found, what) for what in measures(found)}
     return {what: partial(draw, *valley_charts(found, what)) for what in measures(found)}
 
 
@@ -44,82 +65,116 @@ def measures(found: Found) -> list[str]:
 
 
 def valley_charts(found: Found, what: str) -> list[Chart]:
-    """A chart for each scale: the mean over a direction's draws, and each draw as a thin line."""
-    lines, lambdas = _lines(found, what), found.arrays["lambda"].tolist()
-    scaling = _SCALINGS[found.facts["scaling"]]
-    limit = _tallest(found.arrays[what])
-    means = {name: values.mean(0) for name, values in lines.items()}
-    y = value_axis([0.0, *_seen(np.stack([*means.values()]), limit)], label=f"test {what}", percent=what == "error")
+    """A chart for each scale: the mean over a direction's draws with its interval, and each draw as a thin line."""
+    lines, x = _lines(found, what), found.arrays["lambda"].tolist()
+    means = {line.label: line.independent.mean(0) for line in lines}
+    seen = _seen(np.stack([*means.values()]), _tallest(found.arrays[what]))
+    y = value_axis([0.0, *seen], label=f"test {what}", percent=what == "error")
+    own = found.facts.get("own_centre", {}).get(what)
+    are_thin = sum(len(line.drawn) > 1 for line in lines) <= _MOST_THIN
     charts = []
     for column, scale in enumerate(found.facts["scales"]):
         series = [
-            Series(name=name, x=lambdas, y=values.tolist(), color=color, is_faint=True)
-            for color, (name, draws) in enumerate(lines.items())
-            for values in (draws[:, column] if len(draws) > 1 else [])
+            Series(name=line.label, x=x, y=values.tolist(), color=line.color, is_faint=True)
+            for line in lines
+            for values in (line.drawn[:, column] if are_thin and len(line.drawn) > 1 else [])
         ]
-        series += [
-            Series(name=name, x=lambdas, y=mean[column].tolist(), color=color)
-            for color, (name, mean) in enumerate(means.items())
-        ]
+        for line in lines:
+            low, high = band(line.independent[:, column]) or ((), ())
+            mean = means[line.label][column].tolist()
+            series.append(Series(name=line.label, x=x, y=mean, low=_listed(low), high=_listed(high), color=line.color))
+        if own is not None:
+            series.append(Series(name=OWN, x=[0.0], y=[own], mark="point", marker="o", is_open=True, color=7))
         said = (
-            f"{name}: {in_words(mean[column][0], percent=y.percent)} at λ = {lambdas[0]:g}, "
-            f"{in_words(mean[column][-1], percent=y.percent)} at λ = {lambdas[-1]:g}"
+            f"{name}: {in_words(mean[column][0], percent=y.percent)} at λ = {x[0]:g}, "
+            f"{in_words(mean[column][-1], percent=y.percent)} at λ = {x[-1]:g}"
             for name, mean in means.items()
         )
         charts.append(
             Chart(
                 title=f"Valley, s = {scale:g}",
                 series=series,
-                x=span(lambdas, label="λ"),
+                x=span(x, label=_lambda(found, scale)),
                 y=y,
                 rules=[(0.0, "")],
                 description="; ".join(said),
-                text=_ABOUT.format(what=what, scaling=scaling) if column == 0 else "",
+                text=_about(found, what, lines, are_thin=are_thin) if column == 0 else "",
             )
         )
     return charts
 
 
+def length(facts: Row) -> str:
+    """What steps are measured in: the norm of what moves; empty where directions are as they were drawn."""
+    of = "" if facts.get("group", "ALL") == "ALL" else f" of {facts['group']}"
+    return "" if facts.get("scaling") == "raw" else f"‖θf‖{of}"
+
+
+def _lambda(found: Found, scale: float) -> str:
+    unit = length(found.facts)
+    told = ["λ", f"in {scale:g} {unit}" if unit else "", "recalibrated" if "own_centre" in found.facts else ""]
+    return ", ".join(filter(None, told))
+
+
+def _about(found: Found, what: str, lines: Sequence[_Line], *, are_thin: bool) -> str:
+    """What the charts show, in words."""
+    facts = found.facts
+    told = [_ABOUT.format(what=what, scaling=_SCALINGS[facts["scaling"]], num=facts["num_samples"])]
+    if any(len(line.drawn) > 1 for line in lines):
+        told += [_BANDS, *([_THIN] if are_thin else [])]
+    if any(row.get("is_paired") for row in found.rows):
+        told.append(_PAIRS)
+    return " ".join([*told, centre_in_words(found, what)]).strip()
+
+
+def centre_in_words(found: Found, what: str) -> str:
+    """With BatchNorm, which model is which; empty without."""
+    own = found.facts.get("own_centre", {}).get(what)
+    if own is None:
+        return ""
+    return (
+        f"At each point BatchNorm's statistics are taken anew of {found.facts['num_statistics']:,} training samples, at the centre "
+        f"too ({in_words(found.facts['centre'][what], percent=what == 'error')}, 'recalibrated'); the evaluated model, with its own running "
+        f"statistics, has {in_words(own, percent=what == 'error')}."
+    )
+
+
 def path_chart(found: Found, what: str) -> Chart:
     """The line through two models, which are marked."""
     lambdas, values = found.arrays["lambda"].tolist(), found.arrays[what]
+    name = f"test {what}, recalibrated" if "own_ends" in found.facts else f"test {what}"
+    ends = [each[what] for each in found.facts.get("own_ends", ())]
+    own = [Series(name=OWN, x=[0.0, 1.0], y=ends, mark="point", marker="o", is_open=True, color=7)] if ends else []
     return Chart(
         title=f"test {what}",
-        series=[Series(name=f"test {what}", x=lambdas, y=values.tolist())],
+        series=[Series(name=name, x=lambdas, y=values.tolist()), *own],
         x=span(lambdas, label="λ, of (1 - λ) first + λ second"),
         y=value_axis([0.0, *_seen(values, _tallest(values))], label=f"test {what}", percent=what == "error"),
         rules=[(0.0, "first"), (1.0, "second")],
     )
 
 
-def draw_surface(found: Found, what: str) -> "Figure":
-    """Height lines over the plane; darker is lower, and the cross is the model."""
-    values = found.arrays[what] * (100 if what == "error" else 1)
-    rows, columns = found.arrays["rows"], found.arrays["columns"]
-    drawn = empty(2.7)
-    axes = drawn.add_subplot()
-    finite = values[np.isfinite(values)]
-    high = float(np.quantile(finite, 0.98)) if len(finite) else 1.0
-    levels = nice_ticks(float(finite.min()) if len(finite) else 0.0, high, at_most=12)
-    areas = axes.contourf(columns, rows, values, levels=levels, cmap="cividis", extend="max")
-    lines = axes.contour(columns, rows, values, levels=levels[1::2], colors="white", linewidths=0.6)
-    axes.clabel(lines, fmt="%g", fontsize=6)
-    axes.plot([0], [0], "+", color="white", markersize=7, markeredgewidth=1.2)
-    axes.grid(visible=False)
-    axes.set(aspect="equal", xlabel=f"along {found.facts['columns']}", ylabel=f"along {found.facts['rows']}")
-    bar = drawn.colorbar(areas, ax=axes, shrink=0.9)
-    bar.set_label(f"test {what} (%)" if what == "error" else f"test {what}")
-    bar.outline.set_linewidth(0.4)
-    return drawn
+def _lines(found: Found, what: str) -> list[_Line]:
+    """In the order of the rows."""
+    owners = [(row["direction"], row["label"], row.get("is_paired", False)) for row in found.rows]
+    owners = owners[:: len(found.facts["scales"])]
+    lines = []
+    for owner in dict.fromkeys(owners):
+        name, label, is_paired = owner
+        values = found.arrays[what][[index for index, other in enumerate(owners) if other == owner]]
+        lines.append(
+            _Line(
+                label=label,
+                color=COLOR_OF.index(name),
+                drawn=np.concatenate([values, values[..., ::-1]]) if is_paired else values,
+                independent=independent(values, is_paired=is_paired),
+            )
+        )
+    return lines
 
 
-def _lines(found: Found, what: str) -> dict[str, NDArray[Any]]:
-    """Name of a direction -> values [draws, scales, points], in the order of the rows."""
-    owners = [(row["direction"], row["label"]) for row in found.rows[:: len(found.facts["scales"])]]
-    return {
-        label: found.arrays[what][[index for index, owner in enumerate(owners) if owner == (name, label)]]
-        for name, label in dict.fromkeys(owners)
-    }
+def _listed(values: Any) -> list[float]:
+    return [float(value) for value in values]
 
 
 def _seen(values: NDArray[Any], limit: float) -> list[float]:

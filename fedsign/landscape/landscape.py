@@ -7,7 +7,8 @@ Points are `centre + coefficients @ directions`.  Two ways, which agree to round
   `torch.func.vmap` cannot map.
 
 [Note: BatchNorm] At every point the running statistics are cleared, `statistics` go forward once, and the point is then
-evaluated with what they left (arXiv 2405.12489, section 3.2).  The statistics are means over batches of
+evaluated with what they left (arXiv 2405.12489, section 3.2); without `statistics` the model's own stay.  So the centre is not the model
+that a run evaluated, which is why both are shown.  The statistics are means over batches of
 `statistics_batch` samples, all counted alike, as BatchNorm's own with momentum=None.  Dropout is off throughout.
 
 D = number of parameters, P = points, K = directions.
@@ -25,6 +26,7 @@ from torch.func import functional_call, vmap
 
 from fedsign.data.base import Samples
 from fedsign.errors import ConfigError
+from fedsign.federation.aggregation import is_finite
 from fedsign.landscape.vector import Layout
 from fedsign.models.batch_norm import BATCH_NORMS
 from fedsign.models.channels_last import laid_out, prepare
@@ -76,6 +78,11 @@ class Landscape:
         """
         if not len(samples.features):
             raise ConfigError("no samples were given for the landscape, but expected is at least one.")
+        for name, tensor in model.state_dict().items():
+            if not is_finite(tensor):
+                raise ConfigError(
+                    f"a model with NaN or infinite values in tensor '{name}' was given, but expected is one that has not diverged."
+                )
         self.layout = Layout.of(model)
         self.centre = self.layout.vector(dict(model.named_parameters()))
         self._model = copy.deepcopy(model).eval()

@@ -1,16 +1,38 @@
-"""The valleys of a run on its page, where `fedsign analyse valley` has left some."""
+"""The valleys of a run on its page, where `fedsign analyse` has left some."""
 
-from fedsign.report.sections import Section
+from pathlib import Path
+
+from fedsign.report.sections import Picture, Section
 from fedsign.report.summary import Run
+
+_PICTURES = {"surface": "Surface", "trajectory": "Trajectory of the training"}
 
 
 def section(run: Run) -> Section | None:
-    """A chart for each scale."""
-    path = run.path / "analysis" / "valley.json"
-    if not path.exists():
+    """A chart for each scale of a valley; the surface and the trajectory as pictures."""
+    folder = run.path / "analysis"
+    found = {kind: path for kind in ("valley", *_PICTURES) if (path := folder / f"{kind}.json").exists()}
+    if not found:
         return None
     from fedsign.landscape.figures import measures, valley_charts
     from fedsign.report.analysis import read_found  # only now, since they take NumPy
 
+    pictures = [picture for kind, path in found.items() if kind in _PICTURES for picture in _pictures(kind, path)]
+    if "valley" not in found:
+        return Section(title="Loss valley", pictures=pictures)
+    valley = read_found(found["valley"])
+    return Section(title="Loss valley", charts=valley_charts(valley, measures(valley)[0]), pictures=pictures)
+
+
+def _pictures(kind: str, path: Path) -> list[Picture]:
+    """Of the error, or else of the loss; of a trajectory of the loss, which is what it went down."""
+    from fedsign.landscape.figures import measures
+    from fedsign.landscape.surfaces import in_words_of
+    from fedsign.report.analysis import read_found
+
     found = read_found(path)
-    return Section(title="Loss valley", charts=valley_charts(found, measures(found)[0]))
+    what = "loss" if kind == "trajectory" else measures(found)[0]
+    drawn = path.with_name(f"{kind}-{what}.svg")
+    if not drawn.exists() or "centre" not in found.facts:
+        return []
+    return [Picture(title=f"{_PICTURES[kind]}: test {what}", path=drawn, text=in_words_of(found, what))]

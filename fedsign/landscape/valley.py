@@ -2,6 +2,7 @@
 
 Paper: arXiv 2405.12489, section 3.2: theta_f + lambda s NS(eps), lambda in [-1, 1].  The sides of a curve are
 compared by E_lambda over [0, 1] and over [-1, 0] (Figure 4); here by the trapezoid rule, so that the number of points matters little.
+Intervals are over independent draws; the two directions of a pair (see [Note: pairs] in directions.py) count as one.
 """
 
 from collections.abc import Sequence
@@ -36,16 +37,15 @@ class Sides:
 
 
 def lambdas_of(points: int = 41) -> Array:
-    """Evenly spaced from -1 to 1, with both ends.
+    """Evenly spaced from -1 to 1, with both ends; those below 0 are those above it, negated to the last bit.
 
     Raises:
         ConfigError: 0 would not be one of them.
     """
     if points < 3 or points % 2 == 0:
         raise ConfigError(f"{points} points from -1 to 1 were asked for, but expected are 3 or more, 0 being one.")
-    found = np.linspace(-1.0, 1.0, points)
-    found[points // 2] = 0.0
-    return found
+    above = np.linspace(0.0, 1.0, points // 2 + 1)
+    return np.concatenate([-above[:0:-1], above])
 
 
 def curves(

@@ -12,6 +12,11 @@ from torch import Tensor, nn
 from fedsign.errors import ConfigError
 from fedsign.storage.checkpoints import load_tensors
 
+_CONTAINERS = ("state_dict", "model_state_dict", "model")
+"""Where training scripts put a state_dict beside the optimizer's."""
+_PARALLEL = "module."
+_NAMED = 3  # names in a message
+
 
 def scale_weights(model: nn.Module, factor: float) -> None:
     """Multiply the parameters of two dimensions or more: no biases, and not BatchNorm's."""
@@ -31,13 +36,15 @@ def load_weights(model: nn.Module, path: Path, *, may_differ: tuple[str, ...] = 
     Raises:
         ConfigError: the file is not there, cannot be read, or another tensor is missing, unknown or of another shape.
     """
-    given, own = read_tensors(path, key=key), model.state_dict()
+    own = model.state_dict()
+    given = _unwrapped(read_tensors(path, key=key), own)
     fitting = {name: tensor for name, tensor in given.items() if name in own and tensor.shape == own[name].shape}
-    wrong = sorted(name for name in {*given, *own} - {*fitting} if not (may_differ and name.startswith(may_differ)))
+    wrong = [name for name in sorted({*given, *own} - {*fitting}) if not (may_differ and name.startswith(may_differ))]
     if wrong:
+        said = [f"'{name}' is {_difference(given.get(name), own.get(name))}" for name in wrong[:_NAMED]]
+        more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
         raise ConfigError(
-            f"{key}='{path}' does not fit the model: '{wrong[0]}' is "
-            f"{_difference(given.get(wrong[0]), own.get(wrong[0]))} ({len(wrong)} such); give a file of this architecture."
+            f"{key}='{path}' does not fit the model: {', '.join(said)}{more}; give a file of this architecture."
         )
     model.load_state_dict(own | fitting)
 
@@ -48,8 +55,20 @@ def _difference(given: Tensor | None, own: Tensor | None) -> str:
     return "unknown to the model" if own is None else f"{list(given.shape)} instead of {list(own.shape)}"
 
 
+def _unwrapped(given: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Names without what `torch.compile` and DataParallel or DDP put into them, unless the model has such names itself."""
+    if not any("_orig_mod" in name.split(".") for name in own):
+        given = {name.replace("_orig_mod.", ""): tensor for name, tensor in given.items()}
+    if not any(name.startswith(_PARALLEL) for name in own):
+        while given and all(name.startswith(_PARALLEL) for name in given):
+            given = {name.removeprefix(_PARALLEL): tensor for name, tensor in given.items()}
+    return given
+
+
 def read_tensors(path: Path, *, key: str = "model.weights") -> dict[str, Tensor]:
-    """The state_dict in a file.
+    """The state_dict in a file, which may be an entry of a training script's checkpoint.
+
+    Only tensors and plain values are unpickled (`weights_only`), never code.
 
     Raises:
         ConfigError: it is not there, or holds something else.
@@ -66,8 +85,12 @@ def read_tensors(path: Path, *, key: str = "model.weights") -> dict[str, Tensor]
         ) from error
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         raise ConfigError(
-            f"{key}='{path}' cannot be read; expected is a .safetensors file or a state_dict of torch.save."
+            f"{key}='{path}' cannot be read; expected is a .safetensors file or a state_dict of torch.save, with tensors and "
+            "plain values alone."
         ) from error
+    if isinstance(found, Mapping):
+        held = (found.get(name) for name in _CONTAINERS)
+        found = next((each for each in held if isinstance(each, Mapping)), found)
     if not (isinstance(found, Mapping) and all(isinstance(tensor, Tensor) for tensor in found.values())):
         raise ConfigError(f"{key}='{path}' holds no state_dict; save model.state_dict() alone.")
     return dict(found)

@@ -4,7 +4,9 @@ The style is set for the time of a figure only; the caller's settings of matplot
 made without pyplot, so no window and no list of open figures is involved.
 """
 
+import logging
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,7 +30,7 @@ _ROW, _LEGEND_ROW = 0.18, 0.14  # inches that a category and a line of the legen
 _LONGEST_NAME = 26
 
 _STYLE: Mapping[str, Any] = {
-    "font.family": "STIXGeneral",
+    "font.family": ["STIXGeneral", "DejaVu Serif", "DejaVu Sans"],  # what the first lacks, such as ₀, the next has
     "mathtext.fontset": "stix",
     "font.size": 8,
     "axes.titlesize": 8,
@@ -65,6 +67,8 @@ _METADATA: Mapping[str, dict[str, Any]] = {
 }
 
 _DPI = 300  # of a .png
+_MISSING_GLYPH = re.compile(r"Glyph \d+ \(.*?N\{(.*?)\}\) missing from font")
+_log = logging.getLogger("fedsign")
 
 SUFFIXES = (".svg", ".pdf", ".png")
 
@@ -90,11 +94,17 @@ def style() -> Iterator[None]:
 
 def write(draw: Draw, *paths: Path) -> list[Path]:
     """Draw a figure and write it in the formats that the names end in: nothing in a file depends on when or where."""
-    with style(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # a box stands for it
+    with style(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         figure = draw()
         for path in paths:
             replace_file(path, partial(_save, figure, format=path.suffix[1:].lower()))
+    missing = {found[1] for each in caught if (found := _MISSING_GLYPH.match(str(each.message)))}
+    if missing:  # in a name that a user gave
+        _log.warning("%s: no font here has %s; boxes stand for them", paths[0].stem, ", ".join(sorted(missing)))
+    for each in caught:
+        if not _MISSING_GLYPH.match(str(each.message)):
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
     return list(paths)
 
 
@@ -151,7 +161,7 @@ def draw(
 
 
 def one_line(text: str) -> str:
-    """A name on one line, cut where it is long, and without the narrow space, which the font does not have."""
+    """A name on one line, cut where it is long."""
     return shortened(" ".join(text.split()), _LONGEST_NAME)
 
 

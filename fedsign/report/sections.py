@@ -1,7 +1,9 @@
 """What capabilities add to a run's page: sections, and numbers of its head."""
 
+import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from fedsign.extensions import extensions
 from fedsign.report.chart import Chart
@@ -19,12 +21,27 @@ class Table:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Picture:
+    """A figure of a paper on the page, for what no script here draws: an .svg, which stands in the page."""
+
+    title: str
+    path: Path
+    text: str
+
+    @property
+    def source(self) -> str:
+        """As a data URI."""
+        return "data:image/svg+xml;base64," + base64.b64encode(self.path.read_bytes()).decode()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
     """A section of the page; without a title there are its facts only, which stand in the page's head."""
 
     title: str = ""
     lead: str = ""
     charts: Sequence[Chart] = ()
+    pictures: Sequence[Picture] = ()
     table: Table | None = None
     facts: Sequence[Fact] = ()
 

@@ -18,7 +18,9 @@ SubjectArgument = Annotated[
     typer.Argument(metavar="RUN|CHECKPOINT|FILE", help="A run's folder, a checkpoint in it, or a file of weights."),
 ]
 SamplesOption = Annotated[int | None, typer.Option(help="Test samples; without it, all.")]
-StatisticsOption = Annotated[int, typer.Option(help="Training images that BatchNorm's statistics are taken of anew.")]
+StatisticsOption = Annotated[
+    int, typer.Option(help="Training samples that BatchNorm's statistics are taken of anew; 0 keeps the model's own.")
+]
 ModelOption = Annotated[str | None, typer.Option(help="The model that a file of weights belongs to, such as mlp.")]
 ExperimentOption = Annotated[
     list[str] | None,
@@ -43,7 +45,7 @@ def valley(
             "final, sign, sign_centred, sgp, sgp_centred).",
         ),
     ] = "gaussian",
-    draws: Annotated[int, typer.Option(help="Of each noise.")] = 5,
+    draws: Annotated[int, typer.Option(help="Of each noise; a symmetric one is taken both ways, eps and -eps.")] = 5,
     scales: Annotated[str, typer.Option(metavar="S,S,...", help="How far lambda = 1 is.")] = "0.2,1,2",
     scaling: Annotated[
         str, typer.Option(help="norm: as long as the model; filter: so filter by filter; raw.")
@@ -57,7 +59,7 @@ def valley(
         typer.Option(help="Move these parameters alone: CLF, FEAT, LAYER1, CONV, BN, or a pattern such as 'layer1.*'."),
     ] = "ALL",
     points: Annotated[
-        int | None, typer.Option(help="Of a curve, 41 without it; of each side of a surface, 25.")
+        int | None, typer.Option(help="Of a curve, or of each side of a surface; without it, 41.")
     ] = None,
     surface: Annotated[
         bool, typer.Option("--surface", help="A plane of the first two directions instead of curves.")
@@ -72,6 +74,7 @@ def valley(
 ) -> None:
     """Draw loss and error around a model, along noises and special directions."""
     from fedsign.landscape.figures import valley_figures
+    from fedsign.landscape.surfaces import surface_figures
     from simulations.landscape import valley as valleys
     from simulations.landscape.subject import subject_of
 
@@ -90,7 +93,25 @@ def valley(
     )
     subject = subject_of(path, model=model, overrides=overrides or [])
     found = valleys.look(subject, asked)
-    finish(found, subject, out, _print_valley, json=json, drawn=valley_figures(found), has_section=True)
+    drawn = surface_figures(found) if surface else valley_figures(found)
+    finish(found, subject, out, _print_valley, json=json, drawn=drawn, has_section=True)
+
+
+def trajectory(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, with the checkpoints of its path.")],
+    points: Annotated[int, typer.Option(help="Of each side of the plane.")] = 41,
+    samples: SamplesOption = None,
+    statistics: StatisticsOption = 500,
+    out: OutOption = None,
+    json: NumbersOption = False,
+) -> None:
+    """Draw the path of a training over the plane of its two principal directions."""
+    from fedsign.landscape.surfaces import surface_figures
+    from simulations.landscape import trajectory as paths
+    from simulations.landscape.subject import subject_of
+
+    found = paths.look(path, points=points, samples=samples, statistics=statistics)
+    finish(found, subject_of(path), out, _print_trajectory, json=json, drawn=surface_figures(found), has_section=True)
 
 
 def interpolate(
@@ -175,6 +196,7 @@ def _print_valley(found: Any) -> None:
         f"[bold]{escaped(found.name)}[/]: {facts['model']} with {facts['num_parameters']:,} parameters, on {facts['num_samples']:,} "
         f"test samples of {facts['data']}"
     )
+    _print_centres(facts)
     if not found.summary:
         return
     what = found.summary[0]["figure"]
@@ -182,6 +204,7 @@ def _print_valley(found: Any) -> None:
         [
             {
                 "direction": row["label"],
+                "draws": _draws(row),
                 "s": f"{row['scale']:g}",
                 f"{what} -": shown(row["mean_negative"]),
                 f"{what} +": shown(row["mean_positive"]),
@@ -194,16 +217,64 @@ def _print_valley(found: Any) -> None:
     )
     console.print(
         f"{what} - and +: means over lambda in [-1, 0] and [0, 1]; asymmetry: their difference, with a 95 % interval over draws; "
-        "width: the |lambda| at which it has risen by 0.1, - where it does not.",
+        "width: the |lambda| at which it has risen by 0.1, - where it does not."
+        + (
+            " Of a symmetric noise each draw is a pair, eps and -eps: its asymmetry is 0 by symmetry, and ± is that of one direction."
+            if any(row["is_paired"] for row in found.summary)
+            else ""
+        ),
         style="dim",
     )
 
 
+def _draws(row: Any) -> str:
+    return f"{row['num_draws']} x ±" if row["is_paired"] else f"{row['num_draws']}"
+
+
+def _print_centres(facts: Any) -> None:
+    """With BatchNorm the centre of a curve is not the model that was evaluated."""
+    own = facts.get("own_centre")
+    if own is None:
+        return
+    print_facts(
+        [
+            ("evaluated model", f"{_values(own)}  BatchNorm's own running statistics"),
+            (
+                "centre here",
+                f"{_values(facts['centre'])}  statistics of {facts['num_statistics']:,} training samples; --statistics 0 keeps the model's",
+            ),
+        ]
+    )
+
+
+def _values(of: Any) -> str:
+    return ", ".join(f"{name} {shown(value)}" for name, value in of.items())
+
+
 def _interval(row: Any) -> str:
+    if row["is_paired"]:
+        return f"0 ± {shown(row['asymmetry_of_one'])}"
     text = shown(row["asymmetry"], sign="+")
     if row["asymmetry_low"] is None:
         return text
     return f"{text} [{row['asymmetry_low']:+.3f}, {row['asymmetry_high']:+.3f}]"
+
+
+def _print_trajectory(found: Any) -> None:
+    facts, (first, last) = found.facts, (found.rows[0], found.rows[-1])
+    shares = [f"{100 * share:.1f} %" for share in facts["explained"]]
+    print_facts(
+        [
+            ("path", f"{len(found.rows)} models, rounds {first['round']} to {last['round']}"),
+            ("explained variance", f"{shares[0]} and {shares[1]}"),
+            (
+                "first to last",
+                f"{'error' if 'error' in first else 'loss'} {shown(first.get('error', first['loss']))} to {shown(last.get('error', last['loss']))}",
+            ),
+        ],
+        title=found.name,
+    )
+    _print_centres(facts)
 
 
 def _print_path(found: Any) -> None:
@@ -217,6 +288,7 @@ def _print_path(found: Any) -> None:
             ("midpoint gap", gap),
             ("barrier", shown(facts["barrier"])),
             ("same signs", shown(facts["same_sign_ratio"])),
+            *_own_ends(facts),
         ],
         title=found.name,
     )
@@ -233,6 +305,19 @@ def _print_path(found: Any) -> None:
             for row in found.rows
         ]
     )
+
+
+def _own_ends(facts: Any) -> list[tuple[str, str]]:
+    """With BatchNorm the ends of the line are not the models that were evaluated."""
+    if "own_ends" not in facts:
+        return []
+    values = " and ".join(shown(end[facts["figure"]]) for end in facts["own_ends"])
+    return [
+        (
+            "as evaluated",
+            f"{values}  with BatchNorm's own statistics; the line takes them anew, --statistics 0 keeps them",
+        )
+    ]
 
 
 def _print_curvature(found: Any) -> None:

@@ -1,11 +1,13 @@
 """`fedsign analyse interpolate`: the line through two models, its barrier, and what the step between them is made of."""
 
 import logging
+from typing import Any
 
 from fedsign.landscape.interpolation import between
+from fedsign.landscape.landscape import Landscape
 from fedsign.landscape.sign_ratios import same_sign_ratio, step_by_group
 from fedsign.report.analysis import Found
-from simulations.landscape.subject import Subject
+from simulations.landscape.subject import Subject, at_centre
 
 _log = logging.getLogger("fedsign")
 
@@ -30,11 +32,20 @@ def look(
             "target": str(second.source),
             **landscape.sizes,
             **facts,
+            **_own_ends(first, second, landscape, samples),
             "same_sign_ratio": same_sign_ratio(one, other),
         },
         rows=step_by_group(first.model, landscape.layout, one.cpu(), other.cpu()),
         arrays={"lambda": lambdas, **values.arrays()},
     )
+
+
+def _own_ends(first: Subject, second: Subject, landscape: Landscape, samples: int | None) -> dict[str, Any]:
+    """Both models with BatchNorm's own running statistics, where the line has them taken anew."""
+    if not landscape.sizes["num_statistics"]:
+        return {}
+    task, chosen = first.workload.task, first.test_samples(samples)
+    return {"own_ends": [at_centre(Landscape(each.model, task, chosen)) for each in (first, second)]}
 
 
 def _warn_of_other_data(first: Subject, second: Subject) -> None:

@@ -92,9 +92,16 @@ class Subject:
             raise ConfigError(f"{self.source} and the first model are not of one architecture: {error}") from error
 
     def landscape(self, samples: int | None, statistics: int) -> Landscape:
-        """On so many test samples (None: all), BatchNorm's statistics taken anew of so many training samples."""
-        chosen, others = self.test_samples(samples), self._some(self.workload.dataset.train, statistics, draw=1)
-        return Landscape(self.model, self.workload.task, chosen, statistics=others.features)
+        """On so many test samples (None: all), BatchNorm's statistics taken anew of so many training samples; 0 keeps the model's."""
+        others = self._some(self.workload.dataset.train, statistics, draw=1).features if statistics else None
+        return Landscape(self.model, self.workload.task, self.test_samples(samples), statistics=others)
+
+    def centres(self, landscape: Landscape, samples: int | None) -> dict[str, dict[str, float]]:
+        """Loss and error at the landscape's `centre`; also those of the evaluated model, `own_centre`, if BatchNorm sets them apart."""
+        found = {"centre": landscape}
+        if landscape.sizes["num_statistics"]:
+            found["own_centre"] = self.landscape(samples, statistics=0)
+        return {name: at_centre(each) for name, each in found.items()}
 
     def test_samples(self, count: int | None) -> Samples:
         """The server's test samples, or that many of them, drawn by the experiment's seed."""
@@ -114,6 +121,11 @@ class Subject:
             chosen = np.sort(rng.permutation(len(samples))[:count])
         features, targets = samples.batch(torch.from_numpy(chosen))
         return Samples(features=features.to(self.workload.device), targets=targets.to(self.workload.device))
+
+
+def at_centre(landscape: Landscape) -> dict[str, float]:
+    """Loss and error there."""
+    return {name: float(of[0]) for name, of in landscape.at(landscape.centre.unsqueeze(0)).arrays().items()}
 
 
 def subjects_of(paths: Sequence[Path], *, model: str | None, overrides: Sequence[str]) -> list[Subject]:

@@ -8,7 +8,18 @@ import torch
 from torch import Tensor
 
 from fedsign.errors import ConfigError
-from fedsign.landscape.directions import NOISES, SPECIAL, Scaling, noise, scaled, special, with_signs
+from fedsign.landscape.directions import (
+    NOISES,
+    SPECIAL,
+    Scaling,
+    is_random,
+    is_symmetric,
+    noise,
+    scaled,
+    special,
+    with_signs,
+)
+from fedsign.landscape.draws import independent
 from fedsign.landscape.groups import mask_of
 from fedsign.landscape.landscape import Array, Landscape
 from fedsign.landscape.valley import asymmetry, curves, lambdas_of, sides_of, surface
@@ -18,7 +29,7 @@ from simulations.landscape.subject import Subject
 
 _IN_FACTS = ("directions", "draws", "scales", "scaling", "signs", "group", "seed")
 Ray = tuple[Row, Tensor]  # direction, label and draw, which counts those of a noise; and the direction, scaled
-_AVERAGED = ("mean_positive", "mean_negative", "width_positive", "width_negative")
+_AVERAGED = ("centre", "mean_positive", "mean_negative", "width_positive", "width_negative")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,9 +62,8 @@ class Asked:
                 )
         if self.scaling not in [*Scaling]:
             raise ConfigError(f"--scaling={self.scaling} was given.{one_of(self.scaling, Scaling)}.")
-        for what, value in {"--draws": self.draws, "--statistics": self.statistics}.items():
-            if value < 1:
-                raise ConfigError(f"{what}={value} was given, but expected is 1 or more.")
+        if self.draws < 1:
+            raise ConfigError(f"--draws={self.draws} was given, but expected is 1 or more.")
         for scale in self.scales:
             if not (np.isfinite(scale) and scale > 0):
                 raise ConfigError(f"--scales has {scale:g}, but expected are numbers above 0.")
@@ -64,7 +74,7 @@ class Asked:
     @property
     def lambdas(self) -> Array:
         """Of a curve, or of each side of a surface."""
-        return lambdas_of(self.points or (25 if self.surface else 41))
+        return lambdas_of(self.points or 41)
 
 
 def look(subject: Subject, asked: Asked) -> Found:
@@ -78,6 +88,7 @@ def look(subject: Subject, asked: Asked) -> Found:
     facts = {
         **subject.facts,
         **landscape.sizes,
+        **subject.centres(landscape, asked.samples),
         **{name: getattr(asked, name) for name in _IN_FACTS},
         "torch": torch.__version__,
     }
@@ -93,13 +104,12 @@ def _curves(name: str, landscape: Landscape, rays: Sequence[Ray], asked: Asked, 
         for column, scale in enumerate(asked.scales):
             sides = {name: asdict(sides_of(asked.lambdas, of[index, column])) for name, of in values.arrays().items()}
             rows.append({**ray, "scale": scale, **sides})
-    figure, _ = values.main()
     return Found(
         kind="valley",
         name=name,
         facts=facts,
         rows=rows,
-        summary=_summary(rows, figure, len(asked.scales)),
+        summary=_summary(rows, *values.main(), asked),
         arrays={"lambda": asked.lambdas, **values.arrays()},
     )
 
@@ -110,7 +120,7 @@ def _surface(name: str, landscape: Landscape, rays: Sequence[Ray], asked: Asked,
     scale, sides = max(asked.scales), {"rows": asked.lambdas, "columns": asked.lambdas}
     first, second = (scale * direction for _, direction in rays[:2])
     values = surface(landscape, first, second, **sides)
-    labels = {side: f"{ray['label']} {ray['draw']}" for side, (ray, _) in zip(sides, rays, strict=False)}
+    labels = {side: f"{ray['label']}, draw {ray['draw']}" for side, (ray, _) in zip(sides, rays, strict=False)}
     return Found(
         kind="surface",
         name=name,
@@ -125,7 +135,8 @@ def _rays(subject: Subject, landscape: Landscape, asked: Asked) -> list[Ray]:
     initial = subject.initial_vector(layout)
     found: list[Ray] = []
     for name in asked.directions:
-        for draw in range(asked.draws if name in NOISES else 1):
+        is_paired = is_symmetric(name, asked.signs)
+        for draw in range(asked.draws if is_random(name, asked.signs) else 1):
             if name in NOISES:
                 eps = noise(name, layout.size, seed=asked.seed, index=draw, dtype=theta.dtype)
             else:
@@ -133,7 +144,8 @@ def _rays(subject: Subject, landscape: Landscape, asked: Asked) -> list[Ray]:
             if asked.signs is not None:
                 eps = with_signs(eps, theta, fraction=asked.signs, seed=asked.seed, index=draw)
             direction = scaled(layout, eps, theta, Scaling(asked.scaling), where=where).to(landscape.centre.device)
-            found.append(({"direction": name, "label": _label(name, asked.signs), "draw": draw}, direction))
+            told = {"direction": name, "label": _label(name, asked.signs), "draw": draw, "is_paired": is_paired}
+            found.append((told, direction))
     return found
 
 
@@ -144,24 +156,32 @@ def _label(name: str, signs: float | None) -> str:
     return f"|{label}| sign(θf)" if signs == 1 else f"{label}, {100 * signs:g} % of signs"
 
 
-def _summary(rows: Sequence[Row], figure: str, num_scales: int) -> list[Row]:
-    """For each direction and scale: means over its draws, and the asymmetry's interval."""
-    drawn: dict[tuple[str, int], list[Row]] = {}
+def _summary(rows: Sequence[Row], figure: str, values: Array, asked: Asked) -> list[Row]:
+    """For each direction and scale: means over its draws, and the asymmetry with its interval.
+
+    Of pairs the asymmetry is 0 by symmetry, which is no estimate; `asymmetry_of_one` is what it is for one direction, in size.
+    """
+    drawn: dict[tuple[str, int], list[int]] = {}
     for number, row in enumerate(rows):  # those of one direction have one scale after the other
-        drawn.setdefault((row["direction"], number % num_scales), []).append(row)
+        drawn.setdefault((row["direction"], number % len(asked.scales)), []).append(number)
     found: list[Row] = []
-    for alike in drawn.values():
-        sides = [row[figure] for row in alike]
+    for (_, column), numbers in drawn.items():
+        first = rows[numbers[0]]
+        alike = values[[number // len(asked.scales) for number in numbers], column]
+        sides = [asdict(sides_of(asked.lambdas, each)) for each in independent(alike, is_paired=first["is_paired"])]
         interval = asymmetry([side["asymmetry"] for side in sides])
+        of_one = [abs(rows[number][figure]["asymmetry"]) for number in numbers]
+        is_estimated = interval is not None and not first["is_paired"]
         found.append(
             {
-                **{key: alike[0][key] for key in ("direction", "label", "scale")},
+                **{key: first[key] for key in ("direction", "label", "scale", "is_paired")},
                 "figure": figure,
                 "num_draws": len(sides),
                 **{key: _mean([side[key] for side in sides]) for key in _AVERAGED},
                 "asymmetry": interval and interval.mean,
-                "asymmetry_low": interval and interval.low,
-                "asymmetry_high": interval and interval.high,
+                "asymmetry_low": interval.low if interval and is_estimated else None,
+                "asymmetry_high": interval.high if interval and is_estimated else None,
+                "asymmetry_of_one": _mean(of_one),
             }
         )
     return found

@@ -23,9 +23,10 @@ SHORT = {"rounds": 10, "callbacks": ["report"], "client": {"local_epochs": 2}}
 def trained(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
     """Two runs, of two seeds."""
     root = tmp_path_factory.mktemp("runs")
-    signs = {"signs": True} if "signs" in CAPABILITIES else {}  # of the first
+    kept = {"checkpoint_every": 2, "keep_checkpoints": 5}
+    first = {**kept, **({"signs": True} if "signs" in CAPABILITIES else {})}
     return [
-        run({**SHORT, "seed": seed, "results": {"root": str(root), **more}}) for seed, more in ((0, signs), (1, {}))
+        run({**SHORT, "seed": seed, "results": {"root": str(root), **more}}) for seed, more in ((0, first), (1, {}))
     ]
 
 
@@ -58,6 +59,11 @@ def test_the_valley_of_a_run_is_in_files_and_on_its_page(trained: list[Run], tmp
         assert np.allclose(arrays["loss"][:, :, 5], trained[0].rounds[-1]["loss"], rtol=1e-5)
     page = (folder / "report.html").read_text()
     assert page.count("Valley, s =") == 2 and "sign(θf)" in page
+    pairs, single = (row for row in found["summary"] if row["scale"] == 1)
+    one = [row["error"]["asymmetry"] for row in found["curves"] if row["direction"] == "gaussian" and row["scale"] == 1]
+    assert (pairs["num_draws"], pairs["asymmetry"], pairs["asymmetry_low"]) == (2, 0.0, None)
+    assert pairs["asymmetry_of_one"] == pytest.approx(np.abs(one).mean()) and any(one)
+    assert (single["num_draws"], single["asymmetry_low"]) == (1, None) and single["asymmetry"] != 0
     before = {file: Path(file).read_bytes() for file in found["files"]}
     analyse(*words)
     assert before == {file: Path(file).read_bytes() for file in found["files"]}
@@ -68,7 +74,39 @@ def test_a_surface(trained: list[Run], tmp_path: Path) -> None:
     with np.load(tmp_path / "surface.npz") as arrays:
         assert arrays["error"].shape == (5, 5)
         assert arrays["error"][2, 2] == pytest.approx(1 - trained[0].rounds[-1]["accuracy"])
-    assert found["facts"]["rows"] == "G(0, 1) 0" and (tmp_path / "surface-error.png").stat().st_size > 2000
+    assert found["facts"]["rows"] == "G(0, 1), draw 0" and (tmp_path / "surface-error.png").stat().st_size > 2000
+
+
+def test_the_trajectory_of_a_run_begins_at_its_start_and_ends_at_its_model(trained: list[Run], tmp_path: Path) -> None:
+    folder = shutil.copytree(trained[0].path, tmp_path / "run")
+    found = analyse("trajectory", folder, "--points", 5)
+    path, rounds = found["curves"], trained[0].rounds
+    assert [row["round"] for row in path] == [0, 2, 4, 6, 8, 10]
+    assert (path[-1]["x"], path[-1]["y"]) == (0, 0) and path[0]["x"] > 0
+    for row in path[1:]:  # each checkpoint has the loss and the error that its round was evaluated with
+        line = rounds[row["round"] - 1]
+        assert row["loss"] == pytest.approx(line["loss"], rel=1e-4)
+        assert row["error"] == pytest.approx(1 - line["accuracy"])
+    assert 0.5 < sum(found["facts"]["explained"]) <= 1
+    assert 'alt="Test loss over the plane of the two principal directions' in (folder / "report.html").read_text()
+    assert "expected are 4 or more to draw its path; run it again with --set results.checkpoint_every=1" in refused(
+        "trajectory", trained[1].path
+    )
+    assert "has no path behind it" in refused("trajectory", folder / "model.safetensors")
+    assert "--points=2" in refused("trajectory", folder, "--points", 2)
+
+
+def test_with_batch_norm_the_evaluated_model_is_told_from_the_centre(tmp_path: Path) -> None:
+    settings = {"rounds": 2, "callbacks": [], "model": {"name": "cnn"}, "results": {"root": str(tmp_path)}}
+    done = run({**settings, "client": {"local_epochs": 1}})
+    words = ("--points", 3, "--draws", 1, "--scales", 1, "--out", tmp_path)
+    anew, own = (analyse("valley", done.path, *words, "--statistics", num) for num in (50, 0))
+    evaluated = {"loss": done.rounds[-1]["loss"], "error": 1 - done.rounds[-1]["accuracy"]}
+    assert anew["facts"]["own_centre"] == own["facts"]["centre"] == pytest.approx(evaluated, rel=1e-4)
+    assert anew["facts"]["centre"]["loss"] != pytest.approx(evaluated["loss"], rel=1e-2)
+    assert "own_centre" not in own["facts"] and own["curves"][0]["loss"]["centre"] == pytest.approx(evaluated["loss"])
+    ends = analyse("interpolate", done.path, done.path, "--points", 4, "--samples", 50, "--out", tmp_path)["facts"]
+    assert ends["own_ends"][0] == ends["own_ends"][1] and ends["own_ends"][0]["error"] != ends["first"]
 
 
 def test_a_checkpoint_and_a_file_of_weights_are_looked_at_as_the_run_is(trained: list[Run], tmp_path: Path) -> None:
@@ -80,7 +118,7 @@ def test_a_checkpoint_and_a_file_of_weights_are_looked_at_as_the_run_is(trained:
     save_file(load_file(done.path / "model.safetensors"), weights)
     of_file = analyse("valley", weights, "--model", "mlp", *words, "--out", tmp_path / "c")
     assert whole["curves"] == checkpoint["curves"] == of_file["curves"]
-    earlier = analyse("valley", done.path / "checkpoints" / "round-000005", *words, "--out", tmp_path / "d")
+    earlier = analyse("valley", done.path / "checkpoints" / "round-000006", *words, "--out", tmp_path / "d")
     assert earlier["curves"] != whole["curves"]
     assert not (done.path / "analysis" / "valley.json").exists()
 
@@ -156,6 +194,7 @@ def test_curvature_of_a_run(trained: list[Run], tmp_path: Path) -> None:
     [
         ("valley", 1, ["--points", 5, "--draws", 2], "asymmetry"),
         ("interpolate", 2, ["--points", 5], "midpoint gap"),
+        ("trajectory", 1, ["--points", 3], "explained variance"),
         pytest.param("signs", 1, [], "same signs", marks=pytest.mark.needs("signs")),
         ("curvature", 1, ["--draws", 2, "--samples", 50], "largest eigenvalue"),
     ],

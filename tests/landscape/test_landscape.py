@@ -163,8 +163,12 @@ def test_a_regression_has_no_error() -> None:
     assert landscape.at(landscape.centre.unsqueeze(0)).error is None
 
 
-def test_no_samples_and_no_parameters_are_refused() -> None:
+def test_no_samples_no_parameters_and_values_that_are_not_finite_are_refused() -> None:
     with pytest.raises(ConfigError, match="no samples were given"):
         Landscape(nn.Linear(2, 2), Classification(), Samples(features=torch.empty(0, 2), targets=torch.empty(0).long()))
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    model[1].running_var[1] = torch.inf
+    with pytest.raises(ConfigError, match=r"NaN or infinite values in tensor '1\.running_var'"):
+        Landscape(model, Classification(), Samples(features=torch.ones(1, 2), targets=torch.zeros(1).long()))
     with pytest.raises(ConfigError, match="without parameters"):
         Landscape(nn.ReLU(), Classification(), Samples(features=torch.ones(1, 2), targets=torch.zeros(1).long()))

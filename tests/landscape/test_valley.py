@@ -10,7 +10,18 @@ from torch import Tensor, nn
 
 from fedsign.data.base import Samples
 from fedsign.errors import ConfigError
-from fedsign.landscape.directions import NOISES, Scaling, noise, scaled, special, with_signs
+from fedsign.landscape.directions import (
+    NOISES,
+    SPECIAL,
+    Scaling,
+    is_random,
+    is_symmetric,
+    noise,
+    scaled,
+    special,
+    with_signs,
+)
+from fedsign.landscape.draws import independent
 from fedsign.landscape.groups import GROUPS, mask_of
 from fedsign.landscape.interpolation import between, soup_gap
 from fedsign.landscape.landscape import Landscape
@@ -260,6 +271,53 @@ def test_the_asymmetrys_interval_is_students() -> None:
     half = stats.t.ppf(0.975, 2) * values.std(ddof=1) / 3**0.5
     assert found is not None and found.mean == pytest.approx(0.2)
     assert (found.low, found.high) == pytest.approx((0.2 - half, 0.2 + half))
+
+
+def even(model: nn.Module) -> Landscape:
+    """L(theta + d) = |X d|^2 / n, which is the same to the last bit for -d: theta and the targets are 0."""
+    torch.nn.init.zeros_(model[0].weight)
+    features = torch.randn(40, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    return Landscape(model, Regression(), Samples(features=features, targets=torch.zeros(40, dtype=torch.float64)))
+
+
+@pytest.mark.parametrize("name", NOISES)
+@pytest.mark.parametrize("points", [5, 41, 61])
+def test_the_asymmetry_of_an_even_loss_is_exactly_0(name: str, points: int) -> None:
+    landscape, lambdas = even(nn.Sequential(nn.Linear(9, 1, bias=False)).double()), lambdas_of(points)
+    eps = noise(name, 9, seed=1, dtype=torch.float64)
+    loss = curves(landscape, [eps], scales=[0.2, 2.0], lambdas=lambdas).loss[0]
+    assert (loss > 0).any()
+    assert [sides_of(lambdas, each).asymmetry for each in loss] == [0.0, 0.0]
+
+
+def test_a_pair_is_the_curve_of_minus_eps_read_backwards_and_exactly_symmetric_for_any_loss() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    landscape = Landscape(
+        model, Classification(), Samples(features=torch.randn(90, 6), targets=torch.randint(3, (90,)))
+    )
+    lambdas, eps = lambdas_of(11), noise("gaussian", landscape.layout.size, seed=0)
+    one, other = curves(landscape, [eps, -eps], scales=[1.0], lambdas=lambdas).loss[:, 0]
+    assert np.allclose(other, one[::-1], rtol=1e-6)
+    assert abs(sides_of(lambdas, one).asymmetry) > 1e-3  # of one direction it is not
+    (mean,) = independent(one[None], is_paired=True)
+    assert np.allclose(mean, (one + other) / 2, rtol=1e-6)
+    assert sides_of(lambdas, mean).asymmetry == 0.0
+
+
+def test_pairs_are_of_noises_that_are_symmetric_and_chance_has_a_part_in_draws() -> None:
+    """The mirrored draws of a symmetric noise have its distribution (Kolmogorov-Smirnov); those of another one do not."""
+    for name in NOISES:
+        drawn = noise(name, 4000, seed=0).numpy()
+        assert is_symmetric(name) == (stats.ks_2samp(drawn, -drawn).pvalue > 0.01)
+        assert is_symmetric(name, 0.0) == is_symmetric(name) and not is_symmetric(name, 0.1)
+        for signs in (None, 1.0, 0.5):
+            eps = [noise(name, 99, seed=0, index=index) for index in range(2)]
+            if signs is not None:
+                theta = torch.linspace(-1, 1, 99)
+                eps = [with_signs(each, theta, fraction=signs, index=index) for index, each in enumerate(eps)]
+            assert is_random(name, signs) == (not torch.equal(*eps))
+    assert not any(is_symmetric(name) or is_random(name) for name in SPECIAL)
 
 
 @pytest.mark.parametrize("points", [2, 4, 1])

@@ -1,13 +1,18 @@
 """A model that starts from a file, or from drawn weights that are scaled."""
 
+from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from fedsign.config import from_dict
 from fedsign.errors import ConfigError
+from fedsign.models.weights import load_weights
 from fedsign.records import tensors_of
 from fedsign.workload import Workload
 
@@ -35,8 +40,40 @@ def test_what_does_not_fit_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'0\.bias' is \[4\] instead of \[8\]"):
         work(path).make_model()
     save_file({"other": torch.zeros(1)}, path)
-    with pytest.raises(ConfigError, match="is missing in the file"):
+    with pytest.raises(ConfigError, match=r"'0\.bias' is missing in the file, '0\.weight' .* and 2 more; give"):
         work(path).make_model()
+    torch.save({"model": tensors_of(work().make_model()), "arguments": Path("of a script")}, tmp_path / "model.pt")
+    with pytest.raises(ConfigError, match="with tensors and plain values alone"):  # what is no plain value is code
+        work(tmp_path / "model.pt").make_model()
+
+
+WRAPPERS: dict[str, Callable[[nn.Module], Any]] = {
+    "DataParallel": lambda model: nn.DataParallel(model).state_dict(),
+    "torch.compile of DataParallel": lambda model: torch.compile(nn.DataParallel(model)).state_dict(),
+    "a compiled part": lambda model: {
+        name.replace("0.", "0._orig_mod."): tensor for name, tensor in model.state_dict().items()
+    },
+    "Lightning": lambda model: {"epoch": 3, "state_dict": model.state_dict(), "optimizer_states": [{"lr": 0.1}]},
+    "PyTorch's tutorial": lambda model: {"epoch": 3, "model_state_dict": model.state_dict()},
+    "torchvision's references": lambda model: {"model": nn.DataParallel(model).state_dict(), "epoch": 3},
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_the_wrappers_of_training_scripts_are_taken_off(wrapper: str, tmp_path: Path) -> None:
+    others = work(seed=5).make_model()
+    saved = WRAPPERS[wrapper](others)
+    assert saved.keys() != others.state_dict().keys()
+    torch.save(saved, tmp_path / "model.pt")
+    found = tensors_of(work(tmp_path / "model.pt").make_model())
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors_of(others).items())
+
+
+def test_a_model_whose_own_names_begin_with_module_keeps_them(tmp_path: Path) -> None:
+    model, other = (nn.Sequential(OrderedDict(module=nn.Linear(2, 3))) for _ in range(2))
+    torch.save(other.state_dict(), tmp_path / "model.pt")
+    load_weights(model, tmp_path / "model.pt")
+    assert torch.equal(model.state_dict()["module.weight"], other.state_dict()["module.weight"])
 
 
 def test_a_run_starts_from_another_runs_model(tmp_path: Path) -> None:

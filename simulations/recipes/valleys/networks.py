@@ -63,7 +63,7 @@ def errors_along(
 ) -> dict[str, Mapping[str, float]]:
     """The error's means on both sides, and its asymmetry, along a draw of each noise, or special directions, by their names."""
     found = look(subject, Asked(directions=names, draws=1, seed=draw, scales=(scale,), **asked))
-    return {row["direction"]: row["error"] for row in found.rows}
+    return {row["direction"]: row for row in found.summary}
 
 
 def trained_on_share(workload: Workload, start: Tensors, share: int, *, epochs: int) -> Tensors:

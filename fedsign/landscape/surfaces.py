@@ -1,0 +1,229 @@
+"""The landscape over a plane, as height lines and in relief; with the path of a training on it, where there is one.
+
+Heights are logarithmic, as a loss that rises a hundredfold hides its basin otherwise; so are the lines and the color bar.  After Figures 1, 5
+and 9 of Li et al. 2018 (arXiv 1712.09913).
+"""
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsign.landscape.figures import centre_in_words, length, measures
+from fedsign.report.analysis import Found
+from fedsign.report.figures import PAGE, Draw, empty
+from fedsign.report.wording import figure as in_words
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_STEPS = ((1, 1.5, 2, 3, 4, 5, 7), (1, 2, 3, 5), (1, 3), (1,))  # of a decade, the finest first
+_MOST_LEVELS = 14
+_TALLEST = 300.0  # heights, in multiples of the lowest: what is above is drawn at the top
+_Z95 = 1.959964
+_HALO, _PATH = "#1c2127", "#ff9d5c"
+
+
+def surface_figures(found: Found) -> dict[str, Draw]:
+    """What -> what draws it: the error, for classes, and the loss."""
+    return {what: partial(draw_surface, found, what) for what in measures(found)}
+
+
+def draw_surface(found: Found, what: str) -> "Figure":
+    """Height lines on the left, the relief on the right, one color bar for both."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LogNorm
+
+    x, y, z = heights(found, what)
+    levels = log_levels(float(z.min()), float(z.max()))
+    norm = LogNorm(vmin=z.min(), vmax=z.max())
+    drawn = empty(3.1, width=PAGE)
+    flat = drawn.add_subplot(1, 2, 1)
+    flat.contourf(
+        x,
+        y,
+        z,
+        levels=[z.min(), *(each for each in levels if each > z.min()), z.max() * 1.0001],
+        norm=norm,
+        cmap="viridis",
+    )
+    _lines(flat, found, what, (x, y, z), levels)
+    relief: Any = drawn.add_subplot(1, 2, 2, projection="3d", computed_zorder=False)
+    _relief(relief, found, (x, y, z), levels, norm)
+    bar = drawn.colorbar(ScalarMappable(norm, "viridis"), ax=[flat, relief], shrink=0.85, pad=0.02, aspect=28)
+    bar.set_ticks(levels, labels=[f"{level:g}" for level in levels], minor=False)
+    bar.ax.minorticks_off()
+    bar.set_label(f"test {what} (%)" if what == "error" else f"test {what}")
+    bar.outline.set_linewidth(0.4)
+    drawn.set_label(in_words_of(found, what))
+    return drawn
+
+
+def heights(found: Found, what: str) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Columns, rows and heights above 0; an error of none is drawn as half a sample's, and what dwarfs the rest at the top."""
+    reach = found.facts.get("scale", 1.0)
+    percent = 100.0 if what == "error" else 1.0
+    values = np.where(np.isfinite(found.arrays[what]), found.arrays[what], np.inf) * percent
+    above = values[np.isfinite(values) & (values > 0)]
+    floor = 0.5 * percent / found.facts["num_samples"] if what == "error" else above.min(initial=1.0)
+    low = max(float(values.min()), floor)
+    high = min(float(above.max(initial=2 * low)), _TALLEST * low)
+    return found.arrays["columns"] * reach, found.arrays["rows"] * reach, np.clip(values, low, max(high, 1.01 * low))
+
+
+def log_levels(low: float, high: float) -> list[float]:
+    """Round numbers between two heights, evenly spaced by their logarithm as far as round numbers are.
+
+    >>> log_levels(4.2, 90)
+    [5.0, 7.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 70.0]
+    """
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for steps in _STEPS:
+        found = [
+            float(f"{step}e{decade}") for decade in decades for step in steps if low < float(f"{step}e{decade}") < high
+        ]
+        if len(found) <= _MOST_LEVELS:
+            break
+    return found if len(found) > 2 else np.geomspace(low, high, 6)[1:-1].round(4 - decades[0]).tolist()
+
+
+def in_words_of(found: Found, what: str) -> str:
+    """The text beside a picture: what is drawn, the model's figure with its uncertainty, and which model that is."""
+    is_path, percent = found.kind == "trajectory", what == "error"
+    centre = found.facts["centre"][what]
+    told = [
+        f"Test {what} over the plane of {'the two principal directions of the training' if is_path else 'two directions'}, in logarithmic heights."
+    ]
+    told.append(f"The model: {in_words(centre, percent=percent)}, of {found.facts['num_samples']:,} test samples.")
+    if percent:
+        told.append(
+            "Within the dashed line the error is below the upper end of that figure's 95 % interval (Wilson's)."
+        )
+    if is_path:
+        told.append(
+            f"The path is a projection: the plane explains {100 * sum(found.facts['explained']):.0f} % of its variance, so that heights under it are not "
+            "those of its checkpoints."
+        )
+    return " ".join([*told, centre_in_words(found, what)]).strip()
+
+
+def upper_bound(error: float, num: int) -> float:
+    """The upper end of Wilson's 95 % interval of an error over so many samples.
+
+    >>> round(upper_bound(0.0, 100), 4)
+    0.037
+    """
+    square = _Z95**2 / num
+    return (error + square / 2 + _Z95 * math.sqrt((error * (1 - error) + square / 4) / num)) / (1 + square)
+
+
+def _lines(axes: "Axes", found: Found, what: str, plane: Any, levels: list[float]) -> None:
+    """Height lines with their numbers, the model and the lowest point; the path; the model's uncertainty."""
+    from matplotlib.patheffects import withStroke
+
+    x, y, z = plane
+    lines = axes.contour(x, y, z, levels=levels, colors="white", linewidths=0.55, alpha=0.9)
+    axes.clabel(lines, fmt="%g", fontsize=6.5)
+    halo = [withStroke(linewidth=1.8, foreground=_HALO)]
+    row, column = np.unravel_index(z.argmin(), z.shape)
+    percent = what == "error"
+    marks = [
+        (0.0, 0.0, "+", f"model, {in_words(found.facts['centre'][what], percent=percent)}"),
+        (x[column], y[row], "*", f"lowest, {in_words(float(z.min()) / (100 if percent else 1), percent=percent)}"),
+    ]
+    for at, up, marker, name in marks:
+        edge = 1.3 if marker == "+" else 0.4
+        axes.plot(at, up, marker, color="white", markersize=6, markeredgewidth=edge, path_effects=halo, label=name)
+    if percent:
+        bound = 100 * upper_bound(found.facts["centre"][what], found.facts["num_samples"])
+        look: dict[str, Any] = {"path_effects": [withStroke(linewidth=2.4, foreground=_HALO)]}
+        axes.contour(x, y, z, levels=[bound], colors="white", linewidths=1.1, linestyles="dashed").set(**look)
+        axes.plot([], [], "--", color="white", linewidth=1.1, label=f"its 95 % interval, to {bound:.1f} %", **look)
+    if "path" in found.arrays:
+        _path(axes, found)
+    axes.legend(
+        loc="lower left", bbox_to_anchor=(-0.03, 0.99), ncols=2, fontsize=7, handlelength=1.6, columnspacing=1.5
+    )
+    axes.grid(visible=False)
+    along = _axis_labels(found)
+    axes.set(aspect="equal", xlabel=along[0], ylabel=along[1])
+
+
+def _path(axes: "Axes", found: Found) -> None:
+    """The checkpoints in their order, some with their rounds."""
+    from matplotlib.patheffects import withStroke
+
+    path, halo = found.arrays["path"], [withStroke(linewidth=2.2, foreground=_HALO)]
+    axes.plot(*path.T, "-", color=_PATH, linewidth=1.1, path_effects=halo, label="training")
+    axes.plot(*path.T, "o", color=_PATH, markersize=2.2, markeredgewidth=0)
+    rounds = [row["round"] for row in found.rows]
+    for index in sorted({0, len(rounds) // 8, len(rounds) // 4, len(rounds) // 2}):
+        axes.annotate(
+            f"round {rounds[index]}" if index == 0 else f"{rounds[index]}",
+            path[index],
+            (4, 4),
+            textcoords="offset points",
+            fontsize=6.5,
+            color="white",
+            path_effects=halo,
+        )
+
+
+def _relief(axes: Any, found: Found, plane: Any, levels: list[float], norm: Any) -> None:
+    """The surface in light from the left, over its height lines."""
+    from matplotlib import colormaps
+    from matplotlib.colors import LightSource
+
+    x, y, z = plane
+    up = np.log10(z)
+    floor = up.min() - 0.35 * (up.max() - up.min())
+    light = LightSource(azdeg=315, altdeg=55).hillshade(up, vert_exag=0.5 * len(x) / np.ptp(up))
+    colors = colormaps["viridis"](norm(z))
+    colors[..., :3] *= 0.7 + 0.3 * light[..., None]  # darker, but of the color bar's hue
+    grid = np.meshgrid(x, y)
+    axes.contour(*grid, up, levels=np.log10(levels), zdir="z", offset=floor, cmap="viridis", linewidths=0.7)
+    axes.plot_surface(
+        *grid, up, facecolors=colors, rstride=1, cstride=1, linewidth=0, antialiased=False, rasterized=True, shade=False
+    )
+    if "path" in found.arrays:
+        path = found.arrays["path"]
+        axes.plot(*path.T, _over(plane, path), color=_PATH, linewidth=1.2, zorder=5)
+        axes.plot(*path.T, np.full(len(path), floor), color="#b4500b", linewidth=0.8, zorder=0.5)
+    ticks = levels[:: max(1, len(levels) // 4)]
+    axes.set_zticks(np.log10(ticks), [f"{level:g}" for level in ticks])
+    axes.set(zlim=(floor, up.max()), xlim=(x[0], x[-1]), ylim=(y[0], y[-1]))
+    axes.set_box_aspect((np.ptp(x), np.ptp(y), 0.75 * max(np.ptp(x), np.ptp(y))), zoom=1.05)
+    axes.view_init(elev=30, azim=-57)
+    axes.tick_params(labelsize=6.5, pad=-2)
+    for axis in (axes.xaxis, axes.yaxis, axes.zaxis):
+        axis.pane.set_facecolor("white")
+        axis.pane.set_edgecolor("#e3e3e3")
+        axis._axinfo["grid"].update(color="#e9e9e9", linewidth=0.4)
+    axes.locator_params(axis="x", nbins=5)
+    axes.locator_params(axis="y", nbins=5)
+
+
+def _over(plane: Any, path: NDArray[Any]) -> NDArray[Any]:
+    """The surface's heights at points of the plane, bilinear, and a hair above it."""
+    from scipy.interpolate import RegularGridInterpolator
+
+    x, y, z = plane
+    up = np.log10(z)
+    found: NDArray[Any] = np.asarray(RegularGridInterpolator((y, x), up)(path[:, ::-1])) + 0.02 * np.ptp(up)
+    return found
+
+
+def _axis_labels(found: Found) -> tuple[str, str]:
+    """Of the columns and of the rows."""
+    facts = found.facts
+    if found.kind == "trajectory":
+        first, second = (
+            f"PC {index}: {100 * share:.0f} % of the path's variance (‖θf‖)"
+            for index, share in enumerate(facts["explained"], 1)
+        )
+        return first, second
+    unit = f" ({length(facts)})" if length(facts) else ""
+    return f"{facts['columns']}{unit}", f"{facts['rows']}{unit}"

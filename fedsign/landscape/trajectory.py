@@ -1,0 +1,72 @@
+"""The path of a training, seen in the plane where most of it happens.
+
+Paper: Li et al. 2018, "Visualizing the Loss Landscape of Neural Nets" (arXiv 1712.09913), section 7.2: the two principal directions of
+theta_i - theta_n over the checkpoints i = 0..n-1, where random directions would show almost nothing of the path.  The plane goes through
+the last checkpoint theta_n; a checkpoint is drawn at its projection, and so lies off the plane by what the two directions leave out.
+Differs: theta_n is a row too, and the directions are as long as theta_n, so that coordinates are in its lengths.
+
+n = checkpoints, D = number of parameters.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsign.errors import ConfigError
+from fedsign.landscape.landscape import Array
+
+_BLOCK = 2**20  # columns that are double at a time
+_NEGLIGIBLE = 1e-10  # of the variance
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plane:
+    """Two orthogonal directions [2, D], where the path is in them [n, 2], and what share of its variance each explains [2]."""
+
+    directions: Tensor
+    coordinates: Array
+    explained: Array
+
+
+def principal_plane(path: Tensor) -> Plane:
+    """Of checkpoints [n, D], the last of which is the plane's origin; the first is at coordinates of 0 or more.
+
+    Raises:
+        ConfigError: the path has no second direction.
+    """
+    steps = path - path[-1]
+    offsets = steps - steps.mean(0)
+    gram = _product(offsets, offsets)  # n x n: D is far too large for a covariance
+    variances, axes = torch.linalg.eigh(gram)
+    variances, axes = variances.flip(0)[:2], axes.flip(1)[:, :2]
+    total = float(gram.trace())
+    if len(path) < 3 or not float(variances[1]) > _NEGLIGIBLE * total:
+        raise ConfigError(
+            f"the {len(path)} checkpoints lie on a line, but expected are some that span a plane; keep more of them."
+        )
+    directions = ((axes / variances.sqrt()).T.to(path) @ offsets) * torch.linalg.vector_norm(path[-1])
+    coordinates = _product(steps, directions) / directions.double().square().sum(1)
+    flips = torch.where(coordinates[0] < 0, -1.0, 1.0)
+    return Plane(
+        directions=directions * flips.unsqueeze(1).to(path),
+        coordinates=(coordinates * flips).cpu().numpy(),
+        explained=(variances / total).cpu().numpy(),
+    )
+
+
+def window(coordinates: Array, points: int) -> tuple[Array, Array]:
+    """Rows (second axis) and columns (first axis) of a grid around a path and its origin, with room on all sides."""
+    low, high = coordinates.min(0), coordinates.max(0)
+    middle, side = (low + high) / 2, (high - low).max()
+    half = np.maximum(high - low, 0.4 * side) / 2 + 0.3 * side
+    columns, rows = (np.linspace(at - reach, at + reach, points) for at, reach in zip(middle, half, strict=True))
+    return rows, columns
+
+
+def _product(first: Tensor, second: Tensor) -> Tensor:
+    """first [n, D] times second [m, D] transposed, in double."""
+    blocks = zip(first.split(_BLOCK, 1), second.split(_BLOCK, 1), strict=True)
+    parts = [one.double() @ other.double().T for one, other in blocks]
+    return torch.stack(parts).sum(0)

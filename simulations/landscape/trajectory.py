@@ -1,0 +1,73 @@
+"""`fedsign analyse trajectory`: the path of a run's checkpoints over the landscape of its last model."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedsign.errors import ConfigError, ResultsError
+from fedsign.landscape.landscape import Landscape
+from fedsign.landscape.trajectory import principal_plane, window
+from fedsign.landscape.valley import surface
+from fedsign.report.analysis import Found
+from fedsign.storage import checkpoints
+from simulations.landscape.subject import Subject, subject_of
+
+_FEWEST = 4  # checkpoints: of three any plane explains everything
+
+
+def look(path: Path, *, points: int = 41, samples: int | None = None, statistics: int = 500) -> Found:
+    """Loss and error over the plane of a run's two principal directions, and the path in it.
+
+    Raises:
+        FedSignError: it is no run, or one that has not kept its checkpoints.
+    """
+    if points < 3:
+        raise ConfigError(f"--points={points} was given, but expected is 3 or more.")
+    if path.is_file():
+        raise ConfigError(f"{path} is a file of weights, which has no path behind it; give the folder of a run.")
+    subject = subject_of(path)
+    landscape = subject.landscape(samples, statistics)
+    rounds, models = _path(subject, landscape)
+    plane = principal_plane(models)
+    rows, columns = window(plane.coordinates, points)
+    values = surface(landscape, *reversed(plane.directions.unbind()), rows=rows, columns=columns)
+    own = landscape.at(models)
+    return Found(
+        kind="trajectory",
+        name=subject.name,
+        facts={
+            **subject.facts,
+            **landscape.sizes,
+            **subject.centres(landscape, samples),
+            "explained": plane.explained.tolist(),
+        },
+        rows=[
+            {"round": round, "x": x, "y": y, **{name: float(of[index]) for name, of in own.arrays().items()}}
+            for index, (round, (x, y)) in enumerate(zip(rounds, plane.coordinates.tolist(), strict=True))
+        ],
+        arrays={"rows": rows, "columns": columns, "path": plane.coordinates, **values.arrays()},
+    )
+
+
+def _path(subject: Subject, landscape: Landscape) -> tuple[list[int], Tensor]:
+    """Rounds, and the evaluated models after them, [n, D]; the initial model is round 0 where no checkpoint after it is gone."""
+    assert subject.run is not None
+    folder = subject.run.checkpoints
+    rounds = checkpoints.rounds_on_disk(folder)
+    if len(rounds) < _FEWEST:
+        raise ResultsError(
+            f"{subject.run.path} keeps {len(rounds)} checkpoints, but expected are {_FEWEST} or more to draw its path; run it again "
+            "with --set results.checkpoint_every=1 --set results.keep_checkpoints=1000."
+        )
+    found = []
+    for round in rounds:
+        source = folder / f"round-{round:06d}"
+        checkpoint = checkpoints.load(source)
+        model = replace(subject, source=source, tensors=checkpoint.evaluated or checkpoint.served)
+        found.append(model.vector_in(landscape.layout))
+    start = subject.initial_vector(landscape.layout)
+    if start is not None and rounds[0] <= rounds[1] - rounds[0]:
+        rounds, found = [0, *rounds], [start, *found]
+    return rounds, torch.stack(found).to(landscape.centre)

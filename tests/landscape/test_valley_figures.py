@@ -1,0 +1,150 @@
+"""What the pictures of a landscape say: every character, one color a direction, levels, and which model is which."""
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from fedsign.landscape.directions import NOISES, SPECIAL, is_random, is_symmetric
+from fedsign.landscape.draws import band, independent
+from fedsign.landscape.figures import COLOR_OF, OWN, path_figures, valley_charts, valley_figures
+from fedsign.landscape.surfaces import heights, in_words_of, log_levels, surface_figures, upper_bound
+from fedsign.landscape.valley import lambdas_of
+from fedsign.report.analysis import Found
+from fedsign.report.figures import style
+
+LABELS = {**{name: formula for name, (formula, _) in NOISES.items()}, **SPECIAL}
+BN: dict[str, Any] = {"own_centre": {"error": 0.061, "loss": 0.2}, "num_statistics": 500}
+FACTS: dict[str, Any] = {"num_samples": 360, "num_statistics": 0, "centre": {"error": 0.047, "loss": 0.15}}
+
+
+def valley(*names: str, num_draws: int = 3, **facts: Any) -> Found:
+    rows = [
+        {"direction": name, "label": LABELS[name], "draw": draw, "is_paired": is_symmetric(name)}
+        for name in names
+        for draw in range(num_draws if is_random(name) else 1)
+    ]
+    lambdas = lambdas_of(11)
+    tilts = np.random.default_rng(0).uniform(0.2, 0.8, (len(rows), 1, 1))
+    error = 0.05 + tilts * lambdas**2 + 0.1 * tilts * lambdas
+    return Found(
+        kind="valley",
+        name="",
+        facts={**FACTS, "scales": [2.0], "scaling": "norm", "group": "ALL", **facts},
+        rows=rows,
+        arrays={"lambda": lambdas, "error": error, "loss": 3 * error},
+    )
+
+
+def plane(kind: str, **facts: Any) -> Found:
+    sides = np.linspace(-1, 1, 9)
+    error = 0.047 + 0.4 * (sides[:, None] ** 2 + sides**2)
+    path = np.array([[0.9, 0.3], [0.5, -0.2], [0.0, 0.0]])
+    own = {"scale": 2.0, "scaling": "filter", "rows": "θ₀", "columns": "G(0, 1), draw 1"}
+    if kind == "trajectory":
+        own = {"explained": [0.9, 0.06]}
+    return Found(
+        kind=kind,
+        name="",
+        facts={**FACTS, **own, **facts},
+        rows=[{"round": round} for round in range(3)],
+        arrays={"rows": sides, "columns": sides, "error": error, "loss": error**2, "path": path}
+        if kind == "trajectory"
+        else {"rows": sides, "columns": sides, "error": error, "loss": error**2},
+    )
+
+
+def line(**facts: Any) -> Found:
+    at = np.linspace(-1, 2, 7)
+    return Found(kind="interpolation", name="", facts=facts, arrays={"lambda": at, "error": at**2 / 4, "loss": at**2})
+
+
+FIGURES: dict[str, Callable[[], dict[str, Any]]] = {
+    "noises": lambda: valley_figures(valley(*NOISES)),
+    "special directions with BatchNorm": lambda: valley_figures(valley(*SPECIAL, **BN)),
+    "surface": lambda: surface_figures(plane("surface", **BN)),
+    "trajectory": lambda: surface_figures(plane("trajectory", **BN)),
+    "line with BatchNorm": lambda: path_figures(line(own_ends=[BN["own_centre"]] * 2)),
+}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_character_of_a_figure_is_in_a_font(name: str) -> None:
+    """matplotlib warns of a glyph that is missing, and warnings are errors here."""
+    for draw in FIGURES[name]().values():
+        with style():
+            draw().savefig(io.BytesIO(), format="svg")
+
+
+def test_without_the_second_font_one_would_be_missing() -> None:
+    (_, draw), *_ = FIGURES["special directions with BatchNorm"]().items()
+    with style(), matplotlib.rc_context({"font.family": "STIXGeneral"}), pytest.warns(UserWarning, match="Glyph 8320"):
+        draw().savefig(io.BytesIO(), format="svg")
+
+
+def test_a_direction_has_one_color_whatever_it_is_drawn_beside() -> None:
+    assert [*NOISES, *SPECIAL] == [*COLOR_OF]
+    found = [valley("gaussian", "sign", "initial"), valley("sign"), valley(*COLOR_OF)]
+    colors = {
+        (series.name, series.color)
+        for each in found
+        for what in ("error", "loss")
+        for (chart,) in [valley_charts(each, what)]
+        for series in chart.series
+    }
+    assert len(colors) == len(COLOR_OF)
+
+
+def test_bands_are_over_independent_draws_and_none_is_of_one() -> None:
+    """A pair is one draw: its mean's interval has n - 1 degrees of freedom for n pairs, and is the same on both sides."""
+    found = valley("gaussian", "uniform_01", "ones", "sign", num_draws=4)
+    (chart,) = valley_charts(found, "error")
+    bold = {series.name: series for series in chart.series if not series.is_faint}
+    pairs = independent(found.arrays["error"][:4, 0], is_paired=True)
+    for label, values in {"G(0, 1)": pairs, "U(0, 1)": found.arrays["error"][4:8, 0]}.items():
+        mean, half = values.mean(0), stats.t.ppf(0.975, 3) * stats.sem(values)
+        assert np.allclose(bold[label].low, mean - half) and np.allclose(bold[label].high, mean + half)
+    assert bold["G(0, 1)"].low == bold["G(0, 1)"].low[::-1]
+    assert not bold["{1}"].low and not bold["sign(θf)"].low and band(np.ones((1, 3))) is None
+
+
+def test_with_batch_norm_both_centres_are_shown_and_named() -> None:
+    (chart,) = valley_charts(valley("gaussian", **BN), "error")
+    (own,) = (series for series in chart.series if series.name == OWN)
+    assert (own.x, own.y, own.mark) == ([0.0], [0.061], "point") and "recalibrated" in chart.x.label
+    words = in_words_of(plane("surface", **BN), "error").replace("\u202f", " ")
+    for text in (chart.text.replace("\u202f", " "), words):
+        assert "500 training samples" in text and "4.7 %" in text and "running statistics, has 6.1 %" in text
+    (plain,) = valley_charts(valley("gaussian"), "error")
+    assert OWN not in plain.names and "recalibrated" not in plain.x.label + plain.text
+
+
+@given(st.floats(-5, 3), st.floats(0.3, 6))
+def test_levels_are_ascending_round_few_and_inside(exponent: float, decades: float) -> None:
+    low, high = 10**exponent, 10 ** (exponent + decades)
+    found = log_levels(low, high)
+    assert 3 <= len(found) <= 14 and all(low < level < high for level in found) and found == sorted(found)
+    ratios = np.diff(np.log10(found))
+    assert ratios.max() <= 1 + 1e-9 or len(found) < 7  # no decade is left out
+
+
+@given(st.integers(1, 2000), st.floats(0, 1))
+def test_the_dashed_line_is_at_wilsons_upper_bound(num: int, share: float) -> None:
+    wrong = round(share * num)
+    expected = stats.binomtest(wrong, num).proportion_ci(method="wilson").high
+    assert upper_bound(wrong / num, num) == pytest.approx(expected, abs=1e-6)
+
+
+def test_heights_that_are_none_too_large_or_not_finite_are_drawn_at_the_ends() -> None:
+    found = plane("surface")
+    found.arrays["error"][0, 0], found.arrays["loss"][1, 1], found.arrays["loss"][2, 2] = 0.0, np.inf, 1e9
+    (x, _, error), (*_, loss) = heights(found, "error"), heights(found, "loss")
+    assert x[-1] == 2.0  # s = 2: in lengths of the model
+    assert error[0, 0] == pytest.approx(100 * 0.5 / 360)  # half a sample
+    assert np.isfinite(loss).all() and loss[1, 1] == loss[2, 2] == loss.max() == pytest.approx(300 * loss.min())
