@@ -14,6 +14,7 @@ from dataclasses import asdict
 from math import ceil
 from typing import Protocol
 
+import numpy as np
 from flwr.app import ConfigRecord
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
@@ -118,7 +119,8 @@ class RoundLoop:
         self._exchange.ledger.commit(self.round, traffic.with_state)
         timings = {"train_s": trained_at - started_at, "evaluate_s": ended_at - trained_at}
         line: Line = {"round": self.round, **evaluated.figures, **traffic.record()}
-        line["weight_norm"] = norm_of(self._evaluated, self._parameters)
+        # in single precision, so that a sparse model's, which adds no zeros up, is the same
+        line["weight_norm"] = float(np.float32(norm_of(self._evaluated, self._parameters)))
         for figures in besides:
             line |= figures
         self._write(line, timings, evaluated)

@@ -6,6 +6,7 @@ parameters together, a number for each round.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -48,14 +49,12 @@ class Control(Strategy):
     def request(
         self, round: int, served: Tensors, clients: Sequence[int], *, cohort_size: int, seed: int
     ) -> CohortRequest:
-        """Draws the random signs, where the objective has some."""
-        if self._spec.settings.get("sign") == "random" and not self._signs:
-            self._signs = random_signs(served, seed)
-        return super().request(round, served, clients, cohort_size=cohort_size, seed=seed)
-
-    def shared(self) -> Tensors:
-        """The random signs."""
-        return self._signs
+        """Sends the random signs besides the model, where the objective has some."""
+        request = super().request(round, served, clients, cohort_size=cohort_size, seed=seed)
+        if self._spec.settings.get("sign") != "random":
+            return request
+        self._signs = self._signs or random_signs(served, seed)
+        return replace(request, shared=self._signs)
 
     def move(self, round: Aggregate) -> Tensors:
         """The mean, scaled to the norms of its round."""

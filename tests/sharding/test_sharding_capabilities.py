@@ -35,7 +35,7 @@ from strategies.base import Strategy
 from tests.distributed import federation
 
 RANKS = 2
-SHARDED = ("fedavg", "fedprox", "fedsign", "fedpan")
+SHARDED = ("fedavg", "fedprox", "fedsign", "fedpan", "control")  # a control by its objective
 FLAT = {"model": {"name": f"{__name__}:flat"}}  # without buffers, of which noise would make nonsense
 GROUPED: dict[str, list[dict[str, Any]]] = {
     "all of Flower's": [
