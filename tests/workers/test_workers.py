@@ -650,7 +650,10 @@ def test_workers_take_large_pages_unless_the_user_says_otherwise(
         monkeypatch.setenv("GLIBC_TUNABLES", said)
     work = workload("sequential")
     with closing(Workers(work, devices=devices_of(work, 1), logs=tmp_path / "logs")) as workers:
-        found = Path(f"/proc/{workers.processes[0]}/environ").read_bytes().decode()
+        environment, deadline = Path(f"/proc/{workers.processes[0]}/environ"), time.monotonic() + 30
+        while b"GLIBC_TUNABLES" not in environment.read_bytes() and time.monotonic() < deadline:
+            time.sleep(0.01)  # the process is still its parent's copy
+        found = environment.read_bytes().decode()
     found = found.replace("\0", ":") + ":"  # glibc cuts its settings apart where they lie
     assert f":GLIBC_TUNABLES={expected}:" in found
     assert f":GLIBC_TUNABLES={expected}:glibc" not in found
