@@ -130,13 +130,17 @@ def _lines(axes: "Axes", found: Found, what: str, plane: Any, levels: list[float
     halo = [withStroke(linewidth=1.8, foreground=_HALO)]
     row, column = np.unravel_index(z.argmin(), z.shape)
     percent = what == "error"
+    own = found.facts.get("own_centre")
+    centre = in_words(found.facts["centre"][what], percent=percent)
     marks = [
-        (0.0, 0.0, "+", f"model, {in_words(found.facts['centre'][what], percent=percent)}"),
+        (0.0, 0.0, "+", f"recalibrated model, {centre}" if own else f"model, {centre}"),
         (x[column], y[row], "*", f"lowest, {in_words(float(z.min()) / (100 if percent else 1), percent=percent)}"),
     ]
     for at, up, marker, name in marks:
         edge = 1.3 if marker == "+" else 0.4
         axes.plot(at, up, marker, color="white", markersize=6, markeredgewidth=edge, path_effects=halo, label=name)
+    if own:  # a figure without a place in this plane
+        axes.plot([], [], " ", label=f"as evaluated, {in_words(own[what], percent=percent)}")
     if percent:
         bound = 100 * upper_bound(found.facts["centre"][what], found.facts["num_samples"])
         look: dict[str, Any] = {"path_effects": [withStroke(linewidth=2.4, foreground=_HALO)]}
