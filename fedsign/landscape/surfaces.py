@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _STEPS = ((1, 1.5, 2, 3, 4, 5, 7), (1, 2, 3, 5), (1, 3), (1,))  # of a decade, the finest first
 _MOST_LEVELS = 14
 _TALLEST = 300.0  # heights, in multiples of the lowest: what is above is drawn at the top
+_LEAST_RISE = 1.05  # from the lowest height to the top of the picture
 _Z95 = 1.959964
 _HALO, _PATH = "#1c2127", "#ff9d5c"
 
@@ -38,18 +39,12 @@ def draw_surface(found: Found, what: str) -> "Figure":
     from matplotlib.colors import LogNorm
 
     x, y, z = heights(found, what)
-    levels = log_levels(float(z.min()), float(z.max()))
-    norm = LogNorm(vmin=z.min(), vmax=z.max())
+    low, high = float(z.min()), float(z.max())
+    top = max(high, _LEAST_RISE * low)  # of a plane that is flat
+    levels, norm = log_levels(low, top), LogNorm(vmin=low, vmax=top)
     drawn = empty(3.1, width=PAGE)
     flat = drawn.add_subplot(1, 2, 1)
-    flat.contourf(
-        x,
-        y,
-        z,
-        levels=[z.min(), *(each for each in levels if each > z.min()), z.max() * 1.0001],
-        norm=norm,
-        cmap="viridis",
-    )
+    flat.contourf(x, y, z, levels=[low, *levels, top * 1.0001], norm=norm, cmap="viridis")
     _lines(flat, found, what, (x, y, z), levels)
     relief: Any = drawn.add_subplot(1, 2, 2, projection="3d", computed_zorder=False)
     _relief(relief, found, (x, y, z), levels, norm)
@@ -70,8 +65,8 @@ def heights(found: Found, what: str) -> tuple[NDArray[Any], NDArray[Any], NDArra
     above = values[np.isfinite(values) & (values > 0)]
     floor = 0.5 * percent / found.facts["num_samples"] if what == "error" else above.min(initial=1.0)
     low = max(float(values.min()), floor)
-    high = min(float(above.max(initial=2 * low)), _TALLEST * low)
-    return found.arrays["columns"] * reach, found.arrays["rows"] * reach, np.clip(values, low, max(high, 1.01 * low))
+    high = max(low, min(float(above.max(initial=low)), _TALLEST * low))
+    return found.arrays["columns"] * reach, found.arrays["rows"] * reach, np.clip(values, low, high)
 
 
 def log_levels(low: float, high: float) -> list[float]:
@@ -125,22 +120,29 @@ def _lines(axes: "Axes", found: Found, what: str, plane: Any, levels: list[float
     from matplotlib.patheffects import withStroke
 
     x, y, z = plane
-    lines = axes.contour(x, y, z, levels=levels, colors="white", linewidths=0.55, alpha=0.9)
-    axes.clabel(lines, fmt="%g", fontsize=6.5)
+    lines = _contour(axes, (x, y, z), levels, colors="white", linewidths=0.55, alpha=0.9)
+    if lines is not None:
+        axes.clabel(lines, fmt="%g", fontsize=6.5)
     halo = [withStroke(linewidth=1.8, foreground=_HALO)]
     row, column = np.unravel_index(z.argmin(), z.shape)
     percent = what == "error"
+    own = found.facts.get("own_centre")
+    centre = in_words(found.facts["centre"][what], percent=percent)
     marks = [
-        (0.0, 0.0, "+", f"model, {in_words(found.facts['centre'][what], percent=percent)}"),
-        (x[column], y[row], "*", f"lowest, {in_words(float(z.min()) / (100 if percent else 1), percent=percent)}"),
+        (0.0, 0.0, "+", f"recalibrated model, {centre}" if own else f"model, {centre}"),
+        (x[column], y[row], "*", f"lowest, {in_words(float(found.arrays[what][row, column]), percent=percent)}"),
     ]
     for at, up, marker, name in marks:
         edge = 1.3 if marker == "+" else 0.4
         axes.plot(at, up, marker, color="white", markersize=6, markeredgewidth=edge, path_effects=halo, label=name)
+    if own:  # a figure without a place in this plane
+        axes.plot([], [], " ", label=f"as evaluated, {in_words(own[what], percent=percent)}")
     if percent:
         bound = 100 * upper_bound(found.facts["centre"][what], found.facts["num_samples"])
         look: dict[str, Any] = {"path_effects": [withStroke(linewidth=2.4, foreground=_HALO)]}
-        axes.contour(x, y, z, levels=[bound], colors="white", linewidths=1.1, linestyles="dashed").set(**look)
+        around = _contour(axes, (x, y, z), [bound], colors="white", linewidths=1.1, linestyles="dashed")
+        if around is not None:
+            around.set(**look)
         axes.plot([], [], "--", color="white", linewidth=1.1, label=f"its 95 % interval, to {bound:.1f} %", **look)
     if "path" in found.arrays:
         _path(axes, found)
@@ -150,6 +152,12 @@ def _lines(axes: "Axes", found: Found, what: str, plane: Any, levels: list[float
     axes.grid(visible=False)
     along = _axis_labels(found)
     axes.set(aspect="equal", xlabel=along[0], ylabel=along[1])
+
+
+def _contour(axes: Any, plane: Any, levels: list[float], **look: Any) -> Any:
+    """Those lines that cross the plane; None without one, which matplotlib would warn of."""
+    inside = [level for level in levels if plane[2].min() < level < plane[2].max()]
+    return axes.contour(*plane, levels=inside, **look) if inside else None
 
 
 def _path(axes: "Axes", found: Found) -> None:
@@ -179,12 +187,13 @@ def _relief(axes: Any, found: Found, plane: Any, levels: list[float], norm: Any)
 
     x, y, z = plane
     up = np.log10(z)
-    floor = up.min() - 0.35 * (up.max() - up.min())
-    light = LightSource(azdeg=315, altdeg=55).hillshade(up, vert_exag=0.5 * len(x) / np.ptp(up))
+    rise = max(float(np.ptp(up)), math.log10(_LEAST_RISE))
+    floor = up.min() - 0.35 * rise
+    light = LightSource(azdeg=315, altdeg=55).hillshade(up, vert_exag=0.5 * len(x) / rise)
     colors = colormaps["viridis"](norm(z))
     colors[..., :3] *= 0.7 + 0.3 * light[..., None]  # darker, but of the color bar's hue
     grid = np.meshgrid(x, y)
-    axes.contour(*grid, up, levels=np.log10(levels), zdir="z", offset=floor, cmap="viridis", linewidths=0.7)
+    _contour(axes, (*grid, up), [*np.log10(levels)], zdir="z", offset=floor, cmap="viridis", linewidths=0.7)
     axes.plot_surface(
         *grid, up, facecolors=colors, rstride=1, cstride=1, linewidth=0, antialiased=False, rasterized=True, shade=False
     )
@@ -194,7 +203,7 @@ def _relief(axes: Any, found: Found, plane: Any, levels: list[float], norm: Any)
         axes.plot(*path.T, np.full(len(path), floor), color="#b4500b", linewidth=0.8, zorder=0.5)
     ticks = levels[:: max(1, len(levels) // 4)]
     axes.set_zticks(np.log10(ticks), [f"{level:g}" for level in ticks])
-    axes.set(zlim=(floor, up.max()), xlim=(x[0], x[-1]), ylim=(y[0], y[-1]))
+    axes.set(zlim=(floor, up.min() + rise), xlim=(x[0], x[-1]), ylim=(y[0], y[-1]))
     axes.set_box_aspect((np.ptp(x), np.ptp(y), 0.75 * max(np.ptp(x), np.ptp(y))), zoom=1.05)
     axes.view_init(elev=30, azim=-57)
     axes.tick_params(labelsize=6.5, pad=-2)

@@ -42,9 +42,9 @@ def valley(*names: str, num_draws: int = 3, **facts: Any) -> Found:
     )
 
 
-def plane(kind: str, **facts: Any) -> Found:
+def plane(kind: str, height: float = 0.4, **facts: Any) -> Found:
     sides = np.linspace(-1, 1, 9)
-    error = 0.047 + 0.4 * (sides[:, None] ** 2 + sides**2)
+    error = 0.047 + height * (sides[:, None] ** 2 + sides**2)
     path = np.array([[0.9, 0.3], [0.5, -0.2], [0.0, 0.0]])
     own = {"scale": 2.0, "scaling": "filter", "rows": "θ₀", "columns": "G(0, 1), draw 1"}
     if kind == "trajectory":
@@ -69,6 +69,8 @@ FIGURES: dict[str, Callable[[], dict[str, Any]]] = {
     "noises": lambda: valley_figures(valley(*NOISES)),
     "special directions with BatchNorm": lambda: valley_figures(valley(*SPECIAL, **BN)),
     "surface": lambda: surface_figures(plane("surface", **BN)),
+    "surface without a rise": lambda: surface_figures(plane("surface", height=0.0)),
+    "surface so near that no line crosses it": lambda: surface_figures(plane("surface", height=0.004)),
     "trajectory": lambda: surface_figures(plane("trajectory", **BN)),
     "line with BatchNorm": lambda: path_figures(line(own_ends=[BN["own_centre"]] * 2)),
 }
