@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from fedsign.ablation.controls import FEDAVG, controls_of, essential
 from fedsign.ablation.page import as_json, render
 from fedsign.ablation.reading import read, share_of_gain
 from fedsign.comparison.folder import Comparison
+from fedsign.config import load
 from fedsign.errors import ConfigError, ResultsError
 from simulations.ablation.play import ablate, prepared, subject_of
 from simulations.api import config_of
@@ -112,3 +114,13 @@ def test_what_has_no_regularizer_is_refused() -> None:
         prepared(FEDAVG, config_of({}))
     with pytest.raises(ConfigError, match="is Flower's own"):
         subject_of(prepared("flower_fedadam", config_of({})))
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted(Path(__file__).parents[2].joinpath("benchmarks", "ablations").glob("*.toml")),
+    ids=lambda path: path.stem,
+)
+def test_the_experiments_of_the_published_ablations_are_configurations(path: Path) -> None:
+    config = load(path, [])
+    assert config.name == path.stem and config.strategy.name == "fedsign" and config.client.path == "auto"
