@@ -1,8 +1,8 @@
 """A control: FedAvg's server with any local objective, held at the norms of another run where they are given.
 
-A regularizer also changes how large the weights grow and how far a round moves them.  With `weight_norms` the model of each round is
-scaled to the norm that another run's had after that round; with `update_norms` its distance from the served model is.  Both are norms of all
-parameters together, a number for each round.
+A regularizer also changes how large the weights grow and how far a round moves them.  With `weight_norms` the model of each
+round is scaled to the norm that another run's had after that round; with `update_norms`, its distance from the served model.
+Both are norms of all parameters together, one number a round.
 """
 
 from collections.abc import Mapping, Sequence

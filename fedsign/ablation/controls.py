@@ -1,14 +1,15 @@
 """The controls of a regularizer: runs that lack one of its parts, or that have nothing but a plain explanation of its gain.
 
-[Note: controls] Every control has the rounds, clients, splits and seeds of the regularizer, and settings that are fixed beforehand:
-matched to it where there is something to match, never tuned.  Three groups:
+[Note: controls] Every control has the rounds, clients, splits and seeds of the regularizer, and settings that are fixed
+beforehand: matched to it where there is something to match, never tuned.  Three groups:
 
     parts       one part exchanged or left out, all else as it is
-    size        what the regularizer does to the norm of the weights or of a round's step, and nothing else of it; and the reverse,
-                the regularizer at FedAvg's norms
-    settings    what a plain setting of FedAvg does: larger initial weights, sharper logits, another learning rate or momentum
+    size        what the regularizer does to the norm of the weights or of a round's step, and nothing else of it; and the
+                reverse, the regularizer at FedAvg's norms
+    settings    what a plain setting of FedAvg does: larger initial weights, sharper logits, another learning rate
 
-A control at norms follows the run of the same seed that it names, round by round, so it is played after it.
+A control at norms follows the run of the same seed that it names, round by round, so it is played after it.  The regularizer on
+top of a control is no rival of it: its difference is to that control.
 """
 
 from collections.abc import Mapping
@@ -37,6 +38,12 @@ class Control:
     changes: Mapping[str, Any] = field(default_factory=dict)
     norms: Norms | None = None  # that are held
     like: str = ""  # key of the row whose norms they are
+    base: str = ""  # key of the row that the regularizer is put on top of
+
+    @property
+    def is_rival(self) -> bool:
+        """Whether it stands beside the regularizer, and reaches a share of its gain."""
+        return self.group != "reference" and not self.base
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -226,11 +233,13 @@ def _settings(subject: Subject) -> list[Control]:
         for scale in (2, 3)
     ]
     rows.append(
-        row(
-            "on-init-3",
-            f"{subject.label} on initial weights × 3",
-            "what the term adds there",
-            **{"model.init_scale": 3.0},
+        Control(
+            key="on-init-3",
+            label=f"{subject.label} on initial weights × 3",
+            group="settings",
+            text="what the term adds there",
+            changes={"model.init_scale": 3.0},
+            base="init-3",
         )
     )
     rows.append(row("sharp", "logits × 2", "temperature 0.5 in the loss", **_fedavg(**{"client.temperature": 0.5})))

@@ -1,7 +1,8 @@
-"""MOON's contrast with one half taken away: only the pull to the received model's representation, or only the push from the previous one.
+"""MOON's contrast with one half taken away: the pull to the received representation alone, or the push from the previous one.
 
-MOON (arXiv 2103.16257, Eq. 3) minimizes -log p_glob with p = softmax([cos(z, z_glob), cos(z, z_prev)] / tau).  Where both are equally
-near, its slope is -1 / (2 tau) by cos(z, z_glob) and 1 / (2 tau) by cos(z, z_prev); a part alone is the line with that slope.
+MOON (arXiv 2103.16257, Eq. 3) minimizes -log p_glob with p = softmax([cos(z, z_glob), cos(z, z_prev)] / tau).  Where both are
+equally near, its slope is -1 / (2 tau) by cos(z, z_glob) and 1 / (2 tau) by cos(z, z_prev); a part alone is the line with
+that slope.
 """
 
 from typing import Literal

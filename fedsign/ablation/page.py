@@ -10,6 +10,7 @@ from fedsign.ablation.controls import GROUPS, essential
 from fedsign.ablation.reading import Ablation, Difference, Row, described_seeds, final_means, read
 from fedsign.comparison.folder import Comparison
 from fedsign.comparison.summary import Curve
+from fedsign.comparison.verdict import UNDECIDED
 from fedsign.report import template, wording
 from fedsign.report.chart import Axis, Chart, Series, decades, drawable, nice_ticks, trailing_mean, value_axis
 from fedsign.report.run_charts import DRIFT, MIN_ROUNDS_TO_SMOOTH, line_chart
@@ -67,7 +68,7 @@ def cells(ablation: Ablation, row: Row) -> dict[str, str]:
     norm = final_means(entry, "weight_norm", ablation.summary.last)
     peak = wording.MISSING if row.peak is None else f"{scale.number(row.peak[0])} ({row.peak[1]})"
     return {
-        ablation.summary.metric_name: scale.spread(entry.mean, entry.std),
+        ablation.summary.metric_name: " ".join(filter(None, [scale.spread(entry.mean, entry.std), entry.seeds_of_all])),
         "difference to FedAvg": _shown(ablation, row.to_fedavg),
         f"difference to {ablation.summary.labels.get(ablation.regularizer, '')}": _shown(ablation, row.to_regularizer),
         "share of the gain": shown,
@@ -136,7 +137,7 @@ def differences(ablation: Ablation) -> Chart:
                     mark="point",
                     color=1 if row.control.key == ablation.regularizer else 0,
                     labels=(scale.interval(interval),),
-                    is_open=row.to_fedavg.says == "too few seeds to tell",
+                    is_open=row.to_fedavg.says == UNDECIDED,
                 )
             )
             names.append(row.control.label)

@@ -1,19 +1,19 @@
 """What an ablation shows: how much of the gain each control reaches, and how much needs the regularizer's own idea.
 
-With values paired by seed, the gain is regularizer - FedAvg, and the part that needs the idea is regularizer - essential control, all else
-equal.  Verdicts come from Student's t over the seeds, Holm-corrected over every difference on the page; the gain and the essential
-difference weigh as much as all others together, each.  Intervals are of one difference each, and describe.
+Values are paired by seed.  The gain is regularizer - FedAvg; what needs the idea is regularizer - essential control, which
+differ in that idea alone.  Verdicts come from Student's t over the seeds, Holm-corrected over every difference on the page;
+the gain and the essential difference weigh as much as all others together, each.  Intervals are of one difference each, and
+describe.  As in a comparison, a row is not called better than one that has lost fewer seeds.
 
-A control's share of the gain is mean(control - FedAvg) / mean(gain), with Fieller's interval for a ratio of paired means (Fieller,
-Journal of the Royal Statistical Society B 16, 1954); there is none where the gain's own interval includes 0.
+A control's share of the gain is mean(control - FedAvg) / mean(gain), with Fieller's interval for a ratio of paired means
+(Journal of the Royal Statistical Society B 16, 1954); there is none where the gain's own interval includes 0.
 
-A run has converged if validation samples gain less than 0.2 points in its last fifth.
+A run has converged if the accuracy on validation samples gains less than 0.2 points in its last fifth.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from scipy.special import stdtrit
@@ -23,30 +23,25 @@ from fedsign.comparison.folder import Comparison
 from fedsign.comparison.inference import LEVEL, holm, paired_p_values
 from fedsign.comparison.labels import enumerate_words
 from fedsign.comparison.summary import Entry, Summary
+from fedsign.comparison.verdict import UNDECIDED, Says
 from fedsign.intervals import Interval, mean_and_std, paired_difference
 from fedsign.report.chart import trailing_mean
-from fedsign.report.wording import plural
+from fedsign.report.wording import is_share, plural
 
 CONVERGED = 0.002
 """A smaller gain on validation samples in the last fifth of the rounds is none."""
 
-Says = Literal["above", "below", "too few seeds to tell"]
-UNDECIDED: Says = "too few seeds to tell"
+Values = Mapping[str, Mapping[int, float | None]]
+"""Row -> seed -> final value; None where the run diverged."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """A paired difference, its corrected p-value, and what may be said."""
+    """A paired difference, its corrected p-value, and the verdict."""
 
     interval: Interval
     p: float
-
-    @property
-    def says(self) -> Says:
-        """By the corrected test."""
-        if self.p > LEVEL:
-            return UNDECIDED
-        return "above" if self.interval.mean > 0 else "below"
+    says: Says  # of the first of the pair
 
     @property
     def excludes_zero(self) -> bool:
@@ -72,6 +67,7 @@ class Row:
     entry: Entry
     to_fedavg: Difference | None
     to_regularizer: Difference | None
+    to_base: Difference | None  # of a row on top of another one, to that one
     share: Share | None
     peak: tuple[float, int] | None  # the highest smoothed mean over seeds, and its round
     rise: float | None  # on validation samples, in the last fifth of the rounds
@@ -110,7 +106,7 @@ class Ablation:
     @property
     def sentences(self) -> list[str]:
         """The verdict: the gain, what it needs, what reaches it, and whether the runs have converged."""
-        found = [self._gain_sentence(), self._needed_sentence(), *self._reached_sentences()]
+        found = [self._gain_sentence(), self._needed_sentence(), *self._reached_sentences(), *self._added_sentences()]
         judged = [row for row in self.rows if row.rise is not None]
         rising = [row.control.label for row in judged if not row.has_converged]
         if rising:
@@ -124,42 +120,35 @@ class Ablation:
         label = self.summary.labels.get(self.regularizer, self.regularizer)
         if self.gain is None:
             return f"No seed has ended for both FedAvg and {label}."
-        told = {"above": "better than FedAvg", "below": "worse than FedAvg", UNDECIDED: UNDECIDED}[self._way(self.gain)]
+        told = self.gain.says if self.gain.says == UNDECIDED else f"{self.gain.says} than FedAvg"
         return f"{label} − FedAvg: {self.points(self.gain.interval)}, {told}."
 
     def _needed_sentence(self) -> str:
         idea, row = essential(self.regularizer), self.row(essential(self.regularizer).key)
         if row is None or row.to_regularizer is None or self.needed is None:
             return ""
-        way = self._way(row.to_regularizer)
         told = {
-            "below": f"the gain needs {idea.part}",
-            "above": f"the gain is larger without {idea.part}",
-            UNDECIDED: f"too few seeds to tell whether the gain needs {idea.part}",
-        }[way]
+            "worse": f"the gain needs {idea.part}",
+            "better": f"the gain is larger without {idea.part}",
+        }.get(row.to_regularizer.says, f"too few seeds to tell whether the gain needs {idea.part}")
         label = self.summary.labels[self.regularizer]
         return f"{label} − {row.control.label}: {self.points(self.needed)}, {told}."
 
-    def _reached_sentences(self) -> list[str]:
-        controls = [row for row in self.rows if row.to_regularizer is not None and row.control.key != FEDAVG]
-        controls = [row for row in controls if row.control.key != "on-init-3"]
-        above = [
-            row.control.label for row in controls if row.to_regularizer and self._way(row.to_regularizer) == "above"
-        ]
-        alike = [
-            row.control.label for row in controls if row.to_regularizer and self._way(row.to_regularizer) == UNDECIDED
-        ]
-        return [
-            f"Better than the regularizer: {enumerate_words(above)}." if above else "",
-            f"Not told apart from it: {enumerate_words(alike)}." if alike else "",
-        ]
+    def _reached_sentences(self) -> Iterator[str]:
+        labels: dict[Says, list[str]] = {"better": [], UNDECIDED: []}
+        for row in self.rows:
+            if row.to_regularizer is not None and row.control.is_rival:
+                labels.setdefault(row.to_regularizer.says, []).append(row.control.label)
+        if labels["better"]:
+            yield f"Better than the regularizer: {enumerate_words(labels['better'])}."
+        if labels[UNDECIDED]:
+            yield f"Not told apart from it: {enumerate_words(labels[UNDECIDED])}."
 
-    def _way(self, difference: Difference) -> Says:
-        """`above` is better, whichever way the metric counts."""
-        says = difference.says
-        if says == UNDECIDED or self.summary.higher_is_better:
-            return says
-        return "below" if says == "above" else "above"
+    def _added_sentences(self) -> Iterator[str]:
+        for row in self.rows:
+            if row.to_base is not None:
+                base = self.summary.labels[row.control.base]
+                yield f"{row.control.label} − {base}: {self.points(row.to_base.interval)}, {row.to_base.says}."
 
     def points(self, interval: Interval) -> str:
         """`+1.50 [+0.93, +2.06] points`."""
@@ -174,21 +163,22 @@ def read(comparison: Comparison) -> Ablation:
     entries = {entry.strategy: entry for entry in summary.entries}
     there = [row for row in controls if row.key in entries]
     values = {key: dict(zip(entry.seeds, entry.values, strict=True)) for key, entry in entries.items()}
-    higher = summary.higher_is_better
-    differences = _differences(values, regularizer, higher_is_better=higher)
-    gain = differences.get((regularizer, FEDAVG))
+    lost = {key: entry.num_lost for key, entry in entries.items()}
+    found = differences(values, *_pairs(there, regularizer), lost=lost, higher_is_better=summary.higher_is_better)
+    gain = found.get((regularizer, FEDAVG))
     rows = []
     for control in there:
         entry, key = entries[control.key], control.key
         share = None
-        if gain is not None and gain.excludes_zero and key not in (FEDAVG, regularizer, "on-init-3"):
+        if gain is not None and gain.excludes_zero and control.is_rival:
             share = share_of_gain(values[key], values[regularizer], values[FEDAVG])
         rows.append(
             Row(
                 control=control,
                 entry=entry,
-                to_fedavg=differences.get((key, FEDAVG)),
-                to_regularizer=differences.get((key, regularizer)),
+                to_fedavg=found.get((key, FEDAVG)),
+                to_regularizer=found.get((key, regularizer)),
+                to_base=found.get((key, control.base)),
                 share=share,
                 peak=_peak(entry, summary),
                 rise=_rise(entry, summary),
@@ -198,14 +188,34 @@ def read(comparison: Comparison) -> Ablation:
     return Ablation(summary=summary, regularizer=regularizer, rows=tuple(rows), missing=missing)
 
 
-def _differences(
-    values: Mapping[str, Mapping[int, float | None]], regularizer: str, *, higher_is_better: bool
-) -> dict[tuple[str, str], Difference]:
-    """All that are shown, corrected together; see the module."""
-    pairs = [(regularizer, FEDAVG)] + [
-        (key, other) for key in values if key not in (FEDAVG, regularizer) for other in (regularizer, FEDAVG)
+def _pairs(controls: Sequence[Control], regularizer: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """The differences that an ablation is made for, and all others that are shown."""
+    there = {control.key for control in controls}
+    primary = [(regularizer, FEDAVG), (essential(regularizer).key, regularizer)]
+    others = [
+        (control.key, other)
+        for control in controls
+        if control.group != "reference"
+        for other in (regularizer, FEDAVG, control.base)
     ]
-    pairs = [pair for pair in pairs if pair[0] in values and pair[1] in values]
+    return [pair for pair in primary if there.issuperset(pair)], [
+        pair for pair in others if there.issuperset(pair) and pair not in primary
+    ]
+
+
+def differences(
+    values: Values,
+    primary: Sequence[tuple[str, str]],
+    others: Sequence[tuple[str, str]],
+    *,
+    lost: Mapping[str, int],
+    higher_is_better: bool,
+) -> dict[tuple[str, str], Difference]:
+    """Of these pairs of rows, corrected together; each primary one weighs as much as all others together.
+
+    `lost` are a row's runs that diverged or failed.
+    """
+    pairs = [*primary, *others]
     seeds = sorted(set().union(*values.values()))
 
     def array(key: str) -> list[float]:
@@ -214,13 +224,16 @@ def _differences(
     if not pairs or not seeds:
         return {}
     p = paired_p_values(np.array([array(one) for one, _ in pairs]), np.array([array(other) for _, other in pairs]))
-    first = ((regularizer, FEDAVG), (essential(regularizer).key, regularizer))
-    weights = np.array([1.0 if pair in first else 1 / max(1, len(pairs) - 2) for pair in pairs])
+    weights = np.array([1.0] * len(primary) + [1 / max(1, len(others))] * len(others))
     found = {}
-    for pair, corrected in zip(pairs, holm(p, weights), strict=True):
-        interval = paired_difference(values[pair[0]], values[pair[1]], higher_is_better=higher_is_better)
-        if interval is not None:
-            found[pair] = Difference(interval=interval, p=float(corrected))
+    for (one, other), corrected in zip(pairs, holm(p, weights), strict=True):
+        interval = paired_difference(values[one], values[other], higher_is_better=higher_is_better)
+        if interval is None:
+            continue
+        is_better = (interval.mean > 0) == higher_is_better
+        is_lucky = lost[one] > lost[other] if is_better else lost[other] > lost[one]
+        says: Says = UNDECIDED if corrected > LEVEL or is_lucky else "better" if is_better else "worse"
+        found[one, other] = Difference(interval=interval, p=float(corrected), says=says)
     return found
 
 
@@ -261,12 +274,14 @@ def _peak(entry: Entry, summary: Summary) -> tuple[float, int] | None:
 
 
 def _rise(entry: Entry, summary: Summary) -> float | None:
-    """Mean over seeds of what the smoothed metric on validation samples has gained in the last fifth."""
+    """Mean over seeds of what the smoothed metric on validation samples has gained in the last fifth; of a share alone."""
+    if not is_share(summary.metric):
+        return None
     values = _smoothed(entry, f"validation_{summary.metric}", summary.last)
     fifth = len(values) // 5
     if not fifth or values[-1] is None or (before := values[-1 - fifth]) is None:
         return None
-    return (values[-1] - before) * (1 if summary.higher_is_better else -1)
+    return values[-1] - before
 
 
 def _negated(interval: Interval) -> Interval:

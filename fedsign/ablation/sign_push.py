@@ -1,6 +1,7 @@
 """FedSign's regularizer with one part exchanged: whose sign the weights are pushed along, and how hard.
 
-FedSign rewards gamma * sum f(s theta) with s = sign(theta_t) of the received model and f = sigma (arXiv 2405.12489, Eq. 1).  Here
+FedSign rewards gamma * sum f(s theta) with s = sign(theta_t) of the received model and f = sigma (arXiv 2405.12489,
+Eq. 1).  Here
 
     s  received  sign(theta_t), as FedSign
        own       sign(theta), what the client has just now: theta_t is never seen
@@ -9,8 +10,8 @@ FedSign rewards gamma * sum f(s theta) with s = sign(theta_t) of the received mo
        linear    x / 4, its tangent at 0: a push of the same strength however large the weight is
        square    x |x| / 2: a push as large as the weight
 
-so that own and linear is a negative L1 penalty of gamma / 4, and own and square a negative weight decay of gamma.  The gradient of the
-term is -gamma s f'(s theta); all three f' are even, so it is -gamma s f'(theta).
+so that own and linear is a negative L1 penalty of gamma / 4, and own and square a negative weight decay of gamma.  The
+gradient of the term is -gamma s f'(s theta); all three f' are even, so it is -gamma s f'(theta).
 """
 
 from collections.abc import Mapping

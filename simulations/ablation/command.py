@@ -37,8 +37,8 @@ def ablate(
 ) -> None:
     """Take a regularizer's parts away one by one, and say how much of its gain each control reaches.
 
-    Every control has the rounds, clients and seeds of the regularizer, and settings that are fixed beforehand, matched to it and never tuned.
-    The same command goes on after a stop.
+    Every control has the rounds, clients and seeds of the regularizer, and settings that are fixed beforehand: matched to it,
+    never tuned.  The same command goes on after a stop.
     """
     from fedsign import config as configs
     from fedsign.ablation.controls import GROUPS, controls_of

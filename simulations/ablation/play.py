@@ -45,7 +45,7 @@ def ablate(
 
     Args:
         strategy: the regularizer.
-        experiment: a configuration, or a tree of changes to the default one; its strategy's settings hold if it is this one.
+        experiment: a configuration, or a tree of changes to the default one; its strategy's settings hold for this strategy.
         seeds: how many, counted from the experiment's, or which.
         controls: keys of those to play; all without any.
         out: the folder; `ablations/NAME` without one.
