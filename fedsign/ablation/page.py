@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from fedsign import comparison
 from fedsign.ablation.controls import GROUPS, essential
 from fedsign.ablation.reading import Ablation, Difference, Row, described_seeds, final_means, read
 from fedsign.comparison.folder import Comparison
@@ -29,10 +30,10 @@ _CURVES = {
 }
 
 
-def write_page(comparison: Comparison) -> Path:
+def write_page(played: Comparison) -> Path:
     """Write the page into the ablation's folder and return its path."""
-    path = comparison.path / PAGE
-    write_text(path, render(read(comparison)))
+    path = played.path / PAGE
+    write_text(path, render(read(played)))
     return path
 
 
@@ -42,6 +43,7 @@ def render(ablation: Ablation) -> str:
     return template.render(
         "ablation.html.jinja",
         package=__package__,
+        beside=comparison.__name__,  # for the look of its table
         ablation=ablation,
         summary=summary,
         label=summary.labels.get(ablation.regularizer, ablation.regularizer),
@@ -71,7 +73,7 @@ def cells(ablation: Ablation, row: Row) -> dict[str, str]:
         ablation.summary.metric_name: " ".join(filter(None, [scale.spread(entry.mean, entry.std), entry.seeds_of_all])),
         "difference to FedAvg": _shown(ablation, row.to_fedavg),
         f"difference to {ablation.summary.labels.get(ablation.regularizer, '')}": _shown(ablation, row.to_regularizer),
-        "share of the gain": shown,
+        "share of gain": shown,
         "best (round)": peak,
         "last fifth": wording.MISSING if row.rise is None else scale.signed(row.rise),
         "weight norm": wording.figure(norm),

@@ -8,17 +8,20 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from fedsign.report import plots
 
 
-def render(template: str, /, *, package: str = __package__, **values: Any) -> str:
-    """A template of a package, filled, which may take in those of this one: text is escaped, and a name that is not given is an error."""
-    text = _environment(package).get_template(template).render(**values)
+def render(template: str, /, *, package: str = __package__, beside: str = __package__, **values: Any) -> str:
+    """A template of a package, filled: text is escaped, and a name that is not given is an error.
+
+    It may take in the templates of this package and of one `beside` it.
+    """
+    text = _environment(package, beside).get_template(template).render(**values)
     # a client's message may hold halves of characters, which no file can
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 @cache
-def _environment(package: str) -> Environment:
+def _environment(package: str, beside: str) -> Environment:
     environment = Environment(
-        loader=ChoiceLoader([PackageLoader(each, package_path="") for each in (package, __package__)]),
+        loader=ChoiceLoader([PackageLoader(each, package_path="") for each in (package, beside, __package__)]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
