@@ -114,10 +114,15 @@ def _fedsign(subject: Subject) -> list[Control]:
 
     return [
         push(
-            "received-sign", "received sign, constant", "parts", "no sigmoid: gamma / 4", sign="received", form="linear"
+            "received-sign",
+            "constant push",
+            "parts",
+            "gamma / 4 along sign(θₜ), no sigmoid",
+            sign="received",
+            form="linear",
         ),
-        push("own-sign", "own sign", "parts", "sign(θ) for sign(θₜ), which no client sees", sign="own", form="sigmoid"),
-        push("random-sign", "random sign", "parts", "a fixed draw for sign(θₜ)", sign="random", form="sigmoid"),
+        push("own-sign", "own sign", "parts", "sign(θ) in place of sign(θₜ)", sign="own", form="sigmoid"),
+        push("random-sign", "random sign", "parts", "a fixed draw in place of sign(θₜ)", sign="random", form="sigmoid"),
         push("negative-l1", "negative L1", "size", f"penalty −{gamma / 4:.3g} |θ|", sign="own", form="linear"),
         push(
             "negative-decay",
