@@ -20,6 +20,17 @@ SetOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 NumbersOption = Annotated[bool, typer.Option("--json", help="Print the numbers as JSON instead of a table.")]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+TuneSeedsOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N",
+        help="How many seeds each trial has, 2 without it; or which, such as 7,8.  None of them is one of --seeds.",
+        show_default=False,
+    ),
+]
+WorkersOption = Annotated[
+    int | None, typer.Option(help="Processes; without it, as many as there are cores.", show_default=False)
+]
 ShowConfigOption = Annotated[bool, typer.Option("--show-config", help="Print the complete configuration and exit.")]
 
 

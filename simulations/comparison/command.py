@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from fedsign.errors import ConfigError, ResultsError
-from simulations.options import JsonOption, Stopped, words
+from simulations.options import JsonOption, Stopped, TuneSeedsOption, WorkersOption, words
 from simulations.printing import print_json
 
 
@@ -78,17 +78,10 @@ def compare(
         typer.Option(
             metavar="N",
             help="Give every strategy N trials over its own settings and those that all share (learning rate, momentum, weight "
-            "decay), judged by held-out training samples; then train it again on all of them.",
+            "decay, initial scale), judged by held-out training samples; then train it again on all of them.",
         ),
     ] = 0,
-    tune_seeds: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N",
-            help="How many seeds each trial has, 2 without it; or which, such as 7,8.  None of them is one of --seeds.",
-            show_default=False,
-        ),
-    ] = None,
+    tune_seeds: TuneSeedsOption = None,
     tune_at: Annotated[
         list[str] | None,
         typer.Option(
@@ -104,7 +97,7 @@ def compare(
             "value, KEY=V,V,... are values, KEY=V holds one.  STRATEGY:KEY is for one strategy.  May be repeated.",
         ),
     ] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes; without it, as many as there are cores.")] = None,
+    workers: WorkersOption = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the comparison in this folder, as planned.")] = None,
     extend: Annotated[
         bool, typer.Option("--extend", help="Take this plan where --out holds another; cells of both are kept.")

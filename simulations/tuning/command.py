@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedsign.errors import ConfigError
-from simulations.options import ConfigArgument, JsonOption, SetOption, Stopped, words
+from simulations.options import ConfigArgument, JsonOption, SetOption, Stopped, TuneSeedsOption, WorkersOption, words
 
 
 def search(
@@ -47,15 +47,8 @@ def search(
             show_default=False,
         ),
     ] = None,
-    tune_seeds: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N",
-            help="How many seeds each trial has, 2 without it; or which, such as 7,8.  None of them is one of --seeds.",
-            show_default=False,
-        ),
-    ] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes; without it, as many as there are cores.")] = None,
+    tune_seeds: TuneSeedsOption = None,
+    workers: WorkersOption = None,
     overrides: SetOption = None,
     out: Annotated[
         Path | None,
