@@ -224,9 +224,7 @@ def _check(request: Request) -> None:
     if not request.strategies:
         raise ConfigError("no strategy was given; name some, such as --strategies fedavg,fedsign.")
     _check_unique("strategy", request.strategies)
-    if not request.seeds:
-        raise ConfigError("no seed was given; expected is 1 or more, such as --seeds 5.")
-    _check_unique("seed", request.seeds)
+    check_seeds(request.seeds)
     for strategy in request.strategies:
         resolve("strategy", strategy)
     for option, axes in (("--grid", request.grid), ("--by", request.by)):
@@ -261,7 +259,7 @@ def _check_tuning(request: Request) -> None:
             f"--grid {key} was given with --tune, which chooses by its own search; give a range with --search {key}=LOW..HIGH, or "
             "values to compare with --by."
         )
-    check_seeds(request.tuning_seeds, request.seeds)
+    check_tuning_seeds(request.tuning_seeds, request.seeds)
     check_search(request.search, request.strategies)
     for _, key in map(_scope, request.search):
         if key in request.condition_axes:
@@ -282,7 +280,14 @@ def check_search(ranges: Mapping[str, str], strategies: Sequence[str]) -> None:
         _check_key(given, strategies, option="--search")
 
 
-def check_seeds(tuning: Sequence[int], seeds: Sequence[int]) -> None:
+def check_seeds(seeds: Sequence[int]) -> None:
+    """Raise ConfigError unless there are some, each once."""
+    if not seeds:
+        raise ConfigError("no seed was given; expected is 1 or more, such as --seeds 5.")
+    _check_unique("seed", seeds)
+
+
+def check_tuning_seeds(tuning: Sequence[int], seeds: Sequence[int]) -> None:
     """Raise ConfigError unless the seeds of tuning are some, and none of those of the runs that count."""
     _check_unique("tuning seed", tuning)
     if not tuning:

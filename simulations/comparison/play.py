@@ -132,8 +132,8 @@ def go_on(path: str | Path, *, workers: int | None = None, retry_failed: bool = 
     """
     comparison = load_comparison(path)
     recorded = comparison.plan
-    if "strategies" not in recorded.request:
-        command = recorded.request.get("command", "tune search")
+    command = recorded.request.get("command")
+    if command is not None:
         raise ResultsError(f"{comparison.path} was made by 'fedsign {command}'; the same command goes on with it.")
     make = partial(
         make_plan,

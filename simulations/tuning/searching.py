@@ -18,7 +18,7 @@ from fedsign.errors import ConfigError
 from fedsign.metrics import is_higher_better
 from fedsign.storage.disk import write_text
 from simulations.comparison.cells import CellValue, Configs, cell_of, search, trial_of
-from simulations.comparison.plan import VALIDATION_FRACTION, check_search, check_seeds
+from simulations.comparison.plan import VALIDATION_FRACTION, check_search, check_seeds, check_tuning_seeds
 from simulations.comparison.play import check_is_free, environment, play_plan
 from simulations.comparison.search import BATCH
 from simulations.tuning.gradients import FILE, Gradients, Learnt
@@ -48,7 +48,8 @@ def tune(
     """
     if asked.trials < 1:
         raise ConfigError(f"--trials {asked.trials} was given, but expected is 1 or more, such as --trials 16.")
-    check_seeds(asked.tuning_seeds, asked.seeds)
+    check_seeds(asked.seeds)
+    check_tuning_seeds(asked.tuning_seeds, asked.seeds)
     check_search(asked.ranges, [config.strategy.name])
     tried = config.replace(**{"data.validation_fraction": config.data.validation_fraction or VALIDATION_FRACTION})
     learnt = None
@@ -111,7 +112,7 @@ def make_plan(
         "num_to_come": num_to_come,
         **({} if learnt is None else {"lead": learnt.lead}),
     }
-    request = dataclasses.asdict(asked)
+    request = {"command": "tune search", **dataclasses.asdict(asked)}
     return Plan(
         name=config.name,
         metric=metric,
