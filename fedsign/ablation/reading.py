@@ -158,7 +158,7 @@ class Ablation:
 def read(comparison: Comparison) -> Ablation:
     """An ablation on disk."""
     plan, summary = comparison.plan, comparison.summary()
-    controls = [Control(**row) for row in plan.request["rows"]]
+    controls = [Control(**row) for row in plan.rows]
     regularizer = controls[1].key
     entries = {entry.strategy: entry for entry in summary.entries}
     there = [row for row in controls if row.key in entries]

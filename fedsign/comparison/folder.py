@@ -54,7 +54,7 @@ class Comparison:
             if content.pop("format") != FORMAT:
                 raise ResultsError(f"{path} is not of format {FORMAT}; read it with the fedsign that wrote it.")
             cells = tuple(Cell(**cell) for cell in content.pop("cells"))
-            return Plan(cells=cells, seeds=tuple(content.pop("seeds")), **content)
+            return Plan(cells=cells, seeds=tuple(content.pop("seeds")), rows=tuple(content.pop("rows", ())), **content)
         except (ResumeError, KeyError, TypeError) as error:
             raise ResultsError(f"{path} is missing or damaged ({error}); the comparison cannot be read.") from error
 

@@ -13,7 +13,7 @@ from fedsign.report.wording import NARROW_SPACE, plural
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Headline:
-    """What is said of a comparison, or of one condition."""
+    """The headline of a comparison, or of one condition."""
 
     condition: str
     best: str  # labels; "Too few seeds to tell" where the tests show nothing; empty where nothing has finished, and of one condition of several
@@ -32,13 +32,11 @@ def headline(summary: Summary) -> Headline:
     if not order:
         said = f"No strategy has ended with a number{' under every condition' if len(summary.conditions) > 1 else ''}{' yet' if summary.num_pending else ''}."
         return Headline(condition="", best="", value="", remark="", sentences=(said, *_all_troubles(summary, "")))
-    leaders = [row for row in order if row.is_bold]
-    top = order[0]
-    sentences = [
-        _leader(summary, order, found),
-        *(_shown(summary, row) for row in leaders),
-        "" if found.tells else _nothing(summary, found),
-    ]
+    top, is_alone = order[0], len(summary.labels) == 1
+    leaders = order if is_alone else [row for row in order if row.is_bold]
+    sentences = [] if is_alone else [_leader(summary, order, found)]
+    if not is_alone:
+        sentences += [_shown(summary, row) for row in leaders] if found.tells else [_nothing(summary, found)]
     what = f"test {summary.metric_name}, mean of {plural(len(top.values), 'seed')}"
     what += f" and {plural(len(summary.conditions), 'condition')}" if len(summary.conditions) > 1 else ""
     return Headline(

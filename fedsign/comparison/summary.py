@@ -60,6 +60,12 @@ class Plan:
     request: Mapping[str, Any]  # what was asked for; the cells' configurations are made of it again
     environment: Mapping[str, Any] = field(default_factory=dict)
     tuning: Mapping[str, Any] = field(default_factory=dict)  # see fedsign.comparison.tuning; empty without
+    rows: tuple[Mapping[str, Any], ...] = ()  # of an ablation, see fedsign.ablation.controls.Control
+
+    @property
+    def grows(self) -> bool:
+        """Whether cells follow from what others have measured."""
+        return bool(self.tuning or self.rows)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from simulations.options import ConfigArgument, JsonOption, SetOption, Stopped, words
+from simulations.options import ConfigArgument, JsonOption, SetOption, Stopped, WorkersOption, words
 from simulations.printing import print_json, print_table
 
 
@@ -27,7 +27,7 @@ def ablate(
         Path | None,
         typer.Option(help="The folder; without it, ablations/NAME-STRATEGY. What it holds is not played again."),
     ] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes; without it, as many as there are cores.")] = None,
+    workers: WorkersOption = None,
     extend: Annotated[
         bool, typer.Option("--extend", help="Take these seeds and controls where --out holds others; runs are kept.")
     ] = False,
@@ -46,6 +46,7 @@ def ablate(
     from fedsign.ablation.reading import read
     from simulations.ablation import play as playing
     from simulations.comparison.command import seeds_option
+    from simulations.comparison.plan import NUM_SEEDS
 
     experiment = configs.load(config, [f"strategy.name={strategy}", *(overrides or [])])
     if list_all:
@@ -58,7 +59,7 @@ def ablate(
         done = playing.ablate(
             strategy,
             experiment,
-            seeds=playing.NUM_SEEDS if seeds is None else seeds_option(seeds),
+            seeds=NUM_SEEDS if seeds is None else seeds_option(seeds),
             controls=words(controls),
             out=out,
             workers=workers,

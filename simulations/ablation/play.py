@@ -20,12 +20,11 @@ from fedsign.workload import Workload
 from simulations import api
 from simulations.comparison import arguments
 from simulations.comparison.cells import CellValue, Configs, cell_of
+from simulations.comparison.plan import NUM_SEEDS, VALIDATION_FRACTION, check_seeds
 from simulations.comparison.play import play_plan
 from simulations.rounds import make_strategy
 from strategies.base import Strategy
 
-NUM_SEEDS = 5
-VALIDATION_FRACTION = 0.1
 COMMAND = "ablate"
 _RECORDED = {"weight_norms": "weight_norm", "update_norms": "update_norm"}
 
@@ -60,7 +59,9 @@ def ablate(
     rows = chosen(controls_of(subject_of(config)), controls, strategy)
     folder = Path(out or Path("ablations") / f"{config.name}-{strategy.replace(':', '-')}")
     comparison = Comparison(folder)
-    make = partial(make_plan, config, rows, comparison, seeds=arguments.seeds_of(seeds, first=config.seed))
+    chosen_seeds = arguments.seeds_of(seeds, first=config.seed)
+    check_seeds(chosen_seeds)
+    make = partial(make_plan, config, rows, comparison, seeds=chosen_seeds)
     play_plan(comparison, make, workers=workers, extend=extend, retry_failed=retry_failed)
     write_page(comparison)
     return comparison
@@ -137,7 +138,7 @@ def make_plan(
             cell = cell_of(own, {}, {}, name=row.key)
             cells[row.key, seed], configs[cell.id] = cell, own
     there = {key for key, _ in cells}
-    asked = {"command": COMMAND, "seeds": list(seeds), "rows": [dataclasses.asdict(row) for row in rows]}
+    asked = {"command": COMMAND, "seeds": list(seeds), "controls": [row.key for row in rows[2:]]}
     return Plan(
         name=f"{config.name}, {config.strategy.name} ablated",
         metric=metric,
@@ -150,6 +151,7 @@ def make_plan(
         config_toml=config.to_toml(),
         request=asked,
         environment=api.environment(),
+        rows=tuple(dataclasses.asdict(row) for row in rows),
     ), configs
 
 

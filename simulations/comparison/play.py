@@ -300,8 +300,8 @@ def check_is_free(path: Path, beside: Collection[str] = ()) -> None:
 
 def _difference(plan: Plan, there: Plan) -> str:
     """What the user changed, in a few words; nothing if the cells are the same."""
-    is_same_search = plan.tuning and (plan.request, plan.config_toml) == (there.request, there.config_toml)
-    if plan.cells == there.cells or is_same_search:
+    is_same = (plan.request, plan.config_toml) == (there.request, there.config_toml)
+    if plan.cells == there.cells or (plan.grows and is_same):
         return ""
     recorded = dict.fromkeys(plan.request) | dataclasses.asdict(Request()) | dict(there.request)
     for what, new in plan.request.items():

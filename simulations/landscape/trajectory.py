@@ -12,6 +12,7 @@ from fedsign.landscape.trajectory import principal_plane, window
 from fedsign.landscape.valley import surface
 from fedsign.report.analysis import Found
 from fedsign.storage import checkpoints
+from fedsign.storage.results import RunFolder, open_run
 from simulations.landscape.subject import Subject, subject_of
 
 _FEWEST = 4  # checkpoints: of three any plane explains everything
@@ -29,7 +30,7 @@ def look(path: Path, *, points: int = 41, samples: int | None = None, statistics
         raise ConfigError(f"{path} is a file of weights, which has no path behind it; give the folder of a run.")
     subject = subject_of(path)
     landscape = subject.landscape(samples, statistics)
-    rounds, models = _path(subject, landscape)
+    rounds, models = _path(subject, subject.run or open_run(path), landscape)
     plane = principal_plane(models)
     rows, columns = window(plane.coordinates, points)
     values = surface(landscape, *reversed(plane.directions.unbind()), rows=rows, columns=columns)
@@ -51,14 +52,13 @@ def look(path: Path, *, points: int = 41, samples: int | None = None, statistics
     )
 
 
-def _path(subject: Subject, landscape: Landscape) -> tuple[list[int], Tensor]:
+def _path(subject: Subject, run: RunFolder, landscape: Landscape) -> tuple[list[int], Tensor]:
     """Rounds, and the evaluated models after them, [n, D]; the initial model is round 0 where no checkpoint after it is gone."""
-    assert subject.run is not None
-    folder = subject.run.checkpoints
+    folder = run.checkpoints
     rounds = checkpoints.rounds_on_disk(folder)
     if len(rounds) < _FEWEST:
         raise ResultsError(
-            f"{subject.run.path} keeps {len(rounds)} checkpoints, but expected are {_FEWEST} or more to draw its path; run it again "
+            f"{run.path} keeps {len(rounds)} checkpoints, but expected are {_FEWEST} or more to draw its path; run it again "
             "with --set results.checkpoint_every=1 --set results.keep_checkpoints=1000."
         )
     found = []

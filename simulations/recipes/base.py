@@ -30,7 +30,7 @@ Measure = Callable[..., Figures | Shown]
 
 
 class Verdict(StrEnum):
-    """What comes of a claim; a quick check only says whether something is broken."""
+    """The verdict on a claim; a quick check only says whether something is broken."""
 
     HOLDS = "holds"
     IN_PART = "holds in part"

@@ -2,6 +2,8 @@
 
 import json
 import math
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +81,32 @@ def test_what_has_been_played_is_not_played_again(played: Comparison) -> None:
     assert {path: path.stat().st_mtime_ns for path in again.cells.rglob("rounds.jsonl")} == times
     with pytest.raises(ResultsError, match="was made by 'fedsign ablate'"):
         go_on(played.path)
+    with pytest.raises(
+        ResultsError, match=r"holds another plan: controls were \[.*'init-3'\] there and are \['own-sign'\] now;"
+    ):
+        ablate("fedsign", SMALL, seeds=2, controls=["own-sign"], out=played.path)
+    other = {**SMALL, "rounds": 6}
+    with pytest.raises(ResultsError, match="holds another plan: the experiment's configuration is another one;"):
+        ablate("fedsign", other, seeds=2, controls=SOME, out=played.path)
+    with pytest.raises(ConfigError, match="no seed was given"):
+        ablate("fedsign", SMALL, seeds=0, out=played.path)
     with pytest.raises(ConfigError, match="control 'own' of fedsign is not known"):
         ablate("fedsign", SMALL, controls=["own"], out=played.path)
+
+
+def test_an_ablation_that_was_stopped_before_its_controls_at_norms_goes_on(played: Comparison) -> None:
+    """As a stop leaves it: the plan knows no such control yet, and runs that they follow have ended since."""
+    whole = played.plan
+    followers = [cell for cell in whole.cells if cell.strategy in ("weight-norms", "at-fedavg-norms")]
+    before = {cell.id: list(played.played(cell).lines) for cell in followers}
+    names = {cell.strategy for cell in followers}
+    labels = {key: label for key, label in whole.labels.items() if key not in names}
+    played.write_plan(replace(whole, cells=tuple(cell for cell in whole.cells if cell not in followers), labels=labels))
+    for cell in followers:
+        shutil.rmtree(played.cells / cell.id)
+    again = ablate("fedsign", SMALL, seeds=2, controls=SOME, out=played.path, workers=1)
+    assert again.plan.cells == whole.cells
+    assert {cell.id: list(again.played(cell).lines) for cell in followers} == before
 
 
 def test_the_page_and_the_numbers_say_what_the_runs_say(played: Comparison) -> None:

@@ -158,6 +158,11 @@ def test_the_headline_is_the_paired_difference(tmp_path: Path) -> None:
     assert "Second is shown to be better than First." in said and "tell" not in said
 
 
+def test_a_strategy_alone_is_neither_best_nor_untold(tmp_path: Path) -> None:
+    found = headline(a_comparison(tmp_path, strategies=["fedavg"], seeds=3))
+    assert found.best == "FedAvg" and found.value and not found.sentences
+
+
 def test_what_the_test_does_not_show_is_not_told(tmp_path: Path) -> None:
     summary = a_summary(tmp_path, first=(0.90, 0.91, 0.92), second=(0.95, 0.90, 0.93))
     found = headline(summary)
