@@ -28,9 +28,9 @@ def look(path: Path, *, points: int = 41, samples: int | None = None, statistics
         raise ConfigError(f"--points={points} was given, but expected is 3 or more.")
     if path.is_file():
         raise ConfigError(f"{path} is a file of weights, which has no path behind it; give the folder of a run.")
-    subject = subject_of(path)
+    run, subject = open_run(path), subject_of(path)
     landscape = subject.landscape(samples, statistics)
-    rounds, models = _path(subject, subject.run or open_run(path), landscape)
+    rounds, models = _path(run, subject, landscape)
     plane = principal_plane(models)
     rows, columns = window(plane.coordinates, points)
     values = surface(landscape, *reversed(plane.directions.unbind()), rows=rows, columns=columns)
@@ -52,10 +52,9 @@ def look(path: Path, *, points: int = 41, samples: int | None = None, statistics
     )
 
 
-def _path(subject: Subject, run: RunFolder, landscape: Landscape) -> tuple[list[int], Tensor]:
-    """Rounds, and the evaluated models after them, [n, D]; the initial model is round 0 where no checkpoint after it is gone."""
-    folder = run.checkpoints
-    rounds = checkpoints.rounds_on_disk(folder)
+def _path(run: RunFolder, subject: Subject, landscape: Landscape) -> tuple[list[int], Tensor]:
+    """Rounds and the models evaluated after them, [n, D]; from round 0 on, unless the first checkpoints are gone."""
+    rounds = checkpoints.rounds_on_disk(run.checkpoints)
     if len(rounds) < _FEWEST:
         raise ResultsError(
             f"{run.path} keeps {len(rounds)} checkpoints, but expected are {_FEWEST} or more to draw its path; run it again "
@@ -63,7 +62,7 @@ def _path(subject: Subject, run: RunFolder, landscape: Landscape) -> tuple[list[
         )
     found = []
     for round in rounds:
-        source = folder / f"round-{round:06d}"
+        source = run.checkpoints / f"round-{round:06d}"
         checkpoint = checkpoints.load(source)
         model = replace(subject, source=source, tensors=checkpoint.evaluated or checkpoint.served)
         found.append(model.vector_in(landscape.layout))

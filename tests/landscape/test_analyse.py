@@ -93,6 +93,7 @@ def test_the_trajectory_of_a_run_begins_at_its_start_and_ends_at_its_model(train
         "trajectory", trained[1].path
     )
     assert "has no path behind it" in refused("trajectory", folder / "model.safetensors")
+    assert "is not a run" in refused("trajectory", folder / "checkpoints" / "round-000004")
     assert "--points=2" in refused("trajectory", folder, "--points", 2)
 
 
