@@ -55,34 +55,48 @@ class _Worker:
         self.is_ready = False
 
 
-def play_all(jobs: Sequence[Job], *, workers: int, logs: Path, watchers: Sequence[Watcher], module: str) -> None:
-    """Play all jobs, some at a time, in their order.
+class Team:
+    """Worker processes, which are started when there is work for them and stay until the `with` block ends."""
 
-    Raises:
-        DiskFullError: nothing more can be written.
-        EngineError: a worker cannot be started.
-    """
-    left = list(jobs)
+    def __init__(self, module: str, *, workers: int, logs: Path) -> None:
+        self._module, self._most, self._logs = module, workers, logs
+        self._workers: list[_Worker] = []
 
-    def hand_out(worker: _Worker) -> None:
-        if left:
-            job = left.pop(0)
-            for watcher in watchers:
-                watcher.on_begin(worker.index, job)
-            worker.job = job
-            worker.child.connection.send(job.asked)
+    def __enter__(self) -> "Team":
+        return self
 
-    logs.mkdir(parents=True, exist_ok=True)
-    team: list[_Worker] = []
-    try:
-        team += (_Worker(module, index, logs) for index in range(min(workers, len(jobs))))
+    def __exit__(self, *raised: object) -> None:
+        close_all([worker.child for worker in self._workers])
+
+    def play(self, jobs: Sequence[Job], watchers: Sequence[Watcher]) -> None:
+        """Play all jobs, some at a time, in their order.
+
+        Raises:
+            DiskFullError: nothing more can be written.
+            EngineError: a worker cannot be started.
+        """
+        left, team = list(jobs), self._workers
+
+        def hand_out(worker: _Worker) -> None:
+            if left:
+                job = left.pop(0)
+                for watcher in watchers:
+                    watcher.on_begin(worker.index, job)
+                worker.job = job
+                worker.child.connection.send(job.asked)
+
+        for worker in team:
+            if worker.is_ready:
+                hand_out(worker)
+        self._logs.mkdir(parents=True, exist_ok=True)
+        team += (self._started(index) for index in range(len(team), min(self._most, len(jobs))))
         while left or any(worker.job for worker in team):
             for worker, message in _messages(team):
                 if message is None:
                     reason = f"{worker.child.exit_reason()}; what it had to say is in {worker.child.log}."
                     if not worker.is_ready:
                         raise EngineError(f"a worker process {reason}")
-                    team[worker.index] = _Worker(module, worker.index, logs)
+                    team[worker.index] = self._started(worker.index)
                     message = {"failed": f"the process that played it {reason}"}
                 if "ready" in message:
                     worker.is_ready = True
@@ -100,8 +114,9 @@ def play_all(jobs: Sequence[Job], *, workers: int, logs: Path, watchers: Sequenc
                         watcher.on_end(worker.index, job, message.get("failed"))
                     if team[worker.index] is worker:
                         hand_out(worker)
-    finally:
-        close_all([worker.child for worker in team])
+
+    def _started(self, index: int) -> _Worker:
+        return _Worker(self._module, index, self._logs)
 
 
 def _messages(team: Sequence[_Worker]) -> list[tuple[_Worker, Message | None]]:

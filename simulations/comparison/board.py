@@ -16,7 +16,7 @@ class Board(Watcher):
     In a notebook one line below the cell shows how far all cells are.
     """
 
-    def __init__(self, plan: Plan, pending: Sequence[Cell], *, workers: int) -> None:
+    def __init__(self, plan: Plan, pending: Sequence[Cell]) -> None:
         self._labels, self._cells = plan.labels, {cell.id: cell for cell in pending}
         self._total, self._failed = len(plan.cells), 0
         self._done = self._total - len(pending)
@@ -33,7 +33,7 @@ class Board(Watcher):
         self._line: NotebookBar | None = None
         self._rounds = dict.fromkeys(self._cells, 0)
         self._all = self._bar.add_task("cells", total=sum(cell.rounds for cell in pending), figures="")
-        self._of_worker: list[TaskID] = [self._bar.add_task("starting", total=None, figures="") for _ in range(workers)]
+        self._of_worker: dict[int, TaskID] = {}
         self._show()
 
     def __enter__(self) -> "Board":
@@ -43,7 +43,7 @@ class Board(Watcher):
         return self
 
     def __exit__(self, *raised: object) -> None:
-        for task in self._of_worker:
+        for task in self._of_worker.values():
             self._bar.remove_task(task)
         self._bar.stop()
         if self._line is not None:
@@ -54,6 +54,8 @@ class Board(Watcher):
         cell = self._cells[job.id]
         told = {**cell.condition, **cell.choice} if cell.trial is None else {**cell.condition, "trial": cell.trial + 1}
         what = ", ".join(filter(None, [self._labels[cell.strategy], values_label(told)]))
+        if worker not in self._of_worker:
+            self._of_worker[worker] = self._bar.add_task("", figures="")
         self._bar.reset(self._of_worker[worker], total=cell.rounds, description=f"{what}, seed {cell.seed}")
 
     def on_round(self, worker: int, job: Job, round: int) -> None:

@@ -27,7 +27,7 @@ from simulations.comparison.board import Board
 from simulations.comparison.cells import CellValue, Configs
 from simulations.comparison.plan import NUM_SEEDS, STRATEGIES, Request, make_plan
 from simulations.comparison.search import optuna_version
-from simulations.jobs import Job, Watcher, digest_of, play_all
+from simulations.jobs import Job, Team, Watcher, digest_of
 
 NUM_TUNING_SEEDS = 2
 MakePlan = Callable[..., tuple[Plan, Configs]]  # of value_of, see `make_plan`
@@ -197,14 +197,15 @@ def play_plan(
         comparison.path.mkdir(parents=True, exist_ok=True)
     # the versions that it was begun with; runs warn of other ones
     begun = there.environment if there is not None and not _difference(plan, there) else plan.environment
-    with comparison.locked():
+    team = Team("simulations.comparison.worker", workers=processes, logs=comparison.path / "logs")
+    with comparison.locked(), team:
         while True:
             comparison.write_plan(dataclasses.replace(plan, environment=begun))
             pending = _pending(comparison, plan, retry_failed)
             for cell in pending:
                 comparison.write_failure(cell, None)
             if pending:
-                _play_cells(comparison, plan, pending, cell_configs, processes)
+                _play_cells(comparison, plan, pending, cell_configs, team)
             cells, retry_failed = plan.cells, False
             plan, cell_configs = make(value_of=_values_in(comparison, metric))
             if plan.cells == cells:
@@ -225,9 +226,7 @@ def _pending(comparison: Comparison, plan: Plan, retry_failed: bool) -> list[Cel
     return left if retry_failed else [cell for cell in left if comparison.failure_of(cell) is None]
 
 
-def _play_cells(
-    comparison: Comparison, plan: Plan, pending: Sequence[Cell], cell_configs: Configs, workers: int
-) -> None:
+def _play_cells(comparison: Comparison, plan: Plan, pending: Sequence[Cell], cell_configs: Configs, team: Team) -> None:
     """Seed by seed, so that there is soon something to compare; trials in their order before all else."""
     order = {seed: place for place, seed in enumerate(plan.seeds)}
     cells = {
@@ -242,14 +241,8 @@ def _play_cells(
             if error is not None:
                 comparison.write_failure(cells[job.id], error)
 
-    with Board(plan, pending, workers=min(workers, len(jobs))) as board:
-        play_all(
-            jobs,
-            workers=workers,
-            logs=comparison.path / "logs",
-            watchers=(Notes(), board),
-            module="simulations.comparison.worker",
-        )
+    with Board(plan, pending) as board:
+        team.play(jobs, (Notes(), board))
 
 
 def _job(comparison: Comparison, cell: Cell, config: ExperimentConfig) -> Job:

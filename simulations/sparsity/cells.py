@@ -20,7 +20,7 @@ from fedsign.config import ExperimentConfig
 from fedsign.errors import ConfigError, EngineError, ResultsError
 from fedsign.storage.digests import read_json, sealed_json
 from fedsign.storage.disk import disk_errors, exclusive, remove_partials, write_text
-from simulations.jobs import Job, Watcher, digest_of, play_all
+from simulations.jobs import Job, Team, Watcher, digest_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,9 +98,8 @@ def _play(pending: Mapping[Path, Cell], folder: Path, workers: int) -> None:
                 bar.advance(task)
                 failures.extend([] if error is None else [error])
 
-        play_all(
-            jobs, workers=workers, logs=folder / "logs", watchers=(Ended(),), module="simulations.sparsity.training"
-        )
+        with Team("simulations.sparsity.training", workers=workers, logs=folder / "logs") as team:
+            team.play(jobs, (Ended(),))
     if failures:
         raise EngineError(
             f"{len(failures)} of {len(jobs)} cells could not be played; the same command plays them once more. The "

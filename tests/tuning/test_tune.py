@@ -25,9 +25,13 @@ from simulations.comparison.table import as_json
 
 MODULE = '''
 import dataclasses
+from pathlib import Path
 
 from fedsign.data.digits import digits
 from strategies.fedavg import FedAvg
+
+with Path("imports").open("a") as file:
+    file.write(".")
 
 
 class Weighted(FedAvg):
@@ -66,6 +70,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (path / "mine_tuned.py").write_text(MODULE, encoding="utf-8")
     with chdir(path):
         compare(TINY, **ASKED, workers=2)
+        Path("imports").rename("imports-there")
         yield path
 
 
@@ -90,6 +95,11 @@ def test_every_strategy_has_the_same_budget(played: Comparison) -> None:
     own = [cell.choice["strategy.strength"] for cell in trials if cell.strategy == OWN]
     assert all(0.5 <= value <= 2 for value in own) and len({*own}) == 5
     assert played.summary().entries[0].num_choices == 5
+
+
+def test_workers_are_started_once_and_stay_for_all_batches(played: Comparison) -> None:
+    """This process and each of the two has imported the strategy once, over two batches of trials and the final runs."""
+    assert Path("imports-there").read_text() == "..."
 
 
 def test_what_counts_is_trained_on_all_samples_with_seeds_that_no_trial_has_seen(played: Comparison) -> None:
@@ -154,7 +164,7 @@ def test_a_search_that_is_killed_goes_on(played: Comparison, folder: Path) -> No
 def test_test_samples_have_no_say(played: Comparison) -> None:
     """With all test labels wrong the trials are the same, and only what is reported in the end is another."""
     rigged = compare(
-        {**TINY, "data": {"name": "mine_tuned:rigged"}}, strategies=["fedavg"], seeds=1, tune=2, out="rigged", workers=2
+        {**TINY, "data": {"name": "mine_tuned:rigged"}}, strategies=["fedavg"], seeds=1, tune=2, out="rigged", workers=1
     )
     honest = [trial for trial in played.summary().trials if trial.strategy == "fedavg"][:2]
     trials = rigged.summary().trials

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from fedsign.comparison.folder import load_comparison
+from fedsign.comparison.folder import Comparison, load_comparison
 from fedsign.config import from_dict, load
-from fedsign.errors import ConfigError
+from fedsign.errors import ConfigError, ResultsError
+from simulations.comparison.play import go_on
 from simulations.tuning.gradients import Gradients, Learnt
-from simulations.tuning.searching import FOUND, GIVEN, LEARNT, Asked, tune
+from simulations.tuning.searching import FOUND, GIVEN, LEARNT, Asked, make_plan, tune
 from tests.e2e.command import fedsign, settings
 
 PAGE = Path(__file__).parents[2] / "docs/how-to/tune.md"
@@ -111,3 +112,11 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
     assert done.returncode == 2 and "is there and is no comparison" in done.stderr
     done = fedsign("tune", "search", "--learn-lr", "0.5", folder=tmp_path)
     assert done.returncode == 2 and "without --beside-learn" in done.stderr
+
+
+def test_compare_does_not_go_on_with_it_and_names_the_command_that_does(tmp_path: Path) -> None:
+    asked = Asked(trials=1, seeds=(0,), tuning_seeds=(7,))
+    plan, _ = make_plan(experiment(), experiment(), asked, None, environment={})
+    Comparison(tmp_path).write_plan(plan)
+    with pytest.raises(ResultsError, match=r"was made by 'fedsign tune search'; the same command goes on with it\."):
+        go_on(tmp_path)
