@@ -78,6 +78,11 @@ def by_name(values: Mapping[tuple[str, int], Result]) -> dict[str, list[Result]]
     return found
 
 
+def mean_interval(values: Sequence[float]) -> dict[str, float]:
+    """A mean with its 95 % interval, named as a paired difference's: that to 0."""
+    return paired_difference(values, [0.0] * len(values))
+
+
 def averages(values: Mapping[Key, Sequence[float]]) -> dict[Key, float]:
     """The mean of each."""
     return {name: fmean(found) for name, found in values.items()}

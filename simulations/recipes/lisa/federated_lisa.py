@@ -20,7 +20,7 @@ from fedsign.storage.results import Line
 from fedsign.workload import Workload
 from simulations.recipes.base import Figures, Verdict, at_least, at_most, part, recipe
 from simulations.recipes.cells import all_rounds, best_settings, by_name, final_values, mean_ratio
-from simulations.recipes.lisa.fine_tuning import PRETRAINING_STEPS, experiment, moment_bytes, write_base
+from simulations.recipes.lisa.fine_tuning import PRETRAINING_STEPS, experiment, moment_bytes, share_of_gain, write_base
 
 _STEPS, _ROUNDS, _SEEDS = 10, 10, (1, 2, 3)
 _LISA = {"name": "lisa", "num_sampled_layers": 2, "period": _STEPS}
@@ -75,10 +75,9 @@ def _figures(runs: Mapping[tuple[str, int], list[Line]], starts: Mapping[int, Pa
         for way in ("up", "down"):
             num_bytes = fmean(float(line[f"bytes_{way}"]) / len(line["clients"]) for lines in seeds for line in lines)
             figures[f"{name}_mb_{way}"] = num_bytes / 1e6
-    triples = zip(begun, losses["lisa_per_round"], losses["full"], strict=True)
     return figures | {
         "base_loss": fmean(begun),
-        "share_of_gain": fmean((start - own) / (start - full) for start, own, full in triples),
+        "share_of_gain": share_of_gain(begun, losses["lisa_per_round"], losses["full"]),
         "per_round_over_full": mean_ratio(losses["lisa_per_round"], losses["full"]),
         "bytes_up_over_full": figures["lisa_per_round_mb_up"] / figures["full_mb_up"],
     }

@@ -7,9 +7,10 @@ steps and then a cosine, gradients clipped to norm 1, no weight decay.
 """
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -135,6 +136,11 @@ def experiment(seed: int, method: Settings, **model: Any) -> dict[str, Any]:
         "model": {"name": "gpt", "depth": 6, "width": 96, "num_heads": 3, **model},
         "client": {"batch_size": BATCH_SIZE, "clip_norm": 1.0, "optimizer": dict(method)},
     }
+
+
+def share_of_gain(base: Sequence[float], own: Sequence[float], full: Sequence[float]) -> float:
+    """How much of what full fine-tuning takes off the base's loss a method takes off, mean over seeds."""
+    return fmean((start - mine) / (start - best) for start, mine, best in zip(base, own, full, strict=True))
 
 
 def half(samples: AnySamples, half: int) -> AnySamples:

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from simulations.recipes.base import Figures, Verdict, above, at_least, at_most, below, part, recipe
 from simulations.recipes.cells import averages, best_settings, by_name, mean_ratio, on_all_cores, paired_difference
 from simulations.recipes.lisa import fine_tuning
-from simulations.recipes.lisa.fine_tuning import METHODS, PRETRAINING_STEPS, fine_tune
+from simulations.recipes.lisa.fine_tuning import METHODS, PRETRAINING_STEPS, fine_tune, share_of_gain
 
 _STEPS = 300
 _RATES = {
@@ -76,8 +76,7 @@ def _figures(losses: Mapping[str, Sequence[float]]) -> dict[str, float]:
     if "lora" in losses:
         difference = paired_difference(lisa, losses["lora"])
         figures |= {f"lisa_minus_lora{end}": difference[f"difference{end}"] for end in ("", "_low", "_high")}
-    triples = zip(losses["base"], lisa, losses["full"], strict=True)
-    return figures | {"share_of_gain": fmean((base - own) / (base - full) for base, own, full in triples)}
+    return figures | {"share_of_gain": share_of_gain(losses["base"], lisa, losses["full"])}
 
 
 _KEPT = 0  # the period of a draw that is kept

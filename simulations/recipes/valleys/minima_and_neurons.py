@@ -23,7 +23,7 @@ from fedsign.landscape.vector import Layout
 from fedsign.records import tensors_of
 from simulations.landscape.interpolate import look
 from simulations.recipes.base import Figures, Verdict, above, at_least, at_most, below, part, recipe
-from simulations.recipes.cells import averages, paired_difference
+from simulations.recipes.cells import averages, mean_interval, paired_difference
 from simulations.recipes.valleys.networks import network, networks, trained_on_share, trainings, workload_in_shares
 from simulations.recipes.valleys.noises import SYMMETRIC
 from simulations.recipes.where import AT_HOME, Where
@@ -135,14 +135,14 @@ def soup_sign_ratio(quick: bool, where: Where = AT_HOME) -> Figures:
             found[f"{name}_ssr_start_{epochs}"].append(kept)
             found[f"{name}_ssr_{epochs}"].append(same_sign_ratio(one, other))
             found[f"{name}_gap_{epochs}"].append(soup_gap(landscape, [one, other]))
-    figures, zeros = averages(found), [0.0] * len(found["random_gap_50"])
+    figures = averages(found)
     figures["ssr_difference"] = figures["trained_ssr_50"] - figures["random_ssr_50"]
     if quick:
         return figures
-    random_gap = paired_difference(found["random_gap_50"], zeros)
+    random_gap = mean_interval(found["random_gap_50"])
     growth = paired_difference(found["random_gap_50"], found["random_gap_1"])
     return figures | {
-        "trained_gap_low": paired_difference(found["trained_gap_50"], zeros)["difference_low"],
+        "trained_gap_low": mean_interval(found["trained_gap_50"])["difference_low"],
         "ssr_difference_low": paired_difference(found["trained_ssr_50"], found["random_ssr_50"])["difference_low"],
         "random_gap_high": random_gap["difference_high"],
         "random_gap_growth": growth["difference"],
@@ -278,7 +278,7 @@ def activation_confusion(quick: bool, where: Where = AT_HOME) -> Figures:
         name: [np.subtract(found[name, step], found[name, -step]).tolist() for step in steps]
         for name in ("same", "untrained")
     }
-    each_step = [paired_difference(values, [0.0] * len(values)) for values in differences["same"]]
+    each_step = [*map(mean_interval, differences["same"])]
     gains = [paired_difference(*pair) for pair in zip(differences["same"], differences["untrained"], strict=True)]
     return {f"{name}_at_{at:g}": value for (name, at), value in averages(found).items()} | {
         "smallest_difference": min(each["difference"] for each in each_step),

@@ -20,7 +20,7 @@ from fedsign.landscape.groups import GROUPS
 from fedsign.models.batch_norm import BATCH_NORMS
 from fedsign.models.cnn import cnn
 from simulations.recipes.base import Figures, Verdict, above, at_least, at_most, part, recipe
-from simulations.recipes.cells import averages, paired_difference
+from simulations.recipes.cells import averages, mean_interval, paired_difference
 from simulations.recipes.valleys.networks import errors_along, networks, trainings
 from simulations.recipes.where import AT_HOME, Where
 
@@ -304,4 +304,4 @@ def valley_bn_init(quick: bool, where: Where = AT_HOME) -> Figures:
 
 def low(values: Sequence[float]) -> float:
     """The low end of the 95 % interval of a mean over networks."""
-    return paired_difference(values, [0.0] * len(values))["difference_low"]
+    return mean_interval(values)["difference_low"]
