@@ -24,7 +24,6 @@ _STEPS = ((1, 1.5, 2, 3, 4, 5, 7), (1, 2, 3, 5), (1, 3), (1,))  # of a decade, t
 _MOST_LEVELS = 14
 _TALLEST = 300.0  # heights, in multiples of the lowest: what is above is drawn at the top
 _LEAST_RISE = 1.05  # from the lowest height to the top of the picture
-_Z95 = 1.959964
 _HALO, _PATH = "#1c2127", "#ff9d5c"
 
 
@@ -105,19 +104,10 @@ def in_words_of(found: Found, what: str) -> str:
     return " ".join([*told, centre_in_words(found, what)]).strip()
 
 
-def upper_bound(error: float, num: int) -> float:
-    """The upper end of Wilson's 95 % interval of an error over so many samples.
-
-    >>> round(upper_bound(0.0, 100), 4)
-    0.037
-    """
-    square = _Z95**2 / num
-    return (error + square / 2 + _Z95 * math.sqrt((error * (1 - error) + square / 4) / num)) / (1 + square)
-
-
 def _lines(axes: "Axes", found: Found, what: str, plane: Any, levels: list[float]) -> None:
     """Height lines with their numbers, the model and the lowest point; the path; the model's uncertainty."""
     from matplotlib.patheffects import withStroke
+    from scipy.stats import binomtest
 
     x, y, z = plane
     lines = _contour(axes, (x, y, z), levels, colors="white", linewidths=0.55, alpha=0.9)
@@ -138,7 +128,9 @@ def _lines(axes: "Axes", found: Found, what: str, plane: Any, levels: list[float
     if own:  # a figure without a place in this plane
         axes.plot([], [], " ", label=f"as evaluated, {in_words(own[what], percent=percent)}")
     if percent:
-        bound = 100 * upper_bound(found.facts["centre"][what], found.facts["num_samples"])
+        num = found.facts["num_samples"]
+        interval = binomtest(round(num * found.facts["centre"][what]), num).proportion_ci(method="wilson")
+        bound = 100 * interval.high
         look: dict[str, Any] = {"path_effects": [withStroke(linewidth=2.4, foreground=_HALO)]}
         around = _contour(axes, (x, y, z), [bound], colors="white", linewidths=1.1, linestyles="dashed")
         if around is not None:

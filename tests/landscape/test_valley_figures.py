@@ -14,7 +14,7 @@ from scipy import stats
 from fedsign.landscape.directions import NOISES, SPECIAL, is_random, is_symmetric
 from fedsign.landscape.draws import band, independent
 from fedsign.landscape.figures import COLOR_OF, OWN, path_figures, valley_charts, valley_figures
-from fedsign.landscape.surfaces import heights, in_words_of, log_levels, surface_figures, upper_bound
+from fedsign.landscape.surfaces import heights, in_words_of, log_levels, surface_figures
 from fedsign.landscape.valley import lambdas_of
 from fedsign.report.analysis import Found
 from fedsign.report.figures import style
@@ -136,11 +136,13 @@ def test_levels_are_ascending_round_few_and_inside(exponent: float, decades: flo
     assert ratios.max() <= 1 + 1e-9 or len(found) < 7  # no decade is left out
 
 
-@given(st.integers(1, 2000), st.floats(0, 1))
-def test_the_dashed_line_is_at_wilsons_upper_bound(num: int, share: float) -> None:
-    wrong = round(share * num)
-    expected = stats.binomtest(wrong, num).proportion_ci(method="wilson").high
-    assert upper_bound(wrong / num, num) == pytest.approx(expected, abs=1e-6)
+def test_the_dashed_line_is_at_wilsons_upper_bound() -> None:
+    """(p + z²/2n + z √(p (1 - p) / n + z²/4n²)) / (1 + z²/n), of 17 wrong samples of 360."""
+    p, n, z = 17 / 360, 360, 1.959964
+    bound = (p + z**2 / (2 * n) + z * (p * (1 - p) / n + z**2 / (4 * n**2)) ** 0.5) / (1 + z**2 / n)
+    with style():
+        flat = surface_figures(plane("surface", centre={"error": p, "loss": 0.15}))["error"]().axes[0]
+    assert f"its 95 % interval, to {100 * bound:.1f} %" in [text.get_text() for text in flat.get_legend().get_texts()]
 
 
 def test_heights_that_are_none_too_large_or_not_finite_are_drawn_at_the_ends() -> None:
