@@ -19,6 +19,7 @@ def summarise(plan: Plan, path: Path, played: Sequence[Played]) -> Summary:
     everything, played = played, [each for each in played if each.cell.trial is None]
     conditions = distinct(each.cell.condition for each in played)
     trials: list[Trial] = tuned_trials(plan, everything)
+    num_trials = {search["strategy"]: search["trials"] for search in plan.tuning.get("searches", ())}
     entries: list[Entry] = []
     for condition in conditions:
         taken, num_choices = {}, {}
@@ -26,8 +27,8 @@ def summarise(plan: Plan, path: Path, played: Sequence[Played]) -> Summary:
             own = [each for each in played if (each.cell.condition, each.cell.strategy) == (condition, name)]
             tried = _trials(plan, own)
             choice = next(trial.choice for trial in tried if trial.chosen)
-            taken[name], num_choices[name] = [each for each in own if each.cell.choice == choice], len(tried)
-            num_choices[name] = plan.tuning.get("trials", num_choices[name])
+            taken[name] = [each for each in own if each.cell.choice == choice]
+            num_choices[name] = num_trials.get(name, len(tried))
             trials += tried if len(tried) > 1 else []
         reference = taken[plan.reference]
         target = plan.target

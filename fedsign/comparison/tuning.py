@@ -1,12 +1,13 @@
-"""A search of settings, as a plan records it and as its cells on disk tell it.
+"""A search of settings: what a plan records of it, and what its cells on disk say.
 
-[Note: trials] The cells of a *trial* are the runs of one choice of settings with the seeds of tuning, on fewer training samples: the others are held
-out and judge.  The runs that count follow: with the settings of the best trial, on all training samples, with seeds that no trial has seen.
-`Plan.tuning` says what was searched and at what cost:
+[Note: trials] The cells of a *trial* are the runs of one choice of settings with the seeds of tuning.  They train on
+fewer samples: the others are held out and judge.  The runs that count follow: with the settings of the best trial, on
+all training samples, with seeds that no trial has seen.  `Plan.tuning` has
 
-labels, trials, batch, seeds, validation_fraction, settings, num_to_come
-searches    one for each strategy and condition: its space (key -> range), and what it costs in runs and rounds; `budget` says it in words
-            and `seconds` adds to those of the runs, where it is no search
+labels, batch, seeds, validation_fraction, settings, num_to_come
+lead        the budgets in words, where they are no number of trials; or empty
+searches    one for each strategy and condition: its space (key -> range), and what it costs in trials, runs and rounds;
+            of what was learnt by gradients, `budget` says it in words and `seconds` adds to those of the runs
 """
 
 import math
@@ -21,7 +22,7 @@ Values = Sequence[float | None]  # of a trial's seeds; None where the run diverg
 
 
 def best_trial(values: Sequence[Values], *, higher_is_better: bool) -> int:
-    """The position of the best mean, the first of equals; a trial that lost a seed does not win over one that lost fewer.
+    """The position of the best mean, the first of equals; a trial never wins over one that lost fewer seeds.
 
     >>> best_trial([[0.5, 0.7], [0.9, None], [0.6, 0.6]], higher_is_better=True)
     0

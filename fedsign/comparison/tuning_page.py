@@ -88,7 +88,7 @@ def lead(summary: Summary) -> str:
         "The first trial is the experiment as given. Then each was trained again with its best settings, on all training samples and "
         f"with seeds that no trial has seen: those are the results above. Seeds of tuning: {seeds}."
     )
-    if "lead" in tuning:
+    if tuning["lead"]:
         return f"{tuning['lead']} All were {judged}"
     trials, runs, rounds = next(iter(budgets))
     return f"Every strategy had {plural(trials, 'trial')}, {plural(runs, 'run')} of {rounds:,} rounds in all, {judged}"

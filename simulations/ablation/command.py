@@ -46,7 +46,7 @@ def ablate(
     from fedsign.ablation.reading import read
     from simulations.ablation import play as playing
     from simulations.comparison.command import seeds_option
-    from simulations.comparison.plan import NUM_SEEDS
+    from simulations.comparison.request import NUM_SEEDS
 
     experiment = configs.load(config, [f"strategy.name={strategy}", *(overrides or [])])
     if list_all:

@@ -19,9 +19,11 @@ from fedsign.registry import one_of
 from fedsign.workload import Workload
 from simulations import api
 from simulations.comparison import arguments
-from simulations.comparison.cells import CellValue, Configs, cell_of
-from simulations.comparison.plan import NUM_SEEDS, VALIDATION_FRACTION, check_seeds
+from simulations.comparison.cells import CellValue, Configs, cell_of, metric_of
+from simulations.comparison.checks import check_seeds
+from simulations.comparison.plan import VALIDATION_FRACTION
 from simulations.comparison.play import play_plan
+from simulations.comparison.request import NUM_SEEDS
 from simulations.rounds import make_strategy
 from strategies.base import Strategy
 
@@ -123,7 +125,7 @@ def make_plan(
     value_of: CellValue = lambda cell: None,
 ) -> tuple[Plan, Configs]:
     """All cells; those of a control at norms as soon as the run that it follows has ended."""
-    metric = config.metrics[0].rpartition(":")[2] if config.metrics else "loss"
+    metric = metric_of(config)
     cells: dict[tuple[str, int], Cell] = {}
     configs: dict[str, ExperimentConfig] = {}
     for row in rows:

@@ -4,22 +4,26 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from fedsign.comparison.summary import Cell
+from fedsign.comparison.summary import Cell, Plan
 from fedsign.comparison.tuning import best_trial
 from fedsign.config import ExperimentConfig
-from simulations.comparison.search import Choice, trials
+from simulations.comparison.search import BATCH, Choice, trials
 from simulations.comparison.space import space_of
 from simulations.jobs import digest_of
 
 _LONGEST = 80  # characters of a cell's readable name
 
 Configs = Mapping[str, ExperimentConfig]
-CellValue = Callable[
-    [Cell], float | None
-]  # what a trial's run is judged by: NaN if it was lost, None if it has not ended
+CellValue = Callable[[Cell], float | None]
+"""What a trial's run is judged by: NaN if it was lost, None if it has not ended."""
+
+
+def metric_of(config: ExperimentConfig) -> str:
+    """What runs are judged by: the first of the metrics, or the loss."""
+    return config.metrics[0].rpartition(":")[2] if config.metrics else "loss"
 
 
 def cell_of(
@@ -126,3 +130,46 @@ def search(
         num_to_come=(num - len(choices)) * len(seeds),
         best=choices[best_trial(values, higher_is_better=higher_is_better)] if is_over else None,
     )
+
+
+def with_searches(
+    plan: Plan,
+    searches: Sequence[Search],
+    finals: Sequence[tuple[Cell, ExperimentConfig]],
+    *,
+    seeds: Sequence[int],
+    fraction: float,
+    settings: Mapping[str, Any] | None = None,
+    lead: str = "",
+) -> tuple[Plan, Configs]:
+    """A plan with the trials of all searches, batch by batch; once all have ended, with the runs that count as well.
+
+    Args:
+        plan: without cells.
+        searches: as far as they have come.
+        finals: the runs that count; before all searches have ended only their number is used.
+        seeds: of the trials.
+        fraction: of the training samples, held out in the trials.
+        settings: of the trials alone.
+        lead: what the page says of the budgets, where they are no number of trials.
+    """
+    # a stable sort: a plan's cells stay the first ones of what it becomes
+    cells = sorted((cell for each in searches for cell in each.cells), key=lambda cell: (cell.trial or 0) // BATCH)
+    configs = {id: config for each in searches for id, config in each.configs.items()}
+    num_to_come = sum(each.num_to_come for each in searches)
+    if all(each.best is not None for each in searches):
+        cells += [cell for cell, _ in finals]
+        configs |= {cell.id: config for cell, config in finals}
+    else:
+        num_to_come += len(finals)
+    tuning = {
+        "labels": plan.labels,
+        "batch": BATCH,
+        "seeds": seeds,
+        "validation_fraction": fraction,
+        "settings": settings or {},
+        "searches": [each.record for each in searches],
+        "num_to_come": num_to_come,
+        "lead": lead,
+    }
+    return replace(plan, cells=tuple(cells), tuning=json.loads(json.dumps(tuning))), configs

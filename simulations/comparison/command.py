@@ -113,7 +113,7 @@ def compare(
     from fedsign import config as configs
     from fedsign.comparison.folder import PLAN
     from simulations.comparison import play as playing
-    from simulations.comparison.plan import NUM_SEEDS, STRATEGIES
+    from simulations.comparison.request import NUM_SEEDS, STRATEGIES
 
     if export is not None:
         _check_export(export)
@@ -191,7 +191,7 @@ def _check_export(folder: Path) -> None:
 
 def _axes(option: str, given: list[str]) -> dict[str, list[Any]]:
     """Key -> values, of `--grid` or `--by`."""
-    from simulations.comparison.plan import parse_axis
+    from simulations.comparison.request import parse_axis
 
     axes: dict[str, list[Any]] = {}
     for key, values in (parse_axis(text, option=option) for text in given):

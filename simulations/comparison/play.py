@@ -25,7 +25,8 @@ from simulations import api
 from simulations.comparison import arguments
 from simulations.comparison.board import Board
 from simulations.comparison.cells import CellValue, Configs
-from simulations.comparison.plan import NUM_SEEDS, STRATEGIES, Request, make_plan
+from simulations.comparison.plan import make_plan
+from simulations.comparison.request import NUM_SEEDS, STRATEGIES, Request
 from simulations.comparison.search import optuna_version
 from simulations.jobs import Job, Team, Watcher, digest_of
 

@@ -69,8 +69,8 @@ def search(
     from fedsign import config as configs
     from simulations.comparison import arguments
     from simulations.comparison.command import present, ranges_of, seeds_option
-    from simulations.comparison.plan import NUM_SEEDS
     from simulations.comparison.play import NUM_TUNING_SEEDS
+    from simulations.comparison.request import NUM_SEEDS
     from simulations.tuning.gradients import Gradients
     from simulations.tuning.searching import Asked, tune
 

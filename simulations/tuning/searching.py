@@ -5,6 +5,7 @@ Each is trained on all training samples with seeds that no trial has seen, so th
 """
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -17,10 +18,19 @@ from fedsign.config import ExperimentConfig
 from fedsign.errors import ConfigError
 from fedsign.metrics import is_higher_better
 from fedsign.storage.disk import write_text
-from simulations.comparison.cells import CellValue, Configs, cell_of, search, trial_of
-from simulations.comparison.plan import VALIDATION_FRACTION, check_search, check_seeds, check_tuning_seeds
+from simulations.comparison.cells import (
+    CellValue,
+    Configs,
+    Search,
+    cell_of,
+    metric_of,
+    search,
+    trial_of,
+    with_searches,
+)
+from simulations.comparison.checks import check_search, check_seeds, check_tuning_seeds
+from simulations.comparison.plan import VALIDATION_FRACTION
 from simulations.comparison.play import check_is_free, environment, play_plan
-from simulations.comparison.search import BATCH
 from simulations.tuning.gradients import FILE, Gradients, Learnt
 
 GIVEN, FOUND, LEARNT = "given", "found", "learnt"
@@ -79,51 +89,41 @@ def make_plan(
     value_of: CellValue = lambda cell: None,
 ) -> tuple[Plan, Configs]:
     """The trials, as far as the values of the cells so far reach; then the runs that count."""
-    metric = config.metrics[0].rpartition(":")[2] if config.metrics else "loss"
-    higher, seeds = is_higher_better(metric), asked.tuning_seeds
+    metric, seeds = metric_of(config), asked.tuning_seeds
+    higher = is_higher_better(metric)
     found = search(
         tried, FOUND, {}, num=asked.trials, seeds=seeds, given=asked.ranges, higher_is_better=higher, value_of=value_of
     )
-    cells, configs, records = list(found.cells), dict(found.configs), [dict(found.record)]
+    searches, choices = [found], {GIVEN: {}, FOUND: found.best or {}}
     if learnt is not None:
+        choices[LEARNT] = dict(learnt.values)
         trial = trial_of(tried, LEARNT, {}, learnt.values, number=0, seeds=seeds)
-        cells = [cell for cell, _ in trial] + cells
-        configs |= {cell.id: each for cell, each in trial}
-        records.append(learnt.record(LEARNT, runs=len(seeds)))
-    choices = {GIVEN: {}, FOUND: found.best, **({} if learnt is None else {LEARNT: learnt.values})}
-    num_to_come = found.num_to_come
-    if found.best is None:
-        num_to_come += len(choices) * len(asked.seeds)
-    else:
-        for seed in asked.seeds:
-            for name, choice in choices.items():
-                own = config.replace(seed=seed, **{"data.validation_fraction": 0.0}, **(choice or {}))
-                cells.append(cell := cell_of(own, {}, choice or {}, name=name))
-                configs[cell.id] = own
-    labels = {name: LABELS[name] for name in choices}
-    tuning = {
-        "labels": labels,
-        "trials": asked.trials,
-        "batch": BATCH,
-        "seeds": list(seeds),
-        "validation_fraction": tried.data.validation_fraction,
-        "settings": {},
-        "searches": records,
-        "num_to_come": num_to_come,
-        **({} if learnt is None else {"lead": learnt.lead}),
-    }
+        searches.append(
+            Search(
+                record=learnt.record(LEARNT, runs=len(seeds)),
+                cells=[cell for cell, _ in trial],
+                configs={cell.id: each for cell, each in trial},
+                num_to_come=0,
+                best=choices[LEARNT],
+            )
+        )
+    finals = []
+    for seed, (name, choice) in itertools.product(asked.seeds, choices.items()):
+        own = config.replace(seed=seed, **{"data.validation_fraction": 0.0, **choice})
+        finals.append((cell_of(own, {}, choice, name=name), own))
     request = {"command": "tune search", **dataclasses.asdict(asked)}
-    return Plan(
+    plan = Plan(
         name=config.name,
         metric=metric,
         higher_is_better=higher,
         reference=GIVEN,
         target=None,
-        labels=labels,
+        labels={name: LABELS[name] for name in choices},
         seeds=tuple(asked.seeds),
-        cells=tuple(cells),
+        cells=(),
         config_toml=config.to_toml(),
         request=json.loads(json.dumps(request)),
         environment=environment,
-        tuning=json.loads(json.dumps(tuning)),
-    ), configs
+    )
+    fraction, lead = tried.data.validation_fraction, "" if learnt is None else learnt.lead
+    return with_searches(plan, searches, finals, seeds=seeds, fraction=fraction, lead=lead)

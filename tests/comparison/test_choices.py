@@ -10,7 +10,8 @@ from fedsign.comparison.summary import Played
 from fedsign.config import from_dict
 from fedsign.registry import KINDS
 from simulations import run
-from simulations.comparison.plan import Request, make_plan
+from simulations.comparison.plan import make_plan
+from simulations.comparison.request import Request
 
 CHOOSING = [
     pytest.param(row, marks=[pytest.mark.slow] if row.startswith("flower_") else [])  # alike, and many

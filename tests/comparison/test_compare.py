@@ -22,8 +22,9 @@ from fedsign.workload import Workload
 from simulations import api, compare, run
 from simulations.callbacks.base import Callback
 from simulations.comparison import worker
-from simulations.comparison.plan import Request, make_plan
+from simulations.comparison.plan import make_plan
 from simulations.comparison.play import _check_parts, go_on
+from simulations.comparison.request import Request
 from tests.e2e.command import fedsign, settings
 
 LONG = settings(

@@ -15,7 +15,8 @@ from fedsign.errors import FedSignError
 from fedsign.registry import KINDS
 from fedsign.workload import Workload
 from simulations import run
-from simulations.comparison.plan import Request, make_plan
+from simulations.comparison.plan import make_plan
+from simulations.comparison.request import Request
 from tests.contract.test_strategies import lines
 
 pytestmark = pytest.mark.needs("deployment")

@@ -485,7 +485,8 @@ def test_what_is_analysed_needs_data_that_are_here(roots: list[str], tmp_path: P
 
 @pytest.mark.needs("comparison")
 def test_hyper_parameters_are_chosen_by_the_sites_validation_samples(roots: list[str], tmp_path: Path) -> None:
-    from simulations.comparison.plan import Request, make_plan
+    from simulations.comparison.plan import make_plan
+    from simulations.comparison.request import Request
 
     base = from_dict(tree(tmp_path, roots))
     request = Request(strategies=["fedavg"], seeds=[0], grid={"client.lr": [1e-5, 0.1]})

@@ -19,8 +19,9 @@ from fedsign.comparison.folder import Comparison, load_comparison
 from fedsign.config import from_dict
 from fedsign.errors import ConfigError
 from simulations import compare
-from simulations.comparison.plan import Request, make_plan
+from simulations.comparison.plan import make_plan
 from simulations.comparison.play import go_on
+from simulations.comparison.request import Request
 from simulations.comparison.table import as_json
 
 MODULE = '''

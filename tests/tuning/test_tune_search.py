@@ -37,7 +37,7 @@ def test_the_pages_command_searches_learns_and_trains_again(tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "tuning/fedsign-digits-search"
     summary = load_comparison(folder).summary()
-    assert [entry.strategy for entry in summary.entries] == [GIVEN, FOUND, LEARNT]
+    assert [(entry.strategy, entry.num_choices) for entry in summary.entries] == [(GIVEN, 1), (FOUND, 8), (LEARNT, 1)]
     chosen = {trial.strategy: trial for trial in summary.trials if trial.chosen}
     assert [entry.choice for entry in summary.entries] == [{}, chosen[FOUND].choice, chosen[LEARNT].choice]
     found = load(folder / "found.toml", [])
