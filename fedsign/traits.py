@@ -1,7 +1,7 @@
 """Traits: what a registered thing declares about itself, so that rules can judge what it goes with.
 
-A class or factory declares a trait by an attribute of that name.  The default holds for whatever declares nothing, such as
-a class of a user's own or one of Flower's, and is the safe one: a combination is then refused rather than wrong.
+A class or factory declares a trait by an attribute of that name.  The default holds for whatever declares nothing, such
+as a class of a user's own or one of Flower's, and is the safe one: a combination is then refused rather than wrong.
 
 >>> StrategyTraits.of("fedavg").takes_parts, StrategyTraits.of("scaffold").takes_parts
 (True, False)
@@ -109,7 +109,7 @@ class StrategyTraits(Traits):
     own_aggregation: str = ""  # the method by which a subclass takes the replies as they are
     weights_replies: bool = False  # one may count for more than another
     weights: tuple[float, ...] = ()  # of clients in their order
-    # setting -> where `compare --tune` looks for its best value, such as {"mu": "1e-4..1:log"}; "x0.1..x10:log" is relative
+    # setting -> where a search looks, such as {"mu": "1e-4..1:log"}; "x0.1..x10:log" is relative to the experiment's
     search_space: Mapping[str, str] | None = None
 
 

@@ -10,10 +10,10 @@ The server does not see the h_k, but since h_k changes only when k is sampled, t
 (1/K) sum_{k in S} (theta_k - theta_t) = (|S|/K) (mean of locals - theta_t), with a uniform mean.
 `mean_h` exists for parameters only; buffers are averaged.
 
-Where clients train parts of the model, h_k of a parameter that k did not train stays, since its update is zero.  With S_p, those
-who sent the parameter p, mean_h of p moves by (1/K) sum_{k in S_p} (theta_k - theta_t) = (|S_p|/K) (mean over S_p -
-theta_t).  A parameter that nobody sent is served as before: to add mean_h to it again and again, while no client
-answers by moving it back, would let it run away.
+Where clients train parts of the model, h_k of a parameter that k did not train stays, since its update is zero.  With
+S_p, those who sent the parameter p, mean_h of p moves by (1/K) sum_{k in S_p} (theta_k - theta_t) = (|S_p|/K) (mean
+over S_p - theta_t).  A parameter that nobody sent is served as before: to add mean_h to it again and again, while no
+client answers by moving it back, would let it run away.
 """
 
 from typing import ClassVar

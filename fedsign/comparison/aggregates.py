@@ -1,10 +1,11 @@
 """Interquartile mean, performance profile and probability of improvement, with stratified bootstrap intervals.
 
-Paper: Agarwal et al. 2021 (arXiv 2108.13264); section 4.1 has the bootstrap, 4.2 the profiles, 4.3 the aggregates.  A run is a
-seed, a task is a condition.  Definitions are those of the authors' `rliable` 1.2, which the tests hold them to; the library itself
-draws from NumPy's global generator and brings statsmodels and seaborn.
+Paper: Agarwal et al. 2021 (arXiv 2108.13264); section 4.1 has the bootstrap, 4.2 the profiles, 4.3 the aggregates.  A
+run is a seed, a task is a condition.  Definitions are those of the authors' `rliable` 1.2, which the tests hold them
+to; the library itself draws from NumPy's global generator and brings statsmodels and seaborn.
 
-Intervals describe.  A bootstrap of few seeds is too narrow: with three, a percentile interval is never wider than the three values.
+Intervals describe.  A bootstrap of few seeds is too narrow: with three, a percentile interval is never wider than the
+three values.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
 """The charts of a comparison: learning curves, paired differences, and what it took to reach the target.
 
-Over ten rounds or more, each value of a curve is the mean of the last rounds, as the final figure is: a line ends at what the table says.
-A strategy has one color and line style in all charts: its position among the strategies.
+Over ten rounds or more, each value of a curve is the mean of the last rounds, as the final figure is: a line ends at
+what the table says.  A strategy has one color and line style in all charts: its position among the strategies.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ _RISE = 0.2  # the share of the rounds whose first steep part may leave the pict
 
 
 def curves(summary: Summary, condition: Mapping[str, Any], key: str, *, title: str) -> Chart | None:
-    """One figure of the strategies under a condition, over the rounds, with bands of one standard deviation; None without a value."""
+    """A figure of the strategies under one condition over the rounds, with bands of one deviation; None if empty."""
     looks, percent = list(summary.labels), is_share(key)
     series = [
         _line(entry.label, entry.curves[key], color=looks.index(entry.strategy), last=summary.last)
@@ -37,7 +37,7 @@ def curves(summary: Summary, condition: Mapping[str, Any], key: str, *, title: s
 
 
 def differences(summary: Summary) -> Chart | None:
-    """Paired differences with their intervals, over all conditions and under each; a full dot is what the corrected tests show."""
+    """Paired differences with intervals, over all conditions and under each; a full dot is shown by the test."""
     scale = summary.scale
     rows = differing(summary)
     if not rows:
@@ -78,7 +78,7 @@ def differences(summary: Summary) -> Chart | None:
 
 
 def differing(summary: Summary) -> list[tuple[str, Standing | Entry, Interval]]:
-    """Heading and difference to the reference of each strategy: over all conditions, and under each where there are several."""
+    """Heading, strategy and difference to the reference: over all conditions, then under each if there are several."""
     is_one = len(summary.conditions) == 1
     title = short_label(summary.conditions[0]) if is_one else ALL
     rows: list[tuple[str, Standing | Entry]] = [(title, row) for row in standings(summary).rows]
@@ -87,7 +87,7 @@ def differing(summary: Summary) -> list[tuple[str, Standing | Entry, Interval]]:
 
 
 def to_target(summary: Summary) -> dict[str, Chart]:
-    """Bars of the rounds and of the bytes of all clients, down and up, by the names of their files; empty without a target."""
+    """Bars of the rounds and of all clients' bytes, by the names of their files; empty without a target."""
     target = "the target" if summary.target is None else summary.scale.with_unit(summary.target)
     entries = [(entry, entry.to_target) for entry in summary.entries if entry.to_target and entry.to_target.num_seeds]
     if not entries:

@@ -39,7 +39,8 @@ _README = """\
 table.tex    \\input this in a paper that has \\usepackage{{booktabs}}
 paper.tex    tables and figures in one document: pdflatex paper.tex
 table.csv    one line for each condition and strategy
-statistics.csv   one line for each strategy over all conditions: verdict, interquartile mean, probability of improvement, mean rank
+statistics.csv   one line for each strategy over all conditions: verdict, interquartile mean, probability of
+             improvement, mean rank
 pairs.csv    one line for each test of two strategies
 trials.csv   hyper-parameters that were tried, with their validation figures
 tuning.json  with a search of settings: budgets, seeds, and where was looked
@@ -47,12 +48,12 @@ rounds.csv   one line for each condition, strategy and round, over the seeds
 cells.csv    one line for each run and round
 figures/     the figures, 3.3 inches wide, as PDF and SVG
 
-Numbers in the .csv files are as measured: an accuracy of 0.95 is 95 %, bytes are bytes. An empty field: no number, since a
-run diverged, failed, or has not ended. "difference" is to {reference}, paired by seed, with a 95 %
-confidence interval (Student's t) of each by itself. "verdict" and "bold" come from the tests of all pairs, "p_corrected" (Holm): among
-equal strategies one false verdict or more has a probability of at most 5 %. Intervals of the interquartile mean and of the probability of
-improvement are of a stratified bootstrap, and describe. "rounds_to_target" is a median over all seeds; with
-"to_target_is_bound" it is more than that, since runs have not reached the target.
+Numbers in the .csv files are as measured: an accuracy of 0.95 is 95 %, bytes are bytes. An empty field: no number,
+since a run diverged, failed, or has not ended. "difference" is to {reference}, paired by seed, with a 95 % confidence
+interval (Student's t) of each by itself. "verdict" and "bold" come from the tests of all pairs, "p_corrected" (Holm):
+among equal strategies one false verdict or more has a probability of at most 5 %. Intervals of the interquartile mean
+and of the probability of improvement are of a stratified bootstrap, and describe. "rounds_to_target" is a median over
+all seeds; with "to_target_is_bound" it is more than that, since runs have not reached the target.
 """
 
 

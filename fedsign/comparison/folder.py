@@ -116,7 +116,7 @@ class Comparison:
             write_text(path, sealed_json({"error": error}))
 
     def _folder_of(self, cell: Cell) -> Path:
-        """By the hash alone: a plan that says the same configuration in other words has another readable name for it."""
+        """By the hash alone: the same configuration may have another readable name in another plan."""
         usual = self.cells / cell.id
         return usual if usual.is_dir() else next(self.cells.glob(f"*-{cell.digest}"), usual)
 

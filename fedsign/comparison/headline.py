@@ -16,7 +16,9 @@ class Headline:
     """The headline of a comparison, or of one condition."""
 
     condition: str
-    best: str  # labels; "Too few seeds to tell" where the tests show nothing; empty where nothing has finished, and of one condition of several
+    # labels; "Too few seeds to tell" if the tests show nothing; empty if nothing has finished, and for one of several
+    # conditions
+    best: str
     value: str
     remark: str  # what the value is
     sentences: tuple[str, ...]
@@ -30,7 +32,8 @@ def headline(summary: Summary) -> Headline:
         (row for row in found.rows if row.mean is not None), key=lambda row: (row.num_lost, sign * (row.mean or 0.0))
     )
     if not order:
-        said = f"No strategy has ended with a number{' under every condition' if len(summary.conditions) > 1 else ''}{' yet' if summary.num_pending else ''}."
+        where = " under every condition" if len(summary.conditions) > 1 else ""
+        said = f"No strategy has ended with a number{where}{' yet' if summary.num_pending else ''}."
         return Headline(condition="", best="", value="", remark="", sentences=(said, *_all_troubles(summary, "")))
     top, is_alone = order[0], len(summary.labels) == 1
     leaders = order if is_alone else [row for row in order if row.is_bold]

@@ -1,10 +1,10 @@
 """Tests between all pairs of strategies, of which one page is wrong with a probability of at most 5 %.
 
 A pair is tested by Student's t over the differences seed by seed, which needs no equal variances: a strategy that
-scatters widely leaves the others' tests as they are.  Holm's step-down (Scandinavian Journal of Statistics 6, 1979) with weights
-bounds the probability of one false verdict or more, whatever the tests have in common.  The differences to the reference are what
-a comparison is made for: each weighs as much as all other pairs together.  More powerful are Tukey's range, which pools the
-variances and errs where they differ, and permutations, which cannot reject with five seeds.
+scatters widely leaves the others' tests as they are.  Holm's step-down (Scandinavian Journal of Statistics 6, 1979)
+with weights bounds the probability of one false verdict or more, whatever the tests have in common.  The differences to
+the reference are what a comparison is made for: each weighs as much as all other pairs together.  Tukey's range
+is more powerful, but pools the variances and errs where they differ; permutations cannot reject with five seeds.
 """
 
 # ... = many comparisons at once, as the simulation of the error rate has them; K = strategies, P = pairs, S = seeds
@@ -48,7 +48,8 @@ def better(values: Array, *, reference: int = 0, higher_is_better: bool = True) 
 def paired_p_values(first: Array, second: Array) -> Array:
     """Two-sided p-values of Student's t over pairs, [..., S] -> [...]; 1 with fewer than two pairs.
 
-    Differences that are all equal have no t: p is then the sign test's, 2^(1 - S).  A rounded metric makes such ones by chance.
+    Differences that are all equal have no t: p is then the sign test's, 2^(1 - S).  A rounded metric makes such ones by
+    chance.
     """
     difference = first - second
     known = np.isfinite(difference)

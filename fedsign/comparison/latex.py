@@ -1,7 +1,7 @@
 r"""A comparison as LaTeX: booktabs tables, and a document that compiles as it is.
 
-Bold and the verdicts are those of [Note: verdicts] in fedsign.comparison.verdict; of several conditions only the mean over them
-has any.  The caption says so, and which rows lack seeds.
+Bold and the verdicts are those of [Note: verdicts] in fedsign.comparison.verdict; of several conditions only the mean
+over them has any.  The caption says so, and which rows lack seeds.
 
 Names are a user's.  What LaTeX gives a meaning is escaped, Greek letters become mathematics, and a character that
 pdflatex does not know becomes a question mark.

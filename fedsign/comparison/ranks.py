@@ -1,9 +1,10 @@
 """Mean ranks of strategies and the critical difference between them.
 
-Paper: Demšar 2006 (JMLR 7, pages 1-30): Friedman's test, section 3.2.2, and Nemenyi's critical difference, section 3.2.3.
-k -> number of strategies, N -> number of blocks.  A block is one seed under one condition, where Demšar has a data set.  The blocks of
-one seed have its data split and initial model in common, which the test does not know: ranks describe, verdicts come from
-`fedsign.comparison.inference`.
+Paper: Demšar 2006 (JMLR 7, pages 1-30): Friedman's test, section 3.2.2, and Nemenyi's critical difference, section
+3.2.3.  k -> number of strategies, N -> number of blocks.
+
+A block is one seed under one condition, where Demšar has a data set.  Blocks of one seed share its data split and
+initial model, which the test does not account for: ranks describe, verdicts come from `fedsign.comparison.inference`.
 """
 
 import math
@@ -32,7 +33,7 @@ class Ranks:
 
 
 def rank(blocks: Mapping[str, Array]) -> Ranks | None:
-    """Of strategies whose score, higher being better, is known in every block; None of fewer than three strategies, or no block."""
+    """Of scores, higher is better, in the same blocks; None of fewer than three strategies, or without a block."""
     from scipy.stats import friedmanchisquare, rankdata
 
     scores = np.array(list(blocks.values()), dtype=np.float64)  # [K, N]
@@ -51,7 +52,7 @@ def rank(blocks: Mapping[str, Array]) -> Ranks | None:
 
 
 def critical_difference(num_strategies: int, num_blocks: int) -> float:
-    """q_alpha sqrt(k (k + 1) / (6 N)); q_alpha is the studentized range's quantile for infinite degrees of freedom, over sqrt(2)."""
+    """q_alpha sqrt(k (k + 1) / (6 N)); q_alpha: quantile of the studentized range, infinite df, over sqrt(2)."""
     from scipy.stats import studentized_range
 
     quantile = float(studentized_range.ppf(1 - LEVEL, num_strategies, math.inf)) / math.sqrt(2)

@@ -62,7 +62,7 @@ def render(summary: Summary) -> str:
 
 
 def render_card(summary: Summary) -> str:
-    """A comparison as a notebook shows it: the final table and the differences to the reference, in a few lines of HTML.
+    """A comparison in a notebook: the final table and the differences to the reference, in a few lines of HTML.
 
     As the card of a run: nothing is asked of the page around it, and nothing of it is changed.
     """

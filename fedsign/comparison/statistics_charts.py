@@ -90,7 +90,7 @@ def _improvements(summary: Summary, found: Statistics) -> Chart:
 
 
 def _ranks(summary: Summary, ranks: Ranks) -> Chart:
-    """Demšar's diagram in rows: whiskers of half a critical difference either way, which do not overlap where ranks differ by more."""
+    """Demšar's diagram in rows: whiskers of half a critical difference either way; apart where ranks differ by more."""
     half = (ranks.critical_difference or 0.0) / 2
     rows = sorted(
         ((name, [mean, mean - half, mean + half]) for name, mean in ranks.mean.items()), key=lambda row: row[1]
@@ -189,7 +189,7 @@ def _scores(summary: Summary, strategy: str) -> NDArray[np.float64]:
 
 
 def _blocks(summary: Summary) -> dict[str, NDArray[np.float64]]:
-    """A score for each seed under each condition, the lowest for a lost run; without blocks of which a run is still to be played."""
+    """A score for each seed under each condition, the lowest for a lost run; without blocks with an unfinished run."""
     sign = 1.0 if summary.higher_is_better else -1.0
     blocks: list[list[float]] = []
     for condition in summary.conditions:

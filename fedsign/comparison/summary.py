@@ -96,7 +96,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpeedUp:
-    """How many times fewer rounds than the reference took; `sign` says that the ratio is a bound, with `low`, `high` None."""
+    """How many times fewer rounds than the reference; with a `sign`, the ratio is a bound and has no interval."""
 
     ratio: float | None  # None: pairs are censored on both sides
     low: float | None

@@ -1,4 +1,4 @@
-"""The tables of a comparison: rows of text for pages and LaTeX, rows of numbers for table.csv and `Comparison.frame`."""
+"""The tables of a comparison: text for pages and LaTeX, numbers for table.csv and `Comparison.frame`."""
 
 import json
 import math
@@ -173,7 +173,7 @@ def names(entry: Entry) -> Line:
 
 
 def frame_of(rows: Sequence[Line]) -> "pd.DataFrame":
-    """Rows as they are, columns in the order in which they first appear; a list or a whole table of settings is its JSON."""
+    """Rows as they are, columns in the order of their first appearance; lists and tables of settings as JSON."""
     import pandas
 
     plain = [

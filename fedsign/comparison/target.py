@@ -1,10 +1,11 @@
 """What it took to reach a target, and how much less than the reference took.
 
-[Note: reached, censored] A run reaches the target in the first round from which on the smoothed metric stays at the target or better
-for LAST more rounds.  Smoothed is the mean of the last LAST rounds, as the final value is: a spike of one round lifts LAST smoothed
-values, one too few.  Runs of fewer than ten rounds are not smoothed, and have to stay for one more round.  A run that does not reach
-the target is *censored*: what it would have taken is more than the last round from which on it could have been seen to stay.  One that failed
-never reaches it.  Censored runs come after all others: a median that one of them decides is a lower bound, written "> 55".
+[Note: reached, censored] A run reaches the target in the first round from which on the smoothed metric stays at the
+target or better for LAST more rounds.  Smoothed is the mean of the last LAST rounds, as the final value is: a spike of
+one round lifts LAST smoothed values, one too few.  Runs of fewer than ten rounds are not smoothed, and have to stay for
+one more round.  A run that does not reach the target is *censored*: what it would have taken is more than the last
+round from which on it could have been seen to stay.  One that failed never reaches it.  Censored runs come after all
+others: a median that one of them decides is a lower bound, written "> 55".
 """
 
 import math
@@ -50,7 +51,7 @@ def reaching(lines: Sequence[Line], metric: str, target: float, *, higher_is_bet
 def to_target(
     played: Sequence[Played], metric: str, target: float | None, *, higher_is_better: bool
 ) -> ToTarget | None:
-    """See ToTarget, of the runs that finished or failed.  Bytes are those of all rounds up to the one that reached the target."""
+    """See ToTarget; of runs that finished or failed.  Bytes are of all rounds up to the one that reached the target."""
     if target is None:
         return None
     over = [each for each in played if each.is_finished or each.failure is not None]

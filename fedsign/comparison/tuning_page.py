@@ -1,4 +1,4 @@
-"""The section of a comparison's page that shows how settings were searched: budgets, spaces, chosen values, and all trials."""
+"""The page's section on the search of settings: budgets, spaces, chosen values, and all trials."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

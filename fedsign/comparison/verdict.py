@@ -1,16 +1,18 @@
 """Which strategies a comparison shows to be better.
 
-[Note: verdicts] A verdict is a corrected test's, never an interval's.  Every pair of strategies is tested once, over all conditions: for each
-seed the mean over the conditions, then Student's t over the seeds, Holm-corrected over all pairs, the differences to the reference with
-more weight (fedsign.comparison.inference).
-So the probability that a comparison of equal strategies says "better" anywhere - in the headline, in the column of differences to the
-reference, in bold, by a full dot - is at most 5 %, however many strategies there are and whichever of them looks best.
+[Note: verdicts] A verdict is a corrected test's, never an interval's.  Every pair of strategies is tested once, over
+all conditions: for each seed the mean over the conditions, then Student's t over the seeds, Holm-corrected over all
+pairs, the differences to the reference with more weight (fedsign.comparison.inference).  So the probability that a
+comparison of equal strategies says "better" anywhere - in the headline, in the column of differences to the reference,
+in bold, by a full dot - is at most 5 %, however many strategies there are and whichever of them looks best.
 - *better*, *worse*: what the test of a pair shows.  Not shown is "too few seeds to tell", never "equal".
 - *bold*: shown to be better than at least one strategy, and worse than none.  Where nothing is shown, nothing is bold.
-- Intervals and figures of single conditions, bootstrap intervals, ranks and speed-ups describe; no verdict comes from them.
+- Intervals and figures of single conditions, bootstrap intervals, ranks and speed-ups describe; no verdict comes from
+  them.
 
-Seeds are what is independent, conditions are not: the same seed has the same data split and initial model under each.  A seed that
-diverged or failed is lost, and those that are left are the lucky ones: a strategy is never shown to be better than one that has lost fewer.
+Seeds are what is independent, conditions are not: the same seed has the same data split and initial model under each.
+A seed that diverged or failed is lost, and those that are left are the lucky ones: a strategy is never shown to be
+better than one that has lost fewer.
 """
 
 import math

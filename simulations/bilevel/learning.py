@@ -1,8 +1,8 @@
 """Settings learnt by gradients through the rounds that they are for.
 
-The rounds are those that the engine plays, as a function of the settings (`fedsign.bilevel.federated`): a step plays some of them from the initial model,
-differentiates the loss of the model after them, on held-out samples of the server, and moves the settings by Adam.  Each step has rounds of its own, with other
-cohorts and batches.
+The rounds are those that the engine plays, as a function of the settings (`fedsign.bilevel.federated`): a step plays
+some of them from the initial model, differentiates the loss of the model after them, on held-out samples of the server,
+and moves the settings by Adam.  Each step has rounds of its own, with other cohorts and batches.
 """
 
 import copy
@@ -288,7 +288,7 @@ def learnt_config(config: ExperimentConfig, found: Found) -> ExperimentConfig:
 
 
 def learning_figures(found: Found) -> dict[str, Draw]:
-    """What -> what draws it: a panel each for the loss and each setting; settings of several numbers have a line for each."""
+    """Name -> what draws it: a panel for the loss and for each setting, with a line for each number of it."""
     charts = []
     for name in ("loss", *found.facts["names"]):
         lines = found.arrays[name].reshape(len(found.arrays[name]), -1).T.tolist()

@@ -1,7 +1,7 @@
 """What is to be compared, as a list of cells, each with a complete configuration.
 
-See [Note: cells, choices, conditions] in fedsign.comparison.summary.  The settings of the base experiment's own strategy
-hold for that strategy only.  Under a condition on `strategy.X`, a strategy without a setting X has the same
+See [Note: cells, choices, conditions] in fedsign.comparison.summary.  The settings of the base experiment's own
+strategy hold for that strategy only.  Under a condition on `strategy.X`, a strategy without a setting X has the same
 configuration for every value; it is planned under each and played once.
 """
 

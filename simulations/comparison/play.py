@@ -73,8 +73,8 @@ def compare(
         reference: the strategy that differences are taken to; FedAvg if it is among them, or the first.
         target: for rounds and bytes; without one, 95 % of what the reference ends at, under each condition.
         validation_fraction: of the training samples, held out in all cells; 0.1 if there is something to choose.
-        tune: how many trials each strategy gets, over its own settings and those that all share; then it is trained again on all
-            training samples.
+        tune: how many trials each strategy gets, over its own settings and those that all share; then it is trained
+            again on all training samples.
         tune_seeds: of each trial, how many or which; none of `seeds`.
         tune_at: key -> value of the trials; what differs in nothing else is tuned once.
         search: key -> range, such as "0.01..0.3:log", for strategies as in `grid`.

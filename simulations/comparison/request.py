@@ -1,7 +1,7 @@
 """What a comparison is asked for, and what each key that a user gives applies to.
 
-A key may be given for one strategy alone, as "fedprox:strategy.mu".  Without a strategy, a key `strategy.X` is for those
-of the strategies that have a setting X.
+A key may be given for one strategy alone, as "fedprox:strategy.mu".  Without a strategy, a key `strategy.X` is for
+those of the strategies that have a setting X.
 
 Conditions are the keys of `by`, and those keys of `grid` that are no hyper-parameters: how much is trained and by how
 many (`ABLATIONS`) is what papers vary, not what they tune.

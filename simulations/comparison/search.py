@@ -1,12 +1,14 @@
-"""The search for good settings: points spread over the space, then Optuna's TPE, asked in batches of one size and told in the order of the trials.
+"""The search for good settings: points spread over the space, then Optuna's TPE.
 
-What is asked for next depends on the seed and on the values of the trials so far alone: not on how many processes play, nor on which of them is
-the first to end.  So nothing of the search is stored.  It is asked and told again from its beginning whenever values have come, and goes on where it
-was (a hundred trials take less than a second).
+Trials are asked for in batches of one size, and their values told in the order of the trials.
 
-The first trial is the experiment as it was given: a search never ends at worse validation values than it began with.  The next ones are points of
-a scrambled Halton sequence, whose coordinates do not depend on how many there are: all strategies try the same shared settings there, and none is
-ahead by the luck of its draws.
+What is asked for next depends on the seed and on the values of the trials so far alone: not on how many processes play,
+nor on which of them is the first to end.  So nothing of the search is stored.  It is asked and told again from its
+beginning whenever values have come, and goes on where it was (a hundred trials take less than a second).
+
+The first trial has the experiment's own settings: a search never ends at worse validation values than it began with.
+The next ones are points of a scrambled Halton sequence, whose coordinates do not depend on how many there are: all
+strategies try the same shared settings there, and none is ahead by the luck of its draws.
 """
 
 import math
@@ -54,7 +56,8 @@ def trials(
         higher_is_better: the direction of the values.
         value_of: the value of a trial by its position; NaN if it was lost, None if it is still to be played.
 
-    A trial that was lost counts as worse than all others.  Of `first`, a value outside of its range is told as the range's nearest one.
+    A trial that was lost counts as worse than all others.  Of `first`, a value outside of its range is told as the
+    range's nearest one.
     """
     optuna = require("optuna", extra="tune", what="a search of settings")
     optuna.logging.set_verbosity(optuna.logging.ERROR)

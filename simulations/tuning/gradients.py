@@ -1,9 +1,10 @@
-"""Settings learnt by gradients for as much compute as a search has, which is set beside them.
+"""Settings learnt by gradients, for as much compute as the search that they are compared with.
 
-Compute is counted in plain rounds of the experiment.  What a round costs that is differentiated is not assumed but counted: the floating-point operations
-of the products of matrices, as `torch.utils.flop_counter` counts them, in a step of the gradients, over those of its rounds alone.  (With `forward_exact`
-and an MLP that is about 3 for one setting, and 1.2 more for each other one; what goes number by number is left out of both.)  The last look at what was learnt and
-its validation count as well.  Seconds stand beside: they say how good this account is on a machine.
+Compute is counted in plain rounds of the experiment.  The cost of a differentiated round is measured: the
+floating-point operations of a step of the gradients over those of its rounds alone, by `torch.utils.flop_counter`,
+which counts products of matrices and leaves out elementwise operations.  (With `forward_exact` and an MLP it is about 3
+for one setting, and 1.2 more for each further one.)  The last evaluation of what was learnt and its validation runs
+count as well.  Seconds are recorded besides: they show how well the count holds on a machine.
 """
 
 import time

@@ -1,7 +1,8 @@
-"""`fedsign tune search`: the best settings of one experiment, by the search of a comparison, beside the experiment as given.
+"""`fedsign tune search`: a search for the best settings of one experiment, compared with the settings that it had.
 
-The result is a comparison of two or three rows that differ by their settings: as given, found by the search, learnt by gradients at equal compute.
-Each is trained on all training samples with seeds that no trial has seen, so that the page says what tuning has gained, and which way wins.
+The result is a comparison of two or three rows that differ by their settings: the experiment's own, those of the
+search, and those learnt by gradients at equal compute.  Each is trained on all training samples with seeds that no
+trial has seen, so the page says what tuning has gained, and whether search or gradients gained more.
 """
 
 import dataclasses
@@ -74,7 +75,7 @@ def tune(
 
 
 def found_config(config: ExperimentConfig, done: Comparison) -> ExperimentConfig:
-    """The experiment with the best settings: those of the best trial, of the search or of what was learnt, by validation samples."""
+    """The experiment with the settings of the search's best trial, by validation samples."""
     (choice,) = [trial.choice for trial in done.summary().trials if trial.chosen and trial.strategy == FOUND]
     return config.replace(**choice)
 

@@ -85,7 +85,10 @@ def test_any_name_is_escaped_to_balanced_latex(text: str) -> None:
 
 
 def test_bold_are_those_that_are_shown_to_be_better_than_one_and_worse_than_none(tmp_path: Path) -> None:
-    """FedProx and FedDyn are 5 points ahead of FedAvg and 46 ahead of FedSign in each seed, within a tenth of a point, and not told apart."""
+    """FedProx and FedDyn are 5 points ahead of FedAvg and 46 ahead of FedSign in each seed, within a tenth of a point.
+
+    The two are not told apart.
+    """
     summary = a_comparison(tmp_path, rounds=60)
     given = [(0.90, 0.91, 0.92), (0.95, 0.961, 0.97), (0.951, 0.96, 0.97), (0.5, 0.51, 0.52)]
     entries = [

@@ -1,4 +1,7 @@
-"""Verdicts: how often they are wrong, and that they can be right.  Aggregates against rliable's own code, ranks against Demšar's tables."""
+"""Verdicts: how often they are wrong, and that they can be right.
+
+Aggregates against rliable's own code, ranks against Demšar's tables.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -42,7 +45,10 @@ def upper_limit(found: int, of: int) -> float:
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("num_strategies", [2, 4, 6, 10])
 def test_equal_strategies_get_a_verdict_in_one_comparison_of_twenty_at_most(noise: str, num_strategies: int) -> None:
-    """Seeds have an effect of their own, which pairing removes.  With two strategies the rate is 5 % exactly: of 10,000 the limit is near 5.4 %."""
+    """Seeds have an effect of their own, which pairing removes.
+
+    With two strategies the rate is 5 % exactly: of 10,000 the limit is near 5.4 %.
+    """
     draw = np.random.default_rng(num_strategies)
     num = 10_000 if noise == "normal" or num_strategies < 10 else 3_000
     for num_seeds in (3, 5, 10, 20):
@@ -69,7 +75,7 @@ def test_a_difference_is_found_as_often_as_the_noncentral_t_distribution_says() 
 
 
 def test_one_better_strategy_of_four_is_found_and_is_the_only_one_in_bold() -> None:
-    """Ahead by 4 deviations, over 10 seeds: missed where one of three tests at 0.05 / 4 is; noncentral t with 4 sqrt(10 / 2)."""
+    """Ahead by 4 deviations: missed where one of three tests at 0.05 / 4 is; noncentral t with 4 sqrt(10 / 2)."""
     values = np.random.default_rng(2).normal(size=(2_000, 4, 10))
     values[:, 0] += 4.0
     found = better(values)
@@ -94,7 +100,7 @@ def test_p_values_are_scipys_and_their_correction_is_that_of_statsmodels() -> No
 
 
 def test_the_correction_with_weights_is_the_closed_test_of_all_intersections() -> None:
-    """A hypothesis is rejected with every set that it is in; a set by Bonferroni's test, its level shared by the weights of its members."""
+    """A hypothesis is rejected with every set that it is in; a set by Bonferroni's test with weights."""
     draw = np.random.default_rng(8)
     p, weights = draw.uniform(0, 0.2, size=(50, 6)), draw.uniform(0.1, 1, size=6)
     sets = [list(each) for size in range(1, 7) for each in combinations(range(6), size)]
@@ -146,7 +152,8 @@ def test_conditions_are_pooled_by_seed_and_have_no_verdict_of_their_own(tmp_path
     """Two conditions of three seeds are three pairs, not six."""
     summary = a_comparison(tmp_path, strategies=["fedavg", "feddyn"], conditions=ALPHAS[:2], seeds=3)
     (row,) = [row for row in standings(summary).rows if row.strategy == "feddyn"]
-    means = [np.mean(rows, axis=0) for rows in ([e.values for e in summary.entries if e.strategy == name] for name in ("feddyn", "fedavg"))]  # fmt: skip
+    values = {name: [each.values for each in summary.entries if each.strategy == name] for name in summary.labels}
+    means = [np.mean(values[name], axis=0) for name in ("feddyn", "fedavg")]
     expected = stats.ttest_rel(*means)
     assert row.difference is not None and row.difference.num_pairs == 3
     assert row.p == pytest.approx(expected.pvalue)
@@ -176,7 +183,7 @@ def test_a_strategy_that_lost_seeds_is_not_shown_to_be_better(tmp_path: Path) ->
 
 @pytest.fixture(scope="module")
 def rliable() -> Iterator[tuple[Any, Any]]:
-    """rliable's code.  It needs `arch.bootstrap` alone; the rest of arch 7 asks pandas for names that pandas 3 does not have."""
+    """rliable's code.  It needs `arch.bootstrap` alone; the rest of arch 7 imports names that pandas 3 lacks."""
     spec = find_spec("arch")
     assert spec is not None and spec.submodule_search_locations is not None
     package = ModuleType("arch")
@@ -192,7 +199,7 @@ def rliable() -> Iterator[tuple[Any, Any]]:
 
 @pytest.mark.parametrize("shape", [(3, 1), (5, 3), (10, 2)])
 def test_aggregates_and_their_intervals_are_rliables(shape: tuple[int, int], rliable: tuple[Any, Any]) -> None:
-    """rliable draws its rows from NumPy's global generator; the same generator draws them again here, so that intervals are equal, not near."""
+    """rliable draws rows from NumPy's global generator; drawn again here, so that intervals are equal, not near."""
     library, metrics = rliable
     draw = np.random.default_rng(5)
     scores, others = draw.normal(size=shape), draw.normal(size=shape).round(1)

@@ -73,7 +73,7 @@ def test_a_reference_that_stays_where_it_ends_reaches_the_default_target(higher:
 
 
 def test_medians_are_over_all_seeds_and_a_censored_one_makes_them_bounds() -> None:
-    """Rounds 12, 14 and 20 of three, and runs of 30 rounds, which can be seen to stay from round 25 on at the latest."""
+    """Rounds 12, 14 and 20 of three; runs of 30 rounds can be seen to stay from round 25 on at the latest."""
     runs = [a_run(step(at), seed) for seed, at in enumerate((16, 8, 10))]
     whole = taken_of(*runs)
     assert (whole.rounds, whole.is_bound, whole.num_reached, whole.num_seeds) == (14, False, 3, 3)

@@ -99,7 +99,7 @@ def test_every_strategy_has_the_same_budget(played: Comparison) -> None:
 
 
 def test_workers_are_started_once_and_stay_for_all_batches(played: Comparison) -> None:
-    """This process and each of the two has imported the strategy once, over two batches of trials and the final runs."""
+    """This process and the two have imported the strategy once each, for two batches of trials and the final runs."""
     assert Path("imports-there").read_text() == "..."
 
 
@@ -130,7 +130,7 @@ def test_it_is_retrained_with_the_settings_of_the_best_trial(played: Comparison)
 def test_a_search_that_was_stopped_ends_with_one_process_like_one_of_two_that_nobody_disturbed(
     played: Comparison,
 ) -> None:
-    """As after a kill amid the first batch, of which three runs have ended, and one of the second, as if another had played."""
+    """As after a kill amid the first batch: three of its runs have ended, and one of the second, as of another."""
     whole, path = told(played), Path("stopped")
     shutil.copytree("there", path)
     stopped = Comparison(path)
