@@ -1,8 +1,8 @@
 """docs/claims.md and the thresholds in docs/recipes.md, from the recipes and the committed findings.
 
 `python -m benchmarks.claims` writes both pages.  `python -m benchmarks.claims FINDING.json ...` first takes in what
-`fedsign reproduce NAME --json` printed: the figures go to benchmarks/findings and are judged by today's thresholds.  A finding
-with `rounded` was transcribed from the page that had it before findings were kept.
+`fedsign reproduce NAME --json` printed: the figures go to benchmarks/findings and are judged by today's thresholds.  A
+finding with `rounded` was transcribed from the page that had it before findings were kept.
 """
 
 import json
@@ -42,14 +42,14 @@ _HEAD = """\
 
 <!-- Written by `python -m benchmarks.claims` from benchmarks/findings; do not edit. -->
 
-The claims of five papers and our results, one line a claim, with the deciding figures and the command to repeat them. Most
-experiments are far smaller than the papers': a claim that does not hold on digits is not refuted on ImageNet. A recipe's verdict
-is *holds* if all of its lines do, *holds in part* if some do, *does not hold* if none does. [Recipes](recipes.md) has every
-setting, threshold and figure, and what was chosen before what was seen.
+The claims of five papers and our results, one line a claim, with the deciding figures and the command to repeat them.
+Most experiments are far smaller than the papers': a claim that does not hold on digits is not refuted on ImageNet. A
+recipe's verdict is *holds* if all of its lines do, *holds in part* if some do, *does not hold* if none does.
+[Recipes](recipes.md) has every setting, threshold and figure, and what was chosen before what was seen.
 
-Figures are those that decide: of a line that does not hold, those that miss their threshold. A figure that ends in `_low` or
-`_high` is an end of a 95 % interval: where it misses its threshold, that many seeds did not show an effect. †: transcribed from
-the page that had the figure before findings were kept."""
+Figures are those that decide: of a line that does not hold, those that miss their threshold. A figure that ends in
+`_low` or `_high` is an end of a 95 % interval: where it misses its threshold, that many seeds did not show an effect.
+†: transcribed from the page that had the figure before findings were kept."""
 
 
 def main(paths: Sequence[str]) -> None:

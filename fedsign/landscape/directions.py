@@ -2,21 +2,22 @@
 
 Paper: arXiv 2405.12489, section 3.2 and appendix A.
 
-Noise: G(0,1), U(-1,1), uniform on {-1,0,1}; G(1,1), U(0,1), uniform on {0,1} and the constant 1, of which the last four have
-signs of one kind, mostly or only.  A direction's numbers come from the stream of (seed, its index); so direction 3 is the same
-whatever is drawn beside it.
+Noise: G(0,1), U(-1,1), uniform on {-1,0,1}; G(1,1), U(0,1), uniform on {0,1} and the constant 1, of which the last four
+have signs of one kind, mostly or only.  A direction's numbers come from the stream of (seed, its index); so direction 3
+is the same whatever is drawn beside it.
 
-[Note: pairs] Of the first three noises -eps is as likely as eps, so the expected asymmetry is 0 whatever the model.  Their draws are
-therefore antithetic pairs, eps and -eps, which costs nothing: the curve of -eps is that of eps read backwards.  A noise that carries
-signs of the model, or has more of one sign, is no such noise.  Of directions that chance has no part in there is one draw.
+[Note: pairs] Of the first three noises -eps is as likely as eps, so the expected asymmetry is 0 whatever the model.
+Their draws are therefore antithetic pairs, eps and -eps, which costs nothing: the curve of -eps is that of eps read
+backwards.  A noise that carries signs of the model, or has more of one sign, is no such noise.  Of directions that
+chance has no part in there is one draw.
 
-Special directions: theta_0, theta_f, sign(theta_f), sign(theta_f - mu), sgp(theta_f), sgp(theta_f - mu), where mu is the mean of
-each parameter tensor and sgp(x) = 1 if x > 0, else 0.
+Special directions: theta_0, theta_f, sign(theta_f), sign(theta_f - mu), sgp(theta_f), sgp(theta_f - mu), where mu is
+the mean of each parameter tensor and sgp(x) = 1 if x > 0, else 0.
 
-Scaling, NS: eps ||theta_f|| / ||eps||, with the norm of the whole vector.  Filter NS (Li et al. 2018, arXiv 1712.09913):
-eps_ij ||theta_ij|| / ||eps_ij|| for each filter j of each layer i; a filter is what makes one output: a slice of a weight's
-first dimension, and each element of a vector such as a bias or BatchNorm's weights.  Where a direction is restricted to some
-parameters, theta's norm is that of these parameters alone.
+Scaling, NS: eps ||theta_f|| / ||eps||, with the norm of the whole vector.  Filter NS (Li et al. 2018, arXiv
+1712.09913): eps_ij ||theta_ij|| / ||eps_ij|| for each filter j of each layer i; a filter is what makes one output: a
+slice of a weight's first dimension, and each element of a vector such as a bias or BatchNorm's weights.  Where a
+direction is restricted to some parameters, theta's norm is that of these parameters alone.
 """
 
 from collections.abc import Callable, Mapping

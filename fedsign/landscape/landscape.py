@@ -7,8 +7,8 @@ Points are `centre + coefficients @ directions`.  Two ways, which agree to round
   `torch.func.vmap` cannot map.
 
 [Note: BatchNorm] At every point the running statistics are cleared, `statistics` go forward once, and the point is then
-evaluated with what they left (arXiv 2405.12489, section 3.2); without `statistics` the model's own stay.  So the centre is not the model
-that a run evaluated, which is why both are shown.  The statistics are means over batches of
+evaluated with what they left (arXiv 2405.12489, section 3.2); without `statistics` the model's own stay.  So the centre
+is not the model that a run evaluated, which is why both are shown.  The statistics are means over batches of
 `statistics_batch` samples, all counted alike, as BatchNorm's own with momentum=None.  Dropout is off throughout.
 
 D = number of parameters, P = points, K = directions.
@@ -99,7 +99,7 @@ class Landscape:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """How many parameters, samples that a point is evaluated on, and samples for BatchNorm's statistics (0 without)."""
+        """Numbers of parameters, of samples that a point is evaluated on, and of samples for BatchNorm (0 without)."""
         return {
             "num_parameters": self.layout.size,
             "num_samples": len(self._samples.features),

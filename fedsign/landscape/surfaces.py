@@ -1,7 +1,7 @@
 """The landscape over a plane, as height lines and in relief; with the path of a training on it, where there is one.
 
-Heights are logarithmic, as a loss that rises a hundredfold hides its basin otherwise; so are the lines and the color bar.  After Figures 1, 5
-and 9 of Li et al. 2018 (arXiv 1712.09913).
+Heights are logarithmic, as a loss that rises a hundredfold hides its basin otherwise; so are the lines and the color
+bar.  After Figures 1, 5 and 9 of Li et al. 2018 (arXiv 1712.09913).
 """
 
 import math
@@ -57,7 +57,7 @@ def draw_surface(found: Found, what: str) -> "Figure":
 
 
 def heights(found: Found, what: str) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Columns, rows and heights above 0; an error of none is drawn as half a sample's, and what dwarfs the rest at the top."""
+    """Columns, rows and heights above 0: no error is drawn as half a sample's, what dwarfs the rest at the top."""
     reach = found.facts.get("scale", 1.0)
     percent = 100.0 if what == "error" else 1.0
     values = np.where(np.isfinite(found.arrays[what]), found.arrays[what], np.inf) * percent

@@ -1,9 +1,10 @@
 """The path of a training, seen in the plane where most of it happens.
 
-Paper: Li et al. 2018, "Visualizing the Loss Landscape of Neural Nets" (arXiv 1712.09913), section 7.2: the two principal directions of
-theta_i - theta_n over the checkpoints i = 0..n-1, where random directions would show almost nothing of the path.  The plane goes through
-the last checkpoint theta_n; a checkpoint is drawn at its projection, and so lies off the plane by what the two directions leave out.
-Differs: theta_n is a row too, and the directions are as long as theta_n, so that coordinates are in its lengths.
+Paper: Li et al. 2018, "Visualizing the Loss Landscape of Neural Nets" (arXiv 1712.09913), section 7.2: the two
+principal directions of theta_i - theta_n over the checkpoints i = 0..n-1, where random directions would show almost
+nothing of the path.  The plane goes through the last checkpoint theta_n; a checkpoint is drawn at its projection, and
+so lies off the plane by what the two directions leave out.  Differs: theta_n is a row too, and the directions are as
+long as theta_n, so that coordinates are in its lengths.
 
 n = checkpoints, D = number of parameters.
 """
@@ -23,7 +24,7 @@ _NEGLIGIBLE = 1e-10  # of the variance
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plane:
-    """Two orthogonal directions [2, D], where the path is in them [n, 2], and what share of its variance each explains [2]."""
+    """Two orthogonal directions [2, D], the path in them [n, 2], and the share of its variance each explains [2]."""
 
     directions: Tensor
     coordinates: Array

@@ -1,8 +1,9 @@
 """Valleys: loss and error along a direction or over a plane, and the numbers that say what a picture shows.
 
-Paper: arXiv 2405.12489, section 3.2: theta_f + lambda s NS(eps), lambda in [-1, 1].  The sides of a curve are
-compared by E_lambda over [0, 1] and over [-1, 0] (Figure 4); here by the trapezoid rule, so that the number of points matters little.
-Intervals are over independent draws; the two directions of a pair (see [Note: pairs] in directions.py) count as one.
+Paper: arXiv 2405.12489, section 3.2: theta_f + lambda s NS(eps), lambda in [-1, 1].  The sides of a curve are compared
+by E_lambda over [0, 1] and over [-1, 0] (Figure 4); here by the trapezoid rule, so that the number of points matters
+little.  Intervals are over independent draws; the two directions of a pair (see [Note: pairs] in directions.py) count
+as one.
 """
 
 from collections.abc import Sequence
@@ -23,9 +24,9 @@ RISE = 0.1
 class Sides:
     """What one figure of a curve (loss or error) is on its two sides.
 
-    `mean_*`: over lambda from 0 to the end.  `width_*`: the |lambda| at which the figure has first risen by `RISE` above the
-    centre, None where it does not within the curve.  `asymmetry` = mean_negative - mean_positive: above 0, the positive side is
-    the flat one.  A figure that is not finite somewhere has means that are not.
+    `mean_*`: over lambda from 0 to the end.  `width_*`: the |lambda| at which the figure has first risen by `RISE`
+    above the centre, None where it does not within the curve.  `asymmetry` = mean_negative - mean_positive: above 0,
+    the positive side is the flat one.  A figure that is not finite somewhere has means that are not.
     """
 
     centre: float
@@ -51,7 +52,7 @@ def lambdas_of(points: int = 41) -> Array:
 def curves(
     landscape: Landscape, directions: Sequence[torch.Tensor], *, scales: Sequence[float], lambdas: Array
 ) -> Values:
-    """Values [directions, scales, lambdas] at theta_f + lambda s direction, of directions [D] that are scaled already."""
+    """Values [directions, scales, lambdas] at theta_f + lambda s direction, of directions [D] already scaled."""
     steps = grid([scale * value for scale in scales for value in lambdas])
     found = joined([landscape.along([direction], steps) for direction in directions])
     return shaped(found, len(directions), len(scales), len(lambdas))

@@ -56,7 +56,7 @@ def _difference(given: Tensor | None, own: Tensor | None) -> str:
 
 
 def _unwrapped(given: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Names without what `torch.compile` and DataParallel or DDP put into them, unless the model has such names itself."""
+    """Names without what `torch.compile`, DataParallel and DDP add, unless the model itself has such names."""
     if not any("_orig_mod" in name.split(".") for name in own):
         given = {name.replace("_orig_mod.", ""): tensor for name, tensor in given.items()}
     if not any(name.startswith(_PARALLEL) for name in own):

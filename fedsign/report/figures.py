@@ -126,8 +126,8 @@ def draw(
 ) -> "Figure":
     """Draw charts, within `style()`: a panel each, in `columns`, under one legend with a title.
 
-    `height` is that of a panel; categories add to it. Without a `width` one panel takes a column of the page, and several take both.
-    A chart alone has a title only if it is to be `titled`.
+    `height` is that of a panel; categories add to it. Without a `width` one panel takes a column of the page, and
+    several take both.  A chart alone has a title only if it is to be `titled`.
     """
     columns = columns or len(charts)
     rows = -(-len(charts) // columns)

@@ -49,7 +49,7 @@ class Section:
 def sections(run: Run) -> list[Section]:
     """Of all capabilities, in the order of their names.
 
-    At the extension point `report_section` are functions `(run) -> Section | None`, with None where a run has nothing of the
-    kind.  They are called for every page: import neither torch nor matplotlib, and NumPy only if need be.
+    At the extension point `report_section` are functions `(run) -> Section | None`, with None where a run has nothing
+    of the kind.  They are called for every page: import neither torch nor matplotlib, and NumPy only if need be.
     """
     return [section for point in extensions("report_section") if (section := point(run)) is not None]

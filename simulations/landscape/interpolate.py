@@ -1,4 +1,4 @@
-"""`fedsign analyse interpolate`: the line through two models, its barrier, and what the step between them is made of."""
+"""`fedsign analyse interpolate`: the line through two models, its barrier, and the step between them by layer."""
 
 import logging
 from typing import Any

@@ -1,7 +1,7 @@
 """What is looked at: a model with its weights, and the samples it is looked at on.
 
-A run gives all of it; so does one of its checkpoints.  A plain state_dict needs the experiment that it belongs to: `--model`
-and `--set`.
+A run gives all of it; so does one of its checkpoints.  A plain state_dict needs the experiment that it belongs to:
+`--model` and `--set`.
 """
 
 from collections.abc import Sequence
@@ -92,12 +92,12 @@ class Subject:
             raise ConfigError(f"{self.source} and the first model are not of one architecture: {error}") from error
 
     def landscape(self, samples: int | None, statistics: int) -> Landscape:
-        """On so many test samples (None: all), BatchNorm's statistics taken anew of so many training samples; 0 keeps the model's."""
+        """On so many test samples (None: all), BatchNorm recalibrated on so many training samples (0: not at all)."""
         others = self._some(self.workload.dataset.train, statistics, draw=1).features if statistics else None
         return Landscape(self.model, self.workload.task, self.test_samples(samples), statistics=others)
 
     def centres(self, landscape: Landscape, samples: int | None) -> dict[str, dict[str, float]]:
-        """Loss and error at the landscape's `centre`; also those of the evaluated model, `own_centre`, if BatchNorm sets them apart."""
+        """Loss and error at the landscape's `centre`; with BatchNorm also of the evaluated model, `own_centre`."""
         found = {"centre": landscape}
         if landscape.sizes["num_statistics"]:
             found["own_centre"] = self.landscape(samples, statistics=0)
@@ -142,7 +142,8 @@ def subject_of(path: Path, *, model: str | None = None, overrides: Sequence[str]
 
     Args:
         path: where it is.
-        model: the name of the model, for a file of weights alone; `overrides` ("KEY=VALUE") say the rest of its experiment.
+        model: the name of the model, for a file of weights alone; `overrides` ("KEY=VALUE") say the rest of its
+            experiment.
         overrides: changes of a run's experiment that leave its model as it is, such as another data set.
 
     Raises:

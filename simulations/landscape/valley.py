@@ -159,7 +159,8 @@ def _label(name: str, signs: float | None) -> str:
 def _summary(rows: Sequence[Row], figure: str, values: Array, asked: Asked) -> list[Row]:
     """For each direction and scale: means over its draws, and the asymmetry with its interval.
 
-    Of pairs the asymmetry is 0 by symmetry, which is no estimate; `asymmetry_of_one` is what it is for one direction, in size.
+    Of pairs the asymmetry is 0 by symmetry, which is no estimate; `asymmetry_of_one` is what it is for one direction,
+    in size.
     """
     drawn: dict[tuple[str, int], list[int]] = {}
     for number, row in enumerate(rows):  # those of one direction have one scale after the other

@@ -1,12 +1,12 @@
 """What a recipe is: a claim, figures to measure, thresholds fixed beforehand, and a computed verdict.
 
-A claim is the whole sentence of its source, cut into parts that can fail by themselves.  It `holds` if every part does, `holds in part`
-if some do, and `does not hold` if none does.  It is `not decidable here` if the figures cannot be measured on this machine, or if one
-of the conditions is not met under which they say anything.
+A claim is the whole sentence of its source, cut into parts that can fail by themselves.  It `holds` if every part does,
+`holds in part` if some do, and `does not hold` if none does.  It is `not decidable here` if the figures cannot be
+measured on this machine, or if one of the conditions is not met under which they say anything.
 
-A recipe records the verdict that its last full measurement gave, and fails if it gives another one.  Where nobody has measured there is
-nothing to expect.  `null` says what the figures are where the claim is false in every part, as when methods do alike or signs do not
-matter: a test judges it, so that no threshold is met by whatever is measured.
+A recipe records the verdict that its last full measurement gave, and fails if it gives another one.  Where nobody has
+measured there is nothing to expect.  `null` says what the figures are where the claim is false in every part, as when
+methods do alike or signs do not matter: a test judges it, so that no threshold is met by whatever is measured.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -113,7 +113,8 @@ class Recipe:
         quick_thresholds: of a check with fewer seeds that finds something broken; without them, all of the claim's.
         null: figures where the claim is false in every part.
         expected: the verdict of the last full measurement; None where there was none.
-        data: the sets it was made for, the default first, with the verdict expected on each; empty if it was made for `home` alone.
+        data: the sets it was made for, the default first, with the verdict expected on each; empty if it was made for
+            `home` alone.
         home: the set that `expected` is of, for a recipe that can be played on others as well.
         plays: what it plays, for one that can be played on any data; None for one that cannot.
         takes_model: whether another model may be asked for, where other data may.
@@ -152,7 +153,7 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """The figures that a recipe measured, judged by the recipe's thresholds; or the `reason` why it could not measure them here."""
+    """The figures that a recipe measured, judged by its thresholds; or the `reason` why it could not measure them."""
 
     recipe: Recipe
     quick: bool

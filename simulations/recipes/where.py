@@ -1,8 +1,9 @@
 """On which data and with which model a recipe is played, and what that costs where nobody has measured it.
 
-`--data` is a registered set, a folder with one folder a class, or an .npz; `--data-root` the folder of a set's files; `--model` a registered
-model.  What is not said stays as the recipe has it.  A cost is estimated before anything is played: how many trainings of how many rounds
-there are, the minutes by a round that is timed, and the memory of the process that played it.
+`--data` is a registered set, a folder with one folder a class, or an .npz; `--data-root` the folder of a set's files;
+`--model` a registered model.  What is not said stays as the recipe has it.  A cost is estimated before anything is
+played: how many trainings of how many rounds there are, the minutes by a round that is timed, and the memory of the
+process that played it.
 """
 
 import os

@@ -17,7 +17,7 @@ def walk(num: int, size: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("block", [7, 2**20])
 def test_directions_shares_and_projections_are_those_of_pca(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Li et al.'s code has it: scikit-learn's PCA of theta_i - theta_n, and projections of these onto the components."""
+    """As in Li et al.'s code: scikit-learn's PCA of theta_i - theta_n, and projections of these onto the components."""
     monkeypatch.setattr(trajectory, "_BLOCK", block)
     path = walk(12, 50)
     steps = (path - path[-1]).numpy()

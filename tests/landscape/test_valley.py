@@ -1,4 +1,4 @@
-"""Noises, directions, scales and groups as the paper defines them; valleys of functions that are known in closed form."""
+"""Noises, directions, scales and groups as the paper defines them; valleys of functions known in closed form."""
 
 import numpy as np
 import pytest
@@ -306,7 +306,7 @@ def test_a_pair_is_the_curve_of_minus_eps_read_backwards_and_exactly_symmetric_f
 
 
 def test_pairs_are_of_noises_that_are_symmetric_and_chance_has_a_part_in_draws() -> None:
-    """The mirrored draws of a symmetric noise have its distribution (Kolmogorov-Smirnov); those of another one do not."""
+    """Mirrored draws of a symmetric noise have its distribution (Kolmogorov-Smirnov); those of another one do not."""
     for name in NOISES:
         drawn = noise(name, 4000, seed=0).numpy()
         assert is_symmetric(name) == (stats.ks_2samp(drawn, -drawn).pvalue > 0.01)

@@ -104,7 +104,7 @@ def test_a_direction_has_one_color_whatever_it_is_drawn_beside() -> None:
 
 
 def test_bands_are_over_independent_draws_and_none_is_of_one() -> None:
-    """A pair is one draw: its mean's interval has n - 1 degrees of freedom for n pairs, and is the same on both sides."""
+    """A pair is one draw: the mean's interval has n - 1 degrees of freedom for n pairs, the same on both sides."""
     found = valley("gaussian", "uniform_01", "ones", "sign", num_draws=4)
     (chart,) = valley_charts(found, "error")
     bold = {series.name: series for series in chart.series if not series.is_faint}

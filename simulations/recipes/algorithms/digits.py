@@ -1,4 +1,4 @@
-"""Strategies on digits under Dirichlet(0.1), paired over seeds: a seed draws partition, initial model, cohorts and batches."""
+"""Strategies on digits under Dirichlet(0.1), paired by seed: it draws partition, initial model, cohorts and batches."""
 
 from collections.abc import Mapping, Sequence
 from math import nan
@@ -40,11 +40,12 @@ _TRIALS: dict[str, dict[float, dict[str, Any]]] = {  # as many for each
 def fedsign_beats_fedavg_digits(quick: bool) -> Figures:
     """Accuracies of the default experiment over 10 seeds (quick: 4, without FedDyn, nothing tuned).
 
-    The first thresholds come from an independent script (plain PyTorch, another code base and other random streams): FedAvg 0.914 and
-    FedSign 0.937, difference +2.3 points, over 20 seeds; FedDyn 0.958 over 148 seeds.
+    The first thresholds come from an independent script (plain PyTorch, another code base and other random streams):
+    FedAvg 0.914 and FedSign 0.937, difference +2.3 points, over 20 seeds; FedDyn 0.958 over 148 seeds.
 
-    The last part compares with a baseline that is tuned as well: FedSign's default gamma is the best of three tried on digits, so FedAvg gets
-    three trials, too, of the scale of its initial weights.  Both are chosen by validation samples, on seeds of their own.
+    The last part compares with a baseline that is tuned as well: FedSign's default gamma is the best of three tried on
+    digits, so FedAvg gets three trials, too, of the scale of its initial weights.  Both are chosen by validation
+    samples, on seeds of their own.
     """
     seeds = range(4) if quick else _SEEDS
     names = ("fedavg", "fedsign") if quick else ("fedavg", "fedsign", "feddyn")
@@ -106,11 +107,13 @@ _FASTER = at_most(0.7, "feddyn_over_fedavg")
     expected=Verdict.HOLDS,
 )
 def feddyn_faster_digits(quick: bool) -> Figures:
-    """Mean accuracy of the last 10 of 150 rounds, and FedDyn's rounds to 90 % over FedAvg's (5 seeds; quick: 2, without FedProx).
+    """Mean accuracy of the last 10 of 150 rounds, and FedDyn's rounds to 90 % over FedAvg's.
 
-    The expected accuracies are those of an independent script (plain PyTorch, other random streams; 3 seeds).  It keeps one test set
-    for all seeds, and so does this recipe, the same one, since the test set matters more than the algorithm here: over six other
-    test sets the script gives FedAvg 0.923 to 0.948 and FedDyn 0.942 to 0.976.
+    5 seeds (quick: 2, without FedProx).
+
+    The expected accuracies are those of an independent script (plain PyTorch, other random streams; 3 seeds).  It keeps
+    one test set for all seeds, and so does this recipe, the same one, since the test set matters more than the
+    algorithm here: over six other test sets the script gives FedAvg 0.923 to 0.948 and FedDyn 0.942 to 0.976.
     """
     runs = all_rounds(
         {
@@ -157,6 +160,6 @@ def one_test_set(seed: int) -> Dataset:
 
 
 def _rounds_to(target: float, lines: Sequence[Line]) -> float:
-    """As a comparison counts them, see [Note: reached, censored] in fedsign/comparison/target.py; NaN if it is not reached."""
+    """As a comparison counts them: [Note: reached, censored] in fedsign/comparison/target.py; NaN if not reached."""
     at = reaching(lines, "accuracy", target, higher_is_better=True)
     return nan if at is None else float(lines[at]["round"])

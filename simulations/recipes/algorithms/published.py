@@ -1,14 +1,17 @@
 """Settings of published tables, played here: ours beside theirs, with every difference that is known.
 
-FedAvg on MNIST: McMahan et al. 2017 (arXiv 1602.05629), Table 1: rounds to 97 % with the 2NN (E = 1) and to 99 % with the CNN (E = 5), batches of
-10, 100 clients, 10 a round; IID, or two shards of one digit each.  The cells are 87 and 664 for the 2NN, 18 and 206 for the CNN.
+FedAvg on MNIST: McMahan et al. 2017 (arXiv 1602.05629), Table 1: rounds to 97 % with the 2NN (E = 1) and to 99 % with
+the CNN (E = 5), batches of 10, 100 clients, 10 a round; IID, or two shards of one digit each.  The cells are 87 and 664
+for the 2NN, 18 and 206 for the CNN.
 
-Differences, and what is not known: the cells are read from transcriptions of the table, which do not say the learning rates; here each cell has the best of three, by
-the rounds that it takes, on a seed of its own.  Ours is the first round at the target, the mean of 3 seeds.  The networks have the numbers of weights
-that the paper gives; weights begin as torch has them, without momentum or decay.
+Differences, and what is not known: the cells are read from transcriptions of the table, which do not say the learning
+rates; here each cell has the best of three, by the rounds that it takes, on a seed of its own.  Ours is the first round
+at the target, the mean of 3 seeds.  The networks have the numbers of weights that the paper gives; weights begin as
+torch has them, without momentum or decay.
 
-Flower's baseline of NIID-Bench: accuracies in its README (baselines/niid_bench of Flower's repository, at commit 1599d01c), of one seed.  It says neither learning rate, weight
-decay nor how accuracies are read off; `niid_bench` says ours.
+Flower's baseline of NIID-Bench: accuracies in its README (baselines/niid_bench of Flower's repository, at commit
+1599d01c), of one seed.  It says neither learning rate, weight decay nor how accuracies are read off; `niid_bench` says
+ours.
 """
 
 from collections.abc import Mapping, Sequence
@@ -63,7 +66,10 @@ def two_nn(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
 
 
 def two_convolutions(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
-    """The paper's CNN: two 5 x 5 convolutions of 32 and 64 channels, each before a 2 x 2 pooling, and 512 ReLUs; 1,663,370 weights on MNIST."""
+    """The paper's CNN: two 5 x 5 convolutions (32 and 64 channels), each before a 2 x 2 pooling, and 512 ReLUs.
+
+    1,663,370 weights on MNIST.
+    """
     channels, height, width = input_shape
     return nn.Sequential(
         nn.Conv2d(channels, 32, 5, padding=2),
@@ -116,7 +122,7 @@ def _ratio(cell: _Cell) -> str:
     takes_model=False,
 )
 def mcmahan_mnist(quick: bool, where: Where) -> Figures:
-    """Rounds to the target, means over 3 seeds, over those published (quick: the 2NN's accuracy after three IID rounds)."""
+    """Rounds to the target over those published, means of 3 seeds (quick: the 2NN's accuracy after 3 IID rounds)."""
     try:
         if quick:
             (lines,) = all_rounds({0: _experiment(("2nn", "iid"), 0.1, 0, where, rounds=3)}).values()

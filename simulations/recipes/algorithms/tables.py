@@ -60,14 +60,14 @@ _RIVALS = {"fedavg": "FedAvg", "fedprox": "FedProx", "moon": "MOON", "feddyn": "
 def fedsign_table(quick: bool, where: Where) -> Shown:
     """Means over 5 seeds (quick: 2, fewer rounds, one split, a smaller grid).
 
-    Paper: arXiv 2405.12489, section 6.2: CIFAR-10 and CINIC-10, alpha 10, 1 and 0.5, 100 clients, 10 % a round, 200 rounds,
-    5 local epochs, batches of 64; FedAvg, FedProx, MOON, FedDyn, FedPAN, FedSign; accuracy of the final model
+    Paper: arXiv 2405.12489, section 6.2: CIFAR-10 and CINIC-10, alpha 10, 1 and 0.5, 100 clients, 10 % a round, 200
+    rounds, 5 local epochs, batches of 64; FedAvg, FedProx, MOON, FedDyn, FedPAN, FedSign; accuracy of the final model
     on the global test set.  It names neither network nor learning rate nor the coefficients: the network here is VGG8
     without BatchNorm with lr 0.03, momentum 0.9, weight decay 1e-5, random crops and flips, the habit of the authors'
     public code, and every algorithm's coefficient is chosen by validation samples from a grid.
 
-    The paper's sentence is that FedSign surpasses the others.  It does so if its mean is the higher one under each split and the interval
-    of the difference, paired by seed and averaged over splits, lies above 0.
+    The paper's sentence is that FedSign surpasses the others.  It does so if its mean is the higher one under each
+    split and the interval of the difference, paired by seed and averaged over splits, lies above 0.
 
     On digits and on Synthetic(1, 1) the same table is smaller in all respects, and takes minutes.
     """
@@ -155,10 +155,10 @@ def niid_bench(quick: bool, where: Where) -> Shown:
     """Means over 3 seeds (quick: 2, 15 rounds, two splits, without FedProx).
 
     Paper: Li et al. 2022 (arXiv 2102.02079), in the setting of Flower's baseline of it: 10 clients, all of them in each
-    of 50 rounds, 10 local epochs, batches of 64, lr 0.01, momentum 0.9, weight decay 1e-5, the small CNN; FedAvg, FedProx
-    and SCAFFOLD (FedNova is not among our strategies).  Splits: iid, label skew by Dirichlet(0.5) and by 1, 2 or 3
-    classes a client, quantity skew by Dirichlet(0.5).  On MNIST and CIFAR-10 the figures hold the baseline's own, too.  On
-    digits the network is the MLP, with batches of 32 and lr 0.05.
+    of 50 rounds, 10 local epochs, batches of 64, lr 0.01, momentum 0.9, weight decay 1e-5, the small CNN; FedAvg,
+    FedProx and SCAFFOLD (FedNova is not among our strategies).  Splits: iid, label skew by Dirichlet(0.5) and by 1, 2
+    or 3 classes a client, quantity skew by Dirichlet(0.5).  On MNIST and CIFAR-10 the figures hold the baseline's own,
+    too.  On digits the network is the MLP, with batches of 32 and lr 0.05.
     """
     splits, strategies, seeds = _niid_cells(quick)
     summary = play(
@@ -253,14 +253,15 @@ _ROBUST = {
 def robust_table(quick: bool, where: Where = AT_HOME) -> Shown:
     """Accuracies, and what each rule loses at worst over the splits (3 seeds; quick: 2, fewer rounds and cells).
 
-    20 clients, all of them in every round, 4 of them malicious ([attack], fraction 0.2): 5 times the opposite of their update, so that
-    the mean update points backwards (0.8 - 0.2 x 5 = -0.2), or 10 times their update.  Rules: the plain mean (FedAvg, FedSign), and
-    Flower's Krum (Blanchard et al. 2017, arXiv 1703.02757), MultiKrum of 14 = n - f - 2 replies, trimmed mean without the 4 smallest and
-    largest values, and median (Yin et al. 2018, arXiv 1803.01498), each told that f = 4.  IID, and Dirichlet(0.5), under which honest
-    updates lie apart.
+    20 clients, all of them in every round, 4 of them malicious ([attack], fraction 0.2): 5 times the opposite of their
+    update, so that the mean update points backwards (0.8 - 0.2 x 5 = -0.2), or 10 times their update.  Rules: the plain
+    mean (FedAvg, FedSign), and Flower's Krum (Blanchard et al. 2017, arXiv 1703.02757), MultiKrum of 14 = n - f - 2
+    replies, trimmed mean without the 4 smallest and largest values, and median (Yin et al. 2018, arXiv 1803.01498),
+    each told that f = 4.  IID, and Dirichlet(0.5), under which honest updates lie apart.
 
-    The hypothesis was fixed before anything was run: trimmed mean and MultiKrum lose at most 3 points under either attack on either
-    split, and FedAvg loses 20 points or more under the sign flip.  A run that breaks down counts as accuracy 0.
+    The hypothesis was fixed before anything was run: trimmed mean and MultiKrum lose at most 3 points under either
+    attack on either split, and FedAvg loses 20 points or more under the sign flip.  A run that breaks down counts as
+    accuracy 0.
     """
     rules = ["fedavg", "trimmed_mean"] if quick else list(_RULES)
     attacks = ["none", "sign_flip"] if quick else list(_ATTACKS)

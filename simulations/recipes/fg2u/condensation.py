@@ -1,7 +1,7 @@
 """Digits condensed to a few images of each class: by five methods, in two phases, and by clients that send them once.
 
-Paper: Shen et al. 2024 (arXiv 2406.14095).  An MLP with one hidden layer of 64 units (`fedsign.bilevel.settings` has the rest), 300 steps
-of the images, judged by the test accuracy of 20 fresh networks trained on them alone.
+Paper: Shen et al. 2024 (arXiv 2406.14095).  An MLP with one hidden layer of 64 units (`fedsign.bilevel.settings` has
+the rest), 300 steps of the images, judged by the test accuracy of 20 fresh networks trained on them alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -76,10 +76,11 @@ _ABOVE = tuple(f"fg2u_minus_{other}" for other in _OTHERS[:3])
 def condensation_table(quick: bool) -> Figures:
     """Test accuracies, means over seeds (quick: (FG)²U and the subset, 40 steps, depth 50, seed 0).
 
-    Paper: section 4.1 and Table 1: reverse unrolling through all steps is at the top, (FG)²U next, and both are above truncated reverse
-    unrolling, Hessian-Free and Neumann's series.  Here 100 steps deep, with 32 directions and images that begin as real ones; each
-    method at the best of three rates on seed 3, means over seeds 0, 1 and 2.  A random subset are the images at the beginning.  With the
-    same rates, since the paper's table has more images a class, too: ten of each, 100 steps of the images.
+    Paper: section 4.1 and Table 1: reverse unrolling through all steps is at the top, (FG)²U next, and both are above
+    truncated reverse unrolling, Hessian-Free and Neumann's series.  Here 100 steps deep, with 32 directions and images
+    that begin as real ones; each method at the best of three rates on seed 3, means over seeds 0, 1 and 2.  A random
+    subset are the images at the beginning.  With the same rates, since the paper's table has more images a class, too:
+    ten of each, 100 steps of the images.
 
     Beyond the claim: 10 directions instead of 32; 30 steps from noise, where the order is not claimed.
     """
@@ -139,10 +140,10 @@ def _second_phase(name: str) -> list[list[Threshold]]:
 def two_phase(quick: bool) -> Figures:
     """Test accuracies after each phase, and what each second phase gains (quick: TRGU, seed 0, a tenth of the steps).
 
-    Paper: section 3 and Fig. 1: the solution of a biased method is a start from which accurate gradients go on, where more of the same
-    method does not.  From real images; 300 steps of Hessian-Free, or of truncated reverse unrolling, then 100 of (FG)²U with 32
-    directions, or 400 more of the same.  Each phase's rate falls to 0 along a line: the comparison's second phase begins anew as
-    (FG)²U's does.  Means over seeds 0, 1 and 2.
+    Paper: section 3 and Fig. 1: the solution of a biased method is a start from which accurate gradients go on, where
+    more of the same method does not.  From real images; 300 steps of Hessian-Free, or of truncated reverse unrolling,
+    then 100 of (FG)²U with 32 directions, or 400 more of the same.  Each phase's rate falls to 0 along a line: the
+    comparison's second phase begins anew as (FG)²U's does.  Means over seeds 0, 1 and 2.
     """
     first, second, more, num_seeds = (30, 10, 40, 1) if quick else (300, 100, 400, 3)
     cheap = ("trgu",) if quick else ("hessian_free", "trgu")
@@ -184,17 +185,22 @@ def _gains(strategy: str) -> list[str]:
     | dict.fromkeys((gain for name in _STRATEGIES for gain in _gains(name)), 0.0),
 )
 def one_shot_federation(quick: bool) -> Figures:
-    """Accuracies and bytes, means over 3 seeds (quick: one seed, one image a class, 10 steps, alpha 0.5, against the images at the beginning).
+    """Accuracies and bytes, means over 3 seeds.
 
-    Five clients share digits by Dirichlet 0.1 and 0.5.  One shot: each condenses its share with (FG)²U (32 directions, 100 steps of the
-    images, depth 100) to 1, 3 or 7 images of each class that it has, and sends them with their classes, float32 and int64; the server
-    trains the MLP of 64 units on the union, 20 networks, whose mean accuracy counts.  Beside it rounds of all clients with the same
-    model, one local epoch at batches of 32, at the best of three rates for each strategy on seed 3.  Seeds 0, 1 and 2 are judged, paired.
+    Quick: one seed, one image a class, 10 steps, alpha 0.5, against the images at the beginning.
 
-    The control was added when it had been seen that ten steps of condensing gain one point on the real images at the beginning.
+    Five clients share digits by Dirichlet 0.1 and 0.5.  One shot: each condenses its share with (FG)²U (32 directions,
+    100 steps of the images, depth 100) to 1, 3 or 7 images of each class that it has, and sends them with their
+    classes, float32 and int64; the server trains the MLP of 64 units on the union, 20 networks, whose mean accuracy
+    counts.  Beside it rounds of all clients with the same model, one local epoch at batches of 32, at the best of three
+    rates for each strategy on seed 3.  Seeds 0, 1 and 2 are judged, paired.
 
-    Bytes are those that the clients send.  The hypothesis was fixed before anything was run: at no more bytes than one round takes, one
-    shot is above FedAvg and FedSign after that round; where they are above it, it is at many times its bytes.
+    The control was added when it had been seen that ten steps of condensing gain one point on the real images at the
+    beginning.
+
+    Bytes are those that the clients send.  The hypothesis was fixed before anything was run: at no more bytes than one
+    round takes, one shot is above FedAvg and FedSign after that round; where they are above it, it is at many times its
+    bytes.
     """
     if quick:
         return _quick_one_shot()

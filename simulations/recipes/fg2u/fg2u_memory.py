@@ -1,8 +1,9 @@
 """Memory and time of hypergradients by the depth of the training.
 
-Paper: Shen et al. 2024 (arXiv 2406.14095), section 3: reverse unrolling keeps the whole training, (FG)²U one state and b tangents.  Digits
-condensed to one image of each class with an MLP of 64 units, b = 10; live bytes at the peak of one hypergradient, of what it makes
-itself, by torch's dispatcher.  Seconds are of one hypergradient each and go into the picture alone.
+Paper: Shen et al. 2024 (arXiv 2406.14095), section 3: reverse unrolling keeps the whole training, (FG)²U one state and
+b tangents.  Digits condensed to one image of each class with an MLP of 64 units, b = 10; live bytes at the peak of one
+hypergradient, of what it makes itself, by torch's dispatcher.  Seconds are of one hypergradient each and go into the
+picture alone.
 
 Beyond the claim: the depth from which on (FG)²U is the smaller one.
 """
@@ -64,7 +65,7 @@ def peak_bytes(take: Callable[[], object]) -> int:
     expected=Verdict.HOLDS,
 )
 def fg2u_memory(quick: bool) -> Shown:
-    """Bytes at each depth, their growth from 10 to 200, and where reverse unrolling and (FG)²U cross (quick: four depths)."""
+    """Bytes at each depth (quick: four), their growth from 10 to 200, and where reverse unrolling and (FG)²U cross."""
     depths = _QUICK_DEPTHS if quick else DEPTHS
     sizes: dict[tuple[str, int], int] = {}
     seconds: dict[str, list[float]] = {method: [] for method in METHODS}

@@ -1,8 +1,8 @@
 """(FG)^2U is unbiased, and scatters as the formulas say.
 
-E|g_hat|^2 = ((N + b - 1) / b) |g|^2 with Rademacher directions, ((N + b + 1) / b) |g|^2 with Gaussian ones.  A training of 6 steps with momentum
-whose first weights, learning rate and decay are learnt, N = 8: over all 2^8 Rademacher vectors mean and second moment are exact;
-Gaussian ones over 20,000 draws.
+E|g_hat|^2 = ((N + b - 1) / b) |g|^2 with Rademacher directions, ((N + b + 1) / b) |g|^2 with Gaussian ones.  A training
+of 6 steps with momentum whose first weights, learning rate and decay are learnt, N = 8: over all 2^8 Rademacher vectors
+mean and second moment are exact; Gaussian ones over 20,000 draws.
 """
 
 import itertools

@@ -1,18 +1,21 @@
 """A language model that reads a stream of passages, with the weights of its tokens learnt through the reading.
 
-Paper: Shen et al. 2024 (arXiv 2406.14095), on the task of CaMeLS (Hu et al. 2023, arXiv 2305.15076): what reverse unrolling through 6 steps has
-learnt, the first phase, (FG)²U goes on from through 24 or 48 steps, with 8 Rademacher directions.
+Paper: Shen et al. 2024 (arXiv 2406.14095), on the task of CaMeLS (Hu et al. 2023, arXiv 2305.15076): what reverse
+unrolling through 6 steps has learnt, the first phase, (FG)²U goes on from through 24 or 48 steps, with 8 Rademacher
+directions.
 
-Here the model is our `gpt`, 2 layers of width 48, of characters, trained on half of the documents of Python's help texts.  Passages, questions and
-answers: `reading`.  It takes a step of SGD a passage, at the best of four rates for uniform weights; the outer loss is that of the answers, and a tenth of the
-divergence from the model before on what that was trained on.  In the second phase every method takes equally many outer steps.  Judged on
-documents that were not learnt on, after 48 passages: the loss of the answers in nats a character, beside that of uniform weights.
+Here the model is our `gpt`, 2 layers of width 48, of characters, trained on half of the documents of Python's help
+texts.  Passages, questions and answers: `reading`.  It takes a step of SGD a passage, at the best of four rates for
+uniform weights; the outer loss is that of the answers, and a tenth of the divergence from the model before on what that
+was trained on.  In the second phase every method takes equally many outer steps.  Judged on documents that were not
+learnt on, after 48 passages: the loss of the answers in nats a character, beside that of uniform weights.
 
-Beyond the claim: weights of 1 in words and 0 elsewhere, at their best rate; reverse unrolling through all 48 steps, whose gradient has no
-bias and no chance; and eight times as many outer steps of reverse unrolling through 6.
+Beyond the claim: weights of 1 in words and 0 elsewhere, at their best rate; reverse unrolling through all 48 steps,
+whose gradient has no bias and no chance; and eight times as many outer steps of reverse unrolling through 6.
 
-The hypothesis, fixed before these sizes and seeds were measured: reverse unrolling at depth 6 ends below uniform weights, and (FG)²U at depth 24, and at depth
-48, below reverse unrolling at depth 6, which sees nothing of what its weights do to what is read later and to what was read earlier.
+The hypothesis, fixed before these sizes and seeds were measured: reverse unrolling at depth 6 ends below uniform
+weights, and (FG)²U at depth 24, and at depth 48, below reverse unrolling at depth 6, which sees nothing of what its
+weights do to what is read later and to what was read earlier.
 """
 
 from collections.abc import Mapping, Sequence
@@ -140,7 +143,10 @@ class Library:
     expected=Verdict.IN_PART,
 )
 def online_adaptation(quick: bool) -> Figures:
-    """Losses after 48 passages, means over seeds (quick: fewer steps of all, one seed, reverse unrolling and (FG)²U at depth 24)."""
+    """Losses after 48 passages, means over seeds.
+
+    Quick: fewer steps of all, one seed, reverse unrolling and (FG)²U at depth 24.
+    """
     pretraining, steps, more, num_seeds, count = (300, 20, 3, 1, 4) if quick else (1500, 100, 20, 3, 8)
     ways = ("rgu_6", "fg2u_24") if quick else tuple(WAYS)
     library = Library(pretraining)

@@ -1,16 +1,20 @@
-"""The coefficients of Burgers' equation from 100 values of its solution: a numerical solver or a network as the inner problem.
+"""Coefficients of Burgers' equation from 100 values of its solution: a solver or a network as the inner problem.
 
-Paper: Shen et al. 2024 (arXiv 2406.14095), the discovery of coefficients, and the authors' public code.  u_t + a u u_x = nu u_xx
-(`simulations.recipes.fg2u.burgers`), a = 1 and nu = 0.1 / pi, from starts drawn by the seed: a from 0.5 to 1.5, sqrt(nu) from 0.1 to 0.4.  The outer loss is the
-mean square at 10 times x 10 points of the exact solution, Adam moves a and sqrt(nu) at a rate of 0.03 that falls to 0 along a line, 120 steps for all.
+Paper: Shen et al. 2024 (arXiv 2406.14095), the discovery of coefficients, and the authors' public code.  u_t + a u u_x
+= nu u_xx (`simulations.recipes.fg2u.burgers`), a = 1 and nu = 0.1 / pi, from starts drawn by the seed: a from 0.5 to
+1.5, sqrt(nu) from 0.1 to 0.4.  The outer loss is the mean square at 10 times x 10 points of the exact solution, Adam
+moves a and sqrt(nu) at a rate of 0.03 that falls to 0 along a line, 120 steps for all.
 
-- `quadrature`: scipy's solver on 64 times x 128 points as a black box, differences along the 5 x 5 nodes of a quadrature; `random`: the same along 4
-  random directions.
-- `fresh`: a network trained from its first weights for 50 steps at each step of the coefficients (the paper's: 100 to 50,000); `continued`: its training goes
-  on for 50 steps from where it ended at the last one, 6,000 in all.  The exact reverse gradient goes through the 50 steps.
+- `quadrature`: scipy's solver on 64 times x 128 points as a black box, differences along the 5 x 5 nodes of a
+    quadrature; `random`: the same along 4 random directions.
+- `fresh`: a network trained from its first weights for 50 steps at each step of the coefficients (the paper's: 100 to
+    50,000); `continued`: its training goes on for 50 steps from where it ended at the last one, 6,000 in all.  The
+    exact reverse gradient goes through the 50 steps.
 
-The hypothesis was fixed before anything was measured (the outer rate and the number of steps were tried with `random` and with `continued` on one seed): the solver ends nearer to the coefficients and to the solution than either network, and is sooner below
-the error at which the better network ends than that network is at its end.  Seconds are of this machine; both are measured in turn, seed by seed.
+The hypothesis was fixed before anything was measured (the outer rate and the number of steps were tried with `random`
+and with `continued` on one seed): the solver ends nearer to the coefficients and to the solution than either network,
+and is sooner below the error at which the better network ends than that network is at its end.  Seconds are of this
+machine; both are measured in turn, seed by seed.
 """
 
 import time
@@ -45,7 +49,7 @@ _RATE, _WIDTHS, _POINTS, _NETWORK_RATE, _FIRST_WEIGHT = 0.03, (32, 32), 128, 0.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Discovery:
-    """Seconds and error of the coefficients after each step, the last coefficients, and the last solution, [times, points]."""
+    """Seconds and the coefficients' error after each step; the last coefficients and solution, [times, points]."""
 
     seconds: list[float]
     errors: list[float]
@@ -68,7 +72,10 @@ class Discovery:
     expected=Verdict.HOLDS,
 )
 def pde_coefficients(quick: bool) -> Shown:
-    """Errors, seconds, and the solver's over the better network's (quick: one seed, 40 steps, 4 x 4 nodes, 20 steps of the network)."""
+    """Errors, seconds, and the solver's over the better network's.
+
+    Quick: one seed, 40 steps, 4 x 4 nodes, 20 steps of the network.
+    """
     seeds, steps, nodes, depth = ((1,), 40, 4, 20) if quick else ((0, 1, 2), 120, 5, 50)
     found: dict[str, list[Discovery]] = {name: [] for name in (*SOLVERS, *NETWORKS)}
     for seed in seeds:
@@ -92,14 +99,14 @@ def pde_coefficients(quick: bool) -> Shown:
 
 
 def _time_ratio(solver: Discovery, other: Discovery) -> float:
-    """When the solver's error is below the other's last one for good, over the other's time; infinite where it never is."""
+    """When the solver's error is below the other's last one for good, over the other's time; infinite if never."""
     above = [step for step, error in enumerate(solver.errors) if error > other.errors[-1]]
     at = above[-1] + 1 if above else 0
     return solver.seconds[at] / other.seconds[-1] if at < len(solver.seconds) else float("inf")
 
 
 def discovery_charts(found: Mapping[str, Discovery]) -> list[Chart]:
-    """The errors of the coefficients over time, logarithmic, and the solutions at the last time; the true one is gray."""
+    """The coefficients' errors over time, logarithmic, and the solutions at the last time; the true one is gray."""
     longest = max(each.seconds[-1] for each in found.values())
     errors, solutions = [], [Series(name="true", x=_X.tolist(), y=_TRUE[-1].tolist(), color=7)]
     for color, (name, each) in enumerate(found.items()):

@@ -1,15 +1,17 @@
-"""Four silos fine-tune a pretrained language model together, each on questions about another part of Python's standard library.
+"""Four silos fine-tune a pretrained language model, each on questions about its part of Python's standard library.
 
-The model is `simulations.recipes.language.small_llama`'s, trained on help texts and read from its folder by `transformers`; the questions and answers
-are `simulations.recipes.language.docstrings`'.  FedAvg of all four silos, 10 rounds of 10 local steps of 8 blocks, with LISA (one of three blocks, the
-same one for all in a round) and with LoRA (rank 8); and each silo by itself with LISA, for as many steps.  All are judged on the same
-test lines, of all silos: mean loss of an answer's token, in nats.  One pretrained model, 3 seeds of fine-tuning.
+The model is `simulations.recipes.language.small_llama`'s, trained on help texts and read from its folder by
+`transformers`; the questions and answers are `simulations.recipes.language.docstrings`'.  FedAvg of all four silos, 10
+rounds of 10 local steps of 8 blocks, with LISA (one of three blocks, the same one for all in a round) and with LoRA
+(rank 8); and each silo by itself with LISA, for as many steps.  All are judged on the same test lines, of all silos:
+mean loss of an answer's token, in nats.  One pretrained model, 3 seeds of fine-tuning.
 
-The federation with LISA is then written as a folder by `fedsign export`, loaded by `transformers`, and asked for the same logits and for
-the words that come next.
+The federation with LISA is then written as a folder by `fedsign export`, loaded by `transformers`, and asked for the
+same logits and for the words that come next.
 
-The thresholds were fixed before anything was run: the federation's loss at most 0.85 of the pretrained model's, for both methods, and with
-LISA at most 0.98 of the best single silo's.  The learning rates were tried on another seed and kept.
+The thresholds were fixed before anything was run: the federation's loss at most 0.85 of the pretrained model's, for
+both methods, and with LISA at most 0.98 of the best single silo's.  The learning rates were tried on another seed and
+kept.
 """
 
 import tempfile

@@ -1,12 +1,13 @@
-"""Eight clients fine-tune a language model, and send all of it, adapters, or what LISA drew: perplexity against bytes and memory.
+"""Eight clients fine-tune a language model and send all of it, adapters, or what LISA drew: perplexity against bytes.
 
-Eight clients share the documents of `pytext` (a natural split), all of them in each of 10 rounds of 10 local steps of batches of 8;
-FedAvg, weighted by samples.  The base is `simulations.recipes.lisa.fine_tuning`'s, trained on half of the documents.  Full AdamW; LoRA of rank 8, whose
-adapters alone travel; LISA with two of six blocks, drawn once a round: each client its own (`per_client`) or the same
-for all (`per_round`).  Each method at the best of three rates, found on seed 0 by the validation loss; figures of seeds 1 to 3.
+Eight clients share the documents of `pytext` (a natural split), all of them in each of 10 rounds of 10 local steps of
+batches of 8; FedAvg, weighted by samples.  The base is `simulations.recipes.lisa.fine_tuning`'s, trained on half of the
+documents.  Full AdamW; LoRA of rank 8, whose adapters alone travel; LISA with two of six blocks, drawn once a round:
+each client its own (`per_client`) or the same for all (`per_round`).  Each method at the best of three rates, found on
+seed 0 by the validation loss; figures of seeds 1 to 3.
 
-The hypothesis was fixed before anything was run: after equal rounds LISA `per_round` is within 3 % of full fine-tuning's loss, with at
-most half of its bytes up.
+The hypothesis was fixed before anything was run: after equal rounds LISA `per_round` is within 3 % of full
+fine-tuning's loss, with at most half of its bytes up.
 """
 
 import tempfile
@@ -45,7 +46,7 @@ _METHODS: dict[str, tuple[Mapping[str, Any], Sequence[float]]] = {  # settings, 
     expected=Verdict.HOLDS,
 )
 def federated_lisa(quick: bool) -> Figures:
-    """Losses, perplexities and megabytes a client and round (quick: full and `per_round`, 2 rounds, one rate, one seed).
+    """Losses, perplexities, megabytes a client and round (quick: full and `per_round`, 2 rounds, one rate, one seed).
 
     `share_of_gain`: how much of what full fine-tuning takes off the base's loss `per_round` takes off, too.
     """

@@ -1,9 +1,9 @@
 """A language model fine-tuned in one place, as the paper on LISA does it: what its recipes share.
 
-The base is our `gpt` (6 blocks of width 96, characters, blocks of 128), trained with AdamW on every second document of `pytext`; it
-is then fine-tuned on the other documents by one of the methods, and judged on what was held out of these.  Everything that
-is drawn belongs to the seed: initial weights, order of the batches, layers.  Batches of 8, linear warm-up over a tenth of the
-steps and then a cosine, gradients clipped to norm 1, no weight decay.
+The base is our `gpt` (6 blocks of width 96, characters, blocks of 128), trained with AdamW on every second document of
+`pytext`; it is then fine-tuned on the other documents by one of the methods, and judged on what was held out of these.
+Everything that is drawn belongs to the seed: initial weights, order of the batches, layers.  Batches of 8, linear
+warm-up over a tenth of the steps and then a cosine, gradients clipped to norm 1, no weight decay.
 """
 
 import tempfile

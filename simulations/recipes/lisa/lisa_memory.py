@@ -1,9 +1,9 @@
-"""LISA fits LLaMA-2-7B into 24 GB, and takes less than LoRA at 70B: what is certain of the paper's table, from shapes alone.
+"""LISA fits LLaMA-2-7B into 24 GB and takes less than LoRA at 70B: the certain part of the paper's table, from shapes.
 
-Paper: arXiv 2403.17919, section 4.1: mini-batches of one row of 1,024 tokens, weights, gradients and moments in bf16, no activation
-checkpointing; LoRA of rank 128 on all linear layers, embedding and head, dropout 0.1.  Differs: attention with a fused kernel, which keeps no
-tokens x tokens weights; the paper's runs had none, and `math_7b_lisa_2l_gb` says what that makes.  Bytes are 10^9 a GB; a device's
-context is not in them.
+Paper: arXiv 2403.17919, section 4.1: mini-batches of one row of 1,024 tokens, weights, gradients and moments in bf16,
+no activation checkpointing; LoRA of rank 128 on all linear layers, embedding and head, dropout 0.1.  Differs: attention
+with a fused kernel, which keeps no tokens x tokens weights; the paper's runs had none, and `math_7b_lisa_2l_gb` says
+what that makes.  Bytes are 10^9 a GB; a device's context is not in them.
 """
 
 from collections.abc import Mapping

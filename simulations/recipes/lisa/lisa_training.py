@@ -1,7 +1,7 @@
-"""A language model that LISA fine-tunes in one place, beside other methods: its loss, how fast a step is, and where the weights move.
+"""A language model that LISA and others fine-tune in one place: its loss, how fast a step is, where the weights move.
 
-Paper: Pan et al. 2024 (arXiv 2403.17919).  The set-up, small enough for two cores, is `simulations.recipes.lisa.fine_tuning`'s: 300 steps
-on English text.
+Paper: Pan et al. 2024 (arXiv 2403.17919).  The set-up, small enough for two cores, is
+`simulations.recipes.lisa.fine_tuning`'s: 300 steps on English text.
 """
 
 import time
@@ -40,13 +40,15 @@ _RATES = {
 def lisa_convergence(quick: bool) -> Figures:
     """Final validation losses (quick: full fine-tuning and LISA, one rate, one seed, 40 steps).
 
-    `share_of_gain`: how much of what full fine-tuning takes off the base's loss LISA takes off, too; `lisa_minus_lora` with its 95 % interval.
+    `share_of_gain`: how much of what full fine-tuning takes off the base's loss LISA takes off, too; `lisa_minus_lora`
+    with its 95 % interval.
 
-    Paper: sections 4.2 and 4.5: LISA converges like full fine-tuning and ends better than LoRA, at rates that are searched for each method.
-    LoRA of rank 8 on all linear layers of the blocks, whose adapters have a fraction of the moments that LISA's two of six blocks
-    have, GaLore of rank 16, LISA with embedding, head and two of six blocks, drawn anew every 10 steps.  The rates tried are a
-    factor of two apart for all; the best one is chosen on seed 0 by the validation loss and confirmed on three others.  A first sweep
-    ended a factor of four lower, and all four methods were best at its upper end: it was moved up.
+    Paper: sections 4.2 and 4.5: LISA converges like full fine-tuning and ends better than LoRA, at rates that are
+    searched for each method.  LoRA of rank 8 on all linear layers of the blocks, whose adapters have a fraction of the
+    moments that LISA's two of six blocks have, GaLore of rank 16, LISA with embedding, head and two of six blocks,
+    drawn anew every 10 steps.  The rates tried are a factor of two apart for all; the best one is chosen on seed 0 by
+    the validation loss and confirmed on three others.  A first sweep ended a factor of four lower, and all four methods
+    were best at its upper end: it was moved up.
 
     The hypothesis was fixed before anything was run: LISA ends below LoRA, and at most 3 % above full fine-tuning.
     """
@@ -95,12 +97,14 @@ _CONTRASTS = ("one_minus_four_blocks", "short_minus_long_period", "fixed_minus_r
 def lisa_ablation(quick: bool) -> Figures:
     """Mean validation losses `loss_<blocks>_<period>` (quick: 1 and 4 blocks, one period, one seed, 40 steps).
 
-    Paper: section 4.5 and appendix A.4: "more sampling layers and higher sampling period lead to better performance", up to a point; layers
-    that are drawn once and kept ("LISA-fix") are generally worse than layers drawn anew.  The rate is 1e-3 for all; 1, 2 and 4 of 6
-    blocks; a draw every 5, 20 and 75 steps; 3 seeds.  (The paper's K is a period in steps in one place, and a number of segments in another.)
+    Paper: section 4.5 and appendix A.4: "more sampling layers and higher sampling period lead to better performance",
+    up to a point; layers that are drawn once and kept ("LISA-fix") are generally worse than layers drawn anew.  The
+    rate is 1e-3 for all; 1, 2 and 4 of 6 blocks; a draw every 5, 20 and 75 steps; 3 seeds.  (The paper's K is a period
+    in steps in one place, and a number of segments in another.)
 
-    Averaged over periods 4 blocks end below 1; averaged over the numbers of blocks periods of 75 steps end below those of 5, and draws every
-    20 steps below one draw that is kept.  `_low` is the low end of the difference's 95 % interval, paired by seed.
+    Averaged over periods 4 blocks end below 1; averaged over the numbers of blocks periods of 75 steps end below those
+    of 5, and draws every 20 steps below one draw that is kept.  `_low` is the low end of the difference's 95 %
+    interval, paired by seed.
     """
     layers, periods, seeds = ((1, 4), (5, _KEPT), (0,)) if quick else ((1, 2, 4), (5, 20, 75, _KEPT), (0, 1, 2))
     steps, pretraining_steps = (40, 60) if quick else (_STEPS, PRETRAINING_STEPS)
@@ -147,19 +151,22 @@ _WARM_UP = 2  # steps of each, which are not counted
     expected=Verdict.IN_PART,
 )
 def lisa_speed(quick: bool) -> Figures:
-    """Seconds of an iteration (median), how many times as fast LISA is, and how many fewer products it takes (quick: 4 blocks, 3 rounds).
+    """Seconds of an iteration (median), how many times as fast LISA is, and how many fewer products it takes.
 
-    The quick check judges the products of matrices (`..._flops`), which no other program on the machine disturbs.
+    The quick check (4 blocks, 3 rounds) judges the products of matrices (`..._flops`), which no other program on the
+    machine disturbs.
 
-    Paper: section 4.1: for LLaMA-2-7B with batches of one, on a GPU, an iteration of LISA takes 1/2.9 of
-    full fine-tuning's time and 1/1.5 of LoRA's.  Here: our `gpt` of 12 blocks, width 256 and 8 heads, batches of 8 rows of 128
-    characters, torch's AdamW as it comes (on a CPU a loop over the tensors), on this machine's CPU and as many threads as torch takes.  By counting multiplications, forward
-    and backward to the inputs cost LISA the same as all, and the gradients of weights a sixth, so that (1 + 1 + 1/6)/3 of full
-    fine-tuning's are left, 1.38 times as fast; the optimiser's share comes on top.
+    Paper: section 4.1: for LLaMA-2-7B with batches of one, on a GPU, an iteration of LISA takes 1/2.9 of full
+    fine-tuning's time and 1/1.5 of LoRA's.  Here: our `gpt` of 12 blocks, width 256 and 8 heads, batches of 8 rows of
+    128 characters, torch's AdamW as it comes (on a CPU a loop over the tensors), on this machine's CPU and as many
+    threads as torch takes.  By counting multiplications, forward and backward to the inputs cost LISA the same as all,
+    and the gradients of weights a sixth, so that (1 + 1 + 1/6)/3 of full fine-tuning's are left, 1.38 times as fast;
+    the optimiser's share comes on top.
 
-    The methods take single steps in turn, in an order that changes, so that whatever else the machine does falls on all; ratios are
-    medians of the rounds' ratios.  The hypothesis was fixed before anything was run: 1.2 times as fast as full fine-tuning or more, not
-    slower than LoRA.  On a machine that is busy this can fail for reasons that are not LISA's: run it again alone.
+    The methods take single steps in turn, in an order that changes, so that whatever else the machine does falls on
+    all; ratios are medians of the rounds' ratios.  The hypothesis was fixed before anything was run: 1.2 times as fast
+    as full fine-tuning or more, not slower than LoRA.  On a machine that is busy this can fail for reasons that are not
+    LISA's: run it again alone.
     """
     rounds, steps = (3 if quick else 25), {name: _stepper(name, quick) for name in ("full", "lora", "lisa")}
     times: dict[str, list[float]] = {name: [] for name in steps}
@@ -221,18 +228,19 @@ _ADAPTED = {"query", "key", "value", "out", "up", "down", "head"}
 def lisa_weight_norms(quick: bool) -> Figures:
     """Ratios of norms that are means over all steps, means over 3 seeds (quick: 30 steps after 60, one seed).
 
-    Paper: sections 3.1 and 3.2: the mean over training of a layer's weight norm,
-    w(l) = (1/T) sum_t ||theta_t(l)||_2, recorded after every step.  Under LoRA that of the embedding or the head is larger than that of the
-    layers between "often by a factor of hundreds"; under full fine-tuning it is not.
+    Paper: sections 3.1 and 3.2: the mean over training of a layer's weight norm, w(l) = (1/T) sum_t ||theta_t(l)||_2,
+    recorded after every step.  Under LoRA that of the embedding or the head is larger than that of the layers between
+    "often by a factor of hundreds"; under full fine-tuning it is not.
 
-    The model's head is a matrix of its own here, and LoRA has adapters on it as on all linear layers; the embedding has none, since
-    `peft`'s would not be merged into what is read off.  What a layer's norm is under LoRA the paper does not say: that of the
-    weights is the base's, which both methods share.  So two are measured, over all matrices of a layer: of the weights, W + (alpha/r) B A under
-    LoRA (`..._weights_ratio`), and of what fine-tuning has changed of them (`..._change_ratio`); each the head's over the mean of the
-    blocks'.  300 steps.
+    The model's head is a matrix of its own here, and LoRA has adapters on it as on all linear layers; the embedding has
+    none, since `peft`'s would not be merged into what is read off.  What a layer's norm is under LoRA the paper does
+    not say: that of the weights is the base's, which both methods share.  So two are measured, over all matrices of a
+    layer: of the weights, W + (alpha/r) B A under LoRA (`..._weights_ratio`), and of what fine-tuning has changed of
+    them (`..._change_ratio`); each the head's over the mean of the blocks'.  300 steps.
 
-    The thresholds are the paper's: "hundreds" is 100 or more, of either norm, and the head's share of the change is larger under LoRA than
-    under full fine-tuning (`lora_minus_full`, of the two ratios, with the low end of its 95 % interval).
+    The thresholds are the paper's: "hundreds" is 100 or more, of either norm, and the head's share of the change is
+    larger under LoRA than under full fine-tuning (`lora_minus_full`, of the two ratios, with the low end of its 95 %
+    interval).
     """
     seeds = (0,) if quick else (0, 1, 2)
     jobs = {(name, seed): partial(_ratios, name, seed, quick) for seed in seeds for name in _NORM_RATES}

@@ -1,8 +1,9 @@
 """What PaRO's guideline says of the paper's scenarios: which strategies fit, and in which order they are fast.
 
-Paper: arXiv 2310.06003, section 3.1 and experiments: 32 GPUs of 80 GB, 8 a machine, 2000 Gbit/s within and 80 Gbit/s between machines, 10
-micro-batches; memory and t_comm by its formulas (`fedsign.sharding.plan`), computation left out, so that ratios of times are no ratios of
-throughput: only orders are judged.  Nothing is drawn or timed.  How strategies do over a real slow link is in docs/benchmarks.md.
+Paper: arXiv 2310.06003, section 3.1 and experiments: 32 GPUs of 80 GB, 8 a machine, 2000 Gbit/s within and 80 Gbit/s
+between machines, 10 micro-batches; memory and t_comm by its formulas (`fedsign.sharding.plan`), computation left out,
+so that ratios of times are no ratios of throughput: only orders are judged.  Nothing is drawn or timed.  How strategies
+do over a real slow link is in docs/benchmarks.md.
 """
 
 from collections.abc import Mapping

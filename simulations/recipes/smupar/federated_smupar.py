@@ -1,14 +1,16 @@
-"""Silos train a wide sparse model with a rate tuned on a narrow dense one: perplexity against bytes, under three parameterisations.
+"""Silos train a wide sparse model with a rate tuned on a narrow dense one: perplexity against bytes, in three schemes.
 
-Paper: Dey et al. 2024 (arXiv 2405.15743), whose models are trained in one place.  Here three silos share the documents of `pytext`; each
-takes ten local steps in each of eight rounds, from fresh moments, and the models are averaged (FedAvg).  The model is that of
-`simulations.recipes.smupar.smupar_gpt` at width 256, at densities 1, 1/4, 1/16 and 1/64, with `packed_adamw`.  Masks are drawn with an exact
-number of weights, where the paper's code draws each on its own, so that bytes are no chance.  The logits of attention are scaled as
-those of the base's heads, so that at the base's width, dense, the three parameterisations are one model: one rate, tuned there on
-held-out blocks, is the rate of all cells.
+Paper: Dey et al. 2024 (arXiv 2405.15743), whose models are trained in one place.  Here three silos share the documents
+of `pytext`; each takes ten local steps in each of eight rounds, from fresh moments, and the models are averaged
+(FedAvg).  The model is that of `simulations.recipes.smupar.smupar_gpt` at width 256, at densities 1, 1/4, 1/16 and
+1/64, with `packed_adamw`.  Masks are drawn with an exact number of weights, where the paper's code draws each on its
+own, so that bytes are no chance.  The logits of attention are scaled as those of the base's heads, so that at the
+base's width, dense, the three parameterisations are one model: one rate, tuned there on held-out blocks, is the rate of
+all cells.
 
-The hypothesis was fixed before anything was run: at densities 1/16 and 1/64 SmuPar's loss is at least 5 % below that of the standard
-parameterisation and of muP, after equal rounds and so for equal bytes.  Bytes are exact: (dense part + density x hidden part) x width.
+The hypothesis was fixed before anything was run: at densities 1/16 and 1/64 SmuPar's loss is at least 5 % below that of
+the standard parameterisation and of muP, after equal rounds and so for equal bytes.  Bytes are exact: (dense part +
+density x hidden part) x width.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,7 +49,10 @@ _EXACT = (at_most(0.0, "bytes_error"), at_most(1.01, "hidden_over_density"))
     expected=Verdict.IN_PART,
 )
 def federated_smupar(quick: bool) -> Figures:
-    """Losses, perplexities and megabytes, means over 3 seeds (quick: density 1/64 for two rounds, one seed, with the rate that the full form found)."""
+    """Losses, perplexities and megabytes, means over 3 seeds.
+
+    Quick: density 1/64 for two rounds, one seed, with the rate that the full form found.
+    """
     if quick:
         return _figures((64,), _SEEDS[:1], lr=2**-8, rounds=2)
     proxies = {}
@@ -86,7 +91,7 @@ def _figures(shares: Sequence[int], seeds: Sequence[int], *, lr: float, rounds: 
 def _account(
     cells: Mapping[tuple[str, int, int], Mapping[str, Any]], runs: Mapping[tuple[str, int, int], Sequence[Line]]
 ) -> dict[str, float]:
-    """Of any round of any cell: how far its bytes are from (dense part + density x hidden part) x width; the hidden part by its formula."""
+    """The largest of all rounds: how far the bytes are from the formula, and the hidden part over its own formula."""
     errors, shares = [], []
     for key, cell in cells.items():
         model = Workload(from_dict(dict(cell))).make_model()

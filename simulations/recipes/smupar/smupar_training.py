@@ -1,8 +1,9 @@
-"""Sparse models trained in one place: their activations, masks that change, and the loss for a number of weights at rates that a dense one gave.
+"""Sparse models trained in one place: activations, changing masks, and the loss by weights at a dense model's rates.
 
-Paper: Dey et al. 2024 (arXiv 2405.15743), Figures 3, 5, 10 and 12.  Here with the model of `simulations.recipes.smupar.smupar_gpt`, unless a
-recipe says otherwise at width 128, one client with all data, 128 steps of 512 characters.  Losses are those of the test samples after the last step.  All
-thresholds were written before the first measurement.
+Paper: Dey et al. 2024 (arXiv 2405.15743), Figures 3, 5, 10 and 12.  Here with the model of
+`simulations.recipes.smupar.smupar_gpt`, unless a recipe says otherwise at width 128, one client with all data, 128
+steps of 512 characters.  Losses are those of the test samples after the last step.  All thresholds were written before
+the first measurement.
 """
 
 from collections.abc import Mapping
@@ -72,10 +73,10 @@ _HALF, _SPREADS = (("rate_only_start_high", "init_only_change_high"), ("sp_sprea
 def smupar_coordinate_check(quick: bool) -> Figures:
     """3 seeds (quick: 1, but 3 for the spread), and four densities for the spread (quick: the first and the last).
 
-    Paper: Figure 5: mean |activation| of attention and feed-forward during the first ten steps.
-    Here at width 256.  Ratios are to the dense model, paired by seed and module; the
-    lowest and the highest one count.  With half of the rules the check has to fail: rates alone do not mend the start, the start
-    alone does not mend the first step's change.
+    Paper: Figure 5: mean |activation| of attention and feed-forward during the first ten steps.  Here at width 256.
+    Ratios are to the dense model, paired by seed and module; the lowest and the highest one count.  With half of the
+    rules the check has to fail: rates alone do not mend the start, the start alone does not mend the first step's
+    change.
     """
     seeds, schemes = 1 if quick else 3, ("sp", "mup", "smupar")
     halves = (*schemes, "smupar-init", "smupar-rate")
@@ -114,18 +115,22 @@ def smupar_coordinate_check(quick: bool) -> Figures:
     },
 )
 def smupar_dynamic(quick: bool) -> Figures:
-    """SmuPar and muP, the static masks of SmuPar for a control; losses are means over 3 seeds (quick: SmuPar alone, without pruning, one seed, fewer rates).
+    """SmuPar and muP, the static masks of SmuPar for a control; losses are means over 3 seeds.
 
-    Paper: Figure 12: under RigL and under gradual magnitude pruning the best learning rate moves with the density, in SP (not tried here),
-    muP and SmuPar alike.  SmuPar over-corrects: its rules are for weights that are independent of their masks, and those that survive a
-    choice by magnitude are not.  Dynamic sparsity is not what SmuPar claims to cover.
+    Quick: SmuPar alone, without pruning, one seed, fewer rates.
 
-    Masks change every 8 steps until step 96, at density 1/32; that is about as often in a training as in the paper (every 100 of 1,169
-    steps); RigL drops 0.3.  Rates are tried a factor of two apart, and how far the best one moves from density 1 is counted in such
-    bins.  At density 1 nothing changes, so that all three rules share it, and muP is SmuPar.
+    Paper: Figure 12: under RigL and under gradual magnitude pruning the best learning rate moves with the density, in
+    SP (not tried here), muP and SmuPar alike.  SmuPar over-corrects: its rules are for weights that are independent of
+    their masks, and those that survive a choice by magnitude are not.  Dynamic sparsity is not what SmuPar claims to
+    cover.
 
-    A bin is what one seed leaves uncertain, so that two are a move: up under muP, as with static masks, and down under SmuPar, which
-    over-corrects.
+    Masks change every 8 steps until step 96, at density 1/32; that is about as often in a training as in the paper
+    (every 100 of 1,169 steps); RigL drops 0.3.  Rates are tried a factor of two apart, and how far the best one moves
+    from density 1 is counted in such bins.  At density 1 nothing changes, so that all three rules share it, and muP is
+    SmuPar.
+
+    A bin is what one seed leaves uncertain, so that two are a move: up under muP, as with static masks, and down under
+    SmuPar, which over-corrects.
     """
     rates = [2.0**power for power in ((-11, -9, -7) if quick else range(-11, -4))]
     seeds = range(1 if quick else 3)
@@ -169,15 +174,18 @@ _AT_THE_LOWEST = at_most(0.93, "smupar_over_sp_32", "smupar_over_mup_32")
     null={"smupar_over_sp_32": 1.0, "smupar_over_mup_32": 1.0, "smupar_over_best_other": 1.1},
 )
 def smupar_pareto(quick: bool) -> Figures:
-    """Densities 1 to 1/32, means over seeds 1 to 3, ratios paired (quick: the lowest density, one seed); rates are tuned on seed 0.
+    """Densities 1 to 1/32, means over seeds 1 to 3, ratios paired; rates are tuned on seed 0.
 
-    Paper: Figure 3: one model of 610 million weights at densities down to 1/128, each scheme with one start and one rate for all of them;
-    at the lowest density SmuPar's loss is 11.9 % below that of SP and 1.9 % below that of muP.
+    Quick: the lowest density, one seed.
 
-    SP's rate is tuned on the dense model of width 128 itself; that of muP and SmuPar on a dense proxy of width 64, as the paper does, and
-    carried over.  Floating-point operations are 6 for each weight there is and character, as if absent ones cost nothing, which on
-    this hardware they do not.  `iso`: wide and sparse models that have as many hidden weights as the dense proxy, under SmuPar (the
-    paper's Figure 10 compares such models; no threshold, since they have more embeddings too).
+    Paper: Figure 3: one model of 610 million weights at densities down to 1/128, each scheme with one start and one
+    rate for all of them; at the lowest density SmuPar's loss is 11.9 % below that of SP and 1.9 % below that of muP.
+
+    SP's rate is tuned on the dense model of width 128 itself; that of muP and SmuPar on a dense proxy of width 64, as
+    the paper does, and carried over.  Floating-point operations are 6 for each weight there is and character, as if
+    absent ones cost nothing, which on this hardware they do not.  `iso`: wide and sparse models that have as many
+    hidden weights as the dense proxy, under SmuPar (the paper's Figure 10 compares such models; no threshold, since
+    they have more embeddings too).
     """
     schemes, widest = ("sp", "mup", "smupar"), 4 * BASE_WIDTH
     densities = (_LOWEST,) if quick else (1.0, 1 / 4, 1 / 16, _LOWEST)

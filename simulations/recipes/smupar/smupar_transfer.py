@@ -1,8 +1,9 @@
-"""Does the best learning rate, or the best start, of a dense model hold for sparse ones?  Sweeps under several parameterisations.
+"""Does a dense model's best learning rate, or best start, hold for sparse ones?  Sweeps under several schemes.
 
-Paper: Dey et al. 2024 (arXiv 2405.15743), Figures 6, 7, 9, 13 and 14.  Here with the model of `simulations.recipes.smupar.smupar_gpt` at
-width 128 on short batches, 128 steps at a constant rate.  Numbers and picture of a sweep are written to tuning/<recipe>; all sweeps
-share their cells in tuning/smupar, and go on with what is there.
+Paper: Dey et al. 2024 (arXiv 2405.15743), Figures 6, 7, 9, 13 and 14.  Here with the model of
+`simulations.recipes.smupar.smupar_gpt` at width 128 on short batches, 128 steps at a constant rate.  Numbers and
+picture of a sweep are written to tuning/<recipe>; all sweeps share their cells in tuning/smupar, and go on with what is
+there.
 """
 
 from dataclasses import replace
@@ -23,7 +24,7 @@ _FOLDER, _PICTURE = Path("tuning"), "transfer-loss.svg"
 
 
 def rates(quick: bool, *, seeds: int) -> Asked:
-    """Learning rates 2^-12 to 2^-2 over 128 steps at the densities 1 and 1/32; quick: every second one, 2^-11 to 2^-3, over 64 steps."""
+    """Rates 2^-12 to 2^-2, 128 steps, densities 1 and 1/32; quick: every second rate, 2^-11 to 2^-3, 64 steps."""
     powers, steps = (range(-11, -2, 2), 64) if quick else (range(-12, -1), 128)
     values = [2.0**power for power in powers]
     return Asked(values=values, densities=(1.0, 1 / 32), seeds=seeds, steps=steps, samples=256)
@@ -55,8 +56,9 @@ def _losses(found: Found) -> dict[str, dict[float, NDArray[np.float64]]]:
 def _read(found: Found) -> dict[str, float]:
     """What a sweep says of each scheme, and of SmuPar's loss over that of each other one, in the last condition.
 
-    `moved`: how many factors of two the optimum moves at most; `raised`: by how many it is above the proxy's; `excess`: of the loss at the
-    proxy's best value; `kept_to`: at the values that the proxy gave, `best_to`: at each one's own best.
+    `moved`: how many factors of two the optimum moves at most; `raised`: by how many it is above the proxy's; `excess`:
+    of the loss at the proxy's best value; `kept_to`: at the values that the proxy gave, `best_to`: at each one's own
+    best.
     """
     figures = {"optima_at_an_edge": float(sum(row["is_at_edge"] for row in found.summary))}
     own, kept = {}, {}
@@ -102,14 +104,17 @@ _COSTS = at_most(0.02, "smupar_excess")
     expected=Verdict.HOLDS,
 )
 def smupar_lr_transfer(quick: bool) -> Shown:
-    """3 seeds, densities 1, 1/4, 1/16 and 1/32, rates 2^-12 to 2^-2; quick: 1 seed, 64 steps, the ends, every second rate, no proxy.
+    """3 seeds, densities 1, 1/4, 1/16 and 1/32, rates 2^-12 to 2^-2.
 
-    Paper: Figures 6 and 9: at a fixed width the optimum of SmuPar is near 2^-6 at all densities, those of the others move with them; and it
-    is the one of a narrow dense proxy, which has width 64 here.
+    Quick: 1 seed, 64 steps, densities 1 and 1/32, every second rate, no proxy.
 
-    The hypothesis: hidden updates are as the density times the rate, so that where nothing corrects them the optimum moves by log2 of
-    1/density, 5 factors of two at 1/32, and by 4 at least, since the embeddings, which are dense, pull it back.  What is gained is
-    at the proxy's rate; at rates tuned for each density anew the schemes are expected to be close, and the figures say how close.
+    Paper: Figures 6 and 9: at a fixed width the optimum of SmuPar is near 2^-6 at all densities, those of the others
+    move with them; and it is the one of a narrow dense proxy, which has width 64 here.
+
+    The hypothesis: hidden updates are as the density times the rate, so that where nothing corrects them the optimum
+    moves by log2 of 1/density, 5 factors of two at 1/32, and by 4 at least, since the embeddings, which are dense, pull
+    it back.  What is gained is at the proxy's rate; at rates tuned for each density anew the schemes are expected to be
+    close, and the figures say how close.
     """
     name, schemes = "smupar-lr-transfer", ("sp", "mup", "smupar")
     asked = rates(quick, seeds=1 if quick else 3)
@@ -144,13 +149,14 @@ def smupar_lr_transfer(quick: bool) -> Shown:
 def smupar_init_transfer(quick: bool) -> Shown:
     """3 seeds; quick: 1, 64 steps and every second deviation.
 
-    Paper: Figure 7: the base's initial standard deviation is swept at a fixed rate of 2^-6, constant over 100 steps.  Here with a base of
-    64, at the rate that is best for the dense model under muP, densities 1 and 1/32.
+    Paper: Figure 7: the base's initial standard deviation is swept at a fixed rate of 2^-6, constant over 100 steps.
+    Here with a base of 64, at the rate that is best for the dense model under muP, densities 1 and 1/32.
 
-    The hypothesis is the paper's: what a hidden layer gives is as its deviation times the root of the density, so that where nothing
-    corrects that the optimum moves up by log2 of sqrt(32), 2.5 factors of two, and by 2 at least, since the embeddings, which are dense
-    and start with the same deviation, pull it back.  A trial with one seed had moved by 2 under the standard parameterisation and by
-    none under muP when the thresholds were written; they are the paper's claim all the same.
+    The hypothesis is the paper's: what a hidden layer gives is as its deviation times the root of the density, so that
+    where nothing corrects that the optimum moves up by log2 of sqrt(32), 2.5 factors of two, and by 2 at least, since
+    the embeddings, which are dense and start with the same deviation, pull it back.  A trial with one seed had moved by
+    2 under the standard parameterisation and by none under muP when the thresholds were written; they are the paper's
+    claim all the same.
     """
     name = "smupar-init-transfer"
     found = swept(name, starts(quick, seeds=1 if quick else 3), quick=quick)
@@ -188,18 +194,22 @@ _HALVES = (at_least(2, "init_only_moved"), at_most(0.97, "both_to_init_only"))
     | dict.fromkeys(("both_to_init_only", "both_to_rate_only", "best_start_both_to_init_only"), 1.0),
 )
 def smupar_ablation(quick: bool) -> Shown:
-    """3 seeds, densities 1 and 1/32; quick: 1, a coarser grid, and rates alone; at density 1 all three schemes are muP, trained once.
+    """3 seeds, densities 1 and 1/32; at density 1 all three schemes are muP, trained once.
+
+    Quick: 1 seed, a coarser grid, and rates alone.
 
     Paper: Figure 14 (rates) and Figure 13 (starts).
 
-    The hypothesis: with the start alone a hidden update is as the density times the rate, as without any correction, so that the
-    optimum moves by 5 factors of two at 1/32, by 2 at least, since the embeddings pull it back.  With the rates alone updates
-    are right and the start vanishes; the best rate may hold then, but the loss that it gives is worse than with both.
+    The hypothesis: with the start alone a hidden update is as the density times the rate, as without any correction, so
+    that the optimum moves by 5 factors of two at 1/32, by 2 at least, since the embeddings pull it back.  With the
+    rates alone updates are right and the start vanishes; the best rate may hold then, but the loss that it gives is
+    worse than with both.
 
-    Of the start (`best_start_`: at the own best of each at density 1/32): with the rates alone nothing corrects it, so that the best
-    deviation moves up by log2 of sqrt(32), 2.5 factors of two, by 2 at least; with the start alone hidden layers learn too little for
-    any start, and the loss at the best one is worse than with both.  The start's part was written when `smupar-init-transfer` and its
-    own sweep, in which nothing moved up, had been measured; it is the paper's claim all the same.
+    Of the start (`best_start_`: at the own best of each at density 1/32): with the rates alone nothing corrects it, so
+    that the best deviation moves up by log2 of sqrt(32), 2.5 factors of two, by 2 at least; with the start alone hidden
+    layers learn too little for any start, and the loss at the best one is worse than with both.  The start's part was
+    written when `smupar-init-transfer` and its own sweep, in which nothing moved up, had been measured; it is the
+    paper's claim all the same.
     """
     name = "smupar-ablation"
     schemes = {"smupar": "both", "smupar-init": "init_only", "smupar-rate": "rate_only"}

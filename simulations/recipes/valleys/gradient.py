@@ -1,7 +1,7 @@
 """The signs of a trained model and the gradient of its loss: asymmetric valleys are no slope.
 
-Paper: arXiv 2405.12489, its gradient test: sign(theta_f) is almost orthogonal to the gradient, so that what is flat on one side and sharp on the other is
-not the loss falling along the signs.
+Paper: arXiv 2405.12489, its gradient test: sign(theta_f) is almost orthogonal to the gradient, so that what is flat on
+one side and sharp on the other is not the loss falling along the signs.
 """
 
 from statistics import fmean

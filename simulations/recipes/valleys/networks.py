@@ -1,4 +1,4 @@
-"""Networks for the recipes of valleys: trained on digits as a federation of one client, by the same engine as any run."""
+"""Networks for the recipes of valleys: trained as a federation of one client, by the same engine as any run."""
 
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -33,7 +33,7 @@ _CENTRAL: dict[str, Any] = {
 
 
 def central(changes: Mapping[str, Any] | None = None, where: Where = AT_HOME) -> dict[str, Any]:
-    """The training of a network: the default MLP on digits, 40 epochs (a round is one), unless something else is said."""
+    """The training of a network: the default MLP on digits, 40 epochs (a round is one), with some changes."""
     return merged(merged(_CENTRAL, changes or {}), where.changes)
 
 
@@ -61,7 +61,7 @@ def networks(count: int, changes: Mapping[str, Any] | None = None, where: Where 
 def errors_along(
     subject: Subject, *names: str, scale: float, draw: int = 0, **asked: Any
 ) -> dict[str, Mapping[str, float]]:
-    """The error's means on both sides, and its asymmetry, along a draw of each noise, or special directions, by their names."""
+    """By name: the error's means on both sides and its asymmetry, along a draw of each noise, or special directions."""
     found = look(subject, Asked(directions=names, draws=1, seed=draw, scales=(scale,), **asked))
     return {row["direction"]: row for row in found.summary}
 
