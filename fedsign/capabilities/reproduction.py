@@ -24,5 +24,5 @@ CAPABILITY = Capability(
     commands={
         "reproduce": "simulations.recipes.command:reproduce",
     },
-    files=("docs/recipes.md", "docs/claims.md", "benchmarks/claims.py", "benchmarks/findings/*"),
+    files=("docs/recipes.md", "docs/claims.md", "benchmarks/findings/*"),
 )
