@@ -6,7 +6,7 @@ the gain and the essential difference weigh as much as all others together, each
 describe.  As in a comparison, a row is not called better than one that has lost fewer seeds.
 
 A control's share of the gain is mean(control - FedAvg) / mean(gain), with Fieller's interval for a ratio of paired means
-(Journal of the Royal Statistical Society B 16, 1954); there is none where the gain's own interval includes 0.
+(Journal of the Royal Statistical Society B 16, 1954); there is none unless the gain's own interval is above 0.
 
 A run has converged if the accuracy on validation samples gains less than 0.2 points in its last fifth.
 """
@@ -127,10 +127,16 @@ class Ablation:
         idea, row = essential(self.regularizer), self.row(essential(self.regularizer).key)
         if row is None or row.to_regularizer is None or self.needed is None:
             return ""
-        told = {
-            "worse": f"the gain needs {idea.part}",
-            "better": f"the gain is larger without {idea.part}",
-        }.get(row.to_regularizer.says, f"too few seeds to tell whether the gain needs {idea.part}")
+        if self.gain is not None and self.gain.says == "better":
+            told = {
+                "worse": f"the gain needs {idea.part}",
+                "better": f"the gain is larger without {idea.part}",
+            }.get(row.to_regularizer.says, f"too few seeds to tell whether the gain needs {idea.part}")
+        else:  # there is no gain to explain
+            told = {
+                "worse": f"better with {idea.part} than without",
+                "better": f"worse with {idea.part} than without",
+            }.get(row.to_regularizer.says, f"too few seeds to tell an effect of {idea.part}")
         label = self.summary.labels[self.regularizer]
         return f"{label} − {row.control.label}: {self.points(self.needed)}, {told}."
 
@@ -166,11 +172,12 @@ def read(comparison: Comparison) -> Ablation:
     lost = {key: entry.num_lost for key, entry in entries.items()}
     found = differences(values, *_pairs(there, regularizer), lost=lost, higher_is_better=summary.higher_is_better)
     gain = found.get((regularizer, FEDAVG))
+    is_gain = gain is not None and gain.excludes_zero and (gain.interval.mean > 0) == summary.higher_is_better
     rows = []
     for control in there:
         entry, key = entries[control.key], control.key
         share = None
-        if gain is not None and gain.excludes_zero and control.is_rival:
+        if is_gain and control.is_rival:
             share = share_of_gain(values[key], values[regularizer], values[FEDAVG])
         rows.append(
             Row(

@@ -150,3 +150,11 @@ def test_what_has_no_regularizer_is_refused() -> None:
 def test_the_experiments_of_the_published_ablations_are_configurations(path: Path) -> None:
     config = load(path, [])
     assert config.name == path.stem and config.strategy.name == "fedsign" and config.client.path == "auto"
+
+
+def test_a_loss_has_no_shares_and_is_not_explained_as_a_gain(tmp_path: Path) -> None:
+    strong = {**SMALL, "rounds": 8, "strategy": {"name": "fedsign", "gamma": 5.0}}
+    found = read(ablate("fedsign", strong, seeds=3, controls=["own-sign"], out=tmp_path / "a", workers=1))
+    assert found.gain is not None and found.gain.excludes_zero and found.gain.interval.mean < 0
+    assert [row.share for row in found.rows] == [None] * 3
+    assert not any("the gain" in sentence for sentence in found.sentences)
