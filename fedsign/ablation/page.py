@@ -106,6 +106,7 @@ def as_json(ablation: Ablation) -> dict[str, Any]:
     return {
         "name": ablation.summary.name,
         "metric": ablation.summary.metric,
+        "experiment": tomllib.loads(ablation.summary.config_toml),
         "sentences": ablation.sentences,
         "rows": rows,
     }

@@ -28,5 +28,5 @@ CAPABILITY = Capability(
     api={
         "ablate": "simulations.ablation.play:ablate",
     },
-    files=("docs/how-to/ablate.md", "benchmarks/ablations/*"),
+    files=("docs/how-to/ablate.md", "docs/ablations.md", "benchmarks/ablations/*"),
 )

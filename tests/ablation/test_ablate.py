@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from benchmarks.ablations import __main__ as published
 from fedsign.ablation.controls import FEDAVG, controls_of, essential
 from fedsign.ablation.page import as_json, render
 from fedsign.ablation.reading import read, share_of_gain
@@ -113,6 +114,7 @@ def test_the_page_and_the_numbers_say_what_the_runs_say(played: Comparison) -> N
     found = read(played)
     page, numbers = render(found), json.loads(json.dumps(as_json(found)))
     assert [row["key"] for row in numbers["rows"]] == [FEDAVG, "fedsign", *SOME]
+    assert numbers["experiment"]["strategy"]["gamma"] == SMALL["strategy"]["gamma"]
     values = {row["key"]: [*row["values"].values()] for row in numbers["rows"]}
     by_hand = np.mean(np.subtract(values["fedsign"], values["own-sign"]))
     assert found.needed is not None and found.needed.mean == pytest.approx(by_hand)
@@ -158,3 +160,7 @@ def test_a_loss_has_no_shares_and_is_not_explained_as_a_gain(tmp_path: Path) -> 
     assert found.gain is not None and found.gain.excludes_zero and found.gain.interval.mean < 0
     assert [row.share for row in found.rows] == [None] * 3
     assert not any("the gain" in sentence for sentence in found.sentences)
+
+
+def test_the_page_of_the_published_ablations_is_what_the_results_make() -> None:
+    assert published.PAGE.read_text(encoding="utf-8") == published.page(), "run python -m benchmarks.ablations"

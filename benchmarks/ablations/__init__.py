@@ -1,0 +1,1 @@
+"""The experiments behind docs/ablations.md, and what they gave."""

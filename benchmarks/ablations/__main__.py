@@ -1,0 +1,138 @@
+"""docs/ablations.md, from benchmarks/ablations/results: `python -m benchmarks.ablations`.
+
+A result is what `fedsign ablate fedsign benchmarks/ablations/NAME.toml --json` prints.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from benchmarks.tables import MISSING, Figures, table
+from fedsign.report.wording import figure
+from fedsign.storage.disk import write_text
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "ablations.md"
+RESULTS = ROOT / "benchmarks" / "ablations" / "results"
+TITLES = {
+    "digits-mlp-gamma0.003": "Digits, MLP, gamma 0.003",
+    "digits-mlp": "Digits, MLP, gamma 0.0003",
+    "digits-cnn": "Digits, CNN, gamma 0.0003",
+    "mnist-mlp": "MNIST, MLP, gamma 0.0003",
+    "mnist-cnn": "MNIST, CNN, gamma 0.0003",
+    "cifar10-mlp": "CIFAR-10 (JPEG), MLP",
+    "cifar10-cnn": "CIFAR-10 (JPEG), CNN",
+}
+NOT_PLAYED = "not played yet"
+_HEAD = """\
+# Does the sign matter?
+
+<!-- Written by `python -m benchmarks.ablations` from benchmarks/ablations/results; do not edit. -->
+
+FedSign pushes every weight along its sign in the received model. [`fedsign ablate`](how-to/ablate.md) asks how much of
+its gain needs these signs: it plays FedSign, FedAvg, and a control for each plain explanation with the same rounds,
+clients, splits and seeds.
+
+Differences are paired by seed, in points of test accuracy, each with its own 95 % interval. Verdicts are tests
+corrected for all differences of an ablation: **+** better, **−** worse, ? too few seeds to tell. *What needs the
+received signs* is FedSign − own sign: the same push along the weight's own sign, without a look at the received model.
+The experiments, and how gamma was chosen: [benchmarks/ablations](../benchmarks/ablations/README.md)."""
+_MARKS = {"better": " **+**", "worse": " **−**"}
+
+
+def main() -> None:
+    """Write the page."""
+    write_text(PAGE, page())
+    print(PAGE.relative_to(ROOT))
+
+
+def page() -> str:
+    """Its text."""
+    results = {
+        name: json.loads(path.read_text(encoding="utf-8"))
+        for name in TITLES
+        if (path := RESULTS / f"{name}.json").exists()
+    }
+    sections = [f"## {TITLES[name]}\n\n{_section(result)}" for name, result in results.items()]
+    return "\n\n".join([_HEAD, _summary(results), *sections]) + "\n"
+
+
+def _summary(results: dict[str, Figures]) -> str:
+    rows = []
+    for name, title in TITLES.items():
+        if name not in results:
+            rows.append([title, NOT_PLAYED, *[""] * 4])
+            continue
+        by_key = {row["key"]: row for row in results[name]["rows"]}
+        regularizer, own = by_key["fedsign"], by_key["own-sign"]
+        better = [row["label"] for row in results[name]["rows"] if _says(row["to_regularizer"]) == "better"]
+        rows.append(
+            [
+                f"[{title}](#{_anchor(title)})",
+                f"{len(regularizer['values'])}, {results[name]['experiment']['rounds']}",
+                _accuracy(by_key["fedavg"]),
+                _points(regularizer["to_fedavg"]),
+                _points(own["to_regularizer"], sign=-1),
+                ", ".join(better) or "none",
+            ]
+        )
+    head = ("", "seeds, rounds", "FedAvg", "FedSign − FedAvg", "what needs the received signs", "better than FedSign")
+    return table(head, rows, left=6)
+
+
+def _section(result: Figures) -> str:
+    head = ("", "accuracy", "to FedAvg", "to FedSign", "share of the gain", "best (round)", "last fifth", "weight norm")
+    rows = [
+        [
+            row["label"],
+            _accuracy(row),
+            _points(row["to_fedavg"]),
+            _points(row["to_regularizer"]),
+            _share(row["share"]),
+            MISSING if row["peak"] is None else f"{100 * row['peak'][0]:.2f} ({row['peak'][1]})",
+            MISSING if row["rise"] is None else f"{100 * row['rise']:+.2f}".replace("-", "−"),
+            figure(row["weight_norm"]),
+        ]
+        for row in result["rows"]
+    ]
+    sentences = "\n".join(f"- {each}" for each in result["sentences"])
+    return f"{sentences}\n\n{table(head, rows, left=1)}"
+
+
+def _accuracy(row: Figures) -> str:
+    values = [each for each in row["values"].values() if each is not None]
+    lost = f", {len(values)} of {len(row['values'])}" if len(values) < len(row["values"]) else ""
+    return f"{100 * fmean(values):.2f} ± {100 * stdev(values):.2f}{lost}" if len(values) > 1 else MISSING
+
+
+def _says(difference: Figures | None) -> str | None:
+    return None if difference is None else difference["says"]
+
+
+def _points(difference: Figures | None, *, sign: int = 1) -> str:
+    """`+1.50 [+0.93, +2.06]` and the verdict; with `sign` -1 the other way round."""
+    if difference is None:
+        return MISSING
+    ends: Sequence[Any] = [difference["interval"][key] for key in ("mean", "low", "high")]
+    mean, *interval = (f"{100 * sign * end:+.2f}".replace("-", "−") for end in (ends[0], *ends[1:][::sign]))
+    mark = _MARKS.get(difference["says"], " ?")
+    if sign < 0 and mark != " ?":
+        mark = _MARKS["worse" if difference["says"] == "better" else "better"]
+    return f"{mean} [{', '.join(interval)}]{mark}"
+
+
+def _share(share: Figures | None) -> str:
+    if share is None:
+        return MISSING
+    shown = f"{100 * share['mean']:.0f} %"
+    return shown if share["low"] is None else f"{shown} [{100 * share['low']:.0f}, {100 * share['high']:.0f}]"
+
+
+def _anchor(title: str) -> str:
+    return "".join(each for each in title.lower() if each.isalnum() or each in " -").replace(" ", "-")
+
+
+if __name__ == "__main__":
+    main()
