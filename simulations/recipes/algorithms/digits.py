@@ -13,6 +13,7 @@ from fedsign.data.base import Dataset, Samples
 from fedsign.storage.results import Line
 from simulations.recipes.base import Figures, Verdict, above, at_least, at_most, part, recipe, within
 from simulations.recipes.cells import all_rounds, averages, by_name, final_values, means, paired_difference
+from simulations.recipes.where import AT_HOME, Plays, Where
 
 _SEEDS, _TUNING_SEEDS = range(10), range(100, 103)
 _TRIALS: dict[str, dict[float, dict[str, Any]]] = {  # as many for each
@@ -36,8 +37,9 @@ _TRIALS: dict[str, dict[float, dict[str, Any]]] = {  # as many for each
     null={"fedavg": 0.1, "fedsign": 0.1, "feddyn": 0.1}
     | dict.fromkeys(("difference", "difference_low", "tuned_difference_low", "wins"), 0.0),
     expected=Verdict.IN_PART,
+    plays=lambda quick, where: Plays(trainings=8 if quick else 68, experiment=_default_on(where)),
 )
-def fedsign_beats_fedavg_digits(quick: bool) -> Figures:
+def fedsign_beats_fedavg_digits(quick: bool, where: Where = AT_HOME) -> Figures:
     """Accuracies of the default experiment over 10 seeds (quick: 4, without FedDyn, nothing tuned).
 
     The first thresholds come from an independent script (plain PyTorch, another code base and other random streams):
@@ -49,12 +51,13 @@ def fedsign_beats_fedavg_digits(quick: bool) -> Figures:
     """
     seeds = range(4) if quick else _SEEDS
     names = ("fedavg", "fedsign") if quick else ("fedavg", "fedsign", "feddyn")
-    found = _accuracies({(name, seed): {"seed": seed, "strategy": {"name": name}} for name in names for seed in seeds})
+    cells = {(name, seed): {"seed": seed, "strategy": {"name": name}} for name in names for seed in seeds}
+    found = _accuracies(cells, where)
     figures = averages(found) | paired_difference(found["fedsign"], found["fedavg"])
     if quick:
         return figures
-    best = {name: _tuned(name) for name in _TRIALS}
-    tuned = _accuracies({(name, seed): _trial(name, best[name], seed) for name in _TRIALS for seed in _SEEDS})
+    best = {name: _tuned(name, where) for name in _TRIALS}
+    tuned = _accuracies({(name, seed): _trial(name, best[name], seed) for name in _TRIALS for seed in _SEEDS}, where)
     interval = paired_difference(tuned["fedsign"], tuned["fedavg"])
     return figures | {
         "fedavg_scale": best["fedavg"],
@@ -64,15 +67,20 @@ def fedsign_beats_fedavg_digits(quick: bool) -> Figures:
     }
 
 
-def _accuracies(cells: Mapping[tuple[str, int], Mapping[str, Any]]) -> dict[str, list[float]]:
-    return by_name(final_values(all_rounds(cells), "accuracy"))
+def _default_on(where: Where) -> dict[str, Any]:
+    return {"data": {"name": "digits"}, "model": {"name": "mlp"}, **where.changes}
 
 
-def _tuned(name: str) -> float:
+def _accuracies(cells: Mapping[tuple[str, int], Mapping[str, Any]], where: Where) -> dict[str, list[float]]:
+    runs = all_rounds({key: merged(_default_on(where), cell) for key, cell in cells.items()})
+    return by_name(final_values(runs, "accuracy"))
+
+
+def _tuned(name: str, where: Where) -> float:
     """The setting with the best accuracy on validation samples, mean over the tuning seeds."""
-    held_out = {"data": {"name": "digits", "validation_fraction": 0.2}}
+    held_out = merged(_default_on(where), {"data": {"validation_fraction": 0.2}})
     cells = {
-        (str(setting), seed): merged(_trial(name, setting, seed), held_out)
+        (str(setting), seed): merged(held_out, _trial(name, setting, seed))
         for setting in _TRIALS[name]
         for seed in _TUNING_SEEDS
     }
@@ -105,8 +113,9 @@ _FASTER = at_most(0.7, "feddyn_over_fedavg")
     quick=[_FASTER],
     null={"fedavg": 0.1, "fedprox": 0.1, "feddyn": 0.1, "feddyn_over_fedavg": 1.0, "difference_low": 0.0},
     expected=Verdict.HOLDS,
+    plays=lambda quick, where: Plays(trainings=4 if quick else 15, experiment=_faster("fedavg", seed=0, where=where)),
 )
-def feddyn_faster_digits(quick: bool) -> Figures:
+def feddyn_faster_digits(quick: bool, where: Where = AT_HOME) -> Figures:
     """Mean accuracy of the last 10 of 150 rounds, and FedDyn's rounds to 90 % over FedAvg's.
 
     5 seeds (quick: 2, without FedProx).
@@ -117,23 +126,8 @@ def feddyn_faster_digits(quick: bool) -> Figures:
     """
     runs = all_rounds(
         {
-            (name, seed): {
-                "seed": seed,
-                "rounds": 150,
-                "data": {"name": f"{__name__}:one_test_set"},
-                "partition": {"num_clients": 20, "alpha": 0.1, "min_partition_size": 5},
-                "model": {"name": "mlp", "hidden": [64]},
-                "client": {
-                    "lr": 0.1,
-                    "local_epochs": 1,
-                    "batch_size": 16,
-                    "clip_norm": 10.0,
-                    "optimizer": {"momentum": 0.0},
-                },
-                "server": {"cohort_size": 5},
-                "strategy": strategy,
-            }
-            for name, strategy in _STRATEGIES.items()
+            (name, seed): _faster(name, seed=seed, where=where)
+            for name in _STRATEGIES
             for seed in range(2 if quick else 5)
             if not quick or name != "fedprox"
         }
@@ -146,6 +140,25 @@ def feddyn_faster_digits(quick: bool) -> Figures:
         "feddyn_over_fedavg": to_target["feddyn"] / to_target["fedavg"],
         **paired_difference(accuracies["feddyn"], accuracies["fedavg"]),
     }
+
+
+def _faster(name: str, *, seed: int, where: Where) -> dict[str, Any]:
+    experiment = {
+        "seed": seed,
+        "rounds": 150,
+        "partition": {"num_clients": 20, "alpha": 0.1, "min_partition_size": 5},
+        "client": {
+            "lr": 0.1,
+            "local_epochs": 1,
+            "batch_size": 16,
+            "clip_norm": 10.0,
+            "optimizer": {"momentum": 0.0},
+        },
+        "server": {"cohort_size": 5},
+        "strategy": _STRATEGIES[name],
+    }
+    own = {"data": {"name": f"{__name__}:one_test_set"}, "model": {"name": "mlp", "hidden": [64]}}
+    return {**experiment, **own, **where.changes}
 
 
 def one_test_set(seed: int) -> Dataset:

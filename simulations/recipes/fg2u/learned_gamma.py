@@ -17,6 +17,7 @@ from fedsign.config import from_dict
 from simulations.bilevel.learning import Asked, Learning
 from simulations.recipes.base import Figures, Verdict, at_most, below, part, recipe
 from simulations.recipes.cells import all_rounds, best_settings, final_values, means
+from simulations.recipes.where import AT_HOME, Plays, Where
 
 _GRID, _START = (0.001, 0.01, 0.1), 0.01
 
@@ -30,8 +31,11 @@ _GRID, _START = (0.001, 0.01, 0.1), 0.01
     quick=[below(0.0, "learnt_minus_start")],
     null={"learnt_minus_grid": 0.1, "learnt_minus_start": 0.0},
     expected=Verdict.DOES_NOT_HOLD,  # what is best for 3 rounds diverges within 30; docs/recipes.md has the figures
+    plays=lambda quick, where: Plays(  # learning takes as long as the grid
+        trainings=7 if quick else 21, experiment=_experiment(0, _START, 4 if quick else 30, where)
+    ),
 )
-def learned_gamma(quick: bool) -> Figures:
+def learned_gamma(quick: bool, where: Where = AT_HOME) -> Figures:
     """Test losses and accuracies, and the gammas.
 
     Quick: 4 rounds, 2 steps of one round, one seed: is gamma better than where it began?
@@ -40,11 +44,11 @@ def learned_gamma(quick: bool) -> Figures:
     asked = Asked(names=("strategy.gamma",), steps=steps, rounds=horizon, lr=0.5)
     found: dict[tuple[str, int], float] = {}
     for seed in range(num_seeds):
-        grid = all_rounds({("grid", gamma): _experiment(seed, gamma, rounds) for gamma in _GRID})
+        grid = all_rounds({("grid", gamma): _experiment(seed, gamma, rounds, where) for gamma in _GRID})
         best = best_settings(final_values(grid, "validation_loss", last=1))["grid"]
-        *_, last = Learning(from_dict(_experiment(seed, _START, rounds)), asked).steps()
+        *_, last = Learning(from_dict(_experiment(seed, _START, rounds, where)), asked).steps()
         learnt = float(last["strategy.gamma"])
-        lines_of_learnt = all_rounds({"learnt": _experiment(seed, learnt, rounds)})["learnt"]
+        lines_of_learnt = all_rounds({"learnt": _experiment(seed, learnt, rounds, where)})["learnt"]
         played = {
             "grid": (best, grid["grid", best]),
             "start": (_START, grid["grid", _START]),
@@ -60,14 +64,15 @@ def learned_gamma(quick: bool) -> Figures:
     }
 
 
-def _experiment(seed: int, gamma: float, rounds: int) -> dict[str, Any]:
+def _experiment(seed: int, gamma: float, rounds: int, where: Where) -> dict[str, Any]:
+    own = {"data": {"name": "digits"}, "model": {"name": "mlp", "hidden": [64]}, **where.changes}
     return {
         "seed": seed,
         "rounds": rounds,
-        "data": {"name": "digits", "validation_fraction": 0.2},
+        **own,
+        "data": {**own["data"], "validation_fraction": 0.2},
         "partition": {"num_clients": 10, "alpha": 0.3},
         "server": {"cohort_size": 5},
-        "model": {"name": "mlp", "hidden": [64]},
         "client": {"local_steps": 10, "lr": 0.05},
         "strategy": {"name": "fedsign", "gamma": gamma},
     }
