@@ -117,7 +117,7 @@ def from_dict(data: Mapping[str, Any]) -> ExperimentConfig:
     """Check and complete a tree.
 
     >>> from_dict({"strategy": {"name": "fedsign"}}).strategy.settings["gamma"]
-    0.003
+    0.0003
     """
     complete = checked(ExperimentConfig, without_deleted(data))
     _check_names(complete)

@@ -12,11 +12,12 @@ Everything that is reported is read off the runs, so that a comparison that was 
 with ends in the same table as one that nobody disturbed.
 """
 
+import tomllib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedsign.comparison.over_seeds import summarise
 from fedsign.comparison.report import render_card
@@ -30,7 +31,7 @@ from fedsign.storage.results import RunFolder, read_json
 if TYPE_CHECKING:
     import pandas as pd
 
-FORMAT = 1
+FORMAT = 2
 PLAN = "comparison.json"
 _FAILURE = "failure.json"
 
@@ -51,8 +52,10 @@ class Comparison:
         path = self.path / PLAN
         try:
             content = read_json(path)
-            if content.pop("format") != FORMAT:
+            if (written := content.pop("format")) not in (1, FORMAT):
                 raise ResultsError(f"{path} is not of format {FORMAT}; read it with the fedsign that wrote it.")
+            if written == 1:
+                content["request"] = _with_defaults_of_format_1(content)
             cells = tuple(Cell(**cell) for cell in content.pop("cells"))
             return Plan(cells=cells, seeds=tuple(content.pop("seeds")), rows=tuple(content.pop("rows", ())), **content)
         except (ResumeError, KeyError, TypeError) as error:
@@ -154,3 +157,14 @@ def load_comparison(path: str | Path) -> Comparison:
 
 def _is_finished(run: RunFolder | None) -> bool:
     return run is not None and run.outcome["status"] == "finished"
+
+
+def _with_defaults_of_format_1(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The request, with FedSign's gamma of 0.003 where it was left at its default of then."""
+    request: dict[str, Any] = content["request"]
+    asked = [key for kind in ("grid", "by", "settings") for key in request.get(kind, ())]
+    is_given = any(key.rpartition(":")[2] == "strategy.gamma" for key in asked)
+    base = tomllib.loads(content["config_toml"])["strategy"]["name"]
+    if is_given or base == "fedsign" or "fedsign" not in request.get("strategies", ()):
+        return request
+    return {**request, "settings": {"fedsign:strategy.gamma": 0.003, **request["settings"]}}

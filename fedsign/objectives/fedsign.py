@@ -33,7 +33,8 @@ from fedsign.records import Tensors
 
 Gamma = Annotated[float, Field(ge=0)]
 Reduction = Literal["sum", "tensor_mean", "mean"]
-GAMMA: Final = 0.003
+GAMMA: Final = 0.0003
+"""A push that no data stop: at ten times as much, accuracy on digits is the higher one for 100 rounds, and falls from then on."""
 REDUCTION: Final[Reduction] = "sum"
 
 

@@ -38,7 +38,7 @@ DEFAULT_EXPERIMENT = {
     },
     "partition": {"name": "dirichlet", "num_clients": 50, "alpha": 0.1, "min_partition_size": 4},
     "model": {"name": "mlp", "start": "", "init_scale": 1.0, "hidden": [128, 128], "projection_dim": 0},
-    "strategy": {"name": "fedsign", "gamma": 0.003, "reduction": "sum", "weighting": "uniform", "weights": []},
+    "strategy": {"name": "fedsign", "gamma": 0.0003, "reduction": "sum", "weighting": "uniform", "weights": []},
 }
 
 trees = st.fixed_dictionaries(
