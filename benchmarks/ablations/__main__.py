@@ -56,7 +56,20 @@ def page() -> str:
         if (path := RESULTS / f"{name}.json").exists()
     }
     sections = [f"## {TITLES[name]}\n\n{_section(result)}" for name, result in results.items()]
-    return "\n\n".join([_HEAD, _summary(results), *sections]) + "\n"
+    return "\n\n".join([_HEAD, _verdict([*results.values()]), _summary(results), *sections]) + "\n"
+
+
+def _verdict(results: Sequence[Figures]) -> str:
+    """In how many experiments anything was shown."""
+    by_key = [{row["key"]: row for row in result["rows"]} for result in results]
+    gains = [_says(rows["fedsign"]["to_fedavg"]) for rows in by_key]
+    needs = [_says(rows["own-sign"]["to_regularizer"]) for rows in by_key].count("worse")
+    norms = [_says(rows["weight-norms"]["to_regularizer"]) for rows in by_key].count("better")
+    return (
+        f"**So far**, of {len(results)} experiments, FedSign is shown to be better than FedAvg in {gains.count('better')}, and worse "
+        f"in {gains.count('worse')}. The received signs are shown to help in {needs}. FedAvg scaled to FedSign's weight norms, "
+        f"and nothing else, is shown to be better than FedSign in {norms}."
+    )
 
 
 def _summary(results: dict[str, Figures]) -> str:
@@ -71,8 +84,8 @@ def _summary(results: dict[str, Figures]) -> str:
         rows.append(
             [
                 f"[{title}](#{_anchor(title)})",
-                f"{len(regularizer['values'])}, {results[name]['experiment']['rounds']}",
-                _accuracy(by_key["fedavg"]),
+                f"{_num_seeds(results[name])}, {results[name]['experiment']['rounds']}",
+                _accuracy(by_key["fedavg"], _num_seeds(results[name])),
                 _points(regularizer["to_fedavg"]),
                 _points(own["to_regularizer"], sign=-1),
                 ", ".join(better) or "none",
@@ -87,7 +100,7 @@ def _section(result: Figures) -> str:
     rows = [
         [
             row["label"],
-            _accuracy(row),
+            _accuracy(row, _num_seeds(result)),
             _points(row["to_fedavg"]),
             _points(row["to_regularizer"]),
             _share(row["share"]),
@@ -101,9 +114,14 @@ def _section(result: Figures) -> str:
     return f"{sentences}\n\n{table(head, rows, left=1)}"
 
 
-def _accuracy(row: Figures) -> str:
+def _num_seeds(result: Figures) -> int:
+    """A run that failed has no value."""
+    return max(len(row["values"]) for row in result["rows"])
+
+
+def _accuracy(row: Figures, num_seeds: int) -> str:
     values = [each for each in row["values"].values() if each is not None]
-    lost = f", {len(values)} of {len(row['values'])}" if len(values) < len(row["values"]) else ""
+    lost = f", {len(values)} of {num_seeds} seeds" if len(values) < num_seeds else ""
     return f"{100 * fmean(values):.2f} ± {100 * stdev(values):.2f}{lost}" if len(values) > 1 else MISSING
 
 
