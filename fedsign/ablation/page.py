@@ -4,6 +4,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from fedsign import comparison
@@ -19,6 +20,7 @@ from fedsign.report.summary import settings_by_section
 from fedsign.storage.disk import write_text
 
 PAGE = "ablation.html"
+_REACH = 5  # the axis of differences, in medians of their ends
 _CURVES = {
     "weight_norm": ("Weight norm", "Of all parameters of the evaluated model."),
     "disagreement": (
@@ -70,7 +72,7 @@ def cells(ablation: Ablation, row: Row) -> dict[str, str]:
     norm = final_means(entry, "weight_norm", ablation.summary.last)
     peak = wording.MISSING if row.peak is None else f"{scale.number(row.peak[0])} ({row.peak[1]})"
     return {
-        ablation.summary.metric_name: " ".join(filter(None, [scale.spread(entry.mean, entry.std), entry.seeds_of_all])),
+        ablation.summary.metric_name: scale.spread(entry.mean, entry.std),
         "difference to FedAvg": _shown(ablation, row.to_fedavg),
         f"difference to {ablation.summary.labels.get(ablation.regularizer, '')}": _shown(ablation, row.to_regularizer),
         "share of gain": shown,
@@ -82,7 +84,8 @@ def cells(ablation: Ablation, row: Row) -> dict[str, str]:
 
 def rows_of(ablation: Ablation) -> list[dict[str, Any]]:
     """The table for a terminal."""
-    return [{"control": row.control.label, **cells(ablation, row)} for row in ablation.rows]
+    labels = [", ".join(filter(None, [row.control.label, row.entry.seeds_of_all])) for row in ablation.rows]
+    return [{"control": label, **cells(ablation, row)} for label, row in zip(labels, ablation.rows, strict=True)]
 
 
 def as_json(ablation: Ablation) -> dict[str, Any]:
@@ -116,7 +119,12 @@ def differences(ablation: Ablation) -> Chart:
     """Every row's difference to FedAvg with its interval, group by group; the regularizer's gain is a line across."""
     scale = ablation.summary.scale
     names: list[str] = []
-    headings, series, ends = set(), [], [0.0]
+    headings, series = set(), []
+    intervals = [row.to_fedavg.interval for row in ablation.rows if row.to_fedavg is not None]
+    ends = [scale.factor * end for each in intervals for end in (each.mean, each.low, each.high) if end is not None]
+    edge = _REACH * median(map(abs, ends)) if ends else 0.0
+    ends = [min(edge, max(-edge, end)) for end in (0.0, *ends)]  # a control that diverged leaves room for the others
+    ticks = nice_ticks(min(ends), max(ends), at_most=8)
     for group, title in GROUPS.items():
         rows = [row for row in ablation.rows if row.control.group == group and row.to_fedavg is not None]
         if not rows:
@@ -127,9 +135,10 @@ def differences(ablation: Ablation) -> Chart:
             if row.to_fedavg is None:
                 continue
             interval = row.to_fedavg.interval
-            low, high = (None if end is None else scale.factor * end for end in (interval.low, interval.high))
-            mean = scale.factor * interval.mean
-            ends += [end for end in (mean, low, high) if end is not None]
+            low, mean, high = (
+                None if end is None else min(ticks[-1], max(ticks[0], scale.factor * end))
+                for end in (interval.low, interval.mean, interval.high)
+            )
             series.append(
                 Series(
                     name=row.control.label,
@@ -144,7 +153,6 @@ def differences(ablation: Ablation) -> Chart:
                 )
             )
             names.append(row.control.label)
-    ticks = nice_ticks(min(ends), max(ends), at_most=8)
     unit = "percentage points" if scale.percent else ablation.summary.metric_name
     return Chart(
         title="Differences to FedAvg",
@@ -152,7 +160,8 @@ def differences(ablation: Ablation) -> Chart:
         x=Axis(label=f"difference to FedAvg, {unit}", limits=(ticks[0], ticks[-1])),
         y=Axis(categories=names, headings=frozenset(headings)),
         rules=[(0.0, "")],
-        text="With 95 % intervals. A full dot: the corrected test tells it from FedAvg; an empty one: too few seeds to tell.",
+        text="With 95 % intervals. A full dot: the corrected test tells it from FedAvg; an empty one: too few seeds to tell. "
+        "What ends at the edge goes on beyond it.",
     )
 
 

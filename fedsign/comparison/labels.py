@@ -44,9 +44,8 @@ class Scale:
         """A value without its unit."""
         if value is None or not math.isfinite(value):
             return MISSING
-        if abs(value) * self.factor >= 1e7:
-            return f"{value * self.factor:.2e}"
-        return f"{value * self.factor:.{self.decimals}f}".replace("-", MINUS)
+        form = ".2e" if abs(value) * self.factor >= 1e7 else f".{self.decimals}f"
+        return f"{value * self.factor:{form}}".replace("-", MINUS)
 
     def with_unit(self, value: float | None) -> str:
         """A value with its unit, on one line."""

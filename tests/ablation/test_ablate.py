@@ -13,7 +13,7 @@ from scipy import stats
 
 from benchmarks.ablations import __main__ as published
 from fedsign.ablation.controls import FEDAVG, controls_of, essential
-from fedsign.ablation.page import as_json, render
+from fedsign.ablation.page import as_json, differences, render
 from fedsign.ablation.reading import read, share_of_gain
 from fedsign.comparison.folder import Comparison
 from fedsign.config import load
@@ -121,6 +121,16 @@ def test_the_page_and_the_numbers_say_what_the_runs_say(played: Comparison) -> N
     for text in ("Parts taken away", "Received signs not kept, log scale", "FedAvg at FedSign’s weight norms"):
         assert text in page
     assert all(sentence.replace("'", "&#39;") in page for sentence in found.sentences)
+
+
+def test_a_control_that_diverged_leaves_room_for_the_others(played: Comparison) -> None:
+    found = read(played)
+    *others, row = found.rows
+    assert row.to_fedavg is not None
+    far = replace(row.to_fedavg, interval=replace(row.to_fedavg.interval, mean=-1e6, low=-2e6, high=-1e5))
+    chart = differences(replace(found, rows=(*others, replace(row, to_fedavg=far))))
+    assert chart.x.limits is not None and chart.x.limits[0] > -1e5
+    assert chart.series[-1].x == (chart.x.limits[0],) and "−1.00e+08 [−2.00e+08" in chart.series[-1].labels[0]
 
 
 def test_a_share_of_the_gain_has_fiellers_interval() -> None:
