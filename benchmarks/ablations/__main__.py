@@ -5,11 +5,12 @@ A result is what `fedsign ablate fedsign benchmarks/ablations/NAME.toml --json` 
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from statistics import fmean, stdev
-from typing import Any
 
 from benchmarks.tables import MISSING, Figures, table
+from fedsign.comparison.labels import Scale
+from fedsign.intervals import Interval, mean_and_std
 from fedsign.report.wording import figure
 from fedsign.storage.disk import write_text
 
@@ -40,6 +41,7 @@ corrected for all differences of an ablation: **+** better, **−** worse, ? too
 received signs* is FedSign − own sign: the same push along the weight's own sign, without a look at the received model.
 The experiments, and how gamma was chosen: [benchmarks/ablations](../benchmarks/ablations/README.md)."""
 _MARKS = {"better": " **+**", "worse": " **−**"}
+_POINTS = Scale(decimals=2, percent=True, factor=100)
 
 
 def main() -> None:
@@ -66,9 +68,9 @@ def _verdict(results: Sequence[Figures]) -> str:
     needs = [_says(rows["own-sign"]["to_regularizer"]) for rows in by_key].count("worse")
     norms = [_says(rows["weight-norms"]["to_regularizer"]) for rows in by_key].count("better")
     return (
-        f"**So far**, of {len(results)} experiments, FedSign is shown to be better than FedAvg in {gains.count('better')}, and worse "
-        f"in {gains.count('worse')}. The received signs are shown to help in {needs}. FedAvg scaled to FedSign's weight norms, "
-        f"and nothing else, is shown to be better than FedSign in {norms}."
+        f"**So far**, of {len(results)} experiments, FedSign is shown to be better than FedAvg in "
+        f"{gains.count('better')}, and worse in {gains.count('worse')}. The received signs are shown to help in {needs}. "
+        f"FedAvg scaled to FedSign's weight norms, and nothing else, is shown to be better than FedSign in {norms}."
     )
 
 
@@ -83,11 +85,11 @@ def _summary(results: dict[str, Figures]) -> str:
         better = [row["label"] for row in results[name]["rows"] if _says(row["to_regularizer"]) == "better"]
         rows.append(
             [
-                f"[{title}](#{_anchor(title)})",
+                title,
                 f"{_num_seeds(results[name])}, {results[name]['experiment']['rounds']}",
                 _accuracy(by_key["fedavg"], _num_seeds(results[name])),
                 _points(regularizer["to_fedavg"]),
-                _points(own["to_regularizer"], sign=-1),
+                _points(own["to_regularizer"], is_turned=True),
                 ", ".join(better) or "none",
             ]
         )
@@ -104,8 +106,8 @@ def _section(result: Figures) -> str:
             _points(row["to_fedavg"]),
             _points(row["to_regularizer"]),
             _share(row["share"]),
-            MISSING if row["peak"] is None else f"{100 * row['peak'][0]:.2f} ({row['peak'][1]})",
-            MISSING if row["rise"] is None else f"{100 * row['rise']:+.2f}".replace("-", "−"),
+            MISSING if row["peak"] is None else f"{_POINTS.number(row['peak'][0])} ({row['peak'][1]})",
+            _POINTS.signed(row["rise"]),
             figure(row["weight_norm"]),
         ]
         for row in result["rows"]
@@ -120,25 +122,25 @@ def _num_seeds(result: Figures) -> int:
 
 
 def _accuracy(row: Figures, num_seeds: int) -> str:
-    values = [each for each in row["values"].values() if each is not None]
-    lost = f", {len(values)} of {num_seeds} seeds" if len(values) < num_seeds else ""
-    return f"{100 * fmean(values):.2f} ± {100 * stdev(values):.2f}{lost}" if len(values) > 1 else MISSING
+    num = sum(each is not None for each in row["values"].values())
+    lost = f", {num} of {num_seeds} seeds" if num < num_seeds else ""
+    return f"{_POINTS.spread(*mean_and_std(row['values'].values()))}{lost}"
 
 
 def _says(difference: Figures | None) -> str | None:
     return None if difference is None else difference["says"]
 
 
-def _points(difference: Figures | None, *, sign: int = 1) -> str:
-    """`+1.50 [+0.93, +2.06]` and the verdict; with `sign` -1 the other way round."""
+def _points(difference: Figures | None, *, is_turned: bool = False) -> str:
+    """`+1.50 [+0.93, +2.06]` and the verdict, of the second over the first if turned."""
     if difference is None:
         return MISSING
-    ends: Sequence[Any] = [difference["interval"][key] for key in ("mean", "low", "high")]
-    mean, *interval = (f"{100 * sign * end:+.2f}".replace("-", "−") for end in (ends[0], *ends[1:][::sign]))
-    mark = _MARKS.get(difference["says"], " ?")
-    if sign < 0 and mark != " ?":
-        mark = _MARKS["worse" if difference["says"] == "better" else "better"]
-    return f"{mean} [{', '.join(interval)}]{mark}"
+    interval, says = Interval(**difference["interval"]), difference["says"]
+    if is_turned:
+        low, high = (None if end is None else -end for end in (interval.high, interval.low))
+        interval = replace(interval, mean=-interval.mean, low=low, high=high)
+        says = {"better": "worse", "worse": "better"}.get(says, says)
+    return f"{_POINTS.interval(interval)}{_MARKS.get(says, ' ?')}"
 
 
 def _share(share: Figures | None) -> str:
@@ -146,10 +148,6 @@ def _share(share: Figures | None) -> str:
         return MISSING
     shown = f"{100 * share['mean']:.0f} %"
     return shown if share["low"] is None else f"{shown} [{100 * share['low']:.0f}, {100 * share['high']:.0f}]"
-
-
-def _anchor(title: str) -> str:
-    return "".join(each for each in title.lower() if each.isalnum() or each in " -").replace(" ", "-")
 
 
 if __name__ == "__main__":

@@ -160,8 +160,8 @@ def differences(ablation: Ablation) -> Chart:
         x=Axis(label=f"difference to FedAvg, {unit}", limits=(ticks[0], ticks[-1])),
         y=Axis(categories=names, headings=frozenset(headings)),
         rules=[(0.0, "")],
-        text="With 95 % intervals. A full dot: the corrected test tells it from FedAvg; an empty one: too few seeds to tell. "
-        "What ends at the edge goes on beyond it.",
+        text="With 95 % intervals. A full dot: the corrected test tells it from FedAvg; an empty one: too few seeds to "
+        "tell. What ends at the edge goes on beyond it.",
     )
 
 

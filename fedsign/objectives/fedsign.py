@@ -34,7 +34,7 @@ from fedsign.records import Tensors
 Gamma = Annotated[float, Field(ge=0)]
 Reduction = Literal["sum", "tensor_mean", "mean"]
 GAMMA: Final = 0.0003
-"""A push that no data stop: at ten times as much, accuracy on digits is the higher one for 100 rounds, and falls from then on."""
+"""Nothing stops the push: ten times as much is better than FedAvg on digits after 40 rounds, and worse after 100."""
 REDUCTION: Final[Reduction] = "sum"
 
 

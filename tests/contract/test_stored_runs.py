@@ -6,8 +6,10 @@
 Their bits are those of the machine that played them; another one gives them to rounding.
 """
 
+import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,8 @@ import torch
 from fedsign.data.base import Samples
 from fedsign.report.page import write_report
 from fedsign.storage.checkpoints import load_latest, rounds_on_disk
+from fedsign.storage.digests import sealed_json
+from fedsign.storage.disk import write_text
 from fedsign.workload import Workload
 from simulations import load_run, run
 from tests.same_numbers.compare import Snapshot, difference
@@ -89,3 +93,25 @@ def test_a_stored_comparison_is_read_and_has_nothing_left_to_play(folder: Path, 
     again = go_on(comparison.path)
     assert {entry.strategy: entry.values for entry in again.summary().entries} == values
     assert {cell.id: again.run_of(cell) for cell in again.plan.cells} == cells
+
+
+@pytest.mark.needs("comparison")
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, {"fedsign:strategy.gamma": 0.003}),
+        ({"strategies": ["fedavg"]}, {}),
+        ({"grid": {"fedsign:strategy.gamma": [0.1]}}, {}),
+        ({"settings": {"strategy.gamma": 0.1}}, {"strategy.gamma": 0.1}),
+    ],
+)
+def test_a_plan_of_format_1_keeps_the_gamma_of_then(
+    changes: dict[str, Any], expected: dict[str, float], tmp_path: Path
+) -> None:
+    from simulations import load_comparison
+
+    path = copied(FIXTURES / "a987b81" / "comparison", tmp_path) / "comparison.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    write_text(path, sealed_json({**content, "request": {**content["request"], **changes}}))
+    assert load_comparison(path.parent).plan.request["settings"] == expected
+    assert content["format"] == 1
