@@ -75,7 +75,7 @@ def test_an_interrupted_cell_leaves_a_run_that_the_next_cell_goes_on_with(tmp_pa
     pytest.importorskip("jupyter_client", reason="jupyter_client is not installed")
     changes = {**tiny, "callbacks": ["progress", "report"], "rounds": 100_000}
     with kernel(tmp_path) as (manager, client):
-        cell = client.execute(f"from simulations import run\nrun({changes!r})")
+        cell = client.execute(f"from simulations import run\nrun({changes!r})", stop_on_error=False)
         assert wait_for(lambda: list(tmp_path.glob("runs/*/*/checkpoints/round-*")))
         manager.interrupt_kernel()
         assert answer(client, cell)["ename"] == "KeyboardInterrupt"
