@@ -49,7 +49,7 @@ def _entries(row: Capability) -> Iterator[str]:
     for what, names in (
         ("configuration", row.sections),
         ("commands", [f"fedsign {command}" for command in row.commands]),
-        ("Python", [f"simulations.{name}" for name in row.api]),
+        ("Python", [f"fedsign.{name}" for name in row.api]),
         ("extension points", row.extends),
         ("extras", row.extras),
         ("modules", row.modules),

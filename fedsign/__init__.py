@@ -1,7 +1,36 @@
-"""FedSign: mechanisms and contracts of a federated-learning laboratory.
+"""FedSign: a federated-learning laboratory on Flower and PyTorch.
 
-This package is plain PyTorch; only the room `fedsign.flower` imports Flower.  Importing `fedsign`
-itself imports nothing heavy, so that the command line answers at once.
+>>> import fedsign, tempfile
+>>> done = fedsign.run({"rounds": 1, "callbacks": [], "results": {"root": tempfile.mkdtemp()}})
+>>> fedsign.load_run(done.path).rounds[0]["round"]
+1
+
+Names are imported on first use: `import fedsign` imports neither torch nor Flower.
 """
 
-__version__ = "0.1.0"
+from typing import TYPE_CHECKING, Any
+
+from fedsign._version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from fedsign.comparison.folder import Comparison as Comparison  # capability: comparison
+    from fedsign.comparison.folder import load_comparison as load_comparison  # capability: comparison
+    from simulations.ablation.play import ablate as ablate  # capability: ablation
+    from simulations.api import Run as Run
+    from simulations.api import load_run as load_run
+    from simulations.api import run as run
+    from simulations.comparison.play import compare as compare  # capability: comparison
+
+
+def __getattr__(name: str) -> Any:
+    from fedsign.extensions import load, python_api
+
+    if name in python_api():
+        return load(python_api()[name])
+    raise AttributeError(f"module 'fedsign' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    from fedsign.extensions import python_api
+
+    return sorted([*globals(), *python_api()])

@@ -34,7 +34,7 @@ class Capability:
     )  # path in the configuration -> table, or keys for the core's
     columns: tuple[str, ...] = ()  # what it adds to a line of rounds.jsonl
     commands: Mapping[str, str] = field(default_factory=dict)  # "analyse signs" -> a Typer app or a function
-    api: Mapping[str, str] = field(default_factory=dict)  # name in `simulations` -> target
+    api: Mapping[str, str] = field(default_factory=dict)  # name in `fedsign`, the Python API -> target
     extends: Mapping[str, str] = field(default_factory=dict)  # extension point (`fedsign.extensions`) -> target
     # settings that use it: see docs/capabilities.md
     examples: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

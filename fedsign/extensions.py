@@ -9,10 +9,24 @@ from functools import cache
 from typing import Any
 
 from fedsign.capabilities import CAPABILITIES
+from fedsign.companions import import_packages
+
+_API = {name: f"simulations.api:{name}" for name in ("Run", "load_run", "run")}
+
+
+@cache
+def python_api() -> dict[str, str]:
+    """The names of the Python API, and what is behind each: "module:Name"."""
+    return _API | {name: target for each in CAPABILITIES.values() for name, target in each.api.items()}
 
 
 def load(target: str) -> Any:
-    """The object behind "module:Name"."""
+    """The object behind "module:Name".
+
+    Raises:
+        ConfigError: a module of the user's has the name of one of FedSign's packages.
+    """
+    import_packages()
     module, _, name = target.partition(":")
     return getattr(importlib.import_module(module), name)
 

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-import fedsign
 from clients.local_trainers import decided
 from clients.trainer import check_training
 from fedsign import config as configs
 from fedsign import plugins
+from fedsign._version import __version__
 from fedsign.config import ExperimentConfig
 from fedsign.data.partition.lazy import counted_clients
 from fedsign.errors import ConfigError, FedSignError, ResultsError
@@ -168,7 +168,7 @@ def environment() -> Line:
     """Versions and git state, for the record."""
     versions = {name: importlib.metadata.version(name) for name in ("torch", "flwr", "numpy")}
     return {
-        "fedsign": fedsign.__version__,
+        "fedsign": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
         **versions,

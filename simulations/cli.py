@@ -4,7 +4,6 @@ Importing this module, and `fedsign --help`, import neither torch nor Flower nor
 what they need when they run.
 """
 
-import importlib.util
 import logging
 import os
 import shlex
@@ -15,8 +14,9 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
-import fedsign
+from fedsign._version import __version__
 from fedsign.capabilities import CAPABILITIES
+from fedsign.companions import import_packages
 from fedsign.errors import ConfigError, FedSignError
 from fedsign.extensions import load
 from simulations.options import ConfigArgument, JsonOption, RunArgument, SetOption, ShowConfigOption, Stopped
@@ -44,7 +44,7 @@ _GROUPS = {  # of commands that capabilities bring; one without commands is not 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"fedsign {fedsign.__version__}")
+        typer.echo(f"fedsign {__version__}")
         raise typer.Exit
 
 
@@ -227,7 +227,7 @@ def main() -> None:
     """Entry point: a user's mistake is one sentence and exit code 2, never a traceback."""
     logging.getLogger("fedsign").addHandler(_Warnings())
     try:
-        _check_packages()
+        import_packages()
         app(prog_name="fedsign")
     except Stopped as stopped:
         _leave(str(stopped), STOPPED)
@@ -248,29 +248,6 @@ def main() -> None:
             f"your own module: rerun with {TRACEBACK}=1 to see where",
             1,
         )
-
-
-def _check_packages() -> None:
-    """Look where each of the four packages would be imported from; nothing is imported.
-
-    `clients` or `simulations` are likely names for a folder of one's own.  If such a folder comes first on the path, Python
-    imports it in place of ours, and the errors that follow are hard to read.
-
-    Raises:
-        ConfigError: one of them is not beside `fedsign`.
-    """
-    from fedsign.registry import PACKAGES
-
-    home = Path(fedsign.__file__).resolve().parent.parent
-    for package in PACKAGES:
-        spec = importlib.util.find_spec(package)
-        places = list(spec.submodule_search_locations or []) if spec else []
-        found = Path(places[0]).resolve() if places else None
-        if found != home / package:
-            raise ConfigError(
-                f"Python finds the package '{package}' in {found or (spec and spec.origin) or 'no place'}, but FedSign's is in "
-                f"{home / package}: a folder or file of yours has the same name; rename it, or start from another folder."
-            )
 
 
 def _leave(line: str, exit_code: int) -> NoReturn:

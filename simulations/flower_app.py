@@ -12,8 +12,8 @@ from pathlib import Path
 
 import tomli_w
 
-import fedsign
 from clients.node import EXPERIMENT_KEY, Node
+from fedsign._version import __version__
 from fedsign.config import ExperimentConfig
 from fedsign.registry import PACKAGES
 
@@ -58,7 +58,7 @@ def write_app(
     app = {"publisher": "fedsign", "components": components, "config": run_config}
     project = {
         "name": "fedsign-experiment",
-        "version": fedsign.__version__,
+        "version": __version__,
         "license": "Apache-2.0",
         "dependencies": [],
         "description": "A FedSign experiment",

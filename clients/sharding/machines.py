@@ -27,14 +27,14 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-import fedsign
 from clients.sharding.ranks import RankMessage, StoreAddress
+from fedsign._version import __version__
 from fedsign.errors import EngineError, JoinError
 from fedsign.transport import handshake, tls
 from fedsign.transport.addresses import Address
 from fedsign.transport.connection import Connection, Message, poll
 
-FACTS = {"protocol": 4, "fedsign": fedsign.__version__, "torch": torch.__version__.partition("+")[0]}
+FACTS = {"protocol": 4, "fedsign": __version__, "torch": torch.__version__.partition("+")[0]}
 _REMEDY = "give its --secret-file the same content as client.sharding.secret_file, or the node's sharding-secret-file, has on the other"
 _BACKLOG = 64
 _PATIENCE_S = 10.0  # for the port, which the run before may still hold

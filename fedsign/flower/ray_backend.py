@@ -32,7 +32,10 @@ class LastingRayBackend(RayBackend):
         if ray.is_initialized():
             return
         given: dict[str, Any] = dict(backend_config.get("init_args") or {})
-        runtime_env = dict(given.pop("runtime_env", {}))
+        runtime_env = {
+            "worker_process_setup_hook": "fedsign.companions.import_packages",
+            **given.pop("runtime_env", {}),
+        }
         # Ray's processes inherit the environment, but not what this process has added to its path.
         python_path = os.pathsep.join([*sys.path, *filter(None, [os.environ.get("PYTHONPATH")])])
         os.environ["PYTHONPATH"] = python_path

@@ -21,6 +21,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from fedsign import companions
 from fedsign.transport.connection import Connection
 
 _PROGRAM = """
@@ -107,6 +108,7 @@ def serve(module: str, ends_with: str) -> None:
     else:
         _end_after(parent.fileno(), 0)  # data are not reported, only the end
     logging.basicConfig(format="%(levelname)s: %(message)s", stream=sys.stderr)
+    companions.import_packages()
     try:
         importlib.import_module(module).main(parent)
     except KeyboardInterrupt:

@@ -47,7 +47,7 @@ def test_the_tutorial_runs_in_an_empty_folder_and_shows_what_it_says(tmp_path: P
     resources = {"metadata": {"path": str(tmp_path)}}
     asyncio.run(nbclient.NotebookClient(notebook, timeout=300, resources=resources).async_execute())
 
-    progress, card = outputs_of(notebook, "from simulations import run\n")
+    progress, card = outputs_of(notebook, "import fedsign\n")
     assert "round 10/10" in progress.data["text/html"] and "left" not in progress.data["text/html"]
     assert "fedsign-card" in card.data["text/html"] and "<svg" in card.data["text/html"]
     (resumed,) = runs_of("fedavg", tmp_path / "runs" / "notebook")

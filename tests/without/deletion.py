@@ -4,7 +4,8 @@ Nothing is listed by hand but the `files` of the capability's row, beside its pa
 tests/<name>.  A test or benchmark that imports a deleted module goes with it; a test that imports it late, or configures the
 capability, is marked `needs`.  In Markdown a line of a list or a table goes that links to a deleted page or section, or begins
 with the name of a registry row that is gone; so does a block between `<!-- capability: NAME -->` and `<!-- end -->`, and a
-command that is gone or names such a row; any other link to a deleted page becomes its text.
+command that is gone or names such a row; any other link to a deleted page becomes its text.  In `fedsign/__init__.py` a line
+goes that is marked `# capability: NAME`.
 """
 
 import ast
@@ -69,6 +70,7 @@ def delete(root: Path, names: Iterable[str]) -> list[str]:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
             deleted.append(path)
     _edit_pages([*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("benchmarks/*.md")], names)
+    _delete_types(root / "fedsign/__init__.py", names)
     _delete_faults(root / "tests/mutants/faults.toml", names)
     _delete_from_project(root / "pyproject.toml", names, gone)
     for folder in sorted(root.rglob("*/"), reverse=True):
@@ -155,6 +157,14 @@ def anchors(page: Path) -> set[str]:
     """What GitHub makes of the headings: lower case, spaces as hyphens, other punctuation dropped."""
     headings = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+def _delete_types(path: Path, names: frozenset[str]) -> None:
+    """Of the Python API: lines marked `# capability: NAME`."""
+    lines = path.read_text("utf-8").splitlines(keepends=True)
+    path.write_text(
+        "".join(line for line in lines if line.partition("  # capability: ")[2].strip() not in names), "utf-8"
+    )
 
 
 def _delete_faults(path: Path, names: frozenset[str]) -> None:

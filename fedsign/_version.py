@@ -1,0 +1,3 @@
+"""The version, for `fedsign`, the build and records."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,76 @@
+"""The packages beside this one, `clients`, `strategies` and `simulations`: imported from where `fedsign` is.
+
+Python looks in a script's own folder first, which may have modules of these names.
+"""
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+
+from fedsign.errors import ConfigError
+
+HOME = Path(__file__).resolve().parents[1]
+NAMES = ("clients", "strategies", "simulations")
+
+
+def import_packages() -> None:
+    """Import them from beside `fedsign`, unless that has been done.
+
+    Raises:
+        ConfigError: another module of the name is imported already.
+    """
+    for name in NAMES:
+        module = sys.modules.get(name)
+        if module is None:
+            _import(name)
+        elif not _is_ours(name, module):
+            raise ConfigError(_both(name, _place_of(module)))
+    if not any(isinstance(finder, _HiddenModules) for finder in sys.meta_path):
+        sys.meta_path.append(_HiddenModules())
+
+
+class _HiddenModules:
+    """The last finder: says why a module of the user's is not found."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
+        """Find nothing.
+
+        Raises:
+            ModuleNotFoundError: a package of FedSign's hides it.
+        """
+        package, _, rest = name.partition(".")
+        if package not in NAMES or not rest:
+            return
+        for own in (Path(folder, package + suffix) for folder in sys.path for suffix in ("", ".py")):
+            if own.exists() and own.resolve() != HOME / package:
+                # without its `name`, or else "from clients import thing" would take no notice
+                raise ModuleNotFoundError(f"there is no '{name}': {_both(package, own.resolve())}")
+
+
+def _import(name: str) -> None:
+    spec: ModuleSpec | None = PathFinder.find_spec(name, [str(HOME)])
+    if spec is None or spec.loader is None:
+        raise ImportError(f"FedSign's package '{name}' is not in {HOME}: install FedSign anew.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+
+
+def _is_ours(name: str, module: ModuleType) -> bool:
+    return any(Path(place).resolve() == HOME / name for place in getattr(module, "__path__", ()))
+
+
+def _place_of(module: ModuleType) -> Path:
+    file = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), "?")
+    return Path(file).resolve()
+
+
+def _both(name: str, own: Path) -> str:
+    return f"'{name}' is a package of FedSign ({HOME / name}) and a module of yours ({own}), but Python can import only one of them: rename yours."
