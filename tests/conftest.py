@@ -29,8 +29,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One process for each core, since each computes in one thread; slow tests wait often enough for one more."""
-    return len(os.sched_getaffinity(0)) + bool(config.getoption("--complete", default=False))
+    """One process for each core, since each computes in one thread; slow tests wait often enough for two more."""
+    return len(os.sched_getaffinity(0)) + 2 * bool(config.getoption("--complete", default=False))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

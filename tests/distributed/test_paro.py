@@ -41,7 +41,6 @@ SETS = {
     "2x2": plain(4, 1),
     "2x2, 4 micro-batches": plain(4, 4),
     "2x3": plain(6, 1),
-    "2x3, 4 micro-batches": plain(6, 4),
     "clipped, frozen, masked, checkpointed": EVERYTHING,
     "oddities": ODDITIES,
 }

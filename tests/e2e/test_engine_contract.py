@@ -5,6 +5,7 @@ besides its model; one client raises in its second round and is well again in it
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -142,13 +143,16 @@ def lines(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-def engines(suffix: str = "", *marks: pytest.MarkDecorator) -> list[Any]:
-    return [pytest.param(f"{name}{suffix}", marks=[pytest.mark.needs(*NEEDS[name]), *marks]) for name in ENGINES]
+def engines(*names: str, suffix: str = "", marks: Sequence[pytest.MarkDecorator] = ()) -> list[Any]:
+    return [pytest.param(f"{name}{suffix}", marks=[pytest.mark.needs(*NEEDS[name]), *marks]) for name in names]
+
+
+NOT_RAY = [name for name in ENGINES if name != "ray"]  # a run is resumed on Ray in test_engines.py
 
 
 @pytest.fixture(
     scope="module",
-    params=[*engines(), *engines("-restarted", pytest.mark.slow)],
+    params=[*engines(*ENGINES), *engines(*NOT_RAY, suffix="-restarted", marks=[pytest.mark.slow])],
 )
 def run_on(request: pytest.FixtureRequest, user_folder: Path) -> tuple[Path, int]:
     """The run's folder, and how many rounds it has."""
@@ -193,7 +197,7 @@ def test_lines_and_model_are_those_of_the_run_in_process(run_on: tuple[Path, int
 
 @pytest.mark.engines
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", engines())
+@pytest.mark.parametrize("engine", engines(*NOT_RAY))
 def test_a_client_that_is_not_there_is_refused_in_a_sentence(user_folder: Path, engine: str) -> None:
     name = f"unknown-{engine}"
     done = fedsign("run", *experiment(user_folder, name, "Unknown", rounds=1, **ENGINES[engine]), folder=user_folder)

@@ -29,6 +29,15 @@ ENGINES: dict[str, dict[str, object]] = {
 }
 WORKERS = pytest.param("workers", marks=pytest.mark.needs("workers"))
 STRATEGIES = ("fedavg", "fedprox", "feddyn", "fedsign", "scaffold", "anchored:Anchored")  # the last is the user's own
+PLAYED = [
+    pytest.param(strategy, engine, marks=pytest.mark.needs(*needed))
+    for engine, needed, strategies in (
+        ("workers", ["workers"], STRATEGIES),
+        ("superlink", [], ("fedsign", "scaffold", "anchored:Anchored")),  # FedDyn: below, killed
+        ("cluster", ["ray"], ("scaffold", "anchored:Anchored")),
+    )
+    for strategy in strategies
+]
 NUM_CLIENTS = 3
 ROUNDS = 5
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to" / "your-own-strategy.md"
@@ -80,7 +89,7 @@ def user_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=STRATEGIES)
+@pytest.fixture(scope="module")
 def reference(request: pytest.FixtureRequest, user_folder: Path) -> tuple[str, dict[str, str]]:
     """A strategy and its hashes in process."""
     return request.param, play(user_folder, request.param)
@@ -88,7 +97,7 @@ def reference(request: pytest.FixtureRequest, user_folder: Path) -> tuple[str, d
 
 @pytest.mark.engines
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", [WORKERS, "superlink", pytest.param("cluster", marks=pytest.mark.needs("ray"))])
+@pytest.mark.parametrize(("reference", "engine"), PLAYED, indirect=["reference"])
 def test_an_engine_gives_the_bits_of_the_run_in_process(
     user_folder: Path, reference: tuple[str, dict[str, str]], engine: str, request: pytest.FixtureRequest
 ) -> None:
@@ -166,8 +175,9 @@ def _listens(address: str) -> bool:
 @pytest.mark.needs("ray")
 @pytest.mark.engines
 @pytest.mark.slow
-def test_flowers_own_strategy_gives_the_same_bits_on_ray(user_folder: Path) -> None:
-    assert play(user_folder, "flower_fedavg", **ENGINES["ray"]) == play(user_folder, "flower_fedavg")
+def test_flowers_own_strategy_gives_the_same_bits_on_ray(user_folder: Path, cluster: str) -> None:
+    there = play(user_folder, "flower_fedavg", engine__name="ray", engine__address=cluster)
+    assert there == play(user_folder, "flower_fedavg")
 
 
 def test_the_strategy_of_the_how_to_fits_on_one_page() -> None:

@@ -30,7 +30,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.mark.engines
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["ray", "superlink", WORKERS])
+@pytest.mark.parametrize("engine", ["superlink", WORKERS])
 def test_an_engine_gives_the_bits_of_the_run_in_process(engine: str, reference: dict[str, str], tmp_path: Path) -> None:
     assert any(name.endswith("received.safetensors") for name in reference)  # the account is compared too
     assert play(tmp_path, "feddyn", **LISA, **ENGINES[engine]) == reference

@@ -36,8 +36,7 @@ def play(folder: Path, kind: str, engine: str) -> Path:
 
 @pytest.mark.engines
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["central", "local"])
-@pytest.mark.parametrize("engine", ["ray", "superlink"])
+@pytest.mark.parametrize(("engine", "kind"), [("ray", "central"), ("superlink", "local")])
 def test_a_private_run_has_the_same_bits_on_an_engine_and_its_secret_travels_nowhere(
     engine: str, kind: str, tmp_path: Path
 ) -> None:

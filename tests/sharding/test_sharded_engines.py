@@ -38,7 +38,7 @@ def played(folder: Path, name: str, **changes: object) -> RunFolder:
 
 @pytest.mark.engines
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["plain", "lisa", pytest.param("smupar", marks=pytest.mark.needs("sparsity"))])
+@pytest.mark.parametrize("way", ["lisa", pytest.param("smupar", marks=pytest.mark.needs("sparsity"))])
 def test_over_a_superlink_four_clients_of_two_by_two_processes_give_the_run_that_is_not_sharded(
     way: str, tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""Sparse clients on every engine: the bits of the run in process, bytes that travel included."""
+"""Sparse clients in workers and on a SuperLink: the bits of the run in process, bytes that travel included."""
 
 from pathlib import Path
 
@@ -24,6 +24,6 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.mark.engines
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["ray", "superlink", WORKERS])
+@pytest.mark.parametrize("engine", ["superlink", WORKERS])
 def test_an_engine_gives_the_bits_of_the_run_in_process(engine: str, reference: dict[str, str], tmp_path: Path) -> None:
     assert play(tmp_path, "feddyn", **SPARSE, **ENGINES[engine]) == reference
