@@ -7,6 +7,7 @@ Out: {"ready": true} once; then for each job {"round": n} after every round, if 
      {"failed": sentence}, or {"stop": sentence} where going on with other jobs would be of no use.
 """
 
+import gc
 import hashlib
 import json
 import logging
@@ -130,7 +131,11 @@ def answer_all(parent: Connection, play: Callable[[Message], None]) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     parent.send({"ready": True})
     for request in parent:
-        parent.send(_outcome(request, play))
+        outcome = _outcome(request, play)
+        # A run holds its data in a cycle of references: few objects, so that Python would let gigabytes of them gather.
+        gc.collect()
+        gc.freeze()  # what is left stays; the next time it is not walked over again
+        parent.send(outcome)
 
 
 def _outcome(request: Message, play: Callable[[Message], None]) -> Message:
