@@ -15,7 +15,6 @@ ours.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import product
 from math import nan
 from statistics import fmean
 from typing import Any
@@ -25,6 +24,8 @@ from torch import nn
 from fedsign.config import merged
 from fedsign.errors import DataError
 from fedsign.storage.results import Line
+from simulations.api import load_run
+from simulations.comparison.play import compare
 from simulations.recipes.base import Figures, NotDecidableHere, at_least, at_most, part, recipe
 from simulations.recipes.cells import all_rounds
 from simulations.recipes.where import Plays, Where
@@ -92,7 +93,7 @@ _SPLITS: dict[str, dict[str, Any]] = {
 }
 _PUBLISHED = {("2nn", "iid"): 87, ("2nn", "shards"): 664, ("cnn", "iid"): 18, ("cnn", "shards"): 206}
 _RATES, _TUNING_SEED, _SEEDS = (0.05, 0.1, 0.2), 10, (0, 1, 2)
-_PATIENCE = 2  # times the published rounds
+_PATIENCE = 1.5  # times the published rounds: whoever needs more misses the claim
 _Cell = tuple[str, str]
 
 
@@ -127,23 +128,35 @@ def mcmahan_mnist(quick: bool, where: Where) -> Figures:
         if quick:
             (lines,) = all_rounds({0: _experiment(("2nn", "iid"), 0.1, 0, where, rounds=3)}).values()
             return {"2nn_iid_accuracy": float(lines[-1]["accuracy"])}
-        sweep = all_rounds(
-            {(cell, rate): _experiment(cell, rate, _TUNING_SEED, where) for cell, rate in product(_PUBLISHED, _RATES)}
-        )
-        needed = {key: _rounds_to(key[0], lines) for key, lines in sweep.items()}
-        best = {cell: min(_RATES, key=lambda rate: needed[cell, rate]) for cell in _PUBLISHED}
-        runs = all_rounds(
-            {(cell, seed): _experiment(cell, best[cell], seed, where) for cell, seed in product(_PUBLISHED, _SEEDS)}
-        )
+        best: dict[_Cell, float] = {}
+        needed: dict[_Cell, float] = {}
+        for cell in _PUBLISHED:
+            tried = _rounds_needed(cell, _RATES, (_TUNING_SEED,), where)
+            best[cell] = min(tried, key=tried.__getitem__)
+            (needed[cell],) = _rounds_needed(cell, (best[cell],), _SEEDS, where).values()
     except DataError as error:
         raise NotDecidableHere(f"{error} For a recipe, the folder is --data-root.") from error
     figures: dict[str, float] = {}
     for cell, published in _PUBLISHED.items():
-        rounds = fmean(_rounds_to(cell, runs[cell, seed]) for seed in _SEEDS)
         name = "_".join(cell)
-        figures |= {f"{name}_rounds": rounds, f"{name}_published": float(published), f"{name}_rate": best[cell]}
-        figures[_ratio(cell)] = rounds / published
+        figures |= {f"{name}_rounds": needed[cell], f"{name}_published": float(published), f"{name}_rate": best[cell]}
+        figures[_ratio(cell)] = needed[cell] / published
     return figures
+
+
+def _rounds_needed(cell: _Cell, rates: Sequence[float], seeds: Sequence[int], where: Where) -> dict[float, float]:
+    """The mean over seeds at each rate, of a comparison that the same command goes on with: all cells take hours."""
+    summary = compare(
+        _experiment(cell, rates[0], seeds[0], where),
+        name="-".join(("mcmahan", *cell, *map(str, seeds))),
+        strategies=["fedavg"],
+        seeds=seeds,
+        by={"client.lr": rates},
+    ).summary()
+    return {
+        entry.condition["client.lr"]: fmean(_rounds_to(cell, load_run(folder).rounds) for folder in entry.folders)
+        for entry in summary.entries
+    }
 
 
 def _rounds_to(cell: _Cell, lines: Sequence[Line]) -> float:
@@ -156,11 +169,12 @@ def _experiment(cell: _Cell, rate: float, seed: int, where: Where, *, rounds: in
     model, epochs, _ = _MODELS[cell[0]]
     experiment = {
         "seed": seed,
-        "rounds": rounds or _PATIENCE * _PUBLISHED[cell],
+        "rounds": rounds or int(_PATIENCE * _PUBLISHED[cell]),
         "partition": _SPLITS[cell[1]],
         "model": {"name": f"{__name__}:{model}"},
         "client": {"local_epochs": epochs, "batch_size": 10, "lr": rate, "optimizer": {"momentum": 0.0}},
         "server": {"cohort_size": 10},
         "strategy": {"name": "fedavg", "weighting": "examples"},
+        "results": {"checkpoint_every": 20},
     }
     return merged(experiment, where.changes)
