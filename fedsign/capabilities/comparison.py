@@ -17,5 +17,5 @@ CAPABILITY = Capability(
         "load_comparison": "fedsign.comparison.folder:load_comparison",
     },
     extras=("tune",),
-    files=("docs/how-to/compare.md",),
+    files=("docs/how-to/compare.md", "docs/tuned.md", "benchmarks/tuned/*"),
 )

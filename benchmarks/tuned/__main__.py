@@ -1,0 +1,129 @@
+"""docs/tuned.md, from benchmarks/tuned/results: `python -m benchmarks.tuned`.
+
+`python -m benchmarks.tuned RESULT.json ...` first takes in what `fedsign compare benchmarks/tuned/NAME.toml --json` printed.
+"""
+
+import json
+import sys
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from benchmarks.tables import MISSING, Figures, table
+from fedsign.comparison.labels import Scale, short_label
+from fedsign.intervals import Interval
+from fedsign.report.wording import plural, setting
+from fedsign.storage.disk import write_text
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "tuned.md"
+RESULTS = ROOT / "benchmarks" / "tuned" / "results"
+TITLES = {"tuned-mnist-cnn": "MNIST, CNN", "tuned-cifar10-cnn": "CIFAR-10 (JPEG), CNN"}
+NOT_PLAYED = "Not played yet."
+_HEAD = """\
+# Six methods, equally tuned
+
+<!-- Written by `python -m benchmarks.tuned` from benchmarks/tuned/results; do not edit. -->
+
+The six methods of FedSign's table, each with the same number of trials over its own settings, learning rate, momentum,
+weight decay and the scale of the initial weights. Trials are judged by held-out training samples under Dirichlet(0.5);
+what was chosen is trained again on all training samples, with seeds that no trial had, under all splits. Accuracy on
+test samples in percent; verdicts are tests of all pairs over all splits, corrected together. The experiments and
+commands: [benchmarks/tuned](../benchmarks/tuned/README.md)."""
+_POINTS = Scale(decimals=2, percent=True, factor=100)
+_LEFT_OUT = ("environment", "path", "population", "folders")  # a machine's, or large
+
+
+def main(given: Sequence[str]) -> None:
+    """Take in results; write the page."""
+    for path in given:
+        result = json.loads(Path(path).read_text(encoding="utf-8"))
+        write_text(RESULTS / f"{result['name']}.json", json.dumps(_kept(result), indent=1) + "\n")
+    write_text(PAGE, page())
+    print(PAGE.relative_to(ROOT))
+
+
+def page() -> str:
+    """Its text."""
+    sections = [f"## {title}\n\n{_section(RESULTS / f'{name}.json')}" for name, title in TITLES.items()]
+    return "\n\n".join([_HEAD, *sections]) + "\n"
+
+
+def _kept(result: Figures) -> Figures:
+    kept = {name: value for name, value in result.items() if name not in _LEFT_OUT}
+    kept["entries"] = [{k: v for k, v in entry.items() if k not in _LEFT_OUT} for entry in result["entries"]]
+    config = tomllib.loads(kept.pop("config_toml"))
+    return kept | {"rounds": config["rounds"]}
+
+
+def _section(path: Path) -> str:
+    if not path.exists():
+        return NOT_PLAYED
+    result = json.loads(path.read_text(encoding="utf-8"))
+    searches = result["tuning"]["searches"]
+    about = (
+        f"{plural(len(result['entries'][0]['seeds']), 'seed')}, {result['rounds']} rounds; for each method "
+        f"{searches[0]['trials']} trials, each the mean of {plural(len(result['tuning']['seeds']), 'seed')}."
+    )
+    return "\n\n".join([about, _accuracies(result), _choices(result)])
+
+
+def _accuracies(result: Figures) -> str:
+    conditions = result["conditions"]
+    rows = []
+    for standing in result["standings"]["rows"]:
+        entries = [
+            next(e for e in result["entries"] if e["strategy"] == standing["strategy"] and e["condition"] == condition)
+            for condition in conditions
+        ]
+        difference = standing["difference"]
+        rows.append(
+            [
+                standing["label"],
+                *(_POINTS.spread(entry["mean"], entry["std"]) for entry in entries),
+                MISSING if difference is None else _POINTS.interval(Interval(**difference)),
+                standing["says"],
+            ]
+        )
+    reference = result["tuning"]["labels"][result["reference"]]
+    head = ["", *map(short_label, conditions), f"to {reference}, all splits, 95 %", "verdict"]
+    return table(head, rows, left=1)
+
+
+def _choices(result: Figures) -> str:
+    chosen = [trial for trial in result["trials"] if trial["chosen"]]
+    keys = list(dict.fromkeys(key for trial in chosen for key in trial["choice"] if not key.startswith("strategy.")))
+    rows = [
+        [
+            result["tuning"]["labels"][trial["strategy"]],
+            _POINTS.number(trial["validation_mean"]),
+            _POINTS.number(_as_given(result, trial)),
+            str(trial["number"] + 1),
+            *(setting(trial["choice"][key]) if key in trial["choice"] else MISSING for key in keys),
+            ", ".join(_own(trial)) or MISSING,
+        ]
+        for trial in chosen
+    ]
+    head = ["", "validation", "untuned", "trial", *(key.rpartition(".")[2] for key in keys), "its own"]
+    return table(head, rows, left=1)
+
+
+def _as_given(result: Figures, chosen: Figures) -> float | None:
+    """Of the first trial, which has the experiment's own settings."""
+    (first,) = (
+        trial
+        for trial in result["trials"]
+        if trial["number"] == 0 and all(trial[key] == chosen[key] for key in ("strategy", "condition"))
+    )
+    value: float | None = first["validation_mean"]
+    return value
+
+
+def _own(trial: Figures) -> Iterator[str]:
+    for key, value in trial["choice"].items():
+        if key.startswith("strategy."):
+            yield f"{key.removeprefix('strategy.')} {setting(value)}"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

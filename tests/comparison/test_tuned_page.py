@@ -1,0 +1,18 @@
+"""docs/tuned.md is what the committed results make, and its experiments are configurations."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.tuned import __main__ as tuned
+from fedsign.config import load
+
+
+def test_the_page_is_what_the_results_make() -> None:
+    assert tuned.PAGE.read_text(encoding="utf-8") == tuned.page(), "run python -m benchmarks.tuned"
+
+
+@pytest.mark.parametrize("name", tuned.TITLES)
+def test_an_experiment_is_a_configuration_of_its_name(name: str) -> None:
+    path = tuned.RESULTS.parent / f"{name.removeprefix('tuned-')}.toml"
+    assert load(Path(path), []).name == name
