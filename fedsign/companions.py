@@ -32,6 +32,13 @@ def import_packages() -> None:
         sys.meta_path.append(_HiddenModules())
 
 
+class HiddenModuleError(ModuleNotFoundError):
+    """A package of FedSign's hides a module of the user's.
+
+    It has no `name`, or else `from clients import thing` would take no notice of it.
+    """
+
+
 class _HiddenModules:
     """The last finder: says why a module of the user's is not found."""
 
@@ -39,15 +46,14 @@ class _HiddenModules:
         """Find nothing.
 
         Raises:
-            ModuleNotFoundError: a package of FedSign's hides it.
+            HiddenModuleError: a package of FedSign's hides it.
         """
         package, _, rest = name.partition(".")
         if package not in NAMES or not rest:
             return
         for own in (Path(folder, package + suffix) for folder in sys.path for suffix in ("", ".py")):
             if own.exists() and own.resolve() != HOME / package:
-                # without its `name`, or else "from clients import thing" would take no notice
-                raise ModuleNotFoundError(f"there is no '{name}': {_both(package, own.resolve())}")
+                raise HiddenModuleError(f"there is no '{name}': {_both(package, own.resolve())}")
 
 
 def _import(name: str) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 
 from fedsign.capabilities import CAPABILITIES, absent
 from fedsign.capability import Kind
+from fedsign.companions import HiddenModuleError
 from fedsign.errors import ConfigError, FedSignError
 
 PACKAGES = ("fedsign", "strategies", "clients", "simulations")
@@ -277,6 +278,8 @@ def _module(kind: str, name: str, module_name: str) -> ModuleType:
         return _import(module_name)
     except FedSignError:
         raise
+    except HiddenModuleError as error:
+        raise ConfigError(f"{kind} '{name}': {error}") from error
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name + ".").startswith(error.name + "."):
             raise error_in(kind, name, error) from error  # the module is there, but one that it imports is not

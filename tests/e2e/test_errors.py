@@ -139,15 +139,6 @@ def test_a_full_disk_stops_the_run_with_a_sentence_and_it_can_be_resumed(tmp_pat
         subprocess.run(["umount", str(disk)], check=False)
 
 
-def test_a_folder_of_the_users_with_a_packages_name_is_pointed_out(tmp_path: Path) -> None:
-    (tmp_path / "clients").mkdir()
-    (tmp_path / "clients" / "__init__.py").touch()
-    done = fedsign("run", folder=tmp_path, fresh=True)  # python -m puts the current folder first
-    assert done.returncode == 2
-    assert "rename it" in done.stderr
-    assert str(tmp_path / "clients") in done.stderr
-
-
 BROKEN = {
     "imports": ("import no_such_library\n", ["ModuleNotFoundError", "no_such_library", "mine.py:1)"]),
     "syntax": ("class Mine(:\n", ["SyntaxError", "mine.py:1)"]),
