@@ -23,8 +23,8 @@ TITLES = {
     "digits-cnn": "Digits, CNN, gamma 0.0003",
     "mnist-mlp": "MNIST, MLP, gamma 0.0003",
     "mnist-cnn": "MNIST, CNN, gamma 0.0003",
-    "cifar10-mlp": "CIFAR-10 (JPEG), MLP",
-    "cifar10-cnn": "CIFAR-10 (JPEG), CNN",
+    "cifar10-mlp": "CIFAR-10 (JPEG), MLP, gamma 0.0003",
+    "cifar10-cnn": "CIFAR-10 (JPEG), CNN, gamma 0.0001",
 }
 NOT_PLAYED = "not played yet"
 _HEAD = """\
