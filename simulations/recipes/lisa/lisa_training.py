@@ -93,6 +93,7 @@ _CONTRASTS = ("one_minus_four_blocks", "short_minus_long_period", "fixed_minus_r
     source="LISA, section 4.5 and appendix A.4",
     quick=[above(0.0, "one_minus_four_blocks")],
     null=dict.fromkeys(("one_minus_four_blocks", *(f"{what}_low" for what in _CONTRASTS)), 0.0),
+    expected=Verdict.IN_PART,
 )
 def lisa_ablation(quick: bool) -> Figures:
     """Mean validation losses `loss_<blocks>_<period>` (quick: 1 and 4 blocks, one period, one seed, 40 steps).
