@@ -113,6 +113,7 @@ def smupar_coordinate_check(quick: bool) -> Figures:
         "smupar_rigl_moved": 2.0,  # as under muP
         "smupar_static_moved": 0.0,
     },
+    expected=Verdict.IN_PART,
 )
 def smupar_dynamic(quick: bool) -> Figures:
     """SmuPar and muP, the static masks of SmuPar for a control; losses are means over 3 seeds.
