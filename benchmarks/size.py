@@ -72,7 +72,7 @@ def sizes() -> dict[str, Counter[str]]:
 
 
 def edges() -> Iterator[Edge]:
-    """All uses of a module by another, but for the types of the Python API: there a line is deleted with its capability."""
+    """All uses of a module by another, but for the types of the Python API: a line goes with its capability."""
     graph = grimp.build_graph(*PACKAGES, cache_dir=None)
     files = modules()
     for user, file in files.items():

@@ -33,4 +33,4 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     from fedsign.extensions import python_api
 
-    return sorted([*globals(), *python_api()])
+    return sorted(["__version__", *python_api()])

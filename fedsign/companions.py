@@ -22,14 +22,15 @@ def import_packages() -> None:
     Raises:
         ConfigError: another module of the name is imported already.
     """
+    if any(isinstance(finder, _HiddenModules) for finder in sys.meta_path):
+        return
     for name in NAMES:
         module = sys.modules.get(name)
         if module is None:
             _import(name)
         elif not _is_ours(name, module):
             raise ConfigError(_both(name, _place_of(module)))
-    if not any(isinstance(finder, _HiddenModules) for finder in sys.meta_path):
-        sys.meta_path.append(_HiddenModules())
+    sys.meta_path.append(_HiddenModules())
 
 
 class HiddenModuleError(ModuleNotFoundError):
@@ -79,4 +80,7 @@ def _place_of(module: ModuleType) -> Path:
 
 
 def _both(name: str, own: Path) -> str:
-    return f"'{name}' is a package of FedSign ({HOME / name}) and a module of yours ({own}), but Python can import only one of them: rename yours."
+    return (
+        f"'{name}' is a package of FedSign ({HOME / name}) and a module of yours ({own}), but Python can import only one "
+        "of them: rename yours."
+    )

@@ -23,10 +23,10 @@ from typing import Any
 
 from fedsign.capabilities import CAPABILITIES, absent
 from fedsign.capability import Kind
-from fedsign.companions import HiddenModuleError
+from fedsign.companions import NAMES, HiddenModuleError
 from fedsign.errors import ConfigError, FedSignError
 
-PACKAGES = ("fedsign", "strategies", "clients", "simulations")
+PACKAGES = ("fedsign", *NAMES)
 _LONGEST = 300  # characters of a foreign exception's message
 # Modules that configurations of 0.1 may name; each old name is read, with a warning, for one release.
 _MOVED = {old: new for each in CAPABILITIES.values() for old, new in each.moved.items()}

@@ -1,8 +1,13 @@
 """Running experiments.  `simulations.run` is `fedsign.run`, and so are all names of the Python API."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedsign.extensions import load, python_api
+
+if TYPE_CHECKING:
+    from fedsign import Run as Run
+    from fedsign import load_run as load_run
+    from fedsign import run as run
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""cifar10.npz from a folder with `train` and `test`, and in each a folder of images a class: the first images of each class.
+"""cifar10.npz: the first images of each class, from a folder with `train` and `test`, and in each a folder a class.
 
 python -m benchmarks.ablations.cifar10 FOLDER cifar10.npz
 """

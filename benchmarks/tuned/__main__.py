@@ -1,6 +1,6 @@
 """docs/tuned.md, from benchmarks/tuned/results: `python -m benchmarks.tuned`.
 
-`python -m benchmarks.tuned RESULT.json ...` first takes in what `fedsign compare benchmarks/tuned/NAME.toml --json` printed.
+`python -m benchmarks.tuned RESULT.json ...` first takes in what `fedsign compare --json` printed of an experiment here.
 """
 
 import json

@@ -64,6 +64,7 @@ def test_import_fedsign_imports_neither_torch_nor_flower_and_adds_no_finder(tmp_
     assert (done.stdout, done.stderr) == ("set()\n", "")
 
 
+@pytest.mark.needs("workers", "ray")
 @pytest.mark.slow
 @pytest.mark.engines
 def test_the_api_in_a_folder_with_packages_of_the_same_names(user_folder: Path) -> None:

@@ -15,7 +15,7 @@ ours.
 """
 
 from collections.abc import Mapping, Sequence
-from math import nan
+from math import inf, nan
 from statistics import fmean
 from typing import Any
 
@@ -154,7 +154,9 @@ def _rounds_needed(cell: _Cell, rates: Sequence[float], seeds: Sequence[int], wh
         by={"client.lr": rates},
     ).summary()
     return {
-        entry.condition["client.lr"]: fmean(_rounds_to(cell, load_run(folder).rounds) for folder in entry.folders)
+        entry.condition["client.lr"]: inf
+        if entry.num_lost
+        else fmean(_rounds_to(cell, load_run(folder).rounds) for folder in entry.folders)
         for entry in summary.entries
     }
 
