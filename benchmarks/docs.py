@@ -50,6 +50,10 @@ The bare loop writes and checks nothing, and neither do the peers as they are se
 Again: `make bench`, or a part of it, such as `make bench WORKS=w1 REPETITIONS=7` ([how it works](../benchmarks/README.md)).
 """
 
+_NUMERICS = """\
+Ours takes cuDNN's repeatable algorithms, and float32 has all its digits. The others compute as torch does by default: convolutions in TF32, by
+algorithms that need not repeat their bits. `engine.tf32=true` (the row *ours, TF32*, where it was played) computes with as many digits as they do."""
+
 
 def main() -> None:
     """Write the page and the pictures."""
@@ -122,6 +126,7 @@ def _section(result: Figures, has_picture: bool) -> str:
     parts.append(table(head, [_row(row) for row in rows], left=1))
     absent = [f"- **{row['title']}** was not played: {row['not_played']}." for row in rows if "not_played" in row]
     parts += ["\n".join(absent)] if absent else []
+    parts += [] if result["device"] == "cpu" else [_NUMERICS]
     parts += [_standing(rows), _floor(result, rows)]
     profile = _profile(rows)
     parts += [profile] if profile else []
@@ -186,7 +191,8 @@ def _floor(result: Figures, rows: Sequence[Figures]) -> str:
         f"**Floor.** A round is {found['flops_per_round'] / 1e6:,.1f} million floating-point operations; a large matrix product runs at "
         f"{found['flops_per_s'] / 1e9:.0f} GFLOP/s on "
         + ("one thread here" if result["device"] == "cpu" else "this device")
-        + f", so that no program on it goes below {ms(found['s_per_round'])} ms."
+        + f", so that no program on it goes below {ms(found['s_per_round'])} ms"
+        + ("." if result["device"] == "cpu" else " with all digits of float32.")
     )
     floor = next((row for row in rows if row["player"] == FLOOR and "round_s" in row), None)
     if floor is None:

@@ -62,6 +62,14 @@ PLAYERS: tuple[Player, ...] = (
         devices=("cpu",),
         works=_LARGE_MODELS,
     ),
+    Player(
+        name="tf32",
+        title="ours, TF32",
+        module="ours",
+        settings={"client": {"path": "sequential"}, "engine": {"tf32": True}},
+        devices=("cuda",),
+        works=_LARGE_MODELS,
+    ),
     Player(name="pfl_1", title="pfl-research", module="pfl_research", environment="pfl", settings={"processes": 1}),
     Player(
         name="pfl_2",

@@ -56,14 +56,13 @@ def main() -> None:
 
 def _make_torchvision_importable() -> None:
     """FedLab imports torchvision, which beside a CPU-only torch lacks the schemas of two operators."""
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    for schema in (
-        "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-        "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    ):
-        if not hasattr(torch.ops.torchvision, schema.partition("(")[0]):
-            library.define(schema)
-    _KEEP_ALIVE.append(library)
+    try:
+        import torchvision  # noqa: F401
+    except RuntimeError:
+        library = torch.library.Library("torchvision", "FRAGMENT")
+        for name in ("nms", "qnms"):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _KEEP_ALIVE.append(library)
 
 
 _KEEP_ALIVE: list[Any] = []

@@ -27,13 +27,13 @@ SILO = Work(
 
 SILO_LARGE = Work(
     name="silo-large",
-    title="Cross-silo on a GPU: ResNet-18, 10 clients",
+    title="Cross-silo: ResNet-18, 10 clients of 2,000",
     about=f"20,000 images of 32x32x3 in 10 clients of 2,000, all of them in every round, {_NETWORK}, batches of 64, SGD with lr "
     "0.02, 1 epoch, 5 rounds, 2,000 test images after each.",
     experiment={
         **_EXPERIMENT,
         "rounds": 5,
-        "data": {"name": "benchmarks.data:class_images", "num_train": 20_000, "num_test": 2_000},
+        "data": {"name": "benchmarks.data:class_images", "num_train": 20_000, "num_test": 2_000, "strength": 1.0},
         "client": {"local_epochs": 1, "batch_size": 64, "lr": 0.02, "optimizer": {"momentum": 0.0}},
     },
     network="resnet18",
