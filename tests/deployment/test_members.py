@@ -189,17 +189,29 @@ def test_half_an_upload_holds_up_no_reply_and_no_round(started: Started, rests: 
     assert (failure.partition, failure.reason) == (1, f"site beta: {LATE}")
 
 
+def when_taken(started: Started, act: Callable[[], None]) -> None:
+    """Act when alpha's and gamma's replies are taken and beta's is half there."""
+    expected = started.link.taken + 2
+
+    def watch() -> None:
+        while started.link.taken < expected:
+            time.sleep(0.01)
+        act()
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def test_an_upload_that_goes_on_in_time_is_taken_in(started: Started, rests: list[Callable[[], None]]) -> None:
-    threading.Timer(0.3, lambda: rests.pop()()).start()
-    assert started.replied() == [0, 1, 2]
+    when_taken(started, lambda: rests.pop()())
+    replies = started.grid.send_and_receive(requests(0, 1, 2), timeout=60)
+    assert [reply.metadata.src_node_id for reply in replies] == [0, 1, 2]
 
 
 def test_a_reply_whose_upload_was_given_up_is_a_failure_at_once(
     started: Started, rests: list[Callable[[], None]]
 ) -> None:
     """Flower drops the objects of a session that has expired."""
-    store = started.link.state.object_store
-    threading.Timer(0.3, lambda: store.delete_objects_in_run(started.link.run_id)).start()
+    when_taken(started, lambda: started.link.state.object_store.delete_objects_in_run(started.link.run_id))
     began_at = time.monotonic()
     replies = started.grid.send_and_receive(requests(0, 1, 2), timeout=60)
     assert [reply.metadata.src_node_id for reply in replies] == [0, 2]

@@ -129,8 +129,8 @@ def troubled(folder: Path, name: str, **changes: object) -> list[dict[str, Any]]
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "own", "round_timeout_s"),
-    # Ray has to start a process within round 2; a SuperLink misses the client that was killed after 20 s (tests/impatient)
-    [("ray", {"init_args__num_cpus": 2}, 75), ("superlink", {"num_supernodes": 4}, 45)],
+    # Ray has to start two processes within round 1; a SuperLink misses the client that was killed after 20 s (tests/impatient)
+    [("ray", {"init_args__num_cpus": 2}, 120), ("superlink", {"num_supernodes": 4}, 45)],
 )
 def test_a_client_that_is_killed_and_one_that_hangs_fail_their_round_alone(
     user_folder: Path, engine: str, own: dict[str, object], round_timeout_s: int
@@ -141,9 +141,8 @@ def test_a_client_that_is_killed_and_one_that_hangs_fail_their_round_alone(
         user_folder, engine, engine__name=engine, server__round_timeout_s=round_timeout_s, **settings_of_engine
     )
     assert time.monotonic() - began < 120 + 4 * round_timeout_s
-    killed, hung = lines[0]["failures"], lines[1]["failures"]
-    assert [failure["client"] for failure in killed] == [0] and [failure["client"] for failure in hung] == [1]
-    assert killed[0]["reason"] != LATE and hung[0]["reason"] == LATE
+    late = [[(failure["client"], failure["reason"] == LATE) for failure in line["failures"]] for line in lines]
+    assert late == [[(0, False)], [(1, True)], [], []]
     assert [line["num_replies"] for line in lines] == [3, 3, 4, 4]  # and both came back
     markers = user_folder / f"markers-{engine}-reference"
     markers.mkdir()
