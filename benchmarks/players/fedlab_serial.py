@@ -4,6 +4,7 @@ Its trainer takes batches from whatever a FedDataset gives as a loader; ours giv
 DataLoader that collates sample by sample would be several times slower.  It sends and averages parameters, not buffers.
 """
 
+import importlib
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -57,7 +58,7 @@ def main() -> None:
 def _make_torchvision_importable() -> None:
     """FedLab imports torchvision, which beside a CPU-only torch lacks the schemas of two operators."""
     try:
-        import torchvision  # noqa: F401
+        importlib.import_module("torchvision")
     except RuntimeError:
         library = torch.library.Library("torchvision", "FRAGMENT")
         for name in ("nms", "qnms"):
