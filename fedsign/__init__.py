@@ -10,6 +10,7 @@ Names are imported on first use: `import fedsign` imports neither torch nor Flow
 
 from typing import TYPE_CHECKING, Any
 
+from fedsign import analyse as analyse
 from fedsign._version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -33,4 +34,4 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     from fedsign.extensions import python_api
 
-    return sorted(["__version__", *python_api()])
+    return sorted(["__version__", "analyse", *python_api()])

@@ -11,13 +11,22 @@ from typing import Any
 from fedsign.capabilities import CAPABILITIES
 from fedsign.companions import import_packages
 
-_API = {name: f"simulations.api:{name}" for name in ("Run", "load_run", "run")}
+_API = {
+    **{name: f"simulations.api:{name}" for name in ("Run", "load_run", "run")},
+    "analyse.Found": "fedsign.report.analysis:Found",
+}
 
 
 @cache
-def python_api() -> dict[str, str]:
-    """The names of the Python API, and what is behind each: "module:Name"."""
-    return _API | {name: target for each in CAPABILITIES.values() for name, target in each.api.items()}
+def python_api(module: str = "fedsign") -> dict[str, str]:
+    """The names of the Python API in `fedsign` or in a module of it, and what is behind each: "module:Name"."""
+    found = {}
+    for names in (_API, *(each.api for each in CAPABILITIES.values())):
+        for name, target in names.items():
+            within, _, own = f"fedsign.{name}".rpartition(".")
+            if within == module:
+                found[own] = target
+    return found
 
 
 def load(target: str) -> Any:

@@ -14,6 +14,12 @@ CAPABILITY = Capability(
         "analyse interpolate": "simulations.landscape.command:interpolate",
         "analyse curvature": "simulations.landscape.command:curvature",
     },
+    api={
+        "analyse.valley": "simulations.landscape.valley:valley",
+        "analyse.trajectory": "simulations.landscape.trajectory:trajectory",
+        "analyse.interpolate": "simulations.landscape.interpolate:interpolate",
+        "analyse.curvature": "simulations.landscape.curvature:curvature",
+    },
     files=("docs/how-to/look-at-the-valley.md",),
     extends={
         "report_section": "fedsign.landscape.report:section",

@@ -16,6 +16,9 @@ CAPABILITY = Capability(
     commands={
         "analyse signs": "simulations.signs.command:signs",
     },
+    api={
+        "analyse.signs": "simulations.signs.pairs:signs",
+    },
     extends={
         "report_section": "fedsign.signs.report:section",
         "round_hook": "fedsign.signs.agreement:round_hook",

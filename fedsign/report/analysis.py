@@ -8,10 +8,10 @@ The same finding gives the same bytes.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -21,6 +21,9 @@ from fedsign.errors import ResultsError
 from fedsign.report import figures
 from fedsign.storage.digests import read_json, sealed_json
 from fedsign.storage.disk import replace_file, write_text
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Row = Mapping[str, Any]
 
@@ -35,6 +38,38 @@ class Found:
     rows: Sequence[Row] = ()
     summary: Sequence[Row] = ()
     arrays: Mapping[str, NDArray[Any]]
+    drawn_by: Callable[["Found"], Mapping[str, figures.Draw]] | None = field(default=None, repr=False)
+
+    @property
+    def figures(self) -> Mapping[str, figures.Draw]:
+        """What a figure shows -> what draws it with matplotlib."""
+        return self.drawn_by(self) if self.drawn_by else {}
+
+    def frame(self) -> "pd.DataFrame":
+        """The summary, or the rows of an analysis that has none, as a DataFrame."""
+        import pandas as pd
+
+        return pd.DataFrame([*(self.summary or self.rows)])
+
+    def write(self, folder: Path | str) -> list[Path]:
+        """Write numbers, arrays and figures into a folder, which is made if need be.
+
+        Raises:
+            ResultsError: the folder cannot be written.
+        """
+        folder = Path(folder)
+        if folder.exists() and not folder.is_dir():
+            raise ResultsError(f"{folder} is a file; give a folder, or the name of one to be made, with --out.")
+        written = [folder / f"{self.kind}.json", folder / f"{self.kind}.npz"]
+        write_text(written[0], sealed_json(self.as_json()))
+        replace_file(written[1], lambda partial: _save(partial, self.arrays))
+        for what, draw in self.figures.items():
+            written += figures.write(draw, *(folder / f"{self.kind}-{what}{suffix}" for suffix in figures.SUFFIXES))
+        return written
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the figures, or the numbers of an analysis that has none."""
+        return "".join(map(figures.svg, self.figures.values())) or self.frame().to_html()
 
     def as_json(self) -> dict[str, Any]:
         """All but the arrays; what is not finite is null."""
@@ -44,24 +79,8 @@ class Found:
         return told
 
 
-def write_found(found: Found, folder: Path, drawn: Mapping[str, figures.Draw]) -> list[Path]:
-    """Write a finding into a folder, which is made if need be; `drawn`: what a figure shows -> what draws it.
-
-    Raises:
-        ResultsError: the folder cannot be written.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise ResultsError(f"{folder} is a file; give a folder, or the name of one to be made, with --out.")
-    written = [folder / f"{found.kind}.json", folder / f"{found.kind}.npz"]
-    write_text(written[0], sealed_json(found.as_json()))
-    replace_file(written[1], lambda partial: _save(partial, found.arrays))
-    for what, draw in drawn.items():
-        written += figures.write(draw, *(folder / f"{found.kind}-{what}{suffix}" for suffix in figures.SUFFIXES))
-    return written
-
-
 def read_found(path: Path) -> Found:
-    """What `write_found` wrote, by its .json file.
+    """What `Found.write` wrote, by its .json file; figures are not drawn from it again.
 
     Raises:
         ResultsError: it cannot be read.

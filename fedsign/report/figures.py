@@ -4,6 +4,7 @@ The style is set for the time of a figure only; the caller's settings of matplot
 made without pyplot, so no window and no list of open figures is involved.
 """
 
+import io
 import logging
 import math
 import re
@@ -108,7 +109,15 @@ def write(draw: Draw, *paths: Path) -> list[Path]:
     return list(paths)
 
 
-def _save(figure: "Figure", path: Path, format: str) -> None:
+def svg(draw: Draw) -> str:
+    """A figure as the SVG element of a page."""
+    text = io.StringIO()
+    with style():
+        _save(draw(), text, format="svg")
+    return text.getvalue().partition("<svg")[1] + text.getvalue().partition("<svg")[2]
+
+
+def _save(figure: "Figure", path: Path | io.StringIO, format: str) -> None:
     told = {"Description": figure.get_label()} if format != "pdf" else {"Subject": figure.get_label()}
     metadata = _METADATA[format] | {key: text for key, text in told.items() if text}
     figure.savefig(path, format=format, metadata=metadata, bbox_inches="tight", pad_inches=0.02, dpi=_DPI)

@@ -76,7 +76,6 @@ def learn(
 ) -> None:
     """Learn settings by gradients through whole rounds, on held-out samples of the server."""
     from fedsign import config as configs
-    from fedsign.report.analysis import write_found
     from fedsign.storage.disk import write_text
     from simulations.bilevel import learning
 
@@ -93,7 +92,7 @@ def learn(
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; give a folder, or the name of one to be made, with --out.")
     found = learning.learn(experiment, asked, on_step=say)
-    written = write_found(found, folder, learning.learning_figures(found))
+    written = found.write(folder)
     learnt = learning.learnt_config(experiment, found).to_toml()
     file = folder / "learnt.toml"
     write_text(file, learnt)

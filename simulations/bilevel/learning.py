@@ -276,6 +276,7 @@ def learn(config: ExperimentConfig, asked: Asked, *, on_step: Callable[[Step], N
         rows=found,
         summary=summary,
         arrays={name: np.array([step[name] for step in found]) for name in ("loss", *asked.names)},
+        drawn_by=learning_figures,
     )
 
 

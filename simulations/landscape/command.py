@@ -3,7 +3,7 @@
 Like the command line itself, importing this imports neither torch nor Flower nor NumPy.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -73,12 +73,10 @@ def valley(
     json: NumbersOption = False,
 ) -> None:
     """Draw loss and error around a model, along noises and special directions."""
-    from fedsign.landscape.figures import valley_figures
-    from fedsign.landscape.surfaces import surface_figures
     from simulations.landscape import valley as valleys
-    from simulations.landscape.subject import subject_of
 
-    asked = valleys.Asked(
+    found = valleys.valley(
+        path,
         directions=words(directions),
         draws=draws,
         scales=numbers("--scales", scales),
@@ -90,11 +88,10 @@ def valley(
         samples=samples,
         statistics=statistics,
         seed=seed,
+        model=model,
+        overrides=overrides or (),
     )
-    subject = subject_of(path, model=model, overrides=overrides or [])
-    found = valleys.look(subject, asked)
-    drawn = surface_figures(found) if surface else valley_figures(found)
-    finish(found, subject, out, _print_valley, json=json, drawn=drawn, has_section=True)
+    finish(found, path, out, _print_valley, json=json, has_section=True)
 
 
 def trajectory(
@@ -106,12 +103,10 @@ def trajectory(
     json: NumbersOption = False,
 ) -> None:
     """Draw the path of a training over the plane of its two principal directions."""
-    from fedsign.landscape.surfaces import surface_figures
     from simulations.landscape import trajectory as paths
-    from simulations.landscape.subject import subject_of
 
-    found = paths.look(path, points=points, samples=samples, statistics=statistics)
-    finish(found, subject_of(path), out, _print_trajectory, json=json, drawn=surface_figures(found), has_section=True)
+    found = paths.trajectory(path, points=points, samples=samples, statistics=statistics)
+    finish(found, path, out, _print_trajectory, json=json, has_section=True)
 
 
 def interpolate(
@@ -128,13 +123,18 @@ def interpolate(
     json: NumbersOption = False,
 ) -> None:
     """Draw loss and error on the line through two models, and say what stands between them."""
-    from fedsign.landscape.figures import path_figures
     from simulations.landscape import interpolate as lines
-    from simulations.landscape.subject import subjects_of
 
-    one, other = subjects_of([first, second], model=model, overrides=overrides or [])
-    found = lines.look(one, other, points=points, samples=samples, statistics=statistics)
-    finish(found, one, out, _print_path, json=json, drawn=path_figures(found))
+    found = lines.interpolate(
+        first,
+        second,
+        points=points,
+        samples=samples,
+        statistics=statistics,
+        model=model,
+        overrides=overrides or (),
+    )
+    finish(found, first, out, _print_path, json=json)
 
 
 def curvature(
@@ -150,34 +150,38 @@ def curvature(
 ) -> None:
     """Measure the Hessian of the test loss: its trace, its extreme eigenvalues."""
     from simulations.landscape import curvature as hessians
-    from simulations.landscape.subject import subject_of
 
-    subject = subject_of(path, model=model, overrides=overrides or [])
-    found = hessians.look(subject, draws=draws, eigenvalues=eigenvalues, samples=samples, seed=seed)
-    finish(found, subject, out, _print_curvature, json=json)
+    found = hessians.curvature(
+        path,
+        draws=draws,
+        eigenvalues=eigenvalues,
+        samples=samples,
+        seed=seed,
+        model=model,
+        overrides=overrides or (),
+    )
+    finish(found, path, out, _print_curvature, json=json)
 
 
 def finish(
     found: Any,
-    subject: Any,
+    path: Path,
     out: Path | None,
     print_found: Callable[[Any], None],
     *,
     json: bool,
-    drawn: Mapping[str, Any] | None = None,
     has_section: bool = False,
 ) -> None:
-    """Write what an analysis found and print it, as JSON or for people; with `has_section`, the run's page too."""
-    from fedsign.report.analysis import write_found
+    """Write what an analysis of a path found and print it, as JSON or for people; with `has_section`, the run's page too."""
+    from simulations.landscape.subject import run_of
 
-    folder = Path(subject.run.path) if subject.run is not None else None
-    default = Path("analysis") / subject.source.stem if folder is None else folder / "analysis"
-    written = write_found(found, out or default, drawn or {})
+    run = run_of(path)
+    written = found.write(out or (run.path if run else Path()) / "analysis" / ("" if run else path.stem))
     page = None
-    if has_section and folder and not out:
+    if has_section and run and not out:
         from fedsign.report.page import write_report
 
-        page = write_report(subject.run)
+        page = write_report(run)
     if json:
         print_json(found.as_json() | {"files": [str(file) for file in written]})
         return

@@ -1,42 +1,62 @@
-"""`fedsign analyse interpolate`: the line through two models, its barrier, and the step between them by layer."""
+"""`fedsign.analyse.interpolate` and its command: the line through two models, its barrier, and the step between them by layer."""
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
+from fedsign.landscape.figures import path_figures
 from fedsign.landscape.interpolation import between
 from fedsign.landscape.landscape import Landscape
 from fedsign.landscape.sign_ratios import same_sign_ratio, step_by_group
 from fedsign.report.analysis import Found
-from simulations.landscape.subject import Subject, at_centre
+from simulations.landscape.subject import Source, Subject, at_centre, subjects_of
 
 _log = logging.getLogger("fedsign")
 
 
-def look(
-    first: Subject, second: Subject, *, points: int = 61, samples: int | None = None, statistics: int = 500
+def interpolate(
+    first: Source,
+    second: Source,
+    *,
+    points: int = 61,
+    samples: int | None = None,
+    statistics: int = 500,
+    model: str | None = None,
+    overrides: Sequence[str] = (),
 ) -> Found:
-    """From the first model to the second and beyond, on the first one's test samples.
+    """Loss and error from one model to another and beyond, on the first one's test samples.
+
+    Args:
+        first: a run, or the path of a run, of one of its checkpoints, or of a file of weights.
+        second: another model of the same architecture.
+        points: from lambda = -1 to 2.
+        samples: of the test set; without it, all.
+        statistics: training samples that BatchNorm's statistics are recomputed on; 0 keeps the models' own.
+        model: the model of a file of weights, such as "mlp".
+        overrides: the rest of its experiment, such as "data.name=mnist".
 
     Raises:
         FedSignError: they are not of one architecture.
     """
-    _warn_of_other_data(first, second)
-    landscape = first.landscape(samples, statistics)
-    one, other = landscape.centre, second.vector_in(landscape.layout).to(landscape.centre)
+    start, end = subjects_of([first, second], model=model, overrides=overrides)
+    _warn_of_other_data(start, end)
+    landscape = start.landscape(samples, statistics)
+    one, other = landscape.centre, end.vector_in(landscape.layout).to(landscape.centre)
     lambdas, values, facts = between(landscape, one, other, points=points)
     return Found(
         kind="interpolation",
-        name=f"{first.name} to {second.name}",
+        name=f"{start.name} to {end.name}",
         facts={
-            **first.facts,
-            "target": str(second.source),
+            **start.facts,
+            "target": str(end.source),
             **landscape.sizes,
             **facts,
-            **_own_ends(first, second, landscape, samples),
+            **_own_ends(start, end, landscape, samples),
             "same_sign_ratio": same_sign_ratio(one, other),
         },
-        rows=step_by_group(first.model, landscape.layout, one.cpu(), other.cpu()),
+        rows=step_by_group(start.model, landscape.layout, one.cpu(), other.cpu()),
         arrays={"lambda": lambdas, **values.arrays()},
+        drawn_by=path_figures,
     )
 
 

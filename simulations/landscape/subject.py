@@ -26,6 +26,7 @@ from fedsign.seeding import Purpose, generator
 from fedsign.storage import checkpoints
 from fedsign.storage.results import RunFolder, open_run
 from fedsign.workload import Workload
+from simulations.api import Run
 
 _CHANGEABLE = frozenset({"data", "engine"})
 
@@ -128,20 +129,40 @@ def at_centre(landscape: Landscape) -> dict[str, float]:
     return {name: float(of[0]) for name, of in landscape.at(landscape.centre.unsqueeze(0)).arrays().items()}
 
 
-def subjects_of(paths: Sequence[Path], *, model: str | None, overrides: Sequence[str]) -> list[Subject]:
-    """What several paths are of.  Runs know their model: beside files of weights, `model` is for the files."""
-    are_files = [path.is_file() for path in paths]
+Source = Subject | Run | Path | str
+"""A run, or the path of a run, of one of its checkpoints, or of a file of weights."""
+
+
+def path_of(source: Run | Path | str) -> Path:
+    """Where it lies."""
+    return source.path if isinstance(source, Run) else Path(source)
+
+
+def run_of(path: Path) -> RunFolder | None:
+    """The run of a run's folder or of a checkpoint in it; None of a file.
+
+    Raises:
+        ResultsError: there is no run.
+    """
+    if path.is_file():
+        return None
+    return open_run(path.parent.parent if (path / "state.json").is_file() else path)
+
+
+def subjects_of(sources: Sequence[Source], *, model: str | None, overrides: Sequence[str]) -> list[Subject]:
+    """What several sources are of.  Runs know their model: beside files of weights, `model` is for the files."""
+    are_files = [not isinstance(source, Subject) and path_of(source).is_file() for source in sources]
     return [
-        subject_of(path, model=model if is_file or not any(are_files) else None, overrides=overrides)
-        for path, is_file in zip(paths, are_files, strict=True)
+        subject_of(source, model=model if is_file or not any(are_files) else None, overrides=overrides)
+        for source, is_file in zip(sources, are_files, strict=True)
     ]
 
 
-def subject_of(path: Path, *, model: str | None = None, overrides: Sequence[str] = ()) -> Subject:
-    """What a path is of: a run's folder, a checkpoint's folder, or a file of weights.
+def subject_of(source: Source, *, model: str | None = None, overrides: Sequence[str] = ()) -> Subject:
+    """What a source is of.
 
     Args:
-        path: where it is.
+        source: a run, or the path of a run, of one of its checkpoints, or of a file of weights.
         model: the name of the model, for a file of weights alone; `overrides` ("KEY=VALUE") say the rest of its
             experiment.
         overrides: changes of a run's experiment that leave its model as it is, such as another data set.
@@ -149,19 +170,21 @@ def subject_of(path: Path, *, model: str | None = None, overrides: Sequence[str]
     Raises:
         FedSignError: there is nothing of the kind, or it does not fit.
     """
-    if path.is_file():
+    if isinstance(source, Subject):
+        return source
+    path = path_of(source)
+    run = run_of(path)
+    if run is None:
         return _of_file(path, model, overrides)
     if model is not None:
         raise ConfigError(
             f"--model={model} was given with {path}, which is no file of weights; a run knows its model: drop --model."
         )
-    if (path / "state.json").is_file():
-        run = open_run(path.parent.parent)
+    if path.resolve() == run.path.resolve():
+        tensors = _last_model(run)
+    else:
         checkpoint = checkpoints.load(path)
         tensors = checkpoint.evaluated or checkpoint.served
-    else:
-        run = open_run(path)
-        tensors = _last_model(run)
     workload = Workload(_experiment(run, overrides))
     return Subject(source=path, workload=workload, tensors=tensors, run=run)
 

@@ -1,4 +1,4 @@
-"""`fedsign analyse trajectory`: the path of a run's checkpoints over the landscape of its last model."""
+"""`fedsign.analyse.trajectory` and its command: the path of a run's checkpoints over the landscape of its last model."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,29 +8,38 @@ from torch import Tensor
 
 from fedsign.errors import ConfigError, ResultsError
 from fedsign.landscape.landscape import Landscape
+from fedsign.landscape.surfaces import surface_figures
 from fedsign.landscape.trajectory import principal_plane, window
 from fedsign.landscape.valley import surface
 from fedsign.report.analysis import Found
 from fedsign.storage import checkpoints
 from fedsign.storage.results import RunFolder, open_run
-from simulations.landscape.subject import Subject, subject_of
+from simulations.api import Run
+from simulations.landscape.subject import Subject, path_of, subject_of
 
 _FEWEST = 4  # checkpoints: of three any plane explains everything
 
 
-def look(path: Path, *, points: int = 41, samples: int | None = None, statistics: int = 500) -> Found:
-    """Loss and error over the plane of a run's two principal directions, and the path in it.
+def trajectory(run: Run | Path | str, *, points: int = 41, samples: int | None = None, statistics: int = 500) -> Found:
+    """Loss and error over the plane of the two principal directions of a training's path, and the path in it.
+
+    Args:
+        run: a run that has kept its checkpoints, or its path.
+        points: of each side of the plane.
+        samples: of the test set; without it, all.
+        statistics: training samples that BatchNorm's statistics are recomputed on; 0 keeps the models' own.
 
     Raises:
         FedSignError: it is no run, or one that has not kept its checkpoints.
     """
+    path = path_of(run)
     if points < 3:
         raise ConfigError(f"--points={points} was given, but expected is 3 or more.")
     if path.is_file():
         raise ConfigError(f"{path} is a file of weights, which has no path behind it; give the folder of a run.")
-    run, subject = open_run(path), subject_of(path)
+    folder, subject = open_run(path), subject_of(path)
     landscape = subject.landscape(samples, statistics)
-    rounds, models = _path(run, subject, landscape)
+    rounds, models = _path(folder, subject, landscape)
     plane = principal_plane(models)
     rows, columns = window(plane.coordinates, points)
     values = surface(landscape, *reversed(plane.directions.unbind()), rows=rows, columns=columns)
@@ -49,6 +58,7 @@ def look(path: Path, *, points: int = 41, samples: int | None = None, statistics
             for index, (round, (x, y)) in enumerate(zip(rounds, plane.coordinates.tolist(), strict=True))
         ],
         arrays={"rows": rows, "columns": columns, "path": plane.coordinates, **values.arrays()},
+        drawn_by=surface_figures,
     )
 
 

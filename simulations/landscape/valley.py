@@ -1,4 +1,4 @@
-"""`fedsign analyse valley`: curves along noises and special directions, or a surface, with their numbers."""
+"""`fedsign.analyse.valley` and its command: curves along noises and special directions, or a surface, with their numbers."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -20,12 +20,14 @@ from fedsign.landscape.directions import (
     with_signs,
 )
 from fedsign.landscape.draws import independent
+from fedsign.landscape.figures import valley_figures
 from fedsign.landscape.groups import mask_of
 from fedsign.landscape.landscape import Array, Landscape
+from fedsign.landscape.surfaces import surface_figures
 from fedsign.landscape.valley import asymmetry, curves, lambdas_of, sides_of, surface
 from fedsign.registry import nearest, one_of
 from fedsign.report.analysis import Found, Row
-from simulations.landscape.subject import Subject
+from simulations.landscape.subject import Source, Subject, subject_of
 
 _IN_FACTS = ("directions", "draws", "scales", "scaling", "signs", "group", "seed")
 Ray = tuple[Row, Tensor]  # direction, label and draw, which counts those of a noise; and the direction, scaled
@@ -33,8 +35,8 @@ _AVERAGED = ("centre", "mean_positive", "mean_negative", "width_positive", "widt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
-    """What to draw; see the command's options.
+class _Asked:
+    """What to draw.
 
     Raises:
         ConfigError: it cannot be drawn, whatever the model.
@@ -43,14 +45,14 @@ class Asked:
     directions: Sequence[str]
     draws: int
     scales: Sequence[float]
-    scaling: str = Scaling.NORM
-    signs: float | None = None
-    group: str = "ALL"
-    points: int | None = None
-    surface: bool = False
-    samples: int | None = None
-    statistics: int = 500
-    seed: int = 0
+    scaling: str
+    signs: float | None
+    group: str
+    points: int | None
+    surface: bool
+    samples: int | None
+    statistics: int
+    seed: int
 
     def __post_init__(self) -> None:
         for name in self.directions:
@@ -77,12 +79,59 @@ class Asked:
         return lambdas_of(self.points or 41)
 
 
-def look(subject: Subject, asked: Asked) -> Found:
-    """The curves, or the surface over the plane of the first two directions at the largest scale.
+def valley(
+    source: Source,
+    *,
+    directions: Sequence[str] = ("gaussian",),
+    draws: int = 5,
+    scales: Sequence[float] = (0.2, 1.0, 2.0),
+    scaling: str = Scaling.NORM,
+    signs: float | None = None,
+    group: str = "ALL",
+    points: int | None = None,
+    surface: bool = False,
+    samples: int | None = None,
+    statistics: int = 500,
+    seed: int = 0,
+    model: str | None = None,
+    overrides: Sequence[str] = (),
+) -> Found:
+    """Loss and error around a model: along curves, or over the plane of the first two directions at the largest scale.
+
+    Args:
+        source: a run, or the path of a run, of one of its checkpoints, or of a file of weights.
+        directions: noises (gaussian, uniform, ternary, gaussian_1, uniform_01, binary, ones) and special directions
+            (initial, final, sign, sign_centred, sgp, sgp_centred).
+        draws: of each noise; a symmetric one is taken both ways.
+        scales: how far lambda = 1 is.
+        scaling: "norm": as long as the model; "filter": so filter by filter; "raw".
+        signs: give this fraction of the noise's elements the model's signs.
+        group: move these parameters alone: CLF, FEAT, LAYER1, CONV, BN, or a pattern such as "layer1.*".
+        points: of a curve, or of each side of a surface; without it, 41.
+        surface: a plane instead of curves.
+        samples: of the test set; without it, all.
+        statistics: training samples that BatchNorm's statistics are recomputed on; 0 keeps the model's own.
+        seed: of the noise.
+        model: the model of a file of weights, such as "mlp".
+        overrides: the rest of its experiment, such as "data.name=mnist".
 
     Raises:
         FedSignError: the model does not have what was asked for, or one direction was given for a surface.
     """
+    asked = _Asked(
+        directions=directions,
+        draws=draws,
+        scales=scales,
+        scaling=scaling,
+        signs=signs,
+        group=group,
+        points=points,
+        surface=surface,
+        samples=samples,
+        statistics=statistics,
+        seed=seed,
+    )
+    subject = subject_of(source, model=model, overrides=overrides)
     landscape = subject.landscape(asked.samples, asked.statistics)
     rays = _rays(subject, landscape, asked)
     facts = {
@@ -97,7 +146,7 @@ def look(subject: Subject, asked: Asked) -> Found:
     return _curves(subject.name, landscape, rays, asked, facts)
 
 
-def _curves(name: str, landscape: Landscape, rays: Sequence[Ray], asked: Asked, facts: Row) -> Found:
+def _curves(name: str, landscape: Landscape, rays: Sequence[Ray], asked: _Asked, facts: Row) -> Found:
     values = curves(landscape, [direction for _, direction in rays], scales=asked.scales, lambdas=asked.lambdas)
     rows: list[Row] = []
     for index, (ray, _) in enumerate(rays):
@@ -111,10 +160,11 @@ def _curves(name: str, landscape: Landscape, rays: Sequence[Ray], asked: Asked, 
         rows=rows,
         summary=_summary(rows, *values.main(), asked),
         arrays={"lambda": asked.lambdas, **values.arrays()},
+        drawn_by=valley_figures,
     )
 
 
-def _surface(name: str, landscape: Landscape, rays: Sequence[Ray], asked: Asked, facts: Row) -> Found:
+def _surface(name: str, landscape: Landscape, rays: Sequence[Ray], asked: _Asked, facts: Row) -> Found:
     if len(rays) < 2:
         raise ConfigError("one direction was given for a surface, but expected are two: name two, or raise --draws.")
     scale, sides = max(asked.scales), {"rows": asked.lambdas, "columns": asked.lambdas}
@@ -126,10 +176,11 @@ def _surface(name: str, landscape: Landscape, rays: Sequence[Ray], asked: Asked,
         name=name,
         facts={**facts, **labels, "scale": scale},
         arrays={**sides, **values.arrays()},
+        drawn_by=surface_figures,
     )
 
 
-def _rays(subject: Subject, landscape: Landscape, asked: Asked) -> list[Ray]:
+def _rays(subject: Subject, landscape: Landscape, asked: _Asked) -> list[Ray]:
     layout, theta = landscape.layout, landscape.centre.cpu()
     where = None if asked.group == "ALL" else mask_of(asked.group, subject.model, layout)
     initial = subject.initial_vector(layout)
@@ -156,7 +207,7 @@ def _label(name: str, signs: float | None) -> str:
     return f"|{label}| sign(θf)" if signs == 1 else f"{label}, {100 * signs:g} % of signs"
 
 
-def _summary(rows: Sequence[Row], figure: str, values: Array, asked: Asked) -> list[Row]:
+def _summary(rows: Sequence[Row], figure: str, values: Array, asked: _Asked) -> list[Row]:
     """For each direction and scale: means over its draws, and the asymmetry with its interval.
 
     Of pairs the asymmetry is 0 by symmetry, which is no estimate; `asymmetry_of_one` is what it is for one direction,

@@ -26,13 +26,10 @@ def signs(
     json: NumbersOption = False,
 ) -> None:
     """Compare the signs of models, layer by layer: the share of parameters whose signs are equal."""
-    from fedsign.signs.figures import sign_figures
-    from simulations.landscape.subject import subjects_of
     from simulations.signs import pairs as comparing
 
-    subjects = subjects_of(paths, model=model, overrides=overrides or [])
-    found = comparing.look(subjects)
-    finish(found, subjects[0], out, _print_pairs, json=json, drawn=sign_figures(found))
+    found = comparing.signs(*paths, model=model, overrides=overrides or ())
+    finish(found, paths[0], out, _print_pairs, json=json)
 
 
 def _print_pairs(found: Any) -> None:

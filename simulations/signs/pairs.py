@@ -1,4 +1,4 @@
-"""`fedsign analyse signs`: how far the signs of models agree, layer by layer, and over the rounds of a run that watched them."""
+"""`fedsign.analyse.signs` and its command: how far the signs of models agree, layer by layer, and over the rounds of a run that watched them."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -11,17 +11,25 @@ from fedsign.errors import ConfigError
 from fedsign.landscape.sign_ratios import same_sign_ratio
 from fedsign.landscape.vector import Layout
 from fedsign.report.analysis import Found
-from simulations.landscape.subject import Subject
+from fedsign.signs.figures import sign_figures
+from simulations.landscape.subject import Source, Subject, subjects_of
 
 _FIGURE = "models_global"
 
 
-def look(subjects: Sequence[Subject]) -> Found:
-    """Of every pair of models; a run alone is compared with what its training began with.
+def signs(*sources: Source, model: str | None = None, overrides: Sequence[str] = ()) -> Found:
+    """The share of parameters whose signs are equal, of every pair of models, layer by layer.
+
+    Args:
+        sources: runs, or paths of runs, of checkpoints, or of files of weights; a run alone is compared with what its
+            training began with.
+        model: the model of a file of weights, such as "mlp".
+        overrides: the rest of its experiment, such as "data.name=mnist".
 
     Raises:
         FedSignError: there is nothing to compare, or the models are not of one architecture.
     """
+    subjects = subjects_of(sources, model=model, overrides=overrides)
     first = subjects[0]
     layout = Layout.of(first.model)
     models = {str(subject.source): subject.vector_in(layout).cpu() for subject in subjects}
@@ -51,6 +59,7 @@ def look(subjects: Sequence[Subject]) -> Found:
         rows=rows,
         summary=[row for row in rows if not row["layer"]],
         arrays=_over_rounds(first),
+        drawn_by=sign_figures,
     )
 
 

@@ -62,12 +62,11 @@ def coordinates(
 ) -> None:
     """Measure how large activations are while training begins, by step and density, under several parameterisations."""
     from fedsign import config as configs
-    from fedsign.report.analysis import write_found
     from simulations.sparsity import coordinates as looking
 
     experiment, tried = configs.load(config, overrides or []), numbers("--densities", densities)
     found = looking.look(experiment, schemes=words(schemes), densities=tried, seeds=seeds, steps=steps)
-    written = write_found(found, out or Path("analysis") / found.name, looking.coordinate_figures(found))
+    written = found.write(out or Path("analysis") / found.name)
     remark = "ratio: to the first density, smallest and largest over seeds and modules; change: of the activations by the first step."
     print_found(found, written, _scheme_row, remark, as_json=json)
 
@@ -129,7 +128,6 @@ def transfer(
 ) -> None:
     """Find the best learning rate, or start, of a proxy, and see whether it holds at other widths and densities."""
     from fedsign import config as configs
-    from fedsign.report.analysis import write_found
     from simulations.sparsity import transfer as tuning
 
     if toml and json:
@@ -157,7 +155,7 @@ def transfer(
     except KeyboardInterrupt:
         Console(stderr=True).print("what was played is kept; the same command goes on.")
         raise
-    written = write_found(found, folder, tuning.transfer_figures(found))
+    written = found.write(folder)
     if toml:
         typer.echo(_best_as_toml(found.summary, found.facts["setting"], scheme), nl=False)
         return

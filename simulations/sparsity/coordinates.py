@@ -121,6 +121,7 @@ def look(
         rows=rows,
         summary=_summary(schemes, densities, size, change),
         arrays={"size": size, "change": change},
+        drawn_by=coordinate_figures,
     )
 
 

@@ -193,6 +193,7 @@ def _found(config: ExperimentConfig, asked: Asked, losses: NDArray[np.float64]) 
         rows=rows,
         summary=summary,
         arrays={"loss": losses, "values": np.array(asked.values)},
+        drawn_by=transfer_figures,
     )
 
 

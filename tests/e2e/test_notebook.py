@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fedsign.companions import NAMES
 from fedsign.storage.results import Line
 from simulations import Run, load_run, run
 from simulations.frames import to_frame
@@ -56,6 +57,8 @@ def test_the_tutorial_runs_in_an_empty_folder_and_shows_what_it_says(tmp_path: P
     assert f"{resumed.rounds[-1]['accuracy']:.6f}" in table.data["text/plain"]
     (picture,) = outputs_of(notebook, "import matplotlib")
     assert "image/png" in picture.data
+    (valley,) = outputs_of(notebook, "valley = ")
+    assert valley.data["text/html"].startswith("<svg")
     (paired,) = outputs_of(notebook, "import pandas as pd")
     assert "FedSign" in paired.data["text/plain"]
     (own,) = runs_of("cautious:Cautious", tmp_path / "runs" / "notebook")
@@ -71,11 +74,14 @@ def runs_of(strategy: str, folder: Path) -> list[Run]:
 
 @pytest.mark.slow
 def test_an_interrupted_cell_leaves_a_run_that_the_next_cell_goes_on_with(tmp_path: Path, tiny: dict[str, Any]) -> None:
+    """In a folder that has modules of the names of FedSign's packages."""
     pytest.importorskip("ipykernel", reason="ipykernel is not installed")
     pytest.importorskip("jupyter_client", reason="jupyter_client is not installed")
     changes = {**tiny, "callbacks": ["progress", "report"], "rounds": 100_000}
+    for name in NAMES:
+        (tmp_path / f"{name}.py").touch()
     with kernel(tmp_path) as (manager, client):
-        cell = client.execute(f"from simulations import run\nrun({changes!r})", stop_on_error=False)
+        cell = client.execute(f"import fedsign\nfedsign.run({changes!r})", stop_on_error=False)
         assert wait_for(lambda: list(tmp_path.glob("runs/*/*/checkpoints/round-*")))
         manager.interrupt_kernel()
         assert answer(client, cell)["ename"] == "KeyboardInterrupt"
@@ -83,7 +89,7 @@ def test_an_interrupted_cell_leaves_a_run_that_the_next_cell_goes_on_with(tmp_pa
         stopped = load_run(path)
         assert stopped.outcome["status"] == "unfinished" and (path / "report.html").exists()
         rounds = len(stopped.rounds) + 2
-        cell = client.execute(f"done = run({{'rounds': {rounds}}}, resume={str(path)!r})")
+        cell = client.execute(f"fedsign.run({{'rounds': {rounds}}}, resume={str(path)!r})")
         assert answer(client, cell)["status"] == "ok"
     resumed = load_run(path)
     undisturbed = run({**tiny, "rounds": rounds, "results": {"root": str(tmp_path / "again")}})

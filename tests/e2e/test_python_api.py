@@ -1,11 +1,13 @@
 """`import fedsign` in a folder that has `clients`, `strategies` and `simulations` of its own."""
 
 import ast
+import inspect
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -128,11 +130,14 @@ def test_what_is_neither_ours_nor_the_users_is_python_s_own_error(tmp_path: Path
     assert said == "ModuleNotFoundError: No module named 'clients.own'"
 
 
-def test_every_name_has_its_type() -> None:
-    (typed,) = (node for node in ast.parse(Path(fedsign.__file__).read_text("utf-8")).body if isinstance(node, ast.If))
+@pytest.mark.parametrize("module", [fedsign, fedsign.analyse])
+def test_every_name_has_its_type(module: ModuleType) -> None:
+    (typed,) = (node for node in ast.parse(inspect.getsource(module)).body if isinstance(node, ast.If))
     imports = [node for node in typed.body if isinstance(node, ast.ImportFrom)]
-    assert {alias.name: f"{node.module}:{alias.name}" for node in imports for alias in node.names} == python_api()
-    assert {*python_api()} <= {*dir(fedsign)}
+    assert {alias.name: f"{node.module}:{alias.name}" for node in imports for alias in node.names} == python_api(
+        module.__name__
+    )
+    assert {*python_api(module.__name__)} <= {*dir(module)}
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:

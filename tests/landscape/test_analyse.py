@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
+import fedsign
 from fedsign.capabilities import CAPABILITIES
 from fedsign.errors import ConfigError, FedSignError
 from simulations.api import Run, run
@@ -182,6 +183,33 @@ def test_signs_of_runs(trained: list[Run], tmp_path: Path) -> None:
     pair = analyse("signs", trained[0].path, trained[1].path, "--out", tmp_path / "pair")
     assert pair["summary"][0]["same_sign_ratio"] == pytest.approx(0.5, abs=0.1)  # of two random starts
     assert "the same path was given twice" in refused("signs", trained[0].path, trained[0].path)
+
+
+@pytest.mark.parametrize(
+    ("command", "num_runs", "options"),
+    [
+        ("valley", 1, {"points": 5, "draws": 2}),
+        ("interpolate", 2, {"points": 5}),
+        ("trajectory", 1, {"points": 3}),
+        pytest.param("signs", 1, {}, marks=pytest.mark.needs("signs")),
+        ("curvature", 1, {"draws": 2, "samples": 50}),
+    ],
+)
+def test_python_finds_what_the_command_finds(
+    command: str, num_runs: int, options: dict[str, int], trained: list[Run], tmp_path: Path
+) -> None:
+    runs = trained[:num_runs]
+    words = [word for name, value in options.items() for word in (f"--{name}", value)]
+    expected = analyse(command, *(each.path for each in runs), *words, "--out", tmp_path / "command")
+    for sources in (runs, [str(each.path) for each in runs]):
+        found = getattr(fedsign.analyse, command)(*sources, **options)
+        assert found.as_json() | {"files": expected["files"]} == expected
+    written = found.write(tmp_path / "python")
+    assert [path.name for path in written] == [Path(file).name for file in expected["files"]]
+    assert all(path.read_bytes() == (tmp_path / "command" / path.name).read_bytes() for path in written)
+    shown = found._repr_html_()
+    assert shown.count("<svg") == len(found.figures) and len(found.frame()) == len(found.summary or found.rows)
+    assert found.figures or "<table" in shown
 
 
 def test_curvature_of_a_run(trained: list[Run], tmp_path: Path) -> None:

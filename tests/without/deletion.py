@@ -70,7 +70,8 @@ def delete(root: Path, names: Iterable[str]) -> list[str]:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
             deleted.append(path)
     _edit_pages([*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("benchmarks/*.md")], names)
-    _delete_types(root / "fedsign/__init__.py", names)
+    for module in ("__init__", "analyse"):
+        _delete_types(root / "fedsign" / f"{module}.py", names)
     _delete_faults(root / "tests/mutants/faults.toml", names)
     _delete_from_project(root / "pyproject.toml", names, gone)
     for folder in sorted(root.rglob("*/"), reverse=True):

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsign.report.analysis import Found, write_found
+from fedsign.report.analysis import Found
 from simulations.recipes.base import Shown, Verdict, at_least, at_most, below, part, recipe, within
 from simulations.recipes.smupar.smupar_gpt import INIT_STD, experiment
-from simulations.sparsity.transfer import Asked, transfer_figures, tune
+from simulations.sparsity.transfer import Asked, tune
 
 _RATE = 2.0**-9  # the best one of the dense model under muP
 _BATCHES: dict[str, Any] = {"data": {"block_length": 32}, "client": {"batch_size": 8}}  # 256 tokens a step
@@ -39,7 +39,7 @@ def starts(quick: bool, *, seeds: int) -> Asked:
 def swept(name: str, asked: Asked, *, quick: bool, width: int = 128) -> Found:
     """Play what has not been played yet; write numbers and picture."""
     found = tune(experiment(width=width, lr=_RATE, changes=_BATCHES), asked, _FOLDER / "smupar")
-    write_found(found, _folder(name, quick), transfer_figures(found))
+    found.write(_folder(name, quick))
     return found
 
 

@@ -21,7 +21,7 @@ from fedsign.landscape.landscape import Landscape
 from fedsign.landscape.sign_ratios import same_sign_ratio
 from fedsign.landscape.vector import Layout
 from fedsign.records import tensors_of
-from simulations.landscape.interpolate import look
+from simulations.landscape.interpolate import interpolate
 from simulations.recipes.base import Figures, Verdict, above, at_least, at_most, below, part, recipe
 from simulations.recipes.cells import averages, mean_interval, paired_difference
 from simulations.recipes.valleys.networks import network, networks, trained_on_share, trainings, workload_in_shares
@@ -65,7 +65,7 @@ def valley_interpolation_batch_size(quick: bool, where: Where = AT_HOME) -> Figu
     for seed in _FRESH[: 2 if quick else None]:
         small = network(seed, {"client": {"batch_size": 32}}, where)
         large = network(seed, {"client": {"batch_size": 512, "local_epochs": 8}}, where)
-        line = look(small, large)
+        line = interpolate(small, large)
         for name in ("barrier", "midpoint_gap", "same_sign_ratio"):
             found[name].append(line.facts[name])
         lambdas, errors = line.arrays["lambda"], line.arrays["error"]

@@ -12,7 +12,7 @@ from fedsign.records import ObjectiveSpec, Tensors, TrainRequest
 from fedsign.workload import Workload
 from simulations.api import run
 from simulations.landscape.subject import Subject, subject_of
-from simulations.landscape.valley import Asked, look
+from simulations.landscape.valley import valley
 from simulations.recipes.cells import ONE_CLIENT
 from simulations.recipes.where import AT_HOME, Plays, PlaysOf, Where
 
@@ -62,7 +62,7 @@ def errors_along(
     subject: Subject, *names: str, scale: float, draw: int = 0, **asked: Any
 ) -> dict[str, Mapping[str, float]]:
     """By name: the error's means on both sides and its asymmetry, along a draw of each noise, or special directions."""
-    found = look(subject, Asked(directions=names, draws=1, seed=draw, scales=(scale,), **asked))
+    found = valley(subject, directions=names, draws=1, seed=draw, scales=(scale,), **asked)
     return {row["direction"]: row for row in found.summary}
 
 

@@ -1,0 +1,35 @@
+"""Analyses of what was learned: loss valleys, the line through two models, curvature, signs.
+
+>>> import fedsign, tempfile
+>>> done = fedsign.run({"rounds": 1, "callbacks": [], "results": {"root": tempfile.mkdtemp()}})
+>>> found = fedsign.analyse.signs(done)
+>>> found.frame()["same_sign_ratio"].between(0.5, 1).all()
+np.True_
+
+Each returns a `Found`: numbers (`summary`, `rows`, `arrays`, `frame()`) and figures, which a notebook shows and `write(folder)`
+keeps.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedsign.report.analysis import Found as Found
+    from simulations.landscape.curvature import curvature as curvature  # capability: landscape
+    from simulations.landscape.interpolate import interpolate as interpolate  # capability: landscape
+    from simulations.landscape.trajectory import trajectory as trajectory  # capability: landscape
+    from simulations.landscape.valley import valley as valley  # capability: landscape
+    from simulations.signs.pairs import signs as signs  # capability: signs
+
+
+def __getattr__(name: str) -> Any:
+    from fedsign.extensions import load, python_api
+
+    if name in python_api(__name__):
+        return load(python_api(__name__)[name])
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    from fedsign.extensions import python_api
+
+    return sorted(python_api(__name__))
