@@ -4,7 +4,7 @@ Nothing is listed by hand but the `files` of the capability's row, beside its pa
 tests/<name>.  A test or benchmark that imports a deleted module goes with it; a test that imports it late, or configures the
 capability, is marked `needs`.  In Markdown a line of a list or a table goes that links to a deleted page or section, or begins
 with the name of a registry row that is gone; so does a block between `<!-- capability: NAME -->` and `<!-- end -->`, and a
-command that is gone or names such a row; any other link to a deleted page becomes its text.  In `fedsign/__init__.py` a line
+command that is gone or names such a row; any other link to a deleted page becomes its text.  In `fedsign/__init__.py` and `analyse.py` a line
 goes that is marked `# capability: NAME`.
 """
 
