@@ -1,13 +1,7 @@
 """Analyses of what was learned: loss valleys, the line through two models, curvature, signs.
 
->>> import fedsign, tempfile
->>> done = fedsign.run({"rounds": 1, "callbacks": [], "results": {"root": tempfile.mkdtemp()}})
->>> found = fedsign.analyse.signs(done)
->>> found.frame()["same_sign_ratio"].between(0.5, 1).all()
-np.True_
-
-Each returns a `Found`: numbers (`summary`, `rows`, `arrays`, `frame()`) and figures, which a notebook shows and `write(folder)`
-keeps.
+Each takes runs, or paths, and returns a `Found`: numbers (`summary`, `rows`, `arrays`, `frame()`) and figures, which a notebook
+shows and `write(folder)` keeps.
 """
 
 from typing import TYPE_CHECKING, Any
