@@ -20,7 +20,7 @@ CAPABILITY = Capability(
         "analyse.interpolate": "simulations.landscape.interpolate:interpolate",
         "analyse.curvature": "simulations.landscape.curvature:curvature",
     },
-    files=("docs/how-to/look-at-the-valley.md",),
+    files=("docs/how-to/look-at-the-valley.md", "docs/valleys.md", "benchmarks/valleys/*"),
     extends={
         "report_section": "fedsign.landscape.report:section",
     },

@@ -1,0 +1,116 @@
+"""docs/valleys.md, from benchmarks/valleys/results: `python -m benchmarks.valleys`.
+
+`python -m benchmarks.valleys RUN ...` first looks at runs of the experiments here, which takes half an hour a run.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import fedsign
+from benchmarks.tables import MISSING, Figures, table
+from fedsign.landscape.directions import NOISES, SPECIAL
+from fedsign.report import figures
+from fedsign.storage.disk import write_text
+
+ROOT = Path(__file__).parents[2]
+PAGE, IMAGES = ROOT / "docs" / "valleys.md", ROOT / "docs" / "images"
+RESULTS = ROOT / "benchmarks" / "valleys" / "results"
+TITLES = {"valley-resnet20": "ResNet-20, with BatchNorm", "valley-vgg8": "VGG8, without BatchNorm"}
+SAMPLES, DRAWS, POINTS, SURFACE_POINTS = 500, 3, 21, 25
+_valley = partial(fedsign.analyse.valley, scales=(1.0,), samples=SAMPLES)
+_KINDS = {
+    "raw": partial(_valley, directions=tuple(NOISES), draws=DRAWS, points=POINTS),
+    "signs": partial(_valley, directions=tuple(NOISES), draws=DRAWS, points=POINTS, signs=1.0),
+    "special": partial(_valley, directions=tuple(SPECIAL), points=POINTS),
+    "surface": partial(_valley, scaling="filter", draws=2, surface=True, points=SURFACE_POINTS),
+}
+_INTERVAL = ("asymmetry", "asymmetry_low", "asymmetry_high")
+_HEAD = f"""\
+# Valleys on CIFAR-10 (JPEG)
+
+<!-- Written by `python -m benchmarks.valleys` from benchmarks/valleys/results; do not edit. -->
+
+The asymmetric valleys of arXiv 2405.12489 around two networks that were trained on all 50,000 images, JPEG instead of the
+original bytes. One network each, so intervals are over {DRAWS} draws of the noise and say nothing of another training.
+The test error on {SAMPLES} test images moved by λ times a direction as long as the model; *asymmetry* is its mean over
+λ in [-1, 0] less that over [0, 1], in points, above 0 where the positive side is the flat one. Of a symmetric noise each
+draw is taken both ways, and its asymmetry is 0. The experiments and commands:
+[benchmarks/valleys](../benchmarks/valleys/README.md)."""
+
+
+def main(given: Sequence[str]) -> None:
+    """Look at runs; write the page."""
+    for path in given:
+        _look(fedsign.load_run(path))
+    write_text(PAGE, page())
+    print(PAGE.relative_to(ROOT))
+
+
+def page() -> str:
+    """Its text."""
+    sections = [f"## {title}\n\n{_section(name)}" for name, title in TITLES.items()]
+    return "\n\n".join([_HEAD, *sections]) + "\n"
+
+
+def _look(run: fedsign.Run) -> None:
+    name = run.config.name
+    result: Figures = {"rounds": len(run.rounds), "accuracy": run.rounds[-1]["accuracy"]}
+    for kind, look in _KINDS.items():
+        found = look(run)
+        result[kind] = {"summary": [*found.summary], "parameters": found.facts["num_parameters"]}
+        if kind != "raw":
+            figures.write(found.figures["error"], IMAGES / f"{name}-{kind}.svg")
+        print(name, kind, flush=True)
+    write_text(RESULTS / f"{name}.json", json.dumps(result, indent=1) + "\n")
+
+
+def _section(name: str) -> str:
+    path = RESULTS / f"{name}.json"
+    if not path.exists():
+        return "Not played yet."
+    result = json.loads(path.read_text(encoding="utf-8"))
+    raw, signs, special = (result[kind]["summary"] for kind in ("raw", "signs", "special"))
+    noises = [
+        [
+            row["label"],
+            _asymmetry(row),
+            _points(other["mean_negative"]),
+            _points(other["mean_positive"]),
+            _asymmetry(other),
+        ]
+        for row, other in zip(raw, signs, strict=True)
+    ]
+    own = [
+        [row["label"], _points(row["mean_negative"]), _points(row["mean_positive"]), _asymmetry(row)] for row in special
+    ]
+    flat = sum((row["asymmetry_low"] or row["asymmetry"]) > 0 for row in signs)
+    return "\n\n".join(
+        [
+            f"{result['raw']['parameters']:,} parameters, {result['rounds']} epochs, test accuracy {100 * result['accuracy']:.1f} %. "
+            f"With the model's signs {flat} of {len(signs)} noises are flat on the positive side.",
+            table(["noise", "raw", "with signs: error -", "error +", "asymmetry"], noises, left=1),
+            f"![Error along seven noises with the model's signs](images/{name}-signs.svg)",
+            table(["direction", "error -", "error +", "asymmetry"], own, left=1),
+            f"![Error along special directions](images/{name}-special.svg)",
+            "The plane of two Gaussian directions as long as the model, filter by filter (Li et al., arXiv 1712.09913):",
+            f"![Error over a plane of filter-normalized directions](images/{name}-surface.svg)",
+        ]
+    )
+
+
+def _points(value: float | None) -> str:
+    return MISSING if value is None else f"{100 * value:.1f}"
+
+
+def _asymmetry(row: Figures) -> str:
+    if row["is_paired"]:
+        return "0"
+    mean, low, high = (f"{100 * row[key]:+.1f}" if row[key] is not None else "" for key in _INTERVAL)
+    return f"{mean} [{low}, {high}]" if low else mean or MISSING
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
