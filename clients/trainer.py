@@ -54,11 +54,9 @@ class SequentialTrainer:
         """Without `copies` a reply's tensors are the working model's own: good until the next request is trained."""
         self._workload, self._copies = workload, copies
         self._model = working_model(workload)
-        client = workload.config.client
-        self._batching = Batching.of(client, join_last=has_batch_norm(self._model.module))
-        self._optimizer = LocalOptimizer(
-            lambda lr: optimizer_of(client.optimizer, self._model.module, lr, client.weight_decay)
-        )
+        client, module = workload.config.client, self._model.module
+        self._batching = Batching.of(client, join_last=has_batch_norm(module))
+        self._optimizer = LocalOptimizer(lambda lr: optimizer_of(client.optimizer, module, lr, client.weight_decay))
         self._learning_rate = learning_rate(workload)
         self._objective: tuple[ObjectiveSpec, Objective] | None = None
 

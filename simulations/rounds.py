@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from math import ceil
 from typing import Protocol
 
@@ -84,8 +85,7 @@ class RoundLoop:
         self._num_asked = min(ceil(server.cohort_size * (1 + server.over_sampling)), self._config.partition.num_clients)
         self._exchange.num_wanted = server.cohort_size
         aggregator = self._strategy.aggregator if isinstance(self._strategy, Strategy) else None
-        if aggregator is None or aggregator.takes_substitutes:
-            grid.substitutes = self._substitutes
+        self._takes_substitutes = aggregator is None or aggregator.takes_substitutes
         self._parameters = [name for name, role in self._model.roles.items() if role is Role.PARAMETER]
         self._evaluated: Tensors = self._model.copies()
         self._served = self._evaluated
@@ -105,6 +105,8 @@ class RoundLoop:
         started_at = time.perf_counter()
         observers = [hook.begin(self.round) for hook in self._hooks]
         self._exchange.observers = [observer for observer in observers if observer is not None]
+        if self._takes_substitutes:
+            self.grid.substitutes = partial(_substitutes, self._config.seed, self.round)
         before = self._served
         traffic = self._train()
         if self._encoding is not None:
@@ -206,13 +208,6 @@ class RoundLoop:
         rng = generator(self._config.seed, Purpose.SAMPLING, round=self.round)
         clients = range(self._config.partition.num_clients)
         return Strategy().sample(self.round, clients, self._num_asked, rng)
-
-    def _substitutes(self, clients: Sequence[int], num: int) -> list[int]:
-        """Clients that are asked in the place of drawn ones that are absent."""
-        rng = generator(self._config.seed, Purpose.SUBSTITUTES, round=self.round)
-        return (
-            [int(each) for each in rng.choice(clients, size=min(num, len(clients)), replace=False)] if clients else []
-        )
 
     def _judge(self, traffic: Traffic) -> None:
         """Write down which clients failed; stop when too few are left."""
@@ -319,3 +314,9 @@ def make_strategy(workload: Workload) -> FlowerStrategy:
     else:
         foreign_rules.warn_of_trimming(strategy, workload.config.server.cohort_size)
     return strategy
+
+
+def _substitutes(seed: int, round: int, clients: Sequence[int], num: int) -> list[int]:
+    """Clients that are asked in the place of drawn ones that are absent."""
+    rng = generator(seed, Purpose.SUBSTITUTES, round=round)
+    return [int(each) for each in rng.choice(clients, size=min(num, len(clients)), replace=False)] if clients else []

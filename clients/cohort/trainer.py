@@ -28,7 +28,7 @@ from clients.trainer import learning_rate, load_state, to_device
 from fedsign import plugins
 from fedsign.errors import DiskFullError
 from fedsign.models.batch_norm import has_batch_norm
-from fedsign.models.transform import packing_of
+from fedsign.models.transform import Packing, packing_of
 from fedsign.objectives.base import LocalContext
 from fedsign.optim.base import optimizer_of
 from fedsign.optim.displacement import unit_displacement
@@ -70,12 +70,12 @@ class CohortTrainer:
     def __init__(self, workload: Workload, *, chunk: int) -> None:
         client = workload.config.client
         self._workload, self._chunk = workload, chunk
-        self._model = workload.make_model().train()
+        self._model = model = workload.make_model().train()
         self._roles, self._packing = roles_of(self._model), packing_of(self._model)
         self._batching = Batching.of(client, join_last=has_batch_norm(self._model))
         self._learning_rate = learning_rate(workload)
         self._optimizer_at = lru_cache(maxsize=1)(
-            lambda lr: optimizer_of(client.optimizer, self._model, lr, client.weight_decay)
+            lambda lr: optimizer_of(client.optimizer, model, lr, client.weight_decay)
         )
         self._round: _Round | None = None
         self._training = StackedTraining(workload, self._model)
@@ -199,13 +199,13 @@ class _Round:
         self, request: TrainRequest, workload: Workload, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> None:
         self._number, self._spec = request.round, request.objective
-        self._workload, self._model, self.optimizer = workload, model, optimizer
-        self._packing = packing_of(model)
+        self._workload, self.optimizer = workload, optimizer
+        self._packing = packing = packing_of(model)
         self._sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
         self._contexts: dict[int, LocalContext] = {}
         self.objective = plugins.build("objective", self._spec.name, self._spec.settings)
-        self.received = _once(self._received)
-        self._shared = _once(lambda came: dict(self._packing.whole(to_device(came, workload.device))))
+        self.received = _once(partial(_received, model, packing))
+        self._shared = _once(lambda came: dict(packing.whole(to_device(came, workload.device))))
 
     def is_of(self, request: TrainRequest) -> bool:
         """Whether it is this round, with the same objective."""
@@ -227,16 +227,16 @@ class _Round:
         )
         return context
 
-    def _received(self, came: Tensors) -> tuple[Tensors, Tensors]:
-        """A client's parameters and buffers on the device, in the model's types."""
-        own, packing = self._model.state_dict(), self._packing
-        whole = packing.whole(came)
-        if {name: tensor.shape for name, tensor in came.items()} != {
-            name: packing.shape(name, tensor.shape) for name, tensor in own.items()
-        }:
-            self._model.load_state_dict(dict(whole))  # says what does not fit, as on the sequential path
-        found = {name: whole[name].to(tensor.device, tensor.dtype) for name, tensor in own.items()}
-        return {name: found.pop(name) for name, _ in self._model.named_parameters()}, found
+
+def _received(model: nn.Module, packing: Packing, came: Tensors) -> tuple[Tensors, Tensors]:
+    """A client's parameters and buffers on the device, in the model's types."""
+    own, whole = model.state_dict(), packing.whole(came)
+    if {name: tensor.shape for name, tensor in came.items()} != {
+        name: packing.shape(name, tensor.shape) for name, tensor in own.items()
+    }:
+        model.load_state_dict(dict(whole))  # says what does not fit, as on the sequential path
+    found = {name: whole[name].to(tensor.device, tensor.dtype) for name, tensor in own.items()}
+    return {name: found.pop(name) for name, _ in model.named_parameters()}, found
 
 
 def _once(convert: Callable[[Tensors], T]) -> Callable[[Tensors], T]:

@@ -1,7 +1,13 @@
-"""A process that plays many jobs keeps nothing of those that have ended."""
+"""A process that plays many runs or jobs keeps nothing of those that have ended."""
 
+import gc
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from fedsign.workload import Workload
+from simulations.api import run
 from simulations.jobs import Job, Team, Watcher
 
 
@@ -18,3 +24,31 @@ def test_a_job_leaves_nothing_in_memory(tmp_path: Path) -> None:
     with Team("tests.unit.cyclic_jobs", workers=1, logs=tmp_path) as team:
         team.play([Job(id=str(number), asked={}) for number in range(3)], [said])
     assert said.errors == ["0 alive"] * 3
+
+
+def workloads() -> set[int]:
+    return {id(each) for each in gc.get_objects() if type(each) is Workload}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"strategy": {"name": "fedsign"}},
+        {"strategy": {"name": "feddyn"}, "client": {"optimizer": {"momentum": 0.9}}},
+        {"strategy": {"name": "fedavg"}, "engine": {"workers": 2}},
+        {"strategy": {"name": "flwr.serverapp.strategy:FedAvg"}},
+        pytest.param({"client": {"path": "cohort"}}, marks=pytest.mark.needs("cohort")),
+    ],
+)
+def test_a_run_leaves_nothing_in_memory_for_the_collector(
+    changes: dict[str, Any], tiny: dict[str, Any], tmp_path: Path
+) -> None:
+    """No cycle of references holds its data, which are few objects and large."""
+    before = workloads()
+    gc.disable()
+    try:
+        done = run({**tiny, **changes, "results": {"root": str(tmp_path)}})
+        assert done.outcome["status"] == "finished"
+        assert workloads() <= before
+    finally:
+        gc.enable()
