@@ -87,10 +87,12 @@ def _section(name: str) -> str:
         [row["label"], _points(row["mean_negative"]), _points(row["mean_positive"]), _asymmetry(row)] for row in special
     ]
     flat = sum((row["asymmetry_low"] or row["asymmetry"]) > 0 for row in signs)
+    raw_most = max(abs(row["asymmetry"]) for row in raw if not row["is_paired"])
     return "\n\n".join(
         [
             f"{result['raw']['parameters']:,} parameters, {result['rounds']} epochs, test accuracy {100 * result['accuracy']:.1f} %. "
-            f"With the model's signs {flat} of {len(signs)} noises are flat on the positive side.",
+            f"With the model's signs {flat} of {len(signs)} noises are flat on the positive side; raw noise of one sign is asymmetric by up to "
+            f"{_points(raw_most)} points (the recipes call 2 symmetric).",
             table(["noise", "raw", "with signs: error -", "error +", "asymmetry"], noises, left=1),
             f"![Error along seven noises with the model's signs](images/{name}-signs.svg)",
             table(["direction", "error -", "error +", "asymmetry"], own, left=1),
