@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.docs_alone import SECTIONS
-from benchmarks.players import BARE, FLOOR, PLAYERS
+from benchmarks.players import BARE, FLOOR, LARGE_MODELS, PLAYERS
 from benchmarks.rooms import ROOMS
 from benchmarks.tables import MISSING, Figures, measured_on, ms, table
 from benchmarks.works import all_works
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 
 _OURS = frozenset(player.name for player in PLAYERS if player.module == "ours")
-_REDUCED = frozenset(player.name for player in PLAYERS if "precision" in player.settings.get("engine", {}))
+_REDUCED = frozenset(player.name for player in PLAYERS if {"precision", "tf32"} & {*player.settings.get("engine", {})})
 _MEASURES = frozenset({BARE, FLOOR})  # neither ours nor a peer
 
 _HEAD = """\
@@ -52,7 +52,7 @@ Again: `make bench`, or a part of it, such as `make bench WORKS=w1 REPETITIONS=7
 
 _NUMERICS = """\
 Ours takes cuDNN's repeatable algorithms, and float32 has all its digits. The others compute as torch does by default: convolutions in TF32, by
-algorithms that need not repeat their bits. `engine.tf32=true` (the row *ours, TF32*, where it was played) computes with as many digits as they do."""
+algorithms that need not repeat their bits. `engine.tf32=true` takes TF32 for convolutions, and for matrix products, too."""
 
 
 def main() -> None:
@@ -126,7 +126,7 @@ def _section(result: Figures, has_picture: bool) -> str:
     parts.append(table(head, [_row(row) for row in rows], left=1))
     absent = [f"- **{row['title']}** was not played: {row['not_played']}." for row in rows if "not_played" in row]
     parts += ["\n".join(absent)] if absent else []
-    parts += [] if result["device"] == "cpu" else [_NUMERICS]
+    parts += [_NUMERICS] if result["device"] == "cuda" and result["work"] in LARGE_MODELS else []
     parts += [_standing(rows), _floor(result, rows)]
     profile = _profile(rows)
     parts += [profile] if profile else []

@@ -255,13 +255,14 @@ def _lisa(result: Figures) -> str:
         large = result["gpu"]
         large_rows = [
             [
-                title.replace("12", "32"),
+                title.replace("of 12", "of 32"),
                 f"{large[kind]['peak_bytes'] / 1e9:.1f}",
                 ms(large[kind]["iteration_s"]["median"]),
             ]
             for kind, title in titles.items()
         ]
-        parts.append(f"LLaMA-2-7B's shapes in bf16, one row of 1,024 tokens, on one {large['name']}:")
+        parts.append("LLaMA-2-7B's shapes in bf16, one row of 1,024 tokens, on a GPU:")
+        parts.append(measured_on(large))
         parts.append(table(("", "peak, GB", "ms an iteration"), large_rows, left=1))
     return _alone(
         "LISA",

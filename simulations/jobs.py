@@ -132,7 +132,7 @@ def answer_all(parent: Connection, play: Callable[[Message], None]) -> None:
     parent.send({"ready": True})
     for request in parent:
         outcome = _outcome(request, play)
-        # What a user's code or an optimizer holds in a cycle is few objects and large: Python would let gigabytes gather.
+        # What a cycle of references holds, such as an optimizer's own, is few objects and large: Python would let gigabytes gather.
         gc.collect()
         gc.freeze()  # what is left stays; the next time it is not walked over again
         parent.send(outcome)

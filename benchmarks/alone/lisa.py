@@ -178,7 +178,7 @@ def measure(path: Path, *, repetitions: int) -> None:
         "cpu_ratio": spread([one[1] / other[1] for one, other in pairs]),
     }
     if torch.cuda.is_available():
-        result["gpu"] = {"name": torch.cuda.get_device_name(0), **on_gpu(repetitions)}
+        result["gpu"] = {**result_head(NAME, "", before, repetitions), "device": "cuda", **on_gpu(repetitions)}
     write_result(path, result)
     print(
         f"{NAME}: optimiser and gradients {result['kept_ratio']:.3f} of full, all beyond the weights {result['beyond_weights_ratio']:.3f}"

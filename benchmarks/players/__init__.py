@@ -30,7 +30,7 @@ class Player:
 BARE = "bare_loop"
 FLOOR = "floor"
 
-_LARGE_MODELS = ("w2", "silo", "silo-large")
+LARGE_MODELS = ("w2", "silo", "silo-large")
 
 PLAYERS: tuple[Player, ...] = (
     Player(name=BARE, title="bare PyTorch loop", module="bare_loop"),
@@ -44,14 +44,14 @@ PLAYERS: tuple[Player, ...] = (
         settings={"client": {"path": "sequential"}, "engine": {"workers": 2}},
         one_process=False,
         devices=("cpu",),
-        works=_LARGE_MODELS,
+        works=LARGE_MODELS,
     ),
     Player(
         name="bf16",
         title="ours, bf16",
         module="ours",
         settings={"client": {"path": "sequential"}, "engine": {"precision": "bf16"}},
-        works=_LARGE_MODELS,
+        works=LARGE_MODELS,
     ),
     Player(
         name="bf16_workers_2",
@@ -60,7 +60,7 @@ PLAYERS: tuple[Player, ...] = (
         settings={"client": {"path": "sequential"}, "engine": {"precision": "bf16", "workers": 2}},
         one_process=False,
         devices=("cpu",),
-        works=_LARGE_MODELS,
+        works=LARGE_MODELS,
     ),
     Player(
         name="tf32",
@@ -68,7 +68,7 @@ PLAYERS: tuple[Player, ...] = (
         module="ours",
         settings={"client": {"path": "sequential"}, "engine": {"tf32": True}},
         devices=("cuda",),
-        works=_LARGE_MODELS,
+        works=LARGE_MODELS,
     ),
     Player(name="pfl_1", title="pfl-research", module="pfl_research", environment="pfl", settings={"processes": 1}),
     Player(

@@ -37,7 +37,8 @@ The asymmetric valleys of arXiv 2405.12489 around two networks that were trained
 original bytes. One network each, so intervals are over {DRAWS} draws of the noise and say nothing of another training.
 The test error on {SAMPLES} test images moved by λ times a direction as long as the model; *asymmetry* is its mean over
 λ in [-1, 0] less that over [0, 1], in points, above 0 where the positive side is the flat one. Of a symmetric noise each
-draw is taken both ways, and its asymmetry is 0. The experiments and commands:
+draw is taken both ways, and its asymmetry is 0; of {{1}} there is one. With BatchNorm the error is that of the model with statistics
+recomputed on 500 training images, as in the paper. The experiments and commands:
 [benchmarks/valleys](../benchmarks/valleys/README.md)."""
 
 
@@ -86,13 +87,13 @@ def _section(name: str) -> str:
     own = [
         [row["label"], _points(row["mean_negative"]), _points(row["mean_positive"]), _asymmetry(row)] for row in special
     ]
-    flat = sum((row["asymmetry_low"] or row["asymmetry"]) > 0 for row in signs)
+    flat = sum((row["asymmetry"] if row["asymmetry_low"] is None else row["asymmetry_low"]) > 0 for row in signs)
     raw_most = max(abs(row["asymmetry"]) for row in raw if not row["is_paired"])
     return "\n\n".join(
         [
             f"{result['raw']['parameters']:,} parameters, {result['rounds']} epochs, test accuracy {100 * result['accuracy']:.1f} %. "
             f"With the model's signs {flat} of {len(signs)} noises are flat on the positive side; raw noise of one sign is asymmetric by up to "
-            f"{_points(raw_most)} points (the recipes call 2 symmetric).",
+            f"{_points(raw_most)} points (up to 2 counts as symmetric).",
             table(["noise", "raw", "with signs: error -", "error +", "asymmetry"], noises, left=1),
             f"![Error along seven noises with the model's signs](images/{name}-signs.svg)",
             table(["direction", "error -", "error +", "asymmetry"], own, left=1),

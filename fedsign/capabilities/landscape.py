@@ -20,7 +20,13 @@ CAPABILITY = Capability(
         "analyse.interpolate": "simulations.landscape.interpolate:interpolate",
         "analyse.curvature": "simulations.landscape.curvature:curvature",
     },
-    files=("docs/how-to/look-at-the-valley.md", "docs/valleys.md", "benchmarks/valleys/*"),
+    files=(
+        "docs/how-to/look-at-the-valley.md",
+        "docs/valleys.md",
+        "docs/images/valley-resnet20-*",
+        "docs/images/valley-vgg8-*",
+        "benchmarks/valleys/*",
+    ),
     extends={
         "report_section": "fedsign.landscape.report:section",
     },

@@ -46,10 +46,10 @@ class Found:
         return self.drawn_by(self) if self.drawn_by else {}
 
     def frame(self) -> "pd.DataFrame":
-        """The summary, or the rows of an analysis that has none, as a DataFrame."""
+        """The summary as a DataFrame; without one the rows, and without these the facts as one row."""
         import pandas as pd
 
-        return pd.DataFrame([*(self.summary or self.rows)])
+        return pd.DataFrame([*(self.summary or self.rows or [self.facts])])
 
     def write(self, folder: Path | str) -> list[Path]:
         """Write numbers, arrays and figures into a folder, which is made if need be.
@@ -59,7 +59,7 @@ class Found:
         """
         folder = Path(folder)
         if folder.exists() and not folder.is_dir():
-            raise ResultsError(f"{folder} is a file; give a folder, or the name of one to be made, with --out.")
+            raise ResultsError(f"{folder} is a file; give a folder, or the name of one to be made.")
         written = [folder / f"{self.kind}.json", folder / f"{self.kind}.npz"]
         write_text(written[0], sealed_json(self.as_json()))
         replace_file(written[1], lambda partial: _save(partial, self.arrays))

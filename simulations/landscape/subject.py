@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Union
 
 import numpy as np
 import torch
@@ -26,7 +27,9 @@ from fedsign.seeding import Purpose, generator
 from fedsign.storage import checkpoints
 from fedsign.storage.results import RunFolder, open_run
 from fedsign.workload import Workload
-from simulations.api import Run
+
+if TYPE_CHECKING:
+    from simulations.api import Run  # which loads Flower
 
 _CHANGEABLE = frozenset({"data", "engine"})
 
@@ -129,13 +132,20 @@ def at_centre(landscape: Landscape) -> dict[str, float]:
     return {name: float(of[0]) for name, of in landscape.at(landscape.centre.unsqueeze(0)).arrays().items()}
 
 
-Source = Subject | Run | Path | str
+Source = Union[Subject, "Run", Path, str]
 """A run, or the path of a run, of one of its checkpoints, or of a file of weights."""
 
 
-def path_of(source: Run | Path | str) -> Path:
-    """Where it lies."""
-    return source.path if isinstance(source, Run) else Path(source)
+def path_of(source: "Run | Path | str") -> Path:
+    """Where it lies.
+
+    Raises:
+        ConfigError: it is neither a run nor a path.
+    """
+    path = getattr(source, "path", source)
+    if isinstance(path, str | Path):
+        return Path(path)
+    raise ConfigError(f"a {type(source).__name__} was given, but expected is a run or a path.")
 
 
 def run_of(path: Path) -> RunFolder | None:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,13 +15,17 @@ from fedsign.landscape.valley import surface
 from fedsign.report.analysis import Found
 from fedsign.storage import checkpoints
 from fedsign.storage.results import RunFolder, open_run
-from simulations.api import Run
 from simulations.landscape.subject import Subject, path_of, subject_of
+
+if TYPE_CHECKING:
+    from simulations.api import Run
 
 _FEWEST = 4  # checkpoints: of three any plane explains everything
 
 
-def trajectory(run: Run | Path | str, *, points: int = 41, samples: int | None = None, statistics: int = 500) -> Found:
+def trajectory(
+    run: "Run | Path | str", *, points: int = 41, samples: int | None = None, statistics: int = 500
+) -> Found:
     """Loss and error over the plane of the two principal directions of a training's path, and the path in it.
 
     Args:

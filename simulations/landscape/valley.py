@@ -119,7 +119,7 @@ def valley(
         FedSignError: the model does not have what was asked for, or one direction was given for a surface.
     """
     asked = _Asked(
-        directions=directions,
+        directions=(directions,) if isinstance(directions, str) else directions,
         draws=draws,
         scales=scales,
         scaling=scaling,

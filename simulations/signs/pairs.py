@@ -29,6 +29,8 @@ def signs(*sources: Source, model: str | None = None, overrides: Sequence[str] =
     Raises:
         FedSignError: there is nothing to compare, or the models are not of one architecture.
     """
+    if not sources:
+        raise ConfigError("no model was given, but expected is a run, or two models.")
     subjects = subjects_of(sources, model=model, overrides=overrides)
     first = subjects[0]
     layout = Layout.of(first.model)

@@ -40,6 +40,7 @@ def test_the_tutorial_stands_in_the_repository_without_outputs() -> None:
         assert cell.cell_type == "markdown" or (cell.outputs == [] and cell.execution_count is None)
 
 
+@pytest.mark.needs("landscape")
 @pytest.mark.slow
 def test_the_tutorial_runs_in_an_empty_folder_and_shows_what_it_says(tmp_path: Path) -> None:
     pytest.importorskip("ipykernel", reason="ipykernel is not installed")
