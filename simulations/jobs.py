@@ -132,7 +132,7 @@ def answer_all(parent: Connection, play: Callable[[Message], None]) -> None:
     parent.send({"ready": True})
     for request in parent:
         outcome = _outcome(request, play)
-        # What a cycle of references holds, such as an optimizer's own, is few objects and large: Python would let gigabytes gather.
+        # What a failed job or a user's code leaves in cycles is few objects and large: Python would let gigabytes gather.
         gc.collect()
         gc.freeze()  # what is left stays; the next time it is not walked over again
         parent.send(outcome)

@@ -3,13 +3,15 @@
 [Note: the compiler's import] torch wraps `Optimizer.add_param_group`, which every optimiser calls when it is made, so that
 the compiler does not trace it; the wrapper imports torch._dynamo, which takes as long as importing torch itself, and
 which nobody needs who compiles nothing.  Making the optimiser with what is wrapped leaves out the import and no more.
-The same is so of `zero_grad`, and of `step`, whose wrappers also switch gradients off and call hooks.
+The same is so of `zero_grad`, and of `step`, whose wrappers also switch gradients off and call hooks.  What takes their
+place knows the optimiser by a weak reference: else it would keep itself, its parameters and moments, until Python collects.
 """
 
 import inspect
 from collections.abc import Iterable
 from functools import partial
 from typing import Any, TypeVar
+from weakref import proxy
 
 import torch
 
@@ -37,11 +39,11 @@ def made_lean(
 def clear_leanly(optimizer: Kind) -> Kind:
     """The same optimizer, whose `zero_grad` leaves out the import, unless it is its own; see [Note: the compiler's import]."""
     if type(optimizer).zero_grad is torch.optim.Optimizer.zero_grad:
-        vars(optimizer)["zero_grad"] = partial(inspect.unwrap(torch.optim.Optimizer.zero_grad), optimizer)
+        vars(optimizer)["zero_grad"] = partial(inspect.unwrap(torch.optim.Optimizer.zero_grad), proxy(optimizer))
     return optimizer
 
 
 def step_leanly(optimizer: Kind) -> Kind:
     """The same optimiser, whose steps leave out the import, and hooks, of which it must have none; see [Note: the compiler's import]."""
-    vars(optimizer)["step"] = partial(torch.no_grad()(inspect.unwrap(type(optimizer).step)), optimizer)
+    vars(optimizer)["step"] = partial(torch.no_grad()(inspect.unwrap(type(optimizer).step)), proxy(optimizer))
     return optimizer

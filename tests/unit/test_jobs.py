@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fedsign.workload import Workload
 from simulations.api import run
@@ -26,8 +27,9 @@ def test_a_job_leaves_nothing_in_memory(tmp_path: Path) -> None:
     assert said.errors == ["0 alive"] * 3
 
 
-def workloads() -> set[int]:
-    return {id(each) for each in gc.get_objects() if type(each) is Workload}
+def held() -> set[int]:
+    """Data, models and moments are theirs."""
+    return {id(each) for each in gc.get_objects() if issubclass(type(each), Workload | torch.optim.Optimizer)}
 
 
 @pytest.mark.parametrize(
@@ -35,6 +37,7 @@ def workloads() -> set[int]:
     [
         {"strategy": {"name": "fedsign"}},
         {"strategy": {"name": "feddyn"}, "client": {"optimizer": {"momentum": 0.9}}},
+        {"client": {"optimizer": {"name": "adamw"}, "lr": 0.001}},
         {"strategy": {"name": "fedavg"}, "engine": {"workers": 2}},
         {"strategy": {"name": "flwr.serverapp.strategy:FedAvg"}},
         pytest.param({"client": {"path": "cohort"}}, marks=pytest.mark.needs("cohort")),
@@ -43,12 +46,12 @@ def workloads() -> set[int]:
 def test_a_run_leaves_nothing_in_memory_for_the_collector(
     changes: dict[str, Any], tiny: dict[str, Any], tmp_path: Path
 ) -> None:
-    """No cycle of references holds its data, which are few objects and large."""
-    before = workloads()
+    """No cycle of references holds its data or its optimizers, which are few objects and large."""
+    before = held()
     gc.disable()
     try:
         done = run({**tiny, **changes, "results": {"root": str(tmp_path)}})
         assert done.outcome["status"] == "finished"
-        assert workloads() <= before
+        assert held() <= before
     finally:
         gc.enable()
