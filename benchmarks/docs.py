@@ -51,8 +51,9 @@ Again: `make bench`, or a part of it, such as `make bench WORKS=w1 REPETITIONS=7
 """
 
 _NUMERICS = """\
-Ours takes cuDNN's repeatable algorithms, and float32 has all its digits. The others compute as torch does by default: convolutions in TF32, by
-algorithms that need not repeat their bits. `engine.tf32=true` takes TF32 for convolutions, and for matrix products, too."""
+Ours takes cuDNN's repeatable algorithms, and float32 has all its digits. The others compute as torch does by default:
+convolutions in TF32, by algorithms that need not repeat their bits. `engine.tf32=true` takes TF32 for convolutions, and for
+matrix products, too."""
 
 
 def main() -> None:

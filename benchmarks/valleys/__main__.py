@@ -33,12 +33,13 @@ _HEAD = f"""\
 
 <!-- Written by `python -m benchmarks.valleys` from benchmarks/valleys/results; do not edit. -->
 
-The asymmetric valleys of arXiv 2405.12489 around two networks that were trained on all 50,000 images, JPEG instead of the
-original bytes. One network each, so intervals are over {DRAWS} draws of the noise and say nothing of another training.
-The test error on {SAMPLES} test images moved by λ times a direction as long as the model; *asymmetry* is its mean over
-λ in [-1, 0] less that over [0, 1], in points, above 0 where the positive side is the flat one. Of a symmetric noise each
-draw is taken both ways, and its asymmetry is 0; of {{1}} there is one. With BatchNorm the error is that of the model with statistics
-recomputed on 500 training images, as in the paper. The experiments and commands:
+The asymmetric valleys of arXiv 2405.12489 around two networks, trained on all 50,000 images, JPEG instead of the original
+bytes. One network each: intervals are over {DRAWS} draws of the noise and say nothing of another training.
+
+The error, on {SAMPLES} test images, is that of the model moved by λ times a direction as long as itself. *Asymmetry* is the
+mean error over λ in [-1, 0] less that over [0, 1], in points: above 0, the positive side is the flat one. A symmetric noise
+is taken both ways, so its asymmetry is 0; the constant {{1}} has one draw. With BatchNorm, statistics are recomputed on 500
+training images at every point, as in the paper. Experiments and commands:
 [benchmarks/valleys](../benchmarks/valleys/README.md)."""
 
 
@@ -91,9 +92,9 @@ def _section(name: str) -> str:
     raw_most = max(abs(row["asymmetry"]) for row in raw if not row["is_paired"])
     return "\n\n".join(
         [
-            f"{result['raw']['parameters']:,} parameters, {result['rounds']} epochs, test accuracy {100 * result['accuracy']:.1f} %. "
-            f"With the model's signs {flat} of {len(signs)} noises are flat on the positive side; raw noise of one sign is asymmetric by up to "
-            f"{_points(raw_most)} points (up to 2 counts as symmetric).",
+            f"{result['raw']['parameters']:,} parameters, {result['rounds']} epochs, test accuracy "
+            f"{100 * result['accuracy']:.1f} %. With the model's signs {flat} of {len(signs)} noises are flat on the positive "
+            f"side; raw noise of one sign is asymmetric by up to {_points(raw_most)} points (up to 2 counts as symmetric).",
             table(["noise", "raw", "with signs: error -", "error +", "asymmetry"], noises, left=1),
             f"![Error along seven noises with the model's signs](images/{name}-signs.svg)",
             table(["direction", "error -", "error +", "asymmetry"], own, left=1),

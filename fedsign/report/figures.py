@@ -114,7 +114,7 @@ def svg(draw: Draw) -> str:
     text = io.StringIO()
     with style():
         _save(draw(), text, format="svg")
-    return text.getvalue().partition("<svg")[1] + text.getvalue().partition("<svg")[2]
+    return text.getvalue()[text.getvalue().index("<svg") :]  # without the declaration of a file
 
 
 def _save(figure: "Figure", path: Path | io.StringIO, format: str) -> None:

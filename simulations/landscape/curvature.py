@@ -1,4 +1,4 @@
-"""`fedsign.analyse.curvature` and its command: the Hessian's trace and extreme eigenvalues, and how the gradient lies to the signs."""
+"""`fedsign.analyse.curvature`: the Hessian's trace and extreme eigenvalues, and how the gradient lies to the signs."""
 
 from collections.abc import Sequence
 

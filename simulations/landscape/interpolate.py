@@ -1,4 +1,4 @@
-"""`fedsign.analyse.interpolate` and its command: the line through two models, its barrier, and the step between them by layer."""
+"""`fedsign.analyse.interpolate`: the line through two models, its barrier, and the step between them by layer."""
 
 import logging
 from collections.abc import Sequence

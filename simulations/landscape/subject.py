@@ -145,7 +145,7 @@ def path_of(source: "Run | Path | str") -> Path:
     path = getattr(source, "path", source)
     if isinstance(path, str | Path):
         return Path(path)
-    raise ConfigError(f"a {type(source).__name__} was given, but expected is a run or a path.")
+    raise ConfigError(f"{source!r} was given, but expected is a run or a path.")
 
 
 def run_of(path: Path) -> RunFolder | None:

@@ -1,4 +1,4 @@
-"""`fedsign.analyse.trajectory` and its command: the path of a run's checkpoints over the landscape of its last model."""
+"""`fedsign.analyse.trajectory`: the path of a run's checkpoints over the landscape of its last model."""
 
 from dataclasses import replace
 from pathlib import Path

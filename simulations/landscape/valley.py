@@ -1,4 +1,4 @@
-"""`fedsign.analyse.valley` and its command: curves along noises and special directions, or a surface, with their numbers."""
+"""`fedsign.analyse.valley`: curves along noises and special directions, or a surface, with their numbers."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

@@ -1,4 +1,4 @@
-"""`fedsign.analyse.signs` and its command: how far the signs of models agree, layer by layer, and over the rounds of a run that watched them."""
+"""`fedsign.analyse.signs`: how far the signs of models agree, layer by layer, and over the rounds of a run that watched them."""
 
 from collections.abc import Sequence
 from itertools import combinations
