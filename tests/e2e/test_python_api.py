@@ -123,10 +123,17 @@ def test_the_command_line_finds_its_packages_behind_others_of_their_names(user_f
     assert done.returncode == 0 and "fedsign" in done.stdout, done.stderr
 
 
+ABSENT = """
+import sys
+from fedsign.companions import HOME, import_packages
+sys.path[:] = [at for at in sys.path if at == str(HOME) or not (HOME / at / "clients").exists()]  # an installation beside
+import_packages()
+import clients.own
+"""
+
+
 def test_what_is_neither_ours_nor_the_users_is_python_s_own_error(tmp_path: Path) -> None:
-    said = error_of(
-        python(tmp_path, "from fedsign.companions import import_packages\nimport_packages()\nimport clients.own")
-    )
+    said = error_of(python(tmp_path, ABSENT))
     assert said == "ModuleNotFoundError: No module named 'clients.own'"
 
 
