@@ -19,8 +19,6 @@ from math import inf, nan
 from statistics import fmean
 from typing import Any
 
-from torch import nn
-
 from fedsign.config import merged
 from fedsign.errors import DataError
 from fedsign.storage.results import Line
@@ -59,34 +57,10 @@ def beside_flower(data: str, figures: Figures) -> dict[str, float]:
     return found
 
 
-def two_nn(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
-    """The paper's 2NN: two hidden layers of 200 ReLUs; 199,210 weights on MNIST."""
-    size = input_shape[0] * input_shape[1] * input_shape[2]
-    layers = [nn.Linear(size, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, num_outputs)]
-    return nn.Sequential(nn.Flatten(), *layers)
-
-
-def two_convolutions(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
-    """The paper's CNN: two 5 x 5 convolutions (32 and 64 channels), each before a 2 x 2 pooling, and 512 ReLUs.
-
-    1,663,370 weights on MNIST.
-    """
-    channels, height, width = input_shape
-    return nn.Sequential(
-        nn.Conv2d(channels, 32, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(64 * (height // 4) * (width // 4), 512),
-        nn.ReLU(),
-        nn.Linear(512, num_outputs),
-    )
-
-
-_MODELS = {"2nn": ("two_nn", 1, 0.97), "cnn": ("two_convolutions", 5, 0.99)}  # local epochs, target
+_MODELS: dict[str, tuple[dict[str, Any], int, float]] = {  # model, local epochs, target
+    "2nn": ({"name": "mlp", "hidden": [200, 200]}, 1, 0.97),
+    "cnn": ({"name": "mcmahan_cnn"}, 5, 0.99),
+}
 _SPLITS: dict[str, dict[str, Any]] = {
     "iid": {"name": "iid", "num_clients": 100},
     "shards": {"name": "shards", "num_clients": 100, "shards_per_client": 2},
@@ -173,7 +147,7 @@ def _experiment(cell: _Cell, rate: float, seed: int, where: Where, *, rounds: in
         "seed": seed,
         "rounds": rounds or int(_PATIENCE * _PUBLISHED[cell]),
         "partition": _SPLITS[cell[1]],
-        "model": {"name": f"{__name__}:{model}"},
+        "model": model,
         "client": {"local_epochs": epochs, "batch_size": 10, "lr": rate, "optimizer": {"momentum": 0.0}},
         "server": {"cohort_size": 10},
         "strategy": {"name": "fedavg", "weighting": "examples"},
