@@ -8,7 +8,6 @@ import pytest
 
 from fedsign.errors import ConfigError
 from simulations.recipes import table as recipes
-from simulations.recipes.algorithms.published import beside_flower
 from simulations.recipes.base import Verdict
 from simulations.recipes.where import Plays, Where, cost, where_of
 from tests.e2e.command import fedsign
@@ -54,12 +53,6 @@ def test_what_a_recipe_plays_is_on_the_data_that_were_asked_for() -> None:
             full, quick = (recipe.plays(is_quick, where) for is_quick in (False, True))
             assert full.trainings > quick.trainings >= 1, name
             assert full.experiment["data"]["name"] == "mnist" and full.experiment["model"] == {"name": "cnn"}, name
-
-
-def test_published_accuracies_stand_beside_those_that_were_played() -> None:
-    found = beside_flower("cifar10", {"fedavg_iid": 0.7, "loss_by_1_class": 0.5})
-    assert found == {"flower_fedavg_iid": 0.717, "fedavg_iid_minus_flower": pytest.approx(-0.017)}
-    assert beside_flower("digits", {"fedavg_iid": 0.7}) == {}
 
 
 @pytest.mark.slow

@@ -11,9 +11,7 @@ from fedsign.comparison.summary import Entry, Summary, values_label
 from fedsign.comparison.verdict import ranked
 from fedsign.config import merged
 from fedsign.errors import DataError
-from fedsign.plugins import names_of
 from simulations.comparison.play import compare
-from simulations.recipes.algorithms.published import beside_flower
 from simulations.recipes.base import NotDecidableHere, Shown, Verdict, above, at_least, at_most, part, recipe
 from simulations.recipes.cells import paired_difference
 from simulations.recipes.where import AT_HOME, Plays, Where
@@ -40,6 +38,7 @@ _EXPERIMENT: dict[str, Any] = {
 }
 _OVER = (("least_over_", ""), ("over_", "_low"))
 _SMALL = ("digits", "synthetic")
+_PHOTOGRAPHS = ("cifar10", "cinic10", "image_folder")
 _RIVALS = {"fedavg": "FedAvg", "fedprox": "FedProx", "moon": "MOON", "feddyn": "FedDyn", "fedpan": "FedPAN"}
 
 
@@ -119,7 +118,7 @@ def _small(quick: bool) -> dict[str, Any]:
 
 
 def _paper(quick: bool, where: Where) -> dict[str, Any]:
-    augmented = {"augment": "crop_flip"} if "augment" in names_of("dataset", str(where.data["name"])) else {}
+    augmented = {"augment": "crop_flip"} if where.data["name"] in _PHOTOGRAPHS else {}
     return {
         "rounds": 10 if quick else 200,
         "data": {**where.data, **augmented},
@@ -157,8 +156,7 @@ def niid_bench(quick: bool, where: Where) -> Shown:
     Paper: Li et al. 2022 (arXiv 2102.02079), in the setting of Flower's baseline of it: 10 clients, all of them in each
     of 50 rounds, 10 local epochs, batches of 64, lr 0.01, momentum 0.9, weight decay 1e-5, the small CNN; FedAvg,
     FedProx and SCAFFOLD (FedNova is not among our strategies).  Splits: iid, label skew by Dirichlet(0.5) and by 1, 2
-    or 3 classes a client, quantity skew by Dirichlet(0.5).  On MNIST and CIFAR-10 the figures hold the baseline's own,
-    too.  On digits the network is the MLP, with batches of 32 and lr 0.05.
+    or 3 classes a client, quantity skew by Dirichlet(0.5).  On digits the network is the MLP, with batches of 32 and lr 0.05.
     """
     splits, strategies, seeds = _niid_cells(quick)
     summary = play(
@@ -173,7 +171,6 @@ def niid_bench(quick: bool, where: Where) -> Shown:
     figures["loss_by_1_class"] = figures["fedavg_iid"] - figures["fedavg_1_class"]
     if not quick:
         figures["loss_by_quantity"] = figures["fedavg_iid"] - figures["fedavg_quantity_0.5"]
-    figures |= beside_flower(where.set_name, figures)
     return figures, summary.path / "report.html"
 
 

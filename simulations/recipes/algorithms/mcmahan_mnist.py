@@ -1,6 +1,6 @@
-"""Settings of published tables, played here: ours beside theirs, with every difference that is known.
+"""FedAvg's rounds on MNIST beside the published ones, with every difference that is known.
 
-FedAvg on MNIST: McMahan et al. 2017 (arXiv 1602.05629), Table 1: rounds to 97 % with the 2NN (E = 1) and to 99 % with
+McMahan et al. 2017 (arXiv 1602.05629), Table 1: rounds to 97 % with the 2NN (E = 1) and to 99 % with
 the CNN (E = 5), batches of 10, 100 clients, 10 a round; IID, or two shards of one digit each.  The cells are 87 and 664
 for the 2NN, 18 and 206 for the CNN.
 
@@ -8,13 +8,9 @@ Differences, and what is not known: the cells are read from transcriptions of th
 rates; here each cell has the best of three, by the rounds that it takes, on a seed of its own.  Ours is the first round
 at the target, the mean of 3 seeds.  The networks have the numbers of weights that the paper gives; weights begin as
 torch has them, without momentum or decay.
-
-Flower's baseline of NIID-Bench: accuracies in its README (baselines/niid_bench of Flower's repository, at commit
-1599d01c), of one seed.  It says neither learning rate, weight decay nor how accuracies are read off; `niid_bench` says
-ours.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import inf, nan
 from statistics import fmean
 from typing import Any
@@ -27,35 +23,6 @@ from simulations.comparison.play import compare
 from simulations.recipes.base import Figures, NotDecidableHere, at_least, at_most, part, recipe
 from simulations.recipes.cells import all_rounds
 from simulations.recipes.where import Plays, Where
-
-FLOWER: Mapping[str, Mapping[str, Mapping[str, float]]] = {  # data -> split -> strategy -> accuracy
-    "mnist": {
-        "iid": {"fedavg": 0.991, "scaffold": 0.992, "fedprox": 0.992},
-        "dirichlet_0.5": {"fedavg": 0.989, "scaffold": 0.990, "fedprox": 0.990},
-        "1_class": {"fedavg": 0.100, "scaffold": 0.100, "fedprox": 0.813},
-        "2_classes": {"fedavg": 0.966, "scaffold": 0.966, "fedprox": 0.967},
-        "3_classes": {"fedavg": 0.982, "scaffold": 0.978, "fedprox": 0.978},
-    },
-    "cifar10": {
-        "iid": {"fedavg": 0.717, "scaffold": 0.707, "fedprox": 0.706},
-        "dirichlet_0.5": {"fedavg": 0.634, "scaffold": 0.680, "fedprox": 0.656},
-        "1_class": {"fedavg": 0.100, "scaffold": 0.100, "fedprox": 0.116},
-        "2_classes": {"fedavg": 0.499, "scaffold": 0.489, "fedprox": 0.500},
-        "3_classes": {"fedavg": 0.581, "scaffold": 0.600, "fedprox": 0.600},
-    },
-}
-
-
-def beside_flower(data: str, figures: Figures) -> dict[str, float]:
-    """Flower's accuracies and ours less them, of the splits and strategies that were played; nothing on other data."""
-    found = {}
-    for split, accuracies in FLOWER.get(data, {}).items():
-        for strategy, accuracy in accuracies.items():
-            if (ours := figures.get(f"{strategy}_{split}")) is not None:
-                found[f"flower_{strategy}_{split}"] = accuracy
-                found[f"{strategy}_{split}_minus_flower"] = ours - accuracy
-    return found
-
 
 _MODELS: dict[str, tuple[dict[str, Any], int, float]] = {  # model, local epochs, target
     "2nn": ({"name": "mlp", "hidden": [200, 200]}, 1, 0.97),

@@ -1,4 +1,4 @@
-"""The setting of a public repository's table, and the interval that its accuracies are compared with."""
+"""The settings of public code whose accuracies stand beside ours, and the interval that they are compared with."""
 
 from math import inf
 
@@ -9,7 +9,8 @@ from scipy import stats
 from torch.nn import functional
 
 from fedsign.data.base import Samples
-from simulations.recipes.algorithms.repository_table import Probability, beside, first_four_fifths
+from simulations.recipes.algorithms.federated_learning_pytorch import Probability, beside, first_four_fifths
+from simulations.recipes.algorithms.flower_niid_bench import balanced_dirichlet
 
 LABELS = torch.arange(10).repeat(600)  # ten classes of 600: a shard of 30 for each of 100 clients holds one class
 
@@ -45,3 +46,13 @@ def test_a_run_like_ours_is_outside_of_the_interval_one_time_in_twenty() -> None
     outside = [beside(each[0], each[1:].tolist())["off"] > 1 for each in draws]
     assert np.mean(outside) == pytest.approx(0.05, abs=0.012)
     assert beside(0.9, [0.8])["off"] == inf
+
+
+def test_a_client_that_has_its_share_gets_no_more_of_the_next_class() -> None:
+    train = Samples(features=torch.zeros(len(LABELS), 1), targets=LABELS)
+    split = balanced_dirichlet(train, 10, np.random.default_rng(0), alpha=0.5)
+    assert sorted(np.concatenate(split.indices).tolist()) == list(range(len(LABELS)))
+    counts = np.array([np.bincount(LABELS[each], minlength=10) for each in split.indices])
+    before = np.cumsum(counts, axis=1) - counts
+    full = before >= len(LABELS) / 10
+    assert full.any() and (counts[full] <= 1).all()  # cuts are rounded down, as there
