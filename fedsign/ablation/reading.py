@@ -20,7 +20,7 @@ from scipy.special import stdtrit
 
 from fedsign.ablation.controls import FEDAVG, Control, essential
 from fedsign.comparison.folder import Comparison
-from fedsign.comparison.inference import LEVEL, holm, paired_p_values
+from fedsign.comparison.inference import LEVEL, Array, holm, paired_p_values
 from fedsign.comparison.labels import enumerate_words
 from fedsign.comparison.summary import Entry, Summary
 from fedsign.comparison.verdict import UNDECIDED, Says
@@ -170,7 +170,7 @@ def read(comparison: Comparison) -> Ablation:
     there = [row for row in controls if row.key in entries]
     values = {key: dict(zip(entry.seeds, entry.values, strict=True)) for key, entry in entries.items()}
     lost = {key: entry.num_lost for key, entry in entries.items()}
-    found = differences(values, *_pairs(there, regularizer), lost=lost, higher_is_better=summary.higher_is_better)
+    found = differences(values, *pairs_of(there, regularizer), lost=lost, higher_is_better=summary.higher_is_better)
     gain = found.get((regularizer, FEDAVG))
     is_gain = gain is not None and gain.excludes_zero and (gain.interval.mean > 0) == summary.higher_is_better
     rows = []
@@ -195,7 +195,7 @@ def read(comparison: Comparison) -> Ablation:
     return Ablation(summary=summary, regularizer=regularizer, rows=tuple(rows), missing=missing)
 
 
-def _pairs(controls: Sequence[Control], regularizer: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+def pairs_of(controls: Sequence[Control], regularizer: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     """The differences that an ablation is made for, and all others that are shown."""
     there = {control.key for control in controls}
     primary = [(regularizer, FEDAVG), (essential(regularizer).key, regularizer)]
@@ -230,18 +230,25 @@ def differences(
 
     if not pairs or not seeds:
         return {}
-    p = paired_p_values(np.array([array(one) for one, _ in pairs]), np.array([array(other) for _, other in pairs]))
-    weights = np.array([1.0] * len(primary) + [1 / max(1, len(others))] * len(others))
+    ones, references = (np.array([array(pair[side]) for pair in pairs]) for side in (0, 1))
     found = {}
-    for (one, other), corrected in zip(pairs, holm(p, weights), strict=True):
+    for (one, other), p in zip(pairs, corrected(ones, references, num_primary=len(primary)), strict=True):
         interval = paired_difference(values[one], values[other], higher_is_better=higher_is_better)
         if interval is None:
             continue
         is_better = (interval.mean > 0) == higher_is_better
         is_lucky = lost[one] > lost[other] if is_better else lost[other] > lost[one]
-        says: Says = UNDECIDED if corrected > LEVEL or is_lucky else "better" if is_better else "worse"
-        found[one, other] = Difference(interval=interval, p=float(corrected), says=says)
+        says: Says = UNDECIDED if p > LEVEL or is_lucky else "better" if is_better else "worse"
+        found[one, other] = Difference(interval=interval, p=float(p), says=says)
     return found
+
+
+def corrected(ones: Array, others: Array, *, num_primary: int) -> Array:
+    """Holm-corrected p-values of ones - others, [..., pairs, seeds] -> [..., pairs]; the primary pairs come first."""
+    num_pairs = ones.shape[-2]
+    weights = np.full(num_pairs, 1 / max(1, num_pairs - num_primary))
+    weights[:num_primary] = 1.0
+    return holm(paired_p_values(ones, others), weights)
 
 
 def share_of_gain(

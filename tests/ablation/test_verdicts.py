@@ -4,8 +4,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedsign.ablation.reading import differences
+from fedsign.ablation.controls import controls_of
+from fedsign.ablation.reading import corrected, differences, pairs_of
 from fedsign.comparison.verdict import UNDECIDED
+from simulations.ablation.play import prepared, subject_of
+from simulations.api import config_of
+from tests.comparison.test_statistics import NOISES, upper_limit
 
 SEEDS = range(12)
 PRIMARY, OTHERS = [("reg", "avg"), ("own", "reg")], [("own", "avg"), ("init", "reg"), ("init", "avg")]
@@ -70,3 +74,18 @@ def test_controls_that_were_not_played_leave_the_weights_of_the_others() -> None
     found = differences(few, PRIMARY[:1], OTHERS[1:], lost=NOBODY, higher_is_better=True)
     assert found.keys() == {("reg", "avg"), ("init", "reg"), ("init", "avg")}
     assert found["reg", "avg"].p <= 2 * stats.ttest_rel([*APART["reg"].values()], [*APART["avg"].values()]).pvalue
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("strategy", ["fedsign", "feddyn"])
+def test_equal_rows_get_a_verdict_in_one_ablation_of_twenty_at_most(strategy: str, noise: str) -> None:
+    """All differences of the page; seeds have an effect of their own, which pairing removes."""
+    rows = controls_of(subject_of(prepared(strategy, config_of({}))))
+    primary, others = pairs_of(rows, strategy)
+    at = {row.key: place for place, row in enumerate(rows)}
+    one, other = (np.array([at[pair[side]] for pair in [*primary, *others]]) for side in (0, 1))
+    draw, num = np.random.default_rng(0), 10_000
+    for num_seeds in (3, 5, 10, 20):
+        values = 3 * draw.normal(size=(num, 1, num_seeds)) + NOISES[noise](draw, (num, len(rows), num_seeds))
+        p = corrected(values[:, one], values[:, other], num_primary=len(primary))
+        assert upper_limit(int((p <= 0.05).any(axis=-1).sum()), num) <= 0.06, num_seeds
