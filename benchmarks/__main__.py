@@ -21,7 +21,7 @@ import torch
 from benchmarks.environments import PeerError
 from benchmarks.export import export
 from benchmarks.machine import arithmetic, machine
-from benchmarks.measure import Figures, Record, play, play_once, summarised
+from benchmarks.measure import Figures, Record, play, play_once, summarized
 from benchmarks.players import BARE, PLAYERS, Player, player_named
 from benchmarks.task import Task
 from benchmarks.works import Work, all_works
@@ -91,7 +91,7 @@ def _measure(work: Work, device: str, given: argparse.Namespace, *, until: float
             "machine": before,
             "learnt_from": {"min_accuracy": work.min_accuracy, "loss_tolerance": work.loss_tolerance},
             "arithmetic": floor,
-            "rows": summarised(work, records),
+            "rows": summarized(work, records),
         }
         _write(path, result)
         return result

@@ -238,7 +238,7 @@ def _lisa(result: Figures) -> str:
                 "",
                 "weights, MB",
                 "gradients",
-                "optimiser",
+                "optimizer",
                 "peak beyond weights",
                 "by the allocator",
                 "ms an iteration",
@@ -247,7 +247,7 @@ def _lisa(result: Figures) -> str:
             rows,
             left=1,
         ),
-        f"Optimiser and gradients: {kept:.3f} of full fine-tuning's, {verdict} the {_LISA_TARGET} that are meant; all beyond the weights at the peak: "
+        f"Optimizer and gradients: {kept:.3f} of full fine-tuning's, {verdict} the {_LISA_TARGET} that are meant; all beyond the weights at the peak: "
         f"{result['beyond_weights_ratio']:.3f}, since frozen blocks keep fewer activations, not none. An iteration: {ratio['median']:.2f} of full's "
         f"({ratio['lowest']:.2f}-{ratio['highest']:.2f}); of processor time {cpu['median']:.2f} ({cpu['lowest']:.2f}-{cpu['highest']:.2f}).",
     ]

@@ -1,4 +1,4 @@
-"""Plays a work: each player in turn, in a process of its own, again and again; then medians and ratios of neighbours in time."""
+"""Plays a work: each player in turn, in a process of its own, again and again; then medians and ratios of neighbors in time."""
 
 import datetime
 import json
@@ -111,7 +111,7 @@ def play(
     return records
 
 
-def summarised(work: Work, records: Sequence[Record]) -> list[Figures]:
+def summarized(work: Work, records: Sequence[Record]) -> list[Figures]:
     """A row for each player, those that could not play included."""
     bare = next(record for record in records if record.player.name == BARE)
     return [_row(work, record, bare) for record in records]

@@ -30,7 +30,7 @@ Handler = Callable[[Message, Node], Message]
 
 
 def in_process_handler(trainer: LocalTrainer, states: ClientStore, workload: Workload) -> in_process.Handler:
-    """Answers a batch of train messages through `train_many`, without serialising."""
+    """Answers a batch of train messages through `train_many`, without serializing."""
     encoding = workload.make_update_encoding()
 
     def handle(messages: Sequence[Message]) -> Iterator[Message]:
@@ -111,7 +111,7 @@ def shut_down(message: Message, node: Node) -> Message:
 def _as_message(result: TrainReply | Failure, request: Message, encoding: UpdateEncoding | None) -> Message:
     if isinstance(result, Failure):
         return wire.failure_reply(result, request)
-    reply = clipping.honour(wire.pack_reply(result, request), request)
+    reply = clipping.honor(wire.pack_reply(result, request), request)
     if encoding is not None:
         sent = encoded(encoding, wire.unpack_reply(reply), wire.unpack_request(request).tensors)
         wire.replace_arrays(reply, sent.tensors)

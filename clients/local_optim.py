@@ -1,6 +1,6 @@
-"""The optimiser of a client's local steps: made once for each learning rate, fresh for every client.
+"""The optimizer of a client's local steps: made once for each learning rate, fresh for every client.
 
-torch's own optimisers are as new once their state is cleared.  Those of others may keep anything anywhere, so they are made
+torch's own optimizers are as new once their state is cleared.  Those of others may keep anything anywhere, so they are made
 anew for each client.  A step of torch's SGD, which for small models is mostly the wrapping around it, is taken with
 the same operations in the same order without the wrapping, so that the bits are torch's.
 """
@@ -17,7 +17,7 @@ _PLAIN = {"maximize": False, "dampening": 0, "differentiable": False, "fused": N
 
 
 class LocalOptimizer:
-    """Gives every client a fresh optimiser; `make(lr)` makes one with this learning rate."""
+    """Gives every client a fresh optimizer; `make(lr)` makes one with this learning rate."""
 
     def __init__(self, make: Callable[[float], torch.optim.Optimizer]) -> None:
         self._make = make
@@ -26,7 +26,7 @@ class LocalOptimizer:
         self._rates: list[float] = []  # of the groups, as it was made
 
     def fresh(self, lr: float) -> torch.optim.Optimizer:
-        """An optimiser without a past; the parameters have to be the received ones already."""
+        """An optimizer without a past; the parameters have to be the received ones already."""
         if self._optimizer is None or self._lr != lr or not _is_torchs(self._optimizer):
             self._optimizer, self._lr = clear_leanly(self._make(lr)), lr
             if _is_torchs(self._optimizer):
@@ -40,7 +40,7 @@ class LocalOptimizer:
 
 
 def stepper(optimizer: torch.optim.Optimizer) -> "_SGD | _Wrapped":
-    """The fastest way to take this optimiser's steps."""
+    """The fastest way to take this optimizer's steps."""
     groups = optimizer.param_groups
     if (
         type(optimizer) is torch.optim.SGD
@@ -59,7 +59,7 @@ def _is_torchs(optimizer: torch.optim.Optimizer) -> bool:
 
 
 class _Wrapped:
-    """An optimiser's own step.  `scale`: from now on take so many times the learning rates that it was made with."""
+    """An optimizer's own step.  `scale`: from now on take so many times the learning rates that it was made with."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer

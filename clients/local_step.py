@@ -1,4 +1,4 @@
-"""One local step: forward, penalties, backward, clipping, the optimiser's step; and the learning rates of a round's steps.
+"""One local step: forward, penalties, backward, clipping, the optimizer's step; and the learning rates of a round's steps.
 
 [Note: micro batches] With `client.micro_batch` a batch is computed in pieces whose gradients are added up, each with the
 share that it has in the batch's mean (of samples, or of what else the task says that its mean is over).  What is in
@@ -38,7 +38,7 @@ class LocalStep:
         self._objective, self._context, self._has_gradient = objective, context, objective.has_gradient
 
     def scale(self, factor: float) -> None:
-        """The next steps' learning rates: so many times those that the optimiser was made with."""
+        """The next steps' learning rates: so many times those that the optimizer was made with."""
         self._optimizer.scale(factor)
 
     def __call__(self, features: Tensor, targets: Tensor) -> Tensor:

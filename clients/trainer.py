@@ -79,7 +79,7 @@ class SequentialTrainer:
         return generator(seed, Purpose.BATCHES, **where), integer(seed, Purpose.TRAINING, **where)
 
     def train(self, request: TrainRequest, states: ClientStore, draws: Draws | None = None) -> TrainReply:
-        """One client's round: load, minimise, save its state, reply.  `draws` are the client's own, if they are there already."""
+        """One client's round: load, minimize, save its state, reply.  `draws` are the client's own, if they are there already."""
         draws = draws or self._draws(request)
         self._model.load(request.tensors)
         try:
@@ -97,7 +97,7 @@ class SequentialTrainer:
         with model.in_round(optimizer, came, request, seed=workload.config.seed, num_steps=steps) as seen:
             step = LocalStep(workload, model, objective, seen, optimizer)
             rates = factors(workload, round=request.round, num_steps=steps)
-            train_loss = self._minimise(step, index, draws, rates)
+            train_loss = self._minimize(step, index, draws, rates)
         tensors = model.copies() if self._copies else model.tensors()
         next_state: Tensors = {}
         if objective.has_state:
@@ -134,7 +134,7 @@ class SequentialTrainer:
             self._objective = spec, plugins.build("objective", spec.name, spec.settings)
         return self._objective[1]
 
-    def _minimise(self, step: LocalStep, index: IntArray, draws: Draws, rates: Iterator[float] | None) -> float:
+    def _minimize(self, step: LocalStep, index: IntArray, draws: Draws, rates: Iterator[float] | None) -> float:
         """All local steps on the samples at `index`; returns the mean task loss of the last epoch, per sample."""
         workload, (order, stream) = self._workload, draws
         samples, varies = workload.training_samples, workload.config.data.augment != "none"
@@ -185,7 +185,7 @@ def to_device(tensors: Mapping[str, Tensor], device: torch.device) -> Tensors:
 
 
 def make_optimizer(workload: Workload, model: nn.Module, *, round: int) -> torch.optim.Optimizer:
-    """A fresh optimiser of the model's parameters, with the learning rate of the round, or the full one where steps are counted."""
+    """A fresh optimizer of the model's parameters, with the learning rate of the round, or the full one where steps are counted."""
     client = workload.config.client
     return optimizer_of(client.optimizer, model, learning_rate(workload)(round), client.weight_decay)
 

@@ -48,7 +48,7 @@ class WorkingModel:
         self.roles: Final[dict[str, Role]] = roles_of(module)
         self.packing: Final = packing_of(module)
         self._rows = self.packing.masks.keys()
-        self._travelling = {name: self.packing.shape(name, own.shape) for name, own in module.state_dict().items()}
+        self._traveling = {name: self.packing.shape(name, own.shape) for name, own in module.state_dict().items()}
         self._is_plain = _loads_plainly(module)
         has_buffers = next(module.buffers(), None) is not None
         self._tensors = None if has_buffers else module.state_dict()  # None: it may put other buffers in their place
@@ -74,7 +74,7 @@ class WorkingModel:
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy all tensors in; what does not fit raises as `load_state_dict` does."""
-        if not self._is_plain or {name: tensor.shape for name, tensor in tensors.items()} != self._travelling:
+        if not self._is_plain or {name: tensor.shape for name, tensor in tensors.items()} != self._traveling:
             self.module.load_state_dict(dict(self.packing.whole(tensors)))
             return
         own = self._tensors or self.module.state_dict()
@@ -117,7 +117,7 @@ class WorkingModel:
         return {name: parameter.detach() for name, parameter in self.parameters.items()}
 
     def whole(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Tensors that travelled, named as parameters are, as an objective sees them."""
+        """Tensors that traveled, named as parameters are, as an objective sees them."""
         return dict(self.packing.whole(tensors)) if self._rows else tensors
 
     def tensors(self) -> Tensors:

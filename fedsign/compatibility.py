@@ -147,7 +147,7 @@ RULES: tuple[Rule[Experiment] | Choice[Experiment], ...] = (
     ),
     Rule(
         lambda its: its.objective.needs_unit_displacement and not is_linear(its.optimizer),
-        "client.optimizer.name={config.client.optimizer.name} was given, but objective '{spec.name}' needs an optimiser that does not "
+        "client.optimizer.name={config.client.optimizer.name} was given, but objective '{spec.name}' needs an optimizer that does not "
         "rescale gradients",
         "use client.optimizer.name=sgd",
     ),

@@ -66,7 +66,7 @@ class JoinError(FedSignError):
 
 
 class StepError(FedSignError):
-    """An optimiser was asked for a step out of its order."""
+    """An optimizer was asked for a step out of its order."""
 
 
 class RoundError(FedSignError):

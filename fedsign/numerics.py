@@ -1,6 +1,6 @@
 """How numbers are computed: device, precision, layout, and what makes it repeatable.  Part of the experiment: [engine].
 
-Parameters, optimisers, penalties and aggregation are float32 always; bf16 is the precision of the layers' products
+Parameters, optimizers, penalties and aggregation are float32 always; bf16 is the precision of the layers' products
 in a model's passes (torch's autocast), and of what flows between them.
 """
 

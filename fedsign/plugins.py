@@ -56,7 +56,7 @@ def refuse_bool(value: Any) -> Any:
     return value
 
 
-@lru_cache(maxsize=256)  # an objective and an optimiser are built for every client in every round
+@lru_cache(maxsize=256)  # an objective and an optimizer are built for every client in every round
 def settings_model(kind: str, name: str, factory: Callable[..., Any]) -> type[BaseModel]:
     """A pydantic model of a factory's settings, every parameter after the given ones, with their names as aliases.
 

@@ -27,13 +27,13 @@ LATE = "no reply within server.round_timeout_s"  # a failure's reason, the same 
 class Role(StrEnum):
     """How the server treats a tensor of the model."""
 
-    PARAMETER = "parameter"  # trained; averaged, regularised, moved by the server's rule
+    PARAMETER = "parameter"  # trained; averaged, regularized, moved by the server's rule
     BUFFER = "buffer"  # not trained, such as BatchNorm's statistics; averaged, integers kept
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectiveSpec:
-    """The local loss to minimise: a name of the registry or "module:Name", and its settings."""
+    """The local loss to minimize: a name of the registry or "module:Name", and its settings."""
 
     name: str = "plain"
     settings: Mapping[str, Any] = field(default_factory=dict)

@@ -158,7 +158,7 @@ KINDS: dict[str, Kind] = {
         table={
             "fedavg": ("strategies.fedavg:FedAvg", "mean of the clients' models"),
             "fedprox": ("strategies.fedprox:FedProx", "FedAvg with a proximal term at the clients"),
-            "feddyn": ("strategies.feddyn:FedDyn", "dynamic regularisation, reaches the joint optimum"),
+            "feddyn": ("strategies.feddyn:FedDyn", "dynamic regularization, reaches the joint optimum"),
             "fedsign": ("strategies.fedsign:FedSign", "clients keep the signs of the received model"),
             "scaffold": ("strategies.scaffold:SCAFFOLD", "control variates correct the clients' drift"),
             "moon": ("strategies.moon:MOON", "clients keep representations near the received model's"),

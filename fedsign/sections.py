@@ -154,7 +154,7 @@ class ModelPart(Part):
 
 
 class OptimizerPart(Part):
-    """The clients' optimiser; its state is fresh in every round."""
+    """The clients' optimizer; its state is fresh in every round."""
 
     kind = "optimizer"
     name: str = "sgd"
@@ -177,7 +177,7 @@ class SchedulePart(Part):
 
 
 class ServerOptimizerPart(Part):
-    """How the server steps towards the strategy's target; `none` goes there."""
+    """How the server steps toward the strategy's target; `none` goes there."""
 
     kind = "server_optimizer"
     name: str = "none"

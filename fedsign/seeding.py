@@ -42,7 +42,7 @@ class Purpose(IntEnum):
     LEARNING = 43  # directions along which settings are learnt; round: the step
     SEARCH = 45  # the settings that a search tries
     SIGNS = 46  # signs that stand in for the received model's
-    ADAPTERS = 32  # the start of what an optimiser puts into a model
+    ADAPTERS = 32  # the start of what an optimizer puts into a model
     MASKS = 40  # which weights of a sparse tensor there are
 
 
@@ -111,7 +111,7 @@ def integer(seed: int, purpose: Purpose, *, round: int = 0, partition: int = 0) 
 def torch_stream(seed: int, purpose: Purpose, *, round: int = 0, partition: int = 0) -> AbstractContextManager[None]:
     """Seed torch's generators inside the block and give them back as they were.
 
-    torch's initialisers and dropout know only the global generator, so it is lent, not used.
+    torch's initializers and dropout know only the global generator, so it is lent, not used.
     """
     return torch_seeded(integer(seed, purpose, round=round, partition=partition))
 

@@ -65,7 +65,7 @@ class MetricTraits(Traits):
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveTraits(Traits):
-    """What clients minimise."""
+    """What clients minimize."""
 
     kind = "objective"
     has_state: bool = False  # a client keeps tensors from one of its rounds to the next

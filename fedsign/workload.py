@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from fedsign import plugins
 from fedsign.config import ExperimentConfig, from_toml
 from fedsign.data.augment import augmented
-from fedsign.data.base import AnySamples, Dataset, IntArray, normalised
+from fedsign.data.base import AnySamples, Dataset, IntArray, normalized
 from fedsign.data.checks import RULES as FIT_RULES
 from fedsign.data.checks import Fit, checked_dataset
 from fedsign.data.client_data import ClientData, client_data_of
-from fedsign.data.normalise import Normalisation
+from fedsign.data.normalise import Normalization
 from fedsign.data.partition.base import Split, split_of
 from fedsign.data.partition.lazy import counted_clients
 from fedsign.data.splitting import hold_out_validation
@@ -52,7 +52,7 @@ class Workload:
 
     @cached_property
     def dataset(self) -> Dataset:
-        """The data set, whole: checked, validation samples held out, features normalised.
+        """The data set, whole: checked, validation samples held out, features normalized.
 
         Raises:
             DataError: what the factory gives cannot be trained on.
@@ -65,7 +65,7 @@ class Workload:
             dataset = checked_dataset(part.build(config.seed), name=part.name)
             dataset = hold_out_validation(dataset, part.validation_fraction, config.seed)
         check(FIT_RULES, Fit(dataset, config))
-        return normalised(dataset, part.normalise, Normalisation(shift=part.mean, scale=part.std))
+        return normalized(dataset, part.normalise, Normalization(shift=part.mean, scale=part.std))
 
     @cached_property
     def split(self) -> Split:
@@ -110,7 +110,7 @@ class Workload:
 
     @cached_property
     def training_task(self) -> Task:
-        """The loss that clients minimise: the task's, with label smoothing and temperature if they are set."""
+        """The loss that clients minimize: the task's, with label smoothing and temperature if they are set."""
         client = self.config.client
         neutral = {"label_smoothing": 0.0, "temperature": 1.0}
         settings = {name: value for name in neutral if (value := getattr(client, name)) != neutral[name]}
@@ -189,7 +189,7 @@ class Workload:
 
     def augment(self, features: Tensor) -> Tensor:
         """A training batch varied at random, by torch's global generator; the batch itself for `none`."""
-        return augmented(features, self.config.data.augment, self.dataset.normalisation)
+        return augmented(features, self.config.data.augment, self.dataset.normalization)
 
     def make_update_encoding(self) -> UpdateEncoding | None:
         """What travels in place of models; None: they do, whole.  Asked of capabilities at the extension point `update_encoding`."""

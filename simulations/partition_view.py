@@ -45,7 +45,7 @@ def describe(workload: Workload) -> dict[str, Any]:
     """The facts of a split, as JSON takes them.
 
     `label_skew` is the mean over clients of the total variation between a client's label histogram and that of all
-    training samples: 0 where every client has the mix of the whole, towards 1 where each has rare classes only.
+    training samples: 0 where every client has the mix of the whole, toward 1 where each has rare classes only.
     Of a large lazy population everything is said of the `counted_clients`.
     """
     config, record, train = workload.config, split_facts(workload), workload.dataset.train

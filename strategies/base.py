@@ -1,6 +1,6 @@
-"""A strategy is four answers: who is sampled, what a client minimises, how replies weigh, where the server moves.
+"""A strategy is four answers: who is sampled, what a client minimizes, how replies weigh, where the server moves.
 
-Where the server moves is a target, the mean of the clients' models for most strategies.  A server optimiser
+Where the server moves is a target, the mean of the clients' models for most strategies.  A server optimizer
 (`strategies.server_optim`) may take `served - target` as a gradient instead of going there.
 
 It is a Flower `Strategy`, so it also runs in a ServerApp of your own; the rest of Flower's interface is
@@ -68,7 +68,7 @@ class Strategy(FlowerStrategy):
         return sorted(clients[index] for index in drawn)
 
     def objective(self, round: int) -> ObjectiveSpec:
-        """What a client minimises: the task's loss alone."""
+        """What a client minimizes: the task's loss alone."""
         return ObjectiveSpec()
 
     def weight(self, reply: TrainReply) -> float:
@@ -78,7 +78,7 @@ class Strategy(FlowerStrategy):
         return 1.0 if self.weighting == "uniform" else float(reply.num_examples)
 
     def move(self, round: Aggregate) -> Tensors:
-        """The target: the model to serve next, unless a server optimiser goes its own way towards it."""
+        """The target: the model to serve next, unless a server optimizer goes its own way toward it."""
         return round.mean
 
     def evaluated(self, mean: Tensors) -> Tensors | None:
@@ -117,7 +117,7 @@ class Strategy(FlowerStrategy):
         self.kept = dict(state)
 
     def memory(self) -> Tensors:
-        """`state_dict`, the server optimiser's and the aggregator's, as one."""
+        """`state_dict`, the server optimizer's and the aggregator's, as one."""
         memory = dict(self.state_dict())
         for part in (self.server_optimizer, self.aggregator):
             if part is not None:

@@ -35,7 +35,7 @@ class FedDyn(Strategy):
         self.alpha = alpha
 
     def objective(self, round: int) -> ObjectiveSpec:
-        """Task loss with the client's linear term and the pull towards theta_t."""
+        """Task loss with the client's linear term and the pull toward theta_t."""
         return ObjectiveSpec(name="feddyn", settings={"alpha": self.alpha})
 
     def move(self, round: Aggregate) -> Tensors:

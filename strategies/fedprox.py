@@ -8,7 +8,7 @@ from strategies.base import Strategy, Weighting, Weights
 
 
 class FedProx(Strategy):
-    """Clients minimise L_k + (mu/2) ||theta - theta_t||^2; the server averages."""
+    """Clients minimize L_k + (mu/2) ||theta - theta_t||^2; the server averages."""
 
     search_space: ClassVar = {"mu": "1e-4..1:log"}
 

@@ -12,7 +12,7 @@ from strategies.base import Strategy, Weighting, Weights
 
 
 class FedSign(Strategy):
-    """Clients minimise L_k - gamma * soft sign agreement with theta_t; the server averages."""
+    """Clients minimize L_k - gamma * soft sign agreement with theta_t; the server averages."""
 
     search_space: ClassVar = {"gamma": "1e-5..1e-1:log"}
 

@@ -11,7 +11,7 @@ from strategies.base import Strategy, Weighting
 
 
 class MOON(Strategy):
-    """Clients minimise L_k + mu * model-contrastive loss; the server averages."""
+    """Clients minimize L_k + mu * model-contrastive loss; the server averages."""
 
     search_space: ClassVar = {"mu": "0.05..10:log", "temperature": "0.1..2:log"}
 

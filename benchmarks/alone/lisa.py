@@ -36,7 +36,7 @@ LARGE, LARGE_LENGTH = "llama-2-7b", 1024
 
 @dataclass(slots=True)
 class Training:
-    """A model, its optimiser and its batches."""
+    """A model, its optimizer and its batches."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -181,6 +181,6 @@ def measure(path: Path, *, repetitions: int) -> None:
         result["gpu"] = {**result_head(NAME, "", before, repetitions), "device": "cuda", **on_gpu(repetitions)}
     write_result(path, result)
     print(
-        f"{NAME}: optimiser and gradients {result['kept_ratio']:.3f} of full, all beyond the weights {result['beyond_weights_ratio']:.3f}"
+        f"{NAME}: optimizer and gradients {result['kept_ratio']:.3f} of full, all beyond the weights {result['beyond_weights_ratio']:.3f}"
     )
     print(f"{NAME}: an iteration {result['iteration_ratio']['median']:.3f} of full's")

@@ -137,7 +137,7 @@ def ddp() -> Player:
 
 
 def zero_1() -> Player:
-    """DDP, whose optimiser's states are shared out by whole parameters."""
+    """DDP, whose optimizer's states are shared out by whole parameters."""
     model = DistributedDataParallel(make_model())
     optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.AdamW, lr=RATE)
     return Torchs(model, optimizer, lambda is_last: nullcontext() if is_last else model.no_sync())

@@ -117,7 +117,7 @@ def main(path: Path, rank: int) -> None:
 
 
 def _summed_up(found: list[Figures]) -> Figures:
-    """Seconds of the slowest rank; the ratio of neighbours in time."""
+    """Seconds of the slowest rank; the ratio of neighbors in time."""
     players: Figures = {}
     for name in found[0]["players"]:
         turns = list(zip(*(rank["players"][name] for rank in found), strict=True))

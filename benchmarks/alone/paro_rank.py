@@ -75,7 +75,7 @@ def played(name: str, rank: int, accumulate: int, expected: list[Tensor]) -> dic
 
 
 def computing_s(rank: int, accumulate: int) -> float:
-    """A step without any communication, on all ranks at once: the model and its optimiser on each."""
+    """A step without any communication, on all ranks at once: the model and its optimizer on each."""
     model = make_model()
     optimizer = adamw(model.parameters())
     taken = []

@@ -1,7 +1,7 @@
 """When compressed rows (CSR) pay for sparse layers, forward and backward together, on one thread.
 
 - A layer of W inputs and W outputs under a random mask, a batch of so many rows: outputs, gradients of inputs and of weights. Whole products
-  (`nn.Linear`, gradients masked) and compressed ones (`fedsign.parameterisation.products`) in turn; the ratio of neighbours.
+  (`nn.Linear`, gradients masked) and compressed ones (`fedsign.parameterisation.products`) in turn; the ratio of neighbors.
 - A whole training step of the recipes' language model, packed AdamW, whose embeddings, head and attention are not sparse.
 
 What the rule of `engine.sparse_products=auto` says of each layer is written beside it.
@@ -73,7 +73,7 @@ def step(width: int, density: float, products: str) -> Callable[[], None]:
 
 
 def in_turn(players: dict[str, Callable[[], None]], repetitions: int) -> Figures:
-    """Seconds of a call of the clock, and ratios of neighbours, of the clock and of the processor's time; one repetition warms up."""
+    """Seconds of a call of the clock, and ratios of neighbors, of the clock and of the processor's time; one repetition warms up."""
     calls = {name: _calls(play) for name, play in players.items()}
     taken = [{name: _timed(play, calls[name]) for name, play in players.items()} for _ in range(repetitions + 1)][1:]
     return {

@@ -1,6 +1,6 @@
 """What a sparse client's round costs beside a dense one's: time for a local step, and bytes that travel.
 
-The model and the optimiser of `simulations.recipes.smupar.federated_smupar` at width 256: 2 blocks, heads of 32, characters of `pytext`, AdamW.  A
+The model and the optimizer of `simulations.recipes.smupar.federated_smupar` at width 256: 2 blocks, heads of 32, characters of `pytext`, AdamW.  A
 player trains one client for a round of 20 local steps; what is timed is all that the client does in it, so that making whole tensors of rows and
 rows of whole tensors is in the steps' time.
 

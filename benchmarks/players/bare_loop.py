@@ -1,6 +1,6 @@
 """The loop that everybody writes first: copy the model, train each client, add up, evaluate.  No records, no checks, no disk.
 
-One working model; nothing is rebuilt but the optimiser.  It is what ratios are taken to.
+One working model; nothing is rebuilt but the optimizer.  It is what ratios are taken to.
 """
 
 import torch

@@ -3,7 +3,7 @@
 Chains of linear layers: a cohort is one stack of tensors, its batches are gathered before the clock starts, and the gradients are
 written out by hand; clients stand in the order of their steps, so that a step takes a prefix of the stack.
 Other networks: one client after another, forward, backward and update, in channels-last where the device is a CPU, without
-an optimiser's bookkeeping.
+an optimizer's bookkeeping.
 Both give what the bare loop gives, by the same batches.
 """
 

@@ -93,7 +93,7 @@ class StackedLoss:
 
         def of_sample(present: Tensor, place: Tensor) -> Tensor:
             def of(others: Mapping[str, Tensor]) -> Tensor:
-                """The batch's, since samples may be normalised together; of it this sample's."""
+                """The batch's, since samples may be normalized together; of it this sample's."""
                 return forward_with_features(module, {**buffers, **others}, features)[1].index_select(0, place[None])
 
             term = self._objective.contrast(Representation(present=present[None], of=of), context)

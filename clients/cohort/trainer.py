@@ -1,7 +1,7 @@
 """The clients of a round trained together: stacked parameters [K, ...], a local step of all of them at once.
 
 Gives what `clients.trainer.SequentialTrainer` gives, to rounding: the same batches in the same order, the same
-objective, optimiser, clipping, states and replies.  What it cannot do exactly it does not do at all:
+objective, optimizer, clipping, states and replies.  What it cannot do exactly it does not do at all:
 `clients.cohort.trial` says so before a run.
 
 A client that cannot begin (its state is missing) is left out of the stack and is a failure.  A stack that
@@ -139,7 +139,7 @@ class CohortTrainer:
             for client in ordered
             if self._training.needs_streams
         ]
-        losses = self._training.minimise(
+        losses = self._training.minimize(
             theta,
             buffers,
             objective,

@@ -49,7 +49,7 @@ class StackedTraining:
         """Whether clients draw numbers while they train."""
         return self.model.draws or self.workload.config.data.augment != "none"
 
-    def minimise(
+    def minimize(
         self,
         theta: Tensors,
         buffers: Tensors,

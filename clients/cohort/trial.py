@@ -71,7 +71,7 @@ def _found_by_trying(workload: Workload, model: nn.Module, objective: Objective)
     gradients = torch.autograd.grad(total, list(theta.values()), allow_unused=True)
     for name, gradient in zip(theta, gradients, strict=True):
         if gradient is None or not model.get_parameter(name).requires_grad:
-            return f"parameter '{name}' is not trained, and an optimiser leaves such a one alone"
+            return f"parameter '{name}' is not trained, and an optimizer leaves such a one alone"
     return ""
 
 

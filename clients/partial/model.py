@@ -31,7 +31,7 @@ from fedsign.workload import Workload
 
 
 class PartModel(WorkingModel):
-    """A working model for optimisers that train a part of it; see the note."""
+    """A working model for optimizers that train a part of it; see the note."""
 
     _borrowed: set[nn.Parameter]  # are received tensors
     _copied: set[nn.Parameter]  # were, until they were drawn
@@ -51,7 +51,7 @@ class PartModel(WorkingModel):
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Become a model of these tensors; see the note."""
-        if not self._borrows or {name: tensor.shape for name, tensor in tensors.items()} != self._travelling:
+        if not self._borrows or {name: tensor.shape for name, tensor in tensors.items()} != self._traveling:
             self._fill()
             super().load(tensors)
             return
@@ -90,7 +90,7 @@ class PartModel(WorkingModel):
     def in_round(
         self, optimizer: Any, context: LocalContext, request: TrainRequest, *, seed: int, num_steps: int
     ) -> Iterator[LocalContext]:
-        """Inside the block the optimiser draws what the client trains; the context's tensors come to the device."""
+        """Inside the block the optimizer draws what the client trains; the context's tensors come to the device."""
         where = {"client": request.partition, "round": request.round}
         with drawing(optimizer, self.take, seed=seed, num_steps=num_steps, **where):
             received, state, shared = map(self._on_device, (context.received, context.state, context.shared))
@@ -138,5 +138,5 @@ class PartModel(WorkingModel):
 
 
 def part_model(workload: Workload) -> type[WorkingModel] | None:
-    """PartModel, for optimisers that train a part of the model at a time."""
+    """PartModel, for optimizers that train a part of the model at a time."""
     return PartModel if OptimizerTraits.of(workload.config.client.optimizer.name).trains_part else None

@@ -14,17 +14,17 @@ PARTS = Choice[Experiment](
         Rule(
             lambda its: not its.serves.takes_target,
             "strategy {config.strategy.name} is Flower's and needs the same tensors from every client",
-            "take one of FedSign's, such as strategy.name=fedavg, or an optimiser that trains all, such as adamw",
+            "take one of FedSign's, such as strategy.name=fedavg, or an optimizer that trains all, such as adamw",
         ),
         Rule(
             lambda its: not its.serves.takes_parts,
             "strategy {config.strategy.name} needs to know how far every parameter went",
-            "take another strategy, or an optimiser that trains all, such as client.optimizer.name=sgd",
+            "take another strategy, or an optimizer that trains all, such as client.optimizer.name=sgd",
         ),
         Rule(
             Chosen("privacy"),
             "{found} covers all of it with noise",
-            "use privacy.name=none, or an optimiser that trains all, such as adamw",
+            "use privacy.name=none, or an optimizer that trains all, such as adamw",
         ),
         Rule(
             Unless("engine.compile", (False,)),

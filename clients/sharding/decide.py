@@ -1,6 +1,6 @@
 """A client of several processes: which strategy `auto` is.  Decided once, before a run.
 
-`auto` is the plan's choice (`fedsign.sharding.plan`) for the model's size, the micro-batches of a step, what the optimiser keeps for each
+`auto` is the plan's choice (`fedsign.sharding.plan`) for the model's size, the micro-batches of a step, what the optimizer keeps for each
 element, and the bandwidths and memory in the configuration: of the strategies within 5 % of the fastest that fits, the one with
 the least memory.  Nothing is measured, so that the same experiment trains in the same way everywhere.
 """

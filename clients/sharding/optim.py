@@ -1,6 +1,6 @@
-"""A client's optimiser on one rank: it moves the pieces of parameters that the rank owns, as the whole one would move the parameters.
+"""A client's optimizer on one rank: it moves the pieces of parameters that the rank owns, as the whole one would move the parameters.
 
-The whole optimiser is made of the sharded model's own parameters, for what it says of them: rates, weight decay, masks, and
+The whole optimizer is made of the sharded model's own parameters, for what it says of them: rates, weight decay, masks, and
 which of them train now.  It never moves anything.  What moves is torch's rule (or ours for sparse weights) on the pieces, whose gradients are
 parts of the whole gradient; that is the same update for rules that work element by element, and no others are here.
 """
@@ -26,7 +26,7 @@ def rule_of(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer] | N
 
 
 def piece_optimizer(whole: torch.optim.Optimizer, model: nn.Module, pieces: Sequence[Piece]) -> torch.optim.Optimizer:
-    """An optimiser of a rank's pieces without a past, with the groups of the whole one, which has a rule."""
+    """An optimizer of a rank's pieces without a past, with the groups of the whole one, which has a rule."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     pieces_of: dict[str, list[Piece]] = {}
     for piece in pieces:
@@ -43,7 +43,7 @@ def piece_optimizer(whole: torch.optim.Optimizer, model: nn.Module, pieces: Sequ
         groups.append(group)
     groups[0]["params"].append(
         nn.Parameter(torch.zeros(1))
-    )  # a rank may own nothing; an optimiser asks for at least one
+    )  # a rank may own nothing; an optimizer asks for at least one
     groups[0]["masks"].append(None)
     rule: Any = rule_of(whole)
     optimizer: torch.optim.Optimizer = made_lean(rule, groups, **({} if rule in _TORCHS else whole.defaults))

@@ -113,7 +113,7 @@ class ShardedTraining:
     def _step(self, batch: Tensor, drawer: torch.optim.Optimizer | None) -> Tensor:
         """One local step on the samples at these places, all ranks together; returns this rank's part of their mean loss.
 
-        `drawer` is the whole optimiser, where it draws what is trained.
+        `drawer` is the whole optimizer, where it draws what is trained.
         """
         workload, client = self._workload, self._workload.config.client
         task, clip_norm = workload.training_task, client.clip_norm
@@ -200,7 +200,7 @@ def share_of(num: int, *, rank: int, ranks: int) -> tuple[int, int]:
 
 
 def units_of(workload: Workload, model: nn.Module) -> list[nn.Module]:
-    """What is gathered together; with an optimiser that freezes blocks, no unit reaches beyond one."""
+    """What is gathered together; with an optimizer that freezes blocks, no unit reaches beyond one."""
     optimizer, units = make_optimizer(workload, model, round=1), default_units(model)
     if isinstance(optimizer, BlockTrainer):
         units += [block for block in optimizer.blocks.values() if not isinstance(block, nn.ModuleList | nn.ModuleDict)]

@@ -1,7 +1,7 @@
 """What a client of several processes could not train as one process does, by rules and by a trial.
 
 - statistics and draws of a batch's parts instead of the batch's (BatchNorm, dropout, models that mix samples);
-- optimisers that look at more than one element at a time, since a rank has parts of tensors;
+- optimizers that look at more than one element at a time, since a rank has parts of tensors;
 - objectives with a contrast or a state, or with a penalty that is no sum over elements, which read whole parameters;
 - other ways to train clients by several at once (the cohort path, workers), and engines that give a client one process.
 """
@@ -51,13 +51,13 @@ def _tried(experiment: Experiment) -> str:
         model(pair).sum().backward()
     named = model.named_parameters()
     unused = next((name for name, parameter in named if parameter.requires_grad and parameter.grad is None), "")
-    return f"does not use its parameter '{unused}', which an optimiser would leave alone" if unused else ""
+    return f"does not use its parameter '{unused}', which an optimizer would leave alone" if unused else ""
 
 
 _WHOLE_PARAMETERS = Rule(
     _reads_whole_parameters,
     "objective '{spec.name}' reads whole parameters, of which a rank has a part",
-    "use a strategy whose clients minimise the task's loss, or add a term for each element by itself: strategy.name=fedavg, fedprox or "
+    "use a strategy whose clients minimize the task's loss, or add a term for each element by itself: strategy.name=fedavg, fedprox or "
     "fedsign",
 )
 RULES: tuple[Rule[Experiment], ...] = (
@@ -81,7 +81,7 @@ RULES: tuple[Rule[Experiment], ...] = (
     Rule(
         lambda its: its.trains.adapt_model,
         "client.optimizer.name={config.client.optimizer.name} holds the model's weights as buffers, which nobody shards",
-        "use another optimiser",
+        "use another optimizer",
     ),
     only("client.optimizer.moments", "drop", "keep", because="is for one process only"),
     _WHOLE_PARAMETERS,

@@ -55,7 +55,7 @@ def main(parent: Connection) -> None:
 
 
 def _warm_up(workload: Workload) -> None:
-    """One step: with the first one of most optimisers torch imports its compiler, which takes as long as its own import."""
+    """One step: with the first one of most optimizers torch imports its compiler, which takes as long as its own import."""
     model = workload.make_model()
     smallest = min(model.parameters(), key=Tensor.numel)
     smallest.grad = torch.zeros_like(smallest)

@@ -4,7 +4,7 @@ A unit is what is trained together: a client, or on the cohort path a chunk.  Re
 order of the requests, so a unit that is trained long before its turn leaves a reply that lies and waits.  Hence
 the window: a unit may begin once it is among the first `window` ones from the first one that is not yet done.
 
-A job is what is handed out at once.  Jobs become smaller towards the end of a round (guided self-scheduling,
+A job is what is handed out at once.  Jobs become smaller toward the end of a round (guided self-scheduling,
 Polychronopoulos and Kuck 1987), so that the workers finish together at the cost of few messages.  None of this
 changes a result.
 """

@@ -15,7 +15,7 @@ import torch
 
 from fedsign.config import ExperimentConfig
 from fedsign.data.base import Dataset, Samples
-from fedsign.data.normalise import Normalisation
+from fedsign.data.normalise import Normalization
 from fedsign.errors import DataError, EngineError
 from fedsign.models.transform import packing_of
 from fedsign.transport.connection import Message
@@ -146,8 +146,8 @@ def share_data(workload: Workload) -> tuple[Slots, Message] | None:
         "file": file.as_json(),
         "layout": layout.as_json(),
         "class_names": dataset.class_names,
-        "shift": dataset.normalisation.shift,
-        "scale": dataset.normalisation.scale,
+        "shift": dataset.normalization.shift,
+        "scale": dataset.normalization.scale,
         "vocabulary_size": None if dataset.text is None else dataset.text.vocabulary_size,
     }
 
@@ -176,6 +176,6 @@ def mapped_data(found: Message) -> Dataset:
         train=train,
         test=none,
         class_names=tuple(found["class_names"]),
-        normalisation=Normalisation(shift=tuple(found["shift"]), scale=tuple(found["scale"])),
+        normalization=Normalization(shift=tuple(found["shift"]), scale=tuple(found["scale"])),
         text=None if size is None else VocabularyOnly(size),
     )

@@ -3,7 +3,7 @@
 One forward and one backward pass serve all directions.  Their tangents go through the layers a few at a time on a CPU, on all of its threads: what
 is elementwise takes as long as the products of matrices, unless it stays in the cache.
 
-All weights are one vector theta [M]: an optimiser's step on it is a few operations, whatever the number of layers.
+All weights are one vector theta [M]: an optimizer's step on it is a few operations, whatever the number of layers.
 """
 
 import math

@@ -75,7 +75,7 @@ class Training(Inner):
         return self._update.apply(state, {"parameters": gradient}, data.rate)
 
     def objective(self, state: Tree, meta: Tree) -> Tensor:
-        """The penalised loss on all synthetic images."""
+        """The penalized loss on all synthetic images."""
         return self._loss(state["parameters"], meta[IMAGES], self.targets(meta))
 
     def targets(self, meta: Tree) -> Tensor:

@@ -80,7 +80,7 @@ class Condensation:
         shape = dataset.input_shape
         if said.kind == "mlp":
             return mlp(shape, dataset.num_outputs, hidden=said.hidden)
-        if min(shape[1:]) < 2 ** (said.num_blocks + 1):  # the mean of a whole normalised channel says nothing
+        if min(shape[1:]) < 2 ** (said.num_blocks + 1):  # the mean of a whole normalized channel says nothing
             raise DataError(
                 f"images of {shape[1]}x{shape[2]} were given for network.num_blocks={said.num_blocks}, each of which halves them, but the "
                 f"last one has to leave 2x2 at least; lower network.num_blocks, or embed them with image_size={2 ** (said.num_blocks + 1)}."

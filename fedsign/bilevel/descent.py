@@ -30,7 +30,7 @@ class GradientDescent(Inner):
         return self.update.begin(self.start(meta))
 
     def step(self, state: Tree, meta: Tree, data: Any) -> Tree:
-        """One step of the optimiser."""
+        """One step of the optimizer."""
         gradients = torch.func.grad(self.loss)(parameters_of(state), meta, data)
         return self.update.apply(state, gradients, self.rate(meta))
 

@@ -4,7 +4,7 @@ Paper: Shen et al. 2024 (arXiv 2406.14095), section 2.  min over phi of h(phi) =
 theta_0 = Omega_0(phi), theta_t = Omega_t(theta_{t-1}, phi).  phi -> meta, theta -> state, Omega_0 -> `initial`, Omega_t -> `step` with
 the data of step t, f -> `outer`, T -> the number of data.
 
-[Note: the state is everything] A state holds parameters and the optimiser's memory alike: a momentum buffer depends on phi as the
+[Note: the state is everything] A state holds parameters and the optimizer's memory alike: a momentum buffer depends on phi as the
 parameters do, and a tangent that leaves it out is the tangent of another training.
 
 [Note: one training, many directions] The data of the steps are part of the problem, drawn before anything is differentiated: all directions
@@ -51,7 +51,7 @@ class Inner:
         return _TANGENTS_OF_A_STEP * bytes_of(self.initial(meta)) + bytes_of(meta)
 
     def objective(self, state: Tree, meta: Tree) -> Tensor:
-        """The inner loss g(theta, phi) that steps minimise, for implicit differentiation."""
+        """The inner loss g(theta, phi) that steps minimize, for implicit differentiation."""
         raise NotImplementedError
 
 

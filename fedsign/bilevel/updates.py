@@ -1,4 +1,4 @@
-"""Optimisers as pure functions: parameters and memory in, parameters and memory out.
+"""Optimizers as pure functions: parameters and memory in, parameters and memory out.
 
 torch's own change their tensors in place, and a tangent cannot be followed through that.  The formulas are torch's: the same
 numbers, tested against it.

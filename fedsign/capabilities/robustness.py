@@ -33,7 +33,7 @@ CAPABILITY = Capability(
                 "strategies.flower.robust:fedtrimmedavg",
                 "Flower's own: mean of every coordinate without its tails",
             ),
-            "flower_krum": ("strategies.flower.robust:krum", "Flower's own: the reply with the nearest neighbours"),
+            "flower_krum": ("strategies.flower.robust:krum", "Flower's own: the reply with the nearest neighbors"),
             "flower_multikrum": ("strategies.flower.robust:multikrum", "Flower's own: mean of Krum's best replies"),
             "flower_bulyan": (
                 "strategies.flower.robust:bulyan",

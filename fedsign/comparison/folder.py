@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsign.comparison.over_seeds import summarise
+from fedsign.comparison.over_seeds import summarize
 from fedsign.comparison.report import render_card
 from fedsign.comparison.summary import Cell, Plan, Played, Summary
 from fedsign.comparison.tables import to_frame
@@ -69,7 +69,7 @@ class Comparison:
     def summary(self) -> Summary:
         """Means, paired differences, rounds and bytes to the target, of what has finished so far."""
         plan = self.plan
-        return summarise(plan, self.path, [self.played(cell) for cell in plan.cells])
+        return summarize(plan, self.path, [self.played(cell) for cell in plan.cells])
 
     def frame(self) -> "pd.DataFrame":
         """The numbers of the summary as a DataFrame: one row for each condition and strategy, missing ones as NaN."""

@@ -14,7 +14,7 @@ from fedsign.storage.results import Line
 _NOT_CURVES = frozenset({"round", "clients", "failures"})  # of a line of rounds.jsonl
 
 
-def summarise(plan: Plan, path: Path, played: Sequence[Played]) -> Summary:
+def summarize(plan: Plan, path: Path, played: Sequence[Played]) -> Summary:
     """Choose by the validation samples, then read everything else off the chosen cells."""
     everything, played = played, [each for each in played if each.cell.trial is None]
     conditions = distinct(each.cell.condition for each in played)

@@ -101,7 +101,7 @@ def groups(summary: Summary) -> list[tuple[str, str, list[Chart]]]:
     own = {summary.metric: (f"Test {metric}", metric_text)}
     others = {
         "loss": ("Test loss", "The loss on the test samples."),
-        "train_loss": ("Training loss", "The mean of what the clients minimise, on their own samples."),
+        "train_loss": ("Training loss", "The mean of what the clients minimize, on their own samples."),
         "client_drift": ("Client drift", DRIFT),
     }
     is_one = len(summary.conditions) == 1

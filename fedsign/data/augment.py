@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedsign.data.normalise import Normalisation
+from fedsign.data.normalise import Normalization
 
 Preset = Literal["none", "flip", "crop_flip"]
 _PADDING = 4  # pixels
@@ -19,21 +19,21 @@ _PADDING = 4  # pixels
 # B = images of the batch, C = channels, H, W = height, width
 
 
-def augmented(features: Tensor, preset: Preset, normalisation: Normalisation) -> Tensor:
+def augmented(features: Tensor, preset: Preset, normalization: Normalization) -> Tensor:
     """Images [B, C, H, W], each cropped and flipped by its own draw.
 
-    Padding is what black (0 before `normalisation`) became, as if the image had been padded before.
+    Padding is what black (0 before `normalization`) became, as if the image had been padded before.
     """
     match preset:
         case "none":
             return features
         case "flip":
-            return _moved(features, _PADDING * torch.ones(2, len(features), dtype=torch.int64), normalisation)
+            return _moved(features, _PADDING * torch.ones(2, len(features), dtype=torch.int64), normalization)
         case "crop_flip":
-            return _moved(features, torch.randint(2 * _PADDING + 1, (2, len(features))), normalisation)
+            return _moved(features, torch.randint(2 * _PADDING + 1, (2, len(features))), normalization)
 
 
-def _moved(features: Tensor, corners: Tensor, normalisation: Normalisation) -> Tensor:
+def _moved(features: Tensor, corners: Tensor, normalization: Normalization) -> Tensor:
     """Windows at `corners` [2, B] (top, left) of the padded images, every second one mirrored on average."""
     num, channels, height, width = features.shape
     mirrored = torch.rand(num) < 0.5
@@ -41,7 +41,7 @@ def _moved(features: Tensor, corners: Tensor, normalisation: Normalisation) -> T
     columns = corners[1][:, None] + torch.arange(width)  # [B, W]
     columns = torch.where(mirrored[:, None], columns.flip(1), columns)
     padded_shape = (num, channels, height + 2 * _PADDING, width + 2 * _PADDING)
-    padded = normalisation.of_zero(features).expand(padded_shape).clone()
+    padded = normalization.of_zero(features).expand(padded_shape).clone()
     padded[:, :, _PADDING:-_PADDING, _PADDING:-_PADDING] = features
     positions = (
         torch.arange(num)[:, None, None, None],

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedsign.data.normalise import IDENTITY, Normalisation, Preset, measured
+from fedsign.data.normalise import IDENTITY, Normalization, Preset, measured
 from fedsign.errors import DataError
 
 IntArray = npt.NDArray[np.int64]
@@ -70,9 +70,9 @@ class Samples:
         """All samples in their order, `batch_size` at a time."""
         return zip(self.features.split(batch_size), self.targets.split(batch_size), strict=True)
 
-    def normalised(self, normalisation: Normalisation) -> "Samples":
-        """The same samples with normalised features."""
-        return replace(self, features=normalisation.apply(self.features))
+    def normalized(self, normalization: Normalization) -> "Samples":
+        """The same samples with normalized features."""
+        return replace(self, features=normalization.apply(self.features))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +87,7 @@ class LazySamples:
     targets: Tensor
     owners: Tensor | None = None
     positions: Tensor | None = None
-    normalisation: Normalisation = IDENTITY
+    normalization: Normalization = IDENTITY
     device: torch.device = _CPU
 
     def __len__(self) -> int:
@@ -130,15 +130,15 @@ class LazySamples:
                 f"samples have features of the shapes {list(first)} and {list(second)}; expected is one shape for all: "
                 "let the data set crop or resize them."
             )
-        return self.normalisation.apply(torch.stack(items)).to(self.device), self.targets[index]
+        return self.normalization.apply(torch.stack(items)).to(self.device), self.targets[index]
 
     def batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """All samples in their order, `batch_size` at a time."""
         return map(self.batch, torch.arange(len(self)).split(batch_size))
 
-    def normalised(self, normalisation: Normalisation) -> "LazySamples":
-        """The same samples, whose batches come normalised."""
-        return replace(self, normalisation=self.normalisation.then(normalisation))
+    def normalized(self, normalization: Normalization) -> "LazySamples":
+        """The same samples, whose batches come normalized."""
+        return replace(self, normalization=self.normalization.then(normalization))
 
     def _positions(self, index: Tensor) -> Tensor:
         return index if self.positions is None else self.positions[index]
@@ -185,7 +185,7 @@ class Frame:
     input_shape: tuple[int, ...] = ()  # empty: not known
     class_names: tuple[str, ...] = ()
     text: Tokenizer | None = None
-    is_standardised: bool = False  # by default, with what is measured of the data
+    is_standardized: bool = False  # by default, with what is measured of the data
     remedy: str = "say it, such as --set 'partition.input_shape=[1, 28, 28]'"
 
 
@@ -193,9 +193,9 @@ class Frame:
 class Dataset:
     """Training samples, which the partition deals out, and the server's test samples.
 
-    `class_names` is empty for a regression.  `normalisation` is the customary one of this data, which the
+    `class_names` is empty for a regression.  `normalization` is the customary one of this data, which the
     factory has *not* applied; as `Workload.dataset` gives it, it is the one that was applied.  Where it is customary
-    to measure it, `standardised` says instead which channels get mean 0 and standard deviation 1 of the training samples.
+    to measure it, `standardized` says instead which channels get mean 0 and standard deviation 1 of the training samples.
     `validation` are samples that were held out of training for the choice of hyper-parameters; the workload makes them.
     `notes` are sentences that a reader of the run should know, such as what was cut; they are written into partition.json.
     `text` is the tokenizer where samples are blocks of tokens, and None for all other data.
@@ -204,8 +204,8 @@ class Dataset:
     train: AnySamples
     test: AnySamples
     class_names: tuple[str, ...]
-    normalisation: Normalisation = IDENTITY
-    standardised: tuple[bool, ...] = ()
+    normalization: Normalization = IDENTITY
+    standardized: tuple[bool, ...] = ()
     validation: AnySamples | None = None
     text: Tokenizer | None = None
     notes: tuple[str, ...] = ()
@@ -221,23 +221,23 @@ class Dataset:
         return self.text.vocabulary_size if self.text is not None else len(self.class_names) or 1
 
 
-def normalised(dataset: Dataset, preset: Preset, constants: Normalisation = IDENTITY) -> Dataset:
-    """The data set with the features of all its samples normalised; see [Note: channels].
+def normalized(dataset: Dataset, preset: Preset, constants: Normalization = IDENTITY) -> Dataset:
+    """The data set with the features of all its samples normalized; see [Note: channels].
 
     Raises:
         DataError: there are not as many constants as channels.
     """
     match preset:
         case "default":
-            normalisation = dataset.normalisation
-            if dataset.standardised:
-                normalisation = _measured(dataset.train, "per_channel").only(dataset.standardised)
+            normalization = dataset.normalization
+            if dataset.standardized:
+                normalization = _measured(dataset.train, "per_channel").only(dataset.standardized)
         case "none":
-            normalisation = IDENTITY
+            normalization = IDENTITY
         case "per_channel" | "unit":
-            normalisation = _measured(dataset.train, preset)
+            normalization = _measured(dataset.train, preset)
         case "constants":
-            normalisation, num_channels = constants, dataset.input_shape[0]
+            normalization, num_channels = constants, dataset.input_shape[0]
             if len(constants.shift) != num_channels:
                 raise DataError(
                     f"data.mean has {len(constants.shift)} numbers and a sample {num_channels} channels; expected is one number "
@@ -245,14 +245,14 @@ def normalised(dataset: Dataset, preset: Preset, constants: Normalisation = IDEN
                 )
     return replace(
         dataset,
-        train=dataset.train.normalised(normalisation),
-        test=dataset.test.normalised(normalisation),
-        validation=None if dataset.validation is None else dataset.validation.normalised(normalisation),
-        normalisation=normalisation,
+        train=dataset.train.normalized(normalization),
+        test=dataset.test.normalized(normalization),
+        validation=None if dataset.validation is None else dataset.validation.normalized(normalization),
+        normalization=normalization,
     )
 
 
-def _measured(train: AnySamples, preset: Literal["per_channel", "unit"]) -> Normalisation:
+def _measured(train: AnySamples, preset: Literal["per_channel", "unit"]) -> Normalization:
     return measured(preset, (features for features, _ in train.batches(_MEASURED_BATCH)))
 
 

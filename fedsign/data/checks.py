@@ -41,9 +41,9 @@ def checked_dataset(found: object, *, name: str) -> Dataset:
             f"data.name={name} gives training features of shape {list(dataset.train.shape)} per sample and test features of "
             f"{list(dataset.test.shape)}; expected is one shape for both."
         )
-    if dataset.standardised and len(dataset.standardised) != dataset.input_shape[0]:
+    if dataset.standardized and len(dataset.standardized) != dataset.input_shape[0]:
         raise DataError(
-            f"data.name={name} gives {len(dataset.standardised)} values of `standardised` and {dataset.input_shape[0]} channels; "
+            f"data.name={name} gives {len(dataset.standardized)} values of `standardized` and {dataset.input_shape[0]} channels; "
             "expected is one for each, or none at all."
         )
     return dataset

@@ -5,7 +5,7 @@ the row has it; a text that only test rows have gives zeros.  A target of texts,
 sorted order of the training rows' values; any other is a real number (`target_type` decides otherwise).  Missing
 values are an error: how to fill them in is for the user to decide.
 
-Customary normalisation: numbers are scaled to mean 0 and standard deviation 1 of the training rows that are left after
+Customary normalization: numbers are scaled to mean 0 and standard deviation 1 of the training rows that are left after
 the validation split; one-hot features and truth values stay as they are.  So does a real target, unless `scale_target`:
 then loss and RMSE are in standard deviations of the training rows' targets.
 
@@ -109,7 +109,7 @@ def _frame(settings: Mapping[str, Any]) -> Frame:
     num_features = sum(len(levels[name]) if name in levels else 1 for name in settings["features"])
     return Frame(
         input_shape=(num_features,) if num_features else (),
-        is_standardised=True,
+        is_standardized=True,
         remedy='name the columns to predict from, such as --set \'data.features=["age", "pressure"]\'',
     )
 
@@ -144,7 +144,7 @@ def from_tables(read: Callable[[Path], "pd.DataFrame"], columns: Columns, seed: 
         ),
         test=Samples(features=torch.from_numpy(features[1]), targets=targets[1]),
         class_names=class_names,
-        standardised=tuple(scaled.tolist()),
+        standardized=tuple(scaled.tolist()),
     )
 
 

@@ -1,9 +1,9 @@
-"""Normalisation: features are shifted and scaled per channel, (x - shift) / scale.
+"""Normalization: features are shifted and scaled per channel, (x - shift) / scale.
 
 [Note: channels] The channel of an image [C, H, W] is its first dimension; of a row of a table [F] each
 feature is a channel of its own.  So statistics are taken over all dimensions but that one.
 
-A data set's factory gives features as they are (images in [0, 1]) and says which normalisation is
+A data set's factory gives features as they are (images in [0, 1]) and says which normalization is
 customary for them; the preset that the experiment names decides which one is applied.  What a preset
 measures, it measures on the training samples that are left after the validation split, never on others.  `constants` are
 the configuration's own, `data.mean` and `data.std`, one number per channel.
@@ -20,10 +20,10 @@ Preset = Literal["default", "none", "per_channel", "unit", "constants"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Normalisation:
+class Normalization:
     """(x - shift) / scale, one number of each per channel; without any, features stay as they are.
 
-    >>> Normalisation(shift=(1.0,), scale=(2.0,)).apply(torch.tensor([[5.0], [1.0]])).tolist()
+    >>> Normalization(shift=(1.0,), scale=(2.0,)).apply(torch.tensor([[5.0], [1.0]])).tolist()
     [[2.0], [0.0]]
     """
 
@@ -31,24 +31,24 @@ class Normalisation:
     scale: tuple[float, ...] = ()
 
     def apply(self, features: Tensor) -> Tensor:
-        """Features [n, C, ...], normalised in a new tensor; the same tensor when there is nothing to do."""
+        """Features [n, C, ...], normalized in a new tensor; the same tensor when there is nothing to do."""
         if not self.shift:
             return features
         return (features - self._like(self.shift, features)).div_(self._like(self.scale, features))
 
-    def then(self, other: "Normalisation") -> "Normalisation":
+    def then(self, other: "Normalization") -> "Normalization":
         """This one followed by another, as one."""
         if not (self.shift and other.shift):
             return self if self.shift else other
         pairs = list(zip(self.shift, self.scale, other.shift, other.scale, strict=True))
-        return Normalisation(
+        return Normalization(
             shift=tuple(shift + scale * further for shift, scale, further, _ in pairs),
             scale=tuple(scale * further for _, scale, _, further in pairs),
         )
 
-    def only(self, channels: tuple[bool, ...]) -> "Normalisation":
+    def only(self, channels: tuple[bool, ...]) -> "Normalization":
         """This one for the channels that are chosen; the others stay as they are."""
-        return Normalisation(
+        return Normalization(
             shift=tuple(shift if chosen else 0.0 for shift, chosen in zip(self.shift, channels, strict=True)),
             scale=tuple(scale if chosen else 1.0 for scale, chosen in zip(self.scale, channels, strict=True)),
         )
@@ -65,11 +65,11 @@ class Normalisation:
         return torch.tensor(values, dtype=features.dtype, device=features.device).reshape(shape)
 
 
-IDENTITY = Normalisation()
+IDENTITY = Normalization()
 
 
-def measured(preset: Literal["per_channel", "unit"], batches: Iterable[Tensor]) -> Normalisation:
-    """The normalisation that a preset gives for these training features [n, C, ...], batch by batch.
+def measured(preset: Literal["per_channel", "unit"], batches: Iterable[Tensor]) -> Normalization:
+    """The normalization that a preset gives for these training features [n, C, ...], batch by batch.
 
     `per_channel`: mean 0 and standard deviation 1 (population).  `unit`: smallest value 0, largest 1.  A channel that
     is constant is only shifted, to 0.  Means are taken in float64, with Chan's update, so that a large offset
@@ -87,4 +87,4 @@ def measured(preset: Literal["per_channel", "unit"], batches: Iterable[Tensor]) 
     low, high = torch.stack(lows).min(dim=0).values, torch.stack(highs).max(dim=0).values
     shift, scale = (low, high - low) if preset == "unit" else (means, (squares / count).sqrt())
     scale = torch.where(high > low, scale, torch.ones_like(scale))
-    return Normalisation(shift=tuple(shift.tolist()), scale=tuple(scale.tolist()))
+    return Normalization(shift=tuple(shift.tolist()), scale=tuple(scale.tolist()))

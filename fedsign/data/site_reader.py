@@ -41,7 +41,7 @@ class SiteData:
         return sites.is_evaluated_at_clients(self.config)
 
     def read(self, here: frozenset[int] | None) -> Dataset:
-        """The data of the sites that are `here`, a sample's owner being its site; not normalised yet.
+        """The data of the sites that are `here`, a sample's owner being its site; not normalized yet.
 
         If it is not said which are, they are all in process (and with Ray), and none where nodes have them.
         The test samples are the sites' own, or, where the server evaluates and has some here, the server's.
@@ -68,10 +68,10 @@ class SiteData:
         if not sites.is_evaluated_at_clients(config):  # all that lies there are test samples
             with _naming("the server's test data"):
                 server = _read(config, str(config.partition.settings["test_root"]), frame)
-        normalisations = {data.normalisation for data in (*found.values(), server) if data is not None}
-        if len(normalisations) > 1:
+        normalizations = {data.normalization for data in (*found.values(), server) if data is not None}
+        if len(normalizations) > 1:
             raise DataError(
-                f"data.name={config.data.name} gives sites different normalisations; let it name the same one at every site, or set "
+                f"data.name={config.data.name} gives sites different normalizations; let it name the same one at every site, or set "
                 "data.normalise=none."
             )
         tests = {site: data.test for site, data in found.items()}
@@ -85,7 +85,7 @@ class SiteData:
             notes=tuple(
                 f"site '{sites.name_of(config, site)}': {note}" for site, data in found.items() for note in data.notes
             ),
-            normalisation=normalisations.pop() if normalisations else IDENTITY,
+            normalization=normalizations.pop() if normalizations else IDENTITY,
         )
 
     def at_root(self, root: str, here: Collection[int] | None) -> ExperimentConfig:
@@ -114,7 +114,7 @@ def _read(config: ExperimentConfig, root: str, frame: Frame) -> Dataset:
     if is_ours and not Path(root).expanduser().exists():
         raise DataError(f"there is nothing at {root}; correct the node's data-root, or partition.roots.")
     found = checked_dataset(plugins.build(data.kind, data.name, settings, config.seed), name=data.name)
-    sites.check_frame(config, replace(frame, is_standardised=bool(found.standardised)))
+    sites.check_frame(config, replace(frame, is_standardized=bool(found.standardized)))
     sizes = [0 if text is None else text.vocabulary_size for text in (found.text, frame.text)]
     if sizes[0] != sizes[1]:
         raise DataError(

@@ -128,7 +128,7 @@ _FRAME_RULES: tuple[Rule[_Agreed], ...] = (
     Rule(
         lambda its: (
             its.config.data.normalise in ("per_channel", "unit")
-            or (its.config.data.normalise == "default" and its.frame.is_standardised)
+            or (its.config.data.normalise == "default" and its.frame.is_standardized)
         ),
         "data.normalise={config.data.normalise} measures the data, which would give every site another scale",
         "use data.normalise=none, or constants with data.mean and data.std",

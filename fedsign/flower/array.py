@@ -1,8 +1,8 @@
 """A Flower `Array` that holds a tensor and makes its bytes only when somebody asks.
 
-In process nothing is serialised.  Before an array leaves the process it has to become a plain one:
+In process nothing is serialized.  Before an array leaves the process it has to become a plain one:
 Flower writes the class name as the header on the wire, and the other side knows only its own.
-Assign to an ArrayRecord key by key: `ArrayRecord({...})` rebuilds plain arrays, and serialises.
+Assign to an ArrayRecord key by key: `ArrayRecord({...})` rebuilds plain arrays, and serializes.
 """
 
 from collections.abc import Iterable, Mapping

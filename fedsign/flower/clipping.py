@@ -1,7 +1,7 @@
 """Clipping of a client's update where a strategy asks for it: Flower's client-side differential privacy.
 
 `DifferentialPrivacyClientSide...` writes the clipping norm C into the request and expects one of Flower's client
-mods to honour it.  Those refuse messages with more than one config record, as ours are, so our client does
+mods to honor it.  Those refuse messages with more than one config record, as ours are, so our client does
 their work, on parameters: update * min(1, C / ||update||), and the metric `norm_bit` (1: clipped), which
 the adaptive strategy counts.
 """
@@ -17,7 +17,7 @@ from fedsign.records import Role
 CLIPPING_NORM_KEY, NORM_BIT_KEY = "clipping_norm", "norm_bit"  # Flower's names
 
 
-def honour(reply: Message, request: Message) -> Message:
+def honor(reply: Message, request: Message) -> Message:
     """The reply, clipped if the request asks for it."""
     norms = [
         record[CLIPPING_NORM_KEY]

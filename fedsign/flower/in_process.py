@@ -1,4 +1,4 @@
-"""A Flower Grid whose nodes are computed in this process, one partition a node, nothing serialised.
+"""A Flower Grid whose nodes are computed in this process, one partition a node, nothing serialized.
 
 Replies are made when they are pulled: a cohort of thousands holds one reply at a time.
 """

@@ -37,7 +37,7 @@ _log = logging.getLogger("fedsign")
 
 
 class PartitionGrid(MessageGrid, Exchange):
-    """See the module.  `leaves_process`: messages are serialised by the engine underneath.
+    """See the module.  `leaves_process`: messages are serialized by the engine underneath.
 
     With `num_wanted` a round ends with the first good replies that come.  `substitutes` draws clients to be asked in the place of absent ones.
     """

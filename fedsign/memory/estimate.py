@@ -1,4 +1,4 @@
-"""What a step of training takes, from shapes alone: weights, gradients, what the optimiser keeps, activations, the peak.
+"""What a step of training takes, from shapes alone: weights, gradients, what the optimizer keeps, activations, the peak.
 
 The step is taken on the meta device, where tensors have shapes and no values, and its live bytes are counted
 (`fedsign.memory.live`).  The static part is what stays from step to step: the weights, the gradients of those that are trained,

@@ -4,7 +4,7 @@ Two counts, for different questions.  `LiveBytes` sees every storage that torch 
 on any device, `meta` included, and says of which category what was alive at the peak.  `allocated` asks the allocator, which
 also knows what a kernel takes for itself: on CUDA its own account, on the CPU the events that torch's profiler is sent.
 
-On the CPU a step of forward, backward and optimiser gives the same peak by both, but for the kernels' own scratch and numbers
+On the CPU a step of forward, backward and optimizer gives the same peak by both, but for the kernels' own scratch and numbers
 of a few bytes (`tests/memory/test_live_bytes.py`); on CUDA the allocator rounds each storage up to 512 bytes.
 """
 

@@ -1,4 +1,4 @@
-"""Ways to fine-tune, as what they make of a model: what is trained, what is added, and what an optimiser keeps of each tensor.
+"""Ways to fine-tune, as what they make of a model: what is trained, what is added, and what an optimizer keeps of each tensor.
 
 - `full`:    AdamW on all.
 - `lora`:    all frozen, and W x + (alpha / r) B A x at every linear layer, embedding and head included, as in the authors'
@@ -49,7 +49,7 @@ class Method:
             self._freeze(model)
 
     def projected(self, model: nn.Module) -> set[nn.Parameter]:
-        """The matrices of which an optimiser keeps moments of `rank` dimensions."""
+        """The matrices of which an optimizer keeps moments of `rank` dimensions."""
         if self.kind != "galore":
             return set()
         inside = {parameter for block in self._blocks(model) for parameter in block.parameters()}

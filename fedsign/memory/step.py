@@ -1,4 +1,4 @@
-"""A step of training whose bytes are counted: forward, backward, optimiser, from the second step on, when there are moments.
+"""A step of training whose bytes are counted: forward, backward, optimizer, from the second step on, when there are moments.
 
 The same step is taken by an estimate, on the meta device, where tensors have shapes and no values, and by a measurement, on a
 real one.  [Note: kernels] On the meta device torch takes the general way through attention, norms and dropout; a
@@ -152,7 +152,7 @@ def _turn(parameter: Tensor, dtype: torch.dtype) -> None:
 
 
 def warm_up(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """The optimiser's first step, from gradients of 0, after which its moments are there."""
+    """The optimizer's first step, from gradients of 0, after which its moments are there."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)

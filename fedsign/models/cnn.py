@@ -5,7 +5,7 @@ which fixes the padding to "same".  `niid_cnn`: the simple-cnn of NIID-Bench (Li
 MOON (Li et al. 2021, arXiv 2103.16257), a LeNet-5 with ReLU and maxpool, without padding.
 `pfl_cnn`: the network of pfl-research's comparison of frameworks on CIFAR-10 (Granqvist et al. 2024, arXiv 2404.06430),
 as in TensorFlow Federated's examples before it: 1,626,442 parameters on 32x32x3 with 10 classes, with dropout.
-All keep torch's default initialisation.
+All keep torch's default initialization.
 """
 
 from typing import Annotated

@@ -5,7 +5,7 @@ it is the projection.  Everything here is plain PyTorch around the model, which 
 inside `torch.func.grad` and `torch.func.vmap`.
 
 BatchNorm: a pass that only asks for a representation must not move the running statistics, or a client would
-change its model by looking at another one.  In training mode it is normalised by the batch, as any training pass.
+change its model by looking at another one.  In training mode it is normalized by the batch, as any training pass.
 The authors' code runs the received and the previous model with `eval()`, hence by their running statistics.
 """
 

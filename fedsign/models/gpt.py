@@ -38,7 +38,7 @@ _LLAMA_MULTIPLE = 256  # of which LLaMA's feed-forward widths are multiples
 
 
 class Linear(nn.Linear):
-    """A linear layer whose start is drawn once, by `GPT.initialise`, and not by torch before that."""
+    """A linear layer whose start is drawn once, by `GPT.initialize`, and not by torch before that."""
 
     def reset_parameters(self) -> None:
         """Leave the memory as it is."""
@@ -172,7 +172,7 @@ class GPT(nn.Module):
         )
         self.norm = norm_of()
         self.head = None if tied else Linear(width, num_outputs, bias=False)
-        self.initialise()
+        self.initialize()
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Tokens [B, T] -> logits [B, T, vocabulary].
@@ -222,7 +222,7 @@ class GPT(nn.Module):
         }
 
     @torch.no_grad()
-    def initialise(self) -> None:
+    def initialize(self) -> None:
         """The random start of all tensors, by torch's global generator; see the module."""
         std = self.init_std
         for name, module in self.named_modules():

@@ -1,4 +1,4 @@
-"""He's initialisation for deep networks of ReLU.
+"""He's initialization for deep networks of ReLU.
 
 Paper: He et al. 2015 (arXiv 1502.01852), eq. 14: std = sqrt(2 / fan_out) keeps the size of gradients from layer to layer.
 """

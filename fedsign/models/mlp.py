@@ -15,7 +15,7 @@ def mlp(
     hidden: tuple[Width, ...] = (128, 128),
     projection_dim: ProjectionDim = 0,
 ) -> nn.Module:
-    """Linear layers with ReLU between them; torch's default initialisation.
+    """Linear layers with ReLU between them; torch's default initialization.
 
     >>> [tuple(p.shape) for p in mlp((8, 8), 10, hidden=(32,)).parameters()]
     [(32, 64), (32,), (10, 32), (10,)]

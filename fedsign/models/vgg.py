@@ -6,7 +6,7 @@ maxpool.  Five poolings leave 1x1 of a 32x32 image.
 
 Differs: the paper's head of two layers of 4096 belongs to 224x224.  The head is that of the authors' public code,
 512 -> 512 -> 512 -> classes with dropout 0.5 after each hidden ReLU; `hidden = []` is the single linear layer of
-their FedPAN networks.  Initialisation as there and in torchvision: He normal (fan out) for convolutions,
+their FedPAN networks.  Initialization as there and in torchvision: He normal (fan out) for convolutions,
 N(0, 0.01^2) for linear layers, biases 0; torch's default does not start the deep ones without BatchNorm.
 """
 

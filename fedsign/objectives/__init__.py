@@ -1,1 +1,1 @@
-"""Local objectives, one file each: what a client minimises besides the task's loss."""
+"""Local objectives, one file each: what a client minimizes besides the task's loss."""

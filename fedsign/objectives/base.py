@@ -1,6 +1,6 @@
 """The contract of a local objective, and the plain one.
 
-A client minimises  task loss + penalty(theta; context) + contrast(z; context).  All methods are pure
+A client minimizes  task loss + penalty(theta; context) + contrast(z; context).  All methods are pure
 functions of tensors, so that a cohort of clients can be trained as one tensor program.
 
 [Note: one gradient for three paths] An objective may give the gradient of its penalty; without it `penalty` is differentiated by
@@ -29,8 +29,8 @@ from fedsign.records import Tensors
 class LocalContext:
     """What a client may read in a round; nothing of it changes while it trains.
 
-    `unit_displacement` is how far the optimiser moves a parameter whose gradient is 1 in every local step:
-    lr x steps for plain SGD.  None for an optimiser that rescales gradients, such as Adam.
+    `unit_displacement` is how far the optimizer moves a parameter whose gradient is 1 in every local step:
+    lr x steps for plain SGD.  None for an optimizer that rescales gradients, such as Adam.
     """
 
     received: Mapping[str, Tensor]  # the parameters of the served model, theta_t, as they came
@@ -57,7 +57,7 @@ class Objective:
     """The task's loss alone: no penalty, no state.
 
     Penalties take the parameters only: buffers such as BatchNorm's statistics are not trained and are
-    never regularised, while BatchNorm's weight and bias are parameters like any other.
+    never regularized, while BatchNorm's weight and bias are parameters like any other.
     """
 
     has_state: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""FedProx: a pull towards the received model.
+"""FedProx: a pull toward the received model.
 
 Paper: Li et al. 2020 (arXiv 1812.06127), Eq. 2:  h_k(w) = F_k(w) + (mu/2) ||w - w_t||^2.
 """

@@ -10,7 +10,7 @@ Paper: Karimireddy et al. 2020 (arXiv 1910.06378), Algorithm 1 with option II:
 `x` is the received model.  (x - y) / (K lr) is the mean gradient of the round, corrections included, only
 for plain SGD.  With momentum, K lr is replaced by the displacement that a constant gradient of 1 would
 cause (`LocalContext.unit_displacement`; the weights of FedNova, arXiv 2007.07481), so that it is a weighted
-mean of gradients again.  Optimisers that rescale gradients, such as Adam, have no such number and are refused.
+mean of gradients again.  Optimizers that rescale gradients, such as Adam, have no such number and are refused.
 """
 
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ class ScaffoldObjective(Objective):
         """c_k+ = c_k - c + (x - y) / displacement."""
         displacement = context.unit_displacement
         if displacement is None:
-            raise ValueError("SCAFFOLD needs an optimiser that does not rescale gradients, such as sgd.")
+            raise ValueError("SCAFFOLD needs an optimizer that does not rescale gradients, such as sgd.")
         return {
             name: context.state[name] - _server(context, name) + (context.received[name] - theta) / displacement
             for name, theta in parameters.items()

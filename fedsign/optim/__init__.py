@@ -1,1 +1,1 @@
-"""Local optimisers: functions of (parameters, lr, weight_decay) and their settings."""
+"""Local optimizers: functions of (parameters, lr, weight_decay) and their settings."""

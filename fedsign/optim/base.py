@@ -1,8 +1,8 @@
-"""What an optimiser's factory says of itself besides its settings.
+"""What an optimizer's factory says of itself besides its settings.
 
 A factory takes (parameters, lr, weight_decay).  What else it declares: `fedsign.traits.OptimizerTraits`.  One that has to know layers or
 names declares `takes_model` and takes the module in place of the parameters.  Where it `trains_part` of the model at a time, a client's
-reply holds the tensors that it trained, and no others.  With `takes_groups` the one group of its optimiser may be divided into groups with
+reply holds the tensors that it trained, and no others.  With `takes_groups` the one group of its optimizer may be divided into groups with
 rates of their own.  `adapt_model` changes the model in every process that makes it, before anything is trained.
 """
 
@@ -20,7 +20,7 @@ from fedsign.traits import OptimizerTraits
 
 @runtime_checkable
 class PartTrainer(Protocol):
-    """An optimiser that trains a part of the model at a time, and draws which."""
+    """An optimizer that trains a part of the model at a time, and draws which."""
 
     # told the names of the parameters that train next, before they do
     before_training: Callable[[frozenset[str]], None] | None
@@ -50,7 +50,7 @@ class BlockTrainer(PartTrainer, Protocol):
 def drawing(
     part: PartTrainer, take: Callable[[frozenset[str]], None], *, seed: int, client: int, round: int, num_steps: int
 ) -> Iterator[None]:
-    """Inside the block an optimiser draws what a client trains in a round of so many steps, and `take` is told.
+    """Inside the block an optimizer draws what a client trains in a round of so many steps, and `take` is told.
 
     Steps are counted as if the client took part in every round, so that its draws need no memory: the first one of round t
     is number (t - 1) num_steps.

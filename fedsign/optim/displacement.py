@@ -1,4 +1,4 @@
-"""How far an optimiser moves a parameter whose gradient is 1 in every step.
+"""How far an optimizer moves a parameter whose gradient is 1 in every step.
 
 For SGD every step's displacement is a fixed linear combination of the gradients so far, so that the whole
 displacement is a weighted sum of them; this is the sum of the weights, ||a||_1 times the learning rate in
@@ -17,7 +17,7 @@ def is_linear(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def unit_displacement(optimizer: torch.optim.Optimizer, num_steps: int) -> float | None:
-    """lr x num_steps for plain SGD, more with momentum; None for optimisers that rescale gradients, or not all alike.
+    """lr x num_steps for plain SGD, more with momentum; None for optimizers that rescale gradients, or not all alike.
 
     >>> parameter = torch.nn.Parameter(torch.zeros(1))
     >>> unit_displacement(torch.optim.SGD([parameter], lr=0.5), 4)

@@ -29,7 +29,7 @@ Projected = Literal["blocks", "linear"]
 
 
 class GaLore(torch.optim.Optimizer):
-    """An optimiser of torch's, of some matrices by GaLore and of other parameters by AdamW."""
+    """An optimizer of torch's, of some matrices by GaLore and of other parameters by AdamW."""
 
     def __init__(
         self,

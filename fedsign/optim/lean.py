@@ -1,10 +1,10 @@
-"""torch's optimisers without torch's compiler.
+"""torch's optimizers without torch's compiler.
 
-[Note: the compiler's import] torch wraps `Optimizer.add_param_group`, which every optimiser calls when it is made, so that
+[Note: the compiler's import] torch wraps `Optimizer.add_param_group`, which every optimizer calls when it is made, so that
 the compiler does not trace it; the wrapper imports torch._dynamo, which takes as long as importing torch itself, and
-which nobody needs who compiles nothing.  Making the optimiser with what is wrapped leaves out the import and no more.
+which nobody needs who compiles nothing.  Making the optimizer with what is wrapped leaves out the import and no more.
 The same is so of `zero_grad`, and of `step`, whose wrappers also switch gradients off and call hooks.  What takes their
-place knows the optimiser by a weak reference: else it would keep itself, its parameters and moments, until Python collects.
+place knows the optimizer by a weak reference: else it would keep itself, its parameters and moments, until Python collects.
 """
 
 import inspect
@@ -44,6 +44,6 @@ def clear_leanly(optimizer: Kind) -> Kind:
 
 
 def step_leanly(optimizer: Kind) -> Kind:
-    """The same optimiser, whose steps leave out the import, and hooks, of which it must have none; see [Note: the compiler's import]."""
+    """The same optimizer, whose steps leave out the import, and hooks, of which it must have none; see [Note: the compiler's import]."""
     vars(optimizer)["step"] = partial(torch.no_grad()(inspect.unwrap(type(optimizer).step)), proxy(optimizer))
     return optimizer

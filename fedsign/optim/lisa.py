@@ -36,7 +36,7 @@ Draws = Literal["per_client", "per_round"]
 
 
 class LISA(torch.optim.AdamW):
-    """An optimiser of torch's: `zero_grad`, forward, backward, `step`.  The first draw is made with it.
+    """An optimizer of torch's: `zero_grad`, forward, backward, `step`.  The first draw is made with it.
 
     `draw` gives the blocks of a period, a seed draws them; with None nothing is drawn or frozen before `restart`.
     """
@@ -144,7 +144,7 @@ class LISA(torch.optim.AdamW):
         With `offload` the moments of all blocks pass through the parameters' device, as torch loads a state.
 
         Raises:
-            ConfigError: it is the state of another optimiser.
+            ConfigError: it is the state of another optimizer.
         """
         place = state_dict.get("lisa")
         if place is None:
@@ -264,7 +264,7 @@ def _outside(model: nn.Module, blocks: Iterable[nn.Module]) -> set[nn.Parameter]
 
 
 def _moved(state: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """An optimiser's state of a parameter on a device; what leaves a GPU lies in pinned memory.  Counts stay where they are."""
+    """An optimizer's state of a parameter on a device; what leaves a GPU lies in pinned memory.  Counts stay where they are."""
     return {name: _copied(value, device) if isinstance(value, Tensor) else value for name, value in state.items()}
 
 
@@ -285,7 +285,7 @@ def _refuse_late(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if optimizer._is_due and closure is None:
         raise StepError(
-            "LISA was asked for a step after the end of a period, but the next blocks were not drawn yet; call the optimiser's "
+            "LISA was asked for a step after the end of a period, but the next blocks were not drawn yet; call the optimizer's "
             "zero_grad() between two steps, before the forward pass."
         )
 

@@ -136,7 +136,7 @@ def _targets(model: nn.Module, given: str | Iterable[str], ends: Mapping[str, nn
     if hooked:
         raise ConfigError(
             f"{_WHAT} was given, but the layer '{hooked[0]}' is changed by the strategy already, and an adapter would lie beside it; "
-            "use another strategy or another optimiser."
+            "use another strategy or another optimizer."
         )
     return found
 

@@ -4,8 +4,8 @@ No parameter, no buffer and no name in the state_dict is added: multipliers are 
 at the base's width and density a model is the standard one, bit for bit.  The weights alone are therefore not the whole
 model: who takes them elsewhere has to multiply as well.
 
-Its optimiser has groups with the rates and the weight decay of the plan.  A group also says which weights of its tensors there
-are (`masks`), for an optimiser that keeps state for those alone.
+Its optimizer has groups with the rates and the weight decay of the plan.  A group also says which weights of its tensors there
+are (`masks`), for an optimizer that keeps state for those alone.
 """
 
 from dataclasses import dataclass
@@ -62,7 +62,7 @@ class Parameterised(Transform):
         """A fresh one whose groups have the plan's rates; under a rule it changes the masks.
 
         Raises:
-            ConfigError: the optimiser cannot have groups, or there is no rule for its rates.
+            ConfigError: the optimizer cannot have groups, or there is no rule for its rates.
         """
         groups, masks, rule = self._groups(model), self.masks, self.rule
         optimizer: torch.optim.Optimizer

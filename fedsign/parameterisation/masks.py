@@ -11,7 +11,7 @@ at a lower density are some of those at a higher one.  `exact` looks at 32 bits 
 count.  Its bits are those that NumPy guarantees: two versions that drew other masks would draw as many weights, and nobody would notice.
 
 Where a rule changes a mask later (`fedsign.parameterisation.sparsity`), training is in one place.
-The other weights start at 0 and stay there, since their gradients are 0: no optimiser of ours,
+The other weights start at 0 and stay there, since their gradients are 0: no optimizer of ours,
 no weight decay and no penalty that compares with the received model moves a weight that is 0 there and gets no gradient.
 """
 

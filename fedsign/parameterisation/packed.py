@@ -1,7 +1,7 @@
 """SGD and AdamW that keep state for the weights that a sparse model has, and for no others.
 
 Of a tensor with a mask, the weights that there are and their gradients are gathered into a row, moved by torch's operations in torch's
-order, and put back: the bits are those of torch's own optimiser on the whole tensor with gradients that are 0 elsewhere.  The
+order, and put back: the bits are those of torch's own optimizer on the whole tensor with gradients that are 0 elsewhere.  The
 state is as wide as torch's (8 bytes a weight for AdamW, 4 for SGD with momentum) times the weights that there are; steps are
 counted in Python.  Besides it, the places of the weights take 4 bytes for each, once in a process.
 
@@ -40,7 +40,7 @@ class Packed(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Move every parameter that has a gradient; where masks change, see `fedsign.parameterisation.sparsity`."""
         if closure is not None:
-            raise ConfigError("a packed optimiser takes no closure; call step() after backward().")
+            raise ConfigError("a packed optimizer takes no closure; call step() after backward().")
         if self.take_step is None:
             self.move()
         else:
@@ -134,7 +134,7 @@ def _masked(groups: Iterable[Any]) -> list[dict[str, Any]]:
     found = list(groups)
     if not all(isinstance(group, dict) and "masks" in group for group in found):
         raise ConfigError(
-            "a packed optimiser was given with parameterisation.name=none, which has no density; name a parameterisation (sp is the "
+            "a packed optimizer was given with parameterisation.name=none, which has no density; name a parameterisation (sp is the "
             "usual one), or use sgd or adamw."
         )
     return found

@@ -13,7 +13,7 @@ there are is worked out once for a mask, and takes 12 bytes for each weight that
 tenth of the speed, and they lay out inputs and outputs anew.  `auto` takes them where they paid in `benchmarks/alone/sparse.py`,
 forward and backward together: at a density of 1/16 or less, if B in out is 2^26 or more.  The rule knows the shapes and nothing of
 the machine's load, so that every process of an experiment decides alike.  Convolutions, bf16, torch.compile and GPUs take
-whole products: a GPU's sparse tensor cores want 2 of every 4 neighbours, which is a mask of density 1/2 that is not random.
+whole products: a GPU's sparse tensor cores want 2 of every 4 neighbors, which is a mask of density 1/2 that is not random.
 """
 
 from collections.abc import Mapping

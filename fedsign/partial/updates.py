@@ -1,6 +1,6 @@
 """Replies that hold a part of the model, and requests that leave out what a client has.
 
-With an optimiser that trains a part of the model at a time (`fedsign.optim.base.trains_part`) a reply holds the parameters
+With an optimizer that trains a part of the model at a time (`fedsign.optim.base.trains_part`) a reply holds the parameters
 that the client has trained, and all buffers.  What it did not send it did not move: its update is zero there.
 
 [Note: versions per tensor] A tensor's version is the round that changed it last, 0 where none has.  A client that replied in
@@ -69,7 +69,7 @@ class PartialUpdates(UpdateEncoding):
             )
         if not names - self.buffers:
             raise ReplyError(
-                "the reply holds no parameter; expected are those that the client trained, and one at least: let its optimiser "
+                "the reply holds no parameter; expected are those that the client trained, and one at least: let its optimizer "
                 "say what it trained."
             )
         return reply.tensors

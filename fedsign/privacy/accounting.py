@@ -1,13 +1,13 @@
 """How much of the budget is spent: epsilon at the configured delta, by Google's `dp-accounting`.
 
-[Note: the neighbours, and half the multiplier] Neighbours differ in one client, whose data is replaced by any other; N, the
+[Note: the neighbors, and half the multiplier] Neighbors differ in one client, whose data is replaced by any other; N, the
 number of clients, is public.  The clipped update of a client lies in a ball of radius C, so replacing it moves the sum of a
 round by at most 2 C, where adding or removing a client would move it by C.  Noise of z C is then that of a Gaussian mechanism
 with multiplier z C / 2 C = z / 2.  Papers that add or remove a client, or blank its update out, have twice that multiplier for the
 same noise, and write a smaller epsilon for it.
 
 With a count besides (`central_adaptive`): a bit of 1/2 or -1/2 moves by at most 1, its noise is s.  Update and count as one vector,
-each divided by its noise: the distance of neighbours is at most sqrt((2 C)^2 / (y C)^2 + 1 / s^2) = 2 sqrt(y^-2 + (2 s)^-2) = 2 / z, for
+each divided by its noise: the distance of neighbors is at most sqrt((2 C)^2 / (y C)^2 + 1 / s^2) = 2 sqrt(y^-2 + (2 s)^-2) = 2 / z, for
 y = (z^-2 - (2 s)^-2)^(-1/2) on the updates: the multiplier is z / 2 again.
 
 [Note: sampling] n of N clients without replacement, uniformly, known to nobody: Theorem 27 of Wang, Balle and Kasiviswanathan 2019

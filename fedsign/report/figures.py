@@ -217,11 +217,11 @@ def _bar(axes: "Axes", series: Series, look: dict[str, Any]) -> None:
 
 def _texts(axes: "Axes", chart: Chart) -> None:
     """Behind bars; beside points where most room is left by other points and by the texts so far."""
-    labelled = [series for series in chart.series if series.labels and not (series.low and series.mark == "point")]
-    marks = [each for series in labelled for each in zip(_numbers(series.x), _numbers(series.y), strict=True)]
+    labeled = [series for series in chart.series if series.labels and not (series.low and series.mark == "point")]
+    marks = [each for series in labeled for each in zip(_numbers(series.x), _numbers(series.y), strict=True)]
     taken = [complex(*axes.transData.transform(mark)) for mark in marks]
-    texts = [" ".join(text.split()) for series in labelled for text in series.labels]
-    is_bar = any(series.mark == "bar" for series in labelled)
+    texts = [" ".join(text.split()) for series in labeled for text in series.labels]
+    is_bar = any(series.mark == "bar" for series in labeled)
     box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6} if is_bar else None
     for (x, y), text, at in zip(marks, texts, list(taken), strict=True):
         width = 3.0 * len(text)

@@ -1,7 +1,7 @@
 """The clients in one picture: how many samples each has, of which classes, and how often it took part in training, if there was any.
 
-A column is a client.  Shades of one colour instead of a colour for each class: this reads the same
-for every kind of eye, in grey and with a hundred classes.
+A column is a client.  Shades of one color instead of a color for each class: this reads the same
+for every kind of eye, in gray and with a hundred classes.
 """
 
 from collections.abc import Mapping, Sequence

@@ -82,7 +82,7 @@ def _metric_chart(run: Run, name: str) -> Chart:
 
 
 def _traffic_chart(run: Run) -> list[Chart]:
-    """Bytes that have travelled up to each round, in the unit of the last; nothing where none did."""
+    """Bytes that have traveled up to each round, in the unit of the last; nothing where none did."""
     ways = {"server to clients": "bytes_down", "clients to server": "bytes_up"}
     sums = {name: list(itertools.accumulate(value or 0 for value in run.values(key))) for name, key in ways.items()}
     largest = round(max((values[-1] for values in sums.values() if values), default=0))

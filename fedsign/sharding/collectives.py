@@ -51,7 +51,7 @@ class Collectives:
         """`through_host`: whether tensors go by way of the host's memory; without it, where the backend needs that.
 
         Raises:
-            ConfigError: no process group was initialised, or one of another size.
+            ConfigError: no process group was initialized, or one of another size.
         """
         if not dist.is_initialized():
             raise ConfigError("no process group is there; call torch.distributed.init_process_group first.")

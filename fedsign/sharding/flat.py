@@ -3,7 +3,7 @@
     whole          [n blocks]     the parameters as the model sees them; its memory is given back while they are sharded
     shard          p's blocks     what a rank keeps of the parameters
     gradient_sum   g's blocks     of the micro-batches so far
-    master         os' blocks     what the optimiser moves, in float32 at least; the shard itself where types agree
+    master         os' blocks     what the optimizer moves, in float32 at least; the shard itself where types agree
 
 A parameter's memory goes and comes while autograd's graph refers to it, so `whole` stays one storage that is resized, and
 writing into it does not count as a change of the parameters.  In between a parameter is a view of one NaN: used
@@ -29,7 +29,7 @@ from fedsign.sharding.units import Named
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Piece:
-    """The part of a parameter that a rank's optimiser moves, as a flat tensor of its own; its gradient is there within a step."""
+    """The part of a parameter that a rank's optimizer moves, as a flat tensor of its own; its gradient is there within a step."""
 
     name: str
     start: int
@@ -188,7 +188,7 @@ class FlatParameter:
         """Train these parameters, or leave them alone, from the next step on; what is frozen has no sum of gradients.
 
         Raises:
-            ConfigError: they were frozen when they were sharded, so that nobody owns them as an optimiser has to.
+            ConfigError: they were frozen when they were sharded, so that nobody owns them as an optimizer has to.
         """
         if trainable == self.trainable:
             return
@@ -216,13 +216,13 @@ class FlatParameter:
             piece.tensor.grad = mean[where]
 
     def clear_gradients(self) -> None:
-        """Once a step, when the optimiser has moved."""
+        """Once a step, when the optimizer has moved."""
         for piece in self.pieces:
             piece.tensor.grad = None
         self.gradient_sum.zero_()
 
     def sync_params(self) -> None:
-        """Once a step: hand what the optimiser moved on to the parameters, at their granularity."""
+        """Once a step: hand what the optimizer moved on to the parameters, at their granularity."""
         if self._master is None or not self.trainable:
             return
         mine = self._own(self._shard, self.strategy.params, self.strategy.states)

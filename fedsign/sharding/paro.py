@@ -7,10 +7,10 @@
 
 Paper: arXiv 2310.06003, section 3.1.2.  A *unit* is a module whose parameters are gathered before its forward and again before its backward,
 and freed after each; its gradients are reduced as soon as its backward is done, and added up over micro-batches.
-`step` synchronises gradients, lets the optimiser move this rank's part and synchronises parameters.
+`step` synchronizes gradients, lets the optimizer move this rank's part and synchronizes parameters.
 
 The update is that of one process on the batches of all ranks: gradients are summed over micro-batches and averaged over ranks,
-so losses are means over as many samples on each rank.  All ranks take the same way through the model.  The optimiser has to work
+so losses are means over as many samples on each rank.  All ranks take the same way through the model.  The optimizer has to work
 element by element (SGD, Adam, AdamW, ...): it sees parts of flattened parameters, by name.  Buffers are each rank's own.
 
 With `prefetch` the next unit is gathered and gradients are reduced while the model computes (`fedsign.sharding.ahead`), with the
@@ -133,7 +133,7 @@ def _marked(inputs: tuple[Any, Any], call: Callable[[], None]) -> tuple[Any, Any
 
 
 class Sharded:
-    """A model and its optimiser on this rank."""
+    """A model and its optimizer on this rank."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class Sharded:
         self._names: dict[nn.Parameter, list[str]] = {}
         for name, param in model.named_parameters(remove_duplicate=False):
             self._names.setdefault(param, []).append(name)
-        # a rank may own nothing but padding; an optimiser asks for at least one tensor
+        # a rank may own nothing but padding; an optimizer asks for at least one tensor
         owned = [(f"{piece.name}[{piece.start}:{piece.stop}]", piece.tensor) for piece in self.pieces]
         owned = owned or [("nothing", nn.Parameter(torch.zeros(1)))]
         self.optimizer = optimizer(owned)
@@ -224,7 +224,7 @@ class Sharded:
         return self.model(*args, **kwargs)
 
     def set_masks(self, masks: Mapping[str, Tensor]) -> None:
-        """Multiply gradients of whole parameters, by name, before clipping and the optimiser: 0 keeps an element as it is.
+        """Multiply gradients of whole parameters, by name, before clipping and the optimizer: 0 keeps an element as it is.
 
         Raises:
             ConfigError: a name is no trainable parameter's.
@@ -242,7 +242,7 @@ class Sharded:
         }
 
     def load(self, values: Mapping[str, Tensor]) -> None:
-        """Take other parameters and buffers, of which every rank has all, by name; nothing is sent.  The optimiser's state stays.
+        """Take other parameters and buffers, of which every rank has all, by name; nothing is sent.  The optimizer's state stays.
 
         Raises:
             ConfigError: one is missing, or has another shape.
@@ -277,7 +277,7 @@ class Sharded:
             flat.set_trainable(all(named))
 
     def step(self, *, clip_norm: float | None = None, add: Callable[[], None] | None = None) -> float:
-        """Synchronise gradients, update, synchronise parameters; the global norm of the gradient, before clipping.
+        """Synchronize gradients, update, synchronize parameters; the global norm of the gradient, before clipping.
 
         `add` is called when `pieces` have the gradient that all ranks have together, and may add to it: a penalty's, for instance.
 
@@ -330,7 +330,7 @@ class Sharded:
         return state | {name: buffer.clone() for name, buffer in self.model.named_buffers()}
 
     def kept_bytes(self) -> int:
-        """What this rank keeps between steps: parameters, gradient sums, masters and the optimiser's tensors."""
+        """What this rank keeps between steps: parameters, gradient sums, masters and the optimizer's tensors."""
         states = [
             value for state in self.optimizer.state.values() for value in state.values() if isinstance(value, Tensor)
         ]

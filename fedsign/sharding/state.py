@@ -1,10 +1,10 @@
 """Checkpoints of a sharded training, which load under another strategy and another number of ranks.
 
-Every rank writes what it owns, through `torch.distributed.checkpoint`: of each parameter, flattened, the part that its optimiser
-moves, and the same part of the optimiser's tensors.  Where several ranks own the same part, one writes it.  A rank that loads reads the
+Every rank writes what it owns, through `torch.distributed.checkpoint`: of each parameter, flattened, the part that its optimizer
+moves, and the same part of the optimizer's tensors.  Where several ranks own the same part, one writes it.  A rank that loads reads the
 parts that it owns now, from whatever files hold them, so no rank ever holds the whole.  Values are copied, not computed.
 
-Not in a checkpoint: the optimiser's settings, which a script gives again; random generators; buffers but those of one rank.
+Not in a checkpoint: the optimizer's settings, which a script gives again; random generators; buffers but those of one rank.
 """
 
 from pathlib import Path

@@ -1,8 +1,8 @@
 """The fourteen strategies, and which collectives each of them is made of.
 
-A strategy says for parameters, gradients and optimiser states how finely each is sharded.  Of the 27 combinations the paper keeps
+A strategy says for parameters, gradients and optimizer states how finely each is sharded.  Of the 27 combinations the paper keeps
 those in which "the partitioning granularity of os should be the same as or finer than that of p and g" (section 3.1.1):
-a coarser optimiser state needs more memory and saves no communication.
+a coarser optimizer state needs more memory and saves no communication.
 
 The time model and the engine both read the lists of this file, so that what is planned is what is done.
 """
@@ -64,7 +64,7 @@ def _between(operation: Operation, coarse: Granularity, fine: Granularity) -> tu
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Strategy:
-    """Granularities of parameters, gradients and optimiser states: P_{p+g+os}."""
+    """Granularities of parameters, gradients and optimizer states: P_{p+g+os}."""
 
     params: Granularity
     gradients: Granularity
@@ -92,7 +92,7 @@ class Strategy:
 
     @property
     def sync_gradients(self) -> tuple[Collective, ...]:
-        """Once a step, before the optimiser's."""
+        """Once a step, before the optimizer's."""
         scattered = _between(Operation.REDUCE_SCATTER, self.gradients, self.states)
         return scattered + tuple(
             Collective(scope=scope, operation=Operation.ALL_REDUCE) for scope in _ALIKE[self.states]
@@ -100,7 +100,7 @@ class Strategy:
 
     @property
     def sync_params(self) -> tuple[Collective, ...]:
-        """Once a step, after the optimiser's."""
+        """Once a step, after the optimizer's."""
         return _between(Operation.ALL_GATHER, self.params, self.states)
 
 
@@ -135,5 +135,5 @@ def strategy_of(name: str) -> Strategy:
         return STRATEGIES[name]
     reason = ""
     if len(name) == 3 and set(name) <= {*Granularity}:
-        reason = ": optimiser states coarser than parameters or gradients cost memory and save no communication"
+        reason = ": optimizer states coarser than parameters or gradients cost memory and save no communication"
     raise ConfigError(f"sharding strategy '{name}' was given{reason}; choose one of {', '.join(STRATEGIES)}.")

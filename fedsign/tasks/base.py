@@ -9,7 +9,7 @@ IGNORED = -100  # torch's ignore_index: the target of a token that is not scored
 
 
 class Task(Protocol):
-    """The loss that clients minimise and the server reports."""
+    """The loss that clients minimize and the server reports."""
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean loss of a batch, a scalar; outputs [n, ...], targets [n]."""

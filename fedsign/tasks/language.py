@@ -1,4 +1,4 @@
-"""Language modelling: cross-entropy between logits [n, T, V] and the next tokens [n, T].
+"""Language modeling: cross-entropy between logits [n, T, V] and the next tokens [n, T].
 
 The loss is the mean over the scored tokens, in nats: positions whose target is `IGNORED` (padding, a prompt) count
 nothing.  Samples differ in how many tokens they score, so the loss of a batch is not the mean of its samples' losses,

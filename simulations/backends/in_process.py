@@ -1,4 +1,4 @@
-"""In process: clients one after another or in stacks, nothing serialised.  The fast default, and the reference."""
+"""In process: clients one after another or in stacks, nothing serialized.  The fast default, and the reference."""
 
 from contextlib import closing
 from functools import partial

@@ -54,7 +54,7 @@ def memory(
         ),
     ] = None,
     gradient_dtype: Annotated[str | None, typer.Option(help="Without it, as --dtype.")] = None,
-    state_dtype: Annotated[str | None, typer.Option(help="Of the optimiser's moments; without it, as --dtype.")] = None,
+    state_dtype: Annotated[str | None, typer.Option(help="Of the optimizer's moments; without it, as --dtype.")] = None,
     masters: Annotated[
         bool, typer.Option("--masters", help="Mixed precision: float32 copies of what is trained, and float32 moments.")
     ] = False,
@@ -87,7 +87,7 @@ def memory(
     ] = None,
     json: NumbersOption = False,
 ) -> None:
-    """Estimate a training step's memory from shapes alone: weights, gradients, optimiser, activations, under each method."""
+    """Estimate a training step's memory from shapes alone: weights, gradients, optimizer, activations, under each method."""
     import torch
 
     from fedsign.config import load
@@ -108,7 +108,7 @@ def memory(
         )
     if masters and state_dtype not in (None, "float32"):
         raise ConfigError(
-            f"--masters was given with --state-dtype {state_dtype}; copies for the optimiser are float32, and so are their "
+            f"--masters was given with --state-dtype {state_dtype}; copies for the optimizer are float32, and so are their "
             "moments: leave one of the two out."
         )
     if out is not None:
@@ -175,7 +175,7 @@ def _table(rows: list[Any], card: str | None) -> Table:
     from fedsign.report.wording import byte_count
 
     has_devices, is_measured = bool(rows[0].of_devices), rows[0].measured is not None
-    columns = ["method", "trained", "weights", "gradients", "optimiser", "activations", "peak", "in"]
+    columns = ["method", "trained", "weights", "gradients", "optimizer", "activations", "peak", "in"]
     columns += ["a device"] * has_devices + [escaped(card or "")] * bool(card)
     columns += ["measured static", "measured peak"] * is_measured
     table = Table(box=None, padding=(0, 2, 0, 0))

@@ -22,7 +22,7 @@ from fedsign.workload import Workload
 DEFAULT_TOKENS = 1024
 
 _DTYPES = {"bf16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-_NAMES = {"optimizer": "optimiser"}
+_NAMES = {"optimizer": "optimizer"}
 
 
 def chart_of(rows: Sequence[Estimate], title: str, card_bytes: int | None) -> Chart:

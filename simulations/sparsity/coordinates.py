@@ -141,7 +141,7 @@ def _summary(
 
 
 def _watched(workload: Workload, steps: int) -> tuple[Sequence[str], NDArray[np.float64], NDArray[np.float64]]:
-    """Train the experiment's model on all its clients' samples, with their optimiser, and look at it before every step.
+    """Train the experiment's model on all its clients' samples, with their optimizer, and look at it before every step.
 
     The watched modules, the mean |activation| of each [steps + 1, modules], and of its change since the start.
 

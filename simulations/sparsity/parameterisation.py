@@ -11,7 +11,7 @@ from fedsign.workload import Workload
 
 
 def look(config: ExperimentConfig) -> dict[str, Any]:
-    """Plain numbers and texts; rates and weight decay are those of the experiment's optimiser, before any schedule.
+    """Plain numbers and texts; rates and weight decay are those of the experiment's optimizer, before any schedule.
 
     Raises:
         ConfigError: the experiment has no parameterisation.

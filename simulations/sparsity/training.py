@@ -1,7 +1,7 @@
 """The loss that an experiment ends with on samples that were held out, which is what settings are chosen by.
 
 With a number of steps it is trained without a federation: one client has all clients' samples and takes so many steps, with the
-experiment's optimiser, schedule, precision and clipping; strategy, faults, attack and privacy do not count.  Without one it is
+experiment's optimizer, schedule, precision and clipping; strategy, faults, attack and privacy do not count.  Without one it is
 the federation that the experiment describes, played to its last round.
 """
 

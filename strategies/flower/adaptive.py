@@ -1,4 +1,4 @@
-"""Flower's server optimisers: the server steps along the mean update as if it were a negative gradient.
+"""Flower's server optimizers: the server steps along the mean update as if it were a negative gradient.
 
 Paper: Reddi et al. 2021 (arXiv 2003.00295), Algorithm 2.  Delta_t -> the replies' weighted mean minus the served model:
 

@@ -36,7 +36,7 @@ def fedtrimmedavg(*, beta: Annotated[float, Field(ge=0, lt=0.5)] = 0.2) -> flowe
 
 
 def krum(*, num_malicious_nodes: Count = 0) -> flower.Krum:
-    """The one reply that has the nearest neighbours."""
+    """The one reply that has the nearest neighbors."""
     return flower.Krum(num_malicious_nodes=num_malicious_nodes, **arguments())
 
 
@@ -46,7 +46,7 @@ def multikrum(
     num_nodes_to_select: Annotated[int, Field(ge=1)] = 3,
     weighting: Weighting = "examples",
 ) -> flower.MultiKrum:
-    """The mean of the replies that have the nearest neighbours; Flower's default of one to select would be Krum."""
+    """The mean of the replies that have the nearest neighbors; Flower's default of one to select would be Krum."""
     return flower.MultiKrum(
         num_malicious_nodes=num_malicious_nodes, num_nodes_to_select=num_nodes_to_select, **arguments(weighting)
     )

@@ -1,1 +1,1 @@
-"""Server optimisers, one file each: steps on the pseudo-gradient served - target."""
+"""Server optimizers, one file each: steps on the pseudo-gradient served - target."""

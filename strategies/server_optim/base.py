@@ -1,8 +1,8 @@
-"""The contract of a server optimiser.
+"""The contract of a server optimizer.
 
 The pseudo-gradient of a round is g = served - target (Reddi et al. 2021, arXiv 2003.00295, with g = -Delta_t);
 with target = mean of the clients' models, plain gradient descent of rate 1 is FedAvg.  Parameters only:
-BatchNorm's statistics are not optimised, they stay the mean.
+BatchNorm's statistics are not optimized, they stay the mean.
 
 Where clients train parts of the model, only parameters that somebody sent are stepped; of the others the memory stays as it
 is too.  Nobody sending a tensor is no gradient of zero: that would move the tensor on by its old momentum, away from what all

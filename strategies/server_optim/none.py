@@ -1,4 +1,4 @@
-"""No server optimiser: the server goes to the target."""
+"""No server optimizer: the server goes to the target."""
 
 
 def none() -> None:

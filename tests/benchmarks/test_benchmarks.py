@@ -16,7 +16,7 @@ import torch
 
 from benchmarks import docs, rooms
 from benchmarks.export import export
-from benchmarks.measure import Record, play, play_once, round_s, spread, summarised
+from benchmarks.measure import Record, play, play_once, round_s, spread, summarized
 from benchmarks.players import BARE, PLAYERS, Player, player_named
 from benchmarks.task import Task
 from benchmarks.works import all_works
@@ -146,20 +146,20 @@ def test_a_player_that_cannot_play_is_a_row_that_says_why(tmp_path: Path) -> Non
     broken = Player(name="broken", title="broken", module="ours", settings={"engine": {"nonesuch": 2}})
     refused = Player(name="refused", title="refused", module="ours", refused={SMALL.name: "it has no disk"})
     quick = {"device": "cpu", "repetitions": 1, "until": time.monotonic() + 600, "say": lambda text: None}
-    rows = summarised(SMALL, play(SMALL, [player_named(BARE), broken, refused], folder, tmp_path, **quick))
+    rows = summarized(SMALL, play(SMALL, [player_named(BARE), broken, refused], folder, tmp_path, **quick))
     assert rows[0]["ratio_to_bare_loop"]["median"] == 1.0
     assert "nonesuch" in rows[1]["not_played"]
     assert rows[2]["not_played"] == "it has no disk"
 
 
-def test_a_ratio_is_of_neighbours_in_time() -> None:
+def test_a_ratio_is_of_neighbors_in_time() -> None:
     def played(seconds: float) -> dict[str, Any]:
         last = {"loss": 1.0, "accuracy": 1.0, "start_s": 0.0, "peak_bytes": 0, "threads": 1, "versions": {}}
         return {"wall_s": [9.0, seconds, seconds], "cpu_s": [9.0, seconds, seconds], **last}
 
     bare = Record(player_named(BARE), plays=[played(1.0), played(10.0), played(2.0)])
     other = Record(player_named("cohort"), plays=[played(2.0), played(10.0), played(6.0)])
-    row = summarised(SMALL, [bare, other])[1]
+    row = summarized(SMALL, [bare, other])[1]
     assert round_s(SMALL, played(1.0)) == 1.0, "the first round is left out"
     assert row["ratio_to_bare_loop"] == spread([2.0, 1.0, 3.0])
     assert row["ratio_to_bare_loop"]["median"] == statistics.median([2.0, 1.0, 3.0])

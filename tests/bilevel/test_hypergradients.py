@@ -1,4 +1,4 @@
-"""Hypergradients: exact where they claim to be, unbiased with the scatter that the formulas say, the optimiser's memory included."""
+"""Hypergradients: exact where they claim to be, unbiased with the scatter that the formulas say, the optimizer's memory included."""
 
 import itertools
 import math
@@ -95,7 +95,7 @@ def test_exact_methods_agree_with_finite_differences(method: Callable[[], Method
 
 
 @pytest.mark.parametrize("update", UPDATES.values(), ids=UPDATES)
-def test_the_optimisers_memory_carries_its_tangent(update: Update) -> None:
+def test_the_optimizers_memory_carries_its_tangent(update: Update) -> None:
     """Without the memory's tangents the slopes are wrong by far more than rounding: the test above is not vacuous."""
     problem, meta = random_problem(update)
 
@@ -312,7 +312,7 @@ def test_implicit_methods_ask_for_an_inner_loss() -> None:
             return {key: each / 2 for key, each in state.items()}
 
     problem = Problem(inner=Halving(), data=[0], outer=lambda state, meta: state["x"].sum())
-    with pytest.raises(ConfigError, match="does not say what its steps minimise"):
+    with pytest.raises(ConfigError, match="does not say what its steps minimize"):
         taken(hessian_free(), problem, {"x": torch.ones(2)})
     assert float(taken(rgu(), problem, {"x": torch.ones(2)}).gradient["x"][0]) == 0.5
 

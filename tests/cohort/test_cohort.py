@@ -69,7 +69,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 class Ridge(Objective):
-    """Half the squared norm, whose gradient is theta, and how far the optimiser would go."""
+    """Half the squared norm, whose gradient is theta, and how far the optimizer would go."""
 
     def penalty(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensor | None:
         far = context.unit_displacement
@@ -227,7 +227,7 @@ def both_paths(
     return found
 
 
-# SCAFFOLD refuses optimisers that rescale gradients.  float32 is not repeated for every model.
+# SCAFFOLD refuses optimizers that rescale gradients.  float32 is not repeated for every model.
 TABLE = [
     (dtype, objective, optimizer, model)
     for dtype in DTYPES
@@ -257,7 +257,7 @@ def test_a_users_gradient_is_asked_for_once_a_step_and_its_penalty_is_never_diff
 
 
 def test_the_table_is_not_vacuous(tmp_path: Path) -> None:
-    """Clients differ in their number of steps and in their last batches, and every objective and optimiser in its result."""
+    """Clients differ in their number of steps and in their last batches, and every objective and optimizer in its result."""
     work = workload()
     sizes = [len(index) for index in work.partition]
     assert len({-(-size // 16) for size in sizes}) > 2 and len({size % 16 for size in sizes}) > 2 and min(sizes) < 16

@@ -39,7 +39,7 @@ SIZES = (1, 5, 8, 9, 13)  # with batches of 8: a client of one sample, last batc
 
 
 def images(dtype: torch.dtype) -> Dataset:
-    """Coloured noise with the class as its mean."""
+    """Colored noise with the class as its mean."""
     random, num = torch.Generator().manual_seed(0), sum(SIZES)
     targets = torch.randint(4, (num,), generator=random)
     features = torch.randn(num, 2, 8, 8, generator=random).double() + targets.view(-1, 1, 1, 1) / 4
@@ -145,7 +145,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "batch norm of two kinds": {"name": f"{HERE}:running"},
     "batch norm and dropout": {"name": f"{HERE}:norm_and_dropout"},
 }
-# Every model with every objective in float64, with every optimiser for two objectives, and in float32 for one.
+# Every model with every objective in float64, with every optimizer for two objectives, and in float32 for one.
 TABLE = [
     (dtype, objective, optimizer, model)
     for dtype in DTYPES
@@ -238,7 +238,7 @@ def test_results_do_not_depend_on_the_chunk(model: str, tmp_path: Path) -> None:
             assert_close(other[partition].tensors, reply.tensors, 1e-12)
 
 
-def test_a_neighbours_samples_do_not_reach_the_statistics(tmp_path: Path) -> None:
+def test_a_neighbors_samples_do_not_reach_the_statistics(tmp_path: Path) -> None:
     """They may be anything."""
     work = image_workload(torch.float64, MODELS["cnn with batch norm"])
     asked = requests(work, ObjectiveSpec())

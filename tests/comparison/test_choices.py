@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.compatibility import tree
-from fedsign.comparison.over_seeds import summarise
+from fedsign.comparison.over_seeds import summarize
 from fedsign.comparison.summary import Played
 from fedsign.config import from_dict
 from fedsign.registry import KINDS
@@ -27,7 +27,7 @@ def test_a_comparison_chooses_by_validation_samples(row: str, tmp_path: Path) ->
     plan, configs = make_plan(base, request, name="choice", environment={})
     done = [(cell, run(configs[cell.id])) for cell in plan.cells]
     played = [Played(cell=cell, is_finished=True, lines=each.rounds, folder=each.path) for cell, each in done]
-    trials = summarise(plan, tmp_path, played).trials
+    trials = summarize(plan, tmp_path, played).trials
     figures = {trial.choice["client.lr"]: trial.validation_mean for trial in trials}
     assert figures == {cell.choice["client.lr"]: each.final("validation_accuracy") for cell, each in done}
     (chosen,) = [trial.choice["client.lr"] for trial in trials if trial.chosen]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedsign.comparison.folder import Comparison
-from fedsign.comparison.over_seeds import curves, distinct, summarise
+from fedsign.comparison.over_seeds import curves, distinct, summarize
 from fedsign.comparison.summary import (
     Cell,
     Plan,
@@ -147,7 +147,7 @@ def summary_of(cells: list[Played], *, target: float | None = None, higher_is_be
         config_toml="",
         request={},
     )
-    return summarise(plan, Path("there"), cells)
+    return summarize(plan, Path("there"), cells)
 
 
 def tuned() -> list[Played]:

@@ -154,10 +154,10 @@ def flat(tensors: Tensors) -> Vector:
     return np.concatenate([tensor.numpy().astype(np.float64).ravel() for _, tensor in sorted(tensors.items())])
 
 
-def play(root: Path, name: str, *, failing: Sequence[int] = (), serialised: bool = False, **changes: Any) -> Played:
+def play(root: Path, name: str, *, failing: Sequence[int] = (), serialized: bool = False, **changes: Any) -> Played:
     """A run of the real round loop in process; the clients in `failing` answer with an error.
 
-    `serialised`: through the ClientApp, with plain arrays, as on an engine outside this process.
+    `serialized`: through the ClientApp, with plain arrays, as on an engine outside this process.
     """
     workload = Workload(from_dict(tree(root, name, **changes)))
     folder = RunFolder(root / "recorded")
@@ -178,9 +178,9 @@ def play(root: Path, name: str, *, failing: Sequence[int] = (), serialised: bool
     num_clients = workload.config.partition.num_clients
     grid = RecordingGrid(
         played,
-        InProcessGrid(num_clients, message_by_message(client_app(), context) if serialised else handle),
+        InProcessGrid(num_clients, message_by_message(client_app(), context) if serialized else handle),
         num_partitions=num_clients,
-        leaves_process=serialised,
+        leaves_process=serialized,
         roles=roles_of(workload.make_model()),
     )
     played.loop = RoundLoop(workload, grid, folder)
@@ -481,7 +481,7 @@ def test_the_noise_has_the_stated_deviation(
 def test_outside_this_process_the_same_is_done(name: str, tmp_path: Path) -> None:
     model = {} if name in PRIVATE else {"model": {"name": "cnn", "channels": [4, 8]}}
     here = play(tmp_path / "here", name, **model)
-    there = play(tmp_path / "there", name, serialised=True, **model)
+    there = play(tmp_path / "there", name, serialized=True, **model)
     for one, other in zip(here.served, there.served, strict=True):
         np.testing.assert_array_equal(one, other)
 

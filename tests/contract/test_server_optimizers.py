@@ -1,4 +1,4 @@
-"""Every strategy of ours runs with every server optimiser: parameters only, resumable; Flower's refuse."""
+"""Every strategy of ours runs with every server optimizer: parameters only, resumable; Flower's refuse."""
 # ruff: noqa: F811 - `played` is imported as a fixture
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ OPTIMIZERS = sorted(KINDS["server_optimizer"].table.keys() - {"none"})
 EACH_ONCE = list(zip(OURS, cycle(OPTIMIZERS), strict=False))
 
 
-def optimised(root: Path, strategy: str, optimizer: dict[str, Any], **changes: Any) -> Run:
+def optimized(root: Path, strategy: str, optimizer: dict[str, Any], **changes: Any) -> Run:
     return play(root, strategy, server={"cohort_size": 3, "optimizer": optimizer}, **changes)
 
 
@@ -35,14 +35,14 @@ def buffers(done: Run) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("strategy", OURS)
-def test_an_optimiser_moves_parameters_and_leaves_buffers_the_mean(
+def test_an_optimizer_moves_parameters_and_leaves_buffers_the_mean(
     strategy: str, tmp_path: Path, played: Callable[..., Run]
 ) -> None:
-    """After one round the buffers are those without an optimiser, bit for bit, and the parameters are not."""
+    """After one round the buffers are those without an optimizer, bit for bit, and the parameters are not."""
     plain = played(strategy, rounds=1)
     assert buffers(plain)
     for optimizer in OPTIMIZERS:
-        done = optimised(tmp_path, strategy, {"name": optimizer, "lr": 0.01}, rounds=1)
+        done = optimized(tmp_path, strategy, {"name": optimizer, "lr": 0.01}, rounds=1)
         for name, tensor in served(plain).items():
             same = torch.equal(tensor, served(done)[name])
             assert same == (name in buffers(plain)), (optimizer, name)
@@ -52,10 +52,10 @@ def test_an_optimiser_moves_parameters_and_leaves_buffers_the_mean(
     ("strategy", "optimizer"),
     [pytest.param(*pair, marks=[] if pair in EACH_ONCE else [pytest.mark.slow]) for pair in product(OURS, OPTIMIZERS)],
 )
-def test_a_resumed_run_has_the_optimisers_memory(strategy: str, optimizer: str, tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_optimizers_memory(strategy: str, optimizer: str, tmp_path: Path) -> None:
     part, steps = {"name": optimizer, "lr": 0.01}, {"local_steps": 3}
-    whole = optimised(tmp_path, strategy, part, client=steps)
-    half = optimised(tmp_path, strategy, part, client=steps, rounds=2)
+    whole = optimized(tmp_path, strategy, part, client=steps)
+    half = optimized(tmp_path, strategy, part, client=steps, rounds=2)
     checkpoint = load_latest(half.folder.checkpoints)
     assert checkpoint is not None
     assert any(name.startswith("server_optimizer/") and tensor.any() for name, tensor in checkpoint.strategy.items())
@@ -68,7 +68,7 @@ def test_gradient_descent_of_rate_one_goes_to_the_target(
 ) -> None:
     """x - (x - target) = target up to one rounding."""
     plain = served(played(strategy, rounds=1))
-    done = served(optimised(tmp_path, strategy, {"name": "sgd", "lr": 1.0, "momentum": 0.0}, rounds=1))
+    done = served(optimized(tmp_path, strategy, {"name": "sgd", "lr": 1.0, "momentum": 0.0}, rounds=1))
     for name, tensor in plain.items():
         torch.testing.assert_close(done[name], tensor, rtol=1e-5, atol=1e-6)
 
@@ -76,7 +76,7 @@ def test_gradient_descent_of_rate_one_goes_to_the_target(
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_it_learns(optimizer: str, tmp_path: Path) -> None:
     lr = {"sgd": 0.5, "adam": 0.03, "yogi": 0.03, "adagrad": 0.1}[optimizer]
-    done = optimised(
+    done = optimized(
         tmp_path,
         "fedavg",
         {"name": optimizer, "lr": lr},
@@ -87,9 +87,9 @@ def test_it_learns(optimizer: str, tmp_path: Path) -> None:
     assert done.rounds[-1]["accuracy"] > 0.8  # guessing gives 0.1
 
 
-def test_flowers_own_strategies_refuse_a_server_optimiser(tmp_path: Path) -> None:
+def test_flowers_own_strategies_refuse_a_server_optimizer(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="moves the server by itself"):
-        optimised(tmp_path, "flower_fedavg", {"name": "adam"})
+        optimized(tmp_path, "flower_fedavg", {"name": "adam"})
 
 
 def test_scaffolds_server_control_is_the_mean_of_the_clients(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_scaffold_sends_its_control_variates_and_they_are_counted(tmp_path: Path
         assert ours["bytes_down"] == theirs["bytes_down"] + down
 
 
-def test_scaffold_refuses_an_optimiser_that_rescales_gradients(tmp_path: Path) -> None:
+def test_scaffold_refuses_an_optimizer_that_rescales_gradients(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"client.optimizer.name=adamw .* use client.optimizer.name=sgd"):
         play(tmp_path, "scaffold", client={"local_epochs": 1, "lr": 0.001, "optimizer": {"name": "adamw"}})
 

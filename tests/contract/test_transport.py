@@ -358,22 +358,22 @@ def test_over_tls_nobody_between_the_ends_reads_what_they_say() -> None:
 def test_who_stands_between_two_ends_that_know_the_key_is_refused_by_both(
     contexts: tuple[ssl.SSLContext, ssl.SSLContext],
 ) -> None:
-    """It speaks TLS with either, with a certificate of its own towards the connecting end, and passes on what they say."""
+    """It speaks TLS with either, with a certificate of its own toward the connecting end, and passes on what they say."""
     (one, tapped), (tap, other) = sockets("unix"), sockets("unix")
     with ExitStack() as stack:
         ends = [stack.enter_context(closing(Connection(each))) for each in (one, tapped, tap, other)]
-        listening, towards_listening, towards_connecting, connecting = ends
+        listening, toward_listening, toward_connecting, connecting = ends
 
         def between() -> None:
             greeting = threading.Thread(
-                target=towards_connecting.encrypt, args=(contexts[0],), kwargs={"is_listening": True}
+                target=toward_connecting.encrypt, args=(contexts[0],), kwargs={"is_listening": True}
             )
             greeting.start()
-            assert secure(towards_listening, is_listening=False)
+            assert secure(toward_listening, is_listening=False)
             greeting.join()
             for source, target in 2 * [
-                (towards_listening, towards_connecting),
-                (towards_connecting, towards_listening),
+                (toward_listening, toward_connecting),
+                (toward_connecting, toward_listening),
             ]:
                 if (message := source.receive()) is not None:
                     target.send(message)

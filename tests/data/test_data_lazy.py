@@ -15,9 +15,9 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import Subset, TensorDataset
 
 from fedsign.config import from_dict
-from fedsign.data.base import Dataset, LazySamples, Samples, features_of, normalised
+from fedsign.data.base import Dataset, LazySamples, Samples, features_of, normalized
 from fedsign.data.checks import checked_dataset
-from fedsign.data.normalise import Normalisation
+from fedsign.data.normalise import Normalization
 from fedsign.data.torch_dataset import from_torch
 from fedsign.errors import DataError
 from fedsign.workload import Workload
@@ -81,23 +81,23 @@ def test_only_what_a_batch_asks_for_is_fetched() -> None:
 
 
 @pytest.mark.parametrize("preset", ["none", "default", "per_channel", "unit"])
-def test_both_kinds_are_normalised_alike(preset: Any) -> None:
-    customary = Normalisation(shift=(0.1, 0.2, 0.3), scale=(0.4, 0.5, 0.6))
+def test_both_kinds_are_normalized_alike(preset: Any) -> None:
+    customary = Normalization(shift=(0.1, 0.2, 0.3), scale=(0.4, 0.5, 0.6))
     memory, lazy = (
-        normalised(Dataset(train=each, test=each, class_names=("a", "b", "c"), normalisation=customary), preset)
+        normalized(Dataset(train=each, test=each, class_names=("a", "b", "c"), normalization=customary), preset)
         for each in two_kinds()
     )
-    assert memory.normalisation == lazy.normalisation
+    assert memory.normalization == lazy.normalization
     assert torch.equal(memory.test.features, lazy.test.features)
     assert torch.equal(memory.test.features, FEATURES) == (preset == "none")
 
 
 @pytest.mark.parametrize("lazy", [True, False])
-def test_a_normalisation_upon_another_is_both(lazy: bool) -> None:
+def test_a_normalization_upon_another_is_both(lazy: bool) -> None:
     samples: Samples | LazySamples = two_kinds()[lazy]
-    first, second = Normalisation(shift=(1.0,) * 3, scale=(2.0,) * 3), Normalisation(shift=(3.0,) * 3, scale=(0.5,) * 3)
+    first, second = Normalization(shift=(1.0,) * 3, scale=(2.0,) * 3), Normalization(shift=(3.0,) * 3, scale=(0.5,) * 3)
     expected = ((FEATURES - 1) / 2 - 3) / 0.5
-    torch.testing.assert_close(samples.normalised(first).normalised(second).features, expected)
+    torch.testing.assert_close(samples.normalized(first).normalized(second).features, expected)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_normalisation_upon_another_is_both(lazy: bool) -> None:
         (Image.new("L", (2, 1), 255), [[[1.0, 1.0]]]),
         (Image.new("RGB", (1, 1), (255, 0, 51)), [[[1.0]], [[0.0]], [[0.2]]]),
     ],
-    ids=["integers", "array", "bytes", "pair", "grey image", "colour image"],
+    ids=["integers", "array", "bytes", "pair", "gray image", "color image"],
 )
 def test_features_of_an_item(item: Any, expected: Any) -> None:
     found = features_of(item)

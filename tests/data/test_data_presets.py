@@ -1,4 +1,4 @@
-"""Normalisation, augmentation and the validation split: what they promise, on data where it can be computed."""
+"""Normalization, augmentation and the validation split: what they promise, on data where it can be computed."""
 
 from typing import Any
 
@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from fedsign.config import from_dict
 from fedsign.data.augment import augmented
-from fedsign.data.base import Dataset, Samples, normalised
-from fedsign.data.normalise import IDENTITY, Normalisation, measured
+from fedsign.data.base import Dataset, Samples, normalized
+from fedsign.data.normalise import IDENTITY, Normalization, measured
 from fedsign.data.splitting import hold_out_validation
 from fedsign.errors import ConfigError, DataError
 from fedsign.seeding import Purpose, torch_stream
@@ -38,7 +38,7 @@ def test_per_channel_gives_training_samples_mean_0_and_deviation_1(shape: tuple[
 
 
 def test_unit_maps_training_samples_onto_0_to_1() -> None:
-    data = normalised(dataset(torch.tensor([[2.0, -4.0], [6.0, 0.0], [3.0, -1.0]])), "unit")
+    data = normalized(dataset(torch.tensor([[2.0, -4.0], [6.0, 0.0], [3.0, -1.0]])), "unit")
     assert data.train.features.tolist() == [[0, 0], [1, 1], [0.25, 0.75]]
 
 
@@ -48,17 +48,17 @@ def test_test_samples_are_scaled_by_training_samples_and_do_not_move_the_scale(p
     near, far = dataset(features), dataset(features)
     far = Dataset(
         train=far.train,
-        test=near.train.normalised(Normalisation(shift=(0.0,) * 2, scale=(1e-3,) * 2)),
+        test=near.train.normalized(Normalization(shift=(0.0,) * 2, scale=(1e-3,) * 2)),
         class_names=far.class_names,
     )
-    assert normalised(near, preset).normalisation == normalised(far, preset).normalisation != IDENTITY
-    used = normalised(near, preset)
-    torch.testing.assert_close(used.test.features, used.normalisation.apply(near.test.features))
+    assert normalized(near, preset).normalization == normalized(far, preset).normalization != IDENTITY
+    used = normalized(near, preset)
+    torch.testing.assert_close(used.test.features, used.normalization.apply(near.test.features))
 
 
 @pytest.mark.parametrize("preset", ["per_channel", "unit"])
 def test_a_constant_channel_becomes_0(preset: Any) -> None:
-    data = normalised(dataset(torch.tensor([[5.0, 1.0], [5.0, 3.0], [5.0, 2.0]])), preset)
+    data = normalized(dataset(torch.tensor([[5.0, 1.0], [5.0, 3.0], [5.0, 2.0]])), preset)
     assert data.train.features[:, 0].tolist() == [0, 0, 0]
     assert torch.isfinite(data.test.features).all()
 
@@ -74,7 +74,7 @@ def test_held_out_samples_do_not_count_for_the_scale() -> None:
     work = Workload(from_dict({"data": {"name": "digits", "normalise": "per_channel", "validation_fraction": 0.5}}))
     train = work.dataset.train.features
     raw = hold_out_validation(work.config.data.build(0), 0.5, 0)
-    assert work.dataset.normalisation == measured("per_channel", [raw.train.features])
+    assert work.dataset.normalization == measured("per_channel", [raw.train.features])
     spread = train.double().std(dim=0, correction=0)
     torch.testing.assert_close(spread[spread > 0], torch.ones(int((spread > 0).sum()), dtype=torch.float64))
 
@@ -84,19 +84,19 @@ def images(num: int = 200, *, height: int = 6, width: int = 5) -> torch.Tensor:
     return torch.arange(1, num * 2 * height * width + 1, dtype=torch.float64).reshape(num, 2, height, width)
 
 
-@pytest.mark.parametrize("normalisation", [IDENTITY, Normalisation(shift=(10.0, 20.0), scale=(2.0, 4.0))])
+@pytest.mark.parametrize("normalization", [IDENTITY, Normalization(shift=(10.0, 20.0), scale=(2.0, 4.0))])
 def test_every_image_is_a_window_of_itself_padded_by_4_black_pixels_perhaps_mirrored(
-    normalisation: Normalisation,
+    normalization: Normalization,
 ) -> None:
     """Pad the raw image, cut a window, mirror, and normalise: one of 9 x 9 x 2 results, written with NumPy."""
     raw = images()
     with torch_stream(0, Purpose.TRAINING):
-        found = augmented(normalisation.apply(raw), "crop_flip", normalisation).numpy()
+        found = augmented(normalization.apply(raw), "crop_flip", normalization).numpy()
     seen = set()
     for image, result in zip(raw.numpy(), found, strict=True):
         padded = np.pad(image, ((0, 0), (4, 4), (4, 4)))
         candidates = {
-            (top, left, step): normalisation.apply(
+            (top, left, step): normalization.apply(
                 torch.from_numpy(padded[:, top : top + 6, left : left + 5][:, :, ::step].copy())[None]
             )[0].numpy()
             for top in range(9)

@@ -30,7 +30,7 @@ NOT_DEALT = ["sites"]  # clients have samples of their own: tests/deployment/tes
 
 
 def samples(num: int, num_classes: int = 10, *, num_owners: int = 0) -> Samples:
-    """`num` samples without features, labelled, and owned, at random."""
+    """`num` samples without features, labeled, and owned, at random."""
     rng = np.random.default_rng(7)
     labels = rng.integers(num_classes, size=num)
     owners = torch.from_numpy(rng.integers(num_owners, size=num)) if num_owners else None
@@ -131,7 +131,7 @@ def test_mcmahans_shards_give_a_client_one_or_two_of_ten_classes() -> None:
     assert set(held) == {1, 2}
 
 
-def test_shards_of_a_regression_are_neighbours_in_the_target() -> None:
+def test_shards_of_a_regression_are_neighbors_in_the_target() -> None:
     targets = torch.from_numpy(np.random.default_rng(0).permutation(12).astype(np.float32))
     train = Samples(features=torch.zeros(12, 0), targets=targets)
     held = [

@@ -60,7 +60,7 @@ def test_a_good_data_set_is_taken_as_it_is() -> None:
             dataset(LazySamples(source=[0.0] * 3, targets=torch.tensor([0, 1, 2]))),
             "training targets that are not integers",
         ),
-        (replace(dataset(), standardised=(True, False)), "2 values of `standardised` and 3 channels"),
+        (replace(dataset(), standardized=(True, False)), "2 values of `standardized` and 3 channels"),
         (dataset(replace(samples(), owners=torch.arange(3))), "training owners that are not one integer"),
         (dataset(replace(samples(), owners=torch.zeros(4))), "training owners that are not one integer"),
         (dataset(replace(samples(), owners=torch.tensor([0, -1, 0, 1]))), "training owners that are not one integer"),

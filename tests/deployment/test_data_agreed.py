@@ -24,7 +24,7 @@ CLASSES = ("healthy", "ill", "rare")
 
 
 def images(root: Path, *classes: str) -> Path:
-    """Three grey images of each class; the first class is black, the next one brighter by 50, ..."""
+    """Three gray images of each class; the first class is black, the next one brighter by 50, ..."""
     for name in classes:
         (root / name).mkdir(parents=True)
         for number in range(3):
@@ -172,7 +172,7 @@ def plain_rows(seed: int) -> Dataset:
     return Dataset(train=part, test=part, class_names=("a", "b"))
 
 
-def normalised_by(**data: Any) -> Workload:
+def normalized_by(**data: Any) -> Workload:
     return Workload(
         from_dict(
             {
@@ -185,7 +185,7 @@ def normalised_by(**data: Any) -> Workload:
 
 
 def test_constants_normalise_by_the_configurations_numbers() -> None:
-    features = normalised_by(normalise="constants", mean=[4.0, 1.0], std=[2.0, 4.0]).dataset.train.features
+    features = normalized_by(normalise="constants", mean=[4.0, 1.0], std=[2.0, 4.0]).dataset.train.features
     raw = torch.arange(12.0).reshape(6, 2)
     assert torch.equal(features, torch.stack([(raw[:, 0] - 4) / 2, (raw[:, 1] - 1) / 4], dim=1))
 
@@ -206,7 +206,7 @@ def test_constants_need_a_mean_and_a_deviation_each_and_nothing_else_takes_them(
 
 def test_constants_are_one_for_each_channel() -> None:
     with pytest.raises(DataError, match=r"data\.mean has 3 numbers and a sample 2 channels"):
-        _ = normalised_by(normalise="constants", mean=[0.0] * 3, std=[1.0] * 3).dataset
+        _ = normalized_by(normalise="constants", mean=[0.0] * 3, std=[1.0] * 3).dataset
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from torch import Tensor
 from clients.deployment.evaluator import samples_of_sites
 from fedsign.config import from_dict
 from fedsign.data.base import Dataset, LazySamples, Samples
-from fedsign.data.normalise import Normalisation
+from fedsign.data.normalise import Normalization
 from fedsign.data.npz import npz
 from fedsign.errors import ConfigError, DataError, FedSignError
 from fedsign.metrics.accuracy import accuracy
@@ -442,9 +442,9 @@ def scaled(
     """Says which scale is customary for its data: constants, or what is measured."""
     whole = npz(seed, path=f"{root}/data.npz", class_names=class_names)
     if by == "measuring":
-        return replace(whole, standardised=(True,) * 5)
+        return replace(whole, standardized=(True,) * 5)
     shift = offset * len(whole.train)
-    return replace(whole, normalisation=Normalisation(shift=(shift,) * 5, scale=(2.0,) * 5))
+    return replace(whole, normalization=Normalization(shift=(shift,) * 5, scale=(2.0,) * 5))
 
 
 def test_a_customary_scale_is_taken_if_it_is_the_same_constants_everywhere(roots: list[str], tmp_path: Path) -> None:
@@ -454,7 +454,7 @@ def test_a_customary_scale_is_taken_if_it_is_the_same_constants_everywhere(roots
     assert torch.equal(work.samples_of(1).features, raw / 2)
     for changes, said in (
         ({"by": "measuring"}, "measures the data"),
-        ({"offset": 1.0}, "sites different normalisations"),
+        ({"offset": 1.0}, "sites different normalizations"),
     ):
         with pytest.raises(FedSignError, match=said):
             run(tree(tmp_path, roots, data={**own, **changes}))

@@ -71,6 +71,6 @@ def test_sites_give_the_bits_of_the_run_in_process_and_keep_to_themselves_what_i
     assert all(("Traceback" in each["details"]) != is_private for each in failures)
     assert ("counts_are_private" in json.loads((done / "partition.json").read_text())) == is_private
     if is_private:
-        travelled = (done / "app" / "pyproject.toml").read_text(encoding="utf-8")
-        assert "north clinic" not in travelled and "south" not in travelled
+        traveled = (done / "app" / "pyproject.toml").read_text(encoding="utf-8")
+        assert "north clinic" not in traveled and "south" not in traveled
         assert "in fragile" in (done / "logs" / "supernode-1.log").read_text(encoding="utf-8")

@@ -103,7 +103,7 @@ def test_an_algorithms_section_has_its_equation_and_its_settings_with_their_defa
 
 
 @pytest.mark.parametrize(
-    ("kind", "heading"), [("server_optimizer", "Server optimisers"), ("schedule", "Learning-rate schedules")]
+    ("kind", "heading"), [("server_optimizer", "Server optimizers"), ("schedule", "Learning-rate schedules")]
 )
 def test_a_table_of_the_algorithms_page_has_every_row_with_its_defaults(kind: str, heading: str) -> None:
     rows = dict(re.findall(r"^\| `(\w+)` (\|.*)$", section_of(heading), flags=re.MULTILINE))

@@ -16,7 +16,7 @@ import scipy.io
 import torch
 from PIL import Image
 
-from fedsign.data.base import Dataset, LazySamples, Samples, normalised
+from fedsign.data.base import Dataset, LazySamples, Samples, normalized
 from fedsign.data.images.cifar import cifar10, cifar100
 from fedsign.data.images.cinic10 import cinic10
 from fedsign.data.images.image_folder import image_folder
@@ -127,7 +127,7 @@ def test_pixels_and_labels_are_read_exactly(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_default_normalisation_is_the_customary_one(
+def test_the_default_normalization_is_the_customary_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     read, write, *_ = CASES[name]
@@ -135,7 +135,7 @@ def test_the_default_normalisation_is_the_customary_one(
     raw = read(0, root=str(tmp_path))
     mean, std = (torch.tensor(values).reshape(3, 1, 1) for values in STATISTICS[name])
     torch.testing.assert_close(
-        normalised(raw, "default").test.features, (raw.test.features - mean) / std, atol=0.02, rtol=0
+        normalized(raw, "default").test.features, (raw.test.features - mean) / std, atol=0.02, rtol=0
     )
 
 
@@ -201,7 +201,7 @@ def test_one_folder_is_split_by_the_seed_and_loses_nothing(tmp_path: Path, in_me
 
 
 def test_an_image_is_scaled_to_cover_the_square_and_its_middle_is_cut_out(tmp_path: Path) -> None:
-    """8 x 24 pixels, in three squares of one colour each: the middle one is left, at any size."""
+    """8 x 24 pixels, in three squares of one color each: the middle one is left, at any size."""
     wide = np.zeros((3, 8, 24), np.uint8)
     wide[0, :, :8], wide[1, :, 8:16], wide[2, :, 16:] = 255, 255, 255
     write_images(tmp_path, np.stack([wide, wide]), ["a", "b"])
@@ -212,7 +212,7 @@ def test_an_image_is_scaled_to_cover_the_square_and_its_middle_is_cut_out(tmp_pa
         assert torch.equal(middle, torch.tensor([0.0, 1.0, 0.0])[:, None, None].expand_as(middle))
 
 
-def test_grey_images_have_one_channel_if_asked_for(tmp_path: Path) -> None:
+def test_gray_images_have_one_channel_if_asked_for(tmp_path: Path) -> None:
     """ITU-R 601-2: 0.299 of pure red's 255 is 76."""
     red = np.zeros((2, 3, 4, 4), np.uint8)
     red[:, 0] = 255

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsign.data.base import Dataset, normalised
+from fedsign.data.base import Dataset, normalized
 from fedsign.data.images.mnist import fashion_mnist, mnist
 from fedsign.errors import DataError
 
@@ -47,7 +47,7 @@ def test_idx_files_are_read_exactly(tmp_path: Path, name: str, compressed: bool)
     content = write_mnist(tmp_path, name, compressed=compressed)
     raw = READERS[name](0, root=str(tmp_path))
     assert 0 <= raw.train.features.min() < raw.train.features.max() <= 1
-    data = normalised(raw, "default")
+    data = normalized(raw, "default")
     mean, std = MNIST_STATISTICS[name]
     for split, part in (("train", data.train), ("t10k", data.test)):
         assert (part.features.dtype, part.targets.dtype) == (torch.float32, torch.int64)

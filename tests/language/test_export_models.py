@@ -18,7 +18,7 @@ from tests.language.language_samples import save_tokenizer
 from tests.language.test_causal_lm import TIED, saved
 from tests.language.test_causal_lm import build as of_folder
 from tests.language.test_gpt import LLAMA, build, tokens
-from tests.language.test_gpt_peers import randomised
+from tests.language.test_gpt_peers import randomized
 
 if find_spec("transformers") is None:
     pytest.skip("transformers is not installed", allow_module_level=True)
@@ -51,7 +51,7 @@ def assert_same_logits(ours: nn.Module, theirs: Any) -> None:
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_decoder_of_ours_is_written_as_one_of_transformers_with_the_same_logits(name: str, tmp_path: Path) -> None:
     settings, architecture = SHAPES[name]
-    ours = randomised(build(**settings), 3)
+    ours = randomized(build(**settings), 3)
     network = network_of(ours, end_id=4)
     network.save_pretrained(tmp_path)
     found = loaded(tmp_path)
@@ -64,7 +64,7 @@ def test_a_decoder_of_ours_is_written_as_one_of_transformers_with_the_same_logit
 
 @pytest.mark.parametrize("name", ["LLaMA", *sorted(TIED), "GPT-NeoX"])
 def test_a_model_of_transformers_is_written_as_it_came(name: str, tmp_path: Path) -> None:
-    ours = randomised(of_folder(path=str(saved(tmp_path / "given", name))), 3)
+    ours = randomized(of_folder(path=str(saved(tmp_path / "given", name))), 3)
     network_of(ours, end_id=0).save_pretrained(tmp_path / "written")
     assert_same_logits(ours, loaded(tmp_path / "written"))
 

@@ -41,7 +41,7 @@ def llama(**settings: Any) -> nn.Module:
     return model
 
 
-def randomised(model: nn.Module, seed: int) -> nn.Module:
+def randomized(model: nn.Module, seed: int) -> nn.Module:
     """No weight is left at a 0 or a 1 that would hide a mistake."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -53,7 +53,7 @@ def randomised(model: nn.Module, seed: int) -> nn.Module:
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("num_kv_heads", [4, 2, 1])
 def test_with_llamas_settings_the_logits_are_llamas(num_kv_heads: int, tied: bool) -> None:
-    ours = randomised(build(**{**LLAMA, "tied": tied}, num_kv_heads=num_kv_heads, ffn_width=96), 0)
+    ours = randomized(build(**{**LLAMA, "tied": tied}, num_kv_heads=num_kv_heads, ffn_width=96), 0)
     own = {"num_key_value_heads": num_kv_heads, "tie_word_embeddings": tied}
     theirs = llama(**own)
     renamed = {
@@ -85,7 +85,7 @@ def test_with_llamas_settings_the_logits_are_llamas(num_kv_heads: int, tied: boo
 
 def test_with_gpt2s_settings_the_logits_are_gpt2s() -> None:
     """GPT-2 keeps query, key and value in one matrix, and all of them transposed."""
-    ours = randomised(build(), 0).double()
+    ours = randomized(build(), 0).double()
     config = transformers.GPT2Config(
         vocab_size=17, n_positions=12, n_embd=32, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0
     )

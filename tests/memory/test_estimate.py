@@ -94,7 +94,7 @@ def test_the_charts_parts_stand_on_each_other_up_to_the_peak(tiny: Path) -> None
     estimates = [estimate(work, method, setting) for method in methods_of(["full", "E+H"], rank=8)]
     rows = [replace(each, fits=each.method == "E+H") for each in estimates]
     chart = chart_of(rows, "any", 1_500_000)
-    assert [series.name for series in chart.series] == ["weights", "optimiser", "gradients", "activations"]
+    assert [series.name for series in chart.series] == ["weights", "optimizer", "gradients", "activations"]
     assert all(lower.x == upper.low for lower, upper in pairwise(chart.series))
     unit = {"kB": 1e3, "MB": 1e6}[chart.x.label]
     assert chart.series[-1].x == pytest.approx([row.largest.total_bytes / unit for row in rows])

@@ -1,4 +1,4 @@
-"""Server optimisers against Algorithm 2 of Reddi et al. 2021 and FedAvgM, written out in NumPy."""
+"""Server optimizers against Algorithm 2 of Reddi et al. 2021 and FedAvgM, written out in NumPy."""
 
 from typing import Any
 

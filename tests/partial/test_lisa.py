@@ -45,13 +45,13 @@ def outside_bytes(model: Tower) -> int:
 
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Counted in the optimiser's state itself."""
+    """Counted in the optimizer's state itself."""
     return sum(value.nbytes for state in optimizer.state.values() for value in state.values())
 
 
 @pytest.mark.parametrize("moments", ["drop", "reset", "offload", "keep"])
 @pytest.mark.parametrize("draw", [cycle, 0], ids=["cycle", "seeded"])
-def test_bytes_of_the_optimiser_equal_the_formula_at_each_of_200_steps(moments: Moments, draw: Any) -> None:
+def test_bytes_of_the_optimizer_equal_the_formula_at_each_of_200_steps(moments: Moments, draw: Any) -> None:
     """8 bytes for each trained element and 4 for each of its tensors; with `keep`, of all that was ever trained."""
     model = tower()
     optimizer = LISA(model, num_sampled_layers=2, period=PERIOD, draw=draw, moments=moments)
@@ -95,7 +95,7 @@ def test_with_all_blocks_drawn_it_is_adamw_bit_for_bit(implementation: dict[str,
 
 
 def test_reset_is_a_fresh_adamw_of_the_blocks_in_every_period_while_the_rest_goes_on() -> None:
-    """Two optimisers of torch's, the one of the blocks made anew at every draw, as in the authors' trainer."""
+    """Two optimizers of torch's, the one of the blocks made anew at every draw, as in the authors' trainer."""
     ours, torchs = tower(), tower()
     train(ours, LISA(ours, period=PERIOD, draw=cycle, moments="reset"), range(30))
     outside = torch.optim.AdamW([p for name, p in torchs.named_parameters() if not name.startswith("blocks.")])
@@ -203,7 +203,7 @@ def test_blocks_that_are_not_there_cannot_be_drawn(drawn: list[int]) -> None:
         LISA(tower(), draw=lambda index: drawn)
 
 
-def test_an_optimiser_that_nobody_has_any_more_is_gone_with_its_moments() -> None:
+def test_an_optimizer_that_nobody_has_any_more_is_gone_with_its_moments() -> None:
     """No cycle of references keeps it: on a GPU that would be memory until the garbage is collected."""
     model = tower()
     optimizer = LISA(model, draw=cycle, period=1)
@@ -227,7 +227,7 @@ def test_to_look_at_the_state_does_not_change_it() -> None:
     assert (optimizer.state_bytes, optimizer.waiting_bytes) == before
 
 
-def test_the_state_of_another_optimiser_is_refused() -> None:
+def test_the_state_of_another_optimizer_is_refused() -> None:
     model = tower()
     with pytest.raises(ConfigError, match="without 'lisa'"):
         LISA(model).load_state_dict(torch.optim.AdamW(model.parameters()).state_dict())

@@ -249,9 +249,9 @@ def test_a_strategy_takes_the_adapters_for_the_model(strategy: str, tmp_path: Pa
     assert load_file(done.path / "model.safetensors").keys() == Workload(config).make_model().state_dict().keys()
 
 
-def test_scaffold_needs_an_optimiser_that_does_not_rescale(tmp_path: Path) -> None:
+def test_scaffold_needs_an_optimizer_that_does_not_rescale(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"client\.optimizer\.name=lora was given, but objective 'scaffold' needs an optimiser"
+        ConfigError, match=r"client\.optimizer\.name=lora was given, but objective 'scaffold' needs an optimizer"
     ):
         run(experiment(tmp_path, strategy={"name": "scaffold"}))
 
@@ -266,7 +266,7 @@ def test_a_stack_of_clients_is_refused_and_so_is_a_strategy_that_changes_layers_
         Workload(experiment(tmp_path, strategy={"name": "fedpan"})).make_model()
 
 
-def test_the_optimiser_is_adamw_of_the_adapters() -> None:
+def test_the_optimizer_is_adamw_of_the_adapters() -> None:
     model = adapted("mlp")
     made: Any = plugins.build("optimizer", "lora", {"beta1": 0.8}, model.parameters(), 0.01, 0.1)
     assert type(made) is torch.optim.AdamW

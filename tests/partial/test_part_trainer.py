@@ -452,7 +452,7 @@ def test_the_cohort_path_is_refused_and_auto_is_sequential() -> None:
 @pytest.mark.parametrize(
     ("changes", "objective", "sentence"),
     [
-        ({}, ObjectiveSpec(name="scaffold"), "needs an optimiser that does not rescale gradients"),
+        ({}, ObjectiveSpec(name="scaffold"), "needs an optimizer that does not rescale gradients"),
         (
             {"engine": {"compile": True}},
             ObjectiveSpec(),
@@ -467,7 +467,7 @@ def test_what_lisa_cannot_do_is_said_before_a_run(changes: Any, objective: Objec
         check_training(workload(**changes), objective)
 
 
-def test_making_the_optimiser_freezes_nothing() -> None:
+def test_making_the_optimizer_freezes_nothing() -> None:
     """Checks and warm-ups make one and throw it away."""
     model = rows((64,), 10)
     optimizer = plugins.build("optimizer", "lisa", {"blocks": "blocks"}, model, 0.1, 0.0)

@@ -169,7 +169,7 @@ def test_feddyn_remembers_the_drift_of_those_who_sent(rounds: list[list[set[str]
 
 
 @pytest.mark.parametrize("rule", [ServerAdam(), ServerSGD(momentum=0.9)], ids=["adam", "momentum"])
-def test_a_server_optimiser_does_not_step_what_nobody_sent(rule: ServerOptimizer) -> None:
+def test_a_server_optimizer_does_not_step_what_nobody_sent(rule: ServerOptimizer) -> None:
     """A tensor moves as if the rounds in which nobody sent it had not been."""
     others = type(rule)()
     strategy, alone = FedAvg(), FedAvg()

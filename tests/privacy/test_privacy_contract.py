@@ -230,7 +230,7 @@ def test_a_line_holds_no_figure_of_updates_without_noise(tmp_path: Path) -> None
 
 
 def sent_over_a_wire(root: Path, privacy: dict[str, Any], **changes: Any) -> dict[int, Message]:
-    """One round over serialised messages: partition -> train message as it leaves the client."""
+    """One round over serialized messages: partition -> train message as it leaves the client."""
     config = from_dict(tree(root, "scaffold", privacy, rounds=1, server={"cohort_size": 6}, **changes))
     sent: dict[int, Message] = {}
 

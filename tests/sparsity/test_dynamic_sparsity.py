@@ -164,7 +164,7 @@ def check_rigl(
 
 
 class Reference:
-    """Dense training with masks, as a person would write it down: torch's optimiser, masks as 0 and 1, moments set to 0."""
+    """Dense training with masks, as a person would write it down: torch's optimizer, masks as 0 and 1, moments set to 0."""
 
     def __init__(self, model: nn.Module, settings: dict[str, Any]) -> None:
         self.model = model
@@ -230,7 +230,7 @@ def gmp_by_hand(weights: Tensor, mask: Tensor, gradient: Tensor, step: int) -> T
 def test_packed_training_under_changing_masks_gives_the_bits_of_dense_training(
     make: Any, settings: dict[str, Any], rule: MaskRule, by_hand: Any, steps: tuple[int, ...]
 ) -> None:
-    """The reference shares neither masks nor selection nor optimiser with the code under test."""
+    """The reference shares neither masks nor selection nor optimizer with the code under test."""
     packed, plain = make(rule), make(rule)
     its, reference = optimizer(settings, packed), Reference(plain, settings)
     for name in made_of(plain).masks:  # its hooks would mask the gradients

@@ -1,4 +1,4 @@
-"""Packed optimisers: what training with masked gradients gives, with state for the weights that there are."""
+"""Packed optimizers: what training with masked gradients gives, with state for the weights that there are."""
 
 import random
 from typing import Any

@@ -303,7 +303,7 @@ def test_weight_decay_follows_the_groups_rate_or_the_bases(decay: Any, factor: f
         torch.testing.assert_close(model.state_dict()[name], was * times)
 
 
-def test_groups_have_the_plans_rates_for_the_optimisers_rule() -> None:
+def test_groups_have_the_plans_rates_for_the_optimizers_rule() -> None:
     for name, rule in (
         ("adamw", "adam"),
         ("adam", "adam"),

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
-from fedsign.data.base import Dataset, normalised
+from fedsign.data.base import Dataset, normalized
 from fedsign.data.csv import csv
 from fedsign.data.npz import npz
 from fedsign.data.parquet import parquet
@@ -80,7 +80,7 @@ def test_only_numbers_are_scaled_and_by_training_rows_alone(
         target="ill",
         features=("age", "city", "weight"),
     )
-    data = normalised(raw, "default")
+    data = normalized(raw, "default")
     assert torch.equal(data.train.features[:, 1:4], raw.train.features[:, 1:4])
     assert data.test.features[0].tolist() == pytest.approx([25 / 125**0.5, 0, 1, 0, -2.5 / 1.25**0.5], rel=1e-6)
     assert data.test.features[1].tolist() == pytest.approx([-15 / 125**0.5, 0, 0, 0, -2 / 1.25**0.5], rel=1e-6)
@@ -93,7 +93,7 @@ def test_validation_rows_do_not_count_for_the_scale(tmp_path: Path, read: Callab
     table = {"x": [row**2 for row in rows], "flag": [row % 3 == 0 for row in rows], "target": [row % 2 for row in rows]}
     path = write(tmp_path, table)
     raw = hold_out_validation(read(0, path=path, test_path=path), 0.5, 0)
-    data = normalised(raw, "default")
+    data = normalized(raw, "default")
     left = raw.train.features[:, 0].double().numpy()
     assert raw.validation is not None and data.validation is not None and len(left) == 20
     assert left.mean() != np.mean(table["x"]), "the validation rows would not matter"
@@ -101,7 +101,7 @@ def test_validation_rows_do_not_count_for_the_scale(tmp_path: Path, read: Callab
         expected = (before.features[:, 0].double().numpy() - left.mean()) / left.std()
         np.testing.assert_allclose(part.features[:, 0].numpy(), expected, rtol=1e-5, atol=1e-6)
         assert torch.equal(part.features[:, 1], before.features[:, 1])
-    assert data.normalisation.shift == (pytest.approx(left.mean()), 0.0), "the one that was applied"
+    assert data.normalization.shift == (pytest.approx(left.mean()), 0.0), "the one that was applied"
 
 
 @BOTH

@@ -26,7 +26,7 @@ def test_a_mask_keeps_so_many_and_its_mean_is_one(keep: float) -> None:
     assert stats.binomtest(kept, NUM, share).pvalue > 1e-4
 
 
-def test_neighbours_in_a_mask_are_independent_also_within_a_word() -> None:
+def test_neighbors_in_a_mask_are_independent_also_within_a_word() -> None:
     drawn = mask((NUM,), 0.5, dtype=torch.float32, generator=torch.Generator().manual_seed(2)).numpy() > 0
     words = drawn.reshape(-1, 4) @ np.array([1, 2, 4, 8])
     assert stats.chisquare(np.bincount(words, minlength=16)).pvalue > 1e-4, "all 16 patterns of a word are alike"

@@ -135,7 +135,7 @@ def test_a_schedule_per_step_counts_the_steps_of_all_rounds(optimizer: dict[str,
         made.step()
     expected = tensors_of(model)
     trainer = SequentialTrainer(work)
-    for _ in range(2):  # the optimiser is used again, and begins with the full rate
+    for _ in range(2):  # the optimizer is used again, and begins with the full rate
         found = trainer.train(request(work, round=2), ClientStore(tmp_path)).tensors
     assert any(not torch.equal(expected[name], start[name]) for name in start)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
@@ -231,14 +231,14 @@ def test_without_joining_the_order_is_the_same() -> None:
     assert torch.equal(torch.cat(apart), torch.cat(joined))
 
 
-def normalised(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+def normalized(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
     return nn.Sequential(nn.Linear(*input_shape, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, num_outputs))
 
 
 def test_torch_refuses_a_batch_of_one_with_batchnorm() -> None:
     """What the rule is for."""
     with pytest.raises(ValueError, match="more than 1 value per channel"):
-        normalised((64,), 10)(torch.zeros(1, 64))
+        normalized((64,), 10)(torch.zeros(1, 64))
 
 
 @pytest.mark.parametrize(("samples", "size"), [(17, 16), (33, 16), (1, 16), (5, 1)])
@@ -246,7 +246,7 @@ def test_batchnorm_trains_on_any_number_of_samples(samples: int, size: int, tmp_
     work = Workload(
         from_dict(
             {
-                "model": {"name": f"{__name__}:normalised"},
+                "model": {"name": f"{__name__}:normalized"},
                 "partition": {"name": f"{__name__}:first", "num_clients": 1, "num_samples": samples},
                 "server": {"cohort_size": 1},
                 "client": {"batch_size": size},
@@ -296,7 +296,7 @@ def test_adam_has_no_unit_displacement() -> None:
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
-def test_optimisers_are_torchs_made_with_the_same_settings(name: str) -> None:
+def test_optimizers_are_torchs_made_with_the_same_settings(name: str) -> None:
     theirs = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
     parameters = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))]
     ours = plugins.build("optimizer", name, {}, parameters, 0.1, 0.01)

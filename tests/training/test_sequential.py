@@ -35,7 +35,7 @@ def request(tensors: Tensors, partition: int, *, round: int = 1, **changes: Any)
 
 
 def plain_loop(work: Workload, start: Tensors, partition: int, *, round: int, optimizer: Any) -> Tensors:
-    """What anyone would write: a model, an optimiser, shuffled batches of 16."""
+    """What anyone would write: a model, an optimizer, shuffled batches of 16."""
     model, samples = work.make_model(), work.samples_of(partition)
     model.load_state_dict(start)
     made = optimizer(model.parameters())
@@ -143,7 +143,7 @@ def first_step_in_vain(parameters: Any) -> torch.optim.Optimizer:
     ("name", "plain"),
     [("remembering", first_step_in_vain), ("hooked", lambda p: torch.optim.SGD(p, lr=0.0125))],
 )
-def test_a_users_optimiser_is_made_anew_for_every_client_and_steps_in_its_own_way(
+def test_a_users_optimizer_is_made_anew_for_every_client_and_steps_in_its_own_way(
     tmp_path: Path, name: str, plain: Any
 ) -> None:
     work = workload(client={"optimizer": {"name": f"{__name__}:{name}"}})
@@ -156,7 +156,7 @@ def test_a_users_optimiser_is_made_anew_for_every_client_and_steps_in_its_own_wa
             torch.testing.assert_close(reply.tensors[tensor], expected[tensor], rtol=1e-5, atol=1e-7)
 
 
-def test_an_optimiser_of_torchs_is_made_once_a_rate_and_one_of_others_for_every_client() -> None:
+def test_an_optimizer_of_torchs_is_made_once_a_rate_and_one_of_others_for_every_client() -> None:
     made: list[float] = []
 
     def maker(factory: Any) -> LocalOptimizer:

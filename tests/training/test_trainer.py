@@ -85,7 +85,7 @@ def test_training_is_the_loop_written_by_hand(tmp_path: Path, objective: Objecti
 
 
 def test_feddyns_second_round_is_the_loop_by_hand_with_the_state_of_the_first(tmp_path: Path) -> None:
-    """h = theta_1 - theta_0 after the first round; the second minimises with alpha (h + theta - theta_1)."""
+    """h = theta_1 - theta_0 after the first round; the second minimizes with alpha (h + theta - theta_1)."""
     work, store = workload(), ClientStore(tmp_path)
     trainer = SequentialTrainer(work)
     spec = ObjectiveSpec(name="feddyn", settings={"alpha": 0.5})

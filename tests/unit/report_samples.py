@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsign.comparison.over_seeds import summarise
+from fedsign.comparison.over_seeds import summarize
 from fedsign.comparison.summary import Cell, Plan, Played, Summary, products
 
 STRATEGIES = {
@@ -153,7 +153,7 @@ def a_comparison(
         request={},
         environment={"fedsign": "0.2.0", "torch": "2.13.0", "git": ""},
     )
-    return summarise(plan, path, played)
+    return summarize(plan, path, played)
 
 
 def _folder(path: Path, lines: Sequence[Mapping[str, Any]], seed: int) -> Path:

@@ -176,12 +176,12 @@ def test_client_drift_of_opposite_updates_is_their_distance_over_the_mean() -> N
 
 
 def test_clients_that_move_alike_do_not_drift_and_those_that_cancel_out_have_no_drift() -> None:
-    alike, cancelling = Spread(), Spread()
+    alike, canceling = Spread(), Spread()
     for sign in (1.0, -1.0):
         alike.add({"a": torch.tensor([2.0])}, {"a": torch.zeros(1)})
-        cancelling.add({"a": torch.tensor([2.0 * sign])}, {"a": torch.zeros(1)})
+        canceling.add({"a": torch.tensor([2.0 * sign])}, {"a": torch.zeros(1)})
     assert alike.figures() == (2.0, 0.0)
-    assert cancelling.figures() == (0.0, None)
+    assert canceling.figures() == (0.0, None)
     assert Spread().figures() == (None, None)
 
 

@@ -53,7 +53,7 @@ def over_the_wire(message: InflatableObject) -> Any:
 
 
 class Deployment(Grid):
-    """A working grid like SuperLink's: random node ids, serialised messages, late replies in any order."""
+    """A working grid like SuperLink's: random node ids, serialized messages, late replies in any order."""
 
     def __init__(self, answers: Sequence[Answer], *, delay_s: float = 0.0) -> None:
         self._rng = np.random.default_rng(0)
@@ -162,7 +162,7 @@ def same_bits(left: Tensors, right: Tensors) -> bool:
 
 
 def test_a_record_of_tensors_makes_its_bytes_only_when_asked() -> None:
-    """float8 has no encoding, so the first attempt to serialise it raises."""
+    """float8 has no encoding, so the first attempt to serialize it raises."""
     tensor = torch.zeros(3).to(torch.float8_e4m3fn)
     record = to_record({"x": tensor})
     array = record["x"]
@@ -334,7 +334,7 @@ def test_only_the_shown_partitions_are_seen() -> None:
     assert list(grid.get_node_ids()) == [0, 1, 2, 3]
 
 
-def test_a_model_shared_by_a_cohort_is_serialised_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_shared_by_a_cohort_is_serialized_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def counting(array: Array) -> tuple[Array, str]:
         converted.append(array)
         return plain_array(array)

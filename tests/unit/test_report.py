@@ -295,7 +295,7 @@ def test_a_live_page_has_the_numbers_and_no_static_picture(tmp_path: Path) -> No
     assert ('class="static"' in live, done.count('class="static"')) == (False, 3)
 
 
-def test_the_licence_of_uplot_is_named() -> None:
+def test_the_license_of_uplot_is_named() -> None:
     folder = Path(plots.__file__).with_name("uplot")
     assert "MIT License" in (folder / "LICENSE").read_text() and "github.com/leeoniya/uPlot" in plots.scripts()[:100]
     assert len(plots.scripts().encode()) < 150_000

@@ -1,16 +1,16 @@
 """CIFAR-10 and CIFAR-100, read from a folder in their original pickled batches.
 
-Source: Krizhevsky 2009.  Normalised by default with the mean and standard deviation of the 50,000 training
+Source: Krizhevsky 2009.  Normalized by default with the mean and standard deviation of the 50,000 training
 images' channels, in the rounding that most code uses.
 """
 
 from fedsign.data.base import Dataset
 from fedsign.data.files import check_present, folder_of, images, sentence_where_damaged, tensor_of
-from fedsign.data.normalise import Normalisation
+from fedsign.data.normalise import Normalization
 from fedsign.torchvision_shim import torchvision
 
-_CIFAR10 = Normalisation(shift=(0.4914, 0.4822, 0.4465), scale=(0.2470, 0.2435, 0.2616))
-_CIFAR100 = Normalisation(shift=(0.5071, 0.4865, 0.4409), scale=(0.2673, 0.2564, 0.2762))
+_CIFAR10 = Normalization(shift=(0.4914, 0.4822, 0.4465), scale=(0.2470, 0.2435, 0.2616))
+_CIFAR100 = Normalization(shift=(0.5071, 0.4865, 0.4409), scale=(0.2673, 0.2564, 0.2762))
 
 
 def cifar10(seed: int, *, root: str = "data") -> Dataset:
@@ -23,7 +23,7 @@ def cifar100(seed: int, *, root: str = "data") -> Dataset:
     return _load("CIFAR100", root, _CIFAR100)
 
 
-def _load(name: str, root: str, normalisation: Normalisation) -> Dataset:
+def _load(name: str, root: str, normalization: Normalization) -> Dataset:
     reader = getattr(torchvision("torchvision.datasets"), name)
     parent = folder_of(root)
     folder = parent / reader.base_folder
@@ -35,4 +35,4 @@ def _load(name: str, root: str, normalisation: Normalisation) -> Dataset:
     train, test = (
         images(tensor_of(part.data).permute(0, 3, 1, 2), tensor_of(part.targets), where=folder) for part in parts
     )
-    return Dataset(train=train, test=test, class_names=tuple(parts[0].classes), normalisation=normalisation)
+    return Dataset(train=train, test=test, class_names=tuple(parts[0].classes), normalization=normalization)

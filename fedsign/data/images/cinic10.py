@@ -1,15 +1,15 @@
 """CINIC-10: CIFAR-10 enlarged by images of ImageNet; 90,000 for training and 90,000 for the test.
 
 Source: Darlow et al. 2018 (arXiv 1810.03505).  The third part, `valid`, is not used: hold out
-`data.validation_fraction` of the training samples instead.  Normalised by default with the authors' constants.
+`data.validation_fraction` of the training samples instead.  Normalized by default with the authors' constants.
 """
 
 from fedsign.data.base import Dataset
 from fedsign.data.files import check_present, folder_of
 from fedsign.data.images.image_folder import InMemory, Listing, dataset_of
-from fedsign.data.normalise import Normalisation
+from fedsign.data.normalise import Normalization
 
-_CINIC10 = Normalisation(shift=(0.47889522, 0.47227842, 0.43047404), scale=(0.24205776, 0.23828046, 0.25874835))
+_CINIC10 = Normalization(shift=(0.47889522, 0.47227842, 0.43047404), scale=(0.24205776, 0.23828046, 0.25874835))
 
 
 def cinic10(seed: int, *, root: str = "data", in_memory: InMemory = "auto") -> Dataset:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedsign.data.base import AnySamples, Dataset, Frame, LazySamples, Samples, features_of
 from fedsign.data.files import check_classes, folder_of
-from fedsign.data.normalise import IDENTITY, Normalisation
+from fedsign.data.normalise import IDENTITY, Normalization
 from fedsign.data.splitting import train_test
 from fedsign.errors import DataError
 from fedsign.torchvision_shim import torchvision
@@ -59,7 +59,7 @@ def image_folder(
 
 
 def dataset_of(
-    train: "Listing", test: "Listing", in_memory: InMemory, normalisation: Normalisation = IDENTITY
+    train: "Listing", test: "Listing", in_memory: InMemory, normalization: Normalization = IDENTITY
 ) -> Dataset:
     """A data set of a folder of training images and one of test images, with the same classes."""
     if train.class_names != test.class_names:
@@ -68,7 +68,7 @@ def dataset_of(
             f"{train.folder} and {test.folder} do not have the same class folders: only one of them has {odd}."
         )
     parts = [each.samples(in_memory, num_images=len(train) + len(test)) for each in (train, test)]
-    return Dataset(train=parts[0], test=parts[1], class_names=train.class_names, normalisation=normalisation)
+    return Dataset(train=parts[0], test=parts[1], class_names=train.class_names, normalization=normalization)
 
 
 class Listing:

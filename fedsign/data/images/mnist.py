@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedsign.data.base import Dataset
 from fedsign.data.files import check_present, folder_of, images, sentence_where_damaged
-from fedsign.data.normalise import Normalisation
+from fedsign.data.normalise import Normalization
 from fedsign.errors import DataError
 from fedsign.storage.disk import replace_file
 from fedsign.torchvision_shim import torchvision
@@ -18,8 +18,8 @@ _FILES = (
     "t10k-images-idx3-ubyte",
     "t10k-labels-idx1-ubyte",
 )
-_MNIST = Normalisation(shift=(0.1307,), scale=(0.3081,))  # mean and standard deviation of the training pixels
-_FASHION_MNIST = Normalisation(shift=(0.2860,), scale=(0.3530,))
+_MNIST = Normalization(shift=(0.1307,), scale=(0.3081,))  # mean and standard deviation of the training pixels
+_FASHION_MNIST = Normalization(shift=(0.2860,), scale=(0.3530,))
 
 
 def mnist(seed: int, *, root: str = "data") -> Dataset:
@@ -32,7 +32,7 @@ def fashion_mnist(seed: int, *, root: str = "data") -> Dataset:
     return _load("FashionMNIST", root, _FASHION, _FASHION_MNIST)
 
 
-def _load(name: str, root: str, class_names: tuple[str, ...], normalisation: Normalisation) -> Dataset:
+def _load(name: str, root: str, class_names: tuple[str, ...], normalization: Normalization) -> Dataset:
     folder = folder_of(root)
     raw = (folder / name / "raw").absolute()
     for file in _FILES:
@@ -43,7 +43,7 @@ def _load(name: str, root: str, class_names: tuple[str, ...], normalisation: Nor
     with sentence_where_damaged(raw):
         parts = [reader(folder, train=train, download=False) for train in (True, False)]
     train, test = (images(part.data.unsqueeze(1), part.targets, where=raw) for part in parts)
-    return Dataset(train=train, test=test, class_names=class_names, normalisation=normalisation)
+    return Dataset(train=train, test=test, class_names=class_names, normalization=normalization)
 
 
 def _unpack(path: Path) -> None:

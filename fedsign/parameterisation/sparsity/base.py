@@ -1,10 +1,10 @@
-"""What a rule for masks that change says, and the steps of a packed optimiser under one.
+"""What a rule for masks that change says, and the steps of a packed optimizer under one.
 
-What a change leaves of a tensor: weights that stay keep their bits and their optimiser state, those that go are 0 and without
+What a change leaves of a tensor: weights that stay keep their bits and their optimizer state, those that go are 0 and without
 state, those that come are 0 with a state of 0.  The state is as large as the weights that there are, at every step.
 
-[Note: steps] Steps are those of one optimiser, counted from 1.  In a step that changes masks, a rule either comes in place of the
-optimiser's own move (`replaces_step`) or after it.
+[Note: steps] Steps are those of one optimizer, counted from 1.  In a step that changes masks, a rule either comes in place of the
+optimizer's own move (`replaces_step`) or after it.
 """
 
 from typing import Annotated, ClassVar, NamedTuple
@@ -48,7 +48,7 @@ class MaskRule:
 
 
 class Changing:
-    """Takes the steps of a packed optimiser, and changes masks between them."""
+    """Takes the steps of a packed optimizer, and changes masks between them."""
 
     def __init__(self, rule: MaskRule, tensors: list[Masked]) -> None:
         self._rule, self._tensors = rule, tensors
@@ -56,7 +56,7 @@ class Changing:
         self._listen()
 
     def step(self, optimizer: Packed) -> None:
-        """The optimiser's move, a change of masks, or both; see [Note: steps]."""
+        """The optimizer's move, a change of masks, or both; see [Note: steps]."""
         self._num_steps += 1
         changes = self._rule.changes_at(self._num_steps)
         if not (changes and self._rule.replaces_step):

@@ -5,7 +5,7 @@ initial_density, rho_f -> the parameterisation's density, t_0 -> first_step, Del
 
     rho_t = rho_f + (rho_i - rho_f) (1 - (t - t_0) / (n Delta t))^3    at t = t_0 + Delta t, ..., t_0 + n Delta t
 
-After the optimiser's move of each of these steps a tensor of N entries keeps its round(rho_t N) largest weights.
+After the optimizer's move of each of these steps a tensor of N entries keeps its round(rho_t N) largest weights.
 
 Differs: a weight that has left is 0 and does not come back.  In the paper its value is kept behind the mask, and it
 comes back if those that are there shrink below it.

@@ -1,7 +1,7 @@
 """RigL: every so often the smallest weights of a tensor make way for those that the gradient asks for most.
 
 Paper: Evci et al. 2020, "Rigging the lottery" (arXiv 1911.11134), Algorithm 1.  alpha -> drop_fraction, Delta T -> every,
-T_end -> last_step.  At the steps t = every, 2 every, ... below last_step, in place of the optimiser's move, for each tensor of n weights:
+T_end -> last_step.  At the steps t = every, 2 every, ... below last_step, in place of the optimizer's move, for each tensor of n weights:
 
     k = floor(n (alpha / 2) (1 + cos(pi t / last_step)))
     drop  the k weights with the smallest |theta|

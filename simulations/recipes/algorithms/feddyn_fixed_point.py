@@ -38,8 +38,8 @@ class HalfSquaredError:
 
 
 @recipe(
-    "With many local steps FedDyn ends at the optimum of the sum, FedAvg at the mean of the minimisers.",
-    part("FedAvg ends at the mean of the minimisers", within(-1.0, 1e-3, "fedavg")),
+    "With many local steps FedDyn ends at the optimum of the sum, FedAvg at the mean of the minimizers.",
+    part("FedAvg ends at the mean of the minimizers", within(-1.0, 1e-3, "fedavg")),
     part("FedDyn ends at the optimum of the sum", within(-2.2, 1e-3, *_FIGURES)),
     null={"fedavg": -2.2, **dict.fromkeys(_FIGURES, -1.0)},  # the other way round
     expected=Verdict.HOLDS,

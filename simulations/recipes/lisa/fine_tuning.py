@@ -44,7 +44,7 @@ def fine_tune(
 ) -> float:
     """Train from the base; the last validation loss in nats a character."""
     work, model = pretrained(method, seed, pretraining_steps)
-    minimise(work, model, half(work.dataset.train, 1), steps=steps, lr=lr, round=2)
+    minimize(work, model, half(work.dataset.train, 1), steps=steps, lr=lr, round=2)
     return work.evaluate(model, (half(work.dataset.test, 1), None))["loss"]
 
 
@@ -57,10 +57,10 @@ def pretrained(method: Settings, seed: int, steps: int, *, tied: bool = True) ->
 
 
 def moment_bytes(method: Settings) -> int:
-    """What the method's optimiser keeps of this model after a step, measured."""
+    """What the method's optimizer keeps of this model after a step, measured."""
     work = workload(0, method)
     model = work.make_model()
-    optimizer = minimise(work, model, work.dataset.train, steps=1, lr=1e-3, round=1)
+    optimizer = minimize(work, model, work.dataset.train, steps=1, lr=1e-3, round=1)
     tensors = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
     return sum(tensor.nbytes for tensor in tensors)
 
@@ -76,11 +76,11 @@ def write_base(folder: Path, seed: int, steps: int, *, tied: bool = True) -> Pat
 def _base(seed: int, steps: int, *, tied: bool = True) -> Tensors:
     work = workload(seed, METHODS["full"], tied=tied)
     model = work.make_model()
-    minimise(work, model, half(work.dataset.train, 0), steps=steps, lr=2e-3, round=1)
+    minimize(work, model, half(work.dataset.train, 0), steps=steps, lr=2e-3, round=1)
     return tensors_of(model)
 
 
-def minimise(
+def minimize(
     work: Workload,
     model: nn.Module,
     samples: AnySamples,
@@ -106,7 +106,7 @@ def minimise(
 
 
 def begin(work: Workload, model: nn.Module, lr: float, *, round: int) -> torch.optim.Optimizer:
-    """The method's optimiser, which has drawn its first layers if it trains a part."""
+    """The method's optimizer, which has drawn its first layers if it trains a part."""
     optimizer = optimizer_of(work.config.client.optimizer, model.train(), lr, 0.0)
     if isinstance(optimizer, PartTrainer):
         optimizer.begin(seed=work.config.seed, client=0, round=round, first_step=0)

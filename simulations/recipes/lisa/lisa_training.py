@@ -162,7 +162,7 @@ def lisa_speed(quick: bool) -> Figures:
     128 characters, torch's AdamW as it comes (on a CPU a loop over the tensors), on this machine's CPU and as many
     threads as torch takes.  By counting multiplications, forward and backward to the inputs cost LISA the same as all,
     and the gradients of weights a sixth, so that (1 + 1 + 1/6)/3 of full fine-tuning's are left, 1.38 times as fast;
-    the optimiser's share comes on top.
+    the optimizer's share comes on top.
 
     The methods take single steps in turn, in an order that changes, so that whatever else the machine does falls on
     all; ratios are medians of the rounds' ratios.  The hypothesis was fixed before anything was run: 1.2 times as fast
@@ -276,7 +276,7 @@ def _ratios(name: str, seed: int, quick: bool) -> dict[str, float]:
             norms["change"][layer].append(_norm([weights[name] - start[name] for name in names]))
 
     train = fine_tuning.half(work.dataset.train, 1)
-    fine_tuning.minimise(work, model, train, steps=steps, lr=_NORM_RATES[name], round=2, on_step=record)
+    fine_tuning.minimize(work, model, train, steps=steps, lr=_NORM_RATES[name], round=2, on_step=record)
     return {
         what: fmean(of["head"]) / fmean(fmean(of[layer]) for layer in of if layer != "head")
         for what, of in norms.items()

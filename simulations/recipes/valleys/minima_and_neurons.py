@@ -50,10 +50,10 @@ _FRESH = range(100, 120)  # seeds 0 to 4 left open what these decide
     plays=trainings(2 * len(_FRESH), 4),
 )
 def valley_interpolation_batch_size(quick: bool, where: Where = AT_HOME) -> Figures:
-    """Over 20 pairs of networks (quick: 2); errors within 0.5 of each minimum, away from the other one and towards it.
+    """Over 20 pairs of networks (quick: 2); errors within 0.5 of each minimum, away from the other one and toward it.
 
     Paper: (1 - lambda) theta_1 + lambda theta_2, lambda in [-1, 2], of batches of 32 and of 2048, from one
-    initialisation: the small batch's minimum is sharper and nearly symmetric, the large batch's flatter and asymmetric.
+    initialization: the small batch's minimum is sharper and nearly symmetric, the large batch's flatter and asymmetric.
     Here batches of 32 and of 512 (2048 would be more than all samples), these for eight times as many epochs, since an
     epoch has three of them.
 
