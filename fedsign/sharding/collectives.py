@@ -15,7 +15,7 @@ Gloo's sends and receives take memory of the CPU alone.  So where tensors are on
 on a copy in pinned memory of the host: what this rank gives is copied there, and what it gets is copied back.  NCCL, which needs a
 GPU for each rank, sends from GPU to GPU.
 
-With `overlaps` they are carried out beside the caller, which goes on (`fedsign.sharding.lanes`).
+With `overlaps` they are carried out beside the caller, which goes on (`fedsign.sharding.executors`).
 
 Broadcasts of the beginning are the backend's own, which gloo carries out on a GPU's tensors too, and not part of any plan.
 """
@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fedsign.errors import ConfigError
-from fedsign.sharding.lanes import Here, Lane, Streamed, Thread, Ticket
+from fedsign.sharding.executors import CudaStream, Executor, Inline, Thread, Work
 from fedsign.sharding.layout import Granularity, Grouping
 from fedsign.sharding.strategy import Collective, Operation, Scope
 from fedsign.sharding.traffic import Count, Rings
@@ -66,8 +66,8 @@ class Collectives:
         self._sent = Count()
         self._counts: dict[Collective, Count] = {}
         self._overlaps, self._through_host = overlaps, through_host
-        self._lane: Lane | None = None
-        self._last: Ticket | None = None
+        self._executor: Executor | None = None
+        self._last: Work | None = None
 
     @property
     def counts(self) -> dict[Collective, Count]:
@@ -80,20 +80,18 @@ class Collectives:
         """One collective, in place."""
         self.start([collective], tensor).wait()
 
-    def start(
-        self, collectives: Sequence[Collective], tensor: Tensor, then: Callable[[], None] | None = None
-    ) -> Ticket:
+    def start(self, collectives: Sequence[Collective], tensor: Tensor, then: Callable[[], None] | None = None) -> Work:
         """Some, one after another, in place, and then something else; the tensor is to be kept until that is waited for."""
-        if self._lane is None:
-            self._lane = self._make_lane(tensor)
-        self._last = self._lane.start(partial(self._carry_out, tuple(collectives), tensor, then))
+        if self._executor is None:
+            self._executor = self._make_executor(tensor)
+        self._last = self._executor.start(partial(self._carry_out, tuple(collectives), tensor, then))
         return self._last
 
-    def _make_lane(self, tensor: Tensor) -> Lane:
+    def _make_executor(self, tensor: Tensor) -> Executor:
         if not self._overlaps:
-            return Here()
+            return Inline()
         if tensor.is_cuda and not self._goes_through_host(tensor):
-            return Streamed(tensor.device)
+            return CudaStream(tensor.device)
         return Thread(tensor.device)
 
     def _goes_through_host(self, tensor: Tensor) -> bool:
@@ -105,15 +103,15 @@ class Collectives:
         for collective in collectives if tensor.numel() else ():
             began, self._sent = time.perf_counter(), Count(calls=1)
             if self._goes_through_host(tensor):
-                self._go_through_host(collective, tensor)
+                self._run_through_host(collective, tensor)
             else:
-                self._go(collective, tensor)
+                self._run(collective, tensor)
             once = self._sent + Count(elapsed_s=time.perf_counter() - began)
             self._counts[collective] = self._counts.get(collective, Count()) + once
         if then is not None:
             then()
 
-    def _go(self, collective: Collective, tensor: Tensor) -> None:
+    def _run(self, collective: Collective, tensor: Tensor) -> None:
         """An all-reduce is a reduce-scatter and an all-gather."""
         if collective.scope is Scope.ALL and self.rings is Rings.TWO_LEVEL:
             blocks = self._blocks(tensor)
@@ -126,14 +124,14 @@ class Collectives:
         if collective.operation is not Operation.REDUCE_SCATTER:
             gather()
 
-    def _go_through_host(self, collective: Collective, tensor: Tensor) -> None:
+    def _run_through_host(self, collective: Collective, tensor: Tensor) -> None:
         host, scope = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda), collective.scope
         part = partial(own, of=scope.whole, to=scope.part, grouping=self.grouping, rank=self.rank)
         if collective.operation is Operation.ALL_GATHER:
             part(host).copy_(part(tensor))
         else:
             host.copy_(tensor)
-        self._go(collective, host)
+        self._run(collective, host)
         if collective.operation is Operation.REDUCE_SCATTER:
             part(tensor).copy_(part(host))
         else:

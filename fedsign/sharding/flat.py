@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fedsign.errors import ConfigError
 from fedsign.sharding.account import Flat
 from fedsign.sharding.collectives import Collectives, own
-from fedsign.sharding.lanes import Ticket
+from fedsign.sharding.executors import Work
 from fedsign.sharding.layout import Cut, Granularity
 from fedsign.sharding.strategy import Operation, Strategy, gather_all
 from fedsign.sharding.units import Named
@@ -72,7 +72,7 @@ class FlatParameter:
         self._whole = exact.to(dtype)  # the same, where the type is
         self._absent = torch.full((), torch.nan, dtype=dtype, device=exact.device)
         self._gradient_whole: Tensor | None = None
-        self._coming: Ticket | None = None
+        self._unsharding: Work | None = None
         self._shard = self._own(self._whole, Granularity.NONE, strategy.params)
         self._is_sharded = strategy.params is not Granularity.NONE
         if self._is_sharded:
@@ -81,7 +81,7 @@ class FlatParameter:
         self.pieces = self._make_pieces()
         self.gradient_sum = self._new_gradient_sum()
         self._show()
-        self.free()
+        self.reshard()
 
     @property
     def facts(self) -> Flat:
@@ -94,42 +94,42 @@ class FlatParameter:
         return self._whole.device
 
     @property
-    def is_gathered(self) -> bool:
-        """Whether the parameters are there to be used, or on their way."""
+    def is_unsharded(self) -> bool:
+        """Whether the parameters are whole, or being gathered."""
         return not self._is_sharded or self._whole.untyped_storage().nbytes() > 0
 
-    def start_gather(self) -> None:
-        """Have the parameters on their way, if they are not there; they are used after `gather` only."""
-        if self.is_gathered:
+    def start_unshard(self) -> None:
+        """Start gathering the parameters; `unshard` waits for them."""
+        if self.is_unsharded:
             return
         storage = self._whole.untyped_storage()
         storage.resize_(self._whole.numel() * self._whole.element_size())
         self._own(self._whole, Granularity.NONE, self.strategy.params).copy_(self._shard)
-        self._coming = self._collectives.start(self.strategy.gather_params, self._whole)
+        self._unsharding = self._collectives.start(self.strategy.gather_params, self._whole)
 
-    def gather(self) -> None:
-        """Make the parameters whole, if they are not."""
-        self.start_gather()
-        if self._coming is not None:
-            self._arrive(self._coming)
+    def unshard(self) -> None:
+        """Gather the parameters, if they are sharded."""
+        self.start_unshard()
+        if self._unsharding is not None:
+            self._wait_for_unshard(self._unsharding)
             self._show()
 
-    def free(self) -> None:
-        """Give the whole's memory back, if it is not what the strategy keeps."""
+    def reshard(self) -> None:
+        """Free the gathered parameters, unless the strategy keeps them."""
         if not self._is_sharded:
             return
-        if self._coming is not None:
-            self._arrive(self._coming)
+        if self._unsharding is not None:
+            self._wait_for_unshard(self._unsharding)
         for param, shape in zip(self.params, self.shapes, strict=True):
             param.data = self._absent.expand(shape)
         self._whole.untyped_storage().resize_(0)
 
-    def _arrive(self, coming: Ticket) -> None:
-        self._coming = None
-        coming.wait()
+    def _wait_for_unshard(self, work: Work) -> None:
+        self._unsharding = None
+        work.wait()
 
     def expect_gradients(self) -> None:
-        """Let the coming backward add into flat tensors."""
+        """Let the next backward add into flat tensors."""
         if not self.trainable:
             return
         if self.strategy.gradients is Granularity.NONE:
@@ -141,7 +141,7 @@ class FlatParameter:
         for param, view in zip(self.params, self._views(flat), strict=True):
             param.grad = view
 
-    def reduce_gradients(self) -> list[tuple[Ticket, Tensor]]:
+    def reduce_gradients(self) -> list[tuple[Work, Tensor]]:
         """After a unit's backward: have this micro-batch's gradient added to the sum, at the strategy's granularity.
 
         Gives what to wait for, with the tensor that is in use until then; nothing, if that is done.
@@ -238,9 +238,9 @@ class FlatParameter:
     def values(self) -> Mapping[str, Tensor]:
         """The parameters, from the masters where there are any, on all ranks."""
         if self._master is None:
-            self.gather()
+            self.unshard()
             copies = {name: view.clone() for name, view in zip(self.names, self._views(self._whole), strict=True)}
-            self.free()
+            self.reshard()
             return copies
         whole = self._master.new_zeros(self.cut.padded)
         self._own(whole, Granularity.NONE, self.strategy.states).copy_(self._master)

@@ -13,7 +13,7 @@ The update is that of one process on the batches of all ranks: gradients are sum
 so losses are means over as many samples on each rank.  All ranks take the same way through the model.  The optimizer has to work
 element by element (SGD, Adam, AdamW, ...): it sees parts of flattened parameters, by name.  Buffers are each rank's own.
 
-With `prefetch` the next unit is gathered and gradients are reduced while the model computes (`fedsign.sharding.ahead`), with the
+With `prefetch` the next unit is gathered and gradients are reduced while the model computes (`fedsign.sharding.prefetch`), with the
 same bits, for the memory of one more unit.
 
 What runs when, in a backward: an output's gradient hook gathers a unit; a node on the unit's inputs, which autograd reaches after all
@@ -31,10 +31,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fedsign.errors import ConfigError
-from fedsign.sharding.ahead import Ahead
 from fedsign.sharding.collectives import Collectives
 from fedsign.sharding.flat import FlatParameter, Piece
 from fedsign.sharding.layout import Granularity, Grouping
+from fedsign.sharding.prefetch import Prefetcher
 from fedsign.sharding.stored import StoredWeights, fill_buffers, make_room
 from fedsign.sharding.strategy import Strategy, gather_all, strategy_of
 from fedsign.sharding.traffic import Rings
@@ -47,7 +47,7 @@ _NOT_ELEMENTWISE = (torch.optim.LBFGS, torch.optim.Adafactor)
 
 
 class _Unit:
-    """A module whose own parameters come and go together."""
+    """A module whose own parameters are unsharded and resharded together."""
 
     def __init__(self, module: nn.Module, flats: Sequence[FlatParameter], model: "Sharded") -> None:
         """The forward of the model itself is a pass."""
@@ -56,31 +56,31 @@ class _Unit:
         module.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True)
         module.register_forward_hook(self._after_forward, always_call=False)
 
-    def _come(self) -> None:
+    def _unshard(self) -> None:
         for flat in self.flats:
-            flat.start_gather()
+            flat.start_unshard()
         for flat in self.flats:
-            flat.gather()
-        self._model.ahead.came(self.flats)
+            flat.unshard()
+        self._model.prefetcher.unsharded(self.flats)
 
-    def _free(self) -> None:
+    def _reshard(self) -> None:
         for flat in self.flats:
-            flat.free()
+            flat.reshard()
 
     def _before_forward(self, _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         if self._is_in_backward:
             return None
         if self._is_all and not self._model.is_in_backward:
-            self._model.ahead.begin("forward")
-        self._come()
+            self._model.prefetcher.begin("forward")
+        self._unshard()
         return _marked((args, kwargs), self.after_backward) if torch.is_grad_enabled() else None
 
     def _after_forward(self, _: nn.Module, __: Any, outputs: Any) -> None:
         if self._is_in_backward:
             return
-        self._free()
+        self._reshard()
         if self._is_all and not self._model.is_in_backward:
-            self._model.ahead.end()
+            self._model.prefetcher.end()
         for tensor in tree_flatten(outputs)[0]:
             if isinstance(tensor, Tensor) and tensor.requires_grad:
                 tensor.register_hook(self._before_backward)
@@ -89,7 +89,7 @@ class _Unit:
         self._model.begin_backward()
         if self._is_in_backward:
             return
-        self._come()
+        self._unshard()
         self._is_in_backward = True
         for flat in self.flats:
             flat.expect_gradients()
@@ -99,9 +99,9 @@ class _Unit:
         if not self._is_in_backward:
             return
         started = [each for flat in self.flats for each in flat.reduce_gradients()]
-        self._free()
+        self._reshard()
         self._is_in_backward = False
-        self._model.ahead.reduce(started)
+        self._model.prefetcher.reduce(started)
 
 
 class _AfterBackward(torch.autograd.Function):
@@ -164,7 +164,7 @@ class Sharded:
         self.strategy = strategy_of(strategy) if isinstance(strategy, str) else strategy
         self.grouping = grouping
         self.collectives = Collectives(grouping, rings=rings, overlaps=prefetch, through_host=through_host)
-        self.ahead = Ahead(is_on=prefetch)
+        self.prefetcher = Prefetcher(is_on=prefetch)
         self.is_in_backward, self._num_backwards = False, 0
         read = self._reader(weights, torch.device(device))
         self._units = [_Unit(module, self._flats(alike, dtype, read), self) for module, alike in parts_of(model, units)]
@@ -266,7 +266,7 @@ class Sharded:
         Raises:
             ConfigError: of parameters that come and go together, some were named and others not; or one was frozen at first.
         """
-        self.ahead.forget()
+        self.prefetcher.forget()
         for flat in self.flats:
             named = [name in names for name in flat.names]
             if any(named) and not all(named):
@@ -287,7 +287,7 @@ class Sharded:
         if not self._num_backwards:
             raise ConfigError("step() was called without a backward; call it after the backward of each micro-batch.")
         self._num_backwards = 0
-        self.ahead.settle()
+        self.prefetcher.settle()
         for flat in self.flats:
             flat.sync_gradients()
         if add is not None:
@@ -361,12 +361,12 @@ class Sharded:
         """The first hook of a backward has come, which ends with that of the whole graph."""
         if not self.is_in_backward:
             self.is_in_backward = True
-            self.ahead.begin("backward")
+            self.prefetcher.begin("backward")
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
 
     def _end_backward(self) -> None:
         for unit in reversed(self._units):
             unit.after_backward()
-        self.ahead.end()
+        self.prefetcher.end()
         self.is_in_backward = False
         self._num_backwards += 1
