@@ -25,7 +25,7 @@ from fedsign.data.base import AnySamples
 from fedsign.data.partition.base import Split, class_labels
 from fedsign.errors import DataError
 from fedsign.intervals import mean_and_std
-from simulations.recipes.base import Figures, NotDecidableHere, at_least, at_most, part, recipe
+from simulations.recipes.base import Figures, NotDecidableHere, Verdict, at_least, at_most, part, recipe
 from simulations.recipes.cells import all_rounds, by_name
 from simulations.recipes.where import Plays, Where
 
@@ -83,7 +83,7 @@ def first_four_fifths(train: AnySamples, num_clients: int, rng: np.random.Genera
     ),
     quick=[at_least(0.5, "mlp_iid_accuracy")],
     null={"mlp_iid_accuracy": 0.1} | {f"{cell}_off": inf for cell in _PUBLISHED},
-    data={"mnist": None},
+    data={"mnist": Verdict.HOLDS},
     plays=lambda quick, where: Plays(
         trainings=1 if quick else len(_PUBLISHED) * len(_SEEDS),
         experiment=_experiment("cnn", "shards", 0, where, rounds=3 if quick else 10),
