@@ -1,4 +1,4 @@
-.PHONY: check format lint types imports test test-all same-numbers mutants without without-each size bench pages
+.PHONY: check format lint types imports test test-all same-numbers mutants without without-each size bench pages site
 
 check: lint types imports test  ## what a change has to pass before it is committed
 
@@ -56,3 +56,6 @@ bench:  ## ours and the peers in turn, and docs/benchmarks.md from the results; 
 
 pages:  ## docs/capabilities and the index of docs/README.md from the table of capabilities
 	python -m benchmarks.pages
+
+site:  ## the documentation as a site, in site/; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
