@@ -1,6 +1,7 @@
 """The claims page: made of recipes and committed figures, in step with both."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +30,13 @@ def test_a_verdict_without_figures_is_recorded_nowhere() -> None:
 def test_the_pages_are_those_of_the_recipes_and_figures() -> None:
     for path, text in claims.pages().items():
         assert path.read_text(encoding="utf-8") == text, f"{path}: run python -m benchmarks.claims"
+
+
+def test_the_readme_counts_the_recipes_as_the_page_does() -> None:
+    counts = dict(re.findall(r"^\| ([a-z ]+) \| (\d+) \|", claims.claims(), flags=re.MULTILINE))
+    said = " ".join((claims.ROOT / "README.md").read_text(encoding="utf-8").split())
+    hold, part_of, not_, open_ = (counts.get(key, 0) for key in ("holds", "holds in part", "does not hold", "to be measured"))
+    assert f"{hold} recipes hold, {part_of} hold in part, {not_} do not hold, {open_} are to be measured." in said
 
 
 def test_every_part_of_every_claim_is_a_line_and_every_paper_has_some() -> None:

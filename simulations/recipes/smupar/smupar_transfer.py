@@ -189,6 +189,7 @@ _HALVES = (at_least(2, "init_only_moved"), at_most(0.97, "both_to_init_only"))
         at_most(0.97, "best_start_both_to_init_only"),
     ),
     source="SμPar, Figures 13 and 14",
+    expected=Verdict.IN_PART,
     quick=[at_most(2, "both_moved"), *_HALVES],
     null={"both_moved": 5, "both_start_raised": 2, "init_only_moved": 0, "rate_only_start_raised": 0}
     | dict.fromkeys(("both_to_init_only", "both_to_rate_only", "best_start_both_to_init_only"), 1.0),
