@@ -31,9 +31,9 @@ class Watched(Collectives):
         super().__init__(*args, **settings)
         self.went: list[int] = []
 
-    def _go(self, collective: Collective, tensor: Tensor) -> None:
+    def _run(self, collective: Collective, tensor: Tensor) -> None:
         self.went.append(tensor.data_ptr())
-        super()._go(collective, tensor)
+        super()._run(collective, tensor)
 
 
 def all_through_host() -> list[Any]:
