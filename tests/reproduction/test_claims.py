@@ -35,7 +35,9 @@ def test_the_pages_are_those_of_the_recipes_and_figures() -> None:
 def test_the_readme_counts_the_recipes_as_the_page_does() -> None:
     counts = dict(re.findall(r"^\| ([a-z ]+) \| (\d+) \|", claims.claims(), flags=re.MULTILINE))
     said = " ".join((claims.ROOT / "README.md").read_text(encoding="utf-8").split())
-    hold, part_of, not_, open_ = (counts.get(key, 0) for key in ("holds", "holds in part", "does not hold", "to be measured"))
+    hold, part_of, not_, open_ = (
+        counts.get(key, 0) for key in ("holds", "holds in part", "does not hold", "to be measured")
+    )
     assert f"{hold} recipes hold, {part_of} hold in part, {not_} do not hold, {open_} are to be measured." in said
 
 
