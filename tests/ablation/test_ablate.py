@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -155,13 +156,21 @@ def test_what_has_no_regularizer_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "path",
-    sorted(Path(__file__).parents[2].joinpath("benchmarks", "ablations").glob("*.toml")),
-    ids=lambda path: path.stem,
+    ("path", "data"),
+    [
+        (path, tomllib.loads(path.read_text(encoding="utf-8")).get("data", {}).get("name", "digits"))
+        for path in sorted(Path(__file__).parents[2].joinpath("benchmarks", "ablations").glob("*.toml"))
+    ],
+    ids=lambda given: given.stem if isinstance(given, Path) else given,
 )
-def test_the_experiments_of_the_published_ablations_are_configurations(path: Path) -> None:
+def test_the_experiments_of_the_published_ablations_are_configurations(path: Path, data: str) -> None:
     config = load(path, [])
-    assert config.name == path.stem and config.strategy.name == "fedsign" and config.client.path == "auto"
+    assert (
+        config.name == path.stem
+        and config.data.name == data
+        and config.strategy.name == "fedsign"
+        and config.client.path == "auto"
+    )
 
 
 def test_a_loss_has_no_shares_and_is_not_explained_as_a_gain(tmp_path: Path) -> None:

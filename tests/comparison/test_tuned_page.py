@@ -1,7 +1,5 @@
 """docs/tuned.md is what the committed results make, and its experiments are configurations."""
 
-from pathlib import Path
-
 import pytest
 
 from benchmarks.tuned import __main__ as tuned
@@ -12,7 +10,7 @@ def test_the_page_is_what_the_results_make() -> None:
     assert tuned.PAGE.read_text(encoding="utf-8") == tuned.page(), "run python -m benchmarks.tuned"
 
 
-@pytest.mark.parametrize("name", tuned.TITLES)
-def test_an_experiment_is_a_configuration_of_its_name(name: str) -> None:
-    path = tuned.RESULTS.parent / f"{name.removeprefix('tuned-')}.toml"
-    assert load(Path(path), []).name == name
+@pytest.mark.parametrize(("name", "data"), zip(tuned.TITLES, ("mnist", "npz"), strict=True))
+def test_an_experiment_is_a_configuration_of_its_name(name: str, data: str) -> None:
+    config = load(tuned.RESULTS.parent / f"{name.removeprefix('tuned-')}.toml", [])
+    assert config.name == name and config.data.name == data
