@@ -17,6 +17,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from fedsign.errors import DataError
 from simulations.recipes.where import AT_HOME, PlaysOf, Where
 
 Figures = Mapping[str, float]
@@ -118,6 +119,7 @@ class Recipe:
         home: the set that `expected` is of, for a recipe that can be played on others as well.
         plays: what it plays, for one that can be played on any data; None for one that cannot.
         takes_model: whether another model may be asked for, where other data may.
+        takes_other_data: whether `data` are examples; otherwise the figures are published on them, and say nothing elsewhere.
         where: on which data and with which model it is to be played.
     """
 
@@ -134,6 +136,7 @@ class Recipe:
     home: str = "digits"
     plays: PlaysOf | None = None
     takes_model: bool = True
+    takes_other_data: bool = True
     where: Where = AT_HOME
 
     @property
@@ -147,6 +150,8 @@ class Recipe:
             measured = self.measure(quick)
         except NotDecidableHere as lacking:
             return Finding(recipe=self, quick=quick, reason=str(lacking))
+        except DataError as error:
+            return Finding(recipe=self, quick=quick, reason=f"{error} For a recipe, the folder is --data-root.")
         figures, page = measured if isinstance(measured, tuple) else (measured, None)
         return Finding(recipe=self, quick=quick, figures=figures, page=page)
 

@@ -45,6 +45,10 @@ def get(name: str, *, data: str = "", root: str = "", model: str = "") -> Recipe
         return recipe
     known = recipe.data or {recipe.home: recipe.expected}
     where = where_of(data or next(iter(known)), root, model)
+    if not recipe.takes_other_data and where.set_name not in known:
+        raise ConfigError(
+            f"--data {data} was given, but what recipe '{name}' compares with was published on {' and '.join(known)}: name that."
+        )
     return replace(
         recipe,
         name=f"{name} on {where.title}",

@@ -44,6 +44,9 @@ def test_a_verdict_is_expected_only_of_what_was_measured(tmp_path: Path) -> None
         recipes.get("relu-demo", data="digits", model="cnn")
     with pytest.raises(ConfigError, match="drop --model"):
         recipes.get("valley-bn-init", model="cnn")
+    for name in ("mcmahan-mnist", "flower-niid-bench", "federated-learning-pytorch"):
+        with pytest.raises(ConfigError, match=r"--data digits was given, but .* was published on mnist"):
+            recipes.get(name, data="digits")
 
 
 def test_what_a_recipe_plays_is_on_the_data_that_were_asked_for() -> None:

@@ -10,9 +10,8 @@ from fedsign.comparison.export import export
 from fedsign.comparison.summary import Entry, Summary, values_label
 from fedsign.comparison.verdict import ranked
 from fedsign.config import merged
-from fedsign.errors import DataError
 from simulations.comparison.play import compare
-from simulations.recipes.base import NotDecidableHere, Shown, Verdict, above, at_least, at_most, part, recipe
+from simulations.recipes.base import Shown, Verdict, above, at_least, at_most, part, recipe
 from simulations.recipes.cells import paired_difference
 from simulations.recipes.where import AT_HOME, Plays, Where
 
@@ -301,15 +300,8 @@ def _robust_plays(quick: bool, where: Where) -> Plays:
 
 
 def play(name: str, experiment: Mapping[str, Any], **settings: Any) -> Summary:
-    """`compare` what has not been compared yet; write the page and, under `export`, the files for a paper.
-
-    Raises:
-        NotDecidableHere: the data is not on this machine.
-    """
-    try:
-        summary = compare(experiment, name=name, **settings).summary()
-    except DataError as error:
-        raise NotDecidableHere(f"{error} For a recipe, the folder is --data-root.") from error
+    """`compare` what has not been compared yet; write the page and, under `export`, the files for a paper."""
+    summary = compare(experiment, name=name, **settings).summary()
     export(summary, summary.path / "export")
     return summary
 
