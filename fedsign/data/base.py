@@ -9,9 +9,11 @@ and `owners`; who trains or evaluates needs no more.
 document's first token, too, and learns where documents end.  For most they are the same one.
 """
 
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from functools import wraps
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +26,7 @@ from fedsign.errors import DataError
 IntArray = npt.NDArray[np.int64]
 _CPU = torch.device("cpu")
 _MEASURED_BATCH = 4096
+_Class = TypeVar("_Class", bound=type)
 
 
 class Source(Protocol):
@@ -189,6 +192,26 @@ class Frame:
     remedy: str = "say it, such as --set 'partition.input_shape=[1, 28, 28]'"
 
 
+def _takes_former_names(**names: str) -> Callable[[_Class], _Class]:
+    """A class whose keywords had other names, which it takes for one release: former name = name."""
+
+    def decorated(cls: _Class) -> _Class:
+        init: Callable[..., None] = cls.__init__
+
+        @wraps(init)
+        def renaming(self: object, **given: Any) -> None:
+            for former in names.keys() & given.keys():
+                warnings.warn(f"{former}= of {cls.__name__} is now {names[former]}=", FutureWarning, stacklevel=2)
+                given[names[former]] = given.pop(former)
+            init(self, **given)
+
+        setattr(cls, "__init__", renaming)  # noqa: B010 - mypy refuses to assign to __init__
+        return cls
+
+    return decorated
+
+
+@_takes_former_names(normalisation="normalization", standardised="standardized")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dataset:
     """Training samples, which the partition deals out, and the server's test samples.

@@ -9,9 +9,10 @@ measures, it measures on the training samples that are left after the validation
 the configuration's own, `data.mean` and `data.std`, one number per channel.
 """
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -88,3 +89,11 @@ def measured(preset: Literal["per_channel", "unit"], batches: Iterable[Tensor]) 
     shift, scale = (low, high - low) if preset == "unit" else (means, (squares / count).sqrt())
     scale = torch.where(high > low, scale, torch.ones_like(scale))
     return Normalization(shift=tuple(shift.tolist()), scale=tuple(scale.tolist()))
+
+
+def __getattr__(name: str) -> Any:
+    """Former names, for one release."""
+    if name == "Normalisation":
+        warnings.warn("Normalisation is now Normalization", FutureWarning, stacklevel=2)
+        return Normalization
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
