@@ -2,7 +2,7 @@
 
 The navigation is docs/README.md's: its headings and the links under them.  The home page is the README of the repository;
 other files from outside docs/ that a page links to are pages, too.  The reference of commands comes from the command line
-itself, that of settings and components from the code.  Formulas become MathML, which browsers draw without a script.
+itself, that of the Python API and of components from the code.  Formulas become MathML, which browsers draw without a script.
 """
 
 import json
@@ -85,8 +85,8 @@ def _page(file: str) -> str:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that docs/ does not have."""
-    for each in [each for each in files if each.src_uri in ("README.md", "hooks.py")]:
-        files.remove(each)
+    if (index := files.get_file_from_path("README.md")) is not None:  # it is a page of another name
+        files.remove(index)
     for name, page in OUTSIDE.items():
         files.append(File.generated(config, page, content=(ROOT / name).read_text(encoding="utf-8")))
     written = {
