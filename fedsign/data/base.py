@@ -196,7 +196,7 @@ def _takes_former_names(**names: str) -> Callable[[_Class], _Class]:
     """A class whose keywords had other names, which it takes for one release: former name = name."""
 
     def decorated(cls: _Class) -> _Class:
-        init: Callable[..., None] = cls.__init__
+        init: Callable[..., None] = vars(cls)["__init__"]
 
         @wraps(init)
         def renaming(self: object, **given: Any) -> None:
