@@ -12,8 +12,8 @@ from typing import Any
 
 import ray
 from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
 from flwr.server.superlink.fleet.vce.backend import raybackend
-from flwr.server.superlink.fleet.vce.backend.backend import BackendConfig
 from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation.run_simulation import _run_simulation
@@ -27,7 +27,11 @@ from fedsign.flower.shims import PARTITION_KEY, client_error, empty_run, ensure_
 class LastingRayBackend(RayBackend):
     """See the module."""
 
-    def init_ray(self, backend_config: BackendConfig) -> None:
+    def __init__(self, backend_config: dict[str, Any]) -> None:
+        super().__init__(backend_config)
+        self.start_timeout_s: float | None = backend_config.get("start_timeout_s")
+
+    def init_ray(self, backend_config: dict[str, Any]) -> None:
         """As Flower does, with the user's `runtime_env` merged into Flower's."""
         if ray.is_initialized():
             return
@@ -41,6 +45,13 @@ class LastingRayBackend(RayBackend):
         os.environ["PYTHONPATH"] = python_path
         runtime_env["env_vars"] = {"PYTHONPATH": python_path, **runtime_env.get("env_vars", {})}
         ray.init(runtime_env=runtime_env, **{"include_dashboard": False, **given})
+
+    def build(self, app_fn: Callable[[], ClientApp]) -> None:
+        """As Flower does, and wait for the actors: their start does not count against the first round's timeout."""
+        super().build(app_fn)
+        if self.pool is not None:
+            started = [actor.__ray_ready__.remote() for actor in self.pool.pool]  # type: ignore[attr-defined]
+            ray.wait(started, num_returns=len(started), timeout=self.start_timeout_s)
 
     def process_message(self, message: Message, context: Context) -> tuple[Message, Context]:
         """As Flower does; in the place of an actor that has died comes a new one."""

@@ -112,7 +112,11 @@ class Ray:
                 app_folder=app,
                 client_app=f"{CLIENT_STUB}:app",
                 num_nodes=config.partition.num_clients,
-                backend_config={"client_resources": self.resources, "init_args": init_args},
+                backend_config={
+                    "client_resources": self.resources,
+                    "init_args": init_args,
+                    "start_timeout_s": self.start_timeout_s,
+                },
             )
         if raised:
             raise raised[0]
