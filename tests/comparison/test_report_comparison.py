@@ -198,7 +198,7 @@ def test_one_seed_claims_no_certainty(tmp_path: Path) -> None:
     said = " ".join(headline(summary).sentences)
     assert "5.00 points above First. One seed has neither an interval nor a test" in said and "better in" not in said
     page = words(render(summary))
-    assert "±" not in page and "One seed has neither a spread nor an interval" in page
+    assert "±" not in page and "With one seed there is no standard deviation and no interval" in page
 
 
 def with_failed(summary: Summary, strategy: str, num_failed: int) -> Summary:
@@ -241,13 +241,13 @@ def test_failed_and_pending_runs_are_told_apart(tmp_path: Path) -> None:
     page = page_of(tmp_path, **CASES["failed"])
     text = words(page)
     assert "13 of 20 runs have finished." in text
-    assert "fedsign compare goes on with 1 that is still to be played." in text
-    assert "6 failed; with --retry-failed they are played again" in text
+    assert "Repeat fedsign compare to run the remaining 1." in text
+    assert "6 failed (see “Failures”); --retry-failed runs them again" in text
     assert text.count(FAILURE) == 6 and FAILURE not in page
     assert "FedProx failed with 5 of 5 seeds." in text and "1 cell has not finished" in text
     assert "(4 of 5 seeds)" in text and "FedDyn: 4 of 5 seeds." in text
     done = words(page_of(tmp_path / "done", failed=[("feddyn", 0)]))
-    assert "goes on with" not in done and "1 failed; with --retry-failed it is played again" in done
+    assert "Repeat" not in done and "1 failed (see “Failures”); --retry-failed runs it again" in done
     assert "retry-failed" not in words(page_of(tmp_path / "unfinished", **CASES["unfinished"]))
 
 
@@ -319,7 +319,7 @@ def test_trials_say_that_validation_chose(tmp_path: Path) -> None:
     chosen = [trial for trial in summary.trials if trial.chosen]
     assert len(summary.trials) == 3 and len(chosen) == 1
     page = words(render(summary))
-    assert "on validation samples, which are held out of training" in page and page.count("✓ chosen") == 1
+    assert "on held-out validation samples; the test set was not used" in page and page.count("✓ chosen") == 1
     assert f"{short_label(chosen[0].choice)} {100 * (chosen[0].validation_mean or 0):.2f} ±" in page
 
 
@@ -333,8 +333,8 @@ def test_clients_are_drawn_once_for_conditions_that_share_them(tmp_path: Path) -
     models = [{"model.name": "mlp"}, {"model.name": "cnn"}]
     summary = a_comparison(tmp_path, conditions=models, rounds=2, seeds=2)
     shared = replace(summary, population=dict.fromkeys(summary.population, next(iter(summary.population.values()))))
-    assert render(summary).count("The split is that of the first seed") == 2
-    assert render(shared).count("The split is that of the first seed") == 1
+    assert render(summary).count("The split of the first seed") == 2
+    assert render(shared).count("The split of the first seed") == 1
 
 
 def test_a_configuration_that_cannot_be_read_is_shown_as_it_is(tmp_path: Path) -> None:

@@ -234,7 +234,7 @@ def test_a_run_without_nulls_did_not_diverge(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("outcome", "said"),
     [
-        (None, "This run has not ended"),
+        (None, "This run is in progress or was interrupted"),
         ({"status": "failed", "error": "round 7 ended with 0 usable replies"}, "round 7 ended with 0"),
         ({"status": "finished", "rounds": 0}, "finished"),
     ],
