@@ -1,1 +1,1 @@
-"""Federated algorithms, one file each, on the server's side."""
+"""Server side of the federated algorithms, one file each."""

@@ -1,15 +1,14 @@
-"""A strategy is four answers: who is sampled, what a client minimizes, how replies weigh, where the server moves.
+"""The base class of strategies.
 
-Where the server moves is a target, the mean of the clients' models for most strategies.  A server optimizer
-(`strategies.server_optim`) may take `served - target` as a gradient instead of going there.
+A strategy answers four questions: which clients to sample, what a client minimizes, how much a reply weighs, and
+which model the server proposes next.  For most strategies the proposal is the mean of the clients' models.  A server
+optimizer (`strategies.server_optim`) may use `served - proposal` as a gradient instead of adopting the proposal.
 
-It is a Flower `Strategy`, so it also runs in a ServerApp of your own; the rest of Flower's interface is
-answered here once.
+`Strategy` implements Flower's `Strategy` interface, so it also runs in your own ServerApp.
 
-[Note: four kinds of state] The *served* model is what clients receive next (the arrays that
-`aggregate_train` returns).  The *evaluated* model is what is tested and kept at the end; it differs from
-the served one for FedDyn only.  The *strategy state* is the server's memory (`state_dict`).  The *client
-state* is the client's (`fedsign.objectives`), and stays there.
+[Note: four kinds of state] The *served* model is what clients receive next: the arrays that `aggregate_train`
+returns.  The *evaluated* model is tested and saved; only FedDyn's differs from the served model.  The *strategy
+state* is the server's memory (`state_dict`).  The *client state* (`fedsign.objectives`) never leaves the client.
 """
 
 import logging
@@ -24,7 +23,7 @@ from pydantic import Field
 from torch import nn
 
 from fedsign.errors import ConfigError, RoundError
-from fedsign.federation.aggregation import Aggregate as Aggregate  # what a strategy of your own reads
+from fedsign.federation.aggregation import Aggregate as Aggregate  # re-exported for custom strategies
 from fedsign.federation.aggregation import Aggregator, weighted_mean
 from fedsign.flower import wire
 from fedsign.flower.array import to_record, to_tensors
@@ -40,84 +39,83 @@ _log = logging.getLogger("fedsign")
 
 
 class Strategy(FlowerStrategy):
-    """FedAvg's answers; subclasses give their own.
+    """FedAvg; subclasses override what differs.
 
-    Used outside `simulations`, it samples all nodes with seed 0 unless the train config says otherwise
-    (keys `seed` and `cohort-size`).
+    Outside `simulations` it samples every node, with seed 0, unless the train config sets `seed` and `cohort-size`.
     """
 
-    takes_target: ClassVar[bool] = True  # traits: see `fedsign.traits.StrategyTraits`
+    takes_target: ClassVar[bool] = True  # traits, see `fedsign.traits.StrategyTraits`
     takes_parts: ClassVar[bool] = True
-    search_space: ClassVar[Mapping[str, str] | None] = None  # of settings of its own
+    search_space: ClassVar[Mapping[str, str] | None] = None  # for the strategy's own settings
 
     def __init__(self, *, weighting: Weighting = "uniform", weights: Weights = ()) -> None:
         self.weighting = weighting
-        self.weights = weights  # of clients in their order, instead of `weighting`
-        self.server_optimizer: ServerOptimizer | None = None  # set by the program
-        self.aggregator: Aggregator | None = None  # likewise; None for the mean by weights
-        self.num_clients = 0  # of the population; known from the first round on
-        self.kept: Tensors = {}  # a subclass's memory from round to round
+        self.weights = weights  # one per client, overrides `weighting`
+        self.server_optimizer: ServerOptimizer | None = None  # set by the runner
+        self.aggregator: Aggregator | None = None  # set by the runner; None means the weighted mean
+        self.num_clients = 0  # in the population; set in the first round
+        self.kept: Tensors = {}  # a subclass's state across rounds
         self._served: Tensors = {}
-        self.evaluated_model: Tensors | None = None  # after the last round; None where it is the served one
+        self.evaluated_model: Tensors | None = None  # of the latest round; None if it is the served model
 
-    # The four answers
+    # The four questions
 
     def sample(self, round: int, clients: Sequence[int], cohort_size: int, rng: np.random.Generator) -> list[int]:
-        """Who takes part: `cohort_size` of `clients` without replacement, ascending."""
+        """Draw `cohort_size` of `clients` without replacement; sorted."""
         drawn = rng.choice(len(clients), size=cohort_size, replace=False)
         return sorted(clients[index] for index in drawn)
 
     def objective(self, round: int) -> ObjectiveSpec:
-        """What a client minimizes: the task's loss alone."""
+        """The local objective: the task loss alone."""
         return ObjectiveSpec()
 
     def weight(self, reply: TrainReply) -> float:
-        """A reply's weight in the mean: 1, the client's number of samples, or its own of `weights`."""
+        """A reply's weight in the mean: 1, the client's number of samples, or its entry in `weights`."""
         if self.weights:
             return self.weights[reply.partition]
         return 1.0 if self.weighting == "uniform" else float(reply.num_examples)
 
     def move(self, round: Aggregate) -> Tensors:
-        """The target: the model to serve next, unless a server optimizer goes its own way toward it."""
+        """The proposal: the next served model, unless a server optimizer steps toward it instead."""
         return round.mean
 
     def evaluated(self, mean: Tensors) -> Tensors | None:
-        """The model to test and keep, where that is not the served one."""
+        """The model to test and save, if it is not the served one."""
         return None
 
-    # Rarer questions
+    # Optional hooks
 
     def shared(self) -> Tensors:
-        """What the clients get besides the model: tensors named and shaped like parameters."""
+        """Auxiliary tensors sent along with the model, named and shaped like parameters."""
         return {}
 
     @classmethod
     def adapt_model(cls, model: nn.Module, settings: Mapping[str, Any]) -> None:
-        """Change the architecture, in every process that makes the model; without new parameters."""
+        """Modify the architecture without adding parameters; called in every process that builds the model."""
 
     @property
     def own_aggregation(self) -> str:
-        """See `fedsign.traits.StrategyTraits`."""
+        """The overridden aggregation method, if any; a trait (`fedsign.traits.StrategyTraits`)."""
         names = ("aggregate", "aggregate_train")
         return next((name for name in names if getattr(type(self), name) is not getattr(Strategy, name)), "")
 
     @property
     def weights_replies(self) -> bool:
-        """See `fedsign.traits.StrategyTraits`."""
+        """Whether replies may have unequal weights; a trait (`fedsign.traits.StrategyTraits`)."""
         return type(self).weight is not Strategy.weight or self.weighting != "uniform" or bool(self.weights)
 
     # State
 
     def state_dict(self) -> Tensors:
-        """The server's memory, to be checkpointed."""
+        """The strategy's state, for checkpoints."""
         return dict(self.kept)
 
     def load_state_dict(self, state: Tensors) -> None:
-        """Take the memory back."""
+        """Restore what `state_dict` returned."""
         self.kept = dict(state)
 
     def memory(self) -> Tensors:
-        """`state_dict`, the server optimizer's and the aggregator's, as one."""
+        """The states of the strategy, its server optimizer, and its aggregator in one mapping."""
         memory = dict(self.state_dict())
         for part in (self.server_optimizer, self.aggregator):
             if part is not None:
@@ -125,7 +123,7 @@ class Strategy(FlowerStrategy):
         return memory
 
     def load_memory(self, memory: Tensors) -> None:
-        """Take `memory` back."""
+        """Restore what `memory` returned."""
         own = dict(memory)
         for part in (self.server_optimizer, self.aggregator):
             if part is not None:
@@ -138,11 +136,12 @@ class Strategy(FlowerStrategy):
     def request(
         self, round: int, served: Tensors, clients: Sequence[int], *, cohort_size: int, seed: int
     ) -> CohortRequest:
-        """Who is asked for what."""
+        """Sample the round's cohort and assemble what it receives."""
         self.num_clients, self._served = len(clients), served
         if self.weights and len(self.weights) != len(clients):
             raise ConfigError(
-                f"strategy.weights with {len(self.weights)} numbers was given for {len(clients)} clients; expected is one for each."
+                f"strategy.weights with {len(self.weights)} numbers was given for {len(clients)} clients; "
+                "expected is one for each."
             )
         rng = None if self.aggregator is None else self.aggregator.sampler(round)
         rng = rng or generator(seed, Purpose.SAMPLING, round=round)
@@ -152,10 +151,10 @@ class Strategy(FlowerStrategy):
         )
 
     def aggregate(self, round: int, replies: Iterable[Reply]) -> Tensors | None:
-        """Mean of the replies as they come, then the server's move; None without replies.
+        """Average the replies as they arrive, then take the server's step; None if there are no replies.
 
         Raises:
-            RoundError: a weight is no number above 0, or only some replies carry what travels besides.
+            RoundError: a weight is not a positive finite number, or only some replies carry auxiliary tensors.
         """
         gather = weighted_mean if self.aggregator is None else self.aggregator.gather
         weigh = self._weights if self.weights_replies else None
@@ -167,6 +166,7 @@ class Strategy(FlowerStrategy):
         if self.server_optimizer is not None:
             stepped = self.server_optimizer.step(self._served, target, aggregate.parameters)
             target = {**target, **stepped}
+        # Partial updates: a tensor that no client sent keeps its served value, whatever the strategy proposes for it.
         unsent = {name: self._served[name] for name, num in aggregate.num_sent.items() if not num}
         return {**target, **unsent} if unsent else target
 
@@ -174,7 +174,7 @@ class Strategy(FlowerStrategy):
 
     @classmethod
     def needs_messages(cls) -> bool:
-        """Whether a subclass has its own way with Flower's messages, so that a round has to be made of them."""
+        """Whether a subclass overrides how messages are built or read, so that rounds must use real messages."""
         mine = (cls.configure_train, cls.aggregate_train)
         return mine != (Strategy.configure_train, Strategy.aggregate_train)
 
@@ -183,7 +183,7 @@ class Strategy(FlowerStrategy):
     ) -> Iterable[Message]:
         """One train message per sampled node."""
         nodes = grid.get_node_ids()
-        clients = nodes if isinstance(nodes, range) else sorted(nodes)  # a million nodes are not listed
+        clients = nodes if isinstance(nodes, range) else sorted(nodes)  # do not materialize a million ids
         cohort_size = int(cast(int, config.get(COHORT_KEY, len(clients))))
         seed = int(cast(int, config.get(SEED_KEY, 0)))
         request = self.request(server_round, to_tensors(arrays), clients, cohort_size=cohort_size, seed=seed)
@@ -197,25 +197,26 @@ class Strategy(FlowerStrategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """`aggregate` of the messages that are replies; (None, None) without any."""
+        """Aggregate the messages without errors; (None, None) if there are none."""
         model = self.aggregate(server_round, _unpacked(replies))
         return None if model is None else to_record(model), None
 
     def _weights(self, reply: Reply) -> list[float]:
-        """Of a reply, or of each in a stack."""
+        """The weight of a reply, or of each reply in a stack."""
         replies = reply.replies() if isinstance(reply, ReplyStack) else [reply]
         weights = [self.weight(each) for each in replies]
         for each, weight in zip(replies, weights, strict=True):
             if not 0 < weight < float("inf"):
                 raise RoundError(
-                    f"{type(self).__name__}.weight gave {weight} for client {each.partition}; expected is a finite number above 0."
+                    f"{type(self).__name__}.weight gave {weight} for client {each.partition}; "
+                    "expected is a finite number above 0."
                 )
         return weights
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """No evaluation at the clients: the server has test samples."""
+        """No federated evaluation: the server evaluates centrally."""
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -223,7 +224,7 @@ class Strategy(FlowerStrategy):
         return None
 
     def summary(self) -> None:
-        """One line for Flower's log."""
+        """Log one line about the strategy."""
         _log.info("%s, %s weights", type(self).__name__, self.weighting)
 
 

@@ -1,8 +1,8 @@
-"""A control: FedAvg's server with any local objective, held at the norms of another run where they are given.
+"""A control for ablations: FedAvg with any local objective, optionally rescaled to the norms of another run.
 
-A regularizer also changes how large the weights grow and how far a round moves them.  With `weight_norms` the model of each
-round is scaled to the norm that another run's had after that round; with `update_norms`, its distance from the served model.
-Both are norms of all parameters together, one number a round.
+A regularizer also changes how large the weights grow and how far each round moves them.  `weight_norms` scales the
+model to the norm that another run had after the same round; `update_norms` does the same for the update.  Both are
+norms over all parameters together, one number per round.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ Norms = tuple[Annotated[float, Field(gt=0)], ...]
 
 
 class Control(Strategy):
-    """Clients minimize any objective; the server averages, and scales."""
+    """Clients minimize a given objective; the server averages and optionally rescales."""
 
     def __init__(
         self,
@@ -37,19 +37,19 @@ class Control(Strategy):
         weighting: Weighting = "uniform",
     ) -> None:
         super().__init__(weighting=weighting)
-        plugins.build("objective", objective, settings)  # a mistake in them is told now
+        plugins.build("objective", objective, settings)  # fail now on invalid settings
         self._spec = ObjectiveSpec(name=objective, settings=dict(settings))
         self.weight_norms, self.update_norms = weight_norms, update_norms
         self._signs: Tensors = {}
 
     def objective(self, round: int) -> ObjectiveSpec:
-        """The one that was given."""
+        """The configured objective."""
         return self._spec
 
     def request(
         self, round: int, served: Tensors, clients: Sequence[int], *, cohort_size: int, seed: int
     ) -> CohortRequest:
-        """Sends the random signs besides the model, where the objective has some."""
+        """Also send random signs if the objective uses them."""
         request = super().request(round, served, clients, cohort_size=cohort_size, seed=seed)
         if self._spec.settings.get("sign") != "random":
             return request
@@ -57,7 +57,7 @@ class Control(Strategy):
         return replace(request, shared=self._signs)
 
     def move(self, round: Aggregate) -> Tensors:
-        """The mean, scaled to the norms of its round."""
+        """The mean, rescaled to the norms of this round."""
         names, target = round.parameters, dict(round.mean)
         if self.update_norms:
             updates = {name: target[name] - round.served[name] for name in names}
@@ -70,7 +70,7 @@ class Control(Strategy):
 
 
 def random_signs(tensors: Tensors, seed: int) -> Tensors:
-    """+1 or -1 for each element."""
+    """Draw +1 or -1 for each element of the floating-point tensors."""
 
     def drawn(name: str, tensor: Tensor) -> Tensor:
         bits = named_words(seed, Purpose.SIGNS, name, num=tensor.numel()) >> 31
@@ -82,6 +82,7 @@ def random_signs(tensors: Tensors, seed: int) -> Tensors:
 def _ratio(norms: Norms, round: int, norm: float, key: str) -> float:
     if round > len(norms):
         raise RoundError(
-            f"strategy.{key} with {len(norms)} numbers was given for round {round}; give one for each round of the run."
+            f"strategy.{key} with {len(norms)} numbers was given for round {round}; "
+            "give one for each round of the run."
         )
     return norms[round - 1] / norm if norm else 1.0

@@ -1,7 +1,7 @@
 """FedAvg: the server takes the mean of the clients' models.
 
-Paper: McMahan et al. 2017 (arXiv 1602.05629), Algorithm 1.  `weighting = uniform` is the average of the
-FedSign paper's listing, `examples` that of FedAvg's.
+Paper: McMahan et al. 2017 (arXiv 1602.05629), Algorithm 1.  `weighting = examples` is the paper's average; `uniform`
+is the average in the FedSign paper's listing.
 """
 
 from strategies.base import Strategy

@@ -1,4 +1,4 @@
-"""FedDyn: the server keeps a memory of the clients' drift and serves a model that corrects for it.
+"""FedDyn: the server tracks the clients' mean drift and serves a model that corrects for it.
 
 Paper: Acar et al. 2021 (arXiv 2111.04263), Algorithm 1, in the form of the authors' code:
 
@@ -6,14 +6,14 @@ Paper: Acar et al. 2021 (arXiv 2111.04263), Algorithm 1, in the form of the auth
     mean of locals = mean_{k in S} theta_k                 evaluated
     theta_{t+1} = mean of locals + (1/K) sum_{k=1..K} h_k  served; K is the whole population
 
-The server does not see the h_k, but since h_k changes only when k is sampled, their mean moves by
-(1/K) sum_{k in S} (theta_k - theta_t) = (|S|/K) (mean of locals - theta_t), with a uniform mean.
-`mean_h` exists for parameters only; buffers are averaged.
+The server never sees the h_k.  Since h_k changes only when k is sampled, their mean moves by
+(1/K) sum_{k in S} (theta_k - theta_t) = (|S|/K) (mean of locals - theta_t), given a uniform mean.
+`mean_h` covers parameters only; buffers are averaged.
 
-Where clients train parts of the model, h_k of a parameter that k did not train stays, since its update is zero.  With
-S_p, those who sent the parameter p, mean_h of p moves by (1/K) sum_{k in S_p} (theta_k - theta_t) = (|S_p|/K) (mean
-over S_p - theta_t).  A parameter that nobody sent is served as before: to add mean_h to it again and again, while no
-client answers by moving it back, would let it run away.
+Partial updates: h_k of a parameter that k did not train stays, since its update is zero.  With S_p the clients that
+sent parameter p, mean_h of p moves by (1/K) sum_{k in S_p} (theta_k - theta_t) = (|S_p|/K) (mean over S_p - theta_t).
+A parameter that nobody sent is served unchanged: adding mean_h round after round, while no client pulls it back,
+would make it diverge.
 """
 
 from typing import ClassVar
@@ -26,7 +26,7 @@ from strategies.base import Aggregate, Strategy
 
 
 class FedDyn(Strategy):
-    """Serves mean + mean_h, evaluates the mean; the clients' losses are tilted by h_k.  `kept` is mean_h."""
+    """Serves mean + mean_h and evaluates the mean; h_k tilts each client's loss.  `kept` holds mean_h."""
 
     search_space: ClassVar = {"alpha": "1e-3..1:log"}
 
@@ -35,11 +35,11 @@ class FedDyn(Strategy):
         self.alpha = alpha
 
     def objective(self, round: int) -> ObjectiveSpec:
-        """Task loss with the client's linear term and the pull toward theta_t."""
+        """Task loss, the client's linear term, and the pull toward theta_t."""
         return ObjectiveSpec(name="feddyn", settings={"alpha": self.alpha})
 
     def move(self, round: Aggregate) -> Tensors:
-        """mean + mean_h, after mean_h has taken in this round's drift."""
+        """mean + mean_h, with this round's drift already in mean_h."""
         mean, trained = round.mean, round.parameters
         for name in trained:
             h = self.kept.get(name, torch.zeros_like(mean[name]))

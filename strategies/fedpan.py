@@ -1,9 +1,8 @@
-"""FedPAN: FedAvg of networks whose neurons know their positions.
+"""FedPAN: FedAvg of networks with position-aware neurons.
 
-Paper: Li et al. 2022 (arXiv 2203.14666), "Federated Learning with Position-Aware Neurons".  Clients may permute
-hidden neurons without changing their functions, and then a mean of weights mixes neurons that do different
-things.  A fixed encoding of each neuron's position, added to or multiplied with its pre-activation
-(`fedsign.models.position`), makes a permuted network another function, so that neurons stay in place.
+Paper: Li et al. 2022 (arXiv 2203.14666), "Federated Learning with Position-Aware Neurons".  A network computes the
+same function after its hidden neurons are permuted, so averaging clients may mix unrelated neurons.  A fixed position
+encoding, added to or multiplied with each pre-activation (`fedsign.models.position`), breaks this symmetry.
 """
 
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from strategies.base import Strategy, Weighting
 
 
 class FedPAN(Strategy):
-    """The server averages; the model gets position encodings, which have no parameters."""
+    """The server averages; the model gets parameter-free position encodings."""
 
     search_space: ClassVar = {"amplitude": "0.01..1:log"}
 
@@ -33,5 +32,5 @@ class FedPAN(Strategy):
 
     @classmethod
     def adapt_model(cls, model: nn.Module, settings: Mapping[str, Any]) -> None:
-        """Attach the encodings; with amplitude 0, none."""
+        """Attach the encodings; none if the amplitude is 0."""
         position.attach(model, mode=settings["mode"], amplitude=settings["amplitude"], period=settings["period"])

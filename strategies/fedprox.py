@@ -1,4 +1,7 @@
-"""FedProx: FedAvg whose clients are held near the received model (Li et al. 2020, arXiv 1812.06127)."""
+"""FedProx: FedAvg with a proximal term that keeps clients near the received model.
+
+Paper: Li et al. 2020 (arXiv 1812.06127), Algorithm 2.
+"""
 
 from typing import ClassVar
 

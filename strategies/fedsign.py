@@ -1,7 +1,7 @@
-"""FedSign: FedAvg whose clients are rewarded for keeping the signs of the received model.
+"""FedSign: FedAvg with a reward for clients that keep the signs of the received model.
 
-Paper: arXiv 2405.12489, section 6.2 and Appendix C; the loss stands in `fedsign.objectives.fedsign`.
-The server's side is the uniform average of the paper's listing.
+Paper: arXiv 2405.12489, section 6.2 and Appendix C.  The loss is in `fedsign.objectives.fedsign`; the server takes
+the uniform average of the paper's listing.
 """
 
 from typing import ClassVar

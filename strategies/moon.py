@@ -1,6 +1,6 @@
-"""MOON: FedAvg whose clients keep their representations near the received model's.
+"""MOON: FedAvg with a contrastive loss that keeps clients' representations near the received model's.
 
-Paper: Li, He and Song 2021 (arXiv 2103.16257); the loss stands in `fedsign.objectives.moon`.
+Paper: Li, He and Song 2021 (arXiv 2103.16257).  The loss is in `fedsign.objectives.moon`.
 """
 
 from typing import ClassVar
@@ -27,5 +27,5 @@ class MOON(Strategy):
         self.temperature = temperature
 
     def objective(self, round: int) -> ObjectiveSpec:
-        """Task loss plus the contrast."""
+        """Task loss plus the contrastive loss."""
         return ObjectiveSpec(name="moon", settings={"mu": self.mu, "temperature": self.temperature})

@@ -1,18 +1,18 @@
-"""SCAFFOLD: control variates at the server and at every client correct for the clients' drift.
+"""SCAFFOLD: control variates at the server and at every client correct for client drift.
 
-Paper: Karimireddy et al. 2020 (arXiv 1910.06378), Algorithm 1, option II; the clients' side stands in
-`fedsign.objectives.scaffold`.  With S sampled of N clients:
+Paper: Karimireddy et al. 2020 (arXiv 1910.06378), Algorithm 1, option II.  The client side is in
+`fedsign.objectives.scaffold`.  With a sample S of N clients:
 
-    x <- mean of the clients' models        (a server learning rate: server.optimizer.name = sgd)
+    x <- mean of the clients' models        (for a server learning rate: server.optimizer.name = sgd)
     c <- c + (1/N) sum_{k in S} (c_k+ - c_k)
 
-so that c stays the mean of all c_k, as it starts (0).  Requests and replies are twice a model.
+c starts at 0 and stays the mean of all c_k.  Requests and replies are twice the size of the model.
 
-A control variate that is out of date pushes in every local step: with few clients a round, momentum and a high
-learning rate, training can break down after dozens of rounds; `client.clip_norm` holds against that.
+A stale control variate acts on every local step.  With few clients per round, momentum, and a high learning rate,
+training can diverge after dozens of rounds; `client.clip_norm` helps.
 
-Clients that train a part of the model at a time are refused: option II reads a client's mean gradient off the distance that it
-went, and where it did not go there is none to read.
+Partial training is refused: option II derives a client's mean gradient from how far its parameters moved, so a
+frozen parameter would have none.
 """
 
 from typing import ClassVar
@@ -24,7 +24,7 @@ from strategies.base import Aggregate, Strategy, Weighting
 
 
 class SCAFFOLD(Strategy):
-    """Serves the mean and the control variate c; the clients' steps are corrected by c - c_k.  `kept` is c."""
+    """Serves the mean and the control variate c; c - c_k corrects each local step.  `kept` holds c."""
 
     takes_parts: ClassVar[bool] = False
 
@@ -36,11 +36,11 @@ class SCAFFOLD(Strategy):
         return ObjectiveSpec(name="scaffold")
 
     def shared(self) -> Tensors:
-        """c; nothing before the first round, when it is zero."""
+        """c; empty in the first round, when it is zero."""
         return dict(self.kept)
 
     def move(self, round: Aggregate) -> Tensors:
-        """The mean, after c has taken in the clients' changes."""
+        """The mean; c takes in the clients' changes."""
         share = round.num_replies / round.num_clients
         for name in round.parameters:
             control = self.kept.get(name, torch.zeros_like(round.mean[name]))

@@ -1,6 +1,6 @@
-"""Flower's own strategies as rows of the table: its classes unmodified, with the settings that count here.
+"""Flower's own strategies, unmodified, with the settings that apply here.
 
-Left out are Flower's settings of sampling (the round loop samples `server.cohort_size` clients), of federated
-evaluation (the server evaluates centrally), of record keys, and `eta_l`, which Flower only prints.  All classes
-take their replies' weights from a metric; `weighting` says which.
+These factories leave out Flower's settings for sampling (the round loop samples `server.cohort_size` clients),
+federated evaluation (the server evaluates centrally), record keys, and `eta_l`, which Flower only prints.  Flower
+weights replies by a metric; `weighting` selects which one.
 """

@@ -1,6 +1,7 @@
-"""Flower's server optimizers: the server steps along the mean update as if it were a negative gradient.
+"""Flower's server optimizers: the negative mean update serves as a gradient.
 
-Paper: Reddi et al. 2021 (arXiv 2003.00295), Algorithm 2.  Delta_t -> the replies' weighted mean minus the served model:
+Paper: Reddi et al. 2021 (arXiv 2003.00295), Algorithm 2.  Delta_t is the weighted mean of the replies minus the
+served model:
 
     m_t = beta_1 m_{t-1} + (1 - beta_1) Delta_t
     FedAdagrad  v_t = v_{t-1} + Delta_t^2                                          (beta_1 = 0)
@@ -10,9 +11,9 @@ Paper: Reddi et al. 2021 (arXiv 2003.00295), Algorithm 2.  Delta_t -> the replie
 
 FedAvgM: Hsu et al. 2019 (arXiv 1909.06335): v <- momentum v - Delta_t, x <- x - lr v.
 
-Flower differs: v_0 = 0, where the paper starts at tau^2 or more; Delta_t is weighted by samples unless
-`weighting` says otherwise; FedAdam multiplies eta by Adam's bias correction with exponent t + 1 instead of t, so
-that its first step is 0.74 eta instead of eta with the default betas.
+Flower differs from the paper: v_0 = 0, where the paper starts at tau^2 or more; Delta_t is weighted by samples by
+default; FedAdam applies Adam's bias correction with exponent t + 1 instead of t, which makes its first step 0.74 eta
+instead of eta with the default betas.
 """
 
 from typing import Annotated
@@ -32,7 +33,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 def fedadam(
     *, eta: Step = 0.1, beta_1: Beta = 0.9, beta_2: Beta = 0.99, tau: Step = 1e-3, weighting: Weighting = "examples"
 ) -> flower.FedAdam:
-    """Adam at the server."""
+    """Server-side Adam."""
     return flower.FedAdam(eta=eta, beta_1=beta_1, beta_2=beta_2, tau=tau, **arguments(weighting))
 
 
@@ -40,13 +41,13 @@ def fedadam(
 def fedyogi(
     *, eta: Step = 0.01, beta_1: Beta = 0.9, beta_2: Beta = 0.99, tau: Step = 1e-3, weighting: Weighting = "examples"
 ) -> flower.FedYogi:
-    """Yogi at the server: v changes by at most (1 - beta_2) Delta^2."""
+    """Server-side Yogi: v changes by at most (1 - beta_2) Delta^2 per round."""
     return flower.FedYogi(eta=eta, beta_1=beta_1, beta_2=beta_2, tau=tau, **arguments(weighting))
 
 
 @declares(search_space={"eta": "x0.1..x10:log"})
 def fedadagrad(*, eta: Step = 0.1, tau: Step = 1e-3, weighting: Weighting = "examples") -> flower.FedAdagrad:
-    """Adagrad at the server."""
+    """Server-side Adagrad."""
     return flower.FedAdagrad(eta=eta, tau=tau, **arguments(weighting))
 
 
@@ -54,7 +55,7 @@ def fedadagrad(*, eta: Step = 0.1, tau: Step = 1e-3, weighting: Weighting = "exa
 def fedavgm(
     *, server_learning_rate: Step = 1.0, server_momentum: Beta = 0.9, weighting: Weighting = "examples"
 ) -> flower.FedAvgM:
-    """Momentum at the server; Flower's default momentum of 0 would be FedAvg."""
+    """Server-side momentum; Flower's default momentum of 0 would be FedAvg."""
     return flower.FedAvgM(
         server_learning_rate=server_learning_rate, server_momentum=server_momentum, **arguments(weighting)
     )

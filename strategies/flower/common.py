@@ -1,4 +1,4 @@
-"""What all of Flower's strategies are constructed with here."""
+"""Arguments shared by all of Flower's strategies."""
 
 from typing import Any
 
@@ -8,6 +8,6 @@ from strategies.base import Weighting
 
 
 def arguments(weighting: Weighting = "examples") -> dict[str, Any]:
-    """All of the cohort that is shown, however small, weighted by samples or uniformly."""
+    """Use the whole cohort, however small, weighted by samples or uniformly."""
     keys = {"uniform": NUM_REPLIES_KEY, "examples": NUM_EXAMPLES_KEY}
     return {"min_train_nodes": 1, "min_available_nodes": 1, "weighted_by_key": keys[weighting]}

@@ -1,19 +1,19 @@
-"""Flower's central differential privacy around its FedAvg, with the clipping at the server or at the clients.
+"""Flower's central differential privacy around FedAvg, with clipping at the server or at the clients.
 
-Paper, fixed clipping: McMahan et al. 2018 (arXiv 1710.06963).  C -> clipping_norm, z -> noise_multiplier, n -> the cohort:
+Fixed clipping: McMahan et al. 2018 (arXiv 1710.06963), with C = clipping_norm, z = noise_multiplier, and a cohort of n:
 
     w <- w + mean_k u_k min(1, C / |u_k|) + N(0, (z C / n)^2)  in every coordinate
 
-Adaptive clipping: Andrew et al. 2021 (arXiv 1905.03871): C follows a quantile of the updates' norms.  Part of the noise
-goes to the count of clipped updates (`clipped_count_stddev`), so that the model's is a little larger:
+Adaptive clipping: Andrew et al. 2021 (arXiv 1905.03871).  C tracks a quantile of the update norms.  The count of
+clipped updates gets noise too (`clipped_count_stddev`), so the model's noise must be slightly larger:
 z_model = (z^-2 - (2 clipped_count_stddev)^-2)^(-1/2).
 
-Flower differs, in the adaptive ones.  The paper's C <- C exp(-lr (b - target)) has b = the share of updates *below* C;
-Flower puts in the share that was clipped, those *above* C.  So C moves away from the quantile: while most updates are
-clipped it shrinks, while few are it grows.  And at the server the noise is scaled by the C of after the update,
-while updates were clipped by the one before.  The rows are here for comparison with Flower; prefer fixed clipping.
+Flower's adaptive clipping differs from the paper.  In C <- C exp(-lr (b - target)) the paper's b is the share of
+updates *below* C, Flower's is the share that was clipped, those *above* C.  So C moves away from the quantile: it
+shrinks while most updates are clipped and grows while few are.  The server-side version also scales the noise by the
+new C although it clipped with the old one.  These strategies exist for comparison with Flower; prefer fixed clipping.
 
-The mean is uniform here: the noise is computed for it, and with weights by samples one client could count for more.
+The mean is always uniform, as the noise calibration assumes: weighted by samples, one client could count for more.
 """
 
 from collections.abc import Callable
@@ -62,8 +62,8 @@ def _adaptive(wrapper: Callable[..., flower.Strategy]) -> Callable[..., Deferred
     return strategy
 
 
-# Updates are clipped at the server, or by the clients, where the noise is still the server's; those with an adaptive norm tell
-# the server whether they clipped, and its noise takes a twentieth of the cohort by default.
+# The server adds the noise in all four.  With client-side adaptive clipping each client reports whether it clipped; the
+# default noise on that count is a twentieth of the cohort.
 server_fixed = _fixed(flower.DifferentialPrivacyServerSideFixedClipping)
 client_fixed = _fixed(flower.DifferentialPrivacyClientSideFixedClipping)
 server_adaptive = _adaptive(flower.DifferentialPrivacyServerSideAdaptiveClipping)

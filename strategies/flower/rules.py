@@ -1,4 +1,4 @@
-"""What Flower's own strategies do not go with: what would hang, fail in the first round, or promise what it does not keep."""
+"""Settings to refuse with Flower's own strategies: those that would hang, fail in round 1, or have no effect."""
 
 import inspect
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ _PRIVATE = (
     flower.DifferentialPrivacyClientSideAdaptiveClipping,
 )
 
-# Settings of Flower's that nobody would read here, and the remedy.
+# Flower settings without effect here, and the remedy.
 _IDLE = {
     "fraction_evaluate": "the server evaluates centrally in every round, so nobody would be asked; leave it out",
     "min_evaluate_nodes": "the server evaluates centrally in every round, so nobody would be asked; leave it out",
@@ -28,7 +28,7 @@ _IDLE = {
 
 
 def _values(experiment: Experiment, *keys: str) -> Iterator[tuple[str, Any]]:
-    """What a strategy, and those that it wraps, have for these settings."""
+    """Values of these settings in the strategy and the strategies that it wraps."""
     for layer in layers(experiment.strategy):
         yield from ((key, getattr(layer, key)) for key in keys if hasattr(layer, key))
 
@@ -38,19 +38,19 @@ def _asked(experiment: Experiment) -> int:
 
 
 def _idle(experiment: Experiment) -> str:
-    """A setting that Flower would not read."""
+    """A setting that Flower would ignore."""
     part = experiment.config.strategy
     parameters = inspect.signature(resolve("strategy", part.name)).parameters
     for key, why in _IDLE.items() if isinstance(layers(experiment.strategy)[-1], flower.FedAvg) else ():
         default = getattr(parameters.get(key), "default", None)
         value = part.settings.get(key, default)
-        if value not in (default, 0 if key != "eta_l" else default):  # 0: nobody is to be asked
+        if value not in (default, 0 if key != "eta_l" else default):  # 0 turns the feature off
             return f"strategy.{key}={value} was given, but {why}"
     return ""
 
 
 def _too_few(experiment: Experiment) -> str:
-    """Fewer clients asked than replies needed."""
+    """The strategy asks fewer clients than it needs replies."""
     asked, (needed, rule) = _asked(experiment), num_replies_needed(experiment.strategy)
     name = type(layers(experiment.strategy)[-1]).__name__
     return f"{name} needs {needed} replies ({rule}), but asks {asked} clients a round" if needed > asked else ""
@@ -78,12 +78,14 @@ RULES: tuple[Rule[Experiment], ...] = (
     Rule(_too_few, "{found}", "raise server.cohort_size or lower that setting"),
     Rule(
         lambda its: any(num != _asked(its) for _, num in _values(its, "num_sampled_clients")) and _asked(its),
-        "num_sampled_clients={strategy.num_sampled_clients} was given, but {found} clients are asked a round and the noise has to fit them",
+        "num_sampled_clients={strategy.num_sampled_clients} was given, "
+        "but {found} clients are asked a round and the noise has to fit them",
         "make the two equal",
     ),
     Rule(
         lambda its: its.has_buffers and any(isinstance(each, _PRIVATE) for each in layers(its.strategy)),
-        "the model has buffers (BatchNorm's statistics), which differential privacy would pass on without clipping and noise",
+        "the model has buffers (BatchNorm's statistics), "
+        "which differential privacy would pass on without clipping and noise",
         "choose a model without, such as model.name=mlp",
     ),
 )

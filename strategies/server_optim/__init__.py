@@ -1,1 +1,1 @@
-"""Server optimizers, one file each: steps on the pseudo-gradient served - target."""
+"""Server optimizers, one file each.  They step on the pseudo-gradient served - proposal."""

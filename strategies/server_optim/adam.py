@@ -6,7 +6,7 @@ from strategies.server_optim.adaptive import AdaptiveOptimizer, Decay, Rate
 
 
 class ServerAdam(AdaptiveOptimizer):
-    """Adam on the pseudo-gradient."""
+    """Adam on the pseudo-gradient (FedAdam)."""
 
     def __init__(self, *, lr: Rate = 0.03, beta1: Decay = 0.9, beta2: Decay = 0.99, tau: Rate = 0.001) -> None:
         super().__init__(lr=lr, beta1=beta1, tau=tau)

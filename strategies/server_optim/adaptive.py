@@ -1,12 +1,12 @@
-"""What Adagrad, Adam and Yogi share at the server.
+"""The common part of server-side Adagrad, Adam, and Yogi.
 
-Paper: Reddi et al. 2021 (arXiv 2003.00295), Algorithm 2, Delta = -g:
+Paper: Reddi et al. 2021 (arXiv 2003.00295), Algorithm 2, with Delta = -g:
 
     m <- beta1 m + (1 - beta1) Delta
-    v <- by each rule
+    v <- the subclass's rule
     x <- x + lr m / (sqrt(v) + tau)
 
-No bias correction; v starts at tau^2, as the paper asks for (v_{-1} >= tau^2).
+There is no bias correction.  v starts at tau^2; the paper requires v_{-1} >= tau^2.
 """
 
 from typing import Annotated
@@ -21,7 +21,7 @@ Rate = Annotated[float, Field(gt=0)]
 
 
 class AdaptiveOptimizer(ServerOptimizer):
-    """First moment and step; subclasses give the rule of the second moment."""
+    """First moment and step; subclasses define the second moment."""
 
     slots = ("first_moment", "second_moment")
 
@@ -31,7 +31,7 @@ class AdaptiveOptimizer(ServerOptimizer):
         self.initial = tau**2
 
     def second_moment(self, before: Tensor, square: Tensor) -> Tensor:
-        """v from the last v and Delta^2."""
+        """The next v, given the last v and Delta^2."""
         raise NotImplementedError
 
     def update(self, gradient: Tensor, memory: dict[str, Tensor]) -> Tensor:

@@ -1,12 +1,11 @@
-"""The contract of a server optimizer.
+"""The base class of server optimizers.
 
-The pseudo-gradient of a round is g = served - target (Reddi et al. 2021, arXiv 2003.00295, with g = -Delta_t);
-with target = mean of the clients' models, plain gradient descent of rate 1 is FedAvg.  Parameters only:
-BatchNorm's statistics are not optimized, they stay the mean.
+A round's pseudo-gradient is g = served - proposal (Reddi et al. 2021, arXiv 2003.00295, with g = -Delta_t).  If the
+proposal is the mean of the clients' models, gradient descent with rate 1 is FedAvg.  Only parameters are optimized;
+buffers such as BatchNorm's statistics keep the mean.
 
-Where clients train parts of the model, only parameters that somebody sent are stepped; of the others the memory stays as it
-is too.  Nobody sending a tensor is no gradient of zero: that would move the tensor on by its old momentum, away from what all
-clients hold, and let the memory fade by a clock that is not its own.
+With partial updates only the parameters that some client sent take a step.  The rest keep their optimizer state too:
+a missing tensor is not a gradient of zero, which would move it by stale momentum, away from what all clients hold.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,9 +17,9 @@ from fedsign.records import Tensors
 
 
 class ServerOptimizer:
-    """A rule for one tensor, with `slots` of memory per tensor; all memory starts at `initial`."""
+    """A per-tensor update rule.  `slots` names its state; a second moment starts at `initial`, the rest at 0."""
 
-    prefix = "server_optimizer/"  # before the names of its tensors in a checkpoint
+    prefix = "server_optimizer/"  # of its tensors' names in a checkpoint
     slots: tuple[str, ...] = ()
     initial: float = 0.0
 
@@ -28,11 +27,11 @@ class ServerOptimizer:
         self._memory: dict[str, Tensors] = {}
 
     def update(self, gradient: Tensor, memory: dict[str, Tensor]) -> Tensor:
-        """What is added to a parameter; writes the new memory into `memory`."""
+        """The step to add to a parameter; updates `memory` in place."""
         raise NotImplementedError
 
     def step(self, served: Mapping[str, Tensor], target: Mapping[str, Tensor], names: Iterable[str]) -> Tensors:
-        """The next values of the named parameters, in at least float32 and then in their own type."""
+        """The next values of the named parameters, computed in at least float32 and returned in their own dtype."""
         stepped = {}
         for name in names:
             before = served[name].to(torch.promote_types(served[name].dtype, torch.float32))
@@ -43,11 +42,11 @@ class ServerOptimizer:
         return stepped
 
     def state_dict(self) -> Tensors:
-        """All memory, as "<slot>/<parameter>"."""
+        """All state, as "<slot>/<parameter>"."""
         return {f"{slot}/{name}": tensor for name, memory in self._memory.items() for slot, tensor in memory.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take the memory back."""
+        """Restore what `state_dict` returned."""
         self._memory = {}
         for key, tensor in state.items():
             slot, _, name = key.partition("/")

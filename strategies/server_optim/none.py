@@ -1,5 +1,5 @@
-"""No server optimizer: the server goes to the target."""
+"""No server optimizer: the server adopts the strategy's proposal."""
 
 
 def none() -> None:
-    """The target is served as it is."""
+    """Serve the proposal unchanged."""

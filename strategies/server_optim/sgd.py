@@ -1,8 +1,8 @@
-"""Gradient descent on the pseudo-gradient, with momentum: FedAvgM.
+"""SGD with momentum on the pseudo-gradient: FedAvgM.
 
 Paper: Hsu, Qi and Brown 2019 (arXiv 1909.06335), section 4.3:  v <- momentum v + g,  x <- x - lr v.
-lr = 1 without momentum goes to the target itself (in exact arithmetic).  In the long run a step is lr / (1 - momentum)
-times the mean update: with lr = 1, momentum 0.9 overshoots in runs of a few dozen rounds.
+With lr = 1 and no momentum the step reaches the proposal, up to rounding.  In the long run a step is
+lr / (1 - momentum) times the mean update: with lr = 1, momentum 0.9 overshoots in runs of a few dozen rounds.
 """
 
 from typing import Annotated
@@ -14,7 +14,7 @@ from strategies.server_optim.base import ServerOptimizer
 
 
 class ServerSGD(ServerOptimizer):
-    """Heavy-ball momentum."""
+    """SGD with heavy-ball momentum on the pseudo-gradient (FedAvgM)."""
 
     slots = ("velocity",)
 

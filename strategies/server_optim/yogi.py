@@ -6,7 +6,7 @@ from strategies.server_optim.adam import ServerAdam
 
 
 class ServerYogi(ServerAdam):
-    """Yogi on the pseudo-gradient."""
+    """Yogi on the pseudo-gradient (FedYogi)."""
 
     def second_moment(self, before: Tensor, square: Tensor) -> Tensor:
         """v <- v - (1 - beta2) Delta^2 sign(v - Delta^2)."""
