@@ -1,1 +1,1 @@
-"""What training takes in memory: counted while it runs, and estimated from a configuration."""
+"""Training memory: counted during a run, or estimated from a configuration."""

@@ -1,18 +1,15 @@
-"""What a step of training takes, from shapes alone: weights, gradients, what the optimizer keeps, activations, the peak.
+"""Estimate the memory of a training step from shapes alone: weights, gradients, optimizer state, activations, peak.
 
-The step is taken on the meta device, where tensors have shapes and no values, and its live bytes are counted
-(`fedsign.memory.live`).  The static part is what stays from step to step: the weights, the gradients of those that are trained,
-and what the optimizer keeps of each.  Gradients grow in the backward pass while activations go, so that the peak is below the sum of
-what each takes at most; where it lies is found and not assumed.
+The step runs on the meta device, where tensors have shapes but no values, while `fedsign.memory.live` counts the live
+bytes.  Gradients grow in the backward pass while activations are freed, so the peak is below the sum of the maxima;
+counting finds it instead of assuming where it lies.
 
-[Note: several devices] One part of the model lies behind the other.  Blocks are shared out evenly in their order; what comes before
-them lies with the first, what comes after with the last.  One device works at a time, as in the naive model parallelism of the
-paper (arXiv 2403.17919, section 4.1).  Where a tensor of the forward or backward pass is made is the place of the block whose
-turn it is: until the first block that is the first device, and after the last one it stays the last one's, until the backward
-pass has come to a block of another.
+[Note: several devices] The model is cut into consecutive stages, as in the naive model parallelism of the LISA paper
+(arXiv 2403.17919, section 4.1): one device works at a time.  Blocks are distributed evenly in order; what precedes
+them goes to the first device, what follows to the last.  A tensor belongs to the device of the block that runs when
+it is created.  After the last block that stays the last device, until the backward pass enters a block of another.
 
-Not in it: what the device's context and libraries take (half a gigabyte on a GPU, or so), and what the allocator cannot use
-between its blocks.
+The estimate excludes the device context and libraries (about half a gigabyte on a GPU) and allocator fragmentation.
 """
 
 from collections.abc import Callable, Mapping
@@ -46,14 +43,14 @@ from fedsign.memory.step import (
 from fedsign.optim.blocks import find_blocks
 
 ACTIVATIONS = "activations"
-"""All else that is alive: what the backward pass needs, temporaries, the batch."""
+"""Everything else: tensors saved for the backward pass, temporaries, the batch."""
 
 CATEGORIES = (WEIGHTS, STATES, GRADIENTS, ACTIVATIONS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """What is trained on what; both are made on the device of the moment, the model in torch's default type, features in the one given."""
+    """A model and a batch.  Both factories use the current default device; `make` also the default dtype."""
 
     title: str
     make: Callable[[], nn.Module]
@@ -62,9 +59,9 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """In which types, by which kernels, on how many devices.
+    """Dtypes, kernels, and the number of devices.
 
-    `masters`: copies of the trained weights, in the moments' type, that the optimizer moves.
+    `masters`: the optimizer updates copies of the trained weights, in the dtype of its moments.
     """
 
     weights: torch.dtype
@@ -78,20 +75,20 @@ class Setting:
 
     @property
     def is_plain(self) -> bool:
-        """Whether all is in the weights' type, as torch's optimizers keep it."""
+        """Whether gradients and moments have the weights' dtype, as in torch's optimizers."""
         return not self.masters and {self.states, self.gradients} == {self.weights}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """Bytes of a real step: `static` is what is there when it is done but for the batch: weights, gradients, moments."""
+    """Bytes of a real step; `static` is what remains after it, except the batch: weights, gradients, moments."""
 
     static: int = 0
     peak: int = 0
-    refused: str = ""  # why there is none
+    refused: str = ""  # why it was not measured
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, for programs."""
+        """The JSON representation."""
         return (
             {"not_measured": self.refused} if self.refused else {"static_bytes": self.static, "peak_bytes": self.peak}
         )
@@ -99,9 +96,10 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """One method's; activations and gradients at their own most, `peak` what is there when all is at its most.
+    """The memory of one method.
 
-    `static_bytes` are weights, moments and gradients; the last stay for a step, the others from step to step.
+    Activations and gradients are their own maxima; `peak` is the composition at the moment of the total's maximum.
+    `static_bytes` is the sum of weights, moments, and gradients.
     """
 
     method: str
@@ -114,17 +112,17 @@ class Estimate:
     activations_bytes: int
     peak: Peak
     phases: Mapping[str, int]
-    of_devices: tuple[Peak, ...]  # where there are several
-    fits: bool | None = None  # into a card, if there is one
-    measured: Measured | None = None  # if a real step was asked for
+    of_devices: tuple[Peak, ...]  # empty for a single device
+    fits: bool | None = None  # into the given card, if any
+    measured: Measured | None = None  # if a real step was requested
 
     @property
     def largest(self) -> Peak:
-        """What has to fit into one device."""
+        """The largest peak of any device."""
         return max(self.of_devices, key=lambda peak: peak.total_bytes, default=self.peak)
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, for programs."""
+        """The JSON representation."""
         facts = {name: value for name, value in asdict(self).items() if type(value) in (int, str)}
         facts |= {
             "peak_bytes": self.peak.total_bytes,
@@ -141,10 +139,10 @@ class Estimate:
 
 
 def estimate(work: Work, method: Method, setting: Setting) -> Estimate:
-    """One method's step, on the meta device.
+    """Run one step of a method on the meta device.
 
     Raises:
-        ConfigError: the method does not fit the model, or the model cannot be played without values.
+        ConfigError: the method does not fit the model, or the model's shapes depend on values.
     """
     with torch.device("meta"):
         model = work.make().to(setting.weights).train()
@@ -172,8 +170,8 @@ def estimate(work: Work, method: Method, setting: Setting) -> Estimate:
             take_step(model, batch, optimizer, live)
     except (NotImplementedError, RuntimeError) as error:
         raise ConfigError(
-            f"{work.title} cannot be played without values, which is how activations are counted: {_first_line(error)}; models whose "
-            "shapes depend on values cannot be estimated."
+            f"{work.title} cannot be played without values, which is how activations are counted: {_first_line(error)}; "
+            "models whose shapes depend on values cannot be estimated."
         ) from error
     for parameter, place in places.items():
         live.name(GRADIENTS, [parameter.grad], place=place)
@@ -194,7 +192,7 @@ def estimate(work: Work, method: Method, setting: Setting) -> Estimate:
 
 
 def _placed(model: nn.Module, devices: int, live: LiveBytes) -> dict[nn.Parameter, int]:
-    """Parameter -> number of its device; hooks on the blocks tell `live` whose turn it is.  See [Note: several devices].
+    """Map each parameter to its device; hooks on the blocks update `live.place`.  See [Note: several devices].
 
     Raises:
         ConfigError: there are more devices than blocks.
@@ -204,8 +202,8 @@ def _placed(model: nn.Module, devices: int, live: LiveBytes) -> dict[nn.Paramete
     blocks = list(find_blocks(model).values())
     if devices > len(blocks):
         raise ConfigError(
-            f"--devices {devices} was given, but the model has {len(blocks)} blocks, each of which lies on one device; expected is "
-            f"at most {len(blocks)}."
+            f"--devices {devices} was given, but the model has {len(blocks)} blocks, each of which lies on one device; "
+            f"expected is at most {len(blocks)}."
         )
     of_block: dict[nn.Parameter, int] = {}
     for index, block in enumerate(blocks):
@@ -214,6 +212,7 @@ def _placed(model: nn.Module, devices: int, live: LiveBytes) -> dict[nn.Paramete
         block.register_forward_pre_hook(_turn_to(live, place))
         block.register_full_backward_pre_hook(_turn_to(live, place))
     found, last = {}, 0
+    # Parameters outside the blocks: on device 0 until a block of a later device was seen, from there on the last device.
     for parameter in model.parameters():
         last = max(last, of_block.get(parameter, 0))
         found[parameter] = of_block.get(parameter, devices - 1 if last else 0)
@@ -232,7 +231,7 @@ def _kept_for(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> list
 
 
 def _optimizer(model: nn.Module, method: Method, setting: Setting) -> torch.optim.Optimizer:
-    """torch's own AdamW where it does more than keep moments."""
+    """The optimizer to simulate; torch's own AdamW where its kernels need temporaries."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if setting.is_plain and method.kind == "galore":
         return galore(model, method.rank)
@@ -246,8 +245,8 @@ def _optimizer(model: nn.Module, method: Method, setting: Setting) -> torch.opti
         )
     if not setting.is_plain:
         raise ConfigError(
-            f"--adamw {setting.adam} was given with types of moments or gradients other than the weights'; torch's AdamW keeps both in "
-            "the weights' type: use --adamw fused."
+            f"--adamw {setting.adam} was given with types of moments or gradients other than the weights'; "
+            "torch's AdamW keeps both in the weights' type: use --adamw fused."
         )
     return torch.optim.AdamW(trained, foreach=setting.adam == "foreach")
 

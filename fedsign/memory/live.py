@@ -1,11 +1,11 @@
-"""Live bytes of a block of code: now, at the peak, and of whom.
+"""Count the live bytes of a block of code: now, at the peak, and by category.
 
-Two counts, for different questions.  `LiveBytes` sees every storage that torch makes or lets go while it is entered,
-on any device, `meta` included, and says of which category what was alive at the peak.  `allocated` asks the allocator, which
-also knows what a kernel takes for itself: on CUDA its own account, on the CPU the events that torch's profiler is sent.
+Two counters answer different questions.  `LiveBytes` tracks every storage that torch creates or frees, on any device
+including `meta`, and attributes the peak to categories.  `allocated` asks the allocator, which also sees the scratch
+memory of kernels: on CUDA through its statistics, on the CPU through the events of torch's profiler.
 
-On the CPU a step of forward, backward and optimizer gives the same peak by both, but for the kernels' own scratch and numbers
-of a few bytes (`tests/memory/test_live_bytes.py`); on CUDA the allocator rounds each storage up to 512 bytes.
+On the CPU both report the same peak for a training step, except for kernel scratch and a few bytes of scalars
+(`tests/memory/test_live_bytes.py`).  On CUDA the allocator rounds each storage up to 512 bytes.
 """
 
 import os
@@ -23,16 +23,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 OTHER = "other"
-"""The category of storages that were not named: activations, batches, temporaries."""
+"""The category of unnamed storages: activations, batches, temporaries."""
 
 _FRESH = {
     torch.ops.aten.lift_fresh.default
-}  # what torch.tensor() makes: it gives back its argument, which nobody has seen
+}  # torch.tensor() dispatches this op, whose output is its argument; the argument itself was never seen before
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Peak:
-    """The moment at which most was alive."""
+    """The moment with the most live bytes."""
 
     total_bytes: int
     by_category: Mapping[str, int]
@@ -40,12 +40,12 @@ class Peak:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the storages that are alive inside the block: those made there, and those that were named.
+    """Counts the storages that are alive inside the block: those created there, and those that were named.
 
-    A storage counts once, however many tensors look at it, until the last of them is gone.  `name` gives
-    storages a category, for their whole life: gradients may be named when the backward pass has made them.  What was
-    there before the block counts once it is named.  What `from_numpy` borrows counts too, although the allocator does not know of
-    it; a file that is mapped has to be named, and a storage that is resized in place keeps its first size.
+    A storage counts once, however many tensors view it, until the last one is gone.  `name` assigns a category
+    retroactively, for the storage's whole life, so gradients may be named after the backward pass.  Storages that
+    existed before the block count from when they are named.  Memory that `from_numpy` borrows counts as well, although
+    the allocator does not know it.  A memory-mapped file must be named.  Resizing a storage in place is not seen.
 
     >>> with LiveBytes() as live:
     ...     weights = torch.zeros(1000)
@@ -57,26 +57,26 @@ class LiveBytes(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch has no types for it
-        self._events: list[tuple[int, int, str]] = []  # (number of the storage, bytes gained or lost, phase), in order
+        self._events: list[tuple[int, int, str]] = []  # (storage number, change in bytes, phase), in order
         self._phase = ""
         self._categories: dict[int, str] = {}
         self._places: dict[int, int] = {}
-        self.place = 0  # of what is made from here on, where the block is played for several devices
-        self._alive: dict[int, tuple[int, int, Any]] = {}  # its address -> number, bytes, the watch over its end
+        self.place = 0  # simulated device of the storages created from now on
+        self._alive: dict[int, tuple[int, int, Any]] = {}  # address -> number, bytes, weak reference with a callback
         self._num_storages = 0
 
     @property
     def current(self) -> dict[str, int]:
-        """Alive now, by category; categories of which nothing is alive are left out."""
+        """Live bytes by category; empty categories are omitted."""
         return self._by_category((number, size) for number, size, _ in self._alive.values())
 
     @property
     def peak(self) -> Peak:
-        """When most was alive, since the beginning."""
+        """The peak over all phases and places."""
         return self.peak_of()
 
     def peak_of(self, phase: str | None = None, *, place: int | None = None) -> Peak:
-        """When most was alive in one phase, or, without one, at any time; on one of several places, or on all."""
+        """The peak within one phase (any if None) and on one place (all together if None)."""
         inside = [at for at, (_, _, of) in enumerate(self._events) if phase in (None, of)]
         changes = [
             (number, change if place in (None, self._places[number]) else 0) for number, change, _ in self._events
@@ -89,12 +89,12 @@ class LiveBytes(TorchDispatchMode):
         )
 
     def most_of(self, category: str) -> int:
-        """The most bytes of one category that were alive at a time."""
+        """The maximum of one category's live bytes."""
         own = [change for number, change, _ in self._events if self._categories.get(number, OTHER) == category]
         return max(accumulate(own), default=0)
 
     def name(self, category: str, tensors: Iterable[Tensor | None], *, place: int | None = None) -> None:
-        """Give the storages of these tensors a category, and a place, and count those that were not counted so far."""
+        """Assign a category, and optionally a place, to the tensors' storages; count those that were not seen yet."""
         for tensor in tensors:
             if tensor is not None:
                 number = self._seen(tensor.untyped_storage())
@@ -103,7 +103,7 @@ class LiveBytes(TorchDispatchMode):
                     self._places[number] = place
 
     def begin(self, phase: str) -> None:
-        """What comes from here on belongs to this phase."""
+        """Start a phase."""
         self._phase = phase
 
     def _by_category(self, changes: Iterable[tuple[int, int]]) -> dict[str, int]:
@@ -113,7 +113,7 @@ class LiveBytes(TorchDispatchMode):
         return {category: size for category, size in found.items() if size}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation and count what it has made: outputs that are no views of its inputs, nor the inputs themselves."""
+        """Run an operation and count its new storages: outputs that neither are nor view its inputs."""
         outputs = func(*args, **(kwargs or {}))
         storages = [storage for storage in map(_storage_of, tree_leaves(outputs)) if storage is not None]
         unknown = [storage for storage in storages if storage._cdata not in self._alive]
@@ -126,7 +126,7 @@ class LiveBytes(TorchDispatchMode):
         return outputs
 
     def _seen(self, storage: torch.UntypedStorage) -> int:
-        """The number of a storage, which is counted from now on."""
+        """The number of a storage, which counts from now on."""
         address = storage._cdata
         if address in self._alive:
             return self._alive[address][0]
@@ -151,7 +151,7 @@ def _storage_of(value: Any) -> torch.UntypedStorage | None:
 
 @dataclass(slots=True)
 class Allocated:
-    """What the allocator says, once the block is left: what the block has kept, and the most that it held at a time."""
+    """The allocator's counts, available after the block: bytes still held, and the peak."""
 
     kept_bytes: int = 0
     peak_bytes: int = 0
@@ -159,9 +159,9 @@ class Allocated:
 
 @contextmanager
 def allocated(device: torch.device) -> Iterator[Allocated]:
-    """Count what the allocator of a device gives out inside the block, on top of what was given out before.
+    """Count what a device's allocator hands out inside the block, relative to its start.
 
-    On the CPU it is not seen if the block lets go of what is older than the block.
+    On the CPU, memory that was allocated before the block and freed inside it is not seen.
     """
     found = Allocated()
     if device.type == "cuda":
@@ -184,7 +184,7 @@ def allocated(device: torch.device) -> Iterator[Allocated]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The profiler would say on standard error that it begins and ends."""
+    """Keep the profiler from logging its start and end to standard error."""
     before = os.environ.get("KINETO_LOG_LEVEL")
     os.environ["KINETO_LOG_LEVEL"] = before or "99"
     try:

@@ -1,7 +1,6 @@
-"""A real step of a method, beside its estimate: real tensors of random weights, and the bytes that the allocator gives out.
+"""Measure a real training step, with random weights, to check its estimate.
 
-On CUDA the allocator keeps the account; on the CPU torch's profiler is told of every allocation (`fedsign.memory.live`).
-What would not fit into what is free is not begun.
+`fedsign.memory.live.allocated` counts the bytes.  A step whose estimate exceeds the free memory is not attempted.
 """
 
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from fedsign.report.wording import byte_count
 
 
 def measure(work: Work, method: Method, setting: Setting, estimated: Estimate, device: torch.device) -> Measured:
-    """Play the step, if it fits into what is free."""
+    """Run the step if its estimate fits into the free memory."""
     free = free_bytes(device)
     if not setting.is_plain:
         return Measured(refused="torch's AdamW keeps gradients and moments in the weights' type; only that is measured")
@@ -45,7 +44,7 @@ def measure(work: Work, method: Method, setting: Setting, estimated: Estimate, d
 
 
 def real_optimizer(model: nn.Module, method: Method, adam: AdamKind) -> torch.optim.Optimizer:
-    """What trains a model to which the method was applied; LISA draws the blocks that the estimate takes."""
+    """The optimizer of a method; LISA trains the same blocks as in the estimate."""
     if method.kind == "galore":
         return galore(model, method.rank)
     kind: dict[str, Any] = {"fused": True} if adam == "fused" else {"foreach": adam == "foreach"}
@@ -58,7 +57,7 @@ def real_optimizer(model: nn.Module, method: Method, adam: AdamKind) -> torch.op
 
 
 def free_bytes(device: torch.device) -> int:
-    """What can be had: of a GPU, of the machine, or of the container that the process is in."""
+    """Free memory of the GPU, or of the host within the container's limit."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     free: int = psutil.virtual_memory().available
@@ -70,7 +69,7 @@ def free_bytes(device: torch.device) -> int:
 
 @contextmanager
 def _weights_in(dtype: torch.dtype) -> Iterator[None]:
-    """Models are made in this type at once: made in another and turned, they would need both for a while."""
+    """Create models in this dtype directly; a conversion would hold both copies for a moment."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

@@ -1,14 +1,14 @@
-"""Ways to fine-tune, as what they make of a model: what is trained, what is added, and what an optimizer keeps of each tensor.
+"""Fine-tuning methods: which tensors each one trains and adds, and what optimizer state it keeps.
 
-- `full`:    AdamW on all.
-- `lora`:    all frozen, and W x + (alpha / r) B A x at every linear layer, embedding and head included, as in the authors'
-             script for the paper's table (arXiv 2403.17919): A [r, in], B [out, r] are trained.
-- `galore`:  all trained; of a matrix in a block the moments live in r dimensions (arXiv 2403.03507): for m x n with m >= n
-             a projector [n, r] and two moments [m, r], otherwise a projector [m, r] and two moments [r, n], with r at most the
-             shorter side.  The step is one in which projectors are made anew.
-- `E+H`:     LISA with no block: embedding and head, and all else that lies outside the blocks.
-- `E+H+2L`:  LISA with two blocks at a time.  They are the last two here, whose gradients come while the activations of all
-             others are still there: the worst case, to a few temporaries.
+- `full`:    AdamW on all parameters.
+- `lora`:    all frozen, plus trained A [r, in] and B [out, r] at every linear layer, W x + (alpha / r) B A x, embedding
+             and head included, as in the authors' script for the LISA paper's table (arXiv 2403.17919).
+- `galore`:  all trained; each m x n matrix in a block keeps its moments in r dimensions (arXiv 2403.03507).  If m >= n,
+             the projector is [n, r] and the two moments [m, r]; otherwise [m, r] and [r, n].  r is at most the shorter
+             side.  The counted step recomputes the projectors.
+- `E+H`:     LISA without blocks: embedding, head, and everything else outside the blocks.
+- `E+H+2L`:  LISA with two blocks at a time.  The estimate uses the last two, whose gradients arrive while all other
+             activations are still alive: the worst case, up to a few temporaries.
 """
 
 import re
@@ -29,7 +29,7 @@ _LISA = re.compile(r"e\+h(?:\+(\d+)l)?")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Method:
-    """One way to fine-tune; `num_layers` is LISA's, `rank` that of LoRA and GaLore."""
+    """A fine-tuning method; `num_layers` applies to LISA, `rank` to LoRA and GaLore."""
 
     name: str
     kind: str  # full, lora, galore or lisa
@@ -41,7 +41,7 @@ class Method:
         """Freeze and adapt a model in place.
 
         Raises:
-            ConfigError: the model has no blocks, or not so many, or no linear layers.
+            ConfigError: the model has no blocks, too few blocks, or no linear layers.
         """
         if self.kind == "lora":
             adapt(model, rank=self.rank, dropout=self.dropout)
@@ -49,7 +49,7 @@ class Method:
             self._freeze(model)
 
     def projected(self, model: nn.Module) -> set[nn.Parameter]:
-        """The matrices of which an optimizer keeps moments of `rank` dimensions."""
+        """The matrices whose moments have `rank` dimensions."""
         if self.kind != "galore":
             return set()
         inside = {parameter for block in self._blocks(model) for parameter in block.parameters()}
@@ -66,20 +66,21 @@ class Method:
         blocks = self._blocks(model)
         if self.num_layers > len(blocks):
             raise ConfigError(
-                f"the method {self.name} was asked for, but the model has {len(blocks)} blocks; expected is at most E+H+{len(blocks)}L."
+                f"the method {self.name} was asked for, but the model has {len(blocks)} blocks; "
+                f"expected is at most E+H+{len(blocks)}L."
             )
         for block in blocks[: len(blocks) - self.num_layers]:
             block.requires_grad_(False)
 
 
 def methods_of(names: Iterable[str], *, rank: int, dropout: float = 0.0) -> list[Method]:
-    """Methods by their names.
+    """Parse method names.
 
     >>> [method.num_layers for method in methods_of(["full", "e+h", "E+H+4L", "lisa"], rank=8)]
     [0, 0, 4, 2]
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: a name is unknown.
     """
     found = []
     for name in names:
@@ -92,14 +93,14 @@ def methods_of(names: Iterable[str], *, rank: int, dropout: float = 0.0) -> list
             found.append(Method(name=title, kind=lower, rank=rank, dropout=dropout))
         else:
             raise ConfigError(
-                f"the method '{name}' was given.{nearest(lower, ['full', 'lora', 'galore', 'lisa', 'e+h'])} Expected are full, lora, "
-                "galore, lisa, E+H or E+H+nL with a number n of blocks."
+                f"the method '{name}' was given.{nearest(lower, ['full', 'lora', 'galore', 'lisa', 'e+h'])} "
+                "Expected are full, lora, galore, lisa, E+H or E+H+nL with a number n of blocks."
             )
     return found
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The model's blocks; none where there is no one list of them."""
+    """The model's blocks; empty if they cannot be identified."""
     try:
         return list(find_blocks(model).values())
     except ConfigError:
@@ -107,7 +108,7 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 
 class Adapted(nn.Module):
-    """A frozen layer with two matrices beside it that are trained."""
+    """A frozen layer with a trainable low-rank adapter."""
 
     def __init__(self, layer: nn.Linear | nn.Embedding, *, rank: int, dropout: float) -> None:
         super().__init__()
@@ -120,11 +121,11 @@ class Adapted(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The layer's, which a tied head reads."""
+        """The frozen layer's weight, for a tied head."""
         return self.layer.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        """The layer, and its change by the adapter."""
+        """The layer's output plus the adapter's."""
         if isinstance(self.layer, nn.Embedding):
             low = functional.embedding(x, self.down.t())
         else:
@@ -134,7 +135,7 @@ class Adapted(nn.Module):
 
 
 def adapt(model: nn.Module, *, rank: int, dropout: float) -> None:
-    """Put an adapter beside every linear layer and embedding; a head that is tied to an embedding has none of its own."""
+    """Add an adapter to every linear layer and embedding; a tied head is no module and gets none."""
     model.requires_grad_(False)
     found = list(_layers(model))
     if not found:

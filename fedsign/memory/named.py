@@ -1,7 +1,7 @@
-"""Language models by name, or by a `config.json` of Hugging Face's, as shapes of our `gpt`: nothing is downloaded.
+"""Language models by name or by a Hugging Face `config.json`, for `fedsign estimate memory --model`.
 
-What memory depends on is the shapes alone, so the families llama, mistral and gpt2 are said in the settings of `fedsign.models.gpt`.
-Any other `config.json` is made by `transformers`, on the meta device (`--model` of `fedsign estimate memory`).
+Memory depends on shapes alone, so nothing is downloaded.  The families llama, mistral, and gpt2 map to settings of
+`fedsign.models.gpt`; `transformers` builds any other family, on the meta device.
 """
 
 import json
@@ -21,12 +21,12 @@ from fedsign.registry import one_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """A model that can be made anew, on the device of the moment: for rows of so many tokens, with activations checkpointed or not."""
+    """A model to estimate; `make(tokens, checkpoint_activations)` builds it on the current default device."""
 
     title: str
     vocabulary: int
     make: Callable[[int, bool], nn.Module]
-    longest: int | None = None  # tokens in a row, where there is an end
+    longest: int | None = None  # maximum number of tokens in a row, if limited
 
 
 def _llama(depth: int, width: int, num_heads: int, num_kv_heads: int, ffn_width: int) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def _llama(depth: int, width: int, num_heads: int, num_kv_heads: int, ffn_width:
 
 _GPT2 = {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "n_positions": 1024, "vocab_size": 50_257}
 
-NAMED: dict[str, tuple[str, dict[str, Any]]] = {  # title, and what its config.json says (of LLaMA in the order above)
+NAMED: dict[str, tuple[str, dict[str, Any]]] = {  # title and config.json; arguments as in `_llama`
     "llama-2-7b": ("LLaMA-2-7B", _llama(32, 4096, 32, 32, 11_008)),
     "llama-2-70b": ("LLaMA-2-70B", _llama(80, 8192, 64, 8, 28_672)),
     "mistral-7b": ("Mistral-7B", _llama(32, 4096, 32, 8, 14_336)),
@@ -53,10 +53,10 @@ NAMED: dict[str, tuple[str, dict[str, Any]]] = {  # title, and what its config.j
 
 
 def subject_of(name: str) -> Subject:
-    """A model by its name, or by the path of a `config.json`.
+    """Look up a model by name, or by the path of a `config.json`.
 
     Raises:
-        ConfigError: there is none of that name, or the file says nothing that can be made.
+        ConfigError: the name is unknown, or the file describes no model that can be built.
     """
     if name.lower() in NAMED:
         return _of_config(*NAMED[name.lower()], name=name)
@@ -88,7 +88,7 @@ def _of_file(path: Path) -> Subject:
 
 
 def _of_config(title: str, found: dict[str, Any], *, name: str) -> Subject:
-    """Of our `gpt` where that has all that the family has, or else of `transformers`."""
+    """Use our `gpt` if it covers the configuration, else `transformers`."""
     family = found["model_type"]
     try:
         if family in ("llama", "mistral") and _is_plain_llama(found):
@@ -111,7 +111,7 @@ def _of_config(title: str, found: dict[str, Any], *, name: str) -> Subject:
 
 
 def _is_plain_llama(found: Mapping[str, Any]) -> bool:
-    """Without biases, and with heads that share the width among them, as our gpt has it."""
+    """Whether our gpt covers it: no biases, and heads that divide the width."""
     head_width = found.get("head_dim") or found["hidden_size"] // found["num_attention_heads"]
     has_bias = found.get("attention_bias") or found.get("mlp_bias")
     return not has_bias and head_width * found["num_attention_heads"] == found["hidden_size"]
@@ -144,15 +144,15 @@ def _of_gpt2(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_transformers(title: str, found: dict[str, Any], name: str) -> Subject:
-    """Whatever else `transformers` knows, made without weights."""
+    """A model of any other family that `transformers` knows."""
     library: Any = transformers(f"--model {name} of the family {found['model_type']}")
     try:
         config = library.AutoConfig.for_model(**found)
         library.AutoModelForCausalLM._model_mapping[type(config)]
     except (ValueError, KeyError) as error:
         raise ConfigError(
-            f"--model {name} is of the family {found['model_type']}, of which transformers {library.__version__} knows no causal "
-            "language model; expected is one such as llama, mistral, gpt2 or qwen2."
+            f"--model {name} is of the family {found['model_type']}, of which transformers {library.__version__} "
+            "knows no causal language model; expected is one such as llama, mistral, gpt2 or qwen2."
         ) from error
 
     def make(tokens: int, checkpoint: bool) -> nn.Module:

@@ -1,9 +1,10 @@
-"""A step of training whose bytes are counted: forward, backward, optimizer, from the second step on, when there are moments.
+"""The training step whose bytes are counted: forward, backward, optimizer, with the moments already allocated.
 
-The same step is taken by an estimate, on the meta device, where tensors have shapes and no values, and by a measurement, on a
-real one.  [Note: kernels] On the meta device torch takes the general way through attention, norms and dropout; a
-GPU, or a CPU, has a kernel of its own for some of them, which keeps less.  `Kernels` takes the ways that the device would.
-Where a model asks for the truth of a tensor, such as whether no token is padding, the answer is yes.
+Estimates run it on the meta device, measurements on a real one.
+
+[Note: kernels] On the meta device torch decomposes attention, norms, and dropout, while real devices have fused
+kernels for some of them, which save less for the backward pass.  `Kernels` dispatches as the real device would.  A model
+that branches on a tensor, for example on whether any token is padding, always takes the branch for True.
 """
 
 from collections.abc import Callable, Iterable
@@ -29,7 +30,7 @@ FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "step"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """What a step is taken on; `loss` takes the model's outputs and the targets."""
+    """The inputs of a step; `loss` takes the model's outputs and the targets."""
 
     features: Tensor
     targets: Tensor
@@ -37,14 +38,14 @@ class Batch:
 
 
 class Kernels(TorchFunctionMode):
-    """On the meta device, what a real device would do; see [Note: kernels]."""
+    """Dispatch on the meta device as a real device would; see [Note: kernels]."""
 
     def __init__(self, device: Device, attention: AttentionKind) -> None:
         super().__init__()
         self._device, self._attention = device, attention
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a function of torch's."""
+        """Replace a torch function by the device's kernel."""
         kwargs = kwargs or {}
         if func is Tensor.__bool__:
             return True
@@ -58,7 +59,7 @@ class Kernels(TorchFunctionMode):
 
 
 def under_kernels(model: nn.Module, device: Device, attention: AttentionKind) -> None:
-    """Play every pass of a model under `Kernels`, and those of its blocks, which are played once more where activations are checkpointed."""
+    """Run the forward passes of a model and of its blocks, which checkpointing recomputes, under `Kernels`."""
     for module in (model, *blocks_of(model)):
         forward = module.forward
 
@@ -73,7 +74,7 @@ def _attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
     scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Keeps queries, keys, values, the outcome and a number for each row, as the fused kernels of both devices do."""
+    """Save queries, keys, values, the output, and one number per row, as the fused kernels of both devices do."""
     kept: tuple[Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale
     )
@@ -95,10 +96,10 @@ def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool
 
 
 class Moments(torch.optim.Optimizer):
-    """What an AdamW keeps that takes nothing for itself, as fused kernels do.  It moves nothing.
+    """The state of a fused AdamW, which needs no temporaries; parameters do not change.
 
-    Of a matrix that is `projected` it keeps GaLore's projector and its two moments of `rank` dimensions, and takes what
-    GaLore takes in turn: the gradient projected, the step projected back.
+    A `projected` matrix gets GaLore's projector and two moments of `rank` dimensions, and each step allocates GaLore's
+    temporaries: the projected gradient and the step in full size.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class Moments(torch.optim.Optimizer):
         self._dtype, self._masters, self._projected, self._rank = dtype, masters, frozenset(projected), rank
 
     def step(self, closure: Any = None) -> Any:
-        """Make what is kept, the first time, and what is needed in between, every time."""
+        """Allocate the state in the first step, and the temporaries in every step."""
         for parameter in self.param_groups[0]["params"]:
             if parameter not in self.state:
                 shapes = [*self._shapes(parameter), *[tuple(parameter.shape)] * self._masters]
@@ -134,12 +135,12 @@ class Moments(torch.optim.Optimizer):
 
 
 def galore(model: nn.Module, rank: int) -> torch.optim.Optimizer:
-    """GaLore of the blocks' matrices, which makes its projectors anew in every step: the one that takes most."""
+    """GaLore on the blocks' matrices; every step recomputes the projectors, which is the most expensive step."""
     return optim_galore(model, lr=0.0, weight_decay=0.0, rank=rank, update_proj_gap=1)
 
 
 def keep_gradients_in(model: nn.Module, dtype: torch.dtype) -> None:
-    """Each gradient is turned into another type as soon as it is there, as trainers do who keep them in float32."""
+    """Convert each gradient as soon as it is accumulated, as trainers with float32 gradients do."""
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.dtype != dtype:
             parameter.grad_dtype = None  # any type is allowed
@@ -152,7 +153,7 @@ def _turn(parameter: Tensor, dtype: torch.dtype) -> None:
 
 
 def warm_up(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """The optimizer's first step, from gradients of 0, after which its moments are there."""
+    """Take a step with zero gradients, so that the optimizer allocates its moments."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)
@@ -161,7 +162,7 @@ def warm_up(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def take_step(model: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer, live: LiveBytes) -> None:
-    """One step, whose phases `live` is told of."""
+    """Take one step and report its phases to `live`."""
     live.begin(FORWARD)
     loss = batch.loss(model(batch.features), batch.targets)
     live.begin(BACKWARD)
@@ -171,11 +172,11 @@ def take_step(model: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer, 
 
 
 def next_tokens(num: int, tokens: int, vocabulary: int) -> Batch:
-    """Rows of text, drawn at random, on the device of the moment."""
+    """Random rows of tokens on the current default device."""
     drawn = torch.randint(vocabulary, (num, tokens))
     return Batch(features=drawn, targets=drawn.clone(), loss=language_loss)
 
 
 def language_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of the next tokens, in float32 whatever the logits' type, as the libraries take it."""
+    """Cross-entropy in float32 whatever the logits' dtype, as in common libraries."""
     return functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
