@@ -1,15 +1,15 @@
 """Metrics: functions of (outputs [n, ...], targets [n]) that return one number.
 
-Where a task keeps something else of the outputs (`fedsign.tasks.base.KeepingTask`), they are functions of (kept, targets).
+If a task reduces its outputs (`fedsign.tasks.base.KeepingTask`), its metrics take (kept, targets) instead.
 
-What is known of them without computing anything (and without torch) stands here.
+This module does not import torch, so that reports can ask which direction is better.
 """
 
 LOWER_IS_BETTER = frozenset({"loss", "train_loss", "rmse", "mse", "mae", "perplexity"})
 
 
 def is_higher_better(name: str) -> bool:
-    """Whether more of a metric is better; of one's own, unless its name ends in `_loss` or `_error`.
+    """Whether larger values are better.  A custom metric is lower-is-better if its name ends in `_loss` or `_error`.
 
     >>> [is_higher_better(name) for name in ("accuracy", "validation_rmse", "mymetrics:top_5_error")]
     [True, False, False]

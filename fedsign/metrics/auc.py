@@ -1,4 +1,4 @@
-"""Area under the ROC curve, of each class against all others."""
+"""Area under the ROC curve, one class against the rest."""
 
 import math
 
@@ -10,11 +10,10 @@ from fedsign.traits import declares
 
 @declares(targets="class labels")
 def auc(outputs: Tensor, targets: Tensor) -> float:
-    """Macro mean of the one-against-rest areas under the ROC curve, in [0, 1]; 0.5 is chance.
+    """Macro mean of the one-vs-rest areas under the ROC curve, in [0, 1]; 0.5 is chance.
 
-    A class's score is its log-odds, log p / (1 - p).  With two classes both areas are the same, the usual binary one.  Left out is
-    a class that has no sample, or all: its area is not defined.  NaN where no class is left, or where outputs are not
-    finite.
+    A class's score is its log-odds, log p / (1 - p).  With two classes this is the usual binary AUC.  A class with no
+    samples, or with all of them, has no AUC and is skipped.  NaN if no class is left or an output is not finite.
 
     >>> auc(torch.tensor([[0.0, 1.0], [0.0, 3.0], [0.0, 2.0]]), torch.tensor([0, 1, 0]))
     1.0
@@ -33,9 +32,9 @@ def auc(outputs: Tensor, targets: Tensor) -> float:
 
 
 def _log_odds(logits: Tensor) -> Tensor:
-    """log p / (1 - p) of each class, [n, C]; unlike p itself, it still tells sure predictions apart."""
+    """log p / (1 - p) of each class, [n, C]; unlike p, it does not saturate for confident predictions."""
     highest, label = logits.max(dim=1, keepdim=True)
-    weights = (logits - highest).exp().scatter(1, label, 0.0)  # of all but the likeliest class, whose weight is 1
+    weights = (logits - highest).exp().scatter(1, label, 0.0)  # relative to the likeliest class, itself set to 0
     rest = weights.sum(dim=1, keepdim=True)
-    others = (1 + rest - weights).scatter(1, label, rest)  # without cancellation, in both cases
+    others = (1 + rest - weights).scatter(1, label, rest)  # 1 - p up to a factor; both cases avoid cancellation
     return (logits - highest) - others.clamp_min(torch.finfo(others.dtype).tiny).log()

@@ -1,4 +1,4 @@
-"""Balanced accuracy: every class counts the same, however many samples it has."""
+"""Balanced accuracy: every class counts the same, whatever its number of samples."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from fedsign.traits import declares
 
 @declares(targets="class labels")
 def balanced_accuracy(outputs: Tensor, targets: Tensor) -> float:
-    """Mean over the classes that occur among the targets of the share of their samples that is right, in [0, 1].
+    """Mean recall over the classes that occur among the targets, in [0, 1].
 
     >>> balanced_accuracy(torch.tensor([[2.0, 1.0], [2.0, 1.0], [0.0, 3.0]]), torch.tensor([0, 0, 0]))
     0.6666666666666666

@@ -10,8 +10,7 @@ from fedsign.traits import declares
 def f1(outputs: Tensor, targets: Tensor) -> float:
     """Mean of 2 TP / (2 TP + FP + FN) over the classes that occur among targets or predictions, in [0, 1].
 
-    A class that occurs in neither is left out; one that is only predicted, or never predicted, has 0.  As scikit-learn's
-    `f1_score(average="macro")`.
+    Classes that occur in neither are skipped.  Same as scikit-learn's `f1_score(average="macro")`.
 
     >>> f1(torch.tensor([[2.0, 1.0, 0.0], [2.0, 1.0, 0.0]]), torch.tensor([0, 1]))
     0.3333333333333333

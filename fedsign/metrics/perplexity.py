@@ -7,12 +7,12 @@ from torch import Tensor
 from fedsign.tasks.language import mean_of_scored, nll
 from fedsign.traits import declares
 
-_LARGEST = 709.0  # exp of more is no float64
+_LARGEST = 709.0  # exp of more overflows float64
 
 
 @declares(targets="text")
 def perplexity(kept: Tensor, targets: Tensor) -> float:
-    """exp of the mean loss of a scored token in nats: of how many tokens a model that is as unsure would choose by a die.
+    """exp of the mean loss per scored token, in nats.
 
     >>> from torch import tensor
     >>> round(perplexity(tensor([[[0.0, 1.0], [math.log(4), 0.0]]]), tensor([[3, 1]])), 5)

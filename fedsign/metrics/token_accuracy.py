@@ -1,4 +1,4 @@
-"""Accuracy of the next token."""
+"""Next-token accuracy."""
 
 from torch import Tensor
 
@@ -8,7 +8,7 @@ from fedsign.traits import declares
 
 @declares(targets="text")
 def token_accuracy(kept: Tensor, targets: Tensor) -> float:
-    """Share of scored tokens that were held for the likeliest, in [0, 1].
+    """Share of scored tokens that the model ranked first, in [0, 1].
 
     >>> from torch import tensor
     >>> token_accuracy(tensor([[[0.1, 1.0], [2.0, 0.0], [0.0, 0.0]]]), tensor([[3, 1, -100]]))
