@@ -1,1 +1,1 @@
-"""Local objectives, one file each: what a client minimizes besides the task's loss."""
+"""Local objectives, one file each: the terms that a client adds to the task loss."""

@@ -1,13 +1,13 @@
-"""FedDyn: the client's loss is tilted until its optimum is the joint one.
+"""FedDyn: a linear term tilts each client's loss until its optimum is the joint one.
 
-Paper: Acar et al. 2021 (arXiv 2111.04263), Algorithm 1; symbols as in the authors' code, where the state
-h_k is -1/alpha times the paper's gradient term:
+Paper: Acar et al. 2021 (arXiv 2111.04263), Algorithm 1.  Symbols follow the authors' code, where the state h_k is
+-1/alpha times the paper's gradient term:
 
     L_k(theta) + alpha <theta, h_k> + (alpha/2) ||theta - theta_t||^2,     h_k += theta_k - theta_t.
 
-At a fixed point theta_k = theta_t for all k and grad L_k = -alpha h_k; the server (strategies.feddyn)
-keeps mean(h) = 0 there, hence sum_k grad L_k = 0: the optimum of the sum, which FedAvg misses when
-clients differ and take many steps.
+At a fixed point theta_k = theta_t for all k, and grad L_k = -alpha h_k.  The server (strategies.feddyn) keeps
+mean(h) = 0 there, hence sum_k grad L_k = 0: the optimum of the sum, which FedAvg misses when clients differ and take
+many steps.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ ALPHA: Final = 0.05
 
 
 class FedDynObjective(Objective):
-    """Task loss + alpha <theta, h_k> + (alpha/2) ||theta - theta_t||^2; h_k is kept by the client."""
+    """Task loss + alpha <theta, h_k> + (alpha/2) ||theta - theta_t||^2; h_k is client state."""
 
     has_state: ClassVar[bool] = True
 

@@ -1,4 +1,4 @@
-"""FedProx: a pull toward the received model.
+"""FedProx: a proximal term toward the received model.
 
 Paper: Li et al. 2020 (arXiv 1812.06127), Eq. 2:  h_k(w) = F_k(w) + (mu/2) ||w - w_t||^2.
 """
@@ -25,13 +25,13 @@ class FedProxObjective(Objective):
 
     @property
     def adds_up(self) -> bool:
-        """See Objective."""
+        """Always: the penalty is a sum over elements."""
         return True
 
     def penalty(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensor | None:
         """(mu/2) ||theta - theta_t||^2."""
         if self.mu == 0:
-            return None  # not a term of zeros: FedProx(0) is FedAvg bit for bit
+            return None  # rather than zeros: FedProx(0) is bitwise FedAvg
         distances = [(parameters[name] - context.received[name]).square().sum() for name in parameters]
         return 0.5 * self.mu * torch.stack(distances).sum()
 

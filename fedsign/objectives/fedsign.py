@@ -1,24 +1,21 @@
-"""FedSign: clients are rewarded for keeping the signs of the received model.
+"""FedSign: a reward for keeping the signs of the received model.
 
-Paper: "Exploring and Exploiting the Asymmetric Valley of Deep Neural Networks" (arXiv 2405.12489),
-section 6.2, Eq. 1, with theta_t the received model, sgp(x) = 1 if x > 0 else 0, sigma the logistic function:
+Paper: "Exploring and Exploiting the Asymmetric Valley of Deep Neural Networks" (arXiv 2405.12489), section 6.2, Eq. 1,
+with theta_t the received model, sgp(x) = 1 if x > 0 else 0, and sigma the logistic function:
 
     L_k - gamma * ( sgp(theta_t) sigma(theta) + sgp(-theta_t) sigma(-theta) )
 
-so that an element with theta_t = 0 has no term, and the gradient of the term is
--gamma sign(theta_t) sigma(theta) (1 - sigma(theta)).  All parameters take part, BatchNorm's included;
-buffers never.
+An element with theta_t = 0 has no term.  The gradient of the term is
+-gamma sign(theta_t) sigma(theta) (1 - sigma(theta)).  All parameters take part, BatchNorm's included; buffers do not.
 
-The paper does not say how the elements are reduced to a scalar: `reduction` is an option.  With `sum`
-every weight feels a push of up to gamma/4, whatever the size of the network; `tensor_mean` (the mean of
-the tensors' means, as the authors' public FedProx code does it) and `mean` divide it by the number of
-elements, so that gamma would have to be larger by that factor to matter.  Elements that are frozen (LISA) have no
-term, but they count, so that the push on the others does not depend on how many there are.
+The paper does not say how the elements are reduced to a scalar, hence the option `reduction`.  With `sum` the push on
+every weight is at most gamma/4, whatever the size of the network.  `tensor_mean` (the mean of the tensors' means, as in
+the authors' public FedProx code) and `mean` divide it by the number of elements, so gamma must be larger by that factor.
+Frozen elements (LISA) have no term but count in the mean, so the push on the others does not depend on their number.
 
-The push never ends: sigma(x) has no maximum, so where the task's gradient has become small the weights go
-on growing, by lr gamma/4 (1/(1 - momentum) times that) a step.  The default gamma suits clients of some ten
-steps a round; with hundreds of steps a round training diverges after some dozens of rounds unless gamma
-is lowered or weight decay (`client.weight_decay`) holds against it.
+The push never ends, since sigma has no maximum.  Once the task gradient is small, weights grow by up to lr gamma/4 per
+step, times 1/(1 - momentum).  The default gamma suits about ten local steps per round.  With hundreds of steps, training
+diverges after a few dozen rounds unless gamma is lower or weight decay (`client.weight_decay`) counteracts it.
 """
 
 from collections.abc import Mapping
@@ -34,7 +31,7 @@ from fedsign.records import Tensors
 Gamma = Annotated[float, Field(ge=0)]
 Reduction = Literal["sum", "tensor_mean", "mean"]
 GAMMA: Final = 0.0003
-"""Nothing stops the push: ten times as much is better than FedAvg on digits after 40 rounds, and worse after 100."""
+"""Because the push never ends, 10x this value beats FedAvg on digits after 40 rounds but loses after 100."""
 REDUCTION: Final[Reduction] = "sum"
 
 
@@ -47,31 +44,32 @@ class FedSignObjective(Objective):
 
     @property
     def adds_up(self) -> bool:
-        """See Objective; a tensor's mean asks for the size of the whole tensor."""
+        """Not for `tensor_mean`, which depends on each tensor's size."""
         return self.reduction != "tensor_mean"
 
     def penalty(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensor | None:
         """-gamma * reduce(sgp(theta_t) sigma(theta) + sgp(-theta_t) sigma(-theta))."""
         if self.gamma == 0:
-            return None  # not a term of zeros: FedSign(0) is FedAvg bit for bit
+            return None  # rather than zeros: FedSign(0) is bitwise FedAvg
         sums = torch.stack([soft_agreement(theta, context.received[name]).sum() for name, theta in parameters.items()])
-        # Not number by number: along mapped tangents a number times a 0-dim sum is float64 (fedsign.bilevel).
+        # A tensor, not Python floats: under vmapped tangents float x 0-dim tensor promotes to float64 (fedsign.bilevel).
         shares = sums.new_tensor([self._share(name, context) for name in parameters])
         return -self.gamma * (sums * shares).sum()
 
     def penalty_gradient(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensors | None:
-        """-gamma sign(theta_t) sigma(theta) (1 - sigma(theta)), by the number of elements as `reduction` says."""
+        """-gamma sign(theta_t) sigma(theta) (1 - sigma(theta)), scaled by `reduction`."""
         if self.gamma == 0:
             return None
         found = {}
         for name, theta in parameters.items():
             push = context.received[name].sign().mul_(-self.gamma * self._share(name, context))
             sigma = theta.sigmoid()
-            found[name] = torch.ops.aten.sigmoid_backward.grad_input(push, sigma, grad_input=sigma)  # in place
+            # sigmoid_backward is push sigma (1 - sigma) in one kernel; writing into sigma saves a third tensor
+            found[name] = torch.ops.aten.sigmoid_backward.grad_input(push, sigma, grad_input=sigma)
         return found
 
     def _share(self, name: str, context: LocalContext) -> float:
-        """What an element of a tensor counts in the reduction."""
+        """The factor of one element of this tensor in the reduction."""
         if self.reduction == "sum":
             return 1.0
         if self.reduction == "tensor_mean":
@@ -80,7 +78,7 @@ class FedSignObjective(Objective):
 
 
 def soft_agreement(theta: Tensor, received: Tensor) -> Tensor:
-    """sigma(sign(theta_t) theta) where theta_t is not 0, and 0 where it is; elementwise, in [0, 1).
+    """Elementwise sigma(sign(theta_t) theta), or 0 where theta_t = 0; in [0, 1).
 
     >>> soft_agreement(torch.zeros(3), torch.tensor([2.0, -1.0, 0.0]))
     tensor([0.5000, 0.5000, 0.0000])

@@ -1,15 +1,16 @@
-"""MOON: the representation is pulled to the received model's and pushed from the client's previous one.
+"""MOON: pull the representation toward the received model's and away from the client's previous one.
 
 Paper: Li, He and Song 2021 (arXiv 2103.16257), Eq. 3 and 4, as in the authors' public code:
 
     L_k - mu * mean_i log( exp(cos(z, z_glob)/tau) / (exp(cos(z, z_glob)/tau) + exp(cos(z, z_prev)/tau)) )
 
-z is the input of the model's classifier; z_glob is that of the received model and z_prev that of the model
-which this client trained when it took part last (in its first round the received model, so that the term
-is the constant mu log 2 and has no gradient).  Neither of the two is trained.  The paper's models have a
-projection head below the classifier: `model.projection_dim`.
-Differs: all three passes are in training mode, on the batch's own statistics, and leave BatchNorm's running
-statistics alone; the authors' code gives z_glob and z_prev by running statistics, which a client would have to keep.
+z is the input of the model's classifier, z_glob that of the received model, and z_prev that of the model that this
+client trained in its last participation.  In a client's first round z_prev = z_glob, so the term is the constant
+mu log 2 without a gradient.  Neither reference is trained.  The paper's models have a projection head before the
+classifier (`model.projection_dim`).
+
+Differs: all three passes run in training mode, on batch statistics, and leave BatchNorm's running statistics alone.
+The authors' code computes z_glob and z_prev with running statistics, which a client would have to store.
 """
 
 from collections.abc import Mapping
@@ -30,7 +31,7 @@ TEMPERATURE: Final = 0.5
 
 
 class MoonObjective(Objective):
-    """Task loss + mu * model-contrastive loss; the previous local parameters are kept by the client."""
+    """Task loss + mu * model-contrastive loss; the previous local parameters are client state."""
 
     has_state: ClassVar[bool] = True
     contrasts: ClassVar[bool] = True
@@ -43,17 +44,17 @@ class MoonObjective(Objective):
     def contrast(self, z: Representation, context: LocalContext) -> Tensor | None:
         """mu * mean over the batch of -log softmax([cos(z, z_glob), cos(z, z_prev)] / tau)[0]."""
         if self.mu == 0:
-            return None  # MOON(0) is FedAvg bit for bit
+            return None  # MOON(0) is bitwise FedAvg
         with torch.no_grad():
             others = (z.of(context.received), z.of(context.state))
         return self.mu * contrastive_loss(z.present, *others, temperature=self.temperature)
 
     def initial_state(self, received: Mapping[str, Tensor]) -> Tensors:
-        """The received model stands for the previous one."""
+        """The received model, in place of a previous one."""
         return {name: theta.clone() for name, theta in received.items()}
 
     def next_state(self, parameters: Mapping[str, Tensor], context: LocalContext) -> Tensors:
-        """The model that was trained now."""
+        """The model just trained."""
         return {name: theta.clone() for name, theta in parameters.items()}
 
 

@@ -1,16 +1,16 @@
-"""SCAFFOLD: every local step is corrected by the difference of the server's and the client's control variates.
+"""SCAFFOLD: the difference of the server's and the client's control variates corrects every local step.
 
 Paper: Karimireddy et al. 2020 (arXiv 1910.06378), Algorithm 1 with option II:
 
     y <- y - lr (g_k(y) - c_k + c)                     every local step; here as the linear term <theta, c - c_k>
     c_k+ = c_k - c + (x - y) / (K lr)                  after K steps; the client's state
-    to the server: y and c_k+ - c_k                    so a reply is twice a model
-    from the server: x and c                           so a request is, too, from the second round on
+    to the server: y and c_k+ - c_k                    a reply is twice the size of the model
+    from the server: x and c                           so is a request, from the second round on
 
-`x` is the received model.  (x - y) / (K lr) is the mean gradient of the round, corrections included, only
-for plain SGD.  With momentum, K lr is replaced by the displacement that a constant gradient of 1 would
-cause (`LocalContext.unit_displacement`; the weights of FedNova, arXiv 2007.07481), so that it is a weighted
-mean of gradients again.  Optimizers that rescale gradients, such as Adam, have no such number and are refused.
+`x` is the received model.  (x - y) / (K lr) is the round's mean corrected gradient for plain SGD only.  With momentum,
+K lr is replaced by the displacement under a constant gradient of 1 (`LocalContext.unit_displacement`; the weights of
+FedNova, arXiv 2007.07481), which again gives a weighted mean of gradients.  Optimizers that rescale gradients, such as
+Adam, have no such number and are refused.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ from fedsign.records import Tensors
 
 
 class ScaffoldObjective(Objective):
-    """Task loss + <theta, c - c_k>; the control variate c_k is kept by the client."""
+    """Task loss + <theta, c - c_k>; the control variate c_k is client state."""
 
     has_state: ClassVar[bool] = True
     needs_unit_displacement: ClassVar[bool] = True
@@ -58,5 +58,5 @@ class ScaffoldObjective(Objective):
 
 
 def _server(context: LocalContext, name: str) -> Tensor:
-    """c; zero in the first round, when nothing is sent."""
+    """c, or zeros in the first round, when the server sends none."""
     return context.shared[name] if name in context.shared else torch.zeros_like(context.received[name])
