@@ -1,1 +1,1 @@
-"""Learning-rate schedules over rounds: functions of (round from 1, number of rounds) and their settings."""
+"""Learning-rate schedules: functions of (round, counted from 1; number of rounds) and their settings."""

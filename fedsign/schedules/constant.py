@@ -1,6 +1,6 @@
-"""No change."""
+"""A constant learning rate."""
 
 
 def constant(round: int, rounds: int) -> float:
-    """1."""
+    """Factor 1 in every round."""
     return 1.0

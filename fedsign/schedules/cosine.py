@@ -9,7 +9,7 @@ from pydantic import Field
 def cosine(round: int, rounds: int, *, final: Annotated[float, Field(ge=0, le=1)] = 0.0) -> float:
     """final + (1 - final) (1 + cos(pi (round - 1) / rounds)) / 2: 1 in the first round, `final` after the last.
 
-    A run that is resumed with more rounds follows the longer curve from there on.
+    A run resumed with more rounds continues on the longer curve.
 
     >>> cosine(1, 10), f"{cosine(6, 10):.6f}"
     (1.0, '0.500000')

@@ -1,4 +1,4 @@
-"""Linear warm-up, then a decay: what language models are trained with."""
+"""Linear warmup followed by a decay, as is usual for language models."""
 
 from collections.abc import Callable
 from math import cos, pi
@@ -10,9 +10,10 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 def warmup_cosine(round: int, rounds: int, *, warmup: Share = 0.1, final: Share = 0.0) -> float:
-    """Up to 1 over the first `warmup` of all rounds (or steps: `client.schedule.per`), then half a cosine down to `final`.
+    """Rise linearly to 1 over the share `warmup` of all rounds or steps, then fall on half a cosine to `final`.
 
-    With w = warmup x rounds, rounded: round/(w + 1) for the first w, so that no round is lost to a rate of 0; then 1.
+    `client.schedule.per` selects rounds or steps.  With w = warmup x rounds, rounded, the first w factors are
+    round / (w + 1), so that no round is wasted on a rate of 0.
 
     >>> [warmup_cosine(r, 12, warmup=0.25) for r in (1, 2, 3, 4)]
     [0.25, 0.5, 0.75, 1.0]
@@ -23,7 +24,7 @@ def warmup_cosine(round: int, rounds: int, *, warmup: Share = 0.1, final: Share 
 
 
 def warmup_linear(round: int, rounds: int, *, warmup: Share = 0.1, final: Share = 0.1) -> float:
-    """The same with a straight line down to `final`.
+    """Rise linearly to 1 over the share `warmup`, then fall linearly to `final`.
 
     >>> [warmup_linear(r, 5, warmup=0.2, final=0.0) for r in (1, 2, 3, 5)]
     [0.5, 1.0, 0.75, 0.25]
@@ -32,7 +33,7 @@ def warmup_linear(round: int, rounds: int, *, warmup: Share = 0.1, final: Share 
 
 
 def _warmed_up(count: int, total: int, warmup: float, decay: Callable[[float], float]) -> float:
-    """`decay` of the share that is over of what comes after the warm-up."""
+    """The warmup factor, or `decay` of the elapsed share of the rest."""
     num_warming = min(int(warmup * total + 0.5), total - 1)
     if count <= num_warming:
         return count / (num_warming + 1)
