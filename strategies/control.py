@@ -82,7 +82,6 @@ def random_signs(tensors: Tensors, seed: int) -> Tensors:
 def _ratio(norms: Norms, round: int, norm: float, key: str) -> float:
     if round > len(norms):
         raise RoundError(
-            f"strategy.{key} with {len(norms)} numbers was given for round {round}; "
-            "give one for each round of the run."
+            f"strategy.{key} with {len(norms)} numbers was given for round {round}; give one for each round of the run."
         )
     return norms[round - 1] / norm if norm else 1.0
