@@ -170,7 +170,8 @@ def estimate(work: Work, method: Method, setting: Setting) -> Estimate:
             take_step(model, batch, optimizer, live)
     except (NotImplementedError, RuntimeError) as error:
         raise ConfigError(
-            f"{work.title} cannot be played without values, which is how activations are counted: {_first_line(error)}; "
+            f"{work.title} cannot be played without values, which is how activations are counted: "
+            f"{_first_line(error)}; "
             "models whose shapes depend on values cannot be estimated."
         ) from error
     for parameter, place in places.items():
@@ -212,7 +213,7 @@ def _placed(model: nn.Module, devices: int, live: LiveBytes) -> dict[nn.Paramete
         block.register_forward_pre_hook(_turn_to(live, place))
         block.register_full_backward_pre_hook(_turn_to(live, place))
     found, last = {}, 0
-    # Parameters outside the blocks: on device 0 until a block of a later device was seen, from there on the last device.
+    # Parameters outside the blocks: device 0 until a block of a later device was seen, then the last device.
     for parameter in model.parameters():
         last = max(last, of_block.get(parameter, 0))
         found[parameter] = of_block.get(parameter, devices - 1 if last else 0)

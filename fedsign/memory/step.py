@@ -2,9 +2,9 @@
 
 Estimates run it on the meta device, measurements on a real one.
 
-[Note: kernels] On the meta device torch decomposes attention, norms, and dropout, while real devices have fused
-kernels for some of them, which save less for the backward pass.  `Kernels` dispatches as the real device would.  A model
-that branches on a tensor, for example on whether any token is padding, always takes the branch for True.
+[Note: kernels] On the meta device torch decomposes attention, norms, and dropout, while real devices have fused kernels
+for some of them, which save less for the backward pass.  `Kernels` dispatches as the real device would.  A model that
+branches on a tensor, for example on whether any token is padding, always takes the branch for True.
 """
 
 from collections.abc import Callable, Iterable
@@ -71,9 +71,15 @@ def under_kernels(model: nn.Module, device: Device, attention: AttentionKind) ->
 
 
 def _attention(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
-    scale: float | None = None, enable_gqa: bool = False,
-) -> Tensor:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
     """Save queries, keys, values, the output, and one number per row, as the fused kernels of both devices do."""
     kept: tuple[Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale
