@@ -10,12 +10,13 @@ An element with theta_t = 0 has no term.  The gradient of the term is
 
 The paper does not say how the elements are reduced to a scalar, hence the option `reduction`.  With `sum` the push on
 every weight is at most gamma/4, whatever the size of the network.  `tensor_mean` (the mean of the tensors' means, as in
-the authors' public FedProx code) and `mean` divide it by the number of elements, so gamma must be larger by that factor.
-Frozen elements (LISA) have no term but count in the mean, so the push on the others does not depend on their number.
+the authors' public FedProx code) and `mean` divide it by the number of elements, so gamma must be larger by that
+factor.  Frozen elements (LISA) have no term but count in the mean, so the push on the others does not depend on their
+number.
 
 The push never ends, since sigma has no maximum.  Once the task gradient is small, weights grow by up to lr gamma/4 per
-step, times 1/(1 - momentum).  The default gamma suits about ten local steps per round.  With hundreds of steps, training
-diverges after a few dozen rounds unless gamma is lower or weight decay (`client.weight_decay`) counteracts it.
+step, times 1/(1 - momentum).  The default gamma suits about ten local steps per round.  With hundreds of steps,
+training diverges after a few dozen rounds unless gamma is lower or weight decay (`client.weight_decay`) counteracts it.
 """
 
 from collections.abc import Mapping
@@ -52,7 +53,7 @@ class FedSignObjective(Objective):
         if self.gamma == 0:
             return None  # rather than zeros: FedSign(0) is bitwise FedAvg
         sums = torch.stack([soft_agreement(theta, context.received[name]).sum() for name, theta in parameters.items()])
-        # A tensor, not Python floats: under vmapped tangents float x 0-dim tensor promotes to float64 (fedsign.bilevel).
+        # Not Python floats: under vmapped tangents, float x 0-dim tensor promotes to float64 (fedsign.bilevel).
         shares = sums.new_tensor([self._share(name, context) for name in parameters])
         return -self.gamma * (sums * shares).sum()
 
