@@ -1,1 +1,1 @@
-"""Local optimizers: functions of (parameters, lr, weight_decay) and their settings."""
+"""Local optimizers: factories that take (parameters, lr, weight_decay) and their settings."""

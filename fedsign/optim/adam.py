@@ -19,5 +19,5 @@ def adam(
     beta2: Decay = 0.999,
     eps: Annotated[float, Field(ge=0)] = 1e-8,
 ) -> torch.optim.Optimizer:
-    """torch's Adam; weight decay is added to the gradient (L2), unlike AdamW's."""
+    """torch's Adam, with weight decay added to the gradient (L2)."""
     return made_lean(torch.optim.Adam, parameters, lr=lr, weight_decay=weight_decay, betas=(beta1, beta2), eps=eps)

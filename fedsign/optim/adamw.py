@@ -21,7 +21,13 @@ def adamw(
     eps: Annotated[float, Field(ge=0)] = 1e-8,
     fused: bool = False,
 ) -> torch.optim.Optimizer:
-    """torch's AdamW (decoupled weight decay); `fused`: in one kernel, whose results differ by rounding."""
+    """torch's AdamW, with decoupled weight decay; `fused` uses a single kernel, whose rounding differs."""
     return made_lean(
-        torch.optim.AdamW, parameters, lr=lr, weight_decay=weight_decay, betas=(beta1, beta2), eps=eps, fused=fused or None
-    )  # fmt: skip
+        torch.optim.AdamW,
+        parameters,
+        lr=lr,
+        weight_decay=weight_decay,
+        betas=(beta1, beta2),
+        eps=eps,
+        fused=fused or None,
+    )

@@ -1,14 +1,14 @@
-"""The list of blocks of a model: what LISA draws from, and what lies around them always trains.
+"""Find the blocks of a model, for methods such as LISA that treat them separately.
 
-[Note: blocks] A block is one of the modules that a deep model repeats: a transformer's layers, a residual network's
-stages.  They are looked for in a model's own structure, since libraries agree on no name (`model.layers` of LLaMA,
-`transformer.h` of GPT-2, `encoder.layer` of ViT, `blocks` of ours, `layer1` to `layer4` of ResNet):
+[Note: blocks] A block is one of the modules that a deep model repeats: the layers of a transformer, the stages of a
+residual network.  Libraries do not agree on a name (`model.layers` in LLaMA, `transformer.h` in GPT-2, `encoder.layer`
+in ViT, `blocks` in ours, `layer1` to `layer4` in ResNet), so the search goes by structure:
 
-- a list (ModuleList or Sequential) of two or more modules that are themselves made of modules, or
-- two or more such lists side by side whose names end in a number, which are the stages.
+- a list (ModuleList or Sequential) of two or more modules that have submodules, or
+- two or more such lists side by side whose names end in a number: the stages.
 
-Of lists inside each other the outermost counts, of lists beside each other the one with nine tenths of their parameters.
-Where there is none, or more than one, a person says which.
+Among nested lists the outermost counts; among sibling lists the one that holds nine tenths of their parameters.  If
+that leaves no list or several, the user must name the blocks.
 """
 
 import re
@@ -19,17 +19,19 @@ from torch import nn
 
 from fedsign.errors import ConfigError
 
-Found = dict[str, nn.Module]  # by their names in the model, in its order
+Found = dict[str, nn.Module]  # by name, in the order of the model
 
-_MOST = 0.9  # of the parameters of all lists, for one to be the model's
+_MOST = 0.9  # share of the parameters of all lists that makes one the model's list of blocks
 _HINT = (
-    "set blocks (client.optimizer.blocks) to a list of modules in the model, such as model.layers, or to the blocks themselves, separated by commas, "
-    "such as layer1,layer2 or encoder.layers.*,decoder.layers.*"
+    "set blocks (client.optimizer.blocks) to a list of modules in the model, such as model.layers, "
+    "or to the blocks themselves, separated by commas, such as layer1,layer2 or encoder.layers.*,decoder.layers.*"
 )
 
 
 def find_blocks(model: nn.Module, path: str = "") -> Found:
-    """The model's blocks, or what `path` names: one list of modules, or modules separated by commas (`*`: any part of a name).
+    """The model's blocks, by [Note: blocks] or by `path`: a list of modules, or modules separated by commas.
+
+    In a pattern `*` matches within one component of a name.
 
     >>> layer = lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     >>> model = nn.Sequential(nn.Embedding(9, 4), nn.ModuleList([layer(), layer(), layer()]), nn.Linear(4, 9))
@@ -37,7 +39,7 @@ def find_blocks(model: nn.Module, path: str = "") -> Found:
     (['1.0', '1.1', '1.2'], ['1.0', '1.2'])
 
     Raises:
-        ConfigError: there is no such list, or more than one.
+        ConfigError: no list was found, several were, or `path` matches nothing.
     """
     if path:
         return _named(model, path)
@@ -53,7 +55,7 @@ def find_blocks(model: nn.Module, path: str = "") -> Found:
 
 
 def _lists(module: nn.Module, name: str) -> Iterator[Found]:
-    """The outermost lists at or below a module."""
+    """The outermost lists of blocks at or below a module."""
     children = _with_parameters(module, name)
     composed = {name: child for name, child in children.items() if next(child.children(), None) is not None}
     stages = {name: child for name, child in composed.items() if _is_list(child) and re.search(r"[^.\d]\d+$", name)}
@@ -68,7 +70,7 @@ def _lists(module: nn.Module, name: str) -> Iterator[Found]:
 
 
 def _is_repeated(module: nn.Module, children: Found, composed: Found) -> bool:
-    """A Sequential may hold a start and a head besides, and then its blocks are those of one kind."""
+    """Whether a list holds repeated blocks.  A Sequential may also hold a stem and a head without submodules."""
     if isinstance(module, nn.ModuleList):
         return len(composed) > 1 and len(composed) == len(children)
     return len(composed) > 1 and len({type(child) for child in composed.values()}) == 1
@@ -87,13 +89,14 @@ def _named(model: nn.Module, path: str) -> Found:
     missing = [pattern for pattern in patterns if not any(_matches(name, pattern) for name in found)]
     if missing:
         raise ConfigError(
-            f"blocks='{path}' was given, but the {type(model).__name__} has no modules with parameters at '{missing[0]}'; {_HINT}."
+            f"blocks='{path}' was given, but the {type(model).__name__} has no modules with parameters at "
+            f"'{missing[0]}'; {_HINT}."
         )
     inside = [(outer, inner) for outer in found for inner in found if inner.startswith(outer + ".")]
     if inside:
         raise ConfigError(
-            f"blocks='{path}' was given, but '{inside[0][1]}' is a part of '{inside[0][0]}', and blocks lie beside each other; "
-            "leave one of the two out."
+            f"blocks='{path}' was given, but '{inside[0][1]}' is a part of '{inside[0][0]}', "
+            "and blocks lie beside each other; leave one of the two out."
         )
     return found
 
@@ -117,6 +120,6 @@ def _size(module: nn.Module) -> int:
 
 
 def _place(found: Found) -> str:
-    """How a person would name a list: its own name, or its members'."""
+    """A readable name for a list: its own name, or those of its members."""
     first = next(iter(found))
     return first.rpartition(".")[0] if re.search(r"(^|\.)\d+$", first) else ",".join(found)

@@ -1,8 +1,8 @@
 """How far an optimizer moves a parameter whose gradient is 1 in every step.
 
-For SGD every step's displacement is a fixed linear combination of the gradients so far, so that the whole
-displacement is a weighted sum of them; this is the sum of the weights, ||a||_1 times the learning rate in
-FedNova's terms (Wang et al. 2020, arXiv 2007.07481, section 3).
+With SGD each step is a fixed linear combination of the gradients so far, hence the total displacement is a weighted
+sum of them.  `unit_displacement` is the sum of these weights: the learning rate times ||a||_1 in FedNova (Wang et al.
+2020, arXiv 2007.07481, section 3).
 """
 
 import torch
@@ -11,13 +11,13 @@ import torch
 def is_linear(optimizer: torch.optim.Optimizer) -> bool:
     """Whether steps are fixed linear combinations of the gradients.
 
-    So are those of torch's SGD, and of a class that sets `is_linear`, with torch SGD's `momentum` and `nesterov` in its groups.
+    True for torch's SGD, and for a class that sets `is_linear` and has SGD's `momentum` and `nesterov` in its groups.
     """
     return type(optimizer) is torch.optim.SGD or bool(getattr(optimizer, "is_linear", False))
 
 
 def unit_displacement(optimizer: torch.optim.Optimizer, num_steps: int) -> float | None:
-    """lr x num_steps for plain SGD, more with momentum; None for optimizers that rescale gradients, or not all alike.
+    """lr x num_steps for plain SGD, more with momentum; None if gradients are rescaled or learning rates differ.
 
     >>> parameter = torch.nn.Parameter(torch.zeros(1))
     >>> unit_displacement(torch.optim.SGD([parameter], lr=0.5), 4)

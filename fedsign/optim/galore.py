@@ -1,15 +1,17 @@
-"""GaLore: Adam in a subspace of the gradient of each matrix, so that its moments are small while all weights train.
+"""GaLore: Adam in a low-rank subspace of each matrix's gradient: small moments, while all weights train.
 
-Paper: Zhao et al. 2024 (arXiv 2403.03507), Algorithm 2, and the authors' public code.  For a weight with gradient G [m, n]:
+Paper: Zhao et al. 2024 (arXiv 2403.03507), Algorithm 2, and the authors' public code.  For a weight with gradient G [m,
+n]:
 
     every T steps:   U S V^T = svd(G);   P = V_r [n, r] if m >= n, else U_r [m, r]
     R = G P  [m, r]      or   P^T G  [r, n]
     m, v <- Adam's moments of R;   N = m_hat / (sqrt(v_hat) + eps)
     W <- W - lr alpha (N P^T  or  P N),   then   W <- (1 - lr weight_decay) W
 
-r -> rank, T -> update_proj_gap, alpha -> scale.  The moments stay as they are when P changes.  Parameters that are not projected
-are torch's AdamW, whose weight decay comes before the step.  Differs from the authors' code in this, and in eps, which is added
-to sqrt(v_hat), as the paper has it, and not to sqrt(v).
+r -> rank, T -> update_proj_gap, alpha -> scale.  The moments are kept when P changes.
+
+Differs from the authors' code: parameters without a projection use torch's AdamW, which decays weights before the
+step; and eps is added to sqrt(v_hat), as in the paper, not to sqrt(v).
 """
 
 from collections.abc import Callable, Iterable
@@ -29,7 +31,7 @@ Projected = Literal["blocks", "linear"]
 
 
 class GaLore(torch.optim.Optimizer):
-    """An optimizer of torch's, of some matrices by GaLore and of other parameters by AdamW."""
+    """A torch optimizer: GaLore for `matrices`, AdamW for `others`."""
 
     def __init__(
         self,
@@ -44,7 +46,7 @@ class GaLore(torch.optim.Optimizer):
         eps: float = 1e-6,
         weight_decay: float = 0.0,
     ) -> None:
-        """Raise ConfigError if there are no matrices, or one of them has no two dimensions."""
+        """Raises: ConfigError: there are no matrices, or one is not 2-D."""
         matrices, others = list(matrices), list(others)
         if not matrices or any(matrix.dim() != 2 for matrix in matrices):
             raise ConfigError(
@@ -60,7 +62,7 @@ class GaLore(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One step of all parameters that have gradients."""
+        """Update all parameters that have gradients."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -70,13 +72,14 @@ class GaLore(torch.optim.Optimizer):
             if weight.grad is not None:
                 _step(weight, weight.grad, self.state[weight], matrices)
         if self._plain is not None:
-            self._plain.param_groups, self._plain.state = others, self.state  # this one's, which a saved state replaces
+            # load_state_dict replaces groups and state, so the inner AdamW takes them anew in every step
+            self._plain.param_groups, self._plain.state = others, self.state
             self._plain.step()
         return loss
 
 
 def _step(weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
-    """See the module."""
+    """The module's equations for one matrix."""
     steps = int(state["step"]) if state else 0
     if steps % group["update_proj_gap"] == 0:
         state["projector"] = projector_of(gradient, group["rank"])
@@ -101,11 +104,11 @@ def projector_of(gradient: Tensor, rank: int) -> Tensor:
     >>> projector_of(torch.ones(5, 3), rank=2).shape, projector_of(torch.ones(3, 5), rank=9).shape
     (torch.Size([3, 2]), torch.Size([3, 3]))
     """
-    full = gradient.to(torch.promote_types(gradient.dtype, torch.float32))  # torch decomposes nothing in half precision
+    full = gradient.to(torch.promote_types(gradient.dtype, torch.float32))  # svd needs at least float32
     left, _, right = torch.linalg.svd(full, full_matrices=False)
     found = right.T if len(gradient) >= gradient.shape[1] else left
     projector: Tensor = found[:, :rank].to(gradient.dtype)
-    return projector.clone(memory_format=torch.contiguous_format)  # without the others' memory
+    return projector.clone(memory_format=torch.contiguous_format)  # frees the rest of the factor
 
 
 def _reduced(gradient: Tensor, projector: Tensor) -> Tensor:
@@ -131,7 +134,7 @@ def galore(
     beta2: Decay = 0.999,
     eps: Annotated[float, Field(ge=0)] = 1e-6,
 ) -> torch.optim.Optimizer:
-    """Adam in `rank` dimensions of each matrix in the model's blocks, or of each linear layer; of the rest AdamW."""
+    """Adam in `rank` dimensions for each matrix in the model's blocks, or in its linear layers; AdamW for the rest."""
     if projected == "blocks":
         layers = [module for block in find_blocks(model, blocks).values() for module in block.modules()]
     else:
@@ -139,6 +142,14 @@ def galore(
     inside = {parameter for layer in layers for parameter in layer.parameters(recurse=False) if parameter.dim() == 2}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return made_lean(
-        GaLore, [each for each in trained if each in inside], others=[each for each in trained if each not in inside],
-        lr=lr, weight_decay=weight_decay, rank=rank, update_proj_gap=update_proj_gap, scale=scale, betas=(beta1, beta2), eps=eps,
-    )  # fmt: skip
+        GaLore,
+        [each for each in trained if each in inside],
+        others=[each for each in trained if each not in inside],
+        lr=lr,
+        weight_decay=weight_decay,
+        rank=rank,
+        update_proj_gap=update_proj_gap,
+        scale=scale,
+        betas=(beta1, beta2),
+        eps=eps,
+    )

@@ -1,12 +1,12 @@
-"""Which blocks train in a period: so many of them, without replacement.
+"""Draw the blocks that train in a period: a fixed number, without replacement.
 
-`weights` say how much more often one block trains than another.  The probability that a draw holds block l is
+Without `weights` every set of blocks is equally likely.  With them, the probability that a draw includes block l is
 
-    pi_l = min(1, c w_l),    c such that they add up to the number of blocks drawn,
+    pi_l = min(1, c w_l),    with c such that the pi_l add up to the number of blocks drawn.
 
-exactly: LISA's p^(l) (section 3.2 of the paper) with a fixed number of blocks, so that memory is bounded.  They are found by
-systematic sampling: the pi_l, in a random order, are laid end to end, and points one apart, from a random start in [0, 1), hit
-as many of them as are drawn.  Without weights every set of so many blocks is as likely as any other.
+This is LISA's p^(l) (section 3.2 of the paper) with a fixed number of blocks, which bounds memory.  Systematic sampling
+gives exactly these probabilities: lay the pi_l end to end in random order, then select the blocks that are hit by
+points one apart, starting at random in [0, 1).
 """
 
 from collections.abc import Sequence
@@ -26,27 +26,29 @@ class LayerSampler:
 
     num_blocks: int
     num_sampled: int
-    weights: Sequence[float] = ()  # one for each block; none: all alike
+    weights: Sequence[float] = ()  # one per block; empty means uniform
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for what cannot be drawn."""
+        """Raises: ConfigError: the settings cannot be satisfied."""
         num, weights = self.num_blocks, self.weights
         if not 0 <= self.num_sampled <= num:
             raise ConfigError(
-                f"num_sampled_layers={self.num_sampled} was given, but the model has {num} blocks; expected is 0 to {num}."
+                f"num_sampled_layers={self.num_sampled} was given, but the model has {num} blocks; "
+                f"expected is 0 to {num}."
             )
         if weights and (len(weights) != num or min(weights) < 0 or not np.isfinite(weights).all()):
             raise ConfigError(
-                f"weights={list(weights)} was given, but the model has {num} blocks; expected is one number of at least 0 for each."
+                f"weights={list(weights)} was given, but the model has {num} blocks; "
+                "expected is one number of at least 0 for each."
             )
         if weights and sum(weight > 0 for weight in weights) < self.num_sampled:
             raise ConfigError(
-                f"num_sampled_layers={self.num_sampled} was given, but fewer of the weights are above 0; raise some, or lower "
-                "num_sampled_layers."
+                f"num_sampled_layers={self.num_sampled} was given, but fewer of the weights are above 0; "
+                "raise some, or lower num_sampled_layers."
             )
 
     def draw(self, rng: np.random.Generator) -> tuple[int, ...]:
-        """The indices of the blocks of one draw, in their order."""
+        """The sorted indices of the drawn blocks."""
         if not self.weights:
             drawn = rng.permutation(self.num_blocks)[: self.num_sampled]
             return tuple(sorted(map(int, drawn)))
@@ -56,12 +58,12 @@ class LayerSampler:
         num = self.num_sampled - len(certain)
         ends = np.cumsum(inclusion[others])
         points = rng.random() + np.arange(num)
-        # the last end is num but for rounding
+        # the last end equals num only up to rounding, so the last point may lie beyond it
         hit = np.minimum(np.searchsorted(ends, points, side="right"), len(others) - 1)
         return tuple(sorted(map(int, (*certain, *others[hit]))))
 
     def inclusion(self) -> npt.NDArray[np.float64]:
-        """The probability of each block to be in a draw.
+        """The inclusion probability of each block.
 
         >>> LayerSampler(num_blocks=3, num_sampled=2, weights=(8.0, 1.0, 3.0)).inclusion()
         array([1.  , 0.25, 0.75])
@@ -69,6 +71,7 @@ class LayerSampler:
         weights = np.array(self.weights or [1.0] * self.num_blocks)
         found = np.zeros(self.num_blocks)
         free = np.ones(self.num_blocks, dtype=bool)
+        # capping a block at 1 raises c for the others, which may then need capping too
         while (num := self.num_sampled - int((~free).sum())) > 0:
             found[free] = num * weights[free] / weights[free].sum()
             above = free & (found >= _CERTAIN)

@@ -1,10 +1,10 @@
-"""torch's optimizers without torch's compiler.
+"""torch's optimizers without importing torch's compiler.
 
-[Note: the compiler's import] torch wraps `Optimizer.add_param_group`, which every optimizer calls when it is made, so that
-the compiler does not trace it; the wrapper imports torch._dynamo, which takes as long as importing torch itself, and
-which nobody needs who compiles nothing.  Making the optimizer with what is wrapped leaves out the import and no more.
-The same is so of `zero_grad`, and of `step`, whose wrappers also switch gradients off and call hooks.  What takes their
-place knows the optimizer by a weak reference: else it would keep itself, its parameters and moments, until Python collects.
+[Note: the compiler's import] torch wraps `Optimizer.add_param_group`, which every constructor calls, to hide it from
+the compiler.  The wrapper imports torch._dynamo, which takes as long as importing torch itself, and is useless unless
+something is compiled.  Calling the wrapped function directly skips that import and nothing else.  The same holds for
+`zero_grad`, and for `step`, whose wrappers also disable gradients and call hooks.  The replacements hold the optimizer
+by a weak reference: a cycle would keep parameters and moments alive until the garbage collector runs.
 """
 
 import inspect
@@ -23,7 +23,7 @@ def made_lean(
     parameters: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]] | torch.nn.Module,
     **settings: Any,
 ) -> Kind:
-    """`kind(parameters, **settings)`, see [Note: the compiler's import].
+    """Construct `kind(parameters, **settings)`; see [Note: the compiler's import].
 
     >>> type(made_lean(torch.optim.SGD, [torch.nn.Parameter(torch.zeros(1))], lr=0.1))
     <class 'torch.optim.sgd.SGD'>
@@ -37,13 +37,13 @@ def made_lean(
 
 
 def clear_leanly(optimizer: Kind) -> Kind:
-    """The same optimizer, whose `zero_grad` leaves out the import, unless it is its own; see [Note: the compiler's import]."""
+    """Replace `zero_grad` unless the class overrides it; see [Note: the compiler's import]."""
     if type(optimizer).zero_grad is torch.optim.Optimizer.zero_grad:
         vars(optimizer)["zero_grad"] = partial(inspect.unwrap(torch.optim.Optimizer.zero_grad), proxy(optimizer))
     return optimizer
 
 
 def step_leanly(optimizer: Kind) -> Kind:
-    """The same optimizer, whose steps leave out the import, and hooks, of which it must have none; see [Note: the compiler's import]."""
+    """Replace `step` on an optimizer that has no hooks; see [Note: the compiler's import]."""
     vars(optimizer)["step"] = partial(torch.no_grad()(inspect.unwrap(type(optimizer).step)), proxy(optimizer))
     return optimizer

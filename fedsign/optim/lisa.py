@@ -1,18 +1,19 @@
-"""LISA: AdamW of a random subset of blocks, drawn afresh every `period` steps; the others are frozen meanwhile.
+"""LISA: AdamW on a random subset of blocks, redrawn every `period` steps; the other blocks are frozen.
 
-Paper: Pan et al. 2024 (arXiv 2403.17919), Algorithm 1.  gamma -> num_sampled_layers, K -> period.  Embedding, head and
-norms outside the blocks always train (section 3.2), and the schedule of the learning rate goes on over the draws.
-The paper leaves open what becomes of the moments of a block that is frozen again; `moments` says it:
+Paper: Pan et al. 2024 (arXiv 2403.17919), Algorithm 1.  gamma -> num_sampled_layers, K -> period.  Embedding, head, and
+norms outside the blocks always train (section 3.2).  The learning-rate schedule continues across draws.
 
-- drop:     they are deleted when the block leaves the set.  A block that is drawn again at once keeps them, so that with all
-            blocks drawn every time this is AdamW.
-- reset:    those of all blocks are deleted at every draw, as the authors' trainer does it.
-- offload:  they wait in the host's memory, and come back with the block.
-- keep:     they stay where they are, as in the callbacks in public use: memory grows with every block that was ever drawn.
+The paper does not say what happens to the moments of a block that is frozen again; `moments` chooses:
 
-What trains is known by `requires_grad`, so that frozen blocks get no gradients, and by gradients of None, so that AdamW
-moves nothing else, not even by weight decay.  A draw takes effect in `zero_grad`, with which a step begins: after a step there
-are moments of exactly what it trained (but with `keep`).
+- drop:     delete them when the block leaves the set.  A block that is drawn again at once keeps them, so drawing all
+            blocks every time is AdamW.
+- reset:    delete those of all blocks at every draw, as in the authors' trainer.
+- offload:  move them to host memory until the block is drawn again.
+- keep:     leave them in place, as common public callbacks do; memory grows with every block that was ever drawn.
+
+Frozen parameters have `requires_grad=False`, so autograd skips them, and a gradient of None, so AdamW does not move
+them, not even by weight decay.  A draw takes effect in `zero_grad`, at the start of a step, so that after a step
+moments exist for exactly the parameters it trained (except with `keep`).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -30,15 +31,16 @@ from fedsign.optim.lean import made_lean
 from fedsign.seeding import Purpose, child, generator
 from fedsign.traits import declares
 
-Draw = Callable[[int], Sequence[int]]  # the number of a period -> which blocks train in it
+Draw = Callable[[int], Sequence[int]]  # number of a period -> indices of the blocks that train in it
 Moments = Literal["drop", "reset", "offload", "keep"]
 Draws = Literal["per_client", "per_round"]
 
 
 class LISA(torch.optim.AdamW):
-    """An optimizer of torch's: `zero_grad`, forward, backward, `step`.  The first draw is made with it.
+    """A torch optimizer, used as `zero_grad`, forward, backward, `step`.
 
-    `draw` gives the blocks of a period, a seed draws them; with None nothing is drawn or frozen before `restart`.
+    `draw` is a seed or a function that returns the blocks of a period.  The constructor makes the first draw; with
+    None, nothing is drawn or frozen before `restart`.
     """
 
     element_rule = torch.optim.AdamW
@@ -70,18 +72,18 @@ class LISA(torch.optim.AdamW):
         self.blocks = found
         self.before_training: Callable[[frozenset[str]], None] | None = None
         self._period, self._redraws, self._moments = period, redraw, moments
-        self._names: dict[nn.Parameter, list[str]] = {}  # of all that may train; two layers may share one
+        self._names: dict[nn.Parameter, list[str]] = {}  # of all trainable parameters; tied ones have several names
         for name, parameter in model.named_parameters(remove_duplicate=False):
             if parameter.requires_grad:
                 self._names.setdefault(parameter, []).append(name)
         self._of_block = [[p for p in module.parameters() if p in self._names] for module in found.values()]
         self._always = _outside(model, found.values()) & self._names.keys()
         self._draw: Draw | None = None
-        self.drawn: tuple[int, ...] = ()  # the blocks that train now
+        self.drawn: tuple[int, ...] = ()  # blocks in training
         self._active: set[nn.Parameter] = set(self._names)
         self._trained: set[nn.Parameter] = set()
-        self._waiting: dict[nn.Parameter, dict[str, Any]] = {}  # moments in the host's memory
-        self._step, self._index = 0, -1  # the step that comes next; the number of the present draw
+        self._waiting: dict[nn.Parameter, dict[str, Any]] = {}  # offloaded moments
+        self._step, self._index = 0, -1  # number of the next step, of the current draw
         super().__init__(
             list(self._names), lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, foreach=foreach, fused=fused
         )
@@ -91,7 +93,7 @@ class LISA(torch.optim.AdamW):
             self.restart(self._seeded(draw) if isinstance(draw, int) else draw)
 
     def restart(self, draw: Draw, *, first_step: int = 0) -> None:
-        """Forget all moments, and begin with the draw that `first_step` lies in."""
+        """Clear all moments and start with the draw of the period that contains `first_step`."""
         LISA.end(self)
         self.state.clear()
         self._waiting.clear()
@@ -100,27 +102,27 @@ class LISA(torch.optim.AdamW):
         self._turn(draw)
 
     def end(self) -> None:
-        """Everything may have gradients again, as before; the moments stay as they are."""
+        """Unfreeze all parameters; the moments stay."""
         self._draw, self._index = None, -1
         self._set_active(set(self._names))
 
     @property
     def trained(self) -> frozenset[str]:
-        """The names of the parameters that have been trained since the last `restart`."""
+        """Names of the parameters trained since the last `restart`."""
         return self._named(self._trained)
 
     @property
     def state_bytes(self) -> int:
-        """What moments and counts of steps take; those that wait in the host's memory aside."""
+        """Bytes of the optimizer state, without offloaded moments."""
         return _num_bytes(self.state.values())
 
     @property
     def waiting_bytes(self) -> int:
-        """What waits in the host's memory."""
+        """Bytes of the offloaded moments."""
         return _num_bytes(self._waiting.values())
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients; where a period ends, the next one begins."""
+        """Clear the gradients, and start the next period if one is due."""
         super().zero_grad(set_to_none)
         if self._draw is not None and self._is_due:
             self._turn(self._draw)
@@ -128,7 +130,7 @@ class LISA(torch.optim.AdamW):
             parameter.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """AdamW's, with the moments that wait, and the place in the sequence of draws under `lisa`."""
+        """AdamW's state including offloaded moments, and under `lisa` the position in the sequence of draws."""
         for parameter, moments in self._waiting.items():
             self.state[parameter] = moments
         try:
@@ -139,12 +141,12 @@ class LISA(torch.optim.AdamW):
         return {**found, "lisa": {"step": self._step, "index": self._index, "drawn": list(self.drawn)}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where another one, with the same settings and draws, stood.
+        """Continue from the state of a LISA with the same settings and draws.
 
-        With `offload` the moments of all blocks pass through the parameters' device, as torch loads a state.
+        With `offload`, torch first loads the moments of all blocks onto the parameters' device.
 
         Raises:
-            ConfigError: it is the state of another optimizer.
+            ConfigError: the state belongs to another optimizer.
         """
         place = state_dict.get("lisa")
         if place is None:
@@ -162,7 +164,7 @@ class LISA(torch.optim.AdamW):
         return step // self._period if self._redraws else 0
 
     def _turn(self, draw: Draw) -> None:
-        """The next draw."""
+        """Take the draw that is due."""
         self._index = self._index_of(self._step)
         self._take(draw(self._index), forget=True)
 
@@ -170,8 +172,8 @@ class LISA(torch.optim.AdamW):
         self.drawn = tuple(sorted({*drawn}))
         if self.drawn and not 0 <= self.drawn[0] <= self.drawn[-1] < len(self._of_block):
             raise ConfigError(
-                f"the blocks {list(self.drawn)} were drawn, but the model has {len(self._of_block)}; expected are numbers from 0 to "
-                f"{len(self._of_block) - 1}."
+                f"the blocks {list(self.drawn)} were drawn, but the model has {len(self._of_block)}; "
+                f"expected are numbers from 0 to {len(self._of_block) - 1}."
             )
         active = self._always.union(*(self._of_block[block] for block in self.drawn))
         of_blocks = [parameter for parameter in self._names if parameter not in self._always]
@@ -183,6 +185,7 @@ class LISA(torch.optim.AdamW):
                     self._waiting[parameter] = _moved(self.state.pop(parameter), torch.device("cpu"))
                 elif self._moments == "drop":
                     del self.state[parameter]
+        # Only now load moments back: the outgoing blocks' moments must be gone first, or memory peaks at two draws.
         self._set_active(active)
         for parameter in active & self._waiting.keys():
             self.state[parameter] = _moved(self._waiting.pop(parameter), parameter.device)
@@ -191,6 +194,7 @@ class LISA(torch.optim.AdamW):
         for parameter in self._names.keys() - active:
             parameter.requires_grad_(False)
             parameter.grad = None
+        # after the outgoing blocks are frozen, and before the new ones change: the callback may fetch their values
         if self.before_training is not None and self._draw is not None:
             self.before_training(self._named(active))
         for parameter in active:
@@ -205,14 +209,14 @@ class LISA(torch.optim.AdamW):
 
 
 class ClientLISA(LISA):
-    """LISA whose draws belong to an experiment's seed, its clients and rounds: see `fedsign.optim.base.PartTrainer`."""
+    """LISA with draws seeded by experiment, client, and round; a `fedsign.optim.base.PartTrainer`."""
 
     def __init__(self, model: nn.Module, *, draws: Draws, **settings: Any) -> None:
         super().__init__(model, draw=None, **settings)
         self._draws = draws
 
     def begin(self, *, seed: int, client: int, round: int, first_step: int) -> None:
-        """A client's round: periods go on over a client's rounds, or begin with each round and are the same for all its clients."""
+        """Start a round.  Per client, periods span rounds; per round, they restart and all clients draw the same."""
         if self._draws == "per_client":
             self.restart(
                 lambda index: self.sampler.draw(generator(seed, Purpose.LAYERS, round=index, partition=client)),
@@ -223,7 +227,7 @@ class ClientLISA(LISA):
             self.restart(lambda index: self.sampler.draw(child(of_round, index)))
 
     def end(self) -> None:
-        """The round is over: its moments and gradients are gone, and nothing is frozen."""
+        """End the round: unfreeze everything, clear moments and gradients."""
         super().end()
         self.state.clear()
         self._waiting.clear()
@@ -249,22 +253,34 @@ def lisa(
     eps: Annotated[float, Field(ge=0)] = 1e-8,
     fused: bool = False,
 ) -> torch.optim.Optimizer:
-    """AdamW of `num_sampled_layers` blocks, drawn every `period` local steps, and of all that lies outside the blocks."""
+    """AdamW on `num_sampled_layers` blocks, redrawn every `period` local steps, and on all outside the blocks."""
     return made_lean(
-        ClientLISA, model, lr=lr, weight_decay=weight_decay, num_sampled_layers=num_sampled_layers, period=period, draws=draws,
-        weights=weights, redraw=redraw, moments=moments, blocks=blocks, betas=(beta1, beta2), eps=eps, fused=fused or None,
-    )  # fmt: skip
+        ClientLISA,
+        model,
+        lr=lr,
+        weight_decay=weight_decay,
+        num_sampled_layers=num_sampled_layers,
+        period=period,
+        draws=draws,
+        weights=weights,
+        redraw=redraw,
+        moments=moments,
+        blocks=blocks,
+        betas=(beta1, beta2),
+        eps=eps,
+        fused=fused or None,
+    )
 
 
 def _outside(model: nn.Module, blocks: Iterable[nn.Module]) -> set[nn.Parameter]:
-    """The parameters of all modules that are no part of a block; one that a block shares with them is among them."""
+    """Parameters of the modules outside all blocks, including those tied to a parameter inside a block."""
     inside = {module for block in blocks for module in block.modules()}
     others = [module for module in model.modules() if module not in inside]
     return {parameter for module in others for parameter in module.parameters(recurse=False)}
 
 
 def _moved(state: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """An optimizer's state of a parameter on a device; what leaves a GPU lies in pinned memory.  Counts stay where they are."""
+    """A parameter's optimizer state on a device, in pinned memory if that is the host; step counts do not move."""
     return {name: _copied(value, device) if isinstance(value, Tensor) else value for name, value in state.items()}
 
 
@@ -281,16 +297,16 @@ def _num_bytes(states: Iterable[dict[str, Any]]) -> int:
 
 
 def _refuse_late(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """A step from gradients that were taken before the draw that is due would train the wrong blocks."""
+    """Refuse a step whose gradients predate a draw that is due: it would train the wrong blocks."""
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if optimizer._is_due and closure is None:
         raise StepError(
-            "LISA was asked for a step after the end of a period, but the next blocks were not drawn yet; call the optimizer's "
-            "zero_grad() between two steps, before the forward pass."
+            "LISA was asked for a step after the end of a period, but the next blocks were not drawn yet; "
+            "call the optimizer's zero_grad() between two steps, before the forward pass."
         )
 
 
 def _count(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """A step was taken."""
+    """Record a step."""
     optimizer._step += 1
     optimizer._trained |= optimizer._active

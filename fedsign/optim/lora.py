@@ -1,15 +1,16 @@
-"""LoRA: AdamW of low-rank adapters beside frozen matrices; only the adapters are trained, sent, averaged and kept.
+"""LoRA: AdamW on low-rank adapters beside frozen matrices; only the adapters are trained, sent, averaged, and saved.
 
-Paper: Hu et al. 2021 (arXiv 2106.09685), section 4.1.  A matrix W_0 [out, in] gives W_0 x + (alpha / rank) B A x with A [rank, in] from
-Kaiming's uniform distribution and B [out, rank] = 0, so that the adapted model starts as the one it was made of, to the last bit.  The
-layers are `peft`'s (extra `llm`); their start is a stream of the experiment's seed, the same in every process.
+Paper: Hu et al. 2021 (arXiv 2106.09685), section 4.1.  A layer with W_0 [out, in] computes
+W_0 x + (alpha / rank) B A x.  A [rank, in] starts Kaiming-uniform and B [out, rank] at 0, so the adapted model equals
+its base bit for bit.  The layers come from `peft` (extra `llm`); the experiment's seed initializes them alike in every
+process.
 
-The weights of the base become buffers that no state_dict holds: every process has them from the model's own start, and for all
-else, from requests to checkpoints, the adapters are the model.  `fedsign.models.transform.plain_model` makes a plain model of it again.
+The base weights become non-persistent buffers.  Every process has them from building the model; everything else, from
+requests to checkpoints, sees the adapters as the model.  `fedsign.models.transform.plain_model` merges them again.
 
-What the server averages: A and B by themselves, as tensors.  mean(B_k) mean(A_k) is not the mean of the updates B_k A_k: from
-b_k = B_k - mean(B) and a_k = A_k - mean(A) follows mean(B_k A_k) = mean(B) mean(A) + mean(b_k a_k), and the last term, of
-second order in how far the clients have moved apart in a round, is left out (Sun et al. 2024, arXiv 2403.12313, compare).
+The server averages A and B separately, and mean(B) mean(A) is not the mean of the updates B_k A_k.  With
+b_k = B_k - mean(B) and a_k = A_k - mean(A), mean(B_k A_k) = mean(B) mean(A) + mean(b_k a_k).  The last term, which is
+dropped, is second order in the client drift within a round; Sun et al. 2024 (arXiv 2403.12313) compare.
 """
 
 import re
@@ -35,12 +36,12 @@ _WHAT = "client.optimizer.name=lora"
 
 
 def adapt(model: nn.Module, settings: Mapping[str, Any]) -> None:
-    """Put adapters in, and freeze everything else; the settings are those of `lora`.
+    """Insert adapters and freeze everything else; `settings` are those of `lora`.
 
     Raises:
-        ConfigError: `peft` is missing, a target is not there, or a target has hooks.
+        ConfigError: `peft` is missing, a target does not exist, or a target has hooks.
     """
-    torchvision()  # which `peft` imports through `transformers`, and cannot beside a torch without CUDA
+    torchvision()  # installs the shim: `peft` imports torchvision, which fails beside a torch without CUDA
     peft = require("peft", extra="llm", what=_WHAT)
     ends = _ends(model)
     names = _targets(model, settings["targets"], ends)
@@ -48,7 +49,8 @@ def adapt(model: nn.Module, settings: Mapping[str, Any]) -> None:
     both = [name for name in names if name in ends and settings["head"]]
     if both:
         raise ConfigError(
-            f"client.optimizer.targets names '{both[0]}', which client.optimizer.head=true trains whole; leave out one of the two."
+            f"client.optimizer.targets names '{both[0]}', which client.optimizer.head=true trains whole; "
+            "leave out one of the two."
         )
     config = peft.LoraConfig(
         r=settings["rank"],
@@ -63,18 +65,18 @@ def adapt(model: nn.Module, settings: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Adapters(Transform):
-    """Adapters in a model; `frozen` names what was a parameter of its base."""
+    """A model's adapters; `frozen` names the former parameters of its base."""
 
     frozen: tuple[str, ...]
 
     def place(self, model: nn.Module, shared: dict[str, Tensor]) -> None:
-        """Let the models of this process hold the same frozen tensors."""
+        """Let all models of this process share the frozen tensors."""
         for name in self.frozen:
             owner, key = _owner(model, name)
             setattr(owner, key, shared.setdefault(name, owner.get_buffer(key)))
 
     def plain(self, model: nn.Module) -> nn.Module:
-        """The model that it was made of, with W_0 + (alpha / rank) B A; the shared tensors are left alone."""
+        """Merge the adapters: W_0 + (alpha / rank) B A; the shared tensors do not change."""
         for name in self.frozen:
             owner, key = _owner(model, name)
             setattr(owner, key, nn.Parameter(vars(owner)["_buffers"].pop(key)))
@@ -103,15 +105,15 @@ def lora(
     beta2: Decay = 0.999,
     eps: Annotated[float, Field(ge=0)] = 1e-8,
 ) -> torch.optim.Optimizer:
-    """AdamW of adapters at `targets`: linear layers by the ends of their names, or all but the head.
+    """AdamW on adapters at `targets`: linear layers given by the ends of their names, or all but the head.
 
-    `head` trains the embedding of tokens and the head, or the classifier of another model, whole and beside the adapters.
+    `head` also trains the token embedding and the head, or the classifier of other models, in full.
     """
     return adamw(parameters, lr, weight_decay, beta1=beta1, beta2=beta2, eps=eps)
 
 
 def _ends(model: nn.Module) -> dict[str, nn.Module]:
-    """Where a model reads its input and is read off, by name: embedding and head of a language model, or the classifier."""
+    """Embedding and head of a language model, or the classifier of other models, by name."""
     ends = getattr(model, "ends", None)
     found = [classifier_of(model)] if ends is None else list(ends)
     return {name: module for name, module in model.named_modules() if any(module is end for end in found)}
@@ -135,8 +137,8 @@ def _targets(model: nn.Module, given: str | Iterable[str], ends: Mapping[str, nn
     hooked = [name for name in found if model.get_submodule(name)._forward_hooks]
     if hooked:
         raise ConfigError(
-            f"{_WHAT} was given, but the layer '{hooked[0]}' is changed by the strategy already, and an adapter would lie beside it; "
-            "use another strategy or another optimizer."
+            f"{_WHAT} was given, but the layer '{hooked[0]}' is changed by the strategy already, "
+            "and an adapter would lie beside it; use another strategy or another optimizer."
         )
     return found
 
@@ -146,12 +148,12 @@ def _is_at(name: str, target: str) -> bool:
 
 
 def _is_transposed(module: nn.Module) -> bool:
-    """GPT-2's linear layer in `transformers`, which keeps [in, out]."""
+    """Whether it is GPT-2's linear layer in `transformers`, which stores [in, out]."""
     return type(module).__name__ == "Conv1D" and type(module).__module__ == "transformers.pytorch_utils"
 
 
 def _freeze(model: nn.Module, *, trained: Iterable[nn.Module]) -> None:
-    """Make buffers that no state_dict holds of all parameters but the adapters and those of `trained`."""
+    """Turn all parameters except the adapters and those of `trained` into non-persistent buffers."""
     kept = {parameter for module in trained for parameter in module.parameters()}
     frozen = []
     for name, parameter in [*model.named_parameters(remove_duplicate=False)]:

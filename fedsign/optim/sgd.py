@@ -18,7 +18,7 @@ def sgd(
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9,
     nesterov: bool = False,
 ) -> torch.optim.Optimizer:
-    """torch's SGD: m <- momentum m + g, theta <- theta - lr m.  `nesterov` needs a momentum above 0."""
+    """torch's SGD: m <- momentum m + g, theta <- theta - lr m; `nesterov` needs momentum > 0."""
     if nesterov and momentum == 0:
         raise ConfigError("optimizer 'sgd': nesterov=true needs a momentum above 0; raise it or drop nesterov.")
     return made_lean(
