@@ -1,10 +1,10 @@
-"""Any causal language model of `transformers`, from a folder of the user's or from a config.json alone.
+"""Causal language models of `transformers`, from a local folder or from a config.json alone.
 
-    path     a folder with config.json and *.safetensors: its weights, which every process reads from there
-    config   a config.json (or a folder with one): a random start by the experiment's seed
+    path     a folder with config.json and *.safetensors, from which every process reads the weights
+    config   a config.json, or a folder with one; the experiment's seed initializes the weights
 
-Nothing is ever downloaded, and no code that comes with a model is run.  A head that is tied to the embedding becomes a module that
-looks the embedding up: one tensor with two names would travel twice.  On the meta device no weights are read.
+Nothing is downloaded, and no code shipped with a model runs.  A tied head becomes a module that reads the embedding's
+weight, because one tensor with two names would be sent twice.  On the meta device no weights are read.
 """
 
 from collections.abc import Iterator
@@ -25,11 +25,11 @@ _DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 
 
 class TiedHead(nn.Module):
-    """Logits by the embedding's own matrix, of which it is no second owner."""
+    """A head that reads the embedding's matrix without registering it."""
 
     def __init__(self, embedding: nn.Module) -> None:
         super().__init__()
-        self._embedding = (embedding,)  # in a tuple, which nn.Module does not look into
+        self._embedding = (embedding,)  # a tuple hides it from nn.Module's registration
 
     @property
     def weight(self) -> Tensor:
@@ -43,20 +43,20 @@ class TiedHead(nn.Module):
 
 
 class CausalLM(nn.Module):
-    """Tokens [B, T] -> logits [B, T, V] of a network of `transformers`, which is the attribute `network`."""
+    """Wraps a `transformers` network as tokens [B, T] -> logits [B, T, V]."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Every position sees itself and what is before it; nothing is kept for a next token."""
+        """Logits at every position; causal, without a key-value cache."""
         logits: Tensor = self.network(input_ids=tokens, use_cache=False).logits
         return logits
 
     @property
     def ends(self) -> tuple[nn.Module, ...]:
-        """Where tokens come in and are read off."""
+        """The input embedding and the output head."""
         network: Any = self.network
         return network.get_input_embeddings(), network.get_output_embeddings()
 
@@ -70,9 +70,9 @@ def causal_lm(
     dtype: Literal["float32", "bf16"] = "float32",
     checkpoint_activations: bool = False,
 ) -> CausalLM:
-    """A network of `transformers`; `dtype` is what its weights are held, trained and sent in.
+    """A causal language model of `transformers`; its weights are stored, trained, and sent in `dtype`.
 
-    `checkpoint_activations` keeps only what flows between layers for the backward pass, and computes the rest again.
+    `checkpoint_activations` saves only the activations between layers and recomputes the rest in the backward pass.
 
     Raises:
         ConfigError: the library or the files are missing, or the model does not suit the data.
@@ -83,8 +83,8 @@ def causal_lm(
         )
     if bool(path) == bool(config):
         raise ConfigError(
-            f"model.path='{path}' and model.config='{config}' were given with {_WHAT}; expected is one of them: a folder with "
-            "weights, or a config.json for a random start."
+            f"model.path='{path}' and model.config='{config}' were given with {_WHAT}; "
+            "expected is one of them: a folder with weights, or a config.json for a random start."
         )
     library = llm.transformers(_WHAT)
     settings = read_config(library, Path(path or config), key="path" if path else "config")
@@ -98,10 +98,10 @@ def causal_lm(
 
 
 def read_config(library: Any, path: Path, *, key: str) -> Any:
-    """The configuration of a model, by the folder that holds it or by its file.
+    """Read a model configuration from its file or folder.
 
     Raises:
-        ConfigError: there is none, or it is of no model that the library knows.
+        ConfigError: there is none, or the library does not know the model.
     """
     given = f"model.{key}='{path}' was given with {_WHAT}"
     file = path / "config.json" if path.is_dir() else path
@@ -116,10 +116,10 @@ def read_config(library: Any, path: Path, *, key: str) -> Any:
 
 
 def untie(network: Any) -> None:
-    """Let a head that shares the embedding's matrix look it up; see the module.
+    """Replace a head tied to the embedding by a `TiedHead`.
 
     Raises:
-        ConfigError: other tensors are shared too.
+        ConfigError: the model ties other tensors, too.
     """
     head, embedding = network.get_output_embeddings(), network.get_input_embeddings()
     if head is not None and head.weight is embedding.weight:
@@ -130,8 +130,8 @@ def untie(network: Any) -> None:
     for name, tensor in network.named_parameters(remove_duplicate=False):
         if tensor in names:
             raise ConfigError(
-                f"{_WHAT}: {type(network).__name__} has one tensor as '{names[tensor]}' and '{name}', and only a head may be tied; "
-                "use another model."
+                f"{_WHAT}: {type(network).__name__} has one tensor as '{names[tensor]}' and '{name}', "
+                "and only a head may be tied; use another model."
             )
         names[tensor] = name
 
@@ -149,8 +149,8 @@ def _network(library: Any, settings: Any, path: str, dtype: torch.dtype) -> nn.M
     wrong = sorted(map(str, (*found["missing_keys"], *found["mismatched_keys"])))
     if wrong:
         raise ConfigError(
-            f"model.path='{path}' holds weights that do not fit its config.json: '{wrong[0]}' is missing or of another shape "
-            f"({len(wrong)} such); give the folder of one model."
+            f"model.path='{path}' holds weights that do not fit its config.json: '{wrong[0]}' is missing or of another "
+            f"shape ({len(wrong)} such); give the folder of one model."
         )
     return network
 
@@ -160,29 +160,31 @@ def _check_fit(settings: Any, *, length: int, vocabulary: int) -> None:
     own, longest = getattr(text, "vocab_size", None), getattr(text, "max_position_embeddings", None)
     if own is not None and vocabulary > own:
         raise ConfigError(
-            f"the tokenizer has {vocabulary} tokens, but {_WHAT} was given a model of {own}; use the tokenizer that comes with the "
-            "model, or set vocab_size in a config.json of your own."
+            f"the tokenizer has {vocabulary} tokens, but {_WHAT} was given a model of {own}; "
+            "use the tokenizer that comes with the model, or set vocab_size in a config.json of your own."
         )
     if longest is not None and length > longest:
         raise ConfigError(
-            f"samples of {length} tokens were given to {_WHAT}, whose config.json allows max_position_embeddings={longest}; cut "
-            "shorter samples."
+            f"samples of {length} tokens were given to {_WHAT}, "
+            f"whose config.json allows max_position_embeddings={longest}; cut shorter samples."
         )
 
 
 def _checkpoint(network: Any) -> None:
     enable = getattr(network, "activation_checkpointing_enable", None) or network.gradient_checkpointing_enable
     enable({"use_reentrant": False})
-    network.disable_input_require_grads()  # it makes frozen layers compute gradients, and is for re-entrant ones only
+    # only reentrant checkpoints need it, and it makes frozen layers compute gradients
+    network.disable_input_require_grads()
 
 
 @contextmanager
 def _sentences(path: str) -> Iterator[None]:
-    """What the library raises about the user's files, as one sentence."""
+    """Turn the library's errors about the user's files into a ConfigError."""
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         said = " ".join(str(error).split())[:300]
         raise ConfigError(
-            f"{_WHAT} cannot use '{path}': {type(error).__name__}: {said}; give a folder that this version of transformers loads."
+            f"{_WHAT} cannot use '{path}': {type(error).__name__}: {said}; "
+            "give a folder that this version of transformers loads."
         ) from error

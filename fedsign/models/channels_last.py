@@ -1,7 +1,7 @@
-"""Images with their channels last in memory, [n, H, W, C] behind the shape [n, C, H, W].
+"""The channels-last memory format for images: shape [n, C, H, W], memory [n, H, W, C].
 
-torch's convolutions and above all its max-pooling are faster so, on CPUs and GPUs.  Each layer passes the layout of
-a model's inputs on.  Results differ from the usual layout's by rounding only.
+torch's convolutions, and above all its max pooling, are faster in this format on CPUs and GPUs.  Layers propagate the
+format of their inputs.  Results differ by rounding only.
 """
 
 from itertools import pairwise
@@ -12,15 +12,15 @@ from torch import Tensor, nn
 
 
 def laid_out(features: Tensor) -> Tensor:
-    """The same images with their channels last; what is no batch of images stays as it is."""
+    """Convert a batch of images to channels-last; other tensors are returned as they are."""
     return features.to(memory_format=torch.channels_last) if features.dim() == 4 else features
 
 
 def prepare(model: nn.Module) -> None:
-    """Make a model that is to be trained on such inputs keep the layout on its way back.
+    """Make a model keep the format in its backward pass, too; values and names do not change.
 
-    No value changes, and no name.  Gradients come out of Flatten in the usual layout, in which the layers below would be slow.
-    Weights of convolutions lie in memory as their inputs do, or torch would lay out weights and gradients anew in every step.
+    Gradients leave Flatten in the default format, which would slow down all layers below it.  Convolution weights are
+    converted as well, otherwise torch would convert weights and gradients in every step.
     """
     _pool_first(model)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -32,9 +32,9 @@ def prepare(model: nn.Module) -> None:
 
 
 def _pool_first(model: nn.Module) -> None:
-    """max(relu(x)) as relu(max(x)): the same numbers and gradients for a quarter of the work.
+    """Swap max(relu(x)) to relu(max(x)): the same values and gradients for a quarter of the work.
 
-    Only in plain chains, where nobody else reads what is in between.
+    Only in plain Sequentials, where nothing else reads the intermediate result.
     """
     if type(model) is not nn.Sequential:
         return
@@ -57,12 +57,12 @@ def _has_hooks(module: nn.Module) -> bool:
 
 
 def _keep_layout(module: nn.Module, inputs: tuple[Any, ...], output: Any = None) -> None:
-    """A hook that lays the gradient of a module's output, or before it of its input, out as these images are themselves."""
+    """A hook that gives the gradient of a module's output, or input if a pre-hook, the format of the tensor itself."""
     images = inputs[0] if output is None else output
     if isinstance(images, Tensor) and images.requires_grad and is_channels_last(images):
         images.register_hook(laid_out)
 
 
 def is_channels_last(images: Tensor) -> bool:
-    """Whether images lie so, and not in the usual layout too."""
+    """Whether images are channels-last but not also contiguous in the default format."""
     return images.dim() == 4 and not images.is_contiguous() and images.is_contiguous(memory_format=torch.channels_last)

@@ -1,11 +1,13 @@
-"""Small convolutional networks: one with BatchNorm, and three that federated papers and frameworks measure on.
+"""Small convolutional networks: one with BatchNorm, and three from federated papers and frameworks.
 
-`mcmahan_cnn`: McMahan et al. 2017 (arXiv 1602.05629), section 3: 1,663,370 parameters on 28x28x1 with 10 classes,
-which fixes the padding to "same".  `niid_cnn`: the simple-cnn of NIID-Bench (Li et al. 2022, arXiv 2102.02079) and
-MOON (Li et al. 2021, arXiv 2103.16257), a LeNet-5 with ReLU and maxpool, without padding.
-`pfl_cnn`: the network of pfl-research's comparison of frameworks on CIFAR-10 (Granqvist et al. 2024, arXiv 2404.06430),
-as in TensorFlow Federated's examples before it: 1,626,442 parameters on 32x32x3 with 10 classes, with dropout.
-All keep torch's default initialization.
+- `mcmahan_cnn`: McMahan et al. 2017 (arXiv 1602.05629), section 3.  Its 1,663,370 parameters on 28x28x1 with 10 classes
+  imply "same" padding.
+- `niid_cnn`: the simple-cnn of NIID-Bench (Li et al. 2022, arXiv 2102.02079) and MOON (Li et al. 2021, arXiv
+  2103.16257), a LeNet-5 with ReLU and max pooling, without padding.
+- `pfl_cnn`: the network of pfl-research's framework comparison on CIFAR-10 (Granqvist et al. 2024, arXiv 2404.06430),
+  taken from TensorFlow Federated's examples: 1,626,442 parameters on 32x32x3 with 10 classes, with dropout.
+
+All use torch's default initialization.
 """
 
 from typing import Annotated
@@ -26,7 +28,7 @@ def cnn(
     channels: tuple[Width, Width] = (16, 32),
     projection_dim: ProjectionDim = 0,
 ) -> nn.Module:
-    """conv3x3 - BatchNorm - ReLU - maxpool, twice, then one linear layer; from 4x4 on."""
+    """conv3x3 - BatchNorm - ReLU - maxpool, twice, then a linear layer; 4x4 or larger."""
     (width_in, height, width), layers = image_layers(input_shape, model="cnn", smallest=4)
     for width_out in channels:
         layers += [
@@ -48,7 +50,7 @@ def mcmahan_cnn(
     hidden: Width = 512,
     projection_dim: ProjectionDim = 0,
 ) -> nn.Module:
-    """conv5x5 ("same") - ReLU - maxpool, twice, one hidden layer, the classifier; from 4x4 on."""
+    """conv5x5 ("same") - ReLU - maxpool, twice, a hidden layer, the classifier; 4x4 or larger."""
     (width_in, height, width), layers = image_layers(input_shape, model="mcmahan_cnn", smallest=4)
     for width_out in channels:
         layers += [nn.Conv2d(width_in, width_out, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
@@ -66,7 +68,7 @@ def niid_cnn(
     hidden: tuple[Width, Width] = (120, 84),
     projection_dim: ProjectionDim = 0,
 ) -> nn.Module:
-    """conv5x5 - ReLU - maxpool, twice, two hidden layers, the classifier; from 16x16 on."""
+    """conv5x5 - ReLU - maxpool, twice, two hidden layers, the classifier; 16x16 or larger."""
     (width_in, height, width), layers = image_layers(input_shape, model="niid_cnn", smallest=16)
     for width_out in channels:
         layers += [nn.Conv2d(width_in, width_out, 5), nn.ReLU(), nn.MaxPool2d(2)]
@@ -88,7 +90,7 @@ def pfl_cnn(
     dropout: tuple[Dropout, Dropout] = (0.25, 0.5),
     projection_dim: ProjectionDim = 0,
 ) -> nn.Module:
-    """conv3x3 - ReLU - conv3x3 - ReLU - maxpool - dropout - one hidden layer - dropout - the classifier; from 6x6 on."""
+    """conv3x3 - ReLU, twice, maxpool, dropout, a hidden layer, dropout, the classifier; 6x6 or larger."""
     (width_in, height, width), layers = image_layers(input_shape, model="pfl_cnn", smallest=6)
     for width_out in channels:
         layers += [nn.Conv2d(width_in, width_out, 3), nn.ReLU()]

@@ -1,8 +1,8 @@
-"""Dropout on CPUs, with masks cut out of 64-bit random numbers.
+"""Faster dropout on CPUs: one 64-bit random number serves four elements.
 
-torch draws a number for each element, which in a small CNN takes as long as its convolutions' forward pass; here one
-draw serves four elements, 16 bits each.  So the rate is kept in 65536ths, and what stays is scaled by exactly its inverse:
-the expectation is the input.  Masks are drawn in the order of the shape, whatever the order in memory.
+torch draws a number per element, which in a small CNN takes as long as the forward pass of its convolutions.  With 16
+bits per element the rate is quantized to 65536ths; the scale is its exact inverse, so the expectation stays the input.
+Masks are drawn in the order of the shape, independent of the memory format.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _PER_WORD = 4  # int16 in an int64
 
 
 def mask(shape: Sequence[int], keep: float, *, dtype: torch.dtype, generator: torch.Generator | None = None) -> Tensor:
-    """0 with probability 1 - keep, else 1 / keep, to 65536ths; 0 < keep < 1.  Without a generator, torch's own draws.
+    """0 with probability 1 - keep, else 1 / keep, with 0 < keep < 1 quantized to 65536ths.
 
     >>> sorted(set(mask((100,), 0.5, dtype=torch.float32).tolist()))
     [0.0, 2.0]
@@ -32,10 +32,10 @@ def mask(shape: Sequence[int], keep: float, *, dtype: torch.dtype, generator: to
 
 
 class Dropout(nn.Dropout):
-    """nn.Dropout with `mask`."""
+    """nn.Dropout that draws `mask` on CPUs."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Input of any shape."""
+        """Drop elements of an input of any shape."""
         if not self.training or not 0 < self.p < 1 or input.device.type != "cpu":
             return super().forward(input)
         drawn = mask(input.shape, 1 - self.p, dtype=input.dtype)
@@ -45,7 +45,7 @@ class Dropout(nn.Dropout):
 
 
 def replace_dropout(model: nn.Module) -> None:
-    """Make a model's own dropout layers such ones; subclasses of a user's stay as they are."""
+    """Turn a model's nn.Dropout layers into this class; subclasses are left alone."""
     for module in model.modules():
         if type(module) is nn.Dropout:
             module.__class__ = Dropout

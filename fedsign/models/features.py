@@ -1,12 +1,12 @@
-"""The representation of a batch: what enters a model's classifier.
+"""The representation of a batch: the input of a model's classifier.
 
-MOON (Li et al. 2021, arXiv 2103.16257) contrasts it between models; with a projection head (`fedsign.models.head`)
-it is the projection.  Everything here is plain PyTorch around the model, which need not know of it, and works
+MOON (Li et al. 2021, arXiv 2103.16257) contrasts representations between models.  With a projection head
+(`fedsign.models.head`) the representation is the projection.  Everything here works on plain PyTorch models, also
 inside `torch.func.grad` and `torch.func.vmap`.
 
-BatchNorm: a pass that only asks for a representation must not move the running statistics, or a client would
-change its model by looking at another one.  In training mode it is normalized by the batch, as any training pass.
-The authors' code runs the received and the previous model with `eval()`, hence by their running statistics.
+BatchNorm: a pass that only computes a representation must not update the running statistics, or a client would change
+its model by evaluating another one.  In training mode it normalizes by the batch, like any training pass.  The authors'
+code runs the received and the previous model in eval mode, with running statistics.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +20,7 @@ from fedsign.models.batch_norm import BATCH_NORMS
 
 
 def classifier_of(model: nn.Module) -> nn.Linear:
-    """The attribute `classifier` if it is an nn.Linear, or else the nn.Linear that is registered last.
+    """The attribute `classifier` if it is an nn.Linear, else the last registered nn.Linear.
 
     >>> classifier_of(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)))
     Linear(in_features=3, out_features=2, bias=True)
@@ -28,11 +28,11 @@ def classifier_of(model: nn.Module) -> nn.Linear:
     Raises:
         ConfigError: the model has no nn.Linear.
     """
-    ends = getattr(model, "ends", None)  # of a language model, which has many layers beside its head
+    ends = getattr(model, "ends", None)  # language models declare their embedding and head
     if ends is not None and not isinstance(ends[-1], nn.Linear):
         raise ConfigError(
-            f"the model ({type(model).__name__}) has no head of its own, whose input is the representation, since it is tied to the "
-            "embedding; untie it, or use a strategy that needs none."
+            f"the model ({type(model).__name__}) has no head of its own, whose input is the representation, "
+            "since it is tied to the embedding; untie it, or use a strategy that needs none."
         )
     named = getattr(model, "classifier", None) if ends is None else ends[-1]
     if isinstance(named, nn.Linear):
@@ -40,7 +40,8 @@ def classifier_of(model: nn.Module) -> nn.Linear:
     found = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if not found:
         raise ConfigError(
-            f"the model ({type(model).__name__}) has no nn.Linear, but expected is a linear classifier whose input is the "
+            f"the model ({type(model).__name__}) has no nn.Linear, but expected is a linear classifier whose input is "
+            "the "
             "representation; end the model with an nn.Linear, or use a strategy that needs none."
         )
     return found[-1]
@@ -48,10 +49,10 @@ def classifier_of(model: nn.Module) -> nn.Linear:
 
 @contextmanager
 def recorded_features(model: nn.Module) -> Iterator[Callable[[], Tensor]]:
-    """Inside the block, the function given returns the representation [n, d] of the model's latest pass.
+    """Yield a function that returns the representation [n, d] of the model's latest forward pass.
 
     Raises:
-        ConfigError: the model has no nn.Linear, or it was not passed.
+        ConfigError: the model has no nn.Linear, or the forward pass did not use it.
     """
     seen: list[Tensor] = []
     classifier = classifier_of(model)
@@ -77,13 +78,13 @@ def recorded_features(model: nn.Module) -> Iterator[Callable[[], Tensor]]:
 def forward_with_features(
     model: nn.Module, tensors: Mapping[str, Tensor], inputs: Tensor, *, moves_buffers: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Outputs [n, outputs] and representation [n, d] of a model that has other tensors for this one pass.
+    """Outputs [n, outputs] and representation [n, d] of a model with other tensors, for one pass.
 
-    Neither the model nor `tensors` changes, unless `moves_buffers`: then BatchNorm writes its running statistics
-    into the tensors given, as an ordinary training pass would (inside `vmap` these have to be mapped too).
+    Neither the model nor `tensors` changes, unless `moves_buffers`: then BatchNorm updates the running statistics in
+    `tensors`, as a training pass would (inside `vmap` they must be mapped, too).
 
     Args:
-        tensors: parameters and buffers by name; the model's own stand in for those left out.
+        tensors: Parameters and buffers by name; missing ones are taken from the model.
 
     Raises:
         ConfigError: the model has no nn.Linear.
@@ -99,7 +100,7 @@ def forward_with_features(
 
 @contextmanager
 def _statistics_left_alone(model: nn.Module) -> Iterator[None]:
-    """BatchNorm in training mode without its update; inside `vmap`, that would write mapped into plain tensors."""
+    """Disable BatchNorm's update in training mode; inside `vmap` it would write mapped into plain tensors."""
     tracking = [
         module
         for module in model.modules()

@@ -1,21 +1,19 @@
-"""A decoder of text: tokens [B, T] -> logits [B, T, V], from GPT-2 to LLaMA.
+"""A decoder-only transformer, tokens [B, T] -> logits [B, T, V], from GPT-2 to LLaMA.
 
-Pre-norm blocks on a residual stream x [B, T, width], each position seeing itself and what is before it:
+Pre-norm blocks on a residual stream x [B, T, width] with causal attention:
 
-    x = embedding[tokens] (+ positions[0 .. T-1], learned)
-    x = x + out(softmax(scale q k^T) v)      q, k, v = query(n), key(n), value(n) of n = norm(x), scale = 1 / sqrt(width of a head)
-    x = x + down(gelu(up(n)))                n = norm(x); swiglu: down(silu(gate(n)) * up(n))
-    logits = head(norm(x))                   tied: norm(x) embedding^T
+    x = embedding[tokens] (+ positions[0 .. T-1], learned) x = x + out(softmax(scale q k^T) v)      q, k, v = query(n),
+    key(n), value(n); n = norm(x), scale = head width^(-1/2) x = x + down(gelu(up(n)))                n = norm(x);
+    swiglu: down(silu(gate(n)) * up(n)) logits = head(norm(x))                   tied: norm(x) embedding^T
 
-Papers: GPT-2, Radford et al. 2019 (`gelu` in its tanh form, `layer_norm`, `learned`, `bias`, `tied`); LLaMA, Touvron et al. 2023
-(arXiv 2302.13971: `swiglu`, `rms_norm`, `rotary`); rotary positions, Su et al. 2021 (arXiv 2104.09864), in the layout of
-`transformers`, where the two halves of a head are one rotation's two coordinates; grouped queries, Ainslie et al. 2023
-(arXiv 2305.13245): `num_kv_heads` heads of keys and values, each for several of queries.
+Papers: GPT-2, Radford et al. 2019 (`gelu` in its tanh form, `layer_norm`, `learned`, `bias`, `tied`); LLaMA, Touvron et
+al. 2023 (arXiv 2302.13971: `swiglu`, `rms_norm`, `rotary`); rotary positions, Su et al. 2021 (arXiv 2104.09864), in the
+layout of `transformers`, which rotates coordinate i with i + half a head; grouped-query attention, Ainslie et al. 2023
+(arXiv 2305.13245): `num_kv_heads` key and value heads, each shared by several query heads.
 
-Roles of the matrices: `embedding` and `positions` read, `query`, `key`, `value`, `out`, `gate`, `up`, `down` are hidden, `head` is read
-off.  All start as N(0, init_std^2), `out` and `down`, which add to the stream 2 depth times, with a deviation smaller by
-sqrt(2 depth) (GPT-2, section 2.3); biases are 0.  Dropout stands after the embedding and before each sum; the weights of attention are
-not dropped.  A tied head is no module and has no tensor: the state_dict holds the embedding once.
+All matrices start as N(0, init_std^2).  `out` and `down` write to the stream 2 depth times and start smaller by sqrt(2
+depth) (GPT-2, section 2.3).  Biases start at 0.  Dropout follows the embedding and each block's two branches, not the
+attention weights.  A tied head is not a module: the state_dict holds the embedding once.
 """
 
 from collections.abc import Callable
@@ -34,25 +32,25 @@ from fedsign.models.head import Width
 Activation = Literal["gelu", "swiglu"]
 Norm = Literal["layer_norm", "rms_norm"]
 Positions = Literal["learned", "rotary"]
-_LLAMA_MULTIPLE = 256  # of which LLaMA's feed-forward widths are multiples
+_LLAMA_MULTIPLE = 256  # LLaMA rounds feed-forward widths up to multiples of it
 
 
 class Linear(nn.Linear):
-    """A linear layer whose start is drawn once, by `GPT.initialize`, and not by torch before that."""
+    """nn.Linear without torch's initialization, because `GPT.initialize` overwrites it."""
 
     def reset_parameters(self) -> None:
-        """Leave the memory as it is."""
+        """Skip the default initialization."""
 
 
 class Embedding(nn.Embedding):
-    """The same for a table of vectors."""
+    """nn.Embedding without torch's initialization."""
 
     def reset_parameters(self) -> None:
-        """Leave the memory as it is."""
+        """Skip the default initialization."""
 
 
 class Attention(nn.Module):
-    """Causal self-attention, in groups of heads that share keys and values."""
+    """Causal self-attention; groups of query heads share keys and values."""
 
     def __init__(self, width: int, num_heads: int, num_kv_heads: int, *, bias: bool) -> None:
         super().__init__()
@@ -61,7 +59,7 @@ class Attention(nn.Module):
         self.key = Linear(width, num_kv_heads * head_width, bias=bias)
         self.value = Linear(width, num_kv_heads * head_width, bias=bias)
         self.out = Linear(width, width, bias=bias)
-        self.scale = head_width**-0.5  # of the logits of attention
+        self.scale = head_width**-0.5  # of the attention logits
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -81,7 +79,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """What every position does by itself."""
+    """The position-wise feed-forward network."""
 
     def __init__(self, width: int, ffn_width: int, activation: Activation, *, bias: bool) -> None:
         super().__init__()
@@ -98,7 +96,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each added to the stream."""
+    """Attention and feed-forward, each added to the residual stream."""
 
     def __init__(self, attention: Attention, ffn: FeedForward, norm: Callable[[], nn.Module], dropout: float) -> None:
         super().__init__()
@@ -116,12 +114,14 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A GPT over `num_outputs` tokens; `num_kv_heads`, `ffn_width` and `num_positions` of 0 are all heads, the usual width, the samples' length.
+    """A decoder-only transformer over `num_outputs` tokens.
 
-    `checkpoint_activations` keeps only what flows between blocks for the backward pass, and computes the rest again.
+    A value of 0 means: for `num_kv_heads` all heads, for `ffn_width` the usual width (`ffn_width_of`), for
+    `num_positions` the length of a sample.  `checkpoint_activations` saves only the activations between blocks and
+    recomputes the rest in the backward pass.
 
     Raises:
-        ConfigError: the samples are no rows of tokens, or the widths do not divide.
+        ConfigError: samples are not rows of tokens, or the widths do not divide.
     """
 
     def __init__(
@@ -148,7 +148,8 @@ class GPT(nn.Module):
     ) -> None:
         if len(input_shape) != 1:
             raise ConfigError(
-                f"model.name=gpt takes rows of tokens, but a sample has the shape {tuple(input_shape)}; use it with data of text."
+                f"model.name=gpt takes rows of tokens, but a sample has the shape {tuple(input_shape)}; "
+                "use it with data of text."
             )
         num_kv_heads, ffn_width = num_kv_heads or num_heads, ffn_width or ffn_width_of(width, activation)
         _check_heads(width, num_heads, num_kv_heads, positions)
@@ -178,7 +179,7 @@ class GPT(nn.Module):
         """Tokens [B, T] -> logits [B, T, vocabulary].
 
         Raises:
-            ConfigError: there are more tokens in a row than learned positions.
+            ConfigError: a row has more tokens than there are learned positions.
         """
         x, rotation = self.embedding(tokens), None
         places = torch.arange(tokens.shape[1], device=tokens.device)
@@ -186,8 +187,9 @@ class GPT(nn.Module):
             rotation = rotations(places, self.head_width, self.rotary_base)
         elif len(places) > self.num_positions:
             raise ConfigError(
-                f"a sample of {len(places)} tokens was given to model.name=gpt with {self.num_positions} learned positions; give "
-                "shorter samples, raise model.num_positions, or use model.positions=rotary, which has no end."
+                f"a sample of {len(places)} tokens was given to model.name=gpt with {self.num_positions} learned "
+                "positions; give shorter samples, raise model.num_positions, or use model.positions=rotary, "
+                "which has no end."
             )
         else:
             x = x + self.positions(places)
@@ -201,12 +203,12 @@ class GPT(nn.Module):
 
     @property
     def ends(self) -> tuple[nn.Module, ...]:
-        """Where tokens come in and are read off."""
+        """The embedding, and the head unless it is tied."""
         return (self.embedding,) if self.head is None else (self.embedding, self.head)
 
     @property
     def model_roles(self) -> dict[str, Any]:
-        """What the tensors and modules are for, by patterns of their names, as rules for width and density ask for it."""
+        """Fields of `fedsign.parameterisation.roles.ModelRoles`: the roles of tensors and modules, by name patterns."""
         blocks = [f"blocks.{index}" for index in range(len(self.blocks))]
         return {
             "width": self.embedding.embedding_dim,
@@ -216,14 +218,14 @@ class GPT(nn.Module):
             "depth": len(self.blocks),
             "inputs": ("embedding",) if self.positions is None else ("embedding", "positions"),
             "outputs": ("norm",),
-            "output_is_a_norm": True,  # a tied head is no module
+            "output_is_a_norm": True,  # a tied head is not a module
             "attention": {f"{block}.attention": self.head_width for block in blocks},
             "watched": tuple(f"{block}.{part}" for block in blocks for part in ("attention", "ffn")),
         }
 
     @torch.no_grad()
     def initialize(self) -> None:
-        """The random start of all tensors, by torch's global generator; see the module."""
+        """Initialize all tensors as the module describes, from torch's global generator."""
         std = self.init_std
         for name, module in self.named_modules():
             match module:
@@ -240,12 +242,12 @@ gpt = GPT
 
 
 def dropout_of(rate: float) -> nn.Module:
-    """Dropout; a rate of 0 is none."""
+    """Dropout, or the identity for a rate of 0."""
     return nn.Dropout(rate) if rate else nn.Identity()
 
 
 def rotations(places: Tensor, head_width: int, base: float) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [T, head_width] of position x base^(-2i / head_width), in float32 as `transformers` computes them."""
+    """Cosines and sines [T, head_width] of position x base^(-2i / head_width), in float32 as in `transformers`."""
     exponents = torch.arange(0, head_width, 2, device=places.device).float() / head_width
     angles = places.float()[:, None] * (1.0 / base**exponents)
     angles = torch.cat([angles, angles], dim=1)
@@ -253,13 +255,13 @@ def rotations(places: Tensor, head_width: int, base: float) -> tuple[Tensor, Ten
 
 
 def rotated(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Each pair (i, i + half) of a head's coordinates turned by its position's angle."""
+    """Rotate each pair (i, i + half) of a head's coordinates by the angle of its position."""
     first, second = x.chunk(2, dim=-1)
     return x * cosines.to(x.dtype) + torch.cat([-second, first], dim=-1) * sines.to(x.dtype)
 
 
 def ffn_width_of(width: int, activation: Activation) -> int:
-    """Usual widths: 4 width for gelu; for swiglu, which has a third matrix, LLaMA's 8/3 width, rounded up.
+    """The usual feed-forward width: 4 width for gelu; LLaMA's 8/3 width, rounded up, for swiglu.
 
     >>> ffn_width_of(768, "gelu"), ffn_width_of(4096, "swiglu"), ffn_width_of(64, "swiglu")
     (3072, 11008, 192)
@@ -278,6 +280,6 @@ def _check_heads(width: int, num_heads: int, num_kv_heads: int, positions: Posit
         )
     if positions == "rotary" and width // num_heads % 2:
         raise ConfigError(
-            f"{said} were given with model.positions=rotary, which turns pairs of a head's {width // num_heads} coordinates; make "
-            "width / num_heads even."
+            f"{said} were given with model.positions=rotary, which turns pairs of a head's {width // num_heads} "
+            "coordinates; make width / num_heads even."
         )

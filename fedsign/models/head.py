@@ -1,11 +1,11 @@
-"""The end of a model: the classifier, and before it, if asked for, a projection head.
+"""The end of a model: an optional projection head, then the classifier.
 
-Paper: Li et al. 2021, MOON (arXiv 2103.16257), section 3.2.  As in the authors' code the classifier stands on
-the projection, which is what MOON contrasts:
+Paper: Li et al. 2021, MOON (arXiv 2103.16257), section 3.2.  As in the authors' code the classifier reads the
+projection z, which MOON contrasts:
 
     h -> Linear(h, h) -> ReLU -> Linear(h, projection_dim) = z -> Linear(projection_dim, num_outputs).
 
-The paper's and the code's default is 256 values.  0 is no head: the classifier stands on h itself.
+Paper and code use 256 dimensions by default.  With 0 there is no head, and the classifier reads h.
 """
 
 from typing import Annotated
@@ -18,7 +18,7 @@ ProjectionDim = Annotated[int, Field(ge=0)]
 
 
 def head(num_features: int, num_outputs: int, projection_dim: int) -> list[nn.Module]:
-    """The last layers, [n, num_features] -> [n, num_outputs]; the last one is the classifier.
+    """The last layers, [n, num_features] -> [n, num_outputs], with the classifier at the end.
 
     >>> head(84, 10, 0)
     [Linear(in_features=84, out_features=10, bias=True)]

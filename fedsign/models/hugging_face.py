@@ -1,8 +1,8 @@
-"""Our language models as networks of `transformers`, which gives the same logits and can write itself into a folder.
+"""Export our language models as `transformers` networks with the same logits, which can be saved to a folder.
 
-A decoder of ours is LLaMA's where it has rotary positions, RMS norms and SwiGLU, and GPT-2's where it has learned positions, layer
-norms and GELU; grouped queries, biases and a tied head are as its shape says.  A GPT-2 has biases always: those that ours does without
-are 0.  It keeps query, key and value in one matrix, and its matrices as [in, out].
+A decoder with rotary positions, RMS norms, and SwiGLU maps to LLaMA; one with learned positions, layer norms, and GELU
+maps to GPT-2.  A GPT-2 always has biases, so missing ones become 0.  It stores query, key, and value in one matrix, and
+its matrices as [in, out].
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from fedsign.models.causal_lm import CausalLM
 from fedsign.models.gpt import GPT
 
 _WHAT = "an export for `transformers`"
-_NAMES = {  # of a part of our model, there
+_NAMES = {  # family -> our name -> name in transformers
     "llama": {
         "embedding": "model.embed_tokens",
         "blocks": "model.layers",
@@ -54,10 +54,10 @@ _NAMES = {  # of a part of our model, there
 
 
 def network_of(model: nn.Module, *, end_id: int) -> Any:
-    """The network of `transformers` with this model's weights; `end_id` is the token that begins and ends a text.
+    """A `transformers` network with this model's weights; `end_id` is the token that begins and ends a text.
 
     Raises:
-        ConfigError: `transformers` is missing, or knows no such model.
+        ConfigError: `transformers` is missing or has no such model.
     """
     match model:
         case CausalLM():
@@ -66,15 +66,16 @@ def network_of(model: nn.Module, *, end_id: int) -> Any:
             return _of_gpt(model, end_id)
         case _:
             raise ConfigError(
-                f"{_WHAT} was asked of a {type(model).__name__}; expected is a language model, of model.name=gpt or transformers."
+                f"{_WHAT} was asked of a {type(model).__name__}; "
+                "expected is a language model, of model.name=gpt or transformers."
             )
 
 
 def kind_of(model: GPT) -> str:
-    """`llama` or `gpt2`.
+    """The family of a decoder: `llama` or `gpt2`.
 
     Raises:
-        ConfigError: neither is like it.
+        ConfigError: it belongs to neither.
     """
     attention: Any = model.blocks[0].attention
     match model.design:
@@ -84,9 +85,9 @@ def kind_of(model: GPT) -> str:
             return "gpt2"
         case positions, norm, activation:
             raise ConfigError(
-                f"{_WHAT} knows no decoder with model.positions={positions}, model.norm={norm}, model.activation={activation} and "
-                f"model.num_kv_heads={attention.num_kv_heads}; expected is rotary, rms_norm and swiglu (LLaMA), or learned, "
-                "layer_norm, gelu and all heads (GPT-2)."
+                f"{_WHAT} knows no decoder with model.positions={positions}, model.norm={norm}, "
+                f"model.activation={activation} and model.num_kv_heads={attention.num_kv_heads}; expected is rotary, "
+                "rms_norm and swiglu (LLaMA), or learned, layer_norm, gelu and all heads (GPT-2)."
             )
 
 
@@ -146,7 +147,7 @@ def _config(library: Any, model: GPT, kind: str, end_id: int) -> Any:
 
 
 def _renamed(model: GPT, kind: str) -> Iterator[tuple[str, Tensor]]:
-    """The model's tensors by their names there."""
+    """The model's tensors under their names in `transformers`."""
     tensors, names = model.state_dict(), _NAMES[kind]
     for name, tensor in tensors.items():
         its = ".".join(names.get(part, part) for part in name.split("."))

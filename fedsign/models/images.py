@@ -1,4 +1,4 @@
-"""The shape of the images that a convolutional model sees."""
+"""The image shape that a convolutional model sees."""
 
 from math import isqrt, prod
 
@@ -10,15 +10,15 @@ from fedsign.errors import ConfigError
 def image_layers(
     input_shape: tuple[int, ...], *, model: str, smallest: int
 ) -> tuple[tuple[int, int, int], list[nn.Module]]:
-    """(channels, height, width), and the layers that make such images of a sample: one if it is flat, else none.
+    """(channels, height, width), and the layers that reshape a sample to it: an Unflatten if it is flat, else none.
 
-    A flat sample is taken as a square image of one channel, such as the digits' 64 values.
+    A flat sample is read as a square image with one channel, such as the 64 values of a digit.
 
     >>> image_layers((64,), model="cnn", smallest=4)
     ((1, 8, 8), [Unflatten(dim=1, unflattened_size=(1, 8, 8))])
 
     Raises:
-        ConfigError: the sample is no image, or one of fewer than `smallest` pixels a side.
+        ConfigError: the sample is not an image of at least `smallest` pixels per side.
     """
     side = isqrt(prod(input_shape))
     if len(input_shape) == 3 and min(input_shape[1:]) >= smallest:

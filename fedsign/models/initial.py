@@ -1,15 +1,16 @@
-"""He's initialization for deep networks of ReLU.
+"""He initialization for deep ReLU networks.
 
-Paper: He et al. 2015 (arXiv 1502.01852), eq. 14: std = sqrt(2 / fan_out) keeps the size of gradients from layer to layer.
+Paper: He et al. 2015 (arXiv 1502.01852), Eq. 14: std = sqrt(2 / fan_out) preserves the scale of gradients across
+layers.
 """
 
 from torch import nn
 
 
 def he_normal(model: nn.Module, *, linear_std: float | None = None) -> None:
-    """Draw all convolutions anew, biases 0; linear layers too, from N(0, linear_std^2), if it is given.
+    """Initialize all convolutions, and linear layers from N(0, linear_std^2) if given; biases are 0.
 
-    The numbers come from torch's global generator, which the program lends (see `fedsign.seeding`).
+    Draws from torch's global generator, which `fedsign.seeding` seeds.
     """
     for module in model.modules():
         if isinstance(module, nn.Conv2d):

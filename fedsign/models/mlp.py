@@ -15,7 +15,7 @@ def mlp(
     hidden: tuple[Width, ...] = (128, 128),
     projection_dim: ProjectionDim = 0,
 ) -> nn.Module:
-    """Linear layers with ReLU between them; torch's default initialization.
+    """Linear layers with ReLU in between, with torch's default initialization.
 
     >>> [tuple(p.shape) for p in mlp((8, 8), 10, hidden=(32,)).parameters()]
     [(32, 64), (32,), (10, 32), (10,)]
@@ -28,5 +28,5 @@ def mlp(
 
 
 def linear(input_shape: tuple[int, ...], num_outputs: int, *, bias: bool = True) -> nn.Module:
-    """One linear layer."""
+    """One linear layer: logistic or linear regression."""
     return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), num_outputs, bias=bias))

@@ -1,18 +1,19 @@
-"""FedPAN's position-aware neurons: every neuron gets a mark of its place in the layer.
+"""FedPAN's position-aware neurons: a fixed encoding marks each neuron's position in its layer.
 
-Paper: Li et al. 2022, "Federated Learning with Position-Aware Neurons" (arXiv 2203.14666).  A plain network
-computes the same function when the neurons of a hidden layer are permuted, so that clients may drift apart in
-their order and averaging mixes unlike neurons.  The mark breaks that symmetry.  For channel j of J, before the ReLU,
+Paper: Li et al. 2022, "Federated Learning with Position-Aware Neurons" (arXiv 2203.14666).  A plain network computes
+the same function after the neurons of a hidden layer are permuted, so the order may drift apart between clients, and
+averaging then mixes unrelated neurons.  The encoding breaks this symmetry.  For channel j of J, before the ReLU,
 
     e_j = sin(2 pi T j / J),    add: h_j + A e_j,    mul: h_j (1 + A e_j),     j = 0 .. J - 1 (as in the authors' code).
 
 T -> period, A -> amplitude.  The authors' (T, A): add (1, 0.15), (4, 0.25), (8, 0.5); mul (1, 0.05), (4, 0.1),
-(8, 0.15).  j = 0 has no mark, nor has any j with 2 T j / J an integer: T close to J / 2 leaves nothing.
+(8, 0.15).  The encoding is 0 for j = 0 and wherever 2 T j / J is an integer, so T close to J / 2 leaves nothing.
 
-Where: after every Conv2d, and every Linear but the classifier; after the BatchNorm where one of the same width
-follows it.  BatchNorm would take a constant away again, hence behind it.  As in the authors' ResNet, the second
-convolution of a block and one in a shortcut are marked before the sum.
-Differs: their ResNet leaves the very first convolution without a mark, their VGG does not; here no layer is left out.
+Placement: after every Conv2d and every Linear except the classifier, or after a BatchNorm of the same width that
+follows it, since BatchNorm would remove a constant.  As in the authors' ResNet, the second convolution of a block and a
+convolution in the shortcut are marked before the sum.
+
+Differs: the authors' ResNet skips the very first convolution, their VGG does not; here no layer is skipped.
 """
 
 from dataclasses import dataclass
@@ -31,15 +32,15 @@ Mode = Literal["add", "mul"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PositionEncoding:
-    """A forward hook that marks a layer's output; a plain value, so that a model can be copied and pickled with it."""
+    """A forward hook that encodes positions in a layer's output; models with it can be copied and pickled."""
 
     mode: Mode
     amplitude: float
     period: float
-    dim: int  # where the channels stand, from the end
+    dim: int  # of the channels, counted from the end
 
     def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        """The output with its mark, of the same shape."""
+        """The encoded output, of the same shape."""
         num_channels = output.shape[self.dim]
         mark = self.amplitude * encoding(num_channels, self.period, device=output.device).to(output.dtype)
         mark = mark.view(num_channels, *[1] * (-self.dim - 1))
@@ -53,7 +54,7 @@ class PositionEncoding:
 
 
 def encoding(num_channels: int, period: float, *, device: torch.device | None = None) -> Tensor:
-    """e_j of all channels, [num_channels], in float64.
+    """e_j for all channels, [num_channels], in float64.
 
     >>> encoding(4, 1.0).round(decimals=6).abs().tolist()
     [0.0, 1.0, 0.0, 1.0]
@@ -63,19 +64,20 @@ def encoding(num_channels: int, period: float, *, device: torch.device | None = 
 
 
 def attach(model: nn.Module, *, mode: Mode, amplitude: float, period: float) -> None:
-    """Make a model's neurons position-aware, once; amplitude 0 leaves it as it is, bit for bit.
+    """Make a model's neurons position-aware; amplitude 0 leaves it bitwise unchanged.
 
-    No parameter, no buffer and no name in the state_dict is added.
+    Adds no parameters, buffers, or names to the state_dict.
 
     Raises:
-        ConfigError: there is no hidden layer to mark, no classifier, or an order of layers that cannot be told.
+        ConfigError: there is no hidden layer or no classifier, or the order of the layers is ambiguous.
     """
     if amplitude == 0:
         return
     places = _places(model)
     if not places:
         raise ConfigError(
-            f"the model ({type(model).__name__}) has no convolution and no hidden linear layer, so there is nothing that "
+            f"the model ({type(model).__name__}) has no convolution and no hidden linear layer, "
+            "so there is nothing that "
             "position-aware neurons could mark; choose a model with hidden layers, or amplitude=0."
         )
     for module, dim in places:
@@ -83,7 +85,7 @@ def attach(model: nn.Module, *, mode: Mode, amplitude: float, period: float) -> 
 
 
 def _places(model: nn.Module) -> list[tuple[nn.Module, int]]:
-    """The modules whose output is marked, with the dimension of their channels."""
+    """The modules to encode, with the dimension of their channels."""
     classifier = classifier_of(model)
     leaves = [module for module in model.modules() if next(module.children(), None) is None]
     places: list[tuple[nn.Module, int]] = []
@@ -107,7 +109,7 @@ def _normalises(layer: nn.Module, following: nn.Module) -> bool:
 
 
 def _check_order(model: nn.Module, marked: set[nn.Module]) -> None:
-    """Refuse conv1, conv2, bn1, bn2 in a block: which BatchNorm follows which convolution shows only in `forward`."""
+    """Refuse registration orders such as conv1, conv2, bn1, bn2: only `forward` shows which BatchNorm follows which."""
     for name, parent in model.named_modules():
         bare = None
         for child_name, child in parent.named_children():
@@ -115,6 +117,7 @@ def _check_order(model: nn.Module, marked: set[nn.Module]) -> None:
                 bare = child
             elif isinstance(child, nn.BatchNorm2d) and child not in marked and bare is not None:
                 raise ConfigError(
-                    f"the model registers '{f'{name}.{child_name}'.strip('.')}' apart from its convolution, so position-aware "
+                    f"the model registers '{f'{name}.{child_name}'.strip('.')}' apart from its convolution, "
+                    "so position-aware "
                     "neurons cannot tell the order; assign each BatchNorm2d directly after its Conv2d in __init__."
                 )

@@ -1,9 +1,9 @@
 """Residual networks for small images.
 
-Paper: He et al. 2016 (arXiv 1512.03385).  `resnet20` is section 4.2's network for CIFAR: 6n + 2 layers with n = 3,
-widths 16, 32, 64, and shortcuts without parameters (option A: every second pixel, new channels zero); 0.27 M
-parameters.  `resnet18` is torchvision's with the start fitted to small images: conv3x3 of stride 1 instead of 7x7 of
-stride 2, and no maxpool, as is usual for CIFAR.
+Paper: He et al. 2016 (arXiv 1512.03385).  `resnet20` is the CIFAR network of section 4.2: 6n + 2 layers with n = 3,
+widths 16, 32, 64, and parameter-free shortcuts (option A: every second pixel, new channels zero); 0.27 M parameters.
+`resnet18` is torchvision's with a stem for small images, as is usual for CIFAR: conv3x3 of stride 1 instead of conv7x7
+of stride 2, and no maxpool.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ from fedsign.torchvision_shim import torchvision
 
 
 class _Block(nn.Module):
-    """conv - BatchNorm - ReLU - conv - BatchNorm, plus the shortcut, ReLU."""
+    """conv - BatchNorm - ReLU - conv - BatchNorm, plus the shortcut, then ReLU."""
 
     def __init__(self, width_in: int, width_out: int, stride: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class _Block(nn.Module):
 
 
 def resnet20(input_shape: tuple[int, ...], num_outputs: int, *, projection_dim: ProjectionDim = 0) -> nn.Module:
-    """conv3x3, three stages of three blocks, mean over the pixels, the classifier; from 8x8 on."""
+    """conv3x3, three stages of three blocks, global average pooling, the classifier; 8x8 or larger."""
     (channels, _, _), layers = image_layers(input_shape, model="resnet20", smallest=8)
     layers += [nn.Conv2d(channels, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
     width_in = 16
@@ -57,14 +57,13 @@ def resnet20(input_shape: tuple[int, ...], num_outputs: int, *, projection_dim: 
 def resnet18(
     input_shape: tuple[int, ...], num_outputs: int, *, projection_dim: ProjectionDim = 0, weights: str = ""
 ) -> nn.Module:
-    """torchvision's ResNet-18 with a start for small images; from 8x8 on.
+    """torchvision's ResNet-18 with a stem for small images; 8x8 or larger.
 
-    `weights` is a file with torchvision's ResNet-18 (.safetensors, or a state_dict of torch.save); what depends on
-    the data set, conv1 and the classifier, keeps its random start unless the file has it in the right shape.
-    Nothing is ever downloaded.
+    `weights` is a local file with torchvision's ResNet-18 (.safetensors, or a state_dict from torch.save).  conv1 and
+    the classifier keep their random initialization if their shapes differ.  Nothing is downloaded.
 
     Raises:
-        ConfigError: the samples are no images, or the file is not there or is of another network.
+        ConfigError: the samples are not images, or the file is missing or holds another network.
     """
     (channels, _, _), layers = image_layers(input_shape, model="resnet18", smallest=8)
     network: nn.Module = torchvision("torchvision.models").resnet18(weights=None)

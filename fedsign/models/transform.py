@@ -1,8 +1,8 @@
-"""Transforms: what a capability did to a model, kept with the model for everyone who uses it.
+"""Transforms: changes to a model that travel with it, so that all its users can take them into account.
 
-A capability changes every new model of an experiment at the extension point `model_transform`, a function `(config, model) ->
-None` that is called before weights are loaded, and an optimizer's factory does by its `adapt_model`.  Either may attach a `Transform`, whose methods are called where models are placed on
-their device, sent, trained and exported.
+Two hooks change the new models of an experiment: the extension point `model_transform`, a function `(config, model) ->
+None` that runs before weights are loaded, and an optimizer factory's `adapt_model`.  Either may attach a `Transform`,
+whose methods are called when the model is moved to its device, sent, trained, or exported.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ _ATTRIBUTE: Final = "_fedsign_transforms"
 
 
 class Packing:
-    """Converts a model's tensors to what is sent of them, and back, by the names of its state_dict; the default sends all.
+    """Converts the tensors of a model's state_dict to their sent form and back; by default they are sent whole.
 
     `masks` are True where a tensor has weights.  Gradients of the other elements are 0.
     """
@@ -26,11 +26,11 @@ class Packing:
     masks: Mapping[str, Tensor] = {}
 
     def shape(self, name: str, whole: torch.Size) -> torch.Size:
-        """The shape in which a tensor of this shape is sent."""
+        """The sent shape of a tensor of shape `whole`."""
         return whole
 
     def packed(self, tensors: Mapping[str, Tensor]) -> Tensors:
-        """Whole tensors, or stacks [K, ...] of them, as they are sent."""
+        """Convert whole tensors, or stacks [K, ...] of them, to their sent form."""
         return dict(tensors)
 
     def whole(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -38,59 +38,59 @@ class Packing:
         return tensors
 
     def put(self, name: str, sent: Tensor, into: Tensor) -> None:
-        """Unpack a tensor that was sent into memory of its whole shape."""
+        """Unpack a sent tensor into a tensor of its whole shape."""
         into.copy_(sent)
 
 
 class Transform:
-    """A base class whose methods leave the model as it is."""
+    """The base class; its methods do nothing."""
 
     def packing(self, model: nn.Module) -> Packing:
-        """How the model's tensors are sent."""
+        """The form in which the model's tensors are sent."""
         return Packing()
 
     def place(self, model: nn.Module, shared: dict[str, Tensor]) -> None:
-        """Called when the model has its weights and lies on its device; `shared` is for tensors that all models of this process share."""
+        """Called when the model has its weights and device; `shared` holds tensors shared within this process."""
 
     def prepare_training(self, model: nn.Module) -> None:
-        """Called before the model is trained."""
+        """Called before training."""
 
     def optimizer(
         self, part: OptimizerPart, model: nn.Module, lr: float, weight_decay: float
     ) -> torch.optim.Optimizer | None:
-        """A fresh optimizer for the transformed model; None for the usual one."""
+        """An optimizer for the transformed model; None for the default one."""
         return None
 
     def plain(self, model: nn.Module) -> nn.Module:
-        """A model that computes the same without the transform; may reuse the given one."""
+        """An equivalent model without this transform; may modify the given one."""
         return model
 
 
 def attach(model: nn.Module, transform: Transform) -> None:
-    """Keep a transform with its model, and with copies of it."""
+    """Attach a transform to a model and its future copies."""
     vars(model)[_ATTRIBUTE] = (*transforms_of(model), transform)
 
 
 def transforms_of(model: nn.Module) -> tuple[Transform, ...]:
-    """In the order in which they were attached."""
+    """A model's transforms, in the order in which they were attached."""
     found: tuple[Transform, ...] = vars(model).get(_ATTRIBUTE, ())
     return found
 
 
 def packing_of(model: nn.Module) -> Packing:
-    """How the model's tensors are sent."""
+    """The model's packing: the first one with masks, or the default."""
     packings = (transform.packing(model) for transform in transforms_of(model))
     return next((packing for packing in packings if packing.masks), Packing())
 
 
 def prepare_training(model: nn.Module) -> None:
-    """Let the transforms prepare a model for training."""
+    """Call `prepare_training` of all transforms."""
     for transform in transforms_of(model):
         transform.prepare_training(model)
 
 
 def plain_model(model: nn.Module) -> nn.Module:
-    """A model without transforms that computes the same; may reuse the given one."""
+    """An equivalent model without transforms; may modify the given one."""
     for transform in reversed(transforms_of(model)):
         model = transform.plain(model)
     vars(model).pop(_ATTRIBUTE, None)

@@ -1,13 +1,13 @@
-"""VGG fitted to images of 32x32, with and without BatchNorm.
+"""VGG for images of 32x32, with or without BatchNorm.
 
-Paper: Simonyan & Zisserman 2015 (arXiv 1409.1556), configurations A (11 layers) and D (16); VGG8 is the shorter one
-of the FedPAN and FedSign authors.  Conv3x3 with bias, BatchNorm after it where asked for, then ReLU; "M" is a
-maxpool.  Five poolings leave 1x1 of a 32x32 image.
+Paper: Simonyan and Zisserman 2015 (arXiv 1409.1556), configurations A (11 layers) and D (16).  VGG8 is the shorter
+network of the FedPAN and FedSign authors.  Each step is conv3x3 with bias, optional BatchNorm, and ReLU; "M" is a
+maxpool.  Five poolings reduce a 32x32 image to 1x1.
 
-Differs: the paper's head of two layers of 4096 belongs to 224x224.  The head is that of the authors' public code,
-512 -> 512 -> 512 -> classes with dropout 0.5 after each hidden ReLU; `hidden = []` is the single linear layer of
-their FedPAN networks.  Initialization as there and in torchvision: He normal (fan out) for convolutions,
-N(0, 0.01^2) for linear layers, biases 0; torch's default does not start the deep ones without BatchNorm.
+Differs: the paper's head with two layers of 4096 is for 224x224.  This is the head of the FedSign authors' public code,
+512 -> 512 -> 512 -> classes with dropout 0.5 after each hidden ReLU; `hidden = []` is the single linear layer of their
+FedPAN networks.  Initialization as there and in torchvision: He normal (fan out) for convolutions, N(0, 0.01^2) for
+linear layers, biases 0.  With torch's default, the deep networks without BatchNorm do not train.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ Dropout = Annotated[float, Field(ge=0, lt=1)]
 
 
 def _vgg(name: str, *plan: int | Literal["M"]) -> Callable[..., nn.Module]:
-    """The factory of a network with these widths and poolings."""
+    """Make the factory of a network with these widths and poolings."""
 
     def build(
         input_shape: tuple[int, ...],

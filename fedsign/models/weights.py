@@ -1,4 +1,4 @@
-"""A model's initial parameters: from a file that the user has, or the drawn ones scaled."""
+"""Initial parameters: loaded from a local file, or rescaled after random initialization."""
 
 import pickle
 from collections.abc import Mapping
@@ -13,13 +13,13 @@ from fedsign.errors import ConfigError
 from fedsign.storage.checkpoints import load_tensors
 
 _CONTAINERS = ("state_dict", "model_state_dict", "model")
-"""Where training scripts put a state_dict beside the optimizer's."""
+"""Keys under which training scripts store the model's state_dict in a checkpoint."""
 _PARALLEL = "module."
-_NAMED = 3  # names in a message
+_NAMED = 3  # names listed in a message
 
 
 def scale_weights(model: nn.Module, factor: float) -> None:
-    """Multiply the parameters of two dimensions or more: no biases, and not BatchNorm's."""
+    """Multiply parameters with two or more dimensions: weights, but not biases or BatchNorm."""
     if factor == 1:
         return
     with torch.no_grad():
@@ -29,12 +29,12 @@ def scale_weights(model: nn.Module, factor: float) -> None:
 
 
 def load_weights(model: nn.Module, path: Path, *, may_differ: tuple[str, ...] = (), key: str = "model.weights") -> None:
-    """Load a state_dict; tensors whose names start with one of `may_differ` stay as they are where they do not fit.
+    """Load a state_dict; tensors with a prefix in `may_differ` keep their values if they do not fit.
 
-    `key` is what gave the path.
+    `key` names the setting that gave the path.
 
     Raises:
-        ConfigError: the file is not there, cannot be read, or another tensor is missing, unknown or of another shape.
+        ConfigError: the file cannot be read, or any other tensor is missing, unknown, or of another shape.
     """
     own = model.state_dict()
     given = _unwrapped(read_tensors(path, key=key), own)
@@ -56,7 +56,7 @@ def _difference(given: Tensor | None, own: Tensor | None) -> str:
 
 
 def _unwrapped(given: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Names without what `torch.compile`, DataParallel and DDP add, unless the model itself has such names."""
+    """Strip the prefixes that `torch.compile`, DataParallel, and DDP add, unless the model itself has such names."""
     if not any("_orig_mod" in name.split(".") for name in own):
         given = {name.replace("_orig_mod.", ""): tensor for name, tensor in given.items()}
     if not any(name.startswith(_PARALLEL) for name in own):
@@ -66,12 +66,12 @@ def _unwrapped(given: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str,
 
 
 def read_tensors(path: Path, *, key: str = "model.weights") -> dict[str, Tensor]:
-    """The state_dict in a file, which may be an entry of a training script's checkpoint.
+    """Read the state_dict of a file, possibly from within a training checkpoint.
 
-    Only tensors and plain values are unpickled (`weights_only`), never code.
+    Unpickles only tensors and plain values (`weights_only`), never code.
 
     Raises:
-        ConfigError: it is not there, or holds something else.
+        ConfigError: the file is missing or holds something else.
     """
     try:
         found: Any = (
@@ -85,8 +85,8 @@ def read_tensors(path: Path, *, key: str = "model.weights") -> dict[str, Tensor]
         ) from error
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         raise ConfigError(
-            f"{key}='{path}' cannot be read; expected is a .safetensors file or a state_dict of torch.save, with tensors and "
-            "plain values alone."
+            f"{key}='{path}' cannot be read; expected is a .safetensors file or a state_dict of torch.save, "
+            "with tensors and plain values alone."
         ) from error
     if isinstance(found, Mapping):
         held = (found.get(name) for name in _CONTAINERS)
