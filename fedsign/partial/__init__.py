@@ -1,1 +1,1 @@
-"""Replies that hold a part of the model, and requests that leave out what a client has."""
+"""Partial updates: replies with a part of the model, and requests without what the client already has."""

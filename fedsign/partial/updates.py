@@ -1,14 +1,15 @@
-"""Replies that hold a part of the model, and requests that leave out what a client has.
+"""Partial updates: replies with a part of the model, and requests without what the client already has.
 
-With an optimizer that trains a part of the model at a time (`fedsign.optim.base.trains_part`) a reply holds the parameters
-that the client has trained, and all buffers.  What it did not send it did not move: its update is zero there.
+With an optimizer that trains a part of the model at a time (`trains_part` in `fedsign.traits.OptimizerTraits`), a reply
+holds the trained parameters and all buffers.  A parameter that is not sent did not move, so its update is zero.
 
-[Note: versions per tensor] A tensor's version is the round that changed it last, 0 where none has.  A client that replied in
-round r holds the model that was served in r; of a later one it lacks the tensors whose version is r or more, and everything
-if it has never replied.  That is the account of `bytes_down`, the same on every engine, whoever really sends how much.
+[Note: versions per tensor] A tensor's version is the last round that changed it, or 0.  A client that replied in round
+r holds the model served in r.  Of a later model it lacks the tensors with version >= r, or all tensors if it never
+replied.  `bytes_down` counts the lacking tensors, on every engine, whatever is sent in fact.
 
-Over messages, what is left out is named by a digest of its values, so that a client completes the model from whatever it has kept
-(`clients.partial.received`) and never takes one tensor for another, after however many resumes, lost replies and exchanged disks.
+In messages, an omitted tensor is identified by a digest of its values.  A client can therefore complete the model from
+any tensors it kept (`clients.partial.received`) and never confuses two, even after resumes, lost replies, or disk
+swaps.
 """
 
 import hashlib
@@ -33,20 +34,20 @@ _DIGEST_BYTES = 16
 
 @dataclass(slots=True)
 class PartialUpdates(UpdateEncoding):
-    """See [Note: versions per tensor]."""
+    """The server's ledger of tensor and client versions; see [Note: versions per tensor]."""
 
-    buffers: frozenset[str]  # what every reply has to hold
-    changed_in: dict[str, int] = field(default_factory=dict)  # tensor -> round; 0 is left out
-    held: dict[int, int] = field(default_factory=dict)  # client -> the last round whose served model it has
+    buffers: frozenset[str]  # required in every reply
+    changed_in: dict[str, int] = field(default_factory=dict)  # tensor -> version; 0 is omitted
+    held: dict[int, int] = field(default_factory=dict)  # client -> the last round whose served model it holds
     _known: dict[str, "_Known"] = field(default_factory=dict)
 
     def lacking(self, partition: int, names: Iterable[str]) -> list[str]:
-        """See UpdateEncoding."""
+        """The tensors that a client does not hold in their current version."""
         since = self.held.get(partition)
         return [name for name in names if since is None or self.changed_in.get(name, 0) >= since]
 
     def digests(self, model: Tensors) -> dict[str, str]:
-        """See UpdateEncoding; computed anew for what is not the tensor of the time before."""
+        """Digests by name, cached while a tensor's memory is unchanged."""
         found = {}
         for name, tensor in model.items():
             known, memory = self._known.get(name), _memory_of(tensor)
@@ -56,26 +57,28 @@ class PartialUpdates(UpdateEncoding):
         return found
 
     def decode(self, reply: TrainReply, received: Tensors) -> Tensors:
-        """See UpdateEncoding: as it came.
+        """Validate a partial reply; the tensors are returned unchanged.
 
         Raises:
-            ReplyError: a name that the model has not, a buffer that is missing, or nothing that was trained.
+            ReplyError: a tensor is unknown, a buffer is missing, or no parameter was trained.
         """
         names = reply.tensors.keys()
         if (unknown := sorted(names - received.keys())) or not self.buffers <= names:
             raise ReplyError(
-                f"the reply's tensors are no part of the model: missing {sorted(self.buffers - names)}, unknown {unknown}; expected "
+                f"the reply's tensors are no part of the model: missing {sorted(self.buffers - names)}, "
+                f"unknown {unknown}; expected "
                 "are all buffers and the parameters that were trained."
             )
         if not names - self.buffers:
             raise ReplyError(
-                "the reply holds no parameter; expected are those that the client trained, and one at least: let its optimizer "
+                "the reply holds no parameter; expected are those that the client trained, and one at least: "
+                "let its optimizer "
                 "say what it trained."
             )
         return reply.tensors
 
     def commit(self, round: int, accepted: Iterable[int], *, before: Tensors, after: Tensors) -> None:
-        """See UpdateEncoding."""
+        """Record a round: which clients hold its served model, and which tensors it changed."""
         self.held.update(dict.fromkeys(accepted, round))
         self.changed_in.update(
             (name, round)
@@ -84,21 +87,26 @@ class PartialUpdates(UpdateEncoding):
         )
 
     def state(self) -> tuple[dict[str, Any], dict[str, Mapping[int, int]]]:
-        """See UpdateEncoding."""
+        """The ledger for a checkpoint, as JSON facts and tables of clients."""
         return {_CHANGED_IN: self.changed_in}, {_RECEIVED: self.held}
 
     def load_state(self, facts: Mapping[str, Any], tables: Mapping[str, Mapping[int, int]]) -> None:
-        """See UpdateEncoding."""
+        """Restore the ledger.
+
+        Raises:
+            ResumeError: the checkpoint lacks it.
+        """
         if _CHANGED_IN not in facts or _RECEIVED not in tables:
             raise ResumeError(
-                "the checkpoint does not say what each client holds: received.safetensors or changed_in in state.json is missing; "
+                "the checkpoint does not say what each client holds: received.safetensors or changed_in in state.json "
+                "is missing; "
                 "remove its folder to resume from the one before."
             )
         self.changed_in, self.held = dict(facts[_CHANGED_IN]), dict(tables[_RECEIVED])
 
 
 class _Known(NamedTuple):
-    """A digest, and the tensor that it is of: while that is held, its memory is nobody else's."""
+    """A digest and its tensor.  Holding the tensor keeps its memory from being reused, so `memory` identifies it."""
 
     tensor: Tensor
     memory: tuple[Any, ...]
@@ -106,19 +114,19 @@ class _Known(NamedTuple):
 
 
 def _memory_of(tensor: Tensor) -> tuple[Any, ...]:
-    """Equal for the same memory, which nobody has written to."""
+    """Equal for the same memory without writes in between."""
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor._version
 
 
 def digest_of(tensor: Tensor) -> str:
-    """Of a tensor's type, shape and values."""
+    """A digest of a tensor's dtype, shape, and values."""
     found = hashlib.blake2b(f"{tensor.dtype}{list(tensor.shape)}".encode(), digest_size=_DIGEST_BYTES)
     found.update(codec.encode(tensor).payload.reshape(-1).view(np.uint8).data)
     return found.hexdigest()
 
 
 def partial_updates(workload: Workload) -> PartialUpdates | None:
-    """At the extension point `update_encoding`, where clients train a part of the model at a time."""
+    """The extension point `update_encoding`; None unless the optimizer trains a part of the model at a time."""
     if not OptimizerTraits.of(workload.config.client.optimizer.name).trains_part:
         return None
     return PartialUpdates(frozenset(name for name, role in workload.roles.items() if role is Role.BUFFER))
