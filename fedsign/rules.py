@@ -1,7 +1,7 @@
-"""Rules: which combinations are refused, as data.
+"""Compatibility rules as data: which combinations of settings are refused.
 
-A rule says when it applies, what is wrong, and the remedy.  Its texts are templates over the subject's attributes and
-`found`, what `when` returned:
+A rule states when it applies, what is wrong, and the remedy.  Its texts are templates over the subject's attributes
+and over `found`, the result of `when`:
 
 >>> import types
 >>> rule = Rule(lambda its: its.ranks % its.groups, "ranks={ranks} leaves a remainder of {found}", "choose a divisor")
@@ -22,9 +22,9 @@ SubjectT = TypeVar("SubjectT")
 
 @dataclass(frozen=True)  # no slots: they forbid `Rule[Experiment](...)`
 class Rule(Generic[SubjectT]):
-    """One combination that is refused."""
+    """A refused combination."""
 
-    when: Callable[[SubjectT], object]  # what is wrong; anything falsy if nothing is
+    when: Callable[[SubjectT], object]  # truthy if the combination is refused
     sentence: str
     remedy: str = ""
 
@@ -32,7 +32,7 @@ class Rule(Generic[SubjectT]):
         return re.sub(r"\{[^}]*\}", "...", "; ".join(filter(None, (self.sentence, self.remedy))))
 
     def refusal(self, subject: SubjectT) -> str:
-        """Sentence and remedy; empty if the combination is fine."""
+        """Sentence and remedy; empty if the combination is allowed."""
         found = self.when(subject)
         if not found:
             return ""
@@ -41,31 +41,31 @@ class Rule(Generic[SubjectT]):
 
 @dataclass(frozen=True, kw_only=True)
 class Choice(Generic[SubjectT]):
-    """Something that an experiment may choose, and what it does not go with."""
+    """An option that an experiment may choose, with the rules against combining it."""
 
     made: Callable[[SubjectT], object]
-    rules: tuple[Rule[SubjectT], ...] | str  # or "module:NAME", imported when the choice is made
-    given: str = ""  # how each sentence begins
-    remedy: str = ""  # how each sentence ends
+    rules: tuple[Rule[SubjectT], ...] | str  # or "module:NAME", imported only if the choice is made
+    given: str = ""  # beginning of every sentence
+    remedy: str = ""  # end of every sentence
 
     def refusal(self, subject: SubjectT) -> str:
-        """The first broken rule's sentence; empty if the choice is not made, or fits."""
+        """The sentence of the first broken rule; empty if the choice is not made or is allowed."""
         why = self.why_not(subject) if self.made(subject) else ""
         return why and "; ".join(filter(None, (f"{_filled(self.given, subject, None)} {why}".lstrip(), self.remedy)))
 
     def why_not(self, subject: SubjectT) -> str:
-        """Why the choice could not be made, in the middle of a sentence; empty if it could."""
+        """The first reason against the choice, as part of a sentence; empty if there is none."""
         return next(filter(None, (rule.refusal(subject) for rule in self.all_rules)), "")
 
     @property
     def all_rules(self) -> tuple[Rule[SubjectT], ...]:
-        """The rules, imported."""
+        """The rules, imported if necessary."""
         rules: tuple[Rule[SubjectT], ...] = load(self.rules) if isinstance(self.rules, str) else self.rules
         return rules
 
 
 def check(rules: Iterable[Rule[SubjectT] | Choice[SubjectT]], subject: SubjectT) -> None:
-    """Raise ConfigError with the first refusal, if there is one."""
+    """Raises: ConfigError: a rule or choice refuses the subject."""
     for rule in rules:
         if refusal := rule.refusal(subject):
             raise ConfigError(f"{refusal}.")
@@ -73,7 +73,7 @@ def check(rules: Iterable[Rule[SubjectT] | Choice[SubjectT]], subject: SubjectT)
 
 @dataclass(frozen=True, slots=True)
 class _Fields:
-    """The names that a template may use."""
+    """The names available in a template."""
 
     subject: Any
     found: object
